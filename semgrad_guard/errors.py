@@ -1,0 +1,85 @@
+"""Every error that semgrad-guard raises on purpose, each saying what to do next.
+
+    SemGradGuardError
+    ├── InputError                  what was asked cannot be answered
+    │   ├── EmptyPromptError
+    │   ├── EmptyResponseError
+    │   ├── PromptTooLongError
+    │   └── DataFileError           a line of a user's file is broken (the line is named)
+    ├── ModelError
+    │   ├── ModelNotFoundError      no such folder, no safetensors, corrupted weights
+    │   └── UnsupportedModelError   encoder-decoder, no usable head, ...
+    │       └── EmptyLayerSpanError too few decoder layers for the requested span
+    ├── ScoringError                an answer has no finite score and a number was demanded
+    ├── CalibrationError            a calibration set or file that cannot be used
+    │   └── BindingMismatchError    made for another model, estimator, template or grader
+    ├── UnenforcedPolicyError       a router attached to a model that would ignore it
+    └── MissingExtraError           an optional dependency is absent (also an ImportError)
+
+They derive from plain `Exception`: frameworks swallow or misread subclasses of ValueError and RuntimeError.
+"""
+
+from __future__ import annotations
+
+
+class SemGradGuardError(Exception):
+    """Base of every error raised on purpose by this package."""
+
+
+class InputError(SemGradGuardError):
+    """What was asked cannot be answered as it stands."""
+
+
+class EmptyPromptError(InputError):
+    """The prompt holds no token, or nothing but white space."""
+
+
+class EmptyResponseError(InputError):
+    """The response to score holds no token."""
+
+
+class PromptTooLongError(InputError):
+    """The prompt fills or exceeds the model's context window."""
+
+
+class DataFileError(InputError):
+    """A line of a data file cannot be read; the message names the file and the line."""
+
+
+class ModelError(SemGradGuardError):
+    """A model cannot be loaded or used."""
+
+
+class ModelNotFoundError(ModelError):
+    """There is no loadable checkpoint at the given name or path."""
+
+
+class UnsupportedModelError(ModelError):
+    """The model's architecture or state rules out a gradient score; the message says why."""
+
+
+class EmptyLayerSpanError(UnsupportedModelError):
+    """The requested span of decoder layers is empty for a model of this depth."""
+
+
+class ScoringError(SemGradGuardError):
+    """An answer has no finite score and a number was demanded."""
+
+
+class CalibrationError(SemGradGuardError):
+    """A calibration set or a calibration file cannot be used."""
+
+
+class BindingMismatchError(CalibrationError):
+    """A calibration was made for something else; the message names the difference."""
+
+
+class UnenforcedPolicyError(SemGradGuardError):
+    """A router was attached to a chat model that would ignore its decisions."""
+
+
+class MissingExtraError(SemGradGuardError, ImportError):
+    """An optional dependency is absent; the message holds the install command."""
+
+    def __init__(self, package: str, *, extra: str) -> None:
+        super().__init__(f"{package} is not installed. Run: pip install 'semgrad-guard[{extra}]'")
