@@ -1,0 +1,141 @@
+"""Where a Hugging Face causal LM keeps its decoder layers and its output head, and what follows the head."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
+
+from semgrad_guard.errors import UnsupportedModelError
+
+# Attention whose keys can be cut at any position: a mask, not a state, decides what a query sees.
+_CUTTABLE = {"full_attention", "sliding_attention"}
+
+
+@dataclass(frozen=True)
+class LogitTransform:
+    """logits = softcap(scale * z) for z = H W^T + b: the elementwise step between head and softmax.
+
+    Gemma 2 caps (`final_logit_softcapping`), Cohere multiplies (`logit_scale`), Granite divides (`logits_scaling`).
+    """
+
+    scale: float = 1.0
+    softcap: float | None = None
+
+    def __call__(self, z: torch.Tensor) -> torch.Tensor:
+        if self.scale != 1.0:
+            z = z * self.scale
+        return z if self.softcap is None else torch.tanh(z / self.softcap) * self.softcap
+
+    def derivative(self, logits: torch.Tensor) -> torch.Tensor | float:
+        """d logits / d z, from the logits: same shape, or a plain factor where it is constant."""
+        if self.softcap is None:
+            return self.scale
+        return (1 - (logits / self.softcap).square()) * self.scale
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """The parts of a model that the engine touches, by path so that a copy of the model has them too.
+
+    `layers` is None where no list of decoder layers was recognised; `cuttable` says whether the KV cache may be cut
+    at t* (attention only, no recurrent state); `takes_positions` whether left-padded rows can be told their positions.
+    """
+
+    n_layers: int
+    head: str
+    layers: str | None
+    cuttable: bool
+    takes_positions: bool
+    transform: LogitTransform
+
+
+def inspect_architecture(model: nn.Module) -> Architecture:
+    """Find a causal LM's decoder layers and head.
+
+    Raises:
+        UnsupportedModelError: encoder-decoder models, no linear output head, layers dispatched by accelerate, or
+            weights created under `torch.inference_mode`.
+    """
+    _refuse_impossible(model)
+    causal_lm = cast(PreTrainedModel, model)
+    config: Any = causal_lm.config.get_text_config(decoder=True)
+    head: Any = causal_lm.get_output_embeddings()
+    if not isinstance(head, nn.Linear):
+        raise UnsupportedModelError(
+            f"{type(model).__name__} has no plain linear output head (found {type(head).__name__}); "
+            "ParaGrad is defined by that head. Load the causal LM itself, with an unquantized lm_head."
+        )
+    paths = {id(module): path for path, module in model.named_modules()}
+    n_layers = int(config.num_hidden_layers)
+    return Architecture(
+        n_layers=n_layers,
+        head=paths[id(head)],
+        layers=_decoder_layers(model, n_layers),
+        cuttable=_is_cuttable(causal_lm, config),
+        takes_positions="position_ids" in inspect.signature(causal_lm.forward).parameters,
+        transform=LogitTransform(scale=_scale(config), softcap=getattr(config, "final_logit_softcapping", None)),
+    )
+
+
+def _refuse_impossible(model: nn.Module) -> None:
+    name = type(model).__name__
+    config: Any = getattr(model, "config", None)
+    if config is None or not hasattr(model, "get_output_embeddings"):
+        raise UnsupportedModelError(f"{name} is not a Hugging Face causal language model")
+    if getattr(config, "is_encoder_decoder", False):
+        raise UnsupportedModelError(
+            f"{name} is an encoder-decoder model: its prompt and response do not share hidden states, so there is no "
+            "t* to differentiate by. Use a decoder-only causal LM."
+        )
+    if any("forward" in vars(module) for module in model.modules()):
+        raise UnsupportedModelError(
+            f"the layers of this {name} are dispatched by accelerate (offloaded or split over devices), which the "
+            "replay cannot follow. Load it on one device, for example device_map={'': 0}."
+        )
+    if any(parameter.is_inference() for parameter in model.parameters()):
+        raise UnsupportedModelError(f"this {name} was loaded under torch.inference_mode(); load it outside")
+
+
+def _decoder_layers(model: nn.Module, n_layers: int) -> str | None:
+    """The path of the one list of `n_layers` like modules nearest to the root; None if there is none."""
+    lists = [
+        (path.count("."), path)
+        for path, module in model.named_modules()
+        if isinstance(module, nn.ModuleList) and len(module) == n_layers and len({type(m) for m in module}) == 1
+    ]
+    return min(lists)[1] if lists else None
+
+
+def _is_cuttable(model: PreTrainedModel, config: Any) -> bool:
+    if getattr(model, "_is_stateful", False):
+        return False
+    if not set(getattr(config, "layer_types", None) or ()) <= _CUTTABLE:
+        return False
+    if getattr(config, "num_kv_shared_layers", 0):
+        return False
+    known = (DynamicLayer, DynamicSlidingWindowLayer)
+    return all(type(layer) in known for layer in DynamicCache(config=config).layers)
+
+
+def _scale(config: Any) -> float:
+    scale = getattr(config, "logit_scale", None)
+    divisor = getattr(config, "logits_scaling", None)
+    return float(1.0 if scale is None else scale) / float(1.0 if divisor is None else divisor)
+
+
+def submodule_setter(root: nn.Module, path: str) -> Callable[[nn.Module], None]:
+    """A function that puts another module at `path` of `root`."""
+    parent_path, _, name = path.rpartition(".")
+    parent = root.get_submodule(parent_path)
+
+    def put(module: nn.Module) -> None:
+        setattr(parent, name, module)
+
+    return put

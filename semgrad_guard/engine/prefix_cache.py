@@ -1,0 +1,51 @@
+"""A read-only cut of a KV cache: the keys and values of everything before t*."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from transformers.cache_utils import Cache, DynamicCache, DynamicLayer
+
+from semgrad_guard.errors import UnsupportedModelError
+
+
+class PrefixLayer(DynamicLayer):
+    """One layer's keys and values [batch, heads, length, d] of the positions before the cut.
+
+    `update` answers with prefix and new states joined and stores nothing, so that one prefix serves any number of
+    replays and the cache it was cut from stays as it was.
+    """
+
+    def __init__(self, keys: torch.Tensor, values: torch.Tensor) -> None:
+        super().__init__()
+        self.keys, self.values = keys, values
+        self.dtype, self.device = keys.dtype, keys.device
+        self.is_initialized = True
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        return torch.cat([self.keys, key_states], dim=-2), torch.cat([self.values, value_states], dim=-2)
+
+
+def growing_cache() -> DynamicCache:
+    """An empty cache that keeps every key, sliding windows too: the mask alone decides what a query sees.
+
+    (A `DynamicCache` made from the model's config drops keys outside the window, which a replay would miss.)
+    """
+    return DynamicCache()
+
+
+def cut(cache: Cache, length: int) -> Cache | None:
+    """The first `length` positions of `cache` as a read-only cache; None for length 0.
+
+    Raises:
+        UnsupportedModelError: a layer is no plain growing attention cache, or holds fewer than `length` positions.
+    """
+    if length == 0:
+        return None
+    for layer in cache.layers:
+        if type(layer) is not DynamicLayer or layer.get_seq_length() < length:
+            raise UnsupportedModelError(f"a {type(layer).__name__} cache cannot be cut at position {length}")
+    return Cache(layers=[PrefixLayer(x.keys[..., :length, :], x.values[..., :length, :]) for x in cache.layers])

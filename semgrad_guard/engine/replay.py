@@ -1,0 +1,284 @@
+"""The forward pass again, with a graph only where a gradient is wanted.
+
+Three ways ("tiers"), from cheap to general:
+
+    captured   the upper layers over positions >= t*, from h^(k) kept while generating and a cut of the KV cache
+    prefix     one no-gradient pass up to t*, then every layer over positions >= t* (texts from anywhere)
+    full       the whole sequence with the model's own code and plain autograd (states that cannot be cut at t*)
+
+Only positions >= t* can carry gradient to h_{t*}; all earlier ones are constants that a KV cache holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Literal, cast
+
+import torch
+from torch import nn
+from transformers.cache_utils import Cache
+
+from semgrad_guard.engine.architecture import Architecture, submodule_setter
+from semgrad_guard.engine.hidden_states import Capture, Tap, taps
+from semgrad_guard.engine.prefix_cache import cut, growing_cache
+from semgrad_guard.engine.shadow import shadow_of
+
+Tier = Literal["captured", "prefix", "full"]
+
+
+@dataclass(frozen=True)
+class TokenBatch:
+    """Prompts padded on the left and responses padded on the right, so that all responses begin in one column.
+
+    `ids`, `mask` [B, N]; `prompt_columns` is where the responses begin; `lengths` their tokens; `semantic_columns`
+    the column of each row's t*.
+    """
+
+    ids: torch.Tensor
+    mask: torch.Tensor
+    prompt_columns: int
+    lengths: tuple[int, ...]
+    semantic_columns: tuple[int, ...]
+
+    @classmethod
+    def of(
+        cls, prompts: Sequence[Sequence[int]], responses: Sequence[Sequence[int]], offsets: Sequence[int], device: Any
+    ) -> TokenBatch:
+        """Lay out token lists; `offsets` count each t* from its prompt's end (-1 = last token)."""
+        width, tail = max(map(len, prompts)), max(map(len, responses))
+        ids = torch.zeros(len(prompts), width + tail, dtype=torch.long)
+        mask = torch.zeros_like(ids)
+        for row, (prompt, response) in enumerate(zip(prompts, responses, strict=True)):
+            ids[row, width - len(prompt) : width] = torch.tensor(prompt)
+            ids[row, width : width + len(response)] = torch.tensor(response)
+            mask[row, width - len(prompt) :] = 1
+        columns = tuple(width + offset for offset in offsets)
+        return cls(ids.to(device), mask.to(device), width, tuple(map(len, responses)), columns)
+
+    @property
+    def cut(self) -> int:
+        """The first column that can matter to a gradient: the earliest t*."""
+        return min(self.semantic_columns)
+
+    @property
+    def end(self) -> int:
+        """One past the last column to run: the final response token predicts nothing that is scored."""
+        return self.prompt_columns + max(self.lengths) - 1
+
+    def rows(self) -> Iterator[TokenBatch]:
+        """Each row as a batch of its own, without its padding."""
+        for row, length in enumerate(self.lengths):
+            skip = int((self.mask[row] == 0).sum())
+            columns = slice(skip, self.prompt_columns + length)
+            ids, mask = self.ids[row : row + 1, columns], self.mask[row : row + 1, columns]
+            yield TokenBatch(ids, mask, self.prompt_columns - skip, (length,), (self.semantic_columns[row] - skip,))
+
+    def inputs(self, start: int, end: int) -> dict[str, torch.Tensor]:
+        """Model inputs for columns [start, end); the mask reaches back to column 0."""
+        positions = (self.mask.cumsum(1) - 1).clamp_(min=0)
+        return {
+            "input_ids": self.ids[:, start:end],
+            "attention_mask": self.mask[:, :end],
+            "position_ids": positions[:, start:end],
+        }
+
+    def predicting(self, states: torch.Tensor, start: int) -> torch.Tensor:
+        """From `states` of columns [start, end): those that predict the response tokens, row after row [n, d]."""
+        first = self.prompt_columns - 1 - start
+        return torch.cat([states[row, first : first + length] for row, length in enumerate(self.lengths)])
+
+    def targets(self) -> torch.Tensor:
+        """The response tokens, row after row [n]."""
+        begin = self.prompt_columns
+        return torch.cat([self.ids[row, begin : begin + length] for row, length in enumerate(self.lengths)])
+
+
+@dataclass(frozen=True)
+class Trace:
+    """What a generation leaves behind for scoring: its KV cache and h^(layer) from the earliest t* on."""
+
+    cache: Cache
+    layer: int
+    states: torch.Tensor
+
+
+@dataclass(frozen=True)
+class Replayed:
+    """A forward pass with a graph: `final` states [B, columns, d] before the head, h^(l) of the span, from `start`.
+
+    `raw_logits` is the head's own output where the pass computed it (full tier), else None.
+    """
+
+    start: int
+    final: torch.Tensor
+    hidden: tuple[torch.Tensor, ...]
+    raw_logits: torch.Tensor | None = None
+    logits: torch.Tensor | None = None
+
+
+class _HeadTap(nn.Module):
+    """Takes the head's place: keeps its input and answers with one zero per position, at no cost."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._inputs: list[torch.Tensor] = []
+
+    def forward(self, states: torch.Tensor) -> torch.Tensor:
+        self._inputs.append(states)
+        return states.new_zeros(*states.shape[:-1], 1)
+
+    def take(self) -> torch.Tensor:
+        """The last pass's final states; forgotten here, so that no graph outlives its scoring."""
+        states = self._inputs[-1]
+        self._inputs.clear()
+        return states
+
+
+class _Bypass(nn.Module):
+    """Takes a decoder layer's place with all its attributes and hands the hidden states on as they came.
+
+    A stand-in rather than a shorter list: model code indexes masks, rotary tables and caches by the layer's number.
+    """
+
+    @classmethod
+    def of(cls, layer: nn.Module, *, returns_tuple: bool) -> _Bypass:
+        twin = cls()
+        hooks = {name: value for name, value in vars(twin).items() if "hook" in name}
+        vars(twin).update(vars(layer))
+        vars(twin).update(hooks, returns_tuple=returns_tuple)
+        return twin
+
+    def forward(self, hidden_states: torch.Tensor, *_: Any, **__: Any) -> Any:
+        return (hidden_states,) if self.returns_tuple else hidden_states
+
+
+class Replayer:
+    """Runs the shadow of one model. Not re-entrant: callers hold the engine's lock."""
+
+    def __init__(self, model: nn.Module, architecture: Architecture) -> None:
+        self._architecture = architecture
+        self._shadow = shadow_of(model)
+        self._head = self._shadow.get_submodule(architecture.head)
+        self._tap = _HeadTap()
+        self._put_head = submodule_setter(self._shadow, architecture.head)
+        self._returns_tuple: bool | None = None
+
+    @property
+    def head(self) -> nn.Linear:
+        """The output head, its weight not requiring a gradient."""
+        return cast(nn.Linear, self._head)
+
+    @property
+    def layers(self) -> nn.ModuleList:
+        """The shadow's decoder layers (only where the architecture has a known list of them)."""
+        return cast(nn.ModuleList, self._shadow.get_submodule(cast(str, self._architecture.layers)))
+
+    def captured(self, batch: TokenBatch, span: Sequence[int], trace: Trace) -> Replayed:
+        """Upper layers only, from the states and the cache of a generation (`trace.layer` <= the span's first)."""
+        states = trace.states[:, : batch.end - batch.cut]
+        with self._bypassing(trace.layer):
+            return self._run(batch, span, cut(trace.cache, batch.cut), injected=(trace.layer, states))
+
+    def prefix(self, batch: TokenBatch, span: Sequence[int]) -> Replayed:
+        """Prefill up to t* without a graph, then replay every layer from there."""
+        cache: Cache | None = None
+        if batch.cut > 0:
+            cache = growing_cache()
+            with torch.no_grad(), self._headless():
+                self._call(batch.inputs(0, batch.cut), past_key_values=cache, use_cache=True)
+                self._tap.take()
+            cache = cut(cache, batch.cut)
+        return self._run(batch, span, cache, injected=None)
+
+    def full(self, batch: TokenBatch, span: Sequence[int]) -> Replayed:
+        """The model's own forward and its own record of hidden states: no hooks of ours, no cut, no assumption."""
+        seen: dict[str, torch.Tensor] = {}
+
+        def remember(_: nn.Module, args: tuple[Any, ...], output: torch.Tensor) -> None:
+            seen["final"], seen["raw"] = args[0], output
+
+        embedding: Any = self._shadow.get_input_embeddings()  # pyright: ignore
+        handles = [
+            embedding.register_forward_hook(lambda *call: call[2].requires_grad_()),
+            self._head.register_forward_hook(remember),
+        ]
+        try:
+            with torch.enable_grad():
+                output = self._call(batch.inputs(0, batch.end), use_cache=False, output_hidden_states=True)
+        finally:
+            for handle in handles:
+                handle.remove()
+        hidden = tuple(output.hidden_states[layer] for layer in span)
+        return Replayed(0, seen["final"], hidden, raw_logits=seen["raw"], logits=output.logits)
+
+    def record(self, batch: TokenBatch, layer: int) -> Trace:
+        """The trace that a generation of this batch would have left (for self-checks)."""
+        capture, cache = Capture(layer, batch.cut), growing_cache()
+        with torch.no_grad(), self._headless(), taps(self.layers, {layer: capture}):
+            self._call(batch.inputs(0, batch.end), past_key_values=cache, use_cache=True)
+            self._tap.take()
+        return Trace(cache, layer, capture.states())
+
+    def _run(
+        self, batch: TokenBatch, span: Sequence[int], prefix: Cache | None, injected: tuple[int, torch.Tensor] | None
+    ) -> Replayed:
+        """Columns [cut, end) with the graph beginning at the span's first layer."""
+        hidden: dict[int, torch.Tensor] = {}
+
+        def leaf(states: torch.Tensor) -> torch.Tensor:
+            hidden[span[0]] = states.detach().requires_grad_()
+            return hidden[span[0]]
+
+        def keep(layer: int) -> Tap:
+            return lambda states: hidden.__setitem__(layer, states)
+
+        table: dict[int, Tap] = {layer: keep(layer) for layer in span[1:]}
+        table[span[0]] = leaf
+        if injected is not None:
+            layer, states = injected
+            table[layer] = (lambda _: leaf(states)) if layer == span[0] else (lambda _: states)
+        with torch.enable_grad(), self._headless(), taps(self.layers, table):
+            self._call(batch.inputs(batch.cut, batch.end), past_key_values=prefix, use_cache=prefix is not None)
+        return Replayed(batch.cut, self._tap.take(), tuple(hidden[layer] for layer in span))
+
+    def _call(self, inputs: dict[str, torch.Tensor], **options: Any) -> Any:
+        if not self._architecture.takes_positions:
+            del inputs["position_ids"]
+        return self._shadow(**inputs, **options)
+
+    @contextmanager
+    def _headless(self) -> Iterator[None]:
+        self._put_head(self._tap)
+        try:
+            yield
+        finally:
+            self._put_head(self._head)
+
+    @contextmanager
+    def _bypassing(self, count: int) -> Iterator[None]:
+        """The first `count` decoder layers stand aside for the time of a block."""
+        layers = self.layers
+        lower = list(layers)[:count]
+        for index, layer in enumerate(lower):
+            layers[index] = _Bypass.of(layer, returns_tuple=self._layers_return_tuples())
+        try:
+            yield
+        finally:
+            for index, layer in enumerate(lower):
+                layers[index] = layer
+
+    def _layers_return_tuples(self) -> bool:
+        """Whether a decoder layer answers with a tuple; seen once on a single token."""
+        if self._returns_tuple is None:
+            seen: list[bool] = []
+            hook = self.layers[0].register_forward_hook(lambda *call: seen.append(isinstance(call[2], tuple)))
+            try:
+                with torch.no_grad(), self._headless():
+                    self._shadow(input_ids=torch.zeros(1, 1, dtype=torch.long, device=self.head.weight.device))
+                    self._tap.take()
+            finally:
+                hook.remove()
+            self._returns_tuple = seen[0]
+        return self._returns_tuple

@@ -1,0 +1,268 @@
+"""Gradient scores of any response: one scorer per model, its tier chosen by a self-check, exact in every tier."""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+import weakref
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from semgrad_guard.engine.architecture import Architecture, inspect_architecture
+from semgrad_guard.engine.head import score_head
+from semgrad_guard.engine.objective import Objective
+from semgrad_guard.engine.replay import Replayed, Replayer, Tier, TokenBatch, Trace
+from semgrad_guard.engine.shadow import fingerprint
+
+logger = logging.getLogger("semgrad_guard")
+
+# How far two exact computations may differ in each dtype: kernels of other shapes round differently, and scores of
+# nearly certain answers carry that noise (bfloat16: up to 15 % at a mean entropy of 0.3).
+_TOLERANCE = {torch.float64: 1e-7, torch.float32: 1e-3, torch.float16: 0.05, torch.bfloat16: 0.25}
+_CHECK_PROMPT, _CHECK_RESPONSE = 9, 4
+
+
+@dataclass(frozen=True)
+class GradientScores:
+    """The scores of one response; all higher = less certain, >= 0. None, with a `reason`, where not finite.
+
+    `semgrad` is the mean absolute gradient at t* over the span (Eq. 4), `paragrad` that of the output head,
+    `hybridgrad` their mixture with tau = beta = 1. `entropies` and `log_probs` hold one value per response token
+    (nats), `mean_entropy` their mean entropy, `greedy_nll` the response's negative log-likelihood (nats).
+    `tier` tells how they were computed; every tier is exact.
+    """
+
+    semgrad: float | None
+    paragrad: float | None
+    mean_entropy: float | None
+    greedy_nll: float | None
+    entropies: tuple[float, ...]
+    log_probs: tuple[float, ...]
+    tier: Tier
+    reason: str | None = None
+
+    @property
+    def hybridgrad(self) -> float | None:
+        """(1 - a) SemGrad + a ParaGrad with a = exp(-mean entropy)."""
+        return self.hybrid()
+
+    def hybrid(self, *, tau: float = 1.0, beta: float = 1.0) -> float | None:
+        """The appendix's form: (1 - a) SemGrad + beta a ParaGrad with a = exp(-mean entropy / tau)."""
+        if self.semgrad is None or self.paragrad is None or self.mean_entropy is None:
+            return None
+        balance = math.exp(-self.mean_entropy / tau)
+        return (1 - balance) * self.semgrad + beta * balance * self.paragrad
+
+
+class Scorer:
+    """Scores responses of one model. Thread-safe: one lock per model guards its replays (and generations)."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.lock = threading.RLock()
+        # Weak: the table below must not keep a model alive that its owner has dropped.
+        self._model = weakref.ref(model)
+        self._fingerprint = None
+        with _clean_slate():
+            self.architecture: Architecture = inspect_architecture(model)
+        self._tiers: tuple[Tier, ...] | None = None
+
+    def tiers(self) -> tuple[Tier, ...]:
+        """The tiers that agree with plain autograd on this model, cheapest first; settled by one self-check."""
+        with self.lock, _clean_slate():
+            replayer = self._current_replayer()
+            if self._tiers is None:
+                self._tiers = self._check(replayer)
+            return self._tiers
+
+    def score(
+        self, batch: TokenBatch, objective: Objective, trace: Trace | None = None
+    ) -> tuple[GradientScores, ...]:
+        """Score every row of a batch; `trace` lets the captured tier reuse what its generation left."""
+        span = objective.span(self.architecture.n_layers)
+        with self.lock:
+            tiers = self.tiers()
+            with _clean_slate():
+                if len(batch.lengths) > 1 and (tiers == ("full",) or self._needs_single_rows(batch)):
+                    return tuple(self._score(row, objective, span, None, tiers)[0] for row in batch.rows())
+                return self._score(batch, objective, span, trace, tiers)
+
+    def _needs_single_rows(self, batch: TokenBatch) -> bool:
+        return not self.architecture.takes_positions and not bool(batch.mask.all())
+
+    def _score(
+        self,
+        batch: TokenBatch,
+        objective: Objective,
+        span: Sequence[int],
+        trace: Trace | None,
+        tiers: tuple[Tier, ...],
+    ) -> tuple[GradientScores, ...]:
+        replayer = self._current_replayer()
+        if trace is not None and "captured" in tiers and trace.layer <= span[0]:
+            return self._through_head(batch, objective, replayer, replayer.captured(batch, span, trace), "captured")
+        if "prefix" in tiers:
+            return self._through_head(batch, objective, replayer, replayer.prefix(batch, span), "prefix")
+        return _through_logits(batch, objective, replayer.full(batch, span))
+
+    def _through_head(
+        self, batch: TokenBatch, objective: Objective, replayer: Replayer, replayed: Replayed, tier: Tier
+    ) -> tuple[GradientScores, ...]:
+        states = batch.predicting(replayed.final, replayed.start)
+        result = score_head(
+            states.detach(),
+            batch.targets(),
+            lengths=batch.lengths,
+            head=replayer.head,
+            transform=self.architecture.transform,
+            averages=objective.averages,
+        )
+        # A power of two per answer keeps the seed away from float16's and bfloat16's ends; it is divided out exactly.
+        scales = torch.cat([_scale_of(seed).expand(len(seed), 1) for seed in result.seed.split(batch.lengths)])
+        seed = (result.seed * scales).to(states.dtype)
+        gradients = torch.autograd.grad(states, replayed.hidden, grad_outputs=seed)
+        firsts = torch.tensor([0, *batch.lengths[:-1]], device=scales.device).cumsum(0)
+        semgrad = _mean_absolute(batch, gradients, replayed.start) / scales[firsts, 0]
+        return _assemble(batch, semgrad, result.paragrad, result.entropies, result.log_probs, tier)
+
+    def _current_replayer(self) -> Replayer:
+        """The shadow in use; made anew when the model was moved, cast, re-weighted or hooked since."""
+        model = self._model()
+        if model is None:
+            raise RuntimeError("the scored model no longer exists")
+        now = fingerprint(model)
+        if now != self._fingerprint:
+            self._replayer = Replayer(model, self.architecture)
+            self._fingerprint = now
+        return self._replayer
+
+    def _check(self, replayer: Replayer) -> tuple[Tier, ...]:
+        """Compare the fast tiers with plain autograd on a short prompt, in the model's own dtype."""
+        if self.architecture.layers is None or not self.architecture.cuttable:
+            logger.info("semgrad-guard replays whole sequences: this architecture's states cannot be cut at t*")
+            return ("full",)
+        batch, objective = self._check_batch(replayer), self._check_objective()
+        span = objective.span(self.architecture.n_layers)
+        expected = _through_logits(batch, objective, replayer.full(batch, span))[0]
+        agreeing: list[Tier] = []
+        for tier in ("captured", "prefix"):
+            try:
+                trace = replayer.record(batch, span[0]) if tier == "captured" else None
+                found = self._score(batch, objective, span, trace, (tier,))[0]
+            except Exception as error:  # noqa: BLE001 - unknown model code may fail in any way; the next tier is tried
+                logger.warning("semgrad-guard: the %s tier fails on this model (%r)", tier, error)
+                continue
+            if _agree(found, expected, _TOLERANCE.get(replayer.head.weight.dtype, 0.25)):
+                agreeing.append(tier)
+            else:
+                logger.warning("semgrad-guard: the %s tier disagrees with plain autograd: %s, %s", tier, found, expected)
+        if len(agreeing) < 2:
+            logger.warning("semgrad-guard steps down to slower scoring for this model: %s", [*agreeing, "full"])
+        return (*agreeing, "full")
+
+    def _check_batch(self, replayer: Replayer) -> TokenBatch:
+        vocabulary = replayer.head.weight.shape[0]
+        ids = [(7919 * i + 104729) % vocabulary for i in range(_CHECK_PROMPT + _CHECK_RESPONSE)]
+        device = replayer.head.weight.device
+        return TokenBatch.of([ids[:_CHECK_PROMPT]], [ids[_CHECK_PROMPT:]], [-3], device)
+
+    def _check_objective(self) -> Objective:
+        n = self.architecture.n_layers
+        return Objective(layers=(n // 2 + 1,) if n // 2 + 1 < n else (n - 1,))
+
+
+_scorers: weakref.WeakKeyDictionary[nn.Module, Scorer] = weakref.WeakKeyDictionary()
+_scorers_lock = threading.Lock()
+
+
+def scorer_of(model: nn.Module) -> Scorer:
+    """The one scorer of a model object, made at its first use.
+
+    Raises:
+        UnsupportedModelError: the architecture rules a score out.
+    """
+    model = getattr(model, "_orig_mod", model)  # torch.compile wraps the model whose modules we need
+    with _scorers_lock:
+        scorer = _scorers.get(model)
+        if scorer is None:
+            scorer = _scorers[model] = Scorer(model)
+        return scorer
+
+
+@contextmanager
+def _clean_slate() -> Iterator[None]:
+    """Ordinary tensors, no autocast, whatever the caller's thread has switched on; restored afterwards."""
+    with torch.inference_mode(False), torch.autocast("cpu", enabled=False):
+        yield
+
+
+def _scale_of(seed: torch.Tensor) -> torch.Tensor:
+    peak = seed.abs().max()
+    usable = torch.isfinite(peak) & (peak > 0)
+    return torch.where(usable, torch.exp2(-torch.floor(torch.log2(peak))), torch.ones_like(peak))
+
+
+def _mean_absolute(batch: TokenBatch, gradients: Sequence[torch.Tensor], start: int) -> torch.Tensor:
+    """Mean |d loss / d h^(l)_{t*}| over layers and dimensions, per row [B], in double precision."""
+    rows = torch.arange(len(batch.lengths), device=gradients[0].device)
+    columns = torch.tensor(batch.semantic_columns, device=gradients[0].device) - start
+    at_token = torch.stack([gradient[rows, columns].double() for gradient in gradients])
+    return at_token.abs().mean(dim=(0, 2))
+
+
+def _through_logits(batch: TokenBatch, objective: Objective, replayed: Replayed) -> tuple[GradientScores, ...]:
+    """The full tier, row after row: autograd from the model's own logits to the head's output and the span."""
+    if replayed.logits is None or replayed.raw_logits is None:
+        raise RuntimeError("a full replay keeps its logits")
+    precision = torch.float64 if replayed.logits.dtype == torch.float64 else torch.float32
+    with torch.enable_grad():
+        logits = batch.predicting(replayed.logits, replayed.start).to(precision)
+        log_p = torch.log_softmax(logits, dim=-1)
+        entropies = -(log_p.detach().exp() * log_p.detach()).sum(-1)
+        log_probs = log_p.gather(1, batch.targets()[:, None]).squeeze(1)
+        weights = entropies / batch.lengths[0] if objective.averages else entropies
+        loss = (weights * log_probs).sum()
+    raw, *hidden = torch.autograd.grad(loss, [replayed.raw_logits, *replayed.hidden])
+    sensitivity = batch.predicting(raw, replayed.start)
+    states = batch.predicting(replayed.final.detach(), replayed.start)
+    total = sum(float((part @ states).abs().double().sum()) for part in sensitivity.t().split(4096))
+    paragrad = torch.tensor([total / (raw.shape[-1] * states.shape[-1])], dtype=torch.float64)
+    semgrad = _mean_absolute(batch, hidden, replayed.start)
+    return _assemble(batch, semgrad, paragrad, entropies, log_probs.detach(), "full")
+
+
+def _assemble(
+    batch: TokenBatch,
+    semgrad: torch.Tensor,
+    paragrad: torch.Tensor,
+    entropies: torch.Tensor,
+    log_probs: torch.Tensor,
+    tier: Tier,
+) -> tuple[GradientScores, ...]:
+    rows = zip(
+        semgrad.tolist(), paragrad.tolist(), entropies.split(batch.lengths), log_probs.split(batch.lengths), strict=True
+    )
+    return tuple(_finite(s, p, w.double().tolist(), lp.double().tolist(), tier) for s, p, w, lp in rows)
+
+
+def _finite(
+    semgrad: float, paragrad: float, entropies: list[float], log_probs: list[float], tier: Tier
+) -> GradientScores:
+    if not all(map(math.isfinite, (*entropies, *log_probs))):
+        return GradientScores(None, None, None, None, (), (), tier, "the model's logits are not finite")
+    mean, nll = math.fsum(entropies) / len(entropies), -math.fsum(log_probs)
+    facts = (mean, nll, tuple(entropies), tuple(log_probs), tier)
+    if not (math.isfinite(semgrad) and math.isfinite(paragrad)):
+        return GradientScores(None, None, *facts, "a gradient overflowed in the model's dtype")
+    return GradientScores(semgrad, paragrad, *facts)
+
+
+def _agree(found: GradientScores, expected: GradientScores, tolerance: float) -> bool:
+    if expected.reason is not None:
+        return found.reason is not None
+    pairs = ((found.semgrad, expected.semgrad), (found.paragrad, expected.paragrad))
+    return all(a is not None and b is not None and math.isclose(a, b, rel_tol=tolerance) for a, b in pairs)

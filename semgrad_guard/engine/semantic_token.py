@@ -1,0 +1,100 @@
+"""t*, the semantic token: the prompt token whose hidden states best preserve the meaning of the prompt.
+
+The paper (section 3.2) picks t* per model by its Semantic Preservation Score and lands on the same place each time:
+the first token of the assistant header (`<|im_start|>` for Qwen, `<|start_header_id|>` for Llama 3.1) or, where the
+chat template has no header, the last token of the user's text (Mistral Nemo). That place can be read off the chat
+template itself, by comparing renderings of one conversation:
+
+    prompted      with the generation prompt: the prompt the model sees
+    unprompted    without it: the assistant header starts where the two part
+    marked        prompted, with `MARK` behind the last user's text: that text ends where the two part
+
+Nothing is searched for, so a user who writes the header's own text cannot move t*.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import takewhile
+
+from semgrad_guard.records import SemanticToken
+
+MARK = "\ue000"
+"""A private-use character: no chat template writes it, none strips it."""
+
+
+@dataclass(frozen=True)
+class TokenizedText:
+    """A text and its tokens, with the half-open character span of each where the tokenizer knows it (fast ones do).
+
+    Without spans, `encode` tokenises prefixes of the text, and the longest common prefix of token ids tells the token.
+    """
+
+    text: str
+    ids: tuple[int, ...]
+    spans: tuple[tuple[int, int], ...] | None
+    encode: Callable[[str], tuple[int, ...]]
+
+    def first_token_of(self, position: int) -> int:
+        """Index of the first token that holds the character at `position`, straddling tokens included."""
+        if self.spans is None:
+            return _shared(self.ids, self.encode(self.text[:position]))
+        return next((i for i, (_, end) in enumerate(self.spans) if end > position), len(self.ids) - 1)
+
+    def last_token_of(self, position: int) -> int:
+        """Index of the last token that holds the character at `position`: a character may take several byte tokens."""
+        if self.spans is None:
+            prefix = self.encode(self.text[: position + 1])
+            shared = _shared(self.ids, prefix)
+            return shared - 1 if shared == len(prefix) else shared
+        return max((i for i, (start, end) in enumerate(self.spans) if start <= position and end > 0), default=0)
+
+
+def find_semantic_token(
+    prompt: TokenizedText, *, unprompted: str, marked: str, special_tokens: Iterable[str] = ()
+) -> SemanticToken:
+    """t* of a prompt made by a chat template: the assistant header's first token, else the user text's last one.
+
+    A difference that starts before the user's text ends is no header (a template may also print the time of day).
+    """
+    header = header_start(prompt.text, unprompted, special_tokens=special_tokens)
+    user_end = user_text_end(prompt.text, marked)
+    if header is not None and header >= user_end:
+        return SemanticToken(prompt.first_token_of(header) - len(prompt.ids), "assistant_header")
+    if user_end > 0:
+        return SemanticToken(prompt.last_token_of(user_end - 1) - len(prompt.ids), "user_text")
+    return SemanticToken(-1, "last_token")
+
+
+def header_start(prompted: str, unprompted: str, *, special_tokens: Iterable[str] = ()) -> int | None:
+    """Where the assistant header's first visible character stands in `prompted`; None if the template has no header.
+
+    Some templates close the text without the prompt (Phi-3 writes `<|endoftext|>` in place of `<|assistant|>`): the
+    common prefix then holds a stray `<|`, so it must not end inside a special token.
+    """
+    boundary = _shared(prompted, unprompted)
+    if boundary < len(unprompted):
+        boundary = _before_special_token(unprompted, boundary, special_tokens)
+    header = prompted[boundary:].lstrip()
+    return len(prompted) - len(header) if header else None
+
+
+def user_text_end(prompted: str, marked: str) -> int:
+    """Where the last user's text ends in `prompted` (exclusive), trailing white space left out."""
+    return len(prompted[: _shared(prompted, marked)].rstrip())
+
+
+def _before_special_token(text: str, position: int, special_tokens: Iterable[str]) -> int:
+    """`position`, or the start of the special token that it cuts."""
+    pattern = "|".join(re.escape(token) for token in sorted(special_tokens, key=len, reverse=True) if token)
+    for match in re.finditer(pattern, text) if pattern else ():
+        if match.start() < position < match.end():
+            return match.start()
+    return position
+
+
+def _shared(left: Sequence[object], right: Sequence[object]) -> int:
+    """Length of the longest common prefix of two texts or of two id sequences."""
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(left, right, strict=False)))

@@ -1,0 +1,60 @@
+"""A copy of a model that shares every weight and nothing else, so that the user's model is never touched."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Hashable
+
+from torch import nn
+
+_HOOKS = (
+    "_forward_hooks",
+    "_forward_hooks_with_kwargs",
+    "_forward_hooks_always_called",
+    "_forward_pre_hooks",
+    "_forward_pre_hooks_with_kwargs",
+)
+
+
+def shadow_of(model: nn.Module) -> nn.Module:
+    """A structural copy in evaluation mode: shared storage, no parameter requiring a gradient, own hook tables.
+
+    The user's forward hooks are kept (a steered model is scored as it answers); backward hooks are dropped. Adding
+    hooks to the copy, replacing its modules or switching its mode leaves the original as it was.
+    """
+    return _copy(model, {})
+
+
+def fingerprint(model: nn.Module) -> Hashable:
+    """What must be unchanged for a shadow to stay valid: storages, dtypes, gradient flags and hooks."""
+    tensors = tuple((p.data_ptr(), p.dtype, p.device, p.requires_grad) for p in model.parameters())
+    hooks = tuple(
+        (index, name, tuple(table))
+        for index, module in enumerate(model.modules())
+        for name in _HOOKS
+        if (table := getattr(module, name, None))
+    )
+    return tensors, hooks
+
+
+def _copy(module: nn.Module, done: dict[int, nn.Module]) -> nn.Module:
+    if id(module) in done:  # a module used in two places stays one module
+        return done[id(module)]
+    twin = copy.copy(module)
+    done[id(module)] = twin
+    state = vars(twin)
+    state["training"] = False
+    state["_parameters"] = {name: _detached(p) for name, p in module._parameters.items()}
+    state["_buffers"] = dict(module._buffers)
+    for name in _HOOKS:
+        state[name] = copy.copy(state[name])
+    for name in ("_backward_hooks", "_backward_pre_hooks"):
+        state[name] = type(state[name])()
+    state["_modules"] = {name: None if child is None else _copy(child, done) for name, child in module._modules.items()}
+    return twin
+
+
+def _detached(parameter: nn.Parameter | None) -> nn.Parameter | None:
+    if parameter is None or not parameter.requires_grad:
+        return parameter
+    return nn.Parameter(parameter.detach(), requires_grad=False)

@@ -1,0 +1,97 @@
+"""The plain records that flow through the house: frozen, typed, JSON-safe where they leave it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict
+
+METADATA_KEY = "semgrad_guard"
+"""The one metadata key used in every integration."""
+
+Action = Literal["answer", "escalate", "abstain"]
+Status = Literal["scored", "unscored", "failed"]
+FinishReason = Literal["stop", "length"]
+TokenSource = Literal["assistant_header", "user_text", "last_token", "override"]
+
+
+@dataclass(frozen=True)
+class Message:
+    """One turn of a conversation. `role` is system, user, assistant or whatever the chat template knows."""
+
+    role: str
+    content: str
+
+
+Conversation = str | Sequence[Message | Mapping[str, str]]
+"""What a caller may pass as a prompt: plain text (one user turn), or a list of messages."""
+
+
+@dataclass(frozen=True)
+class SemanticToken:
+    """t*: the prompt token whose hidden states preserve the prompt's meaning (paper, section 3.2).
+
+    `offset` counts from the prompt's end, -1 being its last token. `source` says how it was found.
+    """
+
+    offset: int
+    source: TokenSource
+
+
+@dataclass(frozen=True)
+class Score:
+    """An estimator's verdict on one answer: higher = less certain; None, with a reason, where there is none.
+
+    `details` holds the finite parts (semgrad, paragrad, mean_entropy, scored_tokens, scoring_ms, ...).
+    """
+
+    uncertainty: float | None
+    reason: str | None = None
+    details: Mapping[str, Any] | None = None
+
+
+class Verdict(BaseModel):
+    """What became of one question: the text to deliver, the action that led to it, and the score behind it.
+
+    `uncertainty` is higher for less certain answers; `confidence` is P(correct) in [0, 1] and exists only after
+    calibration. `status` is `scored`, `unscored` (no finite score: see `reason`) or `failed`. With
+    `action="escalate"`, the scores describe this stage's draft, `text` is the target's answer, and `escalated`
+    is the target's own verdict (absent where the target cannot be scored: such an answer is outside any promise).
+    """
+
+    model_config = ConfigDict(frozen=True, allow_inf_nan=False, ser_json_inf_nan="null")
+
+    schema_version: Literal[1] = 1
+    status: Status
+    action: Action
+    text: str
+    estimator: str
+    uncertainty: float | None = None
+    confidence: float | None = None
+    threshold: float | None = None
+    calibration_id: str | None = None
+    model: str
+    revision: str | None = None
+    semgrad: float | None = None
+    paragrad: float | None = None
+    mean_entropy: float | None = None
+    scored_tokens: int = 0
+    scoring_ms: float | None = None
+    semantic_token: int | None = None
+    semantic_token_source: TokenSource | None = None
+    tier: str | None = None
+    reason: str | None = None
+    draft: str | None = None
+    drift: bool | None = None
+    escalated: Verdict | None = None
+
+    def metadata(self, *, keep_draft: bool = False) -> dict[str, Any]:
+        """The record as integrations attach it under `METADATA_KEY`: plain JSON types, no text, a draft on request."""
+        record = self.model_dump(mode="json", exclude={"text", "schema_version", "escalated"})
+        if not keep_draft:
+            record["draft"] = None
+        if self.escalated is not None:
+            record["escalated"] = self.escalated.metadata(keep_draft=keep_draft)
+        return {"schema": self.schema_version, **record}
