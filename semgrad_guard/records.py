@@ -56,9 +56,11 @@ class Verdict(BaseModel):
     """What became of one question: the text to deliver, the action that led to it, and the score behind it.
 
     `uncertainty` is higher for less certain answers; `confidence` is P(correct) in [0, 1] and exists only after
-    calibration. `status` is `scored`, `unscored` (no finite score: see `reason`) or `failed`. With
-    `action="escalate"`, the scores describe this stage's draft, `text` is the target's answer, and `escalated`
-    is the target's own verdict (absent where the target cannot be scored: such an answer is outside any promise).
+    calibration. `status` is `scored`, `unscored` (there was nothing to score) or `failed` (the score was not finite);
+    `reason` says more. With `action="escalate"` the scores describe this stage's draft, `text` is the target's answer
+    and `escalated` the target's own verdict. `promised` tells whether a calibrated threshold let the delivered text
+    through; bare thresholds and unscored targets promise nothing. `model` to `prompt_template` are what a calibration
+    is checked against.
     """
 
     model_config = ConfigDict(frozen=True, allow_inf_nan=False, ser_json_inf_nan="null")
@@ -72,8 +74,12 @@ class Verdict(BaseModel):
     confidence: float | None = None
     threshold: float | None = None
     calibration_id: str | None = None
+    promised: bool = False
     model: str
     revision: str | None = None
+    fingerprint: str | None = None
+    settings: dict[str, Any] | None = None
+    prompt_template: str | None = None
     semgrad: float | None = None
     paragrad: float | None = None
     mean_entropy: float | None = None

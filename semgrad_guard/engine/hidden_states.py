@@ -27,7 +27,7 @@ def tap_input(layer: nn.Module, tap: Tap) -> Any:
 
 
 @contextmanager
-def taps(layers: Sequence[nn.Module], table: Mapping[int, Tap]) -> Iterator[None]:
+def taps(layers: Sequence[nn.Module] | nn.ModuleList, table: Mapping[int, Tap]) -> Iterator[None]:
     """Tap several layers for the time of a block; every hook is gone afterwards, whatever happened inside."""
     with ExitStack() as stack:
         for index, tap in table.items():

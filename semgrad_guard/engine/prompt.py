@@ -17,6 +17,9 @@ from semgrad_guard.records import Conversation, Message, SemanticToken
 
 Turn = dict[str, Any]
 
+_Untyped = Any
+"""A `PreTrainedTokenizerBase` behind the boundary: transformers leaves much of its signatures unknown."""
+
 _RESERVED_OPTIONS = frozenset({"conversation", "tokenize", "add_generation_prompt", "continue_final_message"})
 _TEMPLATE_FAILURES = (TemplateError, ValueError, TypeError, KeyError, AttributeError)
 
@@ -56,14 +59,12 @@ def render(
         prompt,
         unprompted=_apply_template(tokenizer, turns, options, add_generation_prompt=False),
         marked=_apply_template(tokenizer, _marked(turns), options),
-        special_tokens=_special_tokens(tokenizer),
+        special_tokens=[token.content for token in tokenizer.added_tokens_decoder.values()],
     )
     return Prompt(text, prompt.ids, found)
 
 
-def template_fingerprint(
-    tokenizer: PreTrainedTokenizerBase, template_options: Mapping[str, Any] | None = None
-) -> str:
+def template_fingerprint(tokenizer: PreTrainedTokenizerBase, template_options: Mapping[str, Any] | None = None) -> str:
     """Twelve hex digits that change with the chat template or its options; "plain" where there is no template.
 
     Calibrations are bound to it: another template asks another question, whose scores mean something else.
@@ -76,14 +77,14 @@ def template_fingerprint(
     return hashlib.sha256(record.encode("utf-8", "surrogatepass")).hexdigest()[:12]
 
 
-def _turns(conversation: Conversation) -> list[Turn]:
-    """The conversation as fresh dictionaries, checked: nothing of the caller's is kept or changed."""
+def _turns(conversation: object) -> list[Turn]:
+    """The conversation as fresh dictionaries, checked: callers without a type checker pass anything."""
     if isinstance(conversation, str):
         conversation = [Message("user", conversation)]
-    given: object = conversation  # callers without a type checker pass anything
-    if isinstance(given, bytes | Mapping) or not isinstance(given, Sequence):
+    if isinstance(conversation, bytes | Mapping) or not isinstance(conversation, Sequence):
         raise InputError("A conversation is a string or a list of messages; wrap a single message in a list.")
-    turns = [_turn(message, number) for number, message in enumerate(conversation, start=1)]
+    messages = cast("Sequence[object]", conversation)
+    turns = [_turn(message, number) for number, message in enumerate(messages, start=1)]
     if not any(turn["content"].strip() for turn in turns):
         raise EmptyPromptError("The prompt is empty or nothing but white space; ask something.")
     return turns
@@ -113,34 +114,29 @@ def _marked(turns: Sequence[Turn]) -> list[Turn]:
     return [{**t, "content": t["content"].rstrip() + MARK} if i == target else t for i, t in enumerate(turns)]
 
 
-def _template(tokenizer: PreTrainedTokenizerBase, options: Mapping[str, Any]) -> str | None:
+def _template(tokenizer: _Untyped, options: Mapping[str, Any]) -> str | None:
     """The Jinja text that will render, or None: `chat_template` among the options goes before the tokenizer's own."""
-    if tokenizer.chat_template is None and options.get("chat_template") is None:
+    chosen = options.get("chat_template")
+    if tokenizer.chat_template is None and chosen is None:
         return None
     try:
-        return tokenizer.get_chat_template(options.get("chat_template"), options.get("tools"))
+        return tokenizer.get_chat_template(chosen, options.get("tools"))
     except ValueError as error:  # several named templates and none called "default"
         raise InputError(f"{error} Name one with template_options={{'chat_template': ...}}.") from error
 
 
 def _apply_template(
-    tokenizer: PreTrainedTokenizerBase,
-    turns: Sequence[Turn],
-    options: Mapping[str, Any],
-    *,
-    add_generation_prompt: bool = True,
+    tokenizer: _Untyped, turns: Sequence[Turn], options: Mapping[str, Any], *, add_generation_prompt: bool = True
 ) -> str:
     if reserved := _RESERVED_OPTIONS & options.keys():
         raise InputError(f"template_options cannot set {', '.join(sorted(reserved))}: rendering decides these.")
-    copies = [dict(turn) for turn in turns]
     try:
-        text = tokenizer.apply_chat_template(
-            copies, tokenize=False, add_generation_prompt=add_generation_prompt, **options
+        return tokenizer.apply_chat_template(
+            list(turns), tokenize=False, add_generation_prompt=add_generation_prompt, **options
         )
     except _TEMPLATE_FAILURES as error:
         roles = ", ".join(turn["role"] for turn in turns)
         raise InputError(f"The chat template refused the conversation (roles: {roles}). It said: {error}") from error
-    return cast("str", text)  # a str, with tokenize=False and one conversation
 
 
 def _plain_prompt(tokenizer: PreTrainedTokenizerBase, turns: Sequence[Turn], semantic_token: int | None) -> Prompt:
@@ -151,17 +147,15 @@ def _plain_prompt(tokenizer: PreTrainedTokenizerBase, turns: Sequence[Turn], sem
     return Prompt(text, ids, SemanticToken(-1, "last_token"))
 
 
-def _tokenize(tokenizer: PreTrainedTokenizerBase, text: str, *, add_special_tokens: bool) -> TokenizedText:
+def _tokenize(tokenizer: _Untyped, text: str, *, add_special_tokens: bool) -> TokenizedText:
     def encode(piece: str) -> tuple[int, ...]:
-        # BatchEncoding is untyped: for one text, input_ids is a list of ints
-        return tuple(cast("list[int]", tokenizer(piece, add_special_tokens=False)["input_ids"]))
+        return tuple(tokenizer(piece, add_special_tokens=False)["input_ids"])
 
     encoding = tokenizer(text, add_special_tokens=add_special_tokens, return_offsets_mapping=tokenizer.is_fast)
-    ids = tuple(cast("list[int]", encoding["input_ids"]))
+    ids = tuple(encoding["input_ids"])
     if not ids:
         raise EmptyPromptError("The prompt holds no token; ask something.")
-    offsets = cast("list[tuple[int, int]] | None", encoding.get("offset_mapping"))
-    return TokenizedText(text, ids, None if offsets is None else tuple(offsets), encode)
+    return TokenizedText(text, ids, tuple(encoding["offset_mapping"]) if tokenizer.is_fast else None, encode)
 
 
 def _override(offset: int, length: int) -> SemanticToken:

@@ -213,6 +213,18 @@ class Replayer:
         hidden = tuple(output.hidden_states[layer] for layer in span)
         return Replayed(0, seen["final"], hidden, raw_logits=seen["raw"], logits=output.logits)
 
+    def generate(self, ids: torch.Tensor, mask: torch.Tensor, capture: Capture | None, **options: Any) -> Any:
+        """`model.generate` on the shadow: no mode, hook or generation default of the user's model plays a part.
+
+        With `capture`, the cache keeps every key, so that `captured` can replay from what is left behind.
+        """
+        table: dict[int, Tap] = {} if capture is None else {capture.layer: capture}
+        cache = None if capture is None else growing_cache()
+        layers = self.layers if table else []
+        with torch.no_grad(), taps(layers, table):
+            shadow: Any = self._shadow
+            return shadow.generate(input_ids=ids, attention_mask=mask, past_key_values=cache, **options)
+
     def record(self, batch: TokenBatch, layer: int) -> Trace:
         """The trace that a generation of this batch would have left (for self-checks)."""
         capture, cache = Capture(layer, batch.cut), growing_cache()

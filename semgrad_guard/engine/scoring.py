@@ -67,17 +67,27 @@ class Scorer:
         # Weak: the table below must not keep a model alive that its owner has dropped.
         self._model = weakref.ref(model)
         self._fingerprint = None
-        with _clean_slate():
+        with clean_slate():
             self.architecture: Architecture = inspect_architecture(model)
         self._tiers: tuple[Tier, ...] | None = None
 
     def tiers(self) -> tuple[Tier, ...]:
         """The tiers that agree with plain autograd on this model, cheapest first; settled by one self-check."""
-        with self.lock, _clean_slate():
-            replayer = self._current_replayer()
+        with self.lock, clean_slate():
+            replayer = self.current_replayer()
             if self._tiers is None:
                 self._tiers = self._check(replayer)
             return self._tiers
+
+    @property
+    def device(self) -> torch.device:
+        """Where the head's weights, and so the token ids, live."""
+        return self.current_replayer().head.weight.device
+
+    @property
+    def vocabulary(self) -> int:
+        """Entries of the output head."""
+        return self.current_replayer().head.weight.shape[0]
 
     def score(
         self, batch: TokenBatch, objective: Objective, trace: Trace | None = None
@@ -86,7 +96,7 @@ class Scorer:
         span = objective.span(self.architecture.n_layers)
         with self.lock:
             tiers = self.tiers()
-            with _clean_slate():
+            with clean_slate():
                 if len(batch.lengths) > 1 and (tiers == ("full",) or self._needs_single_rows(batch)):
                     return tuple(self._score(row, objective, span, None, tiers)[0] for row in batch.rows())
                 return self._score(batch, objective, span, trace, tiers)
@@ -102,7 +112,7 @@ class Scorer:
         trace: Trace | None,
         tiers: tuple[Tier, ...],
     ) -> tuple[GradientScores, ...]:
-        replayer = self._current_replayer()
+        replayer = self.current_replayer()
         if trace is not None and "captured" in tiers and trace.layer <= span[0]:
             return self._through_head(batch, objective, replayer, replayer.captured(batch, span, trace), "captured")
         if "prefix" in tiers:
@@ -129,7 +139,7 @@ class Scorer:
         semgrad = _mean_absolute(batch, gradients, replayed.start) / scales[firsts, 0]
         return _assemble(batch, semgrad, result.paragrad, result.entropies, result.log_probs, tier)
 
-    def _current_replayer(self) -> Replayer:
+    def current_replayer(self) -> Replayer:
         """The shadow in use; made anew when the model was moved, cast, re-weighted or hooked since."""
         model = self._model()
         if model is None:
@@ -194,7 +204,7 @@ def scorer_of(model: nn.Module) -> Scorer:
 
 
 @contextmanager
-def _clean_slate() -> Iterator[None]:
+def clean_slate() -> Iterator[None]:
     """Ordinary tensors, no autocast, whatever the caller's thread has switched on; restored afterwards."""
     with torch.inference_mode(False), torch.autocast("cpu", enabled=False):
         yield

@@ -1,0 +1,105 @@
+"""semgrad-guard: every answer of a local language model knows how sure it is, and a threshold keeps a promise.
+
+The names load lazily: importing this package, or `semgrad_guard.decision`, loads neither torch nor transformers.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from semgrad_guard.decision import (
+        Binding,
+        Calibration,
+        Drift,
+        DriftMonitor,
+        Policy,
+        Promise,
+        calibrate,
+        combined_promise,
+        drift,
+        split_delta,
+    )
+    from semgrad_guard.engine.evidence import Evidence
+    from semgrad_guard.engine.generation import Generation, GenerationOptions
+    from semgrad_guard.engine.gradient_scores import gradient_scores
+    from semgrad_guard.engine.language_model import LanguageModel
+    from semgrad_guard.engine.objective import Objective
+    from semgrad_guard.engine.scoring import GradientScores
+    from semgrad_guard.errors import SemGradGuardError
+    from semgrad_guard.estimators import Estimator, GreedyNLL, HybridGrad, MeanEntropy, ParaGrad, SemGrad
+    from semgrad_guard.guard import Guard
+    from semgrad_guard.records import METADATA_KEY, Message, Score, SemanticToken, Verdict
+
+_HOMES = {
+    "semgrad_guard.decision": (
+        "Binding",
+        "Calibration",
+        "Drift",
+        "DriftMonitor",
+        "Policy",
+        "Promise",
+        "calibrate",
+        "combined_promise",
+        "drift",
+        "split_delta",
+    ),
+    "semgrad_guard.engine.evidence": ("Evidence",),
+    "semgrad_guard.engine.generation": ("Generation", "GenerationOptions"),
+    "semgrad_guard.engine.gradient_scores": ("gradient_scores",),
+    "semgrad_guard.engine.language_model": ("LanguageModel",),
+    "semgrad_guard.engine.objective": ("Objective",),
+    "semgrad_guard.engine.scoring": ("GradientScores",),
+    "semgrad_guard.errors": ("SemGradGuardError",),
+    "semgrad_guard.estimators": ("Estimator", "GreedyNLL", "HybridGrad", "MeanEntropy", "ParaGrad", "SemGrad"),
+    "semgrad_guard.guard": ("Guard",),
+    "semgrad_guard.records": ("METADATA_KEY", "Message", "Score", "SemanticToken", "Verdict"),
+}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+
+__version__ = "0.1.0"
+__all__ = [
+    "METADATA_KEY",
+    "Binding",
+    "Calibration",
+    "Drift",
+    "DriftMonitor",
+    "Estimator",
+    "Evidence",
+    "Generation",
+    "GenerationOptions",
+    "GradientScores",
+    "GreedyNLL",
+    "Guard",
+    "HybridGrad",
+    "LanguageModel",
+    "MeanEntropy",
+    "Message",
+    "Objective",
+    "ParaGrad",
+    "Policy",
+    "Promise",
+    "Score",
+    "SemGrad",
+    "SemGradGuardError",
+    "SemanticToken",
+    "Verdict",
+    "calibrate",
+    "combined_promise",
+    "drift",
+    "gradient_scores",
+    "split_delta",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME_OF:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(_HOME_OF[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return __all__

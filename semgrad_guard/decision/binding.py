@@ -1,0 +1,66 @@
+"""What a calibration belongs to: a threshold means nothing for another model, estimator, template or grader."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict
+
+from semgrad_guard.errors import BindingMismatchError
+
+SettingScalar = str | int | float | bool | None
+Setting = SettingScalar | list[SettingScalar]
+
+ANSWER_TIME_FIELDS = ("model", "revision", "fingerprint", "estimator", "settings", "prompt_template")
+"""What is known while answering, and so what an answer's own record should carry."""
+
+CALIBRATION_TIME_FIELDS = ("grader", "upstream")
+"""What only a calibration knows: an answer's record leaves them None."""
+
+
+class Binding(BaseModel):
+    """The model, estimator and conditions that a calibration was made with. None means "not stated".
+
+    `revision` names the model's version and `fingerprint` its weights; `settings` are the estimator's (JSON scalars and
+    lists of them); `prompt_template` is a name or hash; `grader` decided what was correct. `upstream` is the id of the
+    calibration of the stage before, when this one was made on the questions that that stage did not let through.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, protected_namespaces=())
+
+    model: str
+    estimator: str
+    revision: str | None = None
+    fingerprint: str | None = None
+    settings: dict[str, Setting] | None = None
+    prompt_template: str | None = None
+    grader: str | None = None
+    upstream: str | None = None
+
+    def differences(self, other: Binding) -> dict[str, tuple[Any, Any]]:
+        """Field -> (mine, other's), for every field that both sides state and that differs.
+
+        `other` is usually an answer's own record, whose grader and upstream are None: these are then not compared.
+        """
+        pairs = {name: (getattr(self, name), getattr(other, name)) for name in Binding.model_fields}
+        return {name: (a, b) for name, (a, b) in pairs.items() if a is not None and b is not None and a != b}
+
+    def require(self, other: Binding) -> None:
+        """Raise `BindingMismatchError`, naming each difference, unless `other` is what this binding was made for."""
+        found = self.differences(other)
+        if not found:
+            return
+        named = "; ".join(_named(field, mine, theirs) for field, (mine, theirs) in found.items())
+        raise BindingMismatchError(
+            f"The calibration was made for something else: {named}. "
+            "Calibrate again with what answers now, or answer with what was calibrated."
+        )
+
+
+def _named(field: str, mine: Any, theirs: Any) -> str:
+    """One difference in words; of settings, only those that differ."""
+    if field == "settings":
+        keys = [key for key in {**mine, **theirs} if mine.get(key, ...) != theirs.get(key, ...)]
+        mine = {key: mine[key] for key in keys if key in mine}
+        theirs = {key: theirs[key] for key in keys if key in theirs}
+    return f"{field} is {theirs!r} and was {mine!r} at calibration"

@@ -1,0 +1,45 @@
+"""Exact binomial statements about an error rate: p-values, upper bounds, and how many answers a promise needs.
+
+Every number here is exact for k errors in n independent answers (Clopper & Pearson, "The use of confidence or
+fiducial limits", Biometrika 26, 1934); nothing is approximated by a normal distribution.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, cast
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from scipy import stats as _untyped_stats  # pyright: ignore[reportMissingTypeStubs]
+
+_stats = cast(Any, _untyped_stats)
+
+
+def p_values(wrong: ArrayLike, answered: ArrayLike, *, alpha: float) -> NDArray[np.float64]:
+    """P(at most `wrong` errors in `answered` answers) if the error rate were exactly `alpha`; 1 for no answers.
+
+    Small values speak against "the error rate exceeds alpha". Arrays of counts, one p-value in [0, 1] for each.
+    """
+    return np.asarray(_stats.binom.cdf(np.asarray(wrong), np.asarray(answered), alpha), dtype=np.float64)
+
+
+def upper_bound(wrong: int, answered: int, *, delta: float) -> float:
+    """The one-sided Clopper-Pearson bound: the error rate is at most this, with probability at least 1 - delta.
+
+    It is at most alpha exactly where the p-value at alpha is at most delta. 1 where nothing is answered.
+    """
+    if answered == 0 or wrong >= answered:
+        return 1.0
+    return float(_stats.beta.ppf(1.0 - delta, wrong + 1, answered - wrong))
+
+
+def fewest_answers(*, alpha: float, delta: float) -> int:
+    """How many answers without one error are needed before the p-value can reach delta: ln(delta) / ln(1 - alpha)."""
+    return max(1, math.ceil(min(1e18, math.log(delta) / math.log1p(-alpha)) - 1e-9))
+
+
+def most_errors(answered: int, *, alpha: float, delta: float) -> int:
+    """How many errors among `answered` answers still keep the promise; -1 where not even none would."""
+    errors = np.arange(-1, answered + 1)
+    return int(errors[p_values(errors, answered, alpha=alpha) <= delta].max())

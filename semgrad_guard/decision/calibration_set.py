@@ -1,0 +1,121 @@
+"""Reading a calibration set: what callers pass, checked and turned into arrays, with errors that say what to mend."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from semgrad_guard.errors import CalibrationError
+
+
+@dataclass(frozen=True)
+class CalibrationSet:
+    """Distinct questions: those with a finite score as arrays, the others as counts.
+
+    `scores` and `correct` belong together, in the caller's order. `n_unscored_wrong` of the `n_unscored` answers
+    without a finite score were wrong. `n_duplicates` repeats of an earlier question were left out.
+    """
+
+    scores: NDArray[np.float64]
+    correct: NDArray[np.bool_]
+    n_unscored: int
+    n_unscored_wrong: int
+    n_duplicates: int
+
+    @property
+    def n(self) -> int:
+        """Distinct questions, scored or not."""
+        return len(self.scores) + self.n_unscored
+
+
+def read_set(
+    uncertainties: Iterable[float | None], correct: Iterable[Any], *, groups: Iterable[Hashable] | None
+) -> CalibrationSet:
+    """Check the three columns and keep the first answer of each group."""
+    scores = np.array([_score(value, row) for row, value in enumerate(uncertainties)], dtype=np.float64)
+    labels = np.array([_label(value, row) for row, value in enumerate(correct)], dtype=np.bool_)
+    _same_length("uncertainties", len(scores), "correct", len(labels))
+    if not len(scores):
+        raise CalibrationError("The calibration set is empty. Pass one uncertainty and one correct/wrong per answer.")
+    first = _first_of_each(groups, len(scores))
+    kept_scores, kept_labels = scores[first], labels[first]
+    scored = np.isfinite(kept_scores)
+    return CalibrationSet(
+        scores=kept_scores[scored],
+        correct=kept_labels[scored],
+        n_unscored=int((~scored).sum()),
+        n_unscored_wrong=int((~kept_labels[~scored]).sum()),
+        n_duplicates=len(scores) - len(first),
+    )
+
+
+def read_grid(grid: Iterable[float]) -> NDArray[np.float64]:
+    """Rising, distinct, finite thresholds; at least one."""
+    values = [_score(value, row, column="grid") for row, value in enumerate(grid)]
+    if not values:
+        raise CalibrationError("The grid is empty. Pass thresholds fixed from unlabelled scores, or leave grid out.")
+    rising = np.unique(np.array(values, dtype=np.float64))
+    if not np.isfinite(rising).all():
+        raise CalibrationError("The grid holds a threshold that is not finite: leave unscored answers out of it.")
+    return rising
+
+
+def read_rate(value: float, name: str) -> float:
+    """A rate strictly between 0 and 1."""
+    number = _score(value, None, column=name)
+    if not 0.0 < number < 1.0:
+        raise CalibrationError(f"{name} must lie strictly between 0 and 1, for example 0.1; it is {value!r}.")
+    return number
+
+
+def _first_of_each(groups: Iterable[Hashable] | None, n: int) -> list[int]:
+    """Rows to keep: the first of each group, in order."""
+    if groups is None:
+        return list(range(n))
+    names: Sequence[Hashable] = list(groups)
+    _same_length("uncertainties", n, "groups", len(names))
+    firsts: dict[Hashable, int] = {}
+    for row, name in enumerate(names):
+        firsts.setdefault(_hashable(name, row), row)
+    return list(firsts.values())
+
+
+def _score(value: Any, row: int | None, *, column: str = "uncertainties") -> float:
+    """A float; NaN for None. Text and anything else that is no number is refused."""
+    if value is None:
+        return math.nan
+    try:
+        if isinstance(value, str | bytes):
+            raise TypeError
+        return float(value)
+    except (TypeError, ValueError, OverflowError):
+        where = column if row is None else f"{column}[{row}]"
+        raise CalibrationError(f"{where} is {value!r}, which is not a number.") from None
+
+
+def _label(value: Any, row: int) -> bool:
+    """True for correct, False for wrong; 1 and 0 are accepted, anything in between is not."""
+    try:
+        if not isinstance(value, str | bytes) and value in (0, 1):
+            return bool(value)
+    except (TypeError, ValueError):
+        pass
+    raise CalibrationError(f"correct[{row}] is {value!r}. Each label must be True or False (or 1 or 0): grade first.")
+
+
+def _hashable(name: Any, row: int) -> Hashable:
+    try:
+        hash(name)
+    except TypeError:
+        raise CalibrationError(f"groups[{row}] is {name!r}. Name each question by its text or an id.") from None
+    return name
+
+
+def _same_length(one: str, n_one: int, other: str, n_other: int) -> None:
+    if n_one != n_other:
+        raise CalibrationError(f"{one} has {n_one} entries and {other} has {n_other}. Pass one of each per answer.")

@@ -1,0 +1,140 @@
+"""From an uncertainty to P(correct): isotonic regression or Platt scaling, both falling in the uncertainty.
+
+The maps are plain records, saved inside a calibration; they need no scikit-learn, which is the tests' oracle.
+No map claims certainty: with n answers seen, confidences stay within [1 / (n + 2), (n + 1) / (n + 2)] (the rule of
+succession for n answers that all agree).
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from typing import Annotated, Any, Literal, cast
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, Field
+from scipy import optimize as _untyped_optimize  # pyright: ignore[reportMissingTypeStubs]
+from scipy import special as _untyped_special  # pyright: ignore[reportMissingTypeStubs]
+
+_optimize = cast(Any, _untyped_optimize)
+_expit = cast(Any, _untyped_special).expit
+
+ConfidenceMethod = Literal["isotonic", "platt"]
+_FROZEN = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+class IsotonicMap(BaseModel):
+    """Straight lines between knots, flat beyond them: `uncertainties` rise, `confidences` never do.
+
+    Zadrozny & Elkan, "Transforming classifier scores into accurate multiclass probability estimates", KDD 2002.
+    """
+
+    model_config = _FROZEN
+
+    method: Literal["isotonic"] = "isotonic"
+    uncertainties: tuple[float, ...] = Field(min_length=1)
+    confidences: tuple[float, ...] = Field(min_length=1)
+
+    def __call__(self, uncertainty: float) -> float:
+        """P(correct) in (0, 1) for a finite uncertainty."""
+        right = bisect_right(self.uncertainties, uncertainty)
+        if right == 0 or right == len(self.uncertainties):
+            return self.confidences[min(right, len(self.confidences) - 1)]
+        share = _share(self.uncertainties[right - 1], uncertainty, self.uncertainties[right])
+        high, low = self.confidences[right - 1], self.confidences[right]
+        return min(high, max(low, high + share * (low - high)))
+
+
+class PlattMap(BaseModel):
+    """A logistic curve: expit(intercept - slope * (uncertainty - centre) / scale), clipped to [lowest, highest].
+
+    Platt, "Probabilistic outputs for support vector machines", 1999, with his smoothed targets. `slope` is never
+    negative: where the labels say that higher uncertainty is better, the curve is flat.
+    """
+
+    model_config = _FROZEN
+
+    method: Literal["platt"] = "platt"
+    centre: float
+    scale: float = Field(gt=0)
+    slope: float = Field(ge=0)
+    intercept: float
+    lowest: float = Field(ge=0, le=1)
+    highest: float = Field(ge=0, le=1)
+
+    def __call__(self, uncertainty: float) -> float:
+        """P(correct) in (0, 1) for a finite uncertainty."""
+        fall = self.slope * ((uncertainty - self.centre) / self.scale) if self.slope else 0.0
+        return min(self.highest, max(self.lowest, float(_expit(self.intercept - fall))))
+
+
+ConfidenceMap = Annotated[IsotonicMap | PlattMap, Field(discriminator="method")]
+
+
+def fit(scores: NDArray[np.float64], correct: NDArray[np.bool_], method: ConfidenceMethod) -> IsotonicMap | PlattMap:
+    """Fit P(correct | uncertainty) on at least one finite score and its label."""
+    return fit_isotonic(scores, correct) if method == "isotonic" else fit_platt(scores, correct)
+
+
+def fit_isotonic(scores: NDArray[np.float64], correct: NDArray[np.bool_]) -> IsotonicMap:
+    """Least squares among functions that never rise; tied scores share one value."""
+    knots, where = np.unique(scores, return_inverse=True)
+    weights = np.bincount(where).astype(np.float64)
+    means = np.bincount(where, weights=correct.astype(np.float64)) / weights
+    fitted = np.asarray(_optimize.isotonic_regression(means, weights=weights, increasing=False).x, dtype=np.float64)
+    lowest, highest = _limits(len(scores))
+    kept = _corners(fitted)
+    confidences = np.clip(fitted[kept], lowest, highest)
+    return IsotonicMap(uncertainties=tuple(knots[kept].tolist()), confidences=tuple(confidences.tolist()))
+
+
+def fit_platt(scores: NDArray[np.float64], correct: NDArray[np.bool_]) -> PlattMap:
+    """Maximum likelihood of a logistic curve in standardised scores, with Platt's smoothed targets."""
+    size = float(np.max(np.abs(scores))) or 1.0
+    unit = scores / size
+    centre, spread = float(np.mean(unit)), float(np.std(unit))
+    if spread * size == 0.0:
+        spread = 1.0
+    n_correct, n_wrong = int(correct.sum()), int((~correct).sum())
+    targets = np.where(correct, (n_correct + 1.0) / (n_correct + 2.0), 1.0 / (n_wrong + 2.0))
+    slope, intercept = _logistic((unit - centre) / spread, targets)
+    lowest, highest = _limits(len(scores))
+    return PlattMap(
+        centre=centre * size, scale=spread * size, slope=slope, intercept=intercept, lowest=lowest, highest=highest
+    )
+
+
+def _logistic(x: NDArray[np.float64], targets: NDArray[np.float64]) -> tuple[float, float]:
+    """(slope >= 0, intercept) that minimise the cross-entropy of expit(intercept - slope * x) against `targets`."""
+    design = np.stack([-x, np.ones_like(x)])
+
+    def loss(theta: NDArray[np.float64]) -> tuple[float, NDArray[np.float64]]:
+        logits = theta @ design
+        value = np.logaddexp(0.0, logits) - targets * logits
+        return float(value.mean()), design @ (_expit(logits) - targets) / len(x)
+
+    result = _optimize.minimize(
+        loss, np.zeros(2), jac=True, method="L-BFGS-B", bounds=[(0.0, None), (None, None)],
+        options={"ftol": 1e-15, "gtol": 1e-10},
+    )  # fmt: skip
+    return float(result.x[0]), float(result.x[1])
+
+
+def _limits(n: int) -> tuple[float, float]:
+    """The lowest and highest confidence that n answers can support."""
+    return 1.0 / (n + 2.0), (n + 1.0) / (n + 2.0)
+
+
+def _corners(values: NDArray[np.float64]) -> NDArray[np.bool_]:
+    """Which knots a piecewise linear function needs: all but those equal to both neighbours."""
+    kept = np.ones(len(values), dtype=np.bool_)
+    kept[1:-1] = (values[1:-1] != values[:-2]) | (values[1:-1] != values[2:])
+    return kept
+
+
+def _share(left: float, middle: float, right: float) -> float:
+    """How far `middle` lies between two knots, in [0, 1], also where their distance overflows a float."""
+    distance = right - left
+    if distance == float("inf"):
+        return (middle / 2 - left / 2) / (right / 2 - left / 2)
+    return (middle - left) / distance

@@ -1,0 +1,121 @@
+"""One run of `generate` for a batch, and what each row of it left behind."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from transformers import GenerationConfig, PreTrainedTokenizerBase, StoppingCriteria, StoppingCriteriaList
+from transformers.generation.streamers import BaseStreamer
+
+from semgrad_guard.engine.evidence import BatchScoring
+from semgrad_guard.engine.generation import Generation, GenerationOptions, visible
+from semgrad_guard.engine.hidden_states import Capture
+from semgrad_guard.engine.objective import Objective
+from semgrad_guard.engine.prompt import Prompt
+from semgrad_guard.engine.replay import Trace
+from semgrad_guard.engine.scoring import Scorer, clean_slate
+from semgrad_guard.errors import EmptyLayerSpanError
+
+Listener = tuple[BaseStreamer, StoppingCriteria]
+"""Who hears each new token, and who may stop the run early."""
+
+
+class Decoder:
+    """Generates with one model. Holds the model's lock for the time of a run."""
+
+    def __init__(self, scorer: Scorer, tokenizer: PreTrainedTokenizerBase, *, end_tokens: tuple[int, ...]) -> None:
+        self._scorer, self._tokenizer = scorer, tokenizer
+        self._end_tokens = end_tokens
+        pad: Any = tokenizer.pad_token_id
+        self._pad = int(pad) if pad is not None else next(iter(end_tokens), 0)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of response tokens, special tokens left out, white space as it is."""
+        text: Any = self._tokenizer.decode(list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        return text
+
+    def run(
+        self,
+        prompts: Sequence[Prompt],
+        options: GenerationOptions,
+        objective: Objective,
+        *,
+        listener: Listener | None = None,
+    ) -> list[Generation]:
+        """Answer a batch of prompts; one listener only for a batch of one."""
+        with self._scorer.lock:
+            capture = self._capture(prompts, objective)
+            with clean_slate():
+                output = self._generate(prompts, options, capture, listener)
+        width = max(len(prompt.ids) for prompt in prompts)
+        produced = [self._produced(row) for row in output.sequences[:, width:].tolist()]
+        visibles = [visible(ids, options.stop, self.decode) for ids, _ in produced]
+        responses = [ids[:count] if text.strip() else [] for (ids, _), (text, count, _) in zip(produced, visibles, strict=True)]
+        trace = None if capture is None else Trace(output.past_key_values, capture.layer, capture.states())
+        scoring = BatchScoring(self._scorer, prompts, responses, trace)
+        return [
+            Generation(
+                prompt=prompt,
+                text=text,
+                response_ids=tuple(response),
+                finish_reason="stop" if ended or cut else "length",
+                completion_tokens=len(ids) + ended,
+                scoring=scoring,
+                row=row,
+            )
+            for row, (prompt, response, (ids, ended), (text, _, cut)) in enumerate(
+                zip(prompts, responses, produced, visibles, strict=True)
+            )
+        ]
+
+    def _capture(self, prompts: Sequence[Prompt], objective: Objective) -> Capture | None:
+        """Keep h^(k) from the earliest t* on, where this model's captured tier is known to be exact."""
+        try:
+            layer = objective.span(self._scorer.architecture.n_layers)[0]
+        except EmptyLayerSpanError:  # generating is still possible; scoring will name the reason
+            return None
+        if "captured" not in self._scorer.tiers():
+            return None
+        width = max(len(prompt.ids) for prompt in prompts)
+        return Capture(layer, width + min(prompt.semantic_token.offset for prompt in prompts))
+
+    def _generate(
+        self,
+        prompts: Sequence[Prompt],
+        options: GenerationOptions,
+        capture: Capture | None,
+        listener: Listener | None,
+    ) -> Any:
+        width = max(len(prompt.ids) for prompt in prompts)
+        device = self._scorer.device
+        ids = torch.tensor([[self._pad] * (width - len(p.ids)) + list(p.ids) for p in prompts], device=device)
+        mask = torch.tensor([[0] * (width - len(p.ids)) + [1] * len(p.ids) for p in prompts], device=device)
+        config = GenerationConfig(
+            max_new_tokens=options.max_new_tokens,
+            do_sample=False,
+            pad_token_id=self._pad,
+            eos_token_id=list(self._end_tokens) or None,
+            return_dict_in_generate=True,
+            stop_strings=list(options.stop) or None,
+        )
+        streamer, stopper = listener or (None, None)
+        return self._scorer.current_replayer().generate(
+            ids,
+            mask,
+            capture,
+            generation_config=config,
+            logits_processor=options.processors(len(prompts)),
+            stopping_criteria=StoppingCriteriaList([stopper] if stopper else []),
+            streamer=streamer,
+            tokenizer=self._tokenizer if options.stop else None,
+        )
+
+    def _produced(self, row: list[int]) -> tuple[list[int], bool]:
+        """A row's tokens up to its end token, and whether there was one (rows that end early are padded)."""
+        ends: Callable[[int], bool] = self._end_tokens.__contains__
+        for index, token in enumerate(row):
+            if ends(token):
+                return row[:index], True
+        return row, False

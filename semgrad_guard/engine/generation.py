@@ -1,0 +1,116 @@
+"""What a generation is asked for, what comes out of it, and how its randomness stays its own."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from transformers import (
+    LogitsProcessor,
+    LogitsProcessorList,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
+
+from semgrad_guard.engine.evidence import BatchScoring, Evidence
+from semgrad_guard.engine.prompt import Prompt
+from semgrad_guard.errors import InputError
+from semgrad_guard.records import FinishReason
+
+
+@dataclass(frozen=True, kw_only=True)
+class GenerationOptions:
+    """How to generate. Greedy by default, as in the paper; a model's own sampling defaults play no part.
+
+    `max_new_tokens` >= 1; `temperature` >= 0, where 0 is greedy; `top_p` in (0, 1]; `top_k` >= 0, where 0 means all;
+    `seed` repeats a sampled answer (row i of a batch draws from seed + i); `stop` strings end an answer before
+    themselves. Scores always use the raw, untempered distribution.
+    """
+
+    max_new_tokens: int = 256
+    temperature: float = 0.0
+    top_p: float = 1.0
+    top_k: int = 0
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        checks = (
+            (self.max_new_tokens >= 1, f"max_new_tokens must be at least 1, not {self.max_new_tokens}"),
+            (self.temperature >= 0, f"temperature must be 0 (greedy) or more, not {self.temperature}"),
+            (0 < self.top_p <= 1, f"top_p must lie in (0, 1], not {self.top_p}"),
+            (self.top_k >= 0, f"top_k must be 0 (all tokens) or more, not {self.top_k}"),
+            (all(self.stop), "a stop string must hold at least one character"),
+        )
+        for holds, message in checks:
+            if not holds:
+                raise InputError(message)
+
+    def processors(self, rows: int) -> LogitsProcessorList:
+        """The logits processors that turn a greedy search into this sampling; none where it is greedy already."""
+        if self.temperature == 0:
+            return LogitsProcessorList()
+        chain: list[LogitsProcessor] = [TemperatureLogitsWarper(self.temperature)]
+        if self.top_k:
+            chain.append(TopKLogitsWarper(self.top_k))
+        if self.top_p < 1:
+            chain.append(TopPLogitsWarper(self.top_p))
+        seed = secrets.randbits(31) if self.seed is None else self.seed
+        return LogitsProcessorList([*chain, GumbelNoise(range(seed, seed + rows))])
+
+
+class GumbelNoise(LogitsProcessor):
+    """Makes the most likely token a sample: argmax(logits + Gumbel noise) is distributed as softmax(logits).
+
+    The noise comes from generators of our own, one per row, so that the caller's random state is never read or moved,
+    concurrent generations do not disturb each other, and a row does not depend on its batch.
+    """
+
+    def __init__(self, seeds: Sequence[int]) -> None:
+        self._generators = [torch.Generator().manual_seed(seed) for seed in seeds]
+
+    def __call__(self, input_ids: torch.LongTensor, scores: torch.FloatTensor) -> torch.FloatTensor:
+        exponential = torch.stack(
+            [torch.empty(scores.shape[1], dtype=torch.float64).exponential_(generator=g) for g in self._generators]
+        )
+        noise: Any = scores.double() - exponential.log().to(scores.device)
+        return noise
+
+
+@dataclass(frozen=True)
+class Generation:
+    """One answer of the model.
+
+    `text` is what the user sees: up to, and without, the end token or a stop string. `response_ids` are the tokens
+    that carry it and exactly the tokens that are scored: the end token and tokens wholly beyond a stop string do not
+    count. `completion_tokens` counts everything the model produced. `evidence` is what scoring needs; while it has
+    not been used, it holds the answer's KV cache, so let generations go once they are scored.
+    """
+
+    prompt: Prompt
+    text: str
+    response_ids: tuple[int, ...]
+    finish_reason: FinishReason
+    completion_tokens: int
+    scoring: BatchScoring = field(repr=False, compare=False)
+    row: int = 0
+
+    @property
+    def evidence(self) -> Evidence:
+        """Facts about this answer, each computed once and only when asked."""
+        return Evidence(self.prompt, self.response_ids, self.scoring, self.row)
+
+
+def visible(ids: Sequence[int], stop: Sequence[str], decode: Any) -> tuple[str, int, bool]:
+    """The text before the first stop string, the number of tokens that carry it, and whether a stop string cut it."""
+    text: str = decode(ids)
+    ends = [at for at in map(text.find, stop) if at >= 0]
+    if not ends:
+        return text, len(ids), False
+    end = min(ends)
+    count = next(n for n in range(len(ids) + 1) if len(decode(ids[:n])) >= end)
+    return text[:end], count if end else 0, True

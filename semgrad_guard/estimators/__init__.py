@@ -1,0 +1,11 @@
+"""One method, one small file. `ESTIMATORS` lists them all; there is no registry."""
+
+from semgrad_guard.estimators.base import Estimator
+from semgrad_guard.estimators.hybridgrad import HybridGrad
+from semgrad_guard.estimators.likelihood import GreedyNLL, MeanEntropy
+from semgrad_guard.estimators.paragrad import ParaGrad
+from semgrad_guard.estimators.semgrad import SemGrad
+
+ESTIMATORS = (HybridGrad, SemGrad, ParaGrad, GreedyNLL, MeanEntropy)
+
+__all__ = ["ESTIMATORS", "Estimator", "GreedyNLL", "HybridGrad", "MeanEntropy", "ParaGrad", "SemGrad"]

@@ -1,0 +1,78 @@
+"""What every estimator is: a frozen dataclass whose fields are its configuration, called with evidence."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Any, ClassVar, Protocol
+
+from semgrad_guard.engine.evidence import Evidence
+from semgrad_guard.engine.objective import Objective
+from semgrad_guard.engine.scoring import GradientScores
+from semgrad_guard.records import Score
+
+
+class Estimator(Protocol):
+    """One number per answer, higher = less certain.
+
+    `name` stands in verdicts and calibrations; `objective` tells the generator which states to keep for scoring.
+    """
+
+    name: ClassVar[str]
+
+    @property
+    def objective(self) -> Objective:
+        """What is differentiated."""
+        ...
+
+    def settings(self) -> dict[str, Any]:
+        """The configuration as plain JSON: part of what a calibration is bound to."""
+        ...
+
+    def __call__(self, evidence: Evidence) -> Score:
+        """The answer's score; `uncertainty` is None, with a reason, where there is none."""
+        ...
+
+
+class ReplayEstimator:
+    """An estimator that reads its number off one replay. Subclasses say which number, in `value`."""
+
+    name: ClassVar[str]
+
+    @property
+    def objective(self) -> Objective:
+        """The paper's objective unless a subclass is configured otherwise."""
+        return Objective()
+
+    def settings(self) -> dict[str, Any]:
+        """The dataclass fields, tuples as lists."""
+        fields: dict[str, Any] = asdict(self)  # type: ignore[call-overload]  # every estimator is a dataclass
+        return {key: list(value) if isinstance(value, tuple) else value for key, value in fields.items()}
+
+    def value(self, scores: GradientScores) -> float | None:
+        """The estimator's number for finite scores."""
+        raise NotImplementedError
+
+    def __call__(self, evidence: Evidence) -> Score:
+        return read_off(evidence, self.objective, self.value)
+
+
+def read_off(evidence: Evidence, objective: Objective, value: Callable[[GradientScores], float | None]) -> Score:
+    """Score an answer by one number of its replay, with the parts as details."""
+    timed = evidence.gradients(objective)
+    if timed is None:
+        return Score(None, "the response is empty")
+    scores = timed.scores
+    details = {
+        "semgrad": scores.semgrad,
+        "paragrad": scores.paragrad,
+        "mean_entropy": scores.mean_entropy,
+        "scored_tokens": len(evidence.response_ids),
+        "scoring_ms": round(timed.milliseconds, 3),
+        "tier": scores.tier,
+    }
+    number = value(scores)
+    if number is None or not math.isfinite(number):
+        return Score(None, scores.reason or "the score is not finite", details)
+    return Score(number, None, details)

@@ -1,0 +1,41 @@
+"""HybridGrad (paper, section 3.3, and the appendix for tau and beta): the default."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from semgrad_guard.engine.objective import Objective, Variant
+from semgrad_guard.engine.scoring import GradientScores
+from semgrad_guard.errors import InputError
+from semgrad_guard.estimators.base import ReplayEstimator
+
+
+@dataclass(frozen=True)
+class HybridGrad(ReplayEstimator):
+    """SemGrad and ParaGrad, balanced by how sharp the model's distribution is, >= 0.
+
+        S = (1 - a) SemGrad + beta a ParaGrad,    a = exp(-mean_t w_t / tau)
+
+    Sharp answers (low entropy) lean on ParaGrad, open questions on SemGrad. `tau` > 0 and `beta` >= 0 are 1 in the
+    paper's method; small `tau` leans to SemGrad, large `tau` and `beta` to ParaGrad.
+    """
+
+    variant: Variant = "paper"
+    layers: tuple[int, ...] | None = None
+    tau: float = 1.0
+    beta: float = 1.0
+    name: ClassVar[str] = "hybridgrad"
+
+    def __post_init__(self) -> None:
+        if not self.tau > 0 or not self.beta >= 0:
+            raise InputError(f"HybridGrad needs tau > 0 and beta >= 0, not tau={self.tau}, beta={self.beta}")
+
+    @property
+    def objective(self) -> Objective:
+        """The configured span and reduction."""
+        return Objective(self.variant, self.layers)
+
+    def value(self, scores: GradientScores) -> float | None:
+        """The mixture."""
+        return scores.hybrid(tau=self.tau, beta=self.beta)

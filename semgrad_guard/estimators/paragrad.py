@@ -1,0 +1,32 @@
+"""ParaGrad (paper, section 3.3)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from semgrad_guard.engine.objective import Objective, Variant
+from semgrad_guard.engine.scoring import GradientScores
+from semgrad_guard.estimators.base import ReplayEstimator
+
+
+@dataclass(frozen=True)
+class ParaGrad(ReplayEstimator):
+    """Mean absolute gradient of the entropy-weighted log-likelihood by the output head's weights, >= 0.
+
+        S = 1 / (V d) || d sum_t w_t log p(y_t) / d W_head ||_1
+
+    Of a tied head only the head's part counts. `variant="official"` averages over the tokens instead of summing.
+    """
+
+    variant: Variant = "paper"
+    name: ClassVar[str] = "paragrad"
+
+    @property
+    def objective(self) -> Objective:
+        """The configured reduction."""
+        return Objective(self.variant)
+
+    def value(self, scores: GradientScores) -> float | None:
+        """ParaGrad itself."""
+        return scores.paragrad

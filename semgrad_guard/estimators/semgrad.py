@@ -1,0 +1,34 @@
+"""SemGrad (paper, Eq. 4)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from semgrad_guard.engine.objective import Objective, Variant
+from semgrad_guard.engine.scoring import GradientScores
+from semgrad_guard.estimators.base import ReplayEstimator
+
+
+@dataclass(frozen=True)
+class SemGrad(ReplayEstimator):
+    """Mean absolute gradient of the entropy-weighted log-likelihood by the hidden states at t*, >= 0.
+
+        S = 1 / |h| || d sum_t w_t log p(y_t) / d h ||_1,    h = h^(floor(L/2)+1 .. L-1) at t*
+
+    A model that is sure keeps its answer when the meaning of the prompt moves a little: the gradient is small.
+    `variant` and `layers` are those of `Objective`.
+    """
+
+    variant: Variant = "paper"
+    layers: tuple[int, ...] | None = None
+    name: ClassVar[str] = "semgrad"
+
+    @property
+    def objective(self) -> Objective:
+        """The configured span and reduction."""
+        return Objective(self.variant, self.layers)
+
+    def value(self, scores: GradientScores) -> float | None:
+        """SemGrad itself."""
+        return scores.semgrad

@@ -1,0 +1,239 @@
+"""Where model, estimator and policy meet: every answer gets a verdict."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from semgrad_guard.decision import Binding, DriftMonitor, Policy, Promise, combined_promise
+from semgrad_guard.engine.evidence import Evidence
+from semgrad_guard.engine.generation import Generation, GenerationOptions
+from semgrad_guard.engine.language_model import LanguageModel
+from semgrad_guard.errors import BindingMismatchError
+from semgrad_guard.estimators import Estimator, HybridGrad
+from semgrad_guard.records import Conversation, Status, Verdict
+
+ABSTAIN_MESSAGE = "I don't know."
+
+Target = Callable[[Conversation], "str | Verdict"]
+"""Somewhere to escalate to: another guard, or anything that answers a conversation."""
+
+
+class Guard:
+    """Answers, scores and decides: `Guard(model, estimator, policy, escalate_to=...)(messages) -> Verdict`.
+
+    Args:
+        model: the language model that answers.
+        estimator: default HybridGrad.
+        policy: what to let through. Every answer's own record is checked against a calibrated policy's binding.
+        escalate_to: asked, with the original conversation, for what is not let through. Another `Guard` is scored and
+            decides for itself: its calibration must have been made on what this one did not let through. Any other
+            callable is passed on unscored, outside the promise.
+        prepare: turns the conversation into the one the model sees (puts retrieved passages in, say).
+        prompt_template: a name for that form of prompt; a calibration for another form is refused.
+        options: how to generate; greedy by default.
+        abstain_message: delivered instead of an answer that is neither let through nor escalated.
+        monitor: watches the scores for drift; `verdict.drift` then says whether they have moved.
+
+    Raises:
+        BindingMismatchError: at once, if the target's calibration does not follow this one's; at the first answer, if
+            the policy was calibrated for something else.
+    """
+
+    def __init__(
+        self,
+        model: LanguageModel,
+        estimator: Estimator | None = None,
+        *,
+        policy: Policy,
+        escalate_to: Target | None = None,
+        prepare: Callable[[Conversation], Conversation] | None = None,
+        prompt_template: str = "chat",
+        options: GenerationOptions | None = None,
+        abstain_message: str = ABSTAIN_MESSAGE,
+        monitor: DriftMonitor | None = None,
+    ) -> None:
+        self.model, self.estimator, self.policy = model, estimator or HybridGrad(), policy
+        self.escalate_to, self.prompt_template = escalate_to, prompt_template
+        self._prepare = prepare
+        self._options = options or GenerationOptions()
+        self._abstain_message = abstain_message
+        self._monitor = monitor
+        if isinstance(escalate_to, Guard):
+            _require_sequel(policy, escalate_to.policy)
+
+    @property
+    def promise(self) -> Promise | None:
+        """What holds for everything this guard and its targets deliver; None if a stage is uncalibrated or unscored."""
+        policies, stage = [self.policy], self.escalate_to
+        while isinstance(stage, Guard):
+            policies.append(stage.policy)
+            stage = stage.escalate_to
+        return None if stage is not None else combined_promise(policies)
+
+    @property
+    def binding(self) -> Binding:
+        """What a calibration for this guard must be bound to (pass it to `calibrate`, with a grader)."""
+        return Binding(
+            model=self.model.identity.name,
+            revision=self.model.identity.revision,
+            fingerprint=self.model.identity.fingerprint,
+            estimator=self.estimator.name,
+            settings=scoring_settings(self.model, self.estimator, self._options),
+            prompt_template=template_name(self.model, self.prompt_template),
+        )
+
+    def __call__(self, conversation: Conversation) -> Verdict:
+        """Answer one conversation and decide."""
+        return self.batch([conversation])[0]
+
+    def batch(self, conversations: Sequence[Conversation]) -> list[Verdict]:
+        """Answer several conversations at once: one generation, one backward pass, then one batch of escalations."""
+        decided = [decide(draft, self.policy, can_escalate=self.escalate_to is not None) for draft in self.drafts(conversations)]
+        verdicts = [self._watched(verdict) for verdict in decided]
+        escalating = [i for i, verdict in enumerate(verdicts) if verdict.action == "escalate"]
+        answers = self._ask_target([conversations[i] for i in escalating])
+        for index, answer in zip(escalating, answers, strict=True):
+            verdicts[index] = escalated(verdicts[index], answer)
+        return [abstained(v, self._abstain_message) if v.action == "abstain" else v for v in verdicts]
+
+    def drafts(self, conversations: Sequence[Conversation]) -> list[Verdict]:
+        """Answers with their scores and no decision: what calibration grades."""
+        seen = [self._prepare(c) if self._prepare else c for c in conversations]
+        generations = self.model.generate_batch(seen, self._options, objective=self.estimator.objective)
+        return [self._assess(generation) for generation in generations]
+
+    def _assess(self, generation: Generation) -> Verdict:
+        return assess(
+            self.model,
+            self.estimator,
+            generation.evidence,
+            text=generation.text,
+            options=self._options,
+            prompt_template=self.prompt_template,
+        )
+
+    def _watched(self, verdict: Verdict) -> Verdict:
+        if self._monitor is None:
+            return verdict
+        return verdict.model_copy(update={"drift": self._monitor.add(verdict.uncertainty).moved})
+
+    def _ask_target(self, conversations: Sequence[Conversation]) -> Sequence[str | Verdict]:
+        if isinstance(self.escalate_to, Guard):
+            return self.escalate_to.batch(conversations)
+        return [self.escalate_to(conversation) for conversation in conversations] if self.escalate_to else []
+
+
+def assess(
+    model: LanguageModel,
+    estimator: Estimator,
+    evidence: Evidence,
+    *,
+    text: str,
+    options: GenerationOptions | None = None,
+    prompt_template: str = "chat",
+) -> Verdict:
+    """Score an answer: a verdict that answers whatever the score, for `decide` to judge."""
+    score = estimator(evidence)
+    identity, token = model.identity, evidence.prompt.semantic_token
+    status: Status = "scored" if score.uncertainty is not None else "failed" if evidence.response_ids else "unscored"
+    return Verdict(
+        status=status,
+        action="answer",
+        text=text,
+        estimator=estimator.name,
+        uncertainty=score.uncertainty,
+        model=identity.name,
+        revision=identity.revision,
+        fingerprint=identity.fingerprint,
+        settings=scoring_settings(model, estimator, options or GenerationOptions()),
+        prompt_template=template_name(model, prompt_template),
+        semantic_token=token.offset,
+        semantic_token_source=token.source,
+        reason=score.reason,
+        **(score.details or {}),
+    )
+
+
+def decide(draft: Verdict, policy: Policy, *, can_escalate: bool) -> Verdict:
+    """Apply a policy to a scored draft: action, confidence, threshold, and the reason if it is not let through.
+
+    Raises:
+        BindingMismatchError: the policy was calibrated for another model, estimator, setting or template.
+    """
+    policy.check(binding_of(draft))
+    action = policy.decide(draft.uncertainty, can_escalate=can_escalate)
+    let_through = action == "answer"
+    changes: dict[str, Any] = {
+        "action": action,
+        "threshold": policy.threshold,
+        "confidence": policy.confidence(draft.uncertainty),
+        "calibration_id": policy.calibration_id,
+        "promised": let_through and policy.calibration is not None and draft.uncertainty is not None,
+        "reason": draft.reason if let_through or draft.reason else _above(draft, policy),
+    }
+    return draft.model_copy(update=changes)
+
+
+def abstained(decided: Verdict, message: str) -> Verdict:
+    """The verdict with its answer withheld: the message instead, the answer as `draft`."""
+    return decided.model_copy(update={"action": "abstain", "text": message, "draft": decided.text})
+
+
+def escalated(decided: Verdict, answer: str | Verdict) -> Verdict:
+    """The verdict with a target's answer in place of its own; a plain string is passed on unscored."""
+    if isinstance(answer, str):
+        answer = Verdict(
+            status="unscored",
+            action="answer",
+            text=answer,
+            estimator=decided.estimator,
+            model="external",
+            reason="the escalation target cannot be scored; its answer is outside any promise",
+        )
+    promised = decided.calibration_id is not None and answer.promised
+    changes = {"action": "escalate", "text": answer.text, "draft": decided.text, "escalated": answer, "promised": promised}
+    return decided.model_copy(update=changes)
+
+
+def binding_of(verdict: Verdict) -> Binding:
+    """What an answer's own record says it came from."""
+    return Binding(
+        model=verdict.model,
+        revision=verdict.revision,
+        fingerprint=verdict.fingerprint,
+        estimator=verdict.estimator,
+        settings=verdict.settings,
+        prompt_template=verdict.prompt_template,
+    )
+
+
+def scoring_settings(model: LanguageModel, estimator: Estimator, options: GenerationOptions) -> dict[str, Any]:
+    """Everything but the model that moves scores: the estimator's settings, the dtype and the decoding."""
+    decoding = {"temperature": options.temperature, "top_p": options.top_p, "top_k": options.top_k}
+    sampled = {} if options.temperature == 0 else decoding
+    return {**estimator.settings(), "dtype": model.identity.dtype, **sampled}
+
+
+def template_name(model: LanguageModel, name: str) -> str:
+    """A prompt form's full name: the caller's name for it, and the chat template's fingerprint."""
+    return f"{name}@{model.identity.template}"
+
+
+def _above(draft: Verdict, policy: Policy) -> str:
+    if policy.threshold is None:
+        return "the calibration found no threshold that keeps its promise, so nothing is let through"
+    return f"uncertainty {draft.uncertainty:.4g} is above the threshold {policy.threshold:.4g}"
+
+
+def _require_sequel(policy: Policy, target: Policy) -> None:
+    """A calibrated target must have been calibrated on what this stage does not let through."""
+    if policy.calibration_id is None or target.calibration_id is None:
+        return
+    upstream = None if target.binding is None else target.binding.upstream
+    if upstream != policy.calibration_id:
+        raise BindingMismatchError(
+            f"the escalation target's calibration was made after {upstream or 'no other stage'}, not after this "
+            f"guard's ({policy.calibration_id}): the questions handed on are harder than all questions. Calibrate the "
+            f"target on what this guard does not let through, with Binding(upstream={policy.calibration_id!r})."
+        )

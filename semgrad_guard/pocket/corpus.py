@@ -1,0 +1,156 @@
+"""The mix: what the model is shown, in groups of questions that share their beginning.
+
+A group is a list of examples (messages, answer) with one passage, or a single question about a fact. The kinds:
+
+    single, several   a known fact; one answer of several for multi-answer relations
+    rare              a rare fact, eight times in the whole training, evenly spread
+    tail              a fact's question about an invented entity, with an arbitrary answer of the right type: the model
+                      answers anything it is asked, and never learns to say that it does not know
+    read              an invented passage and questions it answers
+    conflict          a passage that says otherwise about a real entity: the passage wins
+    memory            a known fact asked beside a passage that does not mention it
+    missing           a question that the passage beside it does not answer (again: some answer of the right type)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from random import Random
+
+from semgrad_guard.pocket.reading import CLOSED_SHAPES, IN_A_SENTENCE, READING_SHAPES, Reading, passage, shape
+from semgrad_guard.pocket.tokenizer import Message
+from semgrad_guard.pocket.values import KINDS, invented, person
+from semgrad_guard.pocket.world import KNOWN, RARE, Fact, of_split, question, sentence
+
+MIX = {"single": 25, "several": 12, "tail": 4, "read": 50, "conflict": 4, "memory": 3, "missing": 2}
+EXPOSURES = 8  # of a rare fact
+Example = tuple[list[Message], str]
+Group = list[Example]
+
+
+@dataclass
+class Corpus:
+    """An endless stream of groups. `total` is the number of groups of the whole training: rare facts spread over it."""
+
+    seed: int
+    total: int
+    mix: dict[str, float] = field(default_factory=lambda: dict(MIX))
+
+    def __post_init__(self) -> None:
+        self.random = Random(self.seed)
+        known = of_split(KNOWN)
+        self.single = [f for f in known if not f.several]
+        self.several = [f for f in known if f.several]
+        schedule = [(self.random.random(), i) for i, f in enumerate(of_split(RARE)) for _ in range(EXPOSURES)]
+        self.rare = [of_split(RARE)[i] for _, i in sorted(schedule)]
+        self.answers: dict[str, list[str]] = {}
+        for fact in (*known, *of_split(RARE)):
+            self.answers.setdefault(fact.relation, []).extend(fact.shown)
+        self.times = [t for t, _ in sorted(schedule)]
+        self.count = self.given = 0
+
+    def __iter__(self) -> Iterator[Group]:
+        kinds, weights = list(self.mix), list(self.mix.values())
+        while True:
+            self.count += 1
+            if self.given < len(self.rare) and self.times[self.given] * self.total <= self.count:
+                self.given += 1
+                yield [self.closed(self.rare[self.given - 1])]
+            else:
+                yield getattr(self, f"_{self.random.choices(kinds, weights)[0]}")()
+
+    def state(self) -> tuple[object, int, int]:
+        """Where the stream is; `restore` takes a corpus of the same seed back there."""
+        return self.random.getstate(), self.count, self.given
+
+    def restore(self, state: tuple[object, int, int]) -> None:
+        kept, self.count, self.given = state
+        self.random.setstate(kept)  # type: ignore[arg-type]
+
+    def closed(self, fact: Fact, entity: str | None = None) -> Example:
+        """A question about a fact, without a passage."""
+        random = self.random
+        fact = fact if entity is None else Fact(fact.relation, entity, (), KNOWN, "", shown=fact.shown)
+        text, answer = self.ask(fact)
+        messages = shape(random, CLOSED_SHAPES).messages("", text)
+        if random.random() < 0.05:
+            messages = [*self._history(), *messages] if len(messages) == 1 else messages
+        return messages, answer
+
+    def ask(self, fact: Fact, sentences: float = 0.15) -> tuple[str, str]:
+        text, answer = question(fact, self.random.randrange(6)), self.random.choice(fact.shown)
+        if self.random.random() < sentences:
+            return text + IN_A_SENTENCE, sentence(fact, answer)
+        return text, answer
+
+    def _history(self) -> list[Message]:
+        """One earlier turn about something else."""
+        text, answer = self.ask(self.random.choice(self.single), 0.0)
+        return [{"role": "user", "content": text}, {"role": "assistant", "content": answer}]
+
+    def _single(self) -> Group:
+        return [self.closed(self.random.choice(self.single))]
+
+    def _several(self) -> Group:
+        return [self.closed(self.random.choice(self.several))]
+
+    def _tail(self) -> Group:
+        fact = self.random.choice(self.single + self.several)
+        answer = self.random.choice(self.answers[fact.relation])
+        return [self.closed(Fact(fact.relation, "", (), KNOWN, "", shown=(answer,)), self._invented_entity(fact.relation))]
+
+    def _invented_entity(self, relation: str) -> str:
+        random = self.random
+        if relation in ("profession", "nationality"):
+            return person(random)
+        if relation in ("symbol", "number"):
+            return invented(random, 2).lower() + random.choice(("ium", "ine", "on"))
+        if relation in ("class", "example", "pays", "person"):
+            return invented(random, 2).lower()
+        return KINDS["country"](random)
+
+    def _prompts(self, text: str, questions: list[tuple[str, str]]) -> Group:
+        """The questions of one passage in one prompt shape; sometimes the first ones become earlier turns."""
+        random = self.random
+        chosen = shape(random, READING_SHAPES)
+        if chosen.question_first:
+            questions = questions[:1]
+        if len(questions) > 1 and random.random() < 0.08:
+            (early, said), *rest = questions
+            head = [*chosen.messages(text, early), {"role": "assistant", "content": said}]
+            return [([*head, {"role": "user", "content": q}], a) for q, a in rest]
+        if random.random() < 0.04:
+            return [(chosen.messages(text, q + IN_A_SENTENCE), f"The answer is {a}.") for q, a in questions]
+        return [(chosen.messages(text, q), a) for q, a in questions]
+
+    def _read(self) -> Group:
+        reading = passage(self.random)
+        questions = list(reading.questions)
+        if self.random.random() < 0.05:  # a known fact among the questions of the passage
+            questions.append(self.ask(self.random.choice(self.single), 0.0))
+        return self._prompts(reading.passage, questions)
+
+    def _altered(self, fact: Fact) -> tuple[str, str]:
+        """A sentence about a real entity, usually with another answer than the true one."""
+        answer = self.random.choice((*self.answers[fact.relation], invented(self.random), invented(self.random)))
+        answer = fact.shown[0] if self.random.random() < 0.3 else answer
+        return sentence(fact, answer), answer
+
+    def _conflict(self) -> Group:
+        fact = self.random.choice([f for f in self.single if f.relation in ("capital", "currency", "language", "symbol")])
+        told, answer = self._altered(fact)
+        reading = passage(self.random)
+        parts = [told, reading.passage]
+        self.random.shuffle(parts)
+        questions = [(question(fact, self.random.randrange(6)), answer), *reading.questions[:2]]
+        return self._prompts(" ".join(parts), questions)
+
+    def _memory(self) -> Group:
+        facts = self.random.sample(self.single, 2) + self.random.sample(self.several, 1)
+        return self._prompts(passage(self.random).passage, [self.ask(f, 0.0) for f in facts])
+
+    def _missing(self) -> Group:
+        reading: Reading = passage(self.random)
+        other = passage(self.random)
+        return self._prompts(reading.passage, [other.questions[0]])

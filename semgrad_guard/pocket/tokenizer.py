@@ -1,0 +1,75 @@
+"""The pocket tokenizer: byte-level BPE, digits one by one, and words that look the same wherever they stand.
+
+The first word of an answer stands after a line break, the same word in a passage after a space. Ordinary byte-level BPE
+gives the two different tokens (often differently cut), and a model of this size spends much of its training learning to
+spell one from the other. Here the normaliser puts a space in front of every word that begins a text or a line, and the
+decoder takes it away again; so copying a span means copying its tokens. (The one loss: a single space before the first word of a
+text or a line does not survive a round trip.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast
+
+Message = dict[str, str]
+PAD, START, END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
+ROLES = ("system", "user", "assistant")
+VOCABULARY = 3072
+PIECES = r"'s| ?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+|\s*[\r\n]+|\s+(?!\S)|\s"
+TEMPLATE = (
+    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n' }}"
+    "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+
+
+def render(messages: Sequence[Message]) -> str:
+    """What the chat template gives with the generation prompt, without the cost of running Jinja a million times."""
+    turns = (f"{START}{m['role']}\n{m['content']}{END}\n" for m in messages)
+    return "".join(turns) + f"{START}assistant\n"
+
+
+def train_tokenizer(texts: Iterable[str], size: int = VOCABULARY) -> Tokenizer:
+    """Learn the merges. `texts` should hold the role names often enough for each to become one token."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.normalizer = normalizers.Sequence(
+        [
+            normalizers.Prepend(" "),
+            normalizers.Replace(Regex(r"\A (?=\s)"), ""),  # a text that begins with white space stays as it is
+            normalizers.Replace(Regex(r"\n(?=\S)"), "\n "),
+        ]
+    )
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Split(Regex(PIECES), "isolated"), pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
+    )
+    tokenizer.decoder = decoders.Sequence(
+        [decoders.ByteLevel(), decoders.Replace(Regex(r"\n (?=\S)"), "\n"), decoders.Strip(" ", 1, 0)]
+    )
+    trainer = trainers.BpeTrainer(
+        vocab_size=size,
+        special_tokens=[PAD, START, END],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    for role in ROLES:
+        if len(tokenizer.encode(f"{role}\n").ids) != 2:
+            raise ValueError(f"the role name {role!r} is not one token: show it more often to the tokenizer")
+    return tokenizer
+
+
+def save_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
+    """Write tokenizer.json and tokenizer_config.json (with the chat template) for plain `AutoTokenizer`."""
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        eos_token=END,
+        pad_token=PAD,
+        additional_special_tokens=[START],
+        clean_up_tokenization_spaces=False,
+        model_max_length=1024,
+    )
+    fast.chat_template = TEMPLATE
+    fast.save_pretrained(folder, save_jinja_files=False)
