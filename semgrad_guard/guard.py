@@ -9,7 +9,7 @@ from semgrad_guard.decision import Binding, DriftMonitor, Policy, Promise, combi
 from semgrad_guard.engine.evidence import Evidence
 from semgrad_guard.engine.generation import Generation, GenerationOptions
 from semgrad_guard.engine.language_model import LanguageModel
-from semgrad_guard.errors import BindingMismatchError
+from semgrad_guard.errors import BindingMismatchError, InputError
 from semgrad_guard.estimators import Estimator, HybridGrad
 from semgrad_guard.records import Conversation, Status, Verdict
 
@@ -44,8 +44,8 @@ class Guard:
         self,
         model: LanguageModel,
         estimator: Estimator | None = None,
+        policy: Policy | None = None,
         *,
-        policy: Policy,
         escalate_to: Target | None = None,
         prepare: Callable[[Conversation], Conversation] | None = None,
         prompt_template: str = "chat",
@@ -53,6 +53,8 @@ class Guard:
         abstain_message: str = ABSTAIN_MESSAGE,
         monitor: DriftMonitor | None = None,
     ) -> None:
+        if policy is None:
+            raise InputError("a guard needs a policy: Policy(threshold=...) or Policy.from_calibration(calibration)")
         self.model, self.estimator, self.policy = model, estimator or HybridGrad(), policy
         self.escalate_to, self.prompt_template = escalate_to, prompt_template
         self._prepare = prepare

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
-from typing import Any
+from numbers import Real
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,8 +38,10 @@ def read_set(
     uncertainties: Iterable[float | None], correct: Iterable[Any], *, groups: Iterable[Hashable] | None
 ) -> CalibrationSet:
     """Check the three columns and keep the first answer of each group."""
-    scores = np.array([_score(value, row) for row, value in enumerate(uncertainties)], dtype=np.float64)
-    labels = np.array([_label(value, row) for row, value in enumerate(correct)], dtype=np.bool_)
+    scores = np.array(
+        [_score(value, row) for row, value in enumerate(_column(uncertainties, "uncertainties"))], dtype=np.float64
+    )
+    labels = np.array([_label(value, row) for row, value in enumerate(_column(correct, "correct"))], dtype=np.bool_)
     _same_length("uncertainties", len(scores), "correct", len(labels))
     if not len(scores):
         raise CalibrationError("The calibration set is empty. Pass one uncertainty and one correct/wrong per answer.")
@@ -56,7 +59,7 @@ def read_set(
 
 def read_grid(grid: Iterable[float]) -> NDArray[np.float64]:
     """Rising, distinct, finite thresholds; at least one."""
-    values = [_score(value, row, column="grid") for row, value in enumerate(grid)]
+    values = [_score(value, row, column="grid") for row, value in enumerate(_column(grid, "grid"))]
     if not values:
         raise CalibrationError("The grid is empty. Pass thresholds fixed from unlabelled scores, or leave grid out.")
     rising = np.unique(np.array(values, dtype=np.float64))
@@ -73,11 +76,19 @@ def read_rate(value: float, name: str) -> float:
     return number
 
 
+def _column(values: Any, name: str) -> list[Any]:
+    """The entries of a list, an array, a tensor or any other iterable, as plain Python objects where it has them."""
+    try:
+        return list(values.tolist() if hasattr(values, "tolist") else values)
+    except TypeError:
+        raise CalibrationError(f"{name} is {values!r}. Pass a list with one entry per answer.") from None
+
+
 def _first_of_each(groups: Iterable[Hashable] | None, n: int) -> list[int]:
     """Rows to keep: the first of each group, in order."""
     if groups is None:
         return list(range(n))
-    names: Sequence[Hashable] = list(groups)
+    names = _column(groups, "groups")
     _same_length("uncertainties", n, "groups", len(names))
     firsts: dict[Hashable, int] = {}
     for row, name in enumerate(names):
@@ -87,6 +98,8 @@ def _first_of_each(groups: Iterable[Hashable] | None, n: int) -> list[int]:
 
 def _score(value: Any, row: int | None, *, column: str = "uncertainties") -> float:
     """A float; NaN for None. Text and anything else that is no number is refused."""
+    if type(value) is float:
+        return value
     if value is None:
         return math.nan
     try:
@@ -100,17 +113,19 @@ def _score(value: Any, row: int | None, *, column: str = "uncertainties") -> flo
 
 def _label(value: Any, row: int) -> bool:
     """True for correct, False for wrong; 1 and 0 are accepted, anything in between is not."""
-    try:
-        if not isinstance(value, str | bytes) and value in (0, 1):
-            return bool(value)
-    except (TypeError, ValueError):
-        pass
+    if value is True or value is False:
+        return value
+    if isinstance(value, Real | np.bool_) and value in (0, 1):
+        return bool(cast(Any, value))
     raise CalibrationError(f"correct[{row}] is {value!r}. Each label must be True or False (or 1 or 0): grade first.")
 
 
 def _hashable(name: Any, row: int) -> Hashable:
+    """A question's name; None names none, and would make strangers look like copies."""
     try:
         hash(name)
+        if name is None:
+            raise TypeError
     except TypeError:
         raise CalibrationError(f"groups[{row}] is {name!r}. Name each question by its text or an id.") from None
     return name

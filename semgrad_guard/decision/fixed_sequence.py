@@ -37,7 +37,7 @@ _GRID_PART = 300
 """At most this many scored answers are spent on a grid; a fifth of them in a smaller set."""
 
 _GRID_START = 5
-"""The lowest threshold has at least this many of the grid's own scores at or below it: lower quantiles are too unsure."""
+"""At least this many of the grid's own scores lie at or below its lowest threshold: lower quantiles are too unsure."""
 
 
 @dataclass(frozen=True)

@@ -46,6 +46,8 @@ class Architecture:
 
     `layers` is None where no list of decoder layers was recognised; `cuttable` says whether the KV cache may be cut
     at t* (attention only, no recurrent state); `takes_positions` whether left-padded rows can be told their positions.
+    Past `fixed_positions` tokens, rotary frequencies change with the length (dynamic and long rope), so that cached
+    keys no longer are what one pass over the whole sequence would give.
     """
 
     n_layers: int
@@ -54,6 +56,8 @@ class Architecture:
     cuttable: bool
     takes_positions: bool
     transform: LogitTransform
+    fixed_positions: int | None = None
+    takes_logits_to_keep: bool = False
 
 
 def inspect_architecture(model: nn.Module) -> Architecture:
@@ -72,6 +76,7 @@ def inspect_architecture(model: nn.Module) -> Architecture:
             f"{type(model).__name__} has no plain linear output head (found {type(head).__name__}); "
             "ParaGrad is defined by that head. Load the causal LM itself, with an unquantized lm_head."
         )
+    accepted = inspect.signature(causal_lm.forward).parameters
     paths = {id(module): path for path, module in model.named_modules()}
     n_layers = int(config.num_hidden_layers)
     return Architecture(
@@ -79,8 +84,10 @@ def inspect_architecture(model: nn.Module) -> Architecture:
         head=paths[id(head)],
         layers=_decoder_layers(model, n_layers),
         cuttable=_is_cuttable(causal_lm, config),
-        takes_positions="position_ids" in inspect.signature(causal_lm.forward).parameters,
+        takes_positions="position_ids" in accepted,
+        takes_logits_to_keep="logits_to_keep" in accepted,
         transform=LogitTransform(scale=_scale(config), softcap=getattr(config, "final_logit_softcapping", None)),
+        fixed_positions=_fixed_positions(config),
     )
 
 
@@ -94,7 +101,7 @@ def _refuse_impossible(model: nn.Module) -> None:
             f"{name} is an encoder-decoder model: its prompt and response do not share hidden states, so there is no "
             "t* to differentiate by. Use a decoder-only causal LM."
         )
-    if any("forward" in vars(module) for module in model.modules()):
+    if any(hasattr(module, "_hf_hook") for module in model.modules()):
         raise UnsupportedModelError(
             f"the layers of this {name} are dispatched by accelerate (offloaded or split over devices), which the "
             "replay cannot follow. Load it on one device, for example device_map={'': 0}."
@@ -104,13 +111,24 @@ def _refuse_impossible(model: nn.Module) -> None:
 
 
 def _decoder_layers(model: nn.Module, n_layers: int) -> str | None:
-    """The path of the one list of `n_layers` like modules nearest to the root; None if there is none."""
+    """The path of the list of `n_layers` modules nearest to the root, like modules first; None if there is none."""
     lists = [
-        (path.count("."), path)
+        (len({type(m) for m in module}) > 1, path.count("."), path)
         for path, module in model.named_modules()
-        if isinstance(module, nn.ModuleList) and len(module) == n_layers and len({type(m) for m in module}) == 1
+        if isinstance(module, nn.ModuleList) and len(module) == n_layers
     ]
-    return min(lists)[1] if lists else None
+    return min(lists)[2] if lists else None
+
+
+def _fixed_positions(config: Any) -> int | None:
+    """Up to how many tokens rotary frequencies stay as they are; None if they never change."""
+    parameters: Any = getattr(config, "rope_parameters", None) or {}
+    limits = [
+        int(entry.get("original_max_position_embeddings") or config.max_position_embeddings)
+        for entry in (parameters, *parameters.values())
+        if isinstance(entry, dict) and ("dynamic" in (kind := str(entry.get("rope_type"))) or kind == "longrope")
+    ]
+    return min(limits, default=None)
 
 
 def _is_cuttable(model: PreTrainedModel, config: Any) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from safetensors import SafetensorError
@@ -36,8 +36,11 @@ def load(name_or_path: str, **options: Any) -> tuple[PreTrainedModel, PreTrained
     tokenizer_options = {key: chosen[key] for key in ("revision", "local_files_only") if key in chosen}
     try:
         tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False, **tokenizer_options)
-        model: Any = AutoModelForCausalLM.from_pretrained(
-            path, use_safetensors=True, trust_remote_code=False, **chosen
+        model, report = cast(
+            "tuple[PreTrainedModel, dict[str, Any]]",
+            AutoModelForCausalLM.from_pretrained(
+                path, use_safetensors=True, trust_remote_code=False, output_loading_info=True, **chosen
+            ),
         )
     except (OSError, SafetensorError, RuntimeError) as error:
         raise ModelNotFoundError(
@@ -46,6 +49,11 @@ def load(name_or_path: str, **options: Any) -> tuple[PreTrainedModel, PreTrained
         ) from error
     except (ValueError, KeyError) as error:
         raise UnsupportedModelError(f"{name_or_path!r} is no causal LM that transformers can load: {error}") from error
+    if missing := sorted(report["missing_keys"]):  # transformers would fill them with random numbers
+        raise ModelNotFoundError(
+            f"the checkpoint {name_or_path!r} lacks {len(missing)} tensor(s), {missing[0]} among them; "
+            "download or save it again"
+        )
     return model.eval(), tokenizer
 
 

@@ -12,7 +12,7 @@ Only positions >= t* can carry gradient to h_{t*}; all earlier ones are constant
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal, cast
 
@@ -24,6 +24,7 @@ from semgrad_guard.engine.architecture import Architecture, submodule_setter
 from semgrad_guard.engine.hidden_states import Capture, Tap, taps
 from semgrad_guard.engine.prefix_cache import cut, growing_cache
 from semgrad_guard.engine.shadow import shadow_of
+from semgrad_guard.errors import UnsupportedModelError
 
 Tier = Literal["captured", "prefix", "full"]
 
@@ -48,11 +49,11 @@ class TokenBatch:
     ) -> TokenBatch:
         """Lay out token lists; `offsets` count each t* from its prompt's end (-1 = last token)."""
         width, tail = max(map(len, prompts)), max(map(len, responses))
-        ids = torch.zeros(len(prompts), width + tail, dtype=torch.long)
+        ids = torch.zeros(len(prompts), width + tail, dtype=torch.long, device="cpu")
         mask = torch.zeros_like(ids)
         for row, (prompt, response) in enumerate(zip(prompts, responses, strict=True)):
-            ids[row, width - len(prompt) : width] = torch.tensor(prompt)
-            ids[row, width : width + len(response)] = torch.tensor(response)
+            ids[row, width - len(prompt) : width] = torch.tensor(prompt, device="cpu")
+            ids[row, width : width + len(response)] = torch.tensor(response, device="cpu")
             mask[row, width - len(prompt) :] = 1
         columns = tuple(width + offset for offset in offsets)
         return cls(ids.to(device), mask.to(device), width, tuple(map(len, responses)), columns)
@@ -103,17 +104,25 @@ class Trace:
     layer: int
     states: torch.Tensor
 
+    def fits(self, batch: TokenBatch) -> bool:
+        """Whether these states begin at the batch's cut and reach its end, row for row (beams have more rows)."""
+        rows, columns = self.states.shape[:2]
+        begins = self.cache.get_seq_length() - columns
+        return rows == len(batch.lengths) and begins == batch.cut and columns >= batch.end - batch.cut
+
 
 @dataclass(frozen=True)
 class Replayed:
-    """A forward pass with a graph: `final` states [B, columns, d] before the head, h^(l) of the span, from `start`.
+    """A forward pass with a graph: h^(l) of the span and `final` states before the head, [B, columns, d] each.
 
-    `raw_logits` is the head's own output where the pass computed it (full tier), else None.
+    `hidden` begins at column `start`, `final` at column `head_start`. Where the pass went through the head (full
+    tier), `raw_logits` is the head's own output and `logits` the model's, both from `head_start`.
     """
 
     start: int
     final: torch.Tensor
     hidden: tuple[torch.Tensor, ...]
+    head_start: int
     raw_logits: torch.Tensor | None = None
     logits: torch.Tensor | None = None
 
@@ -178,6 +187,8 @@ class Replayer:
     def captured(self, batch: TokenBatch, span: Sequence[int], trace: Trace) -> Replayed:
         """Upper layers only, from the states and the cache of a generation (`trace.layer` <= the span's first)."""
         states = trace.states[:, : batch.end - batch.cut]
+        if states.is_inference():
+            states = states.clone()
         with self._bypassing(trace.layer):
             return self._run(batch, span, cut(trace.cache, batch.cut), injected=(trace.layer, states))
 
@@ -193,25 +204,45 @@ class Replayer:
         return self._run(batch, span, cache, injected=None)
 
     def full(self, batch: TokenBatch, span: Sequence[int]) -> Replayed:
-        """The model's own forward and its own record of hidden states: no hooks of ours, no cut, no assumption."""
+        """One pass over the whole sequence with the model's own code; nothing is cut, cached or left out."""
         seen: dict[str, torch.Tensor] = {}
+        inputs_of: dict[int, torch.Tensor] = {}
 
         def remember(_: nn.Module, args: tuple[Any, ...], output: torch.Tensor) -> None:
             seen["final"], seen["raw"] = args[0], output
 
+        def keep(layer: int) -> Tap:
+            return lambda states: inputs_of.__setitem__(layer, states)
+
+        known = self._architecture.layers is not None
         embedding: Any = self._shadow.get_input_embeddings()  # pyright: ignore
-        handles = [
-            embedding.register_forward_hook(lambda *call: call[2].requires_grad_()),
-            self._head.register_forward_hook(remember),
-        ]
-        try:
-            with torch.enable_grad():
-                output = self._call(batch.inputs(0, batch.end), use_cache=False, output_hidden_states=True)
-        finally:
-            for handle in handles:
-                handle.remove()
-        hidden = tuple(output.hidden_states[layer] for layer in span)
-        return Replayed(0, seen["final"], hidden, raw_logits=seen["raw"], logits=output.logits)
+        with ExitStack() as stack:
+            stack.callback(embedding.register_forward_hook(lambda *call: call[2].requires_grad_()).remove)
+            stack.callback(self._head.register_forward_hook(remember).remove)
+            stack.enter_context(taps(self.layers if known else (), {layer: keep(layer) for layer in span} if known else {}))
+            stack.enter_context(torch.enable_grad())
+            options = {"logits_to_keep": max(batch.lengths)} if self._architecture.takes_logits_to_keep else {}
+            output = self._call(batch.inputs(0, batch.end), use_cache=False, output_hidden_states=True, **options)
+        hidden = self._recorded(output.hidden_states, inputs_of, span)
+        head_start = batch.end - output.logits.shape[1]
+        return Replayed(0, seen["final"], hidden, head_start, raw_logits=seen["raw"], logits=output.logits)
+
+    def _recorded(
+        self, recorded: Sequence[torch.Tensor] | None, inputs_of: dict[int, torch.Tensor], span: Sequence[int]
+    ) -> tuple[torch.Tensor, ...]:
+        """h^(l) as the decoder layers received it, vouched for by the model's own record; else from that record.
+
+        (Some models, Mamba for one, record the layers' outputs without the embedding: their numbering is off by one.)
+        """
+        record = recorded or ()
+        if all(any(states is inputs_of.get(layer) for states in record) for layer in span):
+            return tuple(inputs_of[layer] for layer in span)
+        if len(record) != self._architecture.n_layers + 1:
+            raise UnsupportedModelError(
+                f"{type(self._shadow).__name__} reports {len(record)} hidden states for its "
+                f"{self._architecture.n_layers} decoder layers; which one belongs to which layer is not known"
+            )
+        return tuple(record[layer] for layer in span)
 
     def generate(self, ids: torch.Tensor, mask: torch.Tensor, capture: Capture | None, **options: Any) -> Any:
         """`model.generate` on the shadow: no mode, hook or generation default of the user's model plays a part.
@@ -253,7 +284,7 @@ class Replayer:
             table[layer] = (lambda _: leaf(states)) if layer == span[0] else (lambda _: states)
         with torch.enable_grad(), self._headless(), taps(self.layers, table):
             self._call(batch.inputs(batch.cut, batch.end), past_key_values=prefix, use_cache=prefix is not None)
-        return Replayed(batch.cut, self._tap.take(), tuple(hidden[layer] for layer in span))
+        return Replayed(batch.cut, self._tap.take(), tuple(hidden[layer] for layer in span), batch.cut)
 
     def _call(self, inputs: dict[str, torch.Tensor], **options: Any) -> Any:
         if not self._architecture.takes_positions:

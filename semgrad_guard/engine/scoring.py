@@ -75,9 +75,7 @@ class Scorer:
         """The tiers that agree with plain autograd on this model, cheapest first; settled by one self-check."""
         with self.lock, clean_slate():
             replayer = self.current_replayer()
-            if self._tiers is None:
-                self._tiers = self._check(replayer)
-            return self._tiers
+            return self._tiers or self._check(replayer)
 
     @property
     def device(self) -> torch.device:
@@ -94,15 +92,27 @@ class Scorer:
     ) -> tuple[GradientScores, ...]:
         """Score every row of a batch; `trace` lets the captured tier reuse what its generation left."""
         span = objective.span(self.architecture.n_layers)
-        with self.lock:
-            tiers = self.tiers()
-            with clean_slate():
-                if len(batch.lengths) > 1 and (tiers == ("full",) or self._needs_single_rows(batch)):
-                    return tuple(self._score(row, objective, span, None, tiers)[0] for row in batch.rows())
-                return self._score(batch, objective, span, trace, tiers)
+        with self.lock, clean_slate():
+            tiers = self._tiers_for(batch)
+            if not self.architecture.takes_positions and not bool(batch.mask.all()):
+                return self._score_singly(batch, objective, span, tiers)
+            found = self._score(batch, objective, span, trace, tiers)
+            if len(found) > 1 and any(scores.reason for scores in found):
+                # Padding alone makes some attention kernels answer NaN: such rows are given a second chance.
+                singly = self._score_singly(batch, objective, span, tiers)
+                return tuple(scores if scores.reason is None else single for scores, single in zip(found, singly, strict=True))
+            return found
 
-    def _needs_single_rows(self, batch: TokenBatch) -> bool:
-        return not self.architecture.takes_positions and not bool(batch.mask.all())
+    def _tiers_for(self, batch: TokenBatch) -> tuple[Tier, ...]:
+        limit = self.architecture.fixed_positions
+        too_long = limit is not None and int(batch.mask.sum(1).max()) > limit
+        return ("full",) if too_long else self.tiers()
+
+    def _score_singly(
+        self, batch: TokenBatch, objective: Objective, span: Sequence[int], tiers: tuple[Tier, ...]
+    ) -> tuple[GradientScores, ...]:
+        """Row after row, without padding and so without a trace."""
+        return tuple(self._score(row, objective, span, None, tiers)[0] for row in batch.rows())
 
     def _score(
         self,
@@ -113,16 +123,16 @@ class Scorer:
         tiers: tuple[Tier, ...],
     ) -> tuple[GradientScores, ...]:
         replayer = self.current_replayer()
-        if trace is not None and "captured" in tiers and trace.layer <= span[0]:
+        if trace is not None and "captured" in tiers and trace.layer <= span[0] and trace.fits(batch):
             return self._through_head(batch, objective, replayer, replayer.captured(batch, span, trace), "captured")
         if "prefix" in tiers:
             return self._through_head(batch, objective, replayer, replayer.prefix(batch, span), "prefix")
-        return _through_logits(batch, objective, replayer.full(batch, span))
+        return tuple(_through_logits(row, objective, replayer.full(row, span)) for row in batch.rows())
 
     def _through_head(
         self, batch: TokenBatch, objective: Objective, replayer: Replayer, replayed: Replayed, tier: Tier
     ) -> tuple[GradientScores, ...]:
-        states = batch.predicting(replayed.final, replayed.start)
+        states = batch.predicting(replayed.final, replayed.head_start)
         result = score_head(
             states.detach(),
             batch.targets(),
@@ -147,17 +157,20 @@ class Scorer:
         now = fingerprint(model)
         if now != self._fingerprint:
             self._replayer = Replayer(model, self.architecture)
-            self._fingerprint = now
+            self._fingerprint, self._tiers = now, None
         return self._replayer
 
     def _check(self, replayer: Replayer) -> tuple[Tier, ...]:
         """Compare the fast tiers with plain autograd on a short prompt, in the model's own dtype."""
         if self.architecture.layers is None or not self.architecture.cuttable:
             logger.info("semgrad-guard replays whole sequences: this architecture's states cannot be cut at t*")
-            return ("full",)
+            self._tiers = ("full",)
+            return self._tiers
         batch, objective = self._check_batch(replayer), self._check_objective()
         span = objective.span(self.architecture.n_layers)
-        expected = _through_logits(batch, objective, replayer.full(batch, span))[0]
+        expected = _through_logits(batch, objective, replayer.full(batch, span))
+        if expected.reason is not None:  # nothing to compare by (broken weights): asked again next time
+            return ("full",)
         agreeing: list[Tier] = []
         for tier in ("captured", "prefix"):
             try:
@@ -166,13 +179,14 @@ class Scorer:
             except Exception as error:  # noqa: BLE001 - unknown model code may fail in any way; the next tier is tried
                 logger.warning("semgrad-guard: the %s tier fails on this model (%r)", tier, error)
                 continue
-            if _agree(found, expected, _TOLERANCE.get(replayer.head.weight.dtype, 0.25)):
+            if found.tier == tier and _agree(found, expected, _TOLERANCE.get(replayer.head.weight.dtype, 0.25)):
                 agreeing.append(tier)
             else:
                 logger.warning("semgrad-guard: the %s tier disagrees with plain autograd: %s, %s", tier, found, expected)
         if len(agreeing) < 2:
             logger.warning("semgrad-guard steps down to slower scoring for this model: %s", [*agreeing, "full"])
-        return (*agreeing, "full")
+        self._tiers = (*agreeing, "full")
+        return self._tiers
 
     def _check_batch(self, replayer: Replayer) -> TokenBatch:
         vocabulary = replayer.head.weight.shape[0]
@@ -224,25 +238,24 @@ def _mean_absolute(batch: TokenBatch, gradients: Sequence[torch.Tensor], start: 
     return at_token.abs().mean(dim=(0, 2))
 
 
-def _through_logits(batch: TokenBatch, objective: Objective, replayed: Replayed) -> tuple[GradientScores, ...]:
-    """The full tier, row after row: autograd from the model's own logits to the head's output and the span."""
+def _through_logits(batch: TokenBatch, objective: Objective, replayed: Replayed) -> GradientScores:
+    """The full tier, for one row: autograd from the model's own logits to the head's output and the span."""
     if replayed.logits is None or replayed.raw_logits is None:
         raise RuntimeError("a full replay keeps its logits")
-    precision = torch.float64 if replayed.logits.dtype == torch.float64 else torch.float32
     with torch.enable_grad():
-        logits = batch.predicting(replayed.logits, replayed.start).to(precision)
+        logits = batch.predicting(replayed.logits, replayed.head_start).double()
         log_p = torch.log_softmax(logits, dim=-1)
         entropies = -(log_p.detach().exp() * log_p.detach()).sum(-1)
         log_probs = log_p.gather(1, batch.targets()[:, None]).squeeze(1)
         weights = entropies / batch.lengths[0] if objective.averages else entropies
         loss = (weights * log_probs).sum()
     raw, *hidden = torch.autograd.grad(loss, [replayed.raw_logits, *replayed.hidden])
-    sensitivity = batch.predicting(raw, replayed.start)
-    states = batch.predicting(replayed.final.detach(), replayed.start)
+    sensitivity = batch.predicting(raw, replayed.head_start)
+    states = batch.predicting(replayed.final.detach(), replayed.head_start)
     total = sum(float((part @ states).abs().double().sum()) for part in sensitivity.t().split(4096))
     paragrad = torch.tensor([total / (raw.shape[-1] * states.shape[-1])], dtype=torch.float64)
     semgrad = _mean_absolute(batch, hidden, replayed.start)
-    return _assemble(batch, semgrad, paragrad, entropies, log_probs.detach(), "full")
+    return _assemble(batch, semgrad, paragrad, entropies, log_probs.detach(), "full")[0]
 
 
 def _assemble(
@@ -272,7 +285,5 @@ def _finite(
 
 
 def _agree(found: GradientScores, expected: GradientScores, tolerance: float) -> bool:
-    if expected.reason is not None:
-        return found.reason is not None
     pairs = ((found.semgrad, expected.semgrad), (found.paragrad, expected.paragrad))
     return all(a is not None and b is not None and math.isclose(a, b, rel_tol=tolerance) for a, b in pairs)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Hashable
 
+import torch
 from torch import nn
 
 _HOOKS = (
@@ -16,8 +17,12 @@ _HOOKS = (
 )
 
 
+# Some rotary embeddings rewrite their frequencies in place on every forward pass: two threads must not share those.
+_OWN_BUFFER_BYTES = 1 << 16
+
+
 def shadow_of(model: nn.Module) -> nn.Module:
-    """A structural copy in evaluation mode: shared storage, no parameter requiring a gradient, own hook tables.
+    """A structural copy in evaluation mode: shared weights, no parameter requiring a gradient, own hook tables.
 
     The user's forward hooks are kept (a steered model is scored as it answers); backward hooks are dropped. Adding
     hooks to the copy, replacing its modules or switching its mode leaves the original as it was.
@@ -45,13 +50,22 @@ def _copy(module: nn.Module, done: dict[int, nn.Module]) -> nn.Module:
     state = vars(twin)
     state["training"] = False
     state["_parameters"] = {name: _detached(p) for name, p in module._parameters.items()}
-    state["_buffers"] = dict(module._buffers)
+    state["_buffers"] = {name: _own(module, name, b) for name, b in module._buffers.items()}
+    state["_non_persistent_buffers_set"] = set(module._non_persistent_buffers_set)
+    state.pop("forward", None)  # a compiled or wrapped method is bound to the original
     for name in _HOOKS:
         state[name] = copy.copy(state[name])
     for name in ("_backward_hooks", "_backward_pre_hooks"):
         state[name] = type(state[name])()
     state["_modules"] = {name: None if child is None else _copy(child, done) for name, child in module._modules.items()}
     return twin
+
+
+def _own(module: nn.Module, name: str, buffer: torch.Tensor | None) -> torch.Tensor | None:
+    """Small scratch buffers are copied; what a checkpoint holds (quantized weights, say) is shared."""
+    if buffer is None or name not in module._non_persistent_buffers_set or buffer.nbytes > _OWN_BUFFER_BYTES:
+        return buffer
+    return buffer.detach().clone()
 
 
 def _detached(parameter: nn.Parameter | None) -> nn.Parameter | None:

@@ -15,6 +15,7 @@ from semgrad_guard.pocket.tokenizer import END, render
 
 LONGEST = 640  # tokens of one tree; longer ones lose questions, or are left out
 MICRO = 2048  # padded tokens worked on at once: small enough for the processor's caches
+STRETCH = 1.25  # trees in one batch differ in length by at most this much: padding is work too
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +85,8 @@ def micro_batches(taken: list[Item]) -> Iterator[Batch]:
     """Neighbours in length together, at most `MICRO` padded tokens each."""
     current: list[Item] = []
     for item in taken:
-        if current and len(item[0].ids) * (len(current) + 1) > MICRO:
+        length = len(item[0].ids)
+        if current and (length * (len(current) + 1) > MICRO or length > STRETCH * len(current[0][0].ids)):
             yield collate(current)
             current = []
         current.append(item)

@@ -1,0 +1,36 @@
+# Everything runs in an environment of the project's own, built from constraints.txt.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.PHONY: check demo bench format train-pocket clean
+
+$(STAMP): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet -c constraints.txt torch==2.13.0
+	$(BIN)/pip install --quiet -c constraints.txt -e '.[all,dev]'
+	touch $(STAMP)
+
+check: $(STAMP)  ## lint, types, import rules, tests with coverage
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright
+	$(BIN)/lint-imports
+	$(BIN)/python -m pytest --cov --cov-report=term:skip-covered --cov-fail-under=90
+
+demo: $(STAMP)  ## a guarded RAG chain on the embedded model
+	$(BIN)/semgrad-guard demo --output output/demo
+
+bench: $(STAMP)  ## scoring against plain generation and the official algorithm
+	$(BIN)/python benchmarks/scoring.py --output output/scoring.json
+
+format: $(STAMP)
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+train-pocket: $(STAMP)  ## the embedded model again, from scratch (about an hour)
+	$(BIN)/python -m semgrad_guard.pocket.train --output output/pocket
+
+clean:
+	rm -rf $(VENV) output dist .coverage

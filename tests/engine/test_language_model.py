@@ -1,0 +1,316 @@
+"""Loading, generating, streaming and scoring with real (tiny, random) models."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import PreTrainedTokenizerFast, T5Config, T5ForConditionalGeneration
+
+from semgrad_guard import GenerationOptions, LanguageModel, Message, gradient_scores
+from semgrad_guard.errors import (
+    EmptyPromptError,
+    EmptyResponseError,
+    InputError,
+    ModelNotFoundError,
+    PromptTooLongError,
+    UnsupportedModelError,
+)
+
+Make = Callable[..., LanguageModel]
+SAMPLED = GenerationOptions(max_new_tokens=12, temperature=1.0, seed=3)
+
+
+def model_of(language_model: LanguageModel) -> torch.nn.Module:
+    return language_model._model
+
+
+def rescored(language_model: LanguageModel, generation) -> float:
+    """The answer's SemGrad by the other door: token ids, prefix tier."""
+    scores = gradient_scores(
+        model_of(language_model),
+        generation.prompt.ids,
+        generation.response_ids,
+        semantic_token=generation.prompt.semantic_token.offset,
+    )
+    return scores.semgrad
+
+
+def test_greedy_text_is_what_transformers_generates(language_model: LanguageModel) -> None:
+    generation = language_model.generate("What is tea?", GenerationOptions(max_new_tokens=10))
+    ids = torch.tensor([generation.prompt.ids])
+    expected = model_of(language_model).generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=10, do_sample=False)
+    produced = expected[0, ids.shape[1] :].tolist()
+    assert list(generation.response_ids) == [i for i in produced if i != 257]
+
+
+def test_captured_scores_equal_scores_from_nothing(language_model: LanguageModel) -> None:
+    generation = language_model.generate("What is tea?", SAMPLED)
+    timed = generation.evidence.gradients()
+    assert timed.scores.tier == "captured"
+    assert timed.scores.semgrad == pytest.approx(rescored(language_model, generation), rel=1e-10)
+
+
+def test_a_batch_scores_like_single_answers(language_model: LanguageModel) -> None:
+    questions = ["a", "Why is the sea salt?", [Message("system", "Be brief."), Message("user", "Hm?")]]
+    for generation in language_model.generate_batch(questions, SAMPLED):
+        scores = generation.evidence.gradients().scores
+        assert scores.tier == "captured"
+        assert scores.semgrad == pytest.approx(rescored(language_model, generation), rel=1e-9)
+
+
+def test_a_sampled_row_does_not_depend_on_its_batch(language_model: LanguageModel) -> None:
+    alone = language_model.generate("Why is the sea salt?", GenerationOptions(max_new_tokens=8, temperature=0.8, seed=5))
+    batch = language_model.generate_batch(
+        ["x", "Why is the sea salt?"], GenerationOptions(max_new_tokens=8, temperature=0.8, seed=4)
+    )
+    assert batch[1].response_ids == alone.response_ids
+
+
+def test_gumbel_sampling_draws_from_the_softmax(make_language_model: Make) -> None:
+    """First tokens over many seeds against the model's own probabilities, chi-square on a coarse partition."""
+    model = make_language_model(seed=2)
+    prompt = model.render("q")
+    with torch.no_grad():
+        logits = model_of(model)(torch.tensor([prompt.ids])).logits[0, -1] / 0.7
+    kept = logits.topk(5)
+    expected = torch.softmax(kept.values, 0)
+    draws = [
+        model.generate_batch(
+            ["q"] * 100, GenerationOptions(max_new_tokens=1, temperature=0.7, top_k=5, seed=1000 * i)
+        )
+        for i in range(12)
+    ]
+    tokens = [g.response_ids[0] if g.response_ids else 257 for batch in draws for g in batch]
+    counts = torch.tensor([tokens.count(int(i)) for i in kept.indices], dtype=torch.float64)
+    assert counts.sum() == len(tokens)
+    chi2 = ((counts - len(tokens) * expected) ** 2 / (len(tokens) * expected)).sum()
+    assert chi2 < 20.0  # 4 degrees of freedom, p = .0005
+
+
+def test_sampling_leaves_the_callers_random_state(language_model: LanguageModel) -> None:
+    before = torch.random.get_rng_state()
+    first = language_model.generate("x", GenerationOptions(max_new_tokens=6, temperature=1.0))
+    second = language_model.generate("x", GenerationOptions(max_new_tokens=6, temperature=1.0))
+    assert torch.equal(before, torch.random.get_rng_state())
+    assert first.response_ids != second.response_ids
+
+
+def test_stop_strings_end_text_and_scored_tokens_alike(language_model: LanguageModel) -> None:
+    whole = language_model.generate("Tell me more", SAMPLED)
+    stop = whole.text[4:6]
+    cut = language_model.generate("Tell me more", GenerationOptions(max_new_tokens=12, temperature=1.0, seed=3, stop=(stop,)))
+    assert cut.text == whole.text[: whole.text.index(stop)]
+    assert cut.finish_reason == "stop"
+    assert language_model.tokenizer.decode(cut.response_ids) == cut.text
+    assert cut.evidence.gradients().scores.semgrad == pytest.approx(rescored(language_model, cut), rel=1e-9)
+
+
+def test_the_end_token_is_neither_shown_nor_scored(make_language_model: Make) -> None:
+    model = make_language_model(seed=1)
+    network = model_of(model)
+    first = model.generate("x", GenerationOptions(max_new_tokens=3))
+    with torch.no_grad():  # a head in which the end token copies and beats whatever came second
+        network.lm_head.weight[257] = 5 * network.lm_head.weight[first.response_ids[1]]
+    ended = model.generate("x", GenerationOptions(max_new_tokens=6))
+    assert ended.finish_reason == "stop"
+    assert 257 not in ended.response_ids
+    assert ended.completion_tokens == len(ended.response_ids) + 1
+
+
+def test_an_empty_answer_has_no_scores(make_language_model: Make) -> None:
+    model = make_language_model(seed=1)
+    with torch.no_grad():
+        model_of(model).lm_head.weight[:] = 0
+        model_of(model).lm_head.weight[257] = model.render("x").ids[0]
+    states = model_of(model).model.norm.weight
+    with torch.no_grad():
+        states.zero_()  # every logit equal: argmax is token 0; make the end token win through a bias instead
+    model_of(model).lm_head.bias = torch.nn.Parameter(torch.eye(258, dtype=torch.float64)[257] * 9)
+    generation, other = model.generate_batch(["x", "yy"])
+    assert (generation.text, generation.response_ids, generation.finish_reason) == ("", (), "stop")
+    assert generation.evidence.gradients() is None
+    assert other.evidence.gradients() is None
+
+
+def test_streamed_pieces_are_the_text(language_model: LanguageModel) -> None:
+    whole = language_model.generate("Tell me more", SAMPLED)
+    stream = language_model.stream("Tell me more", SAMPLED)
+    pieces = list(stream)
+    assert "".join(pieces) == whole.text == stream.generation.text
+    assert len(pieces) > 1
+    assert stream.generation.evidence.gradients().scores.tier == "captured"
+
+
+def test_a_stream_never_shows_a_stop_string(language_model: LanguageModel) -> None:
+    whole = language_model.generate("Tell me more", SAMPLED)
+    stop = whole.text[4:7]
+    options = GenerationOptions(max_new_tokens=12, temperature=1.0, seed=3, stop=(stop, "never"))
+    stream = language_model.stream("Tell me more", options)
+    assert "".join(stream) == whole.text[: whole.text.index(stop)]
+
+
+def test_leaving_a_stream_stops_the_generation(language_model: LanguageModel) -> None:
+    stream = language_model.stream("Tell me more", GenerationOptions(max_new_tokens=200, temperature=1.0, seed=3))
+    next(stream)
+    stream.close()
+    assert stream.generation.completion_tokens < 200
+
+
+def test_an_error_in_the_stream_reaches_the_caller(make_language_model: Make) -> None:
+    model = make_language_model(seed=1)
+    handle = model_of(model).model.layers[0].register_forward_pre_hook(lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        list(model.stream("x"))
+    handle.remove()
+    assert list(model.stream("x", GenerationOptions(max_new_tokens=2)))
+
+
+def test_text_from_elsewhere_is_scored_as_the_prompts_continuation(language_model: LanguageModel) -> None:
+    prompt = language_model.render("What is tea?")
+    ids = language_model.tokenizer("A drink.", add_special_tokens=False)["input_ids"]
+    by_ids = gradient_scores(model_of(language_model), prompt.ids, ids, semantic_token=prompt.semantic_token.offset)
+    scores = language_model.score("What is tea?", "A drink.")
+    assert scores == by_ids
+    assert len(scores.entropies) == len("A drink.")
+
+
+def test_threads_share_a_model(language_model: LanguageModel) -> None:
+    expected = language_model.score("q", "an answer").semgrad
+    found: list[float] = []
+
+    def work(seed: int) -> None:
+        language_model.generate("other", GenerationOptions(max_new_tokens=5, temperature=1.0, seed=seed))
+        found.append(language_model.score("q", "an answer").semgrad)
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == [expected] * 4
+
+
+def test_callers_under_inference_mode_and_no_grad(language_model: LanguageModel) -> None:
+    expected = language_model.score("q", "an answer").semgrad
+    with torch.inference_mode():
+        assert language_model.generate("q", SAMPLED).evidence.gradients().scores.semgrad > 0
+        assert language_model.score("q", "an answer").semgrad == expected
+        assert torch.is_inference_mode_enabled()
+    with torch.no_grad():
+        assert language_model.score("q", "an answer").semgrad == expected
+        assert not torch.is_grad_enabled()
+
+
+@pytest.mark.parametrize("prompt", ["", "  \n ", []])
+def test_empty_prompts(language_model: LanguageModel, prompt: object) -> None:
+    with pytest.raises(EmptyPromptError):
+        language_model.generate(prompt)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("response", ["", " \n"])
+def test_empty_responses(language_model: LanguageModel, response: str) -> None:
+    with pytest.raises(EmptyResponseError):
+        language_model.score("q", response)
+
+
+def test_prompts_at_and_over_the_window(make_language_model: Make) -> None:
+    model = make_language_model(max_position_embeddings=64)
+    frame = len(model.render("x").ids) - 1
+    almost = model.generate("x" * (63 - frame), GenerationOptions(max_new_tokens=50))
+    assert almost.completion_tokens == 1
+    assert almost.finish_reason == "length"
+    for length in (64, 65, 200):
+        with pytest.raises(PromptTooLongError, match="64"):
+            model.generate("x" * (length - frame))
+    with pytest.raises(PromptTooLongError):
+        model.score("x" * 20, "y" * 40)
+
+
+def test_a_model_without_a_chat_template(make_language_model: Make) -> None:
+    model = make_language_model(chat_template=None)
+    prompt = model.render("Once upon a time")
+    assert prompt.text == "Once upon a time"
+    assert prompt.semantic_token.offset == -1
+    assert model.generate("Once upon a time", SAMPLED).evidence.gradients().scores.semgrad > 0
+
+
+def test_semantic_token_can_be_overridden(language_model: LanguageModel, tokenizer: PreTrainedTokenizerFast) -> None:
+    overridden = LanguageModel.from_transformers(model_of(language_model), tokenizer, semantic_token=-1)
+    assert overridden.render("q").semantic_token.source == "override"
+    assert overridden.score("q", "an answer").semgrad != language_model.score("q", "an answer").semgrad
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [{"max_new_tokens": 0}, {"temperature": -1.0}, {"top_p": 0.0}, {"top_p": 1.5}, {"top_k": -1}, {"stop": ("",)}],
+)
+def test_bad_options(bad: dict[str, object]) -> None:
+    with pytest.raises(InputError):
+        GenerationOptions(**bad)  # type: ignore[arg-type]
+
+
+def test_loading_a_folder(checkpoint: Path, language_model: LanguageModel) -> None:
+    loaded = LanguageModel.from_pretrained(str(checkpoint))
+    assert loaded.identity.dtype == "float32"
+    assert loaded.identity.name == checkpoint.name
+    assert loaded.score("q", "an answer").semgrad == pytest.approx(language_model.score("q", "an answer").semgrad, rel=1e-3)
+    assert loaded.identity.fingerprint == LanguageModel.from_pretrained(str(checkpoint)).identity.fingerprint
+
+
+def test_the_fingerprint_follows_the_weights(make_language_model: Make) -> None:
+    assert make_language_model(seed=1).identity.fingerprint == make_language_model(seed=1).identity.fingerprint
+    assert make_language_model(seed=1).identity.fingerprint != make_language_model(seed=2).identity.fingerprint
+
+
+def test_unknown_paths_and_names(tmp_path: Path) -> None:
+    with pytest.raises(ModelNotFoundError, match="no folder"):
+        LanguageModel.from_pretrained(str(tmp_path / "nowhere"))
+    with pytest.raises(ModelNotFoundError, match="hub"):
+        LanguageModel.from_pretrained("nobody/no-such-model")
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(ModelNotFoundError, match="is a file"):
+        LanguageModel.from_pretrained(str(tmp_path / "file"))
+
+
+def test_a_folder_without_safetensors(tmp_path: Path, checkpoint: Path) -> None:
+    shutil.copytree(checkpoint, tmp_path / "m")
+    (tmp_path / "m" / "model.safetensors").rename(tmp_path / "m" / "pytorch_model.bin")
+    with pytest.raises(ModelNotFoundError, match=r"pytorch_model\.bin"):
+        LanguageModel.from_pretrained(str(tmp_path / "m"))
+
+
+def test_corrupted_weights(tmp_path: Path, checkpoint: Path) -> None:
+    shutil.copytree(checkpoint, tmp_path / "m")
+    weights = tmp_path / "m" / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:1000])
+    with pytest.raises(ModelNotFoundError, match="cannot load"):
+        LanguageModel.from_pretrained(str(tmp_path / "m"))
+
+
+def test_missing_weights_are_not_filled_with_noise(tmp_path: Path, checkpoint: Path) -> None:
+    """transformers initialises absent tensors at random, with a mere warning."""
+    from safetensors.torch import load_file, save_file
+
+    shutil.copytree(checkpoint, tmp_path / "m")
+    weights = tmp_path / "m" / "model.safetensors"
+    tensors = load_file(weights)
+    tensors.pop("model.layers.1.mlp.up_proj.weight")
+    save_file(tensors, weights, metadata={"format": "pt"})
+    with pytest.raises(ModelNotFoundError, match="up_proj"):
+        LanguageModel.from_pretrained(str(tmp_path / "m"))
+
+
+def test_encoder_decoders_are_refused(tokenizer: PreTrainedTokenizerFast) -> None:
+    t5 = T5ForConditionalGeneration(T5Config(vocab_size=258, d_model=16, d_kv=8, d_ff=16, num_layers=1, num_heads=2))
+    with pytest.raises(UnsupportedModelError, match="encoder-decoder"):
+        LanguageModel.from_transformers(t5, tokenizer)
+
+
+def test_a_foreign_tokenizer_is_noticed(make_language_model: Make) -> None:
+    with pytest.raises(InputError, match="tokenizer"):
+        make_language_model(vocab_size=50, eos_token_id=1, pad_token_id=1).generate("hello")

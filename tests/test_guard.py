@@ -1,0 +1,206 @@
+"""Model, estimator and policy together: what is delivered, and what the verdict says of it."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from semgrad_guard import (
+    Calibration,
+    DriftMonitor,
+    GenerationOptions,
+    Guard,
+    HybridGrad,
+    LanguageModel,
+    Policy,
+    SemGrad,
+    Verdict,
+    calibrate,
+)
+from semgrad_guard.errors import BindingMismatchError, InputError
+
+Make = Callable[..., LanguageModel]
+OPTIONS = GenerationOptions(max_new_tokens=4)
+QUESTIONS = [f"question {i}" for i in range(6)]
+ALL, NONE = Policy(threshold=1e9), Policy(threshold=-1.0)
+
+
+def guard(model: LanguageModel, policy: Policy, **changes: object) -> Guard:
+    return Guard(model, HybridGrad(), policy, options=OPTIONS, **changes)  # type: ignore[arg-type]
+
+
+def calibrated(
+    base: Guard, *, upstream: str | None = None, alpha: float = 0.2, delta: float = 0.05, scale: float = 1.0
+) -> Calibration:
+    """A calibration bound to `base`, on made-up scores of which the low ones are right."""
+    scores = [scale * i / 300 for i in range(300)]
+    binding = base.binding.model_copy(update={"grader": "exact", "upstream": upstream})
+    grid = [scale * step for step in (0.1, 0.3, 0.5, 0.7)]
+    return calibrate(scores, [s < 0.7 * scale for s in scores], alpha=alpha, delta=delta, grid=grid, binding=binding)
+
+
+def test_an_answer_let_through(language_model: LanguageModel) -> None:
+    verdict = guard(language_model, ALL)("q")
+    direct = language_model.generate("q", OPTIONS)
+    assert verdict.action == "answer"
+    assert verdict.status == "scored"
+    assert verdict.text == direct.text
+    assert verdict.uncertainty == direct.evidence.gradients().scores.hybridgrad
+    assert verdict.calibration_id is None
+    assert verdict.confidence is None
+    assert not verdict.promised
+    assert verdict.semantic_token == direct.prompt.semantic_token.offset
+
+
+def test_an_abstention_keeps_score_and_draft(language_model: LanguageModel) -> None:
+    answered, withheld = guard(language_model, ALL)("q"), guard(language_model, NONE, abstain_message="No idea.")("q")
+    assert withheld.action == "abstain"
+    assert withheld.text == "No idea."
+    assert withheld.draft == answered.text
+    assert withheld.uncertainty == answered.uncertainty
+    assert "above the threshold" in withheld.reason
+
+
+def test_the_threshold_itself_is_let_through(language_model: LanguageModel) -> None:
+    exactly = guard(language_model, ALL)("q").uncertainty
+    assert guard(language_model, Policy(threshold=exactly))("q").action == "answer"
+    assert guard(language_model, Policy(threshold=math.nextafter(exactly, 0)))("q").action == "abstain"
+
+
+def test_a_batch_decides_row_by_row(language_model: LanguageModel) -> None:
+    drafts = guard(language_model, ALL).drafts(QUESTIONS)
+    middle = sorted(d.uncertainty for d in drafts)[len(drafts) // 2 - 1]
+    verdicts = guard(language_model, Policy(threshold=middle), escalate_to=lambda c: f"looked up {c}").batch(QUESTIONS)
+    assert {v.action for v in verdicts} == {"answer", "escalate"}
+    for question, draft, verdict in zip(QUESTIONS, drafts, verdicts, strict=True):
+        assert verdict.text == (draft.text if draft.uncertainty <= middle else f"looked up {question}")
+
+
+def test_an_unscored_target_is_passed_on_outside_the_promise(language_model: LanguageModel) -> None:
+    strict = calibrated(guard(language_model, ALL), scale=1e-9)
+    policy = Policy.from_calibration(strict)
+    chain = guard(language_model, policy, escalate_to=lambda _: "From a person.")
+    verdict = chain("q")
+    assert verdict.action == "escalate"
+    assert verdict.text == "From a person."
+    assert verdict.escalated.status == "unscored"
+    assert not verdict.promised
+    assert chain.promise is None
+
+
+def test_a_scored_target_decides_for_itself(language_model: LanguageModel, make_language_model: Make) -> None:
+    other = make_language_model(seed=9)
+    sure = guard(language_model, NONE, escalate_to=guard(other, ALL))("q")
+    assert (sure.action, sure.escalated.action) == ("escalate", "answer")
+    assert sure.text == other.generate("q", OPTIONS).text
+    unsure = guard(language_model, NONE, escalate_to=guard(other, NONE))("q")
+    assert (unsure.action, unsure.escalated.action) == ("escalate", "abstain")
+    assert unsure.text == "I don't know."
+
+
+def test_prepare_changes_what_the_model_sees_not_what_the_target_gets(language_model: LanguageModel) -> None:
+    asked: list[object] = []
+    chain = guard(
+        language_model,
+        NONE,
+        prepare=lambda conversation: f"Context. {conversation}",
+        escalate_to=lambda conversation: asked.append(conversation) or "x",
+    )
+    verdict = chain("q")
+    assert asked == ["q"]
+    assert verdict.draft == language_model.generate("Context. q", OPTIONS).text
+
+
+def test_a_calibrated_guard_promises(language_model: LanguageModel) -> None:
+    base = guard(language_model, ALL)
+    calibration = calibrated(base)
+    policy = Policy.from_calibration(calibration)
+    chain = guard(language_model, policy)
+    verdict = chain("q")
+    assert verdict.calibration_id == calibration.id
+    assert verdict.threshold == calibration.threshold
+    assert 0 <= verdict.confidence <= 1
+    assert verdict.promised == (verdict.action == "answer")
+    assert (chain.promise.alpha, chain.promise.delta) == (0.2, 0.05)
+
+
+def test_two_calibrated_stages_share_the_promise(language_model: LanguageModel) -> None:
+    base = guard(language_model, ALL)
+    first = calibrated(base)
+    reader = guard(language_model, ALL, prompt_template="reading", prepare=lambda c: f"Context. {c}")
+    second = calibrated(reader, upstream=first.id, alpha=0.1)
+    target = guard(
+        language_model, Policy.from_calibration(second), prompt_template="reading", prepare=lambda c: f"Context. {c}"
+    )
+    chain = guard(language_model, Policy.from_calibration(first), escalate_to=target)
+    assert chain.promise.alpha == 0.2
+    assert chain.promise.delta == pytest.approx(0.1)
+    on_all_questions = Policy.from_calibration(calibrated(reader))
+    with pytest.raises(BindingMismatchError, match="harder than all questions"):
+        guard(
+            language_model,
+            Policy.from_calibration(first),
+            escalate_to=guard(language_model, on_all_questions, prompt_template="reading"),
+        )
+
+
+@pytest.mark.parametrize("what", ["model", "estimator", "settings", "template", "decoding"])
+def test_a_calibration_for_something_else_is_refused(
+    language_model: LanguageModel, make_language_model: Make, what: str
+) -> None:
+    policy = Policy.from_calibration(calibrated(guard(language_model, ALL)))
+    changed = {
+        "model": lambda: Guard(make_language_model(seed=5), HybridGrad(), policy, options=OPTIONS),
+        "estimator": lambda: Guard(language_model, SemGrad(), policy, options=OPTIONS),
+        "settings": lambda: Guard(language_model, HybridGrad(tau=2.0), policy, options=OPTIONS),
+        "template": lambda: Guard(language_model, HybridGrad(), policy, options=OPTIONS, prompt_template="rag"),
+        "decoding": lambda: Guard(
+            language_model, HybridGrad(), policy, options=GenerationOptions(max_new_tokens=4, temperature=0.5)
+        ),
+    }[what]()
+    with pytest.raises(BindingMismatchError):
+        changed("q")
+    assert guard(language_model, policy)("q")
+
+
+@pytest.mark.parametrize(("on_unscored", "action"), [("abstain", "abstain"), ("answer", "answer"), ("escalate", "escalate")])
+def test_an_answer_without_a_score_has_a_policy_of_its_own(make_language_model: Make, on_unscored: str, action: str) -> None:
+    model = make_language_model(seed=1)
+    with torch.no_grad():
+        model._model.model.norm.weight[:] = float("nan")
+    policy = Policy(threshold=1e9, on_unscored=on_unscored)  # type: ignore[arg-type]
+    verdict = guard(model, policy, escalate_to=lambda _: "elsewhere")("q")
+    assert verdict.status == "failed"
+    assert verdict.uncertainty is None
+    assert verdict.action == action
+    assert "not finite" in verdict.reason
+    json.loads(verdict.model_dump_json())
+
+
+def test_the_record_is_plain_json_and_hides_the_draft(language_model: LanguageModel) -> None:
+    verdict = guard(language_model, NONE, escalate_to=guard(language_model, NONE))("q")
+    record = verdict.metadata()
+    assert json.loads(json.dumps(record)) == record
+    assert record["schema"] == 1
+    assert record["draft"] is None
+    assert record["escalated"]["draft"] is None
+    assert verdict.metadata(keep_draft=True)["draft"] == verdict.draft
+    assert Verdict.model_validate_json(verdict.model_dump_json()) == verdict
+
+
+def test_drift_shows_in_the_verdict(language_model: LanguageModel) -> None:
+    base = guard(language_model, ALL)
+    monitor = DriftMonitor(calibrated(base), min_n=12, window=12)
+    watched = guard(language_model, Policy(threshold=1e9), monitor=monitor)
+    verdicts = [watched("the same question") for _ in range(13)]
+    assert verdicts[0].drift is False
+    assert verdicts[-1].drift is True
+
+
+def test_a_guard_needs_a_policy(language_model: LanguageModel) -> None:
+    with pytest.raises(InputError, match="Policy"):
+        Guard(language_model)

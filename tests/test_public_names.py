@@ -1,0 +1,21 @@
+"""What the package exports, and what importing it costs."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import semgrad_guard
+
+
+def test_every_exported_name_exists_and_is_listed_in_order() -> None:
+    assert semgrad_guard.__all__ == sorted(semgrad_guard.__all__, key=lambda name: (not name.isupper(), name))
+    for name in semgrad_guard.__all__:
+        assert getattr(semgrad_guard, name) is not None
+    assert set(dir(semgrad_guard)) == set(semgrad_guard.__all__)
+
+
+def test_importing_loads_neither_torch_nor_transformers() -> None:
+    code = "import sys, semgrad_guard, semgrad_guard.decision; print({'torch', 'transformers'} & set(sys.modules))"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "set()"
