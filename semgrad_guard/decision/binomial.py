@@ -11,9 +11,9 @@ from typing import Any, cast
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy import stats as _untyped_stats  # pyright: ignore[reportMissingTypeStubs]
+from scipy import special as _untyped_special  # pyright: ignore[reportMissingTypeStubs]
 
-_stats = cast(Any, _untyped_stats)
+_special = cast(Any, _untyped_special)
 
 
 def p_values(wrong: ArrayLike, answered: ArrayLike, *, alpha: float) -> NDArray[np.float64]:
@@ -21,7 +21,10 @@ def p_values(wrong: ArrayLike, answered: ArrayLike, *, alpha: float) -> NDArray[
 
     Small values speak against "the error rate exceeds alpha". Arrays of counts, one p-value in [0, 1] for each.
     """
-    return np.asarray(_stats.binom.cdf(np.asarray(wrong), np.asarray(answered), alpha), dtype=np.float64)
+    k, n = np.asarray(wrong, dtype=np.float64), np.asarray(answered, dtype=np.float64)
+    inside = (k >= 0) & (k < n)
+    tail = _special.betaincc(np.where(inside, k, 0) + 1, np.where(inside, n - k, 1), alpha)
+    return np.where(inside, tail, np.where(k < 0, 0.0, 1.0))
 
 
 def upper_bound(wrong: int, answered: int, *, delta: float) -> float:
@@ -31,7 +34,7 @@ def upper_bound(wrong: int, answered: int, *, delta: float) -> float:
     """
     if answered == 0 or wrong >= answered:
         return 1.0
-    return float(_stats.beta.ppf(1.0 - delta, wrong + 1, answered - wrong))
+    return float(_special.betainccinv(wrong + 1, answered - wrong, delta))
 
 
 def fewest_answers(*, alpha: float, delta: float) -> int:

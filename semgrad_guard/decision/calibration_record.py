@@ -32,7 +32,7 @@ class Calibration(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
-    schema_version: Literal[1] = 1
+    schema_version: Literal[1]
     id: str
     created: str
     alpha: float = Field(gt=0, lt=1)
@@ -56,7 +56,8 @@ class Calibration(BaseModel):
 
     @classmethod
     def seal(cls, **content: Any) -> Self:
-        """A calibration with this content (every field but `id`), whose id is the hash over it."""
+        """A calibration with this content (every field but `id` and `schema_version`), whose id is the hash over it."""
+        content = {"schema_version": 1, **content}
         try:
             return cls(id=_content_id(cls.model_construct(id="", **content)), **content)
         except ValidationError as error:
@@ -132,7 +133,7 @@ def is_score(value: float | None) -> TypeGuard[float]:
 
 def _content_id(calibration: Calibration) -> str:
     """The first 16 hex digits of SHA-256 over the canonical JSON of every field but the id."""
-    content = calibration.model_dump(mode="json", exclude={"id"})
+    content = calibration.model_dump(mode="json", exclude={"id"}, warnings=False)
     canonical = json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
     return hashlib.sha256(canonical.encode()).hexdigest()[:16]
 

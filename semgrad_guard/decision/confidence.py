@@ -7,17 +7,14 @@ succession for n answers that all agree).
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_right
 from typing import Annotated, Any, Literal, cast
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
-from scipy import optimize as _untyped_optimize  # pyright: ignore[reportMissingTypeStubs]
-from scipy import special as _untyped_special  # pyright: ignore[reportMissingTypeStubs]
 
-_optimize = cast(Any, _untyped_optimize)
-_expit = cast(Any, _untyped_special).expit
 
 ConfidenceMethod = Literal["isotonic", "platt"]
 _FROZEN = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
@@ -65,7 +62,8 @@ class PlattMap(BaseModel):
     def __call__(self, uncertainty: float) -> float:
         """P(correct) in (0, 1) for a finite uncertainty."""
         fall = self.slope * ((uncertainty - self.centre) / self.scale) if self.slope else 0.0
-        return min(self.highest, max(self.lowest, float(_expit(self.intercept - fall))))
+        logit = min(700.0, max(-700.0, self.intercept - fall))
+        return min(self.highest, max(self.lowest, 1.0 / (1.0 + math.exp(-logit))))
 
 
 ConfidenceMap = Annotated[IsotonicMap | PlattMap, Field(discriminator="method")]
@@ -81,7 +79,7 @@ def fit_isotonic(scores: NDArray[np.float64], correct: NDArray[np.bool_]) -> Iso
     knots, where = np.unique(scores, return_inverse=True)
     weights = np.bincount(where).astype(np.float64)
     means = np.bincount(where, weights=correct.astype(np.float64)) / weights
-    fitted = np.asarray(_optimize.isotonic_regression(means, weights=weights, increasing=False).x, dtype=np.float64)
+    fitted = np.asarray(_optimize().isotonic_regression(means, weights=weights, increasing=False).x, dtype=np.float64)
     lowest, highest = _limits(len(scores))
     kept = _corners(fitted)
     confidences = np.clip(fitted[kept], lowest, highest)
@@ -111,13 +109,20 @@ def _logistic(x: NDArray[np.float64], targets: NDArray[np.float64]) -> tuple[flo
     def loss(theta: NDArray[np.float64]) -> tuple[float, NDArray[np.float64]]:
         logits = theta @ design
         value = np.logaddexp(0.0, logits) - targets * logits
-        return float(value.mean()), design @ (_expit(logits) - targets) / len(x)
+        return float(value.mean()), design @ (0.5 + 0.5 * np.tanh(logits / 2) - targets) / len(x)
 
-    result = _optimize.minimize(
+    result = _optimize().minimize(
         loss, np.zeros(2), jac=True, method="L-BFGS-B", bounds=[(0.0, None), (None, None)],
         options={"ftol": 1e-15, "gtol": 1e-10},
     )  # fmt: skip
     return float(result.x[0]), float(result.x[1])
+
+
+def _optimize() -> Any:
+    """scipy.optimize, imported when something is fitted: reading a confidence must not wait for it."""
+    from scipy import optimize  # pyright: ignore[reportMissingTypeStubs]
+
+    return cast(Any, optimize)
 
 
 def _limits(n: int) -> tuple[float, float]:

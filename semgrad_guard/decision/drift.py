@@ -15,12 +15,9 @@ from typing import Any, cast
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
-from scipy import stats as _untyped_stats  # pyright: ignore[reportMissingTypeStubs]
 
 from semgrad_guard.decision.calibration_record import Calibration, is_score
 from semgrad_guard.errors import CalibrationError, InputError
-
-_stats = cast(Any, _untyped_stats)
 
 
 class Drift(BaseModel):
@@ -56,7 +53,9 @@ def drift(recent: Iterable[float | None], calibration_scores: Iterable[float], *
         )
     if not len(new):
         return Drift(p_value=1.0, moved=False, n=0, statistic=0.0, level=level)
-    result = _stats.ks_2samp(new, old)
+    from scipy import stats  # pyright: ignore[reportMissingTypeStubs] - slow to import, and rarely needed
+
+    result = cast(Any, stats).ks_2samp(new, old)
     p_value = min(1.0, max(0.0, float(result.pvalue)))
     return Drift(p_value=p_value, moved=p_value <= level, n=len(new), statistic=float(result.statistic), level=level)
 

@@ -1,0 +1,29 @@
+"""The room stays light: deciding needs no tensor library."""
+
+import subprocess
+import sys
+
+import semgrad_guard.decision
+
+
+def test_decision_imports_neither_torch_nor_the_engine() -> None:
+    code = (
+        "import sys, semgrad_guard.decision as decision\n"
+        "for name in decision.__all__: getattr(decision, name)\n"
+        "heavy = {'torch', 'transformers', 'sklearn', 'mapie', 'pandas', 'scipy.stats', 'scipy.optimize'} | {'semgrad_guard.engine'}\n"
+        "sys.exit(', '.join(sorted(heavy & set(sys.modules))) or 0)"
+    )
+    path = [*sys.path]
+    done = subprocess.run(
+        [sys.executable, "-c", f"import sys; sys.path[:] = {path!r}\n{code}"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_names_are_sorted_and_exist() -> None:
+    names = semgrad_guard.decision.__all__
+    assert names == sorted(names)
+    assert all(hasattr(semgrad_guard.decision, name) for name in names)

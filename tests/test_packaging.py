@@ -1,0 +1,94 @@
+"""The built distributions, not the editable install: what is in them, and that the wheel works on its own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+
+
+@pytest.fixture(scope="module")
+def distributions(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("dist")
+    command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(folder), str(ROOT)]
+    subprocess.run(command, check=True, capture_output=True)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def wheel_names(distributions: Path) -> list[str]:
+    (wheel,) = distributions.glob("*.whl")
+    return zipfile.ZipFile(wheel).namelist()
+
+
+@pytest.fixture(scope="module")
+def unpacked(distributions: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("site")
+    (wheel,) = distributions.glob("*.whl")
+    zipfile.ZipFile(wheel).extractall(folder)
+    return folder
+
+
+def run_outside(unpacked: Path, *command: str) -> subprocess.CompletedProcess[str]:
+    """Run with the wheel's files first on the path, away from the checkout."""
+    environment = {**os.environ, "PYTHONPATH": str(unpacked)}
+    return subprocess.run(
+        [sys.executable, *command], cwd=unpacked, env=environment, capture_output=True, text=True, check=False
+    )
+
+
+def test_the_wheel_holds_the_import_packages_and_nothing_else(wheel_names: list[str]) -> None:
+    top = {name.split("/")[0] for name in wheel_names}
+    assert {name for name in top if not name.endswith(".dist-info")} == {"semgrad_guard", "langchain_semgrad_guard"}
+
+
+@pytest.mark.parametrize(
+    "needed",
+    [
+        "semgrad_guard/py.typed",
+        "langchain_semgrad_guard/py.typed",
+        "semgrad_guard/pocket/weights/model.safetensors",
+        "semgrad_guard/pocket/weights/tokenizer.json",
+        "semgrad_guard/pocket/calibration.json",
+        "semgrad_guard/pocket/MODEL_CARD.md",
+        "langchain_semgrad_guard/demo/documents/mongolia.md",
+    ],
+)
+def test_the_wheel_holds_its_data(wheel_names: list[str], needed: str) -> None:
+    assert needed in wheel_names
+
+
+def test_the_wheel_is_small(distributions: Path) -> None:
+    (wheel,) = distributions.glob("*.whl")
+    assert wheel.stat().st_size < 25_000_000
+
+
+def test_the_sdist_holds_what_a_developer_needs(distributions: Path) -> None:
+    (archive,) = distributions.glob("*.tar.gz")
+    names = {name.split("/", 1)[-1] for name in tarfile.open(archive).getnames()}
+    assert {"pyproject.toml", "constraints.txt", "Makefile", "LICENSE", "README.md", "tests/conftest.py"} <= names
+
+
+def test_the_wheel_answers_on_its_own(unpacked: Path) -> None:
+    code = (
+        "import semgrad_guard, langchain_semgrad_guard, sys;"
+        "assert semgrad_guard.__file__.startswith(sys.argv[1]);"
+        "model = semgrad_guard.LanguageModel.from_pretrained('pocket');"
+        "print(model.generate('What is the capital of France?').text)"
+    )
+    found = run_outside(unpacked, "-c", code, str(unpacked))
+    assert found.returncode == 0, found.stderr
+    assert found.stdout.strip() == "Paris"
+
+
+def test_the_command_runs_from_the_wheel(unpacked: Path) -> None:
+    found = run_outside(unpacked, "-c", "from semgrad_guard.cli import app; app()", "--help")
+    assert found.returncode == 0, found.stderr
+    assert "calibrate" in found.stdout
