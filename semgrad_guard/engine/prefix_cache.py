@@ -37,6 +37,11 @@ def growing_cache() -> DynamicCache:
     return DynamicCache()
 
 
+def can_be_cut(cache: Cache, length: int) -> bool:
+    """Whether every layer is a plain growing attention cache that holds `length` positions or more."""
+    return all(type(layer) is DynamicLayer and layer.get_seq_length() >= length for layer in cache.layers)
+
+
 def cut(cache: Cache, length: int) -> Cache | None:
     """The first `length` positions of `cache` as a read-only cache; None for length 0.
 
@@ -45,7 +50,7 @@ def cut(cache: Cache, length: int) -> Cache | None:
     """
     if length == 0:
         return None
-    for layer in cache.layers:
-        if type(layer) is not DynamicLayer or layer.get_seq_length() < length:
-            raise UnsupportedModelError(f"a {type(layer).__name__} cache cannot be cut at position {length}")
+    if not can_be_cut(cache, length):
+        kinds = sorted({type(layer).__name__ for layer in cache.layers})
+        raise UnsupportedModelError(f"a cache of {', '.join(kinds)} cannot be cut at position {length}")
     return Cache(layers=[PrefixLayer(x.keys[..., :length, :], x.values[..., :length, :]) for x in cache.layers])

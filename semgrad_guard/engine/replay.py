@@ -22,7 +22,7 @@ from transformers.cache_utils import Cache
 
 from semgrad_guard.engine.architecture import Architecture, submodule_setter
 from semgrad_guard.engine.hidden_states import Capture, Tap, taps
-from semgrad_guard.engine.prefix_cache import cut, growing_cache
+from semgrad_guard.engine.prefix_cache import can_be_cut, cut, growing_cache
 from semgrad_guard.engine.shadow import shadow_of
 from semgrad_guard.errors import UnsupportedModelError
 
@@ -107,6 +107,8 @@ class Trace:
     def fits(self, batch: TokenBatch) -> bool:
         """Whether these states begin at the batch's cut and reach its end, row for row (beams have more rows)."""
         rows, columns = self.states.shape[:2]
+        if not can_be_cut(self.cache, batch.end):
+            return False
         begins = self.cache.get_seq_length() - columns
         return rows == len(batch.lengths) and begins == batch.cut and columns >= batch.end - batch.cut
 
@@ -221,10 +223,12 @@ class Replayer:
             stack.callback(self._head.register_forward_hook(remember).remove)
             stack.enter_context(taps(self.layers if known else (), {layer: keep(layer) for layer in span} if known else {}))
             stack.enter_context(torch.enable_grad())
-            options = {"logits_to_keep": max(batch.lengths)} if self._architecture.takes_logits_to_keep else {}
-            output = self._call(batch.inputs(0, batch.end), use_cache=False, output_hidden_states=True, **options)
+            # The last token predicts nothing, but rotary frequencies may depend on the length of the sequence.
+            end = batch.end + 1
+            options = {"logits_to_keep": max(batch.lengths) + 1} if self._architecture.takes_logits_to_keep else {}
+            output = self._call(batch.inputs(0, end), use_cache=False, output_hidden_states=True, **options)
         hidden = self._recorded(output.hidden_states, inputs_of, span)
-        head_start = batch.end - output.logits.shape[1]
+        head_start = end - output.logits.shape[1]
         return Replayed(0, seen["final"], hidden, head_start, raw_logits=seen["raw"], logits=output.logits)
 
     def _recorded(

@@ -7,7 +7,7 @@ import math
 import threading
 import weakref
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -220,7 +220,14 @@ def scorer_of(model: nn.Module) -> Scorer:
 @contextmanager
 def clean_slate() -> Iterator[None]:
     """Ordinary tensors, no autocast, whatever the caller's thread has switched on; restored afterwards."""
-    with torch.inference_mode(False), torch.autocast("cpu", enabled=False):
+    with ExitStack() as stack:
+        stack.enter_context(torch.inference_mode(False))
+        accelerator = torch.accelerator.current_accelerator()
+        for device in ("cpu",) if accelerator is None else ("cpu", accelerator.type):
+            if torch.is_autocast_enabled(device):
+                stack.enter_context(torch.autocast(device, enabled=False))
+        if torch.get_default_device().type != "cpu":
+            stack.enter_context(torch.device("cpu"))
         yield
 
 

@@ -7,7 +7,7 @@ template itself, by comparing renderings of one conversation:
 
     prompted      with the generation prompt: the prompt the model sees
     unprompted    without it: the assistant header starts where the two part
-    marked        prompted, with `MARK` behind the last user's text: that text ends where the two part
+    marked        prompted, with `MARK` right behind the last user's text: that text ends where the two part
 
 Nothing is searched for, so a user who writes the header's own text cannot move t*.
 """
@@ -17,7 +17,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from itertools import takewhile
 
 from semgrad_guard.records import SemanticToken
 
@@ -61,9 +60,9 @@ def find_semantic_token(
     """
     header = header_start(prompt.text, unprompted, special_tokens=special_tokens)
     user_end = user_text_end(prompt.text, marked)
-    if header is not None and header >= user_end:
+    if header is not None and header >= (user_end or 0):
         return SemanticToken(prompt.first_token_of(header) - len(prompt.ids), "assistant_header")
-    if user_end > 0:
+    if user_end:
         return SemanticToken(prompt.last_token_of(user_end - 1) - len(prompt.ids), "user_text")
     return SemanticToken(-1, "last_token")
 
@@ -81,9 +80,9 @@ def header_start(prompted: str, unprompted: str, *, special_tokens: Iterable[str
     return len(prompted) - len(header) if header else None
 
 
-def user_text_end(prompted: str, marked: str) -> int:
-    """Where the last user's text ends in `prompted` (exclusive), trailing white space left out."""
-    return len(prompted[: _shared(prompted, marked)].rstrip())
+def user_text_end(prompted: str, marked: str) -> int | None:
+    """Where the marked text ends in `prompted` (exclusive); None if the template left it out."""
+    return None if prompted == marked else _shared(prompted, marked)
 
 
 def _before_special_token(text: str, position: int, special_tokens: Iterable[str]) -> int:
@@ -96,5 +95,12 @@ def _before_special_token(text: str, position: int, special_tokens: Iterable[str
 
 
 def _shared(left: Sequence[object], right: Sequence[object]) -> int:
-    """Length of the longest common prefix of two texts or of two id sequences."""
-    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(left, right, strict=False)))
+    """Length of the longest common prefix of two texts or of two id sequences, by bisection (long prompts are long)."""
+    low, high = 0, min(len(left), len(right))
+    while low < high:
+        middle = (low + high + 1) // 2
+        if left[low:middle] == right[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low
