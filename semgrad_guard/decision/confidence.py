@@ -15,7 +15,6 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 
-
 ConfidenceMethod = Literal["isotonic", "platt"]
 _FROZEN = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 

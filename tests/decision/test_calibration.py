@@ -96,6 +96,8 @@ def test_a_calibration_that_works() -> None:
     assert 0.3 < c.threshold < 0.9
     assert c.split_seed == 0
     assert c.n_tested == 400
+    assert 0 < c.n_answered_wrong < c.n_answered < 400
+    assert c.risk_bound == binomial.upper_bound(c.n_answered_wrong, c.n_answered, delta=0.1) <= 0.1
     assert c.confidence(0.01) == pytest.approx(1.0, abs=0.05)
     assert c.confidence(0.99) == pytest.approx(0.4, abs=0.15)
     assert useful(seed=0, confidence="platt").confidence(0.5) == pytest.approx(0.85, abs=0.08)

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from semgrad_guard.decision import Calibration, calibrate, fixed_sequence
 
-REPEATS = 300
+REPEATS = 200
 DELTA = 0.1
 
 
@@ -102,9 +102,9 @@ def test_a_useless_score_just_above_alpha_is_the_hardest_case(points: int) -> No
     alpha, population = 0.2, Population(base=0.2001, p=0.0)
     rng = np.random.default_rng(22)
     grid = np.linspace(0, 1, points + 1)[1:]
-    violations = np.mean([walk_rejects(*population.draw(rng, 400), grid, alpha) for _ in range(3000)])
+    violations = np.mean([walk_rejects(*population.draw(rng, 400), grid, alpha) for _ in range(2000)])
     print(f"useless score, {points} points: {violations:.3f}")
-    assert 0.03 <= violations <= DELTA + 0.01  # 2 standard errors above delta; not vacuous either
+    assert 0.03 <= violations <= DELTA + 0.013  # 2 standard errors above delta; not vacuous either
 
 
 @pytest.mark.parametrize("points", [6, 20, 200])
@@ -133,4 +133,4 @@ def test_violations_come_only_with_the_promised_probability_on_a_split_of_tied_s
         correct = rng.random(400) >= 0.2001
         violations += calibrate(scores, correct, alpha=alpha, delta=DELTA, seed=repeat).threshold is not None
     print(f"tied scores: {violations / REPEATS:.3f}")
-    assert violations / REPEATS <= DELTA + 0.035  # 2 standard errors
+    assert violations / REPEATS <= DELTA + 0.042  # 2 standard errors

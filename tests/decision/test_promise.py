@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from semgrad_guard.decision import Binding, Calibration, Policy, Promise, calibrate, combined_promise, split_delta
 from semgrad_guard.errors import BindingMismatchError, CalibrationError, InputError
 
-ALPHA, DELTA, REPEATS = 0.15, 0.2, 300
+ALPHA, DELTA, REPEATS = 0.15, 0.2, 150
 Floats = NDArray[np.float64]
 
 
