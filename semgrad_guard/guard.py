@@ -91,7 +91,10 @@ class Guard:
 
     def batch(self, conversations: Sequence[Conversation]) -> list[Verdict]:
         """Answer several conversations at once: one generation, one backward pass, then one batch of escalations."""
-        decided = [decide(draft, self.policy, can_escalate=self.escalate_to is not None) for draft in self.drafts(conversations)]
+        decided = [
+            decide(draft, self.policy, can_escalate=self.escalate_to is not None)
+            for draft in self.drafts(conversations)
+        ]
         verdicts = [self._watched(verdict) for verdict in decided]
         escalating = [i for i, verdict in enumerate(verdicts) if verdict.action == "escalate"]
         answers = self._ask_target([conversations[i] for i in escalating])
@@ -194,7 +197,13 @@ def escalated(decided: Verdict, answer: str | Verdict) -> Verdict:
             reason="the escalation target cannot be scored; its answer is outside any promise",
         )
     promised = decided.calibration_id is not None and answer.promised
-    changes = {"action": "escalate", "text": answer.text, "draft": decided.text, "escalated": answer, "promised": promised}
+    changes = {
+        "action": "escalate",
+        "text": answer.text,
+        "draft": decided.text,
+        "escalated": answer,
+        "promised": promised,
+    }
     return decided.model_copy(update=changes)
 
 

@@ -167,8 +167,12 @@ def test_a_calibration_for_something_else_is_refused(
     assert guard(language_model, policy)("q")
 
 
-@pytest.mark.parametrize(("on_unscored", "action"), [("abstain", "abstain"), ("answer", "answer"), ("escalate", "escalate")])
-def test_an_answer_without_a_score_has_a_policy_of_its_own(make_language_model: Make, on_unscored: str, action: str) -> None:
+@pytest.mark.parametrize(
+    ("on_unscored", "action"), [("abstain", "abstain"), ("answer", "answer"), ("escalate", "escalate")]
+)
+def test_an_answer_without_a_score_has_a_policy_of_its_own(
+    make_language_model: Make, on_unscored: str, action: str
+) -> None:
     model = make_language_model(seed=1)
     with torch.no_grad():
         model._model.model.norm.weight[:] = float("nan")

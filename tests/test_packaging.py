@@ -72,7 +72,8 @@ def test_the_wheel_is_small(distributions: Path) -> None:
 
 def test_the_sdist_holds_what_a_developer_needs(distributions: Path) -> None:
     (archive,) = distributions.glob("*.tar.gz")
-    names = {name.split("/", 1)[-1] for name in tarfile.open(archive).getnames()}
+    with tarfile.open(archive) as opened:
+        names = {name.split("/", 1)[-1] for name in opened.getnames()}
     assert {"pyproject.toml", "constraints.txt", "Makefile", "LICENSE", "README.md", "tests/conftest.py"} <= names
 
 

@@ -44,8 +44,8 @@ def load(name_or_path: str, **options: Any) -> tuple[PreTrainedModel, PreTrained
         )
     except (OSError, SafetensorError, RuntimeError) as error:
         raise ModelNotFoundError(
-            f"cannot load {name_or_path!r}: {_first_line(error)} Check the name or path, that the download is complete, "
-            "and that the hub is reachable if this is a hub id."
+            f"cannot load {name_or_path!r}: {_first_line(error)} Check the name or path, that the download is "
+            "complete, and that the hub is reachable if this is a hub id."
         ) from error
     except (ValueError, KeyError) as error:
         raise UnsupportedModelError(f"{name_or_path!r} is no causal LM that transformers can load: {error}") from error

@@ -52,7 +52,9 @@ class Decoder:
         width = max(len(prompt.ids) for prompt in prompts)
         produced = [self._produced(row) for row in output.sequences[:, width:].tolist()]
         visibles = [visible(ids, options.stop, self.decode) for ids, _ in produced]
-        responses = [ids[:count] if text.strip() else [] for (ids, _), (text, count, _) in zip(produced, visibles, strict=True)]
+        responses = [
+            ids[:count] if text.strip() else [] for (ids, _), (text, count, _) in zip(produced, visibles, strict=True)
+        ]
         trace = None if capture is None else Trace(output.past_key_values, capture.layer, capture.states())
         scoring = BatchScoring(self._scorer, prompts, responses, trace)
         return [

@@ -73,12 +73,11 @@ class GumbelNoise(LogitsProcessor):
     def __init__(self, seeds: Sequence[int]) -> None:
         self._generators = [torch.Generator().manual_seed(seed) for seed in seeds]
 
-    def __call__(self, input_ids: torch.LongTensor, scores: torch.FloatTensor) -> torch.FloatTensor:
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> Any:
         exponential = torch.stack(
             [torch.empty(scores.shape[1], dtype=torch.float64).exponential_(generator=g) for g in self._generators]
         )
-        noise: Any = scores.double() - exponential.log().to(scores.device)
-        return noise
+        return scores.double() - exponential.log().to(scores.device)
 
 
 @dataclass(frozen=True)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
-from typing import cast, overload
+from typing import Any, cast, overload
 
 import torch
 from transformers import PreTrainedModel
@@ -66,20 +67,35 @@ def gradient_scores(
         UnsupportedModelError: the architecture rules a score out; the message says why.
         InputError: empty or mismatched ids, ids outside the vocabulary, a t* outside the prompt.
     """
-    single = not prompt_ids or isinstance(prompt_ids[0], int)
-    prompts = [list(cast("Sequence[int]", prompt_ids))] if single else [list(p) for p in cast("Sequence[Sequence[int]]", prompt_ids)]
-    responses = (
-        [list(cast("Sequence[int]", response_ids))] if single else [list(r) for r in cast("Sequence[Sequence[int]]", response_ids)]
-    )
+    single = _is_one_row(prompt_ids)
+    prompts, responses = (_rows(ids, single=single) for ids in (prompt_ids, response_ids))
     offsets = [semantic_token] * len(prompts) if isinstance(semantic_token, int) else list(semantic_token)
     scorer = scorer_of(model)
     objective = Objective(variant, None if layers is None else tuple(layers))
     objective.span(scorer.architecture.n_layers)
-    _validate(prompts, responses, offsets, vocabulary=int(model.get_input_embeddings().weight.shape[0]))  # pyright: ignore
+    embedding: Any = model.get_input_embeddings()
+    vocabulary = min(int(embedding.weight.shape[0]), scorer.vocabulary)
+    _validate(prompts, responses, offsets, vocabulary=vocabulary)
     with torch.inference_mode(False):
-        batch = TokenBatch.of(prompts, responses, offsets, model.get_input_embeddings().weight.device)  # pyright: ignore
+        batch = TokenBatch.of(prompts, responses, offsets, embedding.weight.device)
     scores = scorer.score(batch, objective)
     return scores[0] if single else list(scores)
+
+
+def _is_one_row(ids: Sequence[int] | Sequence[Sequence[int]]) -> bool:
+    try:
+        return len(ids) == 0 or operator.index(cast(int, ids[0])) is not None
+    except TypeError:
+        return False
+
+
+def _rows(ids: Sequence[int] | Sequence[Sequence[int]], *, single: bool) -> list[list[int]]:
+    """One row, or one per prompt, of plain ints (NumPy's count as such)."""
+    rows = cast("Sequence[Sequence[int]]", [ids] if single else ids)
+    try:
+        return [[operator.index(token) for token in row] for row in rows]
+    except TypeError:
+        raise InputError("token ids must be a list of ints, or a list of such lists for a batch") from None
 
 
 def _validate(prompts: list[list[int]], responses: list[list[int]], offsets: list[int], *, vocabulary: int) -> None:
@@ -94,5 +110,5 @@ def _validate(prompts: list[list[int]], responses: list[list[int]], offsets: lis
             raise EmptyResponseError("the response holds no token to score")
         if not -len(prompt) <= offset <= -1:
             raise InputError(f"semantic_token={offset} lies outside the prompt: use -{len(prompt)} .. -1")
-        if not all(isinstance(i, int) and 0 <= i < vocabulary for i in (*prompt, *response)):  # pyright: ignore
+        if not all(0 <= token < vocabulary for token in (*prompt, *response)):
             raise InputError(f"token ids must be ints within 0 .. {vocabulary - 1}")

@@ -15,14 +15,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 from semgrad_guard.engine.architecture import LogitTransform
 
-_BLOCK = 4096  # vocabulary entries a step
+_BLOCK = 8192  # vocabulary entries a step, fewer where many tokens share it:
+_LOGIT_ELEMENTS = 1 << 18  # n x block logits stay in a core's cache
+_PIECE = 256  # rows of the head converted at a time, for the same reason
+_PRODUCT_ELEMENTS = 1 << 18  # and a block of A^T H
 _KEEP_BYTES = 64 << 20  # logits up to this size are kept between the two passes instead of computed again
-_PRODUCT_ELEMENTS = 1 << 18  # a block of A^T H stays in a core's cache
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,6 @@ class Distribution:
     """
 
     peak: torch.Tensor
-    mode: torch.Tensor
     rest: torch.Tensor
     entropies: torch.Tensor
 
@@ -74,103 +74,143 @@ def score_head(
     weights = distribution.entropies
     if averages:
         weights = weights / torch.cat([weights.new_full((n,), float(n)) for n in lengths])
-    seed = torch.zeros_like(blocks.states, dtype=blocks.precision)
-    paragrad = torch.zeros(len(lengths), dtype=torch.float64, device=states.device)
+    seed = torch.zeros_like(blocks.states)
+    products = _AbsoluteProducts(blocks.states, lengths)
     target_logits = torch.zeros_like(weights)
     for start, logits in blocks:
         local = targets - start
         hit = ((local >= 0) & (local < logits.shape[1])).nonzero().squeeze(1)
-        target_logits[hit] = logits[hit, local[hit]]
-        sensitivity = _sensitivity(logits, start, hit, targets, weights, distribution)
-        sensitivity = (sensitivity * transform.derivative(logits)).to(blocks.dtype)
-        seed += (sensitivity @ blocks.weight(start)).to(blocks.precision)
-        _add_absolute_products(paragrad, sensitivity, blocks.states, lengths)
+        column = local[hit]
+        target_logits[hit] = logits[hit, column]
+        sensitivity = _sensitivity(logits, hit, column, weights, distribution).mul_(transform.derivative(logits))
+        blocks.add_back(seed, sensitivity, start)
+        products.add(sensitivity)
     log_probs = target_logits - distribution.peak - torch.log1p(distribution.rest)
-    return HeadScores(distribution.entropies, log_probs, seed, paragrad / head.weight.numel())
+    return HeadScores(distribution.entropies, log_probs, seed, products.sums / head.weight.numel())
 
 
 class _Blocks:
     """The logits [n, block] of successive vocabulary blocks; kept after the first pass if they are small enough."""
 
     def __init__(self, states: torch.Tensor, head: nn.Linear, transform: LogitTransform) -> None:
-        # float16 would lose small probabilities and overflow sums; the head is then read in float32.
-        self.dtype = torch.float32 if states.dtype == torch.float16 else states.dtype
         self.precision = torch.float64 if states.dtype == torch.float64 else torch.float32
-        self.states = states.to(self.dtype).contiguous()
+        self.states = states.to(self.precision).contiguous()
+        self._factor_dtype = states.dtype if _multiplies_well(states) else self.precision
+        self._factor = states.to(self._factor_dtype).contiguous()
         self._head, self._transform = head, transform
-        size = states.shape[0] * head.weight.shape[0] * self.precision.itemsize
-        self._kept: dict[int, torch.Tensor] | None = {} if size <= _KEEP_BYTES else None
-
-    def weight(self, start: int) -> torch.Tensor:
-        return self._head.weight[start : start + _BLOCK].to(self.dtype)
+        n, self._vocabulary = states.shape[0], head.weight.shape[0]
+        self._size = max(1, min(_BLOCK, _LOGIT_ELEMENTS // n))
+        self._piece = _PIECE if states.device.type == "cpu" else self._size
+        self._converted: torch.Tensor | None = None
+        if head.weight.dtype != self._factor_dtype:
+            shape = (min(self._piece, self._vocabulary), head.weight.shape[1])
+            self._converted = torch.empty(shape, dtype=self._factor_dtype, device=states.device)
+        keeps = n * self._vocabulary * self.precision.itemsize <= _KEEP_BYTES
+        self._kept: dict[int, torch.Tensor] | None = {} if keeps else None
 
     def __iter__(self) -> Iterator[tuple[int, torch.Tensor]]:
-        for start in range(0, self._head.weight.shape[0], _BLOCK):
-            yield start, self._logits(start)
+        for start in range(0, self._vocabulary, self._size):
+            logits = None if self._kept is None else self._kept.get(start)
+            if logits is None:
+                logits = self._logits(start)
+            if self._kept is not None:
+                self._kept[start] = logits
+            yield start, logits
+
+    def add_back(self, seed: torch.Tensor, sensitivity: torch.Tensor, start: int) -> None:
+        """seed += A W over the block of A that begins at vocabulary entry `start`."""
+        factor = sensitivity.to(self._factor_dtype)
+        for place, rows in self._rows(start):
+            if rows.dtype == seed.dtype:
+                seed.addmm_(factor[:, place], rows)
+            else:
+                seed += factor[:, place] @ rows
 
     def _logits(self, start: int) -> torch.Tensor:
-        if self._kept is not None and start in self._kept:
-            return self._kept[start]
-        bias = None if self._head.bias is None else self._head.bias[start : start + _BLOCK].to(self.dtype)
-        logits = self._transform(F.linear(self.states, self.weight(start), bias).to(self.precision))
-        if self._kept is not None:
-            self._kept[start] = logits
-        return logits
+        size = min(self._size, self._vocabulary - start)
+        z = self._factor.new_empty(len(self._factor), size)
+        for place, rows in self._rows(start):
+            torch.mm(self._factor, rows.t(), out=z[:, place])
+        if self._head.bias is not None:
+            z += self._head.bias[start : start + size]
+        return self._transform(z.to(self.precision))
+
+    def _rows(self, start: int) -> Iterator[tuple[slice, torch.Tensor]]:
+        """The head's rows of one block and their place in it; converted ones live until the next are asked for."""
+        block = self._head.weight[start : start + self._size]
+        if self._converted is None:
+            yield slice(None), block
+            return
+        for begin in range(0, len(block), self._piece):
+            source = block[begin : begin + self._piece]
+            yield slice(begin, begin + len(source)), self._converted[: len(source)].copy_(source)
+
+
+def _multiplies_well(states: torch.Tensor) -> bool:
+    """Whether products in the states' own dtype are fast and safe; else they are taken in float32.
+
+    float16 would lose small probabilities and overflow sums. CPUs without bfloat16 units take it ten times as long.
+    """
+    if states.dtype == torch.bfloat16 and states.device.type == "cpu":
+        found = torch.cpu.get_capabilities()
+        return bool(found.get("amx_bf16") or found.get("avx512_bf16"))
+    return states.dtype != torch.float16
 
 
 def _distributions(blocks: _Blocks) -> Distribution:
     """Mode, normaliser and entropy of each token's distribution in one pass (online log-sum-exp)."""
     n, device = blocks.states.shape[0], blocks.states.device
     peak = torch.full((n,), float("-inf"), dtype=blocks.precision, device=device)
-    mode = torch.zeros(n, dtype=torch.long, device=device)
-    rest, moment = torch.zeros_like(peak), torch.zeros_like(peak)  # sums of e^x and x e^x, x = logit - peak, mode left out
-    for start, logits in blocks:
-        block_peak, block_mode = logits.max(dim=1)
-        moved = block_peak > peak
-        new_peak = torch.maximum(peak, block_peak)
+    # Sums of e^x and x e^x, x = logit - peak, without the terms at the peak itself (x = 0), which are counted.
+    rest, moment, at_peak = torch.zeros_like(peak), torch.zeros_like(peak), torch.zeros_like(peak)
+    for _, logits in blocks:
+        new_peak = torch.maximum(peak, logits.amax(dim=1))
         shift = torch.where(torch.isinf(peak), 0.0, peak - new_peak)
         decay = torch.where(torch.isinf(peak), 0.0, shift.exp())
-        demoted = moved.to(peak.dtype)  # the former mode now counts among the rest
+        demoted = torch.where(new_peak > peak, at_peak, 0.0)
         moment = decay * (moment + shift * (rest + demoted))
         rest = decay * (rest + demoted)
         centred = logits - new_peak[:, None]
         terms = centred.exp()
-        terms[moved, block_mode[moved]] = 0.0
-        rest += terms.sum(dim=1)
-        moment += torch.einsum("nv,nv->n", terms, centred)
-        mode = torch.where(moved, start + block_mode, mode)
+        tops = centred == 0
+        rest += terms.masked_fill_(tops, 0.0).sum(dim=1)
+        moment += centred.mul_(terms).sum(dim=1)
+        at_peak = at_peak - demoted + tops.sum(dim=1)
         peak = new_peak
+    rest += at_peak - 1
     entropies = (torch.log1p(rest) - moment / (1 + rest)).clamp_(min=0)
-    return Distribution(peak, mode, rest, entropies)
+    return Distribution(peak, rest, entropies)
 
 
 def _sensitivity(
-    logits: torch.Tensor,
-    start: int,
-    hit: torch.Tensor,
-    targets: torch.Tensor,
-    weights: torch.Tensor,
-    distribution: Distribution,
+    logits: torch.Tensor, hit: torch.Tensor, column: torch.Tensor, weights: torch.Tensor, distribution: Distribution
 ) -> torch.Tensor:
-    """w_t (1[v = y_t] - p_tv) for one block [n, block]; `hit` lists the tokens whose target lies in it."""
+    """w_t (1[v = y_t] - p_tv) for one block [n, block]; `hit` lists the tokens whose target is in a `column` of it."""
     total = 1 + distribution.rest
     block = (logits - distribution.peak[:, None]).exp_().mul_((-weights / total)[:, None])
-    column = targets[hit] - start
+    is_mode = logits[hit, column] == distribution.peak[hit]
     certain = weights[hit] * distribution.rest[hit] / total[hit]
-    is_mode = targets[hit] == distribution.mode[hit]
     block[hit, column] = torch.where(is_mode, certain, weights[hit] + block[hit, column])
     return block
 
 
-def _add_absolute_products(
-    sums: torch.Tensor, sensitivity: torch.Tensor, states: torch.Tensor, lengths: Sequence[int]
-) -> None:
-    """Add each answer's sum |A^T H| over this block of A to `sums`."""
-    rows = max(64, _PRODUCT_ELEMENTS // states.shape[1])
-    for answer, (a, h) in enumerate(zip(sensitivity.split(list(lengths)), states.split(list(lengths)), strict=True)):
-        if len(a) == 1:  # an outer product: its l1 norm factorises
-            sums[answer] += a.double().abs().sum() * h.double().abs().sum()
-            continue
-        for part in a.t().split(rows):
-            # Not torch.norm(p=1): on CPU it accumulates serially in float32 and is wrong for large tensors.
-            sums[answer] += (part @ h).abs_().sum(dtype=torch.promote_types(h.dtype, torch.float32))
+class _AbsoluteProducts:
+    """sum |A^T H| of each answer, A arriving block by block."""
+
+    def __init__(self, states: torch.Tensor, lengths: Sequence[int]) -> None:
+        self.sums = torch.zeros(len(lengths), dtype=torch.float64, device=states.device)
+        self._lengths = list(lengths)
+        self._states = states.split(self._lengths)
+        self._magnitudes = [h.double().abs().sum() for h in self._states]
+        rows = max(64, _PRODUCT_ELEMENTS // states.shape[1])
+        self._buffer = states.new_empty(rows, states.shape[1])
+
+    def add(self, sensitivity: torch.Tensor) -> None:
+        """Take in the next block of A [n, block]."""
+        for answer, (a, h) in enumerate(zip(sensitivity.split(self._lengths), self._states, strict=True)):
+            if len(a) == 1:  # an outer product: its l1 norm factorises
+                self.sums[answer] += a.double().abs().sum() * self._magnitudes[answer]
+                continue
+            for part in a.t().split(len(self._buffer)):
+                # Not torch.norm(p=1): on CPU it accumulates serially in float32 and is wrong for large tensors.
+                self.sums[answer] += torch.mm(part, h, out=self._buffer[: len(part)]).abs_().sum()

@@ -25,7 +25,7 @@ from semgrad_guard.records import Conversation
 
 @dataclass(frozen=True)
 class ModelIdentity:
-    """What a calibration is bound to. `fingerprint` changes when the weights do, `template` when the chat template does."""
+    """What a calibration is bound to. `fingerprint` follows the weights, `template` the chat template."""
 
     name: str
     revision: str | None
@@ -35,7 +35,7 @@ class ModelIdentity:
 
 
 class LanguageModel:
-    """A causal LM whose answers can be scored. Thread-safe: one lock per model; batches, not threads, give throughput."""
+    """A causal LM whose answers can be scored. Thread-safe by one lock per model: batches give throughput."""
 
     def __init__(
         self,
@@ -217,9 +217,7 @@ class LanguageModel:
             )
         return Evidence(prompt, tuple(encoded), BatchScoring(self._scorer, [prompt], [encoded]))
 
-    def score(
-        self, conversation: Conversation, text: str, *, objective: Objective | None = None
-    ) -> GradientScores:
+    def score(self, conversation: Conversation, text: str, *, objective: Objective | None = None) -> GradientScores:
         """Gradient scores of a text as the answer to a conversation, whoever wrote it (see `evidence`)."""
         timed = self.evidence(conversation, text).gradients(objective)
         if timed is None:
@@ -245,9 +243,8 @@ class LanguageModel:
         return options if options.max_new_tokens <= room else replace(options, max_new_tokens=room)
 
 
-
 def _end_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
-    """Every token that ends an answer: those of the generation config (chat models list several) and the tokenizer's."""
+    """Every token that ends an answer: the generation config's (chat models list several) and the tokenizer's."""
     config: Any = getattr(model, "generation_config", None)
     listed: Any = getattr(config, "eos_token_id", None)
     ids = list(listed) if isinstance(listed, (list, tuple)) else [listed]

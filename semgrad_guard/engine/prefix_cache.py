@@ -19,14 +19,15 @@ class PrefixLayer(DynamicLayer):
 
     def __init__(self, keys: torch.Tensor, values: torch.Tensor) -> None:
         super().__init__()
-        self.keys, self.values = keys, values
+        self.keys, self.values = self._prefix = keys, values
         self.dtype, self.device = keys.dtype, keys.device
         self.is_initialized = True
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        return torch.cat([self.keys, key_states], dim=-2), torch.cat([self.values, value_states], dim=-2)
+        keys, values = self._prefix
+        return torch.cat([keys, key_states], dim=-2), torch.cat([values, value_states], dim=-2)
 
 
 def growing_cache() -> DynamicCache:
@@ -53,4 +54,5 @@ def cut(cache: Cache, length: int) -> Cache | None:
     if not can_be_cut(cache, length):
         kinds = sorted({type(layer).__name__ for layer in cache.layers})
         raise UnsupportedModelError(f"a cache of {', '.join(kinds)} cannot be cut at position {length}")
-    return Cache(layers=[PrefixLayer(x.keys[..., :length, :], x.values[..., :length, :]) for x in cache.layers])
+    layers: list[Any] = cache.layers
+    return Cache(layers=[PrefixLayer(x.keys[..., :length, :], x.values[..., :length, :]) for x in layers])

@@ -147,6 +147,15 @@ class _HeadTap(nn.Module):
         return states
 
 
+def _restride(_: nn.Module, args: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+    """The same states without the strides of the longer tensor they were sliced from.
+
+    For a sliced 3-D input, `linear` on a CPU copies the whole weight (unless that requires a gradient).
+    """
+    states, *rest = args
+    return (states.reshape(-1, states.shape[-1]).view(states.shape), *rest)
+
+
 class _Bypass(nn.Module):
     """Takes a decoder layer's place with all its attributes and hands the hidden states on as they came.
 
@@ -172,6 +181,7 @@ class Replayer:
         self._architecture = architecture
         self._shadow = shadow_of(model)
         self._head = self._shadow.get_submodule(architecture.head)
+        self._head.register_forward_pre_hook(_restride)
         self._tap = _HeadTap()
         self._put_head = submodule_setter(self._shadow, architecture.head)
         self._returns_tuple: bool | None = None

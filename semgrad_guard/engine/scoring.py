@@ -156,7 +156,8 @@ class Scorer:
             raise RuntimeError("the scored model no longer exists")
         now = fingerprint(model)
         if now != self._fingerprint:
-            self._replayer = Replayer(model, self.architecture)
+            with clean_slate():
+                self._replayer = Replayer(model, self.architecture)
             self._fingerprint, self._tiers = now, None
         return self._replayer
 

@@ -127,5 +127,5 @@ class _Closed(StoppingCriteria):
     def __init__(self, closed: threading.Event) -> None:
         self._closed = closed
 
-    def __call__(self, input_ids: torch.LongTensor, scores: torch.FloatTensor, **_: Any) -> Any:
+    def __call__(self, input_ids: torch.Tensor, scores: Any, **_: Any) -> Any:
         return torch.full((input_ids.shape[0],), self._closed.is_set(), dtype=torch.bool, device=input_ids.device)

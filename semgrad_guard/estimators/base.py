@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import asdict
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol, cast
 
 from semgrad_guard.engine.evidence import Evidence
 from semgrad_guard.engine.objective import Objective
@@ -48,7 +48,7 @@ class ReplayEstimator:
     def settings(self) -> dict[str, Any]:
         """The dataclass fields, tuples as lists."""
         fields: dict[str, Any] = asdict(self)  # type: ignore[call-overload]  # every estimator is a dataclass
-        return {key: list(value) if isinstance(value, tuple) else value for key, value in fields.items()}
+        return {key: list(cast("tuple[Any, ...]", v)) if isinstance(v, tuple) else v for key, v in fields.items()}
 
     def value(self, scores: GradientScores) -> float | None:
         """The estimator's number for finite scores."""

@@ -43,7 +43,9 @@ def rescored(language_model: LanguageModel, generation) -> float:
 def test_greedy_text_is_what_transformers_generates(language_model: LanguageModel) -> None:
     generation = language_model.generate("What is tea?", GenerationOptions(max_new_tokens=10))
     ids = torch.tensor([generation.prompt.ids])
-    expected = model_of(language_model).generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=10, do_sample=False)
+    expected = model_of(language_model).generate(
+        ids, attention_mask=torch.ones_like(ids), max_new_tokens=10, do_sample=False
+    )
     produced = expected[0, ids.shape[1] :].tolist()
     assert list(generation.response_ids) == [i for i in produced if i != 257]
 
@@ -64,7 +66,9 @@ def test_a_batch_scores_like_single_answers(language_model: LanguageModel) -> No
 
 
 def test_a_sampled_row_does_not_depend_on_its_batch(language_model: LanguageModel) -> None:
-    alone = language_model.generate("Why is the sea salt?", GenerationOptions(max_new_tokens=8, temperature=0.8, seed=5))
+    alone = language_model.generate(
+        "Why is the sea salt?", GenerationOptions(max_new_tokens=8, temperature=0.8, seed=5)
+    )
     batch = language_model.generate_batch(
         ["x", "Why is the sea salt?"], GenerationOptions(max_new_tokens=8, temperature=0.8, seed=4)
     )
@@ -80,9 +84,7 @@ def test_gumbel_sampling_draws_from_the_softmax(make_language_model: Make) -> No
     kept = logits.topk(5)
     expected = torch.softmax(kept.values, 0)
     draws = [
-        model.generate_batch(
-            ["q"] * 100, GenerationOptions(max_new_tokens=1, temperature=0.7, top_k=5, seed=1000 * i)
-        )
+        model.generate_batch(["q"] * 100, GenerationOptions(max_new_tokens=1, temperature=0.7, top_k=5, seed=1000 * i))
         for i in range(12)
     ]
     tokens = [g.response_ids[0] if g.response_ids else 257 for batch in draws for g in batch]
@@ -103,7 +105,9 @@ def test_sampling_leaves_the_callers_random_state(language_model: LanguageModel)
 def test_stop_strings_end_text_and_scored_tokens_alike(language_model: LanguageModel) -> None:
     whole = language_model.generate("Tell me more", SAMPLED)
     stop = whole.text[4:6]
-    cut = language_model.generate("Tell me more", GenerationOptions(max_new_tokens=12, temperature=1.0, seed=3, stop=(stop,)))
+    cut = language_model.generate(
+        "Tell me more", GenerationOptions(max_new_tokens=12, temperature=1.0, seed=3, stop=(stop,))
+    )
     assert cut.text == whole.text[: whole.text.index(stop)]
     assert cut.finish_reason == "stop"
     assert language_model.tokenizer.decode(cut.response_ids) == cut.text
@@ -258,7 +262,9 @@ def test_loading_a_folder(checkpoint: Path, language_model: LanguageModel) -> No
     loaded = LanguageModel.from_pretrained(str(checkpoint))
     assert loaded.identity.dtype == "float32"
     assert loaded.identity.name == checkpoint.name
-    assert loaded.score("q", "an answer").semgrad == pytest.approx(language_model.score("q", "an answer").semgrad, rel=1e-3)
+    assert loaded.score("q", "an answer").semgrad == pytest.approx(
+        language_model.score("q", "an answer").semgrad, rel=1e-3
+    )
     assert loaded.identity.fingerprint == LanguageModel.from_pretrained(str(checkpoint)).identity.fingerprint
 
 

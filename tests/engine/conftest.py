@@ -1,0 +1,40 @@
+"""What the engine's tests measured: the worst relative error per architecture and tier, shown with `-v`."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable
+
+import pytest
+import torch
+
+_TIERS = ("captured", "prefix", "full")
+_worst: dict[str, dict[str, float]] = defaultdict(dict)
+
+Record = Callable[[str, str, float], None]
+
+
+@pytest.fixture(autouse=True, scope="session")
+def one_thread() -> None:
+    """Tiny models are fastest on one thread, and sums come out the same on every machine."""
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def record() -> Record:
+    """Note a relative error of an architecture in a tier."""
+
+    def note(architecture: str, tier: str, error: float) -> None:
+        _worst[architecture][tier] = max(error, _worst[architecture].get(tier, 0.0))
+
+    return note
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    if not _worst or config.get_verbosity() < 0:
+        return
+    terminalreporter.section("worst relative error of the engine")
+    terminalreporter.write_line(f"{'':28}" + "".join(f"{tier:>12}" for tier in _TIERS))
+    for architecture, errors in _worst.items():
+        cells = (f"{errors[tier]:12.1e}" if tier in errors else f"{'-':>12}" for tier in _TIERS)
+        terminalreporter.write_line(f"{architecture:28}" + "".join(cells))

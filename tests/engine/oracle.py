@@ -1,0 +1,97 @@
+"""The official algorithm, written naively: the reference that every tier must agree with.
+
+One forward pass over prompt and response with a graph through everything, `output_hidden_states`, entropies detached,
+one call of autograd with respect to all hidden states and to a fresh leaf in the head's place. Nothing here is shared
+with the engine: no hooks of its kind, no cache, no blocks, no batches.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+
+@dataclass(frozen=True)
+class Reference:
+    """What the official algorithm says about one response."""
+
+    semgrad: float
+    paragrad: float
+    mean_entropy: float
+    greedy_nll: float
+    entropies: tuple[float, ...]
+    log_probs: tuple[float, ...]
+
+    @property
+    def hybridgrad(self) -> float:
+        """(1 - a) SemGrad + a ParaGrad, a = exp(-mean entropy)."""
+        balance = math.exp(-self.mean_entropy)
+        return (1 - balance) * self.semgrad + balance * self.paragrad
+
+
+def official_span(n_layers: int, variant: Literal["paper", "official"]) -> range:
+    """The paper's floor(L/2)+1 .. L-1, or the published code's last floor(L/2) of layers 0 .. L-1."""
+    return range(n_layers // 2 + 1, n_layers) if variant == "paper" else range(n_layers - n_layers // 2, n_layers)
+
+
+def reference_scores(
+    model: Any,
+    prompt: Sequence[int],
+    response: Sequence[int],
+    semantic_token: int,
+    variant: Literal["paper", "official"] = "paper",
+    layers: Sequence[int] | None = None,
+    *,
+    first_recorded: int = 0,
+) -> Reference:
+    """Score one response; works on a copy, so that the model under test stays as it was.
+
+    `first_recorded` is the layer whose state the model's `hidden_states` begin with: 0, the embedding, for all but the
+    Mamba family, which records from the first layer's output on.
+    """
+    model = copy.deepcopy(model).eval().requires_grad_(False)
+    head: nn.Linear = model.get_output_embeddings()
+    # The head alone, also where its weight is the input embedding's: a leaf of its own takes part in the product.
+    weight = head.weight.detach().clone().requires_grad_()
+    head.register_forward_hook(lambda _, args, __: F.linear(args[0], weight, head.bias))
+    model.get_input_embeddings().register_forward_hook(lambda _, __, output: output.requires_grad_())
+
+    with torch.enable_grad():
+        output = model(
+            input_ids=torch.tensor([[*prompt, *response]]), output_hidden_states=True, use_cache=False, return_dict=True
+        )
+        first = len(prompt) - 1
+        log_p = output.logits[0, first : first + len(response)].double().log_softmax(-1)
+        entropies = -(log_p.detach().exp() * log_p.detach()).sum(-1)
+        log_probs = log_p[torch.arange(len(response)), torch.tensor(response)]
+        terms = entropies * log_probs
+        loss = terms.mean() if variant == "official" else terms.sum()
+
+    states = output.hidden_states[:-1]  # the last one is normalised, and none of the variants uses it
+    paragradient, *gradients = torch.autograd.grad(loss, [weight, *states])
+    span = official_span(model.config.num_hidden_layers, variant) if layers is None else layers
+    at_token = torch.stack([gradients[layer - first_recorded][0, len(prompt) + semantic_token] for layer in span])
+    return Reference(
+        semgrad=float(at_token.abs().mean()),
+        paragrad=float(paragradient.abs().mean()),
+        mean_entropy=float(entropies.mean()),
+        greedy_nll=float(-log_probs.detach().sum()),
+        entropies=tuple(entropies.tolist()),
+        log_probs=tuple(log_probs.tolist()),
+    )
+
+
+def worst_relative_error(found: Any, expected: Reference) -> float:
+    """The largest relative error over every figure of a score (entropies and log-probabilities included)."""
+    names = ("semgrad", "paragrad", "hybridgrad", "mean_entropy", "greedy_nll")
+    pairs = [(getattr(found, name), getattr(expected, name)) for name in names]
+    pairs += [*zip(found.entropies, expected.entropies, strict=True)]
+    pairs += [*zip(found.log_probs, expected.log_probs, strict=True)]
+    return max(abs(a - b) / abs(b) for a, b in pairs)

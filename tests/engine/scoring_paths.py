@@ -1,0 +1,76 @@
+"""Ways into the scorer for the tests: one tier at a time, or after a real generation."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from transformers import GenerationConfig
+
+from semgrad_guard.engine.hidden_states import Capture
+from semgrad_guard.engine.objective import Objective
+from semgrad_guard.engine.replay import Tier, TokenBatch, Trace
+from semgrad_guard.engine.scoring import GradientScores, Scorer, clean_slate
+
+from .oracle import Reference, reference_scores
+from .tiny_models import token_ids
+
+
+@dataclass(frozen=True)
+class Case:
+    """A prompt, a response and its t*, counted from the prompt's end."""
+
+    prompt: list[int]
+    response: list[int]
+    semantic_token: int
+
+    def reference(self, model: Any, objective: Objective, **options: Any) -> Reference:
+        """What the oracle says."""
+        return reference_scores(
+            model, self.prompt, self.response, self.semantic_token, objective.variant, objective.layers, **options
+        )
+
+
+# Prompts of unequal length (one far longer than any sliding window of the tiny models), unequal responses, T = 1,
+# and another t* in each row.
+CASES = (
+    Case(token_ids(11, 1), token_ids(4, 2), -3),
+    Case(token_ids(7, 3), token_ids(1, 4), -1),
+    Case(token_ids(20, 5), token_ids(6, 6), -5),
+)
+
+
+def batch_of(cases: Sequence[Case]) -> TokenBatch:
+    """The cases as one padded batch."""
+    return TokenBatch.of([c.prompt for c in cases], [c.response for c in cases], [c.semantic_token for c in cases], "cpu")
+
+
+def score_in_tier(
+    tier: Tier, model: Any, cases: Sequence[Case], objective: Objective, trace: Trace | None = None
+) -> tuple[GradientScores, ...]:
+    """Score the cases together in one tier, as the engine would if the self-check had left only that one."""
+    scorer = Scorer(model)
+    assert tier in scorer.tiers(), f"the self-check turned the {tier} tier down"
+    scorer._tiers = (tier,) if tier == "full" else (tier, "full")
+    batch = batch_of(cases)
+    with clean_slate():
+        if tier == "captured" and trace is None:
+            layer = objective.span(scorer.architecture.n_layers)[0]
+            trace = scorer.current_replayer().record(batch, layer)
+    found = scorer.score(batch, objective, trace)
+    assert {scores.tier for scores in found} == {tier}
+    return found
+
+
+def generate(model: Any, prompts: Sequence[list[int]], offsets: Sequence[int], layer: int, **options: Any) -> tuple[list[list[int]], Trace]:
+    """A real `generate` of a left-padded batch with states captured on the way: responses and what is left behind."""
+    width = max(map(len, prompts))
+    ids = torch.tensor([[0] * (width - len(p)) + p for p in prompts])
+    mask = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in prompts])
+    capture = Capture(layer, width + min(offsets))
+    config = GenerationConfig(pad_token_id=0, return_dict_in_generate=True, **options)
+    with clean_slate():
+        output = Scorer(model).current_replayer().generate(ids, mask, capture, generation_config=config)
+    return output.sequences[:, width:].tolist(), Trace(output.past_key_values, layer, capture.states())

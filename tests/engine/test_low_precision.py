@@ -1,0 +1,91 @@
+"""Half precision keeps ranks; NaN and infinity never leave as numbers."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from scipy.stats import spearmanr
+
+from semgrad_guard.engine.gradient_scores import gradient_scores
+from semgrad_guard.engine.objective import Objective
+from semgrad_guard.engine.scoring import GradientScores, scorer_of
+
+from .oracle import worst_relative_error
+from .scoring_paths import CASES, batch_of
+from .tiny_models import build, token_ids
+
+PROMPTS = [token_ids(6 + i % 9, 100 + i) for i in range(30)]
+RESPONSES = [token_ids(1 + i % 6, 200 + i) for i in range(30)]
+
+
+def scores_of(model: Any) -> list[GradientScores]:
+    return gradient_scores(model, PROMPTS, RESPONSES, semantic_token=-3)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("name", ["llama", "gpt2", "gemma3"])
+def test_half_precision_ranks_like_double(name: str, dtype: torch.dtype) -> None:
+    """The weights are the same numbers in both, so that only the arithmetic differs."""
+    half = build(name, dtype=dtype)
+    low = scores_of(half)
+    exact = scores_of(build(name, dtype=dtype).double())
+    for figure in ("semgrad", "paragrad", "hybridgrad", "mean_entropy"):
+        pairs = [(getattr(a, figure), getattr(b, figure)) for a, b in zip(low, exact, strict=True)]
+        assert spearmanr(pairs).statistic > (0.98 if dtype == torch.float16 else 0.95), figure
+        errors = sorted(abs(a - b) / b for a, b in pairs)
+        assert errors[15] < (0.01 if dtype == torch.float16 else 0.06), figure
+
+
+@pytest.mark.parametrize("scale", [1e-4, 1e4])
+def test_float16_seeds_neither_underflow_nor_overflow(scale: float) -> None:
+    """A head of tiny or large weights sends gradients back that float16 could not hold unscaled."""
+    half = build("gpt2", dtype=torch.float16, tie_word_embeddings=False)
+    with torch.no_grad():
+        half.transformer.ln_f.weight.mul_(min(1.0, 1 / scale) ** 0.5)
+        half.transformer.ln_f.bias.zero_()
+        half.lm_head.weight.mul_(scale**0.5 if scale < 1 else scale**0.25)
+    [found] = gradient_scores(half, PROMPTS[:1], RESPONSES[:1], semantic_token=-3)
+    [exact] = gradient_scores(half.double(), PROMPTS[:1], RESPONSES[:1], semantic_token=-3)
+    assert found.semgrad == pytest.approx(exact.semgrad, rel=0.05)
+    assert found.paragrad == pytest.approx(exact.paragrad, rel=0.05)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+@pytest.mark.parametrize("where", ["lm_head.weight", "model.layers.0.mlp.down_proj.weight", "model.embed_tokens.weight"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_broken_weights_give_a_reason_and_no_number(where: str, value: float, dtype: torch.dtype) -> None:
+    sound, broken = build("llama", dtype=dtype), build("llama", dtype=dtype)
+    for checked_before in (False, True):
+        model = sound if checked_before else broken
+        if checked_before:
+            scorer_of(model).tiers()
+        with torch.no_grad():
+            model.get_parameter(where)[:, ::2] = value
+        for found in scores_of(model)[:3]:
+            assert found.reason
+            assert found.semgrad is found.paragrad is found.hybridgrad is None
+            numbers = (found.mean_entropy, found.greedy_nll, *found.entropies, *found.log_probs)
+            assert all(number is None or math.isfinite(number) for number in numbers)
+
+
+def test_broken_states_captured_give_a_reason() -> None:
+    model, batch = build("llama"), batch_of(CASES[:1])
+    scorer = scorer_of(model)
+    scorer.tiers()
+    trace = scorer.current_replayer().record(batch, 3)
+    trace.states[:] = float("nan")
+    [found] = scorer.score(batch, Objective(), trace)
+    assert found.tier == "captured"
+    assert found.semgrad is None
+    assert found.reason
+
+
+def test_a_row_that_padding_alone_breaks_is_scored_on_its_own() -> None:
+    """Eager attention in float64 answers NaN to rows that are masked out entirely, as left padding makes them."""
+    model = build("gemma2", attention="eager")
+    found = scorer_of(model).score(batch_of(CASES), Objective())
+    for scores, case in zip(found, CASES, strict=True):
+        assert worst_relative_error(scores, case.reference(model, Objective())) < 1e-5

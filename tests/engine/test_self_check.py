@@ -1,0 +1,216 @@
+"""Models whose code defeats a fast tier: the self-check sees it, says so, and the scores stay exact."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+from transformers.models.llama import modeling_llama as llama
+
+from semgrad_guard.engine.gradient_scores import gradient_scores
+from semgrad_guard.engine.objective import Objective
+from semgrad_guard.engine.replay import Tier, Trace
+from semgrad_guard.engine.scoring import Scorer, scorer_of
+
+from .oracle import worst_relative_error
+from .scoring_paths import CASES, batch_of
+from .tiny_models import ARCHITECTURES, LONG_ROPE, VOCABULARY, build, shared, spread_weights
+
+
+class SharedScratch:
+    """What the layers of a broken model pass to each other behind the residual stream's back."""
+
+    first: torch.Tensor | None = None
+
+    def __deepcopy__(self, memo: Any) -> SharedScratch:
+        return memo.setdefault(id(self), SharedScratch())
+
+
+class BackdoorLayer(llama.LlamaDecoderLayer):
+    """The last layer adds the first layer's output, or a running mean of the embeddings, to its input."""
+
+    scratch: SharedScratch
+    kind: str
+
+    def forward(self, hidden_states: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        index, last = self.self_attn.layer_idx, self.self_attn.config.num_hidden_layers - 1
+        if index == last and self.scratch.first is not None:
+            hidden_states = hidden_states + self.scratch.first
+        output = super().forward(hidden_states, *args, **kwargs)
+        if index == 0:
+            means = hidden_states.cumsum(1) / torch.arange(1, hidden_states.shape[1] + 1)[:, None]
+            self.scratch.first = output if self.kind == "lower layer" else means
+        return output
+
+
+class WarmLogits(LlamaForCausalLM):
+    """Multiplies its logits by a factor that no configuration tells."""
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        output = super().forward(*args, **kwargs)
+        output.logits = output.logits * 1.7
+        return output
+
+
+class ForgetfulCache(LlamaForCausalLM):
+    """Attends to nothing it has cached."""
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        kwargs["past_key_values"] = None
+        kwargs.pop("attention_mask", None)
+        return super().forward(*args, **kwargs)
+
+
+def tiny(kind: type[LlamaForCausalLM]) -> LlamaForCausalLM:
+    config = LlamaConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=128,
+    )
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = kind(config)
+        spread_weights(model)
+    return model.double().eval()
+
+
+def with_backdoor(kind: str) -> LlamaForCausalLM:
+    model, scratch = tiny(LlamaForCausalLM), SharedScratch()
+    for layer in model.model.layers:
+        layer.__class__ = BackdoorLayer
+        layer.scratch, layer.kind = scratch, kind
+    return model
+
+
+BROKEN = {
+    "a lower layer's output used above": (lambda: with_backdoor("lower layer"), ("prefix", "full")),
+    "a mean over all positions": (lambda: with_backdoor("mean"), ("full",)),
+    "logits scaled in forward": (lambda: tiny(WarmLogits), ("full",)),
+    "a cache that is ignored": (lambda: tiny(ForgetfulCache), ("full",)),
+}
+
+
+@pytest.mark.parametrize("case", BROKEN)
+def test_a_wrong_tier_is_turned_down_aloud_and_the_score_is_exact(case: str, caplog: pytest.LogCaptureFixture) -> None:
+    make, tiers = BROKEN[case]
+    model = make()
+    with caplog.at_level(logging.WARNING, "semgrad_guard"):
+        assert scorer_of(model).tiers() == tiers
+    assert "steps down" in caplog.text
+    trace = scorer_of(model).current_replayer().record(batch_of(CASES[:1]), 3)
+    [captured] = scorer_of(model).score(batch_of(CASES[:1]), Objective(), trace)
+    batch = scorer_of(model).score(batch_of(CASES), Objective())
+    for found, example in zip((captured, *batch), (CASES[0], *CASES), strict=True):
+        assert found.tier == tiers[0]
+        assert worst_relative_error(found, example.reference(model, Objective())) < 1e-7
+
+
+def test_a_tier_that_raises_is_turned_down_too(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise RuntimeError("no such path")
+
+    monkeypatch.setattr("semgrad_guard.engine.replay.Replayer.prefix", refuse)
+    model = tiny(LlamaForCausalLM)
+    with caplog.at_level(logging.WARNING, "semgrad_guard"):
+        assert scorer_of(model).tiers() == ("captured", "full")
+    assert "no such path" in caplog.text
+    found = scorer_of(model).score(batch_of(CASES), Objective())  # a batch and no trace: row after row
+    errors = [worst_relative_error(f, c.reference(model, Objective())) for f, c in zip(found, CASES, strict=True)]
+    assert max(errors) < 1e-7
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_sound_models_pass_in_every_dtype(name: str, dtype: torch.dtype, caplog: pytest.LogCaptureFixture) -> None:
+    """A self-check that cries wolf would cost speed: rounding alone must not turn a tier down."""
+    model = shared(name) if dtype == torch.float64 else build(name, dtype=dtype)
+    assert Scorer(model).tiers() == ("captured", "prefix", "full")
+    assert not caplog.records
+
+
+def test_the_check_is_made_once_and_again_after_a_change(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, checks = tiny(LlamaForCausalLM), []
+    original = Scorer._check
+    monkeypatch.setattr(Scorer, "_check", lambda self, replayer: (checks.append(1), original(self, replayer))[1])
+    case = CASES[0]
+    for _ in range(3):
+        gradient_scores(model, case.prompt, case.response, semantic_token=-3)
+    assert len(checks) == 1
+    handle = model.model.layers[0].register_forward_hook(lambda *_: None)
+    gradient_scores(model, case.prompt, case.response, semantic_token=-3)
+    assert len(checks) == 2
+    handle.remove()
+
+
+def test_broken_weights_settle_nothing() -> None:
+    """NaN agrees with nothing: the tiers are decided once the model has finite outputs."""
+    model = tiny(WarmLogits)
+    weight = model.lm_head.weight
+    good = weight.detach().clone()
+    with torch.no_grad():
+        weight.fill_(float("nan"))
+    assert scorer_of(model).tiers() == ("full",)
+    case = CASES[0]
+    assert gradient_scores(model, case.prompt, case.response, semantic_token=-3).semgrad is None
+    with torch.no_grad():
+        weight.copy_(good)
+    found = gradient_scores(model, case.prompt, case.response, semantic_token=case.semantic_token)
+    assert worst_relative_error(found, case.reference(model, Objective())) < 1e-7
+
+
+@pytest.mark.parametrize("rope_type", ["longrope", "dynamic"])
+def test_frequencies_that_depend_on_the_length_are_replayed_whole_beyond_it(rope_type: str) -> None:
+    """A cached key was rotated for the length of its day; one pass over the whole sequence rotates it otherwise."""
+    if rope_type == "longrope":
+        model = build("phi3", **LONG_ROPE)
+    else:
+        rope = {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 1e4}
+        model = build("llama", rope_parameters=rope, max_position_embeddings=20)
+    expected_tiers: dict[int, Tier] = {0: "prefix", 2: "full"}
+    for row, tier in expected_tiers.items():
+        case = CASES[row]
+        found = gradient_scores(model, case.prompt, case.response, semantic_token=case.semantic_token)
+        assert found.tier == tier
+        assert worst_relative_error(found, case.reference(model, Objective())) < 1e-7
+
+
+class TestTraces:
+    """A trace that does not belong to the batch is left aside, and the scores are right without it."""
+
+    @staticmethod
+    def tier_with(trace: Trace) -> Tier:
+        model, case = shared("llama"), CASES[0]
+        [found] = Scorer(model).score(batch_of([case]), Objective(), trace)
+        assert worst_relative_error(found, case.reference(model, Objective())) < 1e-7
+        return found.tier
+
+    @staticmethod
+    def recorded(layer: int = 3, rows: slice = slice(0, 1)) -> Trace:
+        return Scorer(shared("llama")).current_replayer().record(batch_of(CASES[rows]), layer)
+
+    def test_a_fitting_one_is_used(self) -> None:
+        assert self.tier_with(self.recorded()) == "captured"
+
+    def test_another_batch_or_start(self) -> None:
+        assert self.tier_with(self.recorded(rows=slice(0, 3))) == "prefix"
+        trace = self.recorded()
+        assert self.tier_with(Trace(trace.cache, trace.layer, trace.states[:, 1:])) == "prefix"
+
+    def test_a_layer_above_the_span(self) -> None:
+        assert self.tier_with(self.recorded(layer=4)) == "prefix"
+
+    def test_a_cache_of_another_kind(self) -> None:
+        from transformers.cache_utils import DynamicSlidingWindowLayer
+
+        trace = self.recorded()
+        for layer in trace.cache.layers:
+            layer.__class__ = DynamicSlidingWindowLayer
+            layer.cumulative_length, layer.sliding_window = layer.keys.shape[-2], 4
+        assert self.tier_with(trace) == "prefix"

@@ -1,0 +1,87 @@
+"""Several threads at once: scores come out the same, and a generation beside them sees nothing of it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import torch
+
+from semgrad_guard.engine.gradient_scores import gradient_scores
+from semgrad_guard.engine.scoring import GradientScores, Scorer, scorer_of
+
+from .scoring_paths import CASES
+from .tiny_models import LONG_ROPE, build, token_ids
+
+ROUNDS = 6
+
+
+def test_two_threads_score_while_a_third_generates() -> None:
+    """A long-rope model: it rewrites a buffer in every pass, so that shared state would show."""
+    model = build("phi3", **LONG_ROPE)
+    prompt = torch.tensor([token_ids(30, 1)])
+
+    def generate() -> list[int]:
+        return model.generate(prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=5, do_sample=False)[0].tolist()
+
+    def score(row: int) -> GradientScores:
+        case = CASES[row]
+        return gradient_scores(model, case.prompt, case.response, semantic_token=case.semantic_token)
+
+    generated, scored = generate(), [score(0), score(2)]
+    start = threading.Barrier(3)
+
+    def repeat(work: Callable[[], Any]) -> list[Any]:
+        start.wait()
+        return [work() for _ in range(ROUNDS)]
+
+    with ThreadPoolExecutor(3) as pool:
+        texts = pool.submit(repeat, generate)
+        scores = [pool.submit(repeat, lambda row=row: score(row)) for row in (0, 2)]
+        assert texts.result() == [generated] * ROUNDS
+        assert [future.result() for future in scores] == [[found] * ROUNDS for found in scored]
+
+
+def test_the_first_scores_of_many_threads_share_one_scorer_and_one_self_check() -> None:
+    model = build("llama")
+    checks: list[int] = []
+    original, start = Scorer._check, threading.Barrier(4)
+
+    def counted(self: Scorer, *args: object) -> object:
+        checks.append(1)
+        return original(self, *args)  # pyright: ignore
+
+    def first() -> tuple[Scorer, float | None]:
+        start.wait()
+        case = CASES[0]
+        found = gradient_scores(model, case.prompt, case.response, semantic_token=case.semantic_token)
+        return scorer_of(model), found.semgrad
+
+    Scorer._check = counted  # pyright: ignore
+    try:
+        with ThreadPoolExecutor(4) as pool:
+            results = [future.result() for future in [pool.submit(first) for _ in range(4)]]
+    finally:
+        Scorer._check = original
+    assert len(set(results)) == 1
+    assert len(checks) == 1
+
+
+def test_scoring_in_one_thread_leaves_the_grad_mode_of_another_alone() -> None:
+    model, case = build("llama"), CASES[0]
+    modes: list[bool] = []
+    stop = threading.Event()
+
+    def watch() -> None:
+        with torch.no_grad():
+            while not stop.is_set():
+                modes.append(torch.is_grad_enabled())
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    gradient_scores(model, case.prompt, case.response, semantic_token=case.semantic_token)
+    stop.set()
+    watcher.join()
+    assert not any(modes)

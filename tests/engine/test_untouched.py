@@ -1,0 +1,264 @@
+"""The caller's model and torch itself are exactly as before: after success, after errors, under every caller's mode."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+import pytest
+import torch
+
+from semgrad_guard.engine.gradient_scores import gradient_scores
+from semgrad_guard.engine.hidden_states import Capture
+from semgrad_guard.engine.objective import Objective
+from semgrad_guard.engine.replay import Tier
+from semgrad_guard.engine.scoring import GradientScores, scorer_of
+
+from .oracle import worst_relative_error
+from .scoring_paths import CASES, batch_of, score_in_tier
+from .snapshots import unchanged
+from .tiny_models import LONG_ROPE, build, token_ids
+
+TIERS: tuple[Tier, ...] = ("captured", "prefix", "full")
+CASE = CASES[0]
+
+
+def score(model: Any) -> GradientScores:
+    return gradient_scores(model, CASE.prompt, CASE.response, semantic_token=CASE.semantic_token)
+
+
+def in_training(model: Any) -> None:
+    """A model in the middle of a user's training: gradients wanted and present, dropout on, hooks everywhere."""
+    model.train().requires_grad_(True)
+    model(input_ids=torch.tensor([CASE.prompt]), labels=torch.tensor([CASE.prompt])).loss.backward()
+    for layer in model.get_submodule(scorer_of(model).architecture.layers):
+        layer.register_forward_hook(lambda *_: None)
+        layer.register_full_backward_hook(lambda *_: None)
+
+
+@pytest.mark.parametrize("tier", TIERS)
+@pytest.mark.parametrize("name", ["llama", "gpt2", "gemma2", "mistral-sliding"])
+@pytest.mark.parametrize("prepare", [lambda model: None, in_training], ids=["fresh", "training"])
+def test_scoring_leaves_no_trace(name: str, tier: Tier, prepare: Callable[[Any], None]) -> None:
+    model = build(name, dtype=torch.float32)
+    prepare(model)
+    with unchanged(model):
+        score_in_tier(tier, model, CASES, Objective())
+    with unchanged(model):
+        score(model)
+
+
+@pytest.mark.parametrize("name", ["mamba", "falcon-h1", "jamba"])
+def test_whole_replay_leaves_no_trace(name: str) -> None:
+    model = build(name, dtype=torch.float32)
+    with unchanged(model):
+        assert score(model).tier == "full"
+
+
+def test_dropout_and_training_mode_play_no_part() -> None:
+    model = build("gpt2", resid_pdrop=0.5, embd_pdrop=0.5, attn_pdrop=0.5)
+    expected = CASE.reference(model, Objective())
+    in_training(model)
+    assert worst_relative_error(score(model), expected) < 1e-9
+
+
+def test_frequencies_that_a_model_rewrites_in_place_are_not_shared() -> None:
+    """Long rope writes into a buffer on each forward pass: another thread's generation must not see ours."""
+    model = build("phi3", **LONG_ROPE)
+    with torch.no_grad():
+        model(input_ids=torch.tensor([token_ids(24, 1)]))  # the user's buffers now hold the long factors
+    with unchanged(model):
+        score(model)
+
+
+class BrokenLayerError(Exception):
+    """Raised by a decoder layer in the middle of a replay."""
+
+
+@contextmanager
+def breaking(model: Any, layer: int, *, after: int) -> Iterator[None]:
+    """The class of the layers raises in layer `layer` from its `after`-th call on: no hook, no instance attribute."""
+    layers = model.get_submodule(scorer_of(model).architecture.layers)
+    kind, original, calls = type(layers[layer]), type(layers[layer]).forward, 0
+    attention = layers[layer].self_attn.layer_idx
+
+    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        nonlocal calls
+        if self.self_attn.layer_idx == attention:
+            calls += 1
+            if calls > after:
+                raise BrokenLayerError
+        return original(self, *args, **kwargs)
+
+    kind.forward = forward
+    try:
+        yield
+    finally:
+        kind.forward = original
+
+
+@pytest.mark.parametrize("layer", [0, 4])
+@pytest.mark.parametrize("after", [0, 1])
+def test_an_error_inside_leaves_no_trace_and_the_next_score_is_right(layer: int, after: int) -> None:
+    model = build("llama")
+    expected = score(model)
+    with breaking(model, layer, after=after), unchanged(model), pytest.raises(BrokenLayerError):
+        score(model)
+    assert score(model) == expected
+
+
+@pytest.mark.parametrize("tier", TIERS)
+def test_an_error_inside_any_tier_leaves_no_hook_on_the_shadow(tier: Tier) -> None:
+    model, objective = build("llama"), Objective()
+    scorer = scorer_of(model)
+    replayer, batch = scorer.current_replayer(), batch_of(CASES[:1])
+    scorer.tiers()
+    trace = replayer.record(batch, 3)
+    with unchanged(replayer._shadow), breaking(model, 4, after=0), pytest.raises(BrokenLayerError):
+        if tier == "captured":
+            replayer.captured(batch, [3, 4], trace)
+        else:
+            getattr(replayer, tier)(batch, [3, 4])
+    with unchanged(replayer._shadow), breaking(model, 4, after=3), pytest.raises(BrokenLayerError):
+        replayer.generate(batch.ids, batch.mask, Capture(3, batch.cut), max_new_tokens=9, eos_token_id=None)
+    [found] = scorer.score(batch, objective, trace)
+    assert worst_relative_error(found, CASE.reference(model, objective)) < 1e-7
+
+
+CALLERS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
+    "plain": nullcontext,
+    "no_grad": torch.no_grad,
+    "inference_mode": torch.inference_mode,
+    "autocast": lambda: torch.autocast("cpu", dtype=torch.bfloat16),
+    "default dtype": lambda: default_dtype(torch.float16),
+    "default device": lambda: torch.device("meta"),
+    "anomaly": torch.autograd.detect_anomaly,
+}
+
+
+@contextmanager
+def default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+@pytest.mark.filterwarnings("ignore:Anomaly Detection")
+@pytest.mark.parametrize("name", ["llama", "opt", "gemma3", "falcon-h1"])
+@pytest.mark.parametrize("caller", CALLERS)
+def test_the_callers_mode_is_kept_and_changes_no_score(name: str, caller: str) -> None:
+    model = build(name)
+    expected = CASE.reference(model, Objective())
+    with CALLERS[caller](), unchanged(model):
+        first, second = score(model), score(model)
+    assert first == second
+    assert worst_relative_error(first, expected) < 1e-7
+    assert worst_relative_error(score(model), expected) < 1e-7
+
+
+def test_states_captured_under_inference_mode_can_be_replayed() -> None:
+    model, objective = build("llama"), Objective()
+    scorer, batch = scorer_of(model), batch_of(CASES)
+    scorer.tiers()
+    with torch.inference_mode():
+        trace = scorer.current_replayer().record(batch, 3)
+    assert trace.states.is_inference()
+    found = scorer.score(batch, objective, trace)
+    assert {scores.tier for scores in found} == {"captured"}
+    assert max(worst_relative_error(f, c.reference(model, objective)) for f, c in zip(found, CASES, strict=True)) < 1e-7
+
+
+class TestLibraryHooks:
+    """`output_hidden_states=True` makes transformers install permanent hooks: on the shadow, never on the model."""
+
+    def test_they_stay_off_the_users_model(self) -> None:
+        model = build("llama")
+        with unchanged(model):
+            score_in_tier("full", model, CASES, Objective())
+        assert not any(module._forward_hooks for module in model.modules())
+
+    def test_a_model_that_already_has_them_scores_the_same(self) -> None:
+        model = build("llama")
+        expected = score(model)
+        model(input_ids=torch.tensor([CASE.prompt]), output_hidden_states=True)
+        assert any(module._forward_hooks for module in model.modules())
+        for tier in TIERS:
+            with unchanged(model):
+                found = score_in_tier(tier, model, CASES, Objective())[0]
+            assert worst_relative_error(found, CASE.reference(model, Objective())) < 1e-7
+        assert worst_relative_error(score(model), CASE.reference(model, Objective())) < 1e-7
+        assert expected.semgrad == pytest.approx(score(model).semgrad, rel=1e-9)
+
+    def test_the_user_may_ask_for_hidden_states_afterwards(self) -> None:
+        model = build("llama")
+        score_in_tier("full", model, CASES, Objective())
+        output = model(input_ids=torch.tensor([CASE.prompt]), output_hidden_states=True)
+        assert len(output.hidden_states) == 6
+
+
+class TestChangesOfTheModel:
+    """Whatever the owner does to the model between two scores is noticed."""
+
+    def test_a_cast(self) -> None:
+        model = build("llama")
+        double = score(model)
+        single = score(model.float())
+        assert single.semgrad != double.semgrad
+        assert single.semgrad == pytest.approx(double.semgrad, rel=1e-3)
+
+    def test_weights_replaced_in_place_or_by_new_ones(self) -> None:
+        model, other = build("llama"), build("llama", seed=5)
+        before = score(model)
+        model.load_state_dict(other.state_dict())
+        assert score(model) == score(other) != before
+        model, before = build("llama"), score(other)
+        score(model)
+        model.load_state_dict(other.state_dict(), assign=True)
+        assert score(model) == before
+
+    def test_trainable_weights_replaced(self) -> None:
+        model, other = build("llama").requires_grad_(True), build("llama", seed=5)
+        score(model)
+        for parameter, source in zip(model.parameters(), other.parameters(), strict=True):
+            parameter.data = source.data
+        assert score(model) == score(other)
+
+    def test_a_steering_hook_added_and_removed(self) -> None:
+        model = build("llama")
+        plain = score(model)
+        handle = model.model.layers[1].register_forward_hook(lambda _, __, output: output + 0.5)
+        steered = score(model)
+        assert steered != plain
+        assert worst_relative_error(steered, CASE.reference(model, Objective())) < 1e-7
+        handle.remove()
+        assert score(model) == plain
+
+
+def test_a_scored_model_can_be_collected() -> None:
+    model = build("llama")
+    score(model)
+    gone = weakref.ref(model)
+    del model
+    gc.collect()
+    assert gone() is None
+
+
+def test_no_graph_or_state_outlives_a_score() -> None:
+    model = build("llama", dtype=torch.float32)
+    score(model)
+    gc.collect()
+    before = tensors_alive()
+    for _ in range(3):
+        score(model)
+    gc.collect()
+    assert tensors_alive() == before
+
+
+def tensors_alive() -> int:
+    return sum(issubclass(type(thing), torch.Tensor) for thing in gc.get_objects())
