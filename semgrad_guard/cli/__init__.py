@@ -1,0 +1,52 @@
+"""The command line: `semgrad-guard ask | score | calibrate | demo`. torch loads only when a command needs it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated
+
+import typer
+
+import semgrad_guard
+from semgrad_guard.cli.ask import ask
+from semgrad_guard.cli.calibrate import calibrate
+from semgrad_guard.cli.demo import demo
+from semgrad_guard.cli.help import ASK, CALIBRATE, DEMO, EXIT_CODES, PROGRAM, SCORE, flowing
+from semgrad_guard.cli.score import score
+from semgrad_guard.cli.terminal import typed_errors
+
+__all__ = ["app"]
+
+app = typer.Typer(
+    name="semgrad-guard",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"semgrad-guard {semgrad_guard.__version__}")
+        raise typer.Exit()
+
+
+@app.callback(help=PROGRAM, epilog=EXIT_CODES)
+def main(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """The options of the program itself."""
+
+
+def _add(command: Callable[..., None], epilog: str) -> None:
+    app.command(help=flowing(command.__doc__), epilog=epilog)(typed_errors(command))
+
+
+_add(ask, ASK)
+_add(score, SCORE)
+_add(calibrate, CALIBRATE)
+_add(demo, DEMO)

@@ -1,0 +1,5 @@
+"""`python -m semgrad_guard.cli`: the same as `semgrad-guard`."""
+
+from semgrad_guard.cli import app
+
+app()

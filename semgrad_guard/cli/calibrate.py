@@ -1,0 +1,238 @@
+"""`semgrad-guard calibrate`: answer, score and grade questions; find the threshold that keeps a promise."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from semgrad_guard.cli import loading, options
+from semgrad_guard.cli.help import ExitCode
+from semgrad_guard.cli.terminal import OUT, progress, say, say_problems
+
+if TYPE_CHECKING:
+    from semgrad_guard.engine.generation import GenerationOptions
+    from semgrad_guard.engine.language_model import LanguageModel
+    from semgrad_guard.estimators import Estimator
+    from semgrad_guard.evaluation.data import Question, QuestionFile
+    from semgrad_guard.evaluation.outcome import Outcome
+    from semgrad_guard.evaluation.run_file import Answer
+
+
+def calibrate(  # noqa: PLR0913  # a command's options are its arguments
+    *,
+    data: Annotated[
+        Path, typer.Option(metavar="FILE", help='JSON Lines with "question" and "answers".', show_default=False)
+    ],
+    output: Annotated[Path, typer.Option(metavar="FILE", help="Where to save the calibration.", show_default=False)],
+    model: options.Model = loading.POCKET,
+    alpha: Annotated[
+        float, typer.Option(metavar="X", help="The error rate to promise among the answers let through.")
+    ] = 0.1,
+    delta: Annotated[float, typer.Option(metavar="X", help="How likely the promise may fail.")] = 0.1,
+    grader: Annotated[
+        options.GraderName,
+        typer.Option(metavar="NAME", help="What counts as correct: exact-match, or token-f1 (at least 0.5)."),
+    ] = ("exact-match"),
+    estimator: options.EstimatorOption = "hybridgrad",
+    answers: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="The record of the run, which an interrupted run continues.",
+            show_default="beside output",
+        ),
+    ] = None,
+    batch_size: Annotated[int, typer.Option(min=1, metavar="N", help="Questions answered at once.")] = 8,
+    max_new_tokens: options.MaxNewTokens = 256,
+    temperature: options.Temperature = 0.0,
+    seed: options.Seed = 0,
+    system: options.System = None,
+    plot: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Draw risk against coverage (.png, .svg, .pdf).")
+    ] = None,
+    upstream: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ID", help="Id of the stage before, if these are the questions that it did not let through."
+        ),
+    ] = None,
+    strict: options.Strict = False,
+    as_json: options.AsJson = False,
+) -> None:
+    """Find the threshold that keeps a promise: among the answers let through, at most alpha are wrong.
+
+    The model answers every question of the file, the estimator scores the answers, the grader compares them with the
+    references. The promise holds with probability 1 - delta, for questions drawn like those of the file. If no
+    threshold keeps it, the command says so and what would help.
+    """
+    files = _Files(output, answers or output.with_suffix(".answers.jsonl"), plot)
+    _check_first(files, alpha=alpha, delta=delta)
+    questions = _read(data, strict=strict, alpha=alpha, delta=delta)
+    decoding = loading.decoding(max_new_tokens=max_new_tokens, temperature=temperature, seed=seed)
+    run = _Run(model, estimator, decoding, system, batch_size)
+    outcome = run(questions.rows, files.answers, grader=grader, alpha=alpha, delta=delta, upstream=upstream)
+    outcome.calibration.save(output)
+    if plot is not None:
+        _draw(plot, outcome)
+    _show(outcome, questions, files, as_json=as_json)
+    kept = outcome.calibration.threshold is not None
+    raise typer.Exit(
+        ExitCode.NO_THRESHOLD if not kept else ExitCode.BROKEN_LINES if questions.problems else ExitCode.OK
+    )
+
+
+@dataclass(frozen=True)
+class _Files:
+    """What the command writes."""
+
+    output: Path
+    answers: Path
+    plot: Path | None
+
+
+@dataclass(frozen=True)
+class _Run:
+    """How to answer and score."""
+
+    model: str
+    estimator: str
+    decoding: GenerationOptions
+    system: str | None
+    batch_size: int
+
+    def __call__(
+        self, rows: Sequence[Question], path: Path, *, grader: str, alpha: float, delta: float, upstream: str | None
+    ) -> Outcome:
+        """Answer what is missing at `path`, grade, and calibrate."""
+        from semgrad_guard.evaluation.graders import GRADERS
+        from semgrad_guard.evaluation.outcome import calibrate_answers
+        from semgrad_guard.evaluation.prompts import form_of, prompt_name
+        from semgrad_guard.evaluation.run import run_binding
+
+        template = prompt_name(form_of(rows), system=self.system)
+        model, estimator = loading.load_model(self.model), loading.load_estimator(self.estimator)
+        return calibrate_answers(
+            rows,
+            self._collect(rows, path, model, estimator),
+            estimator=estimator.name,
+            grader=GRADERS[grader],
+            binding=run_binding(model, estimator, options=self.decoding, template=template, upstream=upstream),
+            alpha=alpha,
+            delta=delta,
+        )
+
+    def _collect(
+        self, rows: Sequence[Question], path: Path, model: LanguageModel, estimator: Estimator
+    ) -> list[Answer]:
+        """The answers; on Ctrl-C say how many are kept, and how to go on."""
+        from semgrad_guard.evaluation.run import collect_answers
+
+        reached = 0
+        try:
+            with progress("Answering") as tell:
+
+                def watch(done: int, total: int) -> None:
+                    nonlocal reached
+                    reached = done
+                    tell(done, total)
+
+                return collect_answers(
+                    rows,
+                    path,
+                    model=model,
+                    estimators={estimator.name: estimator},
+                    options=self.decoding,
+                    system=self.system,
+                    batch_size=self.batch_size,
+                    on_progress=watch,
+                )
+        except KeyboardInterrupt as error:
+            say(
+                f"{reached} of {len(rows)} answers are kept in {path}. Run the same command again to continue.",
+                label="Interrupted",
+            )
+            raise typer.Exit(ExitCode.INTERRUPTED) from error
+
+
+def _check_first(files: _Files, *, alpha: float, delta: float) -> None:
+    """Everything that can be refused before any work."""
+    from semgrad_guard.decision.calibration_set import read_rate
+    from semgrad_guard.evaluation.files import require_writable
+    from semgrad_guard.evaluation.plots import require_drawable
+
+    read_rate(alpha, "alpha")
+    read_rate(delta, "delta")
+    if files.plot is not None:
+        require_drawable(files.plot)
+    for path in (files.output, files.answers, files.plot):
+        if path is not None:
+            require_writable(path)
+
+
+def _read(data: Path, *, strict: bool, alpha: float, delta: float) -> QuestionFile:
+    """The questions, with a word on what is left out, and on files that are too small whatever the answers."""
+    from semgrad_guard.decision import binomial, fixed_sequence
+    from semgrad_guard.evaluation.data import read_questions
+
+    questions = read_questions(data, strict=strict)
+    say_problems(questions.problems)
+    say_problems(questions.duplicates, label="Note")
+    tested = len(fixed_sequence.split(len(questions.rows), seed=0)[1])
+    fewest = binomial.fewest_answers(alpha=alpha, delta=delta)
+    if tested < fewest:
+        say(
+            f"{len(questions.rows)} questions cannot keep this promise, whatever the answers: {tested} of them would "
+            f"be tested, and it takes at least {fewest}.",
+            label="Warning",
+        )
+    return questions
+
+
+def _draw(path: Path, outcome: Outcome) -> None:
+    from semgrad_guard.evaluation.plots import draw_risk_coverage
+
+    made_for = outcome.calibration.binding
+    draw_risk_coverage(
+        path,
+        outcome.uncertainties,
+        outcome.correct,
+        calibration=outcome.calibration,
+        title=f"{made_for.model if made_for else ''}: {len(outcome.correct)} questions",
+        label=made_for.estimator if made_for else "",
+    )
+
+
+def _show(outcome: Outcome, questions: QuestionFile, files: _Files, *, as_json: bool) -> None:
+    from semgrad_guard.cli.rendering import calibration_view
+
+    if as_json:
+        typer.echo(json.dumps(_document(outcome, questions, files)))
+        return
+    OUT.print(calibration_view(outcome.calibration, auroc=outcome.auroc, aurc=outcome.aurc))
+    OUT.print(f"The calibration {outcome.calibration.id} is in {files.output},", soft_wrap=True, markup=False)
+    OUT.print(f"the answers are in {files.answers}.", soft_wrap=True, markup=False)
+    if files.plot is not None:
+        OUT.print(f"The picture is {files.plot}.", soft_wrap=True, markup=False)
+
+
+def _document(outcome: Outcome, questions: QuestionFile, files: _Files) -> dict[str, Any]:
+    from semgrad_guard.cli.rendering import confidence_rows
+
+    long = {"scores", "grid", "confidence_map"}
+    rows = confidence_rows(outcome.calibration)
+    return {
+        "calibration": outcome.calibration.model_dump(mode="json", exclude=long),
+        "auroc": outcome.auroc,
+        "aurc": outcome.aurc,
+        "confidence": [{"uncertainty": score, "confidence": confidence} for score, confidence in rows],
+        "broken_lines": [str(problem) for problem in questions.problems],
+        "duplicates": list(questions.duplicates),
+        "output": str(files.output),
+        "answers": str(files.answers),
+        "plot": None if files.plot is None else str(files.plot),
+    }

@@ -1,0 +1,87 @@
+"""What the help pages say below the options: examples, and what the exit codes mean."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+
+class ExitCode(IntEnum):
+    """How a command ended."""
+
+    OK = 0
+    ERROR = 1
+    USAGE = 2
+    ABSTAINED = 3
+    NO_THRESHOLD = 4
+    BROKEN_LINES = 5
+    INTERRUPTED = 130
+
+
+def flowing(doc: str | None) -> str:
+    """A docstring whose paragraphs are one line each: the terminal decides where they break."""
+    return "\n\n".join(" ".join(paragraph.split()) for paragraph in (doc or "").split("\n\n")).strip()
+
+
+PROGRAM = flowing("""
+A local language model whose every answer knows how sure it is, and a threshold that keeps a promise.
+
+Start with [bold]semgrad-guard ask "What is the capital of France?"[/] on the embedded model, or see the whole idea at
+work with [bold]semgrad-guard demo[/].
+""")
+
+EXIT_CODES = """
+[bold]Exit codes[/]
+0  done; for ask: answered
+1  an error, with a message on stderr that says what to do
+2  wrong usage
+3  ask: abstained, the answer was too uncertain
+4  calibrate: no threshold keeps the promise (its record is saved all the same)
+5  done, but some lines of the data file were broken and left out
+130  interrupted; a calibration continues when the same command is run again
+""".strip()
+
+ASK = """
+[bold]Examples[/]
+semgrad-guard ask "What is the capital of France?"
+semgrad-guard ask "Who wrote Emma?" --model ./my-model --threshold 0.002
+echo "Who wrote Emma?" | semgrad-guard ask - --json
+
+[bold]Exit codes[/]
+0 answered, 3 abstained, 1 error, 2 wrong usage, 130 interrupted
+""".strip()
+
+SCORE = """
+[bold]Examples[/]
+semgrad-guard score --question "Who wrote Emma?" --response "Jane Austen"
+semgrad-guard score --data answers.jsonl --output scores.jsonl
+semgrad-guard score --data answers.jsonl --calibration calibration.json
+
+[bold]A line of the file[/]
+{"question": "Who wrote Emma?", "response": "Jane Austen"}
+
+[bold]Exit codes[/]
+0 done, 5 some texts were left out, 1 error, 2 wrong usage, 130 interrupted
+""".strip()
+
+CALIBRATE = """
+[bold]Examples[/]
+semgrad-guard calibrate --data questions.jsonl --output calibration.json
+semgrad-guard calibrate --data questions.jsonl --output calibration.json --alpha 0.05 --plot risk.png
+
+[bold]A line of the file[/] (and "context": "...", to answer from a passage)
+{"question": "Who wrote Emma?", "answers": ["Jane Austen", "Austen"]}
+
+At alpha = delta = 0.1 fewer than 28 questions can never do; some hundreds usually do. Every answer is kept as it comes: after Ctrl-C, run the same command again.
+
+[bold]Exit codes[/]
+0 done, 4 no threshold keeps the promise, 5 some lines were broken, 1 error, 2 wrong usage, 130 interrupted
+""".strip()  # noqa: E501  # a paragraph must be one line: the terminal breaks it
+
+DEMO = """
+[bold]Examples[/]
+semgrad-guard demo
+semgrad-guard demo --output ./demo
+
+[bold]Exit codes[/]
+0 done, 1 error, 130 interrupted
+""".strip()

@@ -1,0 +1,63 @@
+"""From names on the command line to models, estimators and policies; torch is imported in here, when asked for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+from semgrad_guard.cli.terminal import ERR
+
+if TYPE_CHECKING:
+    from semgrad_guard.decision import Policy
+    from semgrad_guard.engine.generation import GenerationOptions
+    from semgrad_guard.engine.language_model import LanguageModel
+    from semgrad_guard.estimators import Estimator
+
+POCKET = "pocket"
+
+
+def load_model(name: str) -> LanguageModel:
+    """The model, without the chatter of the libraries that load it."""
+    with ERR.status(f"Loading {name} …"):
+        from transformers.utils import logging
+
+        from semgrad_guard.engine.language_model import LanguageModel
+
+        logging.set_verbosity_error()
+        logging.disable_progress_bar()
+        return LanguageModel.from_pretrained(name)
+
+
+def load_estimator(name: str) -> Estimator:
+    """The estimator of that name, with its default settings."""
+    from semgrad_guard.estimators import ESTIMATORS
+
+    return next(estimator for estimator in ESTIMATORS if estimator.name == name)()
+
+
+def decoding(*, max_new_tokens: int, temperature: float, seed: int) -> GenerationOptions:
+    """How to generate."""
+    from semgrad_guard.engine.generation import GenerationOptions
+
+    return GenerationOptions(max_new_tokens=max_new_tokens, temperature=temperature, seed=seed)
+
+
+def load_policy(calibration: Path | None, threshold: float | None) -> Policy | None:
+    """What the options ask for, if anything."""
+    from semgrad_guard.decision import Calibration, Policy
+
+    if calibration is not None and threshold is not None:
+        raise typer.BadParameter("give --calibration or --threshold, not both: a calibration has its own threshold")
+    if calibration is not None:
+        return Policy.from_calibration(Calibration.load(calibration))
+    return None if threshold is None else Policy(threshold=threshold)
+
+
+def pocket_calibration() -> Path | None:
+    """The calibration that comes with the embedded model, if it is there."""
+    from semgrad_guard import pocket
+
+    home: Path = getattr(pocket, "CALIBRATION_PATH", pocket.POCKET_PATH.parent / "calibration.json")
+    return home if home.is_file() else None

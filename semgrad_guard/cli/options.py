@@ -1,0 +1,44 @@
+"""The options that several commands share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+EstimatorName = Literal["hybridgrad", "semgrad", "paragrad", "gnll", "mean_entropy"]
+GraderName = Literal["exact-match", "token-f1"]
+
+Model = Annotated[
+    str,
+    typer.Option(
+        metavar="NAME", help='"pocket" (the embedded model), a folder with safetensors, or a Hugging Face hub id.'
+    ),
+]
+EstimatorOption = Annotated[
+    EstimatorName,
+    typer.Option(
+        "--estimator",
+        metavar="NAME",
+        help="How uncertainty is measured: hybridgrad, semgrad, paragrad, gnll or mean_entropy.",
+    ),
+]
+CalibrationFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--calibration", metavar="FILE", help="Made by `calibrate`: gives confidence, a threshold and its promise."
+    ),
+]
+Threshold = Annotated[
+    float | None,
+    typer.Option(metavar="X", help="Let through uncertainties at or below this one; promises nothing."),
+]
+MaxNewTokens = Annotated[int, typer.Option(min=1, metavar="N", help="The longest answer, in tokens.")]
+Temperature = Annotated[
+    float, typer.Option(min=0.0, metavar="X", help="0 always takes the likeliest token; above 0 samples.")
+]
+Seed = Annotated[int, typer.Option(min=0, metavar="N", help="Repeats a sampled answer.")]
+System = Annotated[str | None, typer.Option(metavar="TEXT", help="A system message before the question.")]
+Strict = Annotated[bool, typer.Option("--strict", help="Stop at the first broken line of the data file.")]
+AsJson = Annotated[bool, typer.Option("--json", help="JSON on stdout and nothing else there.")]

@@ -1,0 +1,154 @@
+"""What verdicts, scores and calibrations look like in a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich import box
+from rich.console import Group, RenderableType
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from semgrad_guard.cli.terminal import printable
+from semgrad_guard.decision import Calibration, Drift
+from semgrad_guard.records import Verdict
+
+ROWS_SHOWN = 20
+_COLOURS = {"answer": "green", "escalate": "yellow", "abstain": "yellow"}
+
+
+def verdict_view(verdict: Verdict) -> RenderableType:
+    """The text in a panel and, below it, how sure the model is and what follows from that."""
+    colour = _COLOURS[verdict.action]
+    body = Text(printable(verdict.text) or "(no text)")
+    if verdict.draft is not None:
+        body.append(f"\nwithheld: {printable(verdict.draft) or '(no text)'}", style="dim")
+    panel = Panel(body, title=_title(verdict), title_align="left", border_style=colour, box=box.ROUNDED)
+    facts = _pairs(
+        ("action", Text(verdict.action, style=f"bold {colour}") + Text(f"  {_why(verdict)}", style="dim")),
+        ("uncertainty", f"{figure(verdict.uncertainty)}  ({verdict.estimator}, higher is less certain)"),
+        ("confidence", percent(verdict.confidence) if verdict.confidence is not None else "unknown: no calibration"),
+        ("model", verdict.model),
+    )
+    return Group(panel, facts)
+
+
+def scores_view(rows: Sequence[tuple[str, Verdict]], *, decided: bool) -> RenderableType:
+    """A table of texts that came from anywhere, (question, verdict); long files are cut."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, expand=True)
+    table.add_column("question", ratio=3, no_wrap=True, overflow="ellipsis")
+    table.add_column("response", ratio=2, no_wrap=True, overflow="ellipsis")
+    table.add_column("uncertainty", justify="right", no_wrap=True)
+    if decided:
+        table.add_column("P(correct)", justify="right", no_wrap=True)
+        table.add_column("action", no_wrap=True)
+    for question, verdict in rows[:ROWS_SHOWN]:
+        cells = [Text(_one_line(question)), Text(_one_line(verdict.text)), figure(verdict.uncertainty)]
+        if decided:
+            cells += [percent(verdict.confidence), Text(verdict.action, style=_COLOURS[verdict.action])]
+        table.add_row(*cells)
+    if len(rows) <= ROWS_SHOWN:
+        return table
+    return Group(table, Text(f"… and {len(rows) - ROWS_SHOWN} more: --output FILE or --json gives them all."))
+
+
+def drift_line(found: Drift) -> str:
+    """One sentence on whether scores have moved since calibration."""
+    test = f"two-sample test over {found.n} scores, p = {found.p_value:.2g}, level {found.level:g}"
+    if found.moved:
+        return f"Drift: the scores have moved since calibration ({test}). The promise may no longer hold: recalibrate."
+    return f"Drift: none seen ({test})."
+
+
+def calibration_view(calibration: Calibration, *, auroc: float | None, aurc: float | None) -> RenderableType:
+    """The promise, what it costs, and P(correct) along the scores."""
+    wrong = f"{calibration.n_wrong} of {calibration.n} answers wrong"
+    unscored = f", {calibration.n_unscored} without a score" if calibration.n_unscored else ""
+    facts = _pairs(
+        ("questions", f"{wrong}{unscored}"),
+        ("AUROC", "undefined: all answers are right, or all wrong" if auroc is None else f"{auroc:.3f}"),
+        ("AURC", figure(aurc)),
+        *_outcome(calibration),
+    )
+    parts: list[RenderableType] = [_promise(calibration), facts]
+    if calibration.confidence_map is not None:
+        parts += [Text(), _confidence_table(calibration)]
+    return Group(*parts)
+
+
+def confidence_rows(calibration: Calibration) -> list[tuple[float, float]]:
+    """(uncertainty, P(correct)) at the calibration scores' lowest, at seven quantiles, and at their highest."""
+    scores = calibration.scores
+    picked = sorted({scores[round(q * (len(scores) - 1))] for q in (0, 0.1, 0.25, 0.4, 0.5, 0.6, 0.75, 0.9, 1)})
+    return [(score, confidence) for score in picked if (confidence := calibration.confidence(score)) is not None]
+
+
+def figure(value: float | None) -> str:
+    """Four digits that count."""
+    return "none" if value is None else f"{value:.4g}"
+
+
+def percent(value: float | None) -> str:
+    """A share."""
+    return "" if value is None else f"{value:.1%}"
+
+
+def _promise(calibration: Calibration) -> Panel:
+    text = (
+        f"Among the answers let through, at most {100 * calibration.alpha:g}% are wrong, "
+        f"with {100 * (1 - calibration.delta):g}% probability."
+    )
+    if calibration.threshold is not None:
+        return Panel(text, title="The promise holds", title_align="left", border_style="green", box=box.ROUNDED)
+    body = Text(f"{text}\n\nNothing will be let through. {calibration.reason}")
+    return Panel(
+        body, title="No threshold keeps the promise", title_align="left", border_style="yellow", box=box.ROUNDED
+    )
+
+
+def _outcome(calibration: Calibration) -> list[tuple[str, str]]:
+    if calibration.threshold is None:
+        return [("threshold", "none")]
+    seen = f"{calibration.n_answered_wrong} of {calibration.n_answered} tested answers were wrong"
+    return [
+        ("threshold", f"uncertainty at most {figure(calibration.threshold)}"),
+        ("coverage", f"{percent(calibration.coverage)} of the questions are answered"),
+        ("upper bound", f"{percent(calibration.risk_bound)} of those are wrong at most ({seen})"),
+    ]
+
+
+def _confidence_table(calibration: Calibration) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("uncertainty", justify="right")
+    table.add_column("P(correct)", justify="right")
+    table.add_column("action")
+    for score, confidence in confidence_rows(calibration):
+        action = "answer" if calibration.lets_through(score) else "abstain"
+        table.add_row(figure(score), percent(confidence), Text(action, style=_COLOURS[action]))
+    return table
+
+
+def _pairs(*pairs: tuple[str, str | Text]) -> Table:
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="dim", no_wrap=True)
+    table.add_column()
+    for name, value in pairs:
+        table.add_row(f" {name}", value if isinstance(value, Text) else Text(printable(value)))
+    return table
+
+
+def _title(verdict: Verdict) -> str:
+    return "answer" if verdict.action == "answer" else "abstained" if verdict.action == "abstain" else "escalated"
+
+
+def _why(verdict: Verdict) -> str:
+    if verdict.reason is not None:
+        return verdict.reason
+    if verdict.threshold is None:
+        return "nothing is withheld without a calibration or a threshold"
+    return f"at or below the threshold {figure(verdict.threshold)}"
+
+
+def _one_line(text: str) -> str:
+    return " ".join(printable(text).split())

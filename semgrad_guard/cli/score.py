@@ -1,0 +1,156 @@
+"""`semgrad-guard score`: how uncertain a model is of texts that came from anywhere."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from semgrad_guard.cli import loading, options
+from semgrad_guard.cli.help import ExitCode
+from semgrad_guard.cli.terminal import OUT, progress, say, say_problems
+from semgrad_guard.errors import EmptyPromptError, EmptyResponseError, InputError, PromptTooLongError
+
+if TYPE_CHECKING:
+    from semgrad_guard.decision import Drift, Policy
+    from semgrad_guard.engine.language_model import LanguageModel
+    from semgrad_guard.estimators import Estimator
+    from semgrad_guard.evaluation.data import Question
+    from semgrad_guard.records import Verdict
+
+Scored = tuple["Question", "Verdict"]
+
+
+def score(
+    *,
+    model: options.Model = loading.POCKET,
+    data: Annotated[
+        Path | None, typer.Option(metavar="FILE", help='JSON Lines with "question" and "response".')
+    ] = None,
+    question: Annotated[str | None, typer.Option(metavar="TEXT", help="One question, instead of a file.")] = None,
+    response: Annotated[str | None, typer.Option(metavar="TEXT", help="The text to score as its answer.")] = None,
+    output: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the scores there, as JSON Lines.")] = None,
+    estimator: options.EstimatorOption = "hybridgrad",
+    calibration: options.CalibrationFile = None,
+    system: options.System = None,
+    strict: options.Strict = False,
+    as_json: options.AsJson = False,
+) -> None:
+    """Score texts from anywhere: another server, a person, a cache.
+
+    The number says how uncertain this model is of the text as an answer to the question. With a calibration, every
+    text also gets an action, and the scores are compared with the calibration's: have they moved?
+    """
+    rows, problems = _rows(data, question, response, strict=strict)
+    if output is not None:
+        _require_writable(output)
+    policy = loading.load_policy(calibration, None)
+    scored, failed = _score(
+        rows, loading.load_model(model), loading.load_estimator(estimator), policy=policy, system=system
+    )
+    say_problems(failed)
+    if not scored:
+        raise InputError("none of the texts could be scored")
+    found = _drift(scored, policy) if data is not None else None
+    if found is not None:
+        scored = [(row, verdict.model_copy(update={"drift": found.moved})) for row, verdict in scored]
+    _deliver(scored, found, output, as_json=as_json, decided=policy is not None, single=data is None)
+    raise typer.Exit(ExitCode.BROKEN_LINES if problems or failed else ExitCode.OK)
+
+
+def _rows(
+    data: Path | None, question: str | None, response: str | None, *, strict: bool
+) -> tuple[Sequence[Question], Sequence[Exception]]:
+    """The rows to score, from a file or from the command line, and the broken lines."""
+    from semgrad_guard.evaluation.data import Question, read_questions
+
+    if (data is None) == (question is None and response is None) or (question is None) != (response is None):
+        raise typer.BadParameter("give --data FILE, or --question and --response together")
+    if data is not None:
+        found = read_questions(data, needs="response", strict=strict)
+        say_problems(found.problems)
+        say_problems(found.duplicates, label="Note")
+        return found.rows, found.problems
+    if not (question or "").strip():
+        raise EmptyPromptError("The question is empty; ask something.")
+    if not (response or "").strip():
+        raise EmptyResponseError("The response is empty; there is nothing to score.")
+    return [Question(question=question or "", response=response)], []
+
+
+def _require_writable(output: Path) -> None:
+    from semgrad_guard.evaluation.files import require_writable
+
+    require_writable(output)
+
+
+def _score(
+    rows: Sequence[Question],
+    model: LanguageModel,
+    estimator: Estimator,
+    *,
+    policy: Policy | None,
+    system: str | None,
+) -> tuple[list[Scored], list[str]]:
+    """Rows with their verdicts, and what is to be said of those that do not fit the context window."""
+    scored: list[Scored] = []
+    failed: list[str] = []
+    with progress("Scoring") as tell:
+        tell(0, len(rows))
+        for number, row in enumerate(rows, start=1):
+            try:
+                scored.append((row, _verdict(row, model, estimator, policy=policy, system=system)))
+            except PromptTooLongError as error:
+                failed.append(f"{row.id or row.question[:60]!r} is left out: {error}")
+            tell(number, len(rows))
+    return scored, failed
+
+
+def _verdict(
+    row: Question, model: LanguageModel, estimator: Estimator, *, policy: Policy | None, system: str | None
+) -> Verdict:
+    from semgrad_guard.evaluation.prompts import conversation, form_of, prompt_name
+    from semgrad_guard.guard import assess, decide
+
+    response = row.response or ""
+    evidence = model.evidence(conversation(row.question, row.context, system=system), response)
+    template = prompt_name(form_of([row]), system=system)
+    draft = assess(model, estimator, evidence, text=response, prompt_template=template)
+    return draft if policy is None else decide(draft, policy, can_escalate=False)
+
+
+def _drift(scored: Sequence[Scored], policy: Policy | None) -> Drift | None:
+    from semgrad_guard.decision import drift
+
+    if policy is None or policy.calibration is None or not policy.calibration.scores:
+        return None
+    return drift([verdict.uncertainty for _, verdict in scored], policy.calibration.scores)
+
+
+def _deliver(
+    scored: Sequence[Scored], found: Drift | None, output: Path | None, *, as_json: bool, decided: bool, single: bool
+) -> None:
+    from semgrad_guard.cli.rendering import drift_line, scores_view, verdict_view
+    from semgrad_guard.evaluation.files import write_beside
+
+    lines = "".join(json.dumps(_record(row, verdict), ensure_ascii=False) + "\n" for row, verdict in scored)
+    if output is not None:
+        write_beside(output, lambda beside: beside.write_text(lines, encoding="utf-8"))
+        say(f"{len(scored)} scores are in {output}.", style="green")
+    if as_json:
+        typer.echo(lines, nl=False)
+    elif single:
+        OUT.print(verdict_view(scored[0][1]))
+    else:
+        OUT.print(scores_view([(row.question, verdict) for row, verdict in scored], decided=decided))
+    if found is not None and (as_json or found.moved):
+        say(drift_line(found))
+    elif found is not None:
+        OUT.print(drift_line(found))
+
+
+def _record(row: Question, verdict: Verdict) -> dict[str, object]:
+    return {"id": row.id, "question": row.question, "response": row.response, **verdict.metadata()}

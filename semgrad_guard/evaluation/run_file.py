@@ -1,0 +1,146 @@
+"""The record of a run: JSON Lines, one answer a line after a header with the settings; killed runs continue.
+
+Lines are appended whole and unbuffered. A kill can cut the last one short: opening the file again removes the stump,
+and the run redoes that answer.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, cast
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from semgrad_guard.errors import BindingMismatchError, DataFileError, InputError
+
+_MARK = "semgrad_guard_run"
+_BEGINNING = b'{"semgrad_guard_run": 1, "settings": '
+
+
+class AnswerScore(BaseModel):
+    """One estimator's number for an answer; None, with a reason, where there is none."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    uncertainty: float | None
+    reason: str | None = None
+
+
+class Answer(BaseModel):
+    """One answered question. `key` is the question's; `text` is None where the question could not be asked."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    key: str
+    id: str | None = None
+    question: str
+    text: str | None
+    finish_reason: str | None = None
+    scores: dict[str, AnswerScore]
+
+    def uncertainty(self, estimator: str) -> float | None:
+        """The number of the estimator that the run calls by this name."""
+        return self.scores[estimator].uncertainty
+
+
+class RunFile:
+    """The answers at `path`, for runs with the same `settings` only; a context manager.
+
+    Raises:
+        BindingMismatchError: the file belongs to a run with other settings.
+        DataFileError: a line of it is broken, other than by a kill.
+        InputError: it cannot be written, or is no record of a run.
+    """
+
+    def __init__(self, path: Path, settings: Mapping[str, Any]) -> None:
+        self.path = path
+        self.answers: dict[str, Answer] = {}
+        mine: dict[str, Any] = json.loads(json.dumps(settings))
+        try:
+            self._file = path.open("a+b", buffering=0)
+        except OSError as error:
+            raise InputError(f"Cannot write {path}: {error.strerror or error}. Choose another path.") from error
+        try:
+            self._resume(mine)
+        except BaseException:
+            self._file.close()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._file.close()
+
+    def append(self, answers: Iterable[Answer]) -> None:
+        """Write answers as whole lines."""
+        added = list(answers)
+        self._write("".join(answer.model_dump_json() + "\n" for answer in added))
+        self.answers.update((answer.key, answer) for answer in added)
+
+    def _resume(self, settings: dict[str, Any]) -> None:
+        self._file.seek(0)
+        content = self._file.read()
+        whole = content[: content.rfind(b"\n") + 1]
+        if not whole and not content.startswith(_BEGINNING[: len(content)]) and not content.startswith(_BEGINNING):
+            raise self._foreign()
+        header, *lines = whole.split(b"\n")
+        if whole:
+            self._check(header, settings)
+            read = [self._read(line, number) for number, line in enumerate(lines, start=2) if line]
+            self.answers.update((answer.key, answer) for answer in read)
+        if len(whole) < len(content):
+            self._file.truncate(len(whole))
+        if not whole:
+            self._write(json.dumps({_MARK: 1, "settings": settings}) + "\n")
+
+    def _check(self, header: bytes, settings: dict[str, Any]) -> None:
+        try:
+            found: Any = json.loads(header)
+        except ValueError:
+            raise self._foreign() from None
+        if not isinstance(found, dict) or cast("dict[str, Any]", found).get(_MARK) != 1:
+            raise self._foreign()
+        theirs, mine = _flat(cast("dict[str, Any]", found)["settings"]), _flat(settings)
+        changed = [key for key in {**theirs, **mine} if theirs.get(key) != mine.get(key)]
+        if changed:
+            named = "; ".join(f"{key} is {mine.get(key)!r} and was {theirs.get(key)!r}" for key in changed)
+            raise BindingMismatchError(
+                f"The answers in {self.path} come from a run with other settings: {named}. "
+                "Continue it with the same settings, or start a new file of answers."
+            )
+
+    def _read(self, line: bytes, number: int) -> Answer:
+        try:
+            return Answer.model_validate_json(line)
+        except ValidationError as error:
+            raise DataFileError(
+                f"{self.path}, line {number} is no answer of a run: {error.errors()[0]['msg']}. Delete the line (its "
+                "question will be asked again), or start a new file of answers."
+            ) from error
+
+    def _write(self, text: str) -> None:
+        rest = memoryview(text.encode())
+        try:
+            while rest:
+                rest = rest[self._file.write(rest) :]
+        except OSError as error:
+            raise InputError(f"Cannot write {self.path}: {error.strerror or error}.") from error
+
+    def _foreign(self) -> InputError:
+        return InputError(f"{self.path} exists and is no record of a run; choose another path for the answers.")
+
+
+def _flat(settings: Any, prefix: str = "") -> dict[str, Any]:
+    """Nested settings under dotted names."""
+    if not isinstance(settings, dict):
+        return {prefix: settings}
+    flat: dict[str, Any] = {}
+    for key, value in cast("dict[str, Any]", settings).items():
+        flat |= _flat(value, f"{prefix}.{key}" if prefix else key)
+    return flat

@@ -1,0 +1,36 @@
+"""What the tests of the commands share beside fixtures."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import save_file
+
+from semgrad_guard import LanguageModel
+
+ASKED = [f"What is item {i}?" for i in range(60)]
+TOKENS = 4
+
+
+def saved(folder: Path, language_model: LanguageModel) -> Path:
+    """A checkpoint as transformers would save it (it may not under a running test's progress bars)."""
+    model: Any = language_model._model
+    model.config.save_pretrained(folder)
+    save_file(model.state_dict(), folder / "model.safetensors", metadata={"format": "pt"})
+    language_model.tokenizer.save_pretrained(folder)
+    return folder
+
+
+def jsonl(path: Path, rows: Iterable[dict[str, Any] | str]) -> Path:
+    """A data file; rows that are text are written as they are."""
+    lines = [row if isinstance(row, str) else json.dumps(row) for row in rows]
+    path.write_text("".join(line + "\n" for line in lines))
+    return path
+
+
+def flat(text: str) -> str:
+    """Terminal text without frames and line breaks."""
+    return " ".join(text.translate(dict.fromkeys(map(ord, "│╭╮╰╯─"), " ")).split())

@@ -1,0 +1,115 @@
+"""`ask`: answers, abstentions and their exit codes, for people and for machines."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from click.testing import Result
+
+from semgrad_guard import Calibration
+from semgrad_guard.cli import loading
+
+Run = Callable[..., Result]
+
+
+@pytest.fixture
+def ask(run: Run, model_folder: Path) -> Run:
+    return lambda *arguments, **stdin: run("ask", "--model", model_folder, "--max-new-tokens", 4, *arguments, **stdin)
+
+
+def test_without_a_threshold_nothing_is_withheld(ask: Run) -> None:
+    result = ask("What is item 1?")
+    assert result.exit_code == 0
+    assert "action answer nothing is withheld without a calibration or a threshold" in " ".join(result.stdout.split())
+    assert "hybridgrad" in result.stdout
+
+
+def test_json_is_one_document_and_nothing_else(ask: Run) -> None:
+    result = ask("What is item 1?", "--json", "--estimator", "semgrad")
+    record = json.loads(result.stdout)
+    assert record["question"] == "What is item 1?"
+    assert (record["schema"], record["status"], record["action"], record["estimator"]) == (
+        1,
+        "scored",
+        "answer",
+        "semgrad",
+    )
+    assert record["uncertainty"] == record["semgrad"] > 0
+    assert record["text"]
+
+
+def test_a_calibration_gives_confidence_and_a_threshold(ask: Run, calibration: Path) -> None:
+    made = Calibration.load(calibration)
+    record = json.loads(ask("What is item 2?", "--json", "--calibration", calibration).stdout)
+    assert (record["calibration_id"], record["threshold"]) == (made.id, made.threshold)
+    assert record["confidence"] == made.confidence(record["uncertainty"]) > 0.9
+    assert record["promised"] is (record["action"] == "answer")
+
+
+@pytest.mark.parametrize(("threshold", "code", "action"), [("1e9", 0, "answer"), ("0", 3, "abstain")])
+def test_the_exit_code_tells_the_action(ask: Run, threshold: str, code: int, action: str) -> None:
+    result = ask("What is item 1?", "--threshold", threshold, "--json")
+    assert (result.exit_code, json.loads(result.stdout)["action"]) == (code, action)
+
+
+def test_an_abstention_shows_what_it_withholds_and_why(ask: Run) -> None:
+    draft = json.loads(ask("What is item 1?", "--json").stdout)["text"]
+    record = json.loads(ask("What is item 1?", "--threshold", 0, "--json").stdout)
+    assert (record["text"], record["draft"], record["promised"]) == ("I don't know.", draft, False)
+    shown = ask("What is item 1?", "--threshold", 0).stdout
+    assert "I don't know." in shown
+    assert "withheld: " in shown
+    assert "is above the threshold 0" in shown
+
+
+def test_the_question_may_come_from_stdin(ask: Run) -> None:
+    piped = json.loads(ask("-", "--json", stdin="What is item 1?\n").stdout)
+    given = json.loads(ask("What is item 1?", "--json").stdout)
+    assert (piped["question"], piped["uncertainty"]) == (given["question"], given["uncertainty"])
+
+
+def test_sampling_repeats_from_its_seed(ask: Run) -> None:
+    texts = [
+        json.loads(ask("What is item 1?", "--json", "--temperature", 1, "--seed", seed).stdout)["text"]
+        for seed in (1, 1, 2)
+    ]
+    assert texts[0] == texts[1] != texts[2]
+
+
+def test_a_system_message_is_another_prompt(ask: Run, calibration: Path) -> None:
+    result = ask("What is item 1?", "--system", "Be brief.", "--calibration", calibration)
+    assert result.exit_code == 1
+    assert "prompt_template is 'chat+system-" in result.stderr
+
+
+def test_the_embedded_models_calibration_is_used_where_it_fits(
+    ask: Run, calibration: Path, model_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loading, "POCKET", str(model_folder))
+    monkeypatch.setattr(loading, "pocket_calibration", lambda: calibration)
+    used = ask("What is item 1?", "--json")
+    assert json.loads(used.stdout)["calibration_id"] == Calibration.load(calibration).id
+    left_out = ask("What is item 1?", "--json", "--estimator", "gnll")
+    assert left_out.exit_code == 0
+    assert json.loads(left_out.stdout)["calibration_id"] is None
+    assert "Note: The embedded model's calibration does not fit and is left out." in left_out.stderr
+    assert "estimator is 'gnll' and was 'hybridgrad'" in left_out.stderr
+    own = ask("What is item 1?", "--json", "--threshold", 1e9)
+    assert json.loads(own.stdout)["calibration_id"] is None
+
+
+def test_the_embedded_model_answers(run: Run) -> None:
+    result = run("ask", "What is the capital of France?", "--json")
+    assert result.exit_code in (0, 3)
+    record = json.loads(result.stdout)
+    assert record["model"] == "pocket"
+    assert record["uncertainty"] > 0
+
+
+def test_control_characters_never_reach_the_terminal() -> None:
+    from semgrad_guard.cli.terminal import printable
+
+    assert printable("a\x1b[31mb\x07\tc\nd\u202e") == "a\ufffd[31mb\ufffd\tc\nd\ufffd"

@@ -1,0 +1,144 @@
+"""`calibrate`: from a file of questions to a promise, or to a plain word that there is none."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import Result
+
+from semgrad_guard import Calibration
+
+from .helpers import ASKED, TOKENS, flat, jsonl
+
+Run = Callable[..., Result]
+
+
+@pytest.fixture
+def calibrate(run: Run, model_folder: Path, tmp_path: Path) -> Run:
+    fixed = ("--model", model_folder, "--output", tmp_path / "c.json", "--max-new-tokens", TOKENS, "--batch-size", 30)
+    return lambda data, *arguments: run("calibrate", *fixed, "--data", data, *arguments)
+
+
+def test_the_promise_is_told_and_saved(calibrate: Run, right: Path, tmp_path: Path) -> None:
+    result = calibrate(right, "--plot", tmp_path / "risk.png", "--upstream", "abc")
+    assert result.exit_code == 0, result.stderr
+    made = Calibration.load(tmp_path / "c.json")
+    shown = flat(result.stdout)
+    assert made.threshold is not None
+    assert "The promise holds Among the answers let through, at most 10% are wrong, with 90% probability." in shown
+    assert f"threshold uncertainty at most {made.threshold:.4g}" in shown
+    assert f"{made.coverage:.1%} of the questions are answered" in shown
+    assert (
+        f"{made.risk_bound:.1%} of those are wrong at most (0 of {made.n_answered} tested answers were wrong)" in shown
+    )
+    assert "0 of 60 answers wrong" in shown
+    assert "AUROC undefined: all answers are right, or all wrong" in shown
+    assert "P(correct)" in shown
+    assert made.id in shown
+    assert made.binding is not None
+    assert (made.binding.grader, made.binding.upstream) == ("exact-match", "abc")
+    assert made.binding.prompt_template is not None
+    assert made.binding.prompt_template.startswith("chat@")
+    assert (tmp_path / "risk.png").read_bytes().startswith(b"\x89PNG")
+    assert len((tmp_path / "c.answers.jsonl").read_text().splitlines()) == 61
+
+
+def test_json_is_one_document_and_nothing_else(calibrate: Run, right: Path, tmp_path: Path) -> None:
+    result = calibrate(right, "--json", "--answers", tmp_path / "run.jsonl", "--alpha", 0.2)
+    document = json.loads(result.stdout)
+    made = Calibration.load(tmp_path / "c.json")
+    assert (document["calibration"]["id"], document["calibration"]["threshold"]) == (made.id, made.threshold)
+    assert document["calibration"]["alpha"] == made.alpha == 0.2
+    assert document["answers"] == str(tmp_path / "run.jsonl")
+    assert document["auroc"] is None
+    assert all(0 < row["confidence"] < 1 for row in document["confidence"])
+    assert "Answering: 0 of 60" in result.stderr
+
+
+def test_no_threshold_is_said_plainly_and_saved(calibrate: Run, wrong: Path, tmp_path: Path) -> None:
+    result = calibrate(wrong)
+    assert result.exit_code == 4
+    shown = flat(result.stdout)
+    assert "No threshold keeps the promise" in shown
+    assert "Nothing will be let through." in shown
+    assert "threshold none" in shown
+    made = Calibration.load(tmp_path / "c.json")
+    assert (made.threshold, made.n_wrong) == (None, 60)
+    assert made.reason is not None
+    assert made.reason in shown
+
+
+def test_right_and_wrong_are_told_apart(calibrate: Run, tmp_path: Path, texts: list[str]) -> None:
+    rows = [
+        {"question": q, "answers": [t if i % 3 else "seven"]} for i, (q, t) in enumerate(zip(ASKED, texts, strict=True))
+    ]
+    document = json.loads(calibrate(jsonl(tmp_path / "mixed.jsonl", rows), "--json").stdout)
+    assert document["calibration"]["n_wrong"] == 20
+    assert 0 < document["auroc"] < 1
+    assert 0 < document["aurc"] < 1
+
+
+def test_another_grader_regrades_the_same_answers(
+    calibrate: Run, tmp_path: Path, texts: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = [{"question": q, "answers": [f"{t} word"]} for q, t in zip(ASKED, texts, strict=True)]
+    data = jsonl(tmp_path / "longer.jsonl", rows)
+    exact = json.loads(calibrate(data, "--json").stdout)
+    answers = (tmp_path / "c.answers.jsonl").read_bytes()
+    loose = json.loads(calibrate(data, "--json", "--grader", "token-f1").stdout)
+    assert (tmp_path / "c.answers.jsonl").read_bytes() == answers
+    assert exact["calibration"]["n_wrong"] > loose["calibration"]["n_wrong"]
+    assert loose["calibration"]["binding"]["grader"] == "token-f1>=0.5"
+
+
+def test_other_settings_do_not_share_a_record(calibrate: Run, right: Path, tmp_path: Path) -> None:
+    calibrate(right)
+    result = calibrate(right, "--estimator", "gnll")
+    assert result.exit_code == 1
+    assert f"The answers in {tmp_path / 'c.answers.jsonl'} come from a run with other settings" in result.stderr
+
+
+def test_broken_lines_are_named_and_the_rest_calibrated(calibrate: Run, right: Path, tmp_path: Path) -> None:
+    lines = right.read_text().splitlines()
+    data = jsonl(tmp_path / "broken.jsonl", [*lines[:10], lines[10][:25], *lines[11:], lines[0]])
+    result = calibrate(data, "--json")
+    assert result.exit_code == 5
+    document = json.loads(result.stdout)
+    assert document["calibration"]["n"] == 59
+    assert "line 11 is not valid JSON" in document["broken_lines"][0]
+    assert document["broken_lines"][0] in result.stderr
+    assert "line 61 repeats line 1" in document["duplicates"][0]
+    strict = calibrate(data, "--json", "--strict", "--output", tmp_path / "strict.json")
+    assert (strict.exit_code, strict.stdout) == (1, "")
+    assert not (tmp_path / "strict.json").exists()
+
+
+def test_contexts_are_another_form_of_prompt(calibrate: Run, tmp_path: Path) -> None:
+    rows: list[dict[str, Any] | str] = [{"question": q, "answers": ["x"], "context": f"About {q}"} for q in ASKED[:3]]
+    calibrate(jsonl(tmp_path / "context.jsonl", rows))
+    made = Calibration.load(tmp_path / "c.json")
+    assert made.binding is not None
+    assert str(made.binding.prompt_template).startswith("context@")
+    mixed = calibrate(jsonl(tmp_path / "mixed.jsonl", [*rows, {"question": "q", "answers": ["x"]}]))
+    assert mixed.exit_code == 1
+    assert "3 of the 4 questions have a context" in mixed.stderr
+
+
+def test_too_few_questions_are_told_before_any_work(calibrate: Run, right: Path, tmp_path: Path) -> None:
+    few = tmp_path / "few.jsonl"
+    few.write_text("\n".join(right.read_text().splitlines()[:10]))
+    result = calibrate(few)
+    assert result.exit_code == 4
+    assert "10 questions cannot keep this promise, whatever the answers: 8 of them would be tested" in result.stderr
+
+
+def test_a_prompt_over_the_window_counts_as_unscored(calibrate: Run, right: Path, tmp_path: Path) -> None:
+    data = tmp_path / "long.jsonl"
+    data.write_text(right.read_text() + json.dumps({"question": "long " * 100, "answers": ["x"]}) + "\n")
+    document = json.loads(calibrate(data, "--json").stdout)
+    assert (document["calibration"]["n"], document["calibration"]["n_unscored"]) == (61, 1)
+    assert document["calibration"]["n_wrong"] == 1

@@ -1,0 +1,61 @@
+"""Ctrl-C in the middle of a real calibration: a valid record, a word on how to go on, and the same result after all."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from click.testing import Result
+
+from semgrad_guard import Calibration
+
+from .helpers import ASKED
+
+Run = Callable[..., Result]
+
+
+def arguments(model: Path, data: Path, output: Path) -> list[str]:
+    fixed = ["calibrate", "--max-new-tokens", "4", "--batch-size", "2", "--json"]
+    return [*fixed, "--model", str(model), "--data", str(data), "--output", str(output)]
+
+
+def wait_for_lines(path: Path, count: int, process: subprocess.Popen[str]) -> None:
+    deadline = time.monotonic() + 120
+    while not path.exists() or path.read_bytes().count(b"\n") < count:
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline, "the run does not get on"
+        time.sleep(0.01)
+
+
+def test_an_interrupted_calibration_continues(run: Run, model_folder: Path, right: Path, tmp_path: Path) -> None:
+    output, record = tmp_path / "c.json", tmp_path / "c.answers.jsonl"
+    command = [sys.executable, "-m", "semgrad_guard.cli", *arguments(model_folder, right, output)]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment, cwd=tmp_path
+    ) as process:
+        wait_for_lines(record, 5, process)
+        process.send_signal(signal.SIGINT)
+        stdout, stderr = process.communicate(timeout=60)
+
+    assert (process.returncode, stdout) == (130, "")
+    assert "Traceback" not in stderr
+    header, *kept = [json.loads(line) for line in record.read_text().splitlines()]
+    assert header["semgrad_guard_run"] == 1
+    assert 4 <= len(kept) < len(ASKED)
+    assert f"{len(kept)} of 60 answers are kept in {record}. Run the same command again to continue." in stderr
+    assert not output.exists()
+
+    continued = run(*arguments(model_folder, right, output))
+    assert continued.exit_code == 0, continued.stderr
+    assert f"Answering: {len(kept)} of 60" in continued.stderr
+    whole = run(*arguments(model_folder, right, tmp_path / "whole.json"))
+    assert whole.exit_code == 0
+    assert Calibration.load(output) == Calibration.load(tmp_path / "whole.json")
+    assert record.read_bytes() == (tmp_path / "whole.answers.jsonl").read_bytes()

@@ -1,0 +1,99 @@
+"""The program itself: help worth reading, a quick start, a version, and the demo's door."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import get_args
+
+import pytest
+from click.testing import Result
+
+import semgrad_guard
+from semgrad_guard.cli import options
+from semgrad_guard.estimators import ESTIMATORS
+from semgrad_guard.evaluation.graders import GRADERS
+
+from .helpers import flat
+
+Run = Callable[..., Result]
+
+
+def test_the_version(run: Run) -> None:
+    result = run("--version")
+    assert (result.exit_code, result.stdout) == (0, f"semgrad-guard {semgrad_guard.__version__}\n")
+
+
+def test_the_programs_help_lists_commands_and_exit_codes(run: Run) -> None:
+    shown = flat(run("--help").stdout)
+    for word in ("ask ", "score ", "calibrate ", "demo ", "Exit codes 0 done", "3 ask: abstained", "130 interrupted"):
+        assert word in shown
+
+
+@pytest.mark.parametrize("command", ["ask", "score", "calibrate", "demo"])
+def test_every_command_has_examples_and_exit_codes(run: Run, command: str) -> None:
+    shown = flat(run(command, "--help").stdout)
+    assert f"Examples semgrad-guard {command}" in shown
+    assert "Exit codes 0 " in shown
+
+
+def test_help_fits_eighty_columns(run: Run) -> None:
+    for command in ((), ("ask",), ("score",), ("calibrate",), ("demo",)):
+        assert max(map(len, run(*command, "--help").stdout.splitlines())) <= 80
+
+
+def test_choices_are_those_that_exist() -> None:
+    assert get_args(options.EstimatorName) == tuple(estimator.name for estimator in ESTIMATORS)
+    assert get_args(options.GraderName) == tuple(GRADERS)
+
+
+def test_help_loads_nothing_heavy() -> None:
+    heavy = {"torch", "transformers", "numpy", "scipy", "matplotlib"}
+    code = (
+        "import sys\n"
+        f"sys.path[:] = {sys.path!r}\n"
+        "from semgrad_guard.cli import app\n"
+        "try: app(['calibrate', '--help'])\n"
+        "except SystemExit: pass\n"
+        f"print(sorted({heavy!r} & set(sys.modules)), file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stderr.strip() == "[]"
+
+
+def fake_demo(monkeypatch: pytest.MonkeyPatch, run: Callable[[Path | None], int]) -> None:
+    module = ModuleType("langchain_semgrad_guard.demo")
+    module.run = run  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "langchain_semgrad_guard", ModuleType("langchain_semgrad_guard"))
+    monkeypatch.setitem(sys.modules, "langchain_semgrad_guard.demo", module)
+
+
+def test_the_demo_gets_its_folder_and_gives_its_code(run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    seen: list[Path | None] = []
+    fake_demo(monkeypatch, lambda output: seen.append(output) or 7)
+    assert run("demo", "--output", tmp_path).exit_code == 7
+    assert run("demo").exit_code == 7
+    assert seen == [tmp_path, None]
+
+
+@pytest.mark.parametrize("missing", ["rank_bm25", "langchain_core.documents", "langchain_semgrad_guard"])
+def test_without_its_packages_the_demo_names_the_extra(run: Run, monkeypatch: pytest.MonkeyPatch, missing: str) -> None:
+    def fail(output: Path | None) -> int:
+        raise ModuleNotFoundError(f"No module named {missing!r}", name=missing)
+
+    fake_demo(monkeypatch, fail)
+    result = run("demo")
+    assert result.exit_code == 1
+    assert f"{missing.partition('.')[0]} is not installed. Run: pip install 'semgrad-guard[demo]'" in result.stderr
+
+
+def test_a_bug_of_ours_is_no_missing_extra(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(output: Path | None) -> int:
+        raise ModuleNotFoundError("No module named 'semgrad_guard.typo'", name="semgrad_guard.typo")
+
+    fake_demo(monkeypatch, fail)
+    with pytest.raises(AssertionError, match=r"semgrad_guard\.typo"):
+        run("demo")

@@ -1,0 +1,137 @@
+"""`score`: texts from anywhere, one or a file of them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import Result
+
+from semgrad_guard import GenerationOptions, HybridGrad, LanguageModel, calibrate
+from semgrad_guard.evaluation.prompts import prompt_name
+from semgrad_guard.evaluation.run import run_binding
+
+from .helpers import ASKED, flat, jsonl
+
+Run = Callable[..., Result]
+
+
+@pytest.fixture
+def score(run: Run, model_folder: Path) -> Run:
+    return lambda *arguments: run("score", "--model", model_folder, *arguments)
+
+
+def responses(folder: Path, n: int = 3, **more: Any) -> Path:
+    return jsonl(folder / "r.jsonl", ({"question": q, "response": f"it is {len(q)}", **more} for q in ASKED[:n]))
+
+
+def records(text: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def test_one_text(score: Run, language_model: LanguageModel) -> None:
+    result = score("--question", "Who wrote Emma?", "--response", "Jane Austen", "--json")
+    assert result.exit_code == 0
+    (record,) = records(result.stdout)
+    expected = HybridGrad()(language_model.evidence("Who wrote Emma?", "Jane Austen")).uncertainty
+    assert record["uncertainty"] == pytest.approx(expected, rel=1e-12)
+    assert (record["question"], record["response"]) == ("Who wrote Emma?", "Jane Austen")
+    shown = score("--question", "Who wrote Emma?", "--response", "Jane Austen").stdout
+    assert "Jane Austen" in shown
+    assert f"{expected:.4g}" in shown
+
+
+def test_a_file_in_its_order(score: Run, tmp_path: Path, language_model: LanguageModel) -> None:
+    found = records(score("--data", responses(tmp_path), "--json", "--estimator", "gnll").stdout)
+    assert [record["question"] for record in found] == ASKED[:3]
+    assert all(record["estimator"] == "gnll" and record["status"] == "scored" for record in found)
+    assert all(record["action"] == "answer" and record["drift"] is None for record in found)
+
+
+def test_context_and_system_are_part_of_the_prompt(score: Run, tmp_path: Path) -> None:
+    plain = records(score("--data", responses(tmp_path, 1), "--json").stdout)[0]
+    passage = records(score("--data", responses(tmp_path, 1, context="A passage."), "--json").stdout)[0]
+    system = records(score("--data", responses(tmp_path, 1), "--json", "--system", "Be brief.").stdout)[0]
+    assert len({record["uncertainty"] for record in (plain, passage, system)}) == 3
+    assert passage["prompt_template"].startswith("context@")
+    assert system["prompt_template"].startswith("chat+system-")
+
+
+def test_output_is_the_json_lines(score: Run, tmp_path: Path) -> None:
+    output = tmp_path / "scores.jsonl"
+    result = score("--data", responses(tmp_path), "--output", output, "--json")
+    assert output.read_text() == result.stdout
+    assert f"3 scores are in {output}" in result.stderr
+
+
+def test_a_long_file_is_cut_in_the_terminal(score: Run, tmp_path: Path) -> None:
+    shown = score("--data", responses(tmp_path, 23)).stdout
+    assert ASKED[19] in shown
+    assert ASKED[20] not in shown
+    assert "and 3 more: --output FILE or --json gives them all" in shown
+
+
+def test_a_calibration_decides_and_drift_is_reported(score: Run, tmp_path: Path, language_model: LanguageModel) -> None:
+    data = responses(tmp_path, 60)
+    scores = [record["uncertainty"] for record in records(score("--data", data, "--json").stdout)]
+    binding = run_binding(language_model, HybridGrad(), options=GenerationOptions(), template=prompt_name())
+    bound = binding.model_copy(update={"model": "tiny"})
+    made = calibrate(scores, [score <= sorted(scores)[50] for score in scores], alpha=0.2, delta=0.2, binding=bound)
+    path = made.save(tmp_path / "c.json")
+
+    quiet = score("--data", data, "--calibration", path)
+    assert quiet.exit_code == 0
+    assert "Drift: none seen (two-sample test over 60 scores, p = 1, level 0.01)" in flat(quiet.stdout)
+    assert "P(correct)" in quiet.stdout
+    found = records(score("--data", data, "--calibration", path, "--json").stdout)
+    assert all(record["drift"] is False for record in found)
+    assert all(record["confidence"] == made.confidence(record["uncertainty"]) for record in found)
+    assert all((record["action"] == "answer") is made.lets_through(record["uncertainty"]) for record in found)
+    assert {record["action"] for record in found} == {"answer", "abstain"}
+
+    longer = jsonl(tmp_path / "longer.jsonl", ({"question": q, "response": q * 3} for q in ASKED))
+    moved = score("--data", longer, "--calibration", path, "--json")
+    assert all(record["drift"] is True for record in records(moved.stdout))
+    assert "Drift: the scores have moved since calibration (two-sample test over 60 scores" in moved.stderr
+
+
+def test_a_broken_line_is_named_and_the_rest_scored(score: Run, tmp_path: Path) -> None:
+    good = responses(tmp_path).read_text().splitlines()
+    data = jsonl(
+        tmp_path / "broken.jsonl", [good[0], good[1][:20], good[2], good[0], '{"question": "q", "response": ""}']
+    )
+    result = score("--data", data, "--json")
+    assert result.exit_code == 5
+    assert len(records(result.stdout)) == 2
+    assert f"Warning: {data}, line 2 is not valid JSON" in result.stderr
+    assert f"Warning: {data}, line 5 has no response to score" in result.stderr
+    assert f"Note: {data}, line 4 repeats line 1" in result.stderr
+    strict = score("--data", data, "--json", "--strict")
+    assert (strict.exit_code, strict.stdout) == (1, "")
+
+
+def test_a_text_over_the_window_is_named_and_the_rest_scored(score: Run, tmp_path: Path) -> None:
+    data = jsonl(
+        tmp_path / "long.jsonl",
+        [{"id": "x7", "question": "q", "response": "long " * 100}, {"question": "q", "response": "short"}],
+    )
+    result = score("--data", data, "--json")
+    assert result.exit_code == 5
+    assert [record["response"] for record in records(result.stdout)] == ["short"]
+    assert "'x7' is left out: prompt (" in result.stderr
+    alone = score("--question", "q", "--response", "long " * 100)
+    assert alone.exit_code == 1
+    assert "none of the texts could be scored" in alone.stderr
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [(), ("--question", "q"), ("--response", "r"), ("--data", "x.jsonl", "--question", "q", "--response", "r")],
+)
+def test_a_file_or_one_text_but_not_both(score: Run, arguments: tuple[str, ...]) -> None:
+    result = score(*arguments)
+    assert result.exit_code == 2
+    assert "give --data FILE, or --question and --response together" in flat(result.stderr)

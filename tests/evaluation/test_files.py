@@ -1,0 +1,41 @@
+"""Output files: tried before any work, and whole or absent afterwards."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from semgrad_guard.errors import InputError
+from semgrad_guard.evaluation.files import require_writable, write_beside
+
+
+def test_a_writable_place_stays_as_it_was(tmp_path: Path) -> None:
+    require_writable(tmp_path / "new.json")
+    assert not list(tmp_path.iterdir())
+    (tmp_path / "old.json").write_text("old")
+    require_writable(tmp_path / "old.json")
+    assert (tmp_path / "old.json").read_text() == "old"
+
+
+def test_places_that_cannot_be_written_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    for path in (tmp_path / "file" / "x.json", tmp_path / "missing" / "x.json", tmp_path, Path("/proc/x.json")):
+        with pytest.raises(InputError, match=r"Cannot write .*Choose a path in an existing folder"):
+            require_writable(path)
+
+
+def test_a_write_that_fails_leaves_the_old_file(tmp_path: Path) -> None:
+    target = tmp_path / "a.txt"
+    target.write_text("old")
+
+    def half(beside: Path) -> None:
+        beside.write_text("ha")
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        write_beside(target, half)
+    assert target.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [target]
+    write_beside(target, lambda beside: beside.write_text("new"))
+    assert target.read_text() == "new"

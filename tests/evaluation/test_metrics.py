@@ -1,0 +1,65 @@
+"""Metrics against scikit-learn and against brute force over all orders of tied answers."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sklearn.metrics import roc_auc_score
+
+from semgrad_guard.errors import InputError
+from semgrad_guard.evaluation.metrics import aurc, auroc, risk_coverage
+
+ANSWERS = st.lists(st.tuples(st.integers(0, 4), st.booleans()), min_size=1, max_size=6)
+
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 20), st.booleans()), min_size=2, max_size=60))
+def test_auroc_is_scikit_learns_ties_and_all(answers: list[tuple[int, bool]]) -> None:
+    scores, correct = zip(*answers, strict=True)
+    found = auroc([float(s) for s in scores], correct)
+    if len(set(correct)) == 1:
+        assert found is None
+    else:
+        assert found == pytest.approx(roc_auc_score(~np.array(correct), scores), abs=1e-12)
+
+
+def test_auroc_points_upward_for_wrong_answers() -> None:
+    assert auroc([0.1, 0.2, 0.9], [True, True, False]) == 1.0
+    assert auroc([0.9, 0.8, 0.1], [True, True, False]) == 0.0
+    assert auroc([0.5, 0.5], [True, False]) == 0.5
+
+
+def test_answers_without_a_score_play_no_part_in_auroc() -> None:
+    assert auroc([0.1, None, math.nan, math.inf, 0.9], [True, False, False, True, False]) == 1.0
+    assert auroc([None, None], [True, False]) is None
+
+
+@settings(deadline=None)
+@given(ANSWERS)
+def test_risk_is_the_mean_over_all_orders_of_ties(answers: list[tuple[int, bool]]) -> None:
+    orders = [o for o in itertools.permutations(answers) if all(a[0] <= b[0] for a, b in itertools.pairwise(o))]
+    answered = np.arange(1, len(answers) + 1)
+    expected = np.mean([np.cumsum([not right for _, right in order]) / answered for order in orders], axis=0)
+    curve = risk_coverage([float(score) for score, _ in answers], [right for _, right in answers])
+    np.testing.assert_allclose(curve.risk, expected, atol=1e-12)
+    np.testing.assert_allclose(curve.coverage, answered / len(answers))
+    assert aurc([float(s) for s, _ in answers], [right for _, right in answers]) == pytest.approx(expected.mean())
+
+
+def test_the_curve_ends_where_scores_end() -> None:
+    curve = risk_coverage([0.2, None, 0.1, None], [False, True, True, False])
+    assert curve.coverage.tolist() == [0.25, 0.5]
+    assert curve.risk.tolist() == [0.0, 0.5]
+    assert aurc([None], [True]) is None
+
+
+def test_mismatched_and_empty_columns_are_refused() -> None:
+    with pytest.raises(InputError, match="2 uncertainties and 1 labels"):
+        auroc([0.1, 0.2], [True])
+    with pytest.raises(InputError, match="no answers"):
+        risk_coverage([], [])
