@@ -1,0 +1,78 @@
+"""Two stages, each with a calibration of its own: answering from memory, and reading a retrieved document."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+from langchain_core.documents import Document
+from langchain_core.messages import AIMessage, BaseMessage
+from langchain_core.prompts import ChatPromptTemplate
+from langchain_core.retrievers import BaseRetriever
+from langchain_core.runnables import Runnable, RunnableLambda
+
+from langchain_semgrad_guard.chat_model import ChatSemGrad
+from langchain_semgrad_guard.demo.library import Question
+from langchain_semgrad_guard.messages import get_verdict
+from semgrad_guard import Calibration, Verdict, calibrate
+from semgrad_guard.errors import ScoringError
+from semgrad_guard.evaluation.graders import ExactMatch
+from semgrad_guard.guard import binding_of
+
+_GRADER = ExactMatch()
+READING = ChatPromptTemplate.from_messages([("human", "Context: {context}\n\nQuestion: {question}")])
+
+
+@dataclass(frozen=True)
+class Graded:
+    """One question's draft: its verdict, and whether it was right."""
+
+    question: Question
+    verdict: Verdict
+    correct: bool
+
+
+def reading_chain(retriever: BaseRetriever, reader: ChatSemGrad) -> Runnable[Any, AIMessage]:
+    """messages -> the document that fits the question -> the reader's answer, which names its source."""
+
+    def retrieve(asked: Any) -> dict[str, Any]:
+        question = asked if isinstance(asked, str) else str(cast("Sequence[BaseMessage]", asked)[-1].text)
+        found: Sequence[Document] = retriever.invoke(question)
+        context = "\n\n".join(document.page_content for document in found)
+        return {"question": question, "context": context, "sources": [d.metadata["source"] for d in found]}
+
+    def cite(step: dict[str, Any]) -> AIMessage:
+        message: AIMessage = step["message"]
+        return message.model_copy(update={"additional_kwargs": {"sources": step["sources"]}})
+
+    reading = RunnableLambda(retrieve).assign(message=READING | reader)
+    return reading | RunnableLambda(cite)
+
+
+def grade(chain: Runnable[Any, AIMessage], questions: Sequence[Question], *, batch_size: int = 32) -> list[Graded]:
+    """Ask every question and grade the drafts by exact match."""
+    graded: list[Graded] = []
+    for start in range(0, len(questions), batch_size):
+        part = questions[start : start + batch_size]
+        for question, message in zip(part, chain.batch([q.question for q in part]), strict=True):
+            verdict = get_verdict(message)
+            if verdict is None:
+                raise ScoringError("the chain's answer carries no verdict; end it with a ChatSemGrad")
+            graded.append(Graded(question, verdict, _GRADER(verdict.text, question.answers)))
+    return graded
+
+
+def calibrate_stage(
+    graded: Sequence[Graded], *, alpha: float, delta: float, upstream: str | None = None
+) -> Calibration:
+    """A calibration for drafts like these, bound to what wrote and scored them."""
+    binding = binding_of(graded[0].verdict).model_copy(update={"grader": _GRADER.name, "upstream": upstream})
+    return calibrate(
+        [g.verdict.uncertainty for g in graded],
+        [g.correct for g in graded],
+        alpha=alpha,
+        delta=delta,
+        binding=binding,
+        groups=[g.question.question for g in graded],
+    )

@@ -1,0 +1,53 @@
+"""Weights that load at the first answer, once for all chat models that ask for the same."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+from semgrad_guard import LanguageModel
+
+_shared: weakref.WeakValueDictionary[str, Weights] = weakref.WeakValueDictionary()
+_lock = threading.Lock()
+
+
+class Weights:
+    """A `LanguageModel`, or the promise of one. `key` says what it was loaded from."""
+
+    def __init__(self, key: str, load: Callable[[], LanguageModel]) -> None:
+        self.key = key
+        self._load, self._lock = load, threading.Lock()
+        self._model: LanguageModel | None = None
+
+    def get(self) -> LanguageModel:
+        """The model, loaded by whoever comes first."""
+        with self._lock:
+            if self._model is None:
+                self._model = self._load()
+            return self._model
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Weights:
+        """Itself: deep copies of a chat model share the weights too."""
+        return self
+
+    @classmethod
+    def of(cls, model: LanguageModel, key: str) -> Weights:
+        """A model that is loaded already; shared by copies of one chat model only."""
+        return cls(key, lambda: model)
+
+    @classmethod
+    def shared(cls, **settings: Any) -> Weights:
+        """The weights for these arguments of `LanguageModel.from_pretrained`, kept while a chat model holds them."""
+        key = key_of(settings)
+        with _lock:
+            found = _shared.get(key)
+            if found is None:
+                found = _shared[key] = cls(key, lambda: LanguageModel.from_pretrained(**settings))
+            return found
+
+
+def key_of(settings: dict[str, Any]) -> str:
+    """One string per set of loading arguments."""
+    return repr(sorted(settings.items()))

@@ -1,0 +1,75 @@
+"""Fixtures for the LangChain tests: the tiny model, a chat model around it, and the recording handlers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from langchain_core.caches import InMemoryCache
+from langchain_core.globals import set_llm_cache
+
+from langchain_semgrad_guard import ChatSemGrad
+from semgrad_guard import LanguageModel
+
+from .support import QUESTION, ROUTES, Ledger, Route, Wire, save_tiny
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The folder of the tiny checkpoint."""
+    torch.set_num_threads(1)
+    return str(save_tiny(tmp_path_factory.mktemp("tiny")))
+
+
+@pytest.fixture(scope="session")
+def language_model(tiny: str) -> LanguageModel:
+    """The tiny checkpoint, loaded once."""
+    return LanguageModel.from_pretrained(tiny)
+
+
+@pytest.fixture(scope="session")
+def larger(tmp_path_factory: pytest.TempPathFactory) -> LanguageModel:
+    """Other weights: an escalation target that answers something else."""
+    return LanguageModel.from_pretrained(str(save_tiny(tmp_path_factory.mktemp("larger"), seed=1)))
+
+
+@pytest.fixture
+def chat(language_model: LanguageModel) -> ChatSemGrad:
+    """A chat model around the tiny checkpoint."""
+    return ChatSemGrad.from_model(language_model, max_tokens=12)
+
+
+@pytest.fixture(scope="session")
+def draft(language_model: LanguageModel) -> str:
+    """What the tiny model answers to `QUESTION`, unguarded."""
+    text = ChatSemGrad.from_model(language_model, max_tokens=12).invoke(QUESTION).text
+    assert len(text) >= 8, "the draft must be long enough to be recognised where it leaks"
+    return text
+
+
+@pytest.fixture
+def cache() -> Iterator[InMemoryCache]:
+    """LangChain's global cache, for one test."""
+    cache = InMemoryCache()
+    set_llm_cache(cache)
+    yield cache
+    set_llm_cache(None)
+
+
+@pytest.fixture
+def ledger() -> Ledger:
+    """A tracer that counts how runs are opened and closed."""
+    return Ledger()
+
+
+@pytest.fixture
+def wire() -> Wire:
+    """A handler that writes down what it hears."""
+    return Wire()
+
+
+@pytest.fixture(params=ROUTES)
+def route(request: pytest.FixtureRequest) -> Route:
+    """One way to get an answer."""
+    return ROUTES[request.param]

@@ -1,0 +1,44 @@
+"""Decisions of calls that run at the same time do not mix."""
+
+from __future__ import annotations
+
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
+
+from langchain_semgrad_guard import ChatSemGrad, UncertaintyRouterCallback
+
+from .support import EVERYTHING, NOTHING, QUESTION
+
+
+def _routers() -> list[UncertaintyRouterCallback]:
+    strict = [UncertaintyRouterCallback(policy=NOTHING, abstain_message=f"No, {i}.") for i in range(6)]
+    return [each for router in strict for each in (router, UncertaintyRouterCallback(policy=EVERYTHING))]
+
+
+def _expected(draft: str) -> list[str]:
+    return [text for i in range(6) for text in (f"No, {i}.", draft)]
+
+
+def test_threads(chat: ChatSemGrad, draft: str) -> None:
+    with ThreadPoolExecutor(6) as pool:
+        said = pool.map(lambda router: chat.invoke(QUESTION, {"callbacks": [router]}).text, _routers())
+    assert list(said) == _expected(draft)
+
+
+def test_tasks(chat: ChatSemGrad, draft: str) -> None:
+    async def ask(router: UncertaintyRouterCallback, streamed: bool) -> str:
+        if not streamed:
+            return (await chat.ainvoke(QUESTION, {"callbacks": [router]})).text
+        return "".join([chunk.text async for chunk in chat.astream(QUESTION, {"callbacks": [router]})])
+
+    async def ask_all() -> list[str]:
+        return await asyncio.gather(*(ask(router, i % 3 == 0) for i, router in enumerate(_routers())))
+
+    assert asyncio.run(ask_all()) == _expected(draft)
+
+
+def test_one_router_for_many_calls(chat: ChatSemGrad) -> None:
+    router = UncertaintyRouterCallback(policy=NOTHING, abstain_message="No.")
+    with ThreadPoolExecutor(6) as pool:
+        said = pool.map(lambda question: chat.invoke(question, {"callbacks": [router]}).text, ["a", "b", "c"] * 3)
+    assert set(said) == {"No."}

@@ -1,0 +1,31 @@
+"""The package's door: its names, and what it says where LangChain is missing."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from importlib.resources import files
+
+import langchain_semgrad_guard
+
+WITHOUT_LANGCHAIN = """
+import importlib.util
+found = importlib.util.find_spec
+importlib.util.find_spec = lambda name, *rest: None if name == "langchain_core" else found(name, *rest)
+from semgrad_guard.errors import MissingExtraError
+try:
+    import langchain_semgrad_guard
+except MissingExtraError as error:
+    print(error)
+"""
+
+
+def test_its_names() -> None:
+    assert langchain_semgrad_guard.__all__ == sorted(langchain_semgrad_guard.__all__)
+    assert all(hasattr(langchain_semgrad_guard, name) for name in langchain_semgrad_guard.__all__)
+    assert (files(langchain_semgrad_guard) / "py.typed").is_file()
+
+
+def test_a_missing_langchain_is_named_with_the_command() -> None:
+    done = subprocess.run([sys.executable, "-c", WITHOUT_LANGCHAIN], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "langchain-core is not installed. Run: pip install 'semgrad-guard[langchain]'"
