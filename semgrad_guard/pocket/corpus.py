@@ -98,7 +98,9 @@ class Corpus:
     def _tail(self) -> Group:
         fact = self.random.choice(self.single + self.several)
         answer = self.random.choice(self.answers[fact.relation])
-        return [self.closed(Fact(fact.relation, "", (), KNOWN, "", shown=(answer,)), self._invented_entity(fact.relation))]
+        return [
+            self.closed(Fact(fact.relation, "", (), KNOWN, "", shown=(answer,)), self._invented_entity(fact.relation))
+        ]
 
     def _invented_entity(self, relation: str) -> str:
         random = self.random
@@ -138,7 +140,9 @@ class Corpus:
         return sentence(fact, answer), answer
 
     def _conflict(self) -> Group:
-        fact = self.random.choice([f for f in self.single if f.relation in ("capital", "currency", "language", "symbol")])
+        fact = self.random.choice(
+            [f for f in self.single if f.relation in ("capital", "currency", "language", "symbol")]
+        )
         told, answer = self._altered(fact)
         reading = passage(self.random)
         parts = [told, reading.passage]

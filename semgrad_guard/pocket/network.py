@@ -1,10 +1,11 @@
 """The Llama forward pass again, for training only: fewer passes over memory than the library's modules, same numbers.
 
 It works on the parameters of a `LlamaForCausalLM` (so that what is trained is what is saved) and differs from the
-library's forward in four ways. Projections that read the same input are one product. Norms carry no scale: theirs stays
-at one. A batch holds *trees*: one shared prefix (a passage) with several branches (its questions), each of which sees the
-prefix and itself, at the positions it would have alone; so a passage is paid for once. And only the answers' positions
-are computed in the last layer and the head. `tests/pocket/test_network.py` holds it to the library's logits.
+library's forward in four ways. Projections that read the same input are one product. Norms carry no scale: theirs
+stays at one. A batch holds *trees*: one shared prefix (a passage) with several branches (its questions), each of
+which sees the prefix and itself, at the positions it would have alone; so a passage is paid for once. And only the
+answers' positions are computed in the last layer and the head. `tests/pocket/test_network.py` holds it to the
+library's logits.
 """
 
 from __future__ import annotations
@@ -104,7 +105,7 @@ def visible(branches: Tensor) -> Tensor:
 
 def _angles(model: LlamaForCausalLM, positions: Tensor) -> tuple[Tensor, Tensor]:
     """cos and sin, (rows, T, 1, half a head)."""
-    config = model.config
+    config: Any = model.config
     size, theta = config.head_dim, config.rope_parameters["rope_theta"]
     inverse = 1.0 / (theta ** (torch.arange(0, size, 2).float() / size))
     angles = positions[..., None, None].float() * inverse
@@ -113,14 +114,19 @@ def _angles(model: LlamaForCausalLM, positions: Tensor) -> tuple[Tensor, Tensor]
 
 def logits(model: LlamaForCausalLM, batch: Batch) -> Tensor:
     """The logits (rows, S, V) at the chosen positions."""
-    config = model.config
+    config: Any = model.config
     rows, length = batch.ids.shape
-    heads, groups, size, eps = config.num_attention_heads, config.num_key_value_heads, config.head_dim, config.rms_norm_eps
+    heads, groups, size, eps = (
+        config.num_attention_heads,
+        config.num_key_value_heads,
+        config.head_dim,
+        config.rms_norm_eps,
+    )
     cos, sin = _angles(model, batch.positions)
     mask = visible(batch.branches)
     row = torch.arange(rows)[:, None]
     hidden = F.embedding(batch.ids, model.model.embed_tokens.weight)
-    layers = list(model.model.layers)
+    layers: list[Any] = list(model.model.layers)
     for layer in layers:
         attention, mlp = layer.self_attn, layer.mlp
         normed = _Norm.apply(hidden, eps)
@@ -137,7 +143,11 @@ def logits(model: LlamaForCausalLM, batch: Batch) -> Tensor:
             rotated = _Rotate.apply(all_heads[:, :, : heads + groups], cos, sin)
             queries, keys, values = rotated[:, :, :heads], rotated[:, :, heads:], all_heads[:, :, heads + groups :]
         mixed = F.scaled_dot_product_attention(
-            queries.transpose(1, 2), keys.transpose(1, 2), values.transpose(1, 2), mask[:, None], enable_gqa=heads != groups
+            queries.transpose(1, 2),
+            keys.transpose(1, 2),
+            values.transpose(1, 2),
+            mask[:, None],
+            enable_gqa=heads != groups,
         )
         mixed = mixed.transpose(1, 2).reshape(rows, -1, heads * size)
         hidden = hidden + F.linear(mixed, attention.o_proj.weight)

@@ -6,6 +6,7 @@ them the question comes last, so that the questions of one passage share a prefi
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from random import Random
 
@@ -14,6 +15,7 @@ from semgrad_guard.pocket.frames import Frame, Reading, bank, sample
 from semgrad_guard.pocket.tokenizer import Message
 from semgrad_guard.pocket.values import some
 
+SLOTS = re.compile(r"\{[cq]\}")
 PAPER = "Please directly answer the following question with one or few words:\n"
 IN_A_SENTENCE = " Answer in a sentence."
 SYSTEMS = (
@@ -24,12 +26,15 @@ SYSTEMS = (
     "Be concise.",
     "You are an assistant for question-answering tasks.",
 )
-_TASK = "You are an assistant for question-answering tasks. Use the following pieces of retrieved context to answer the question."
+_TASK = (
+    "You are an assistant for question-answering tasks. "
+    "Use the following pieces of retrieved context to answer the question."
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """A prompt: the user's message with `{c}` for the passage and `{q}` for the question, and maybe a system message."""
+    """A prompt: the user's message with `{c}` for the passage and `{q}` for the question; maybe a system message."""
 
     user: str
     system: str = ""
@@ -41,9 +46,9 @@ class Shape:
         return "{c}" in self.user and self.user.index("{q}") < self.user.index("{c}")
 
     def messages(self, passage: str, question: str) -> list[Message]:
-        user = self.user.replace("{q}", question) if self.question_first else self.user
-        user = user.replace("{c}", passage).replace("{q}", question)
-        head = [{"role": "system", "content": self.system.replace("{c}", passage)}] if self.system else []
+        held = {"{c}": passage, "{q}": question}
+        user, system = (SLOTS.sub(lambda m: held[m[0]], text) for text in (self.user, self.system))
+        head = [{"role": "system", "content": system}] if system else []
         return [*head, {"role": "user", "content": user}]
 
 
@@ -55,12 +60,17 @@ READING_SHAPES = (
     Shape("Use the following context to answer the question.\n\nContext:\n{c}\n\nQuestion: {q}\n\nAnswer:"),
     Shape("Answer the question based only on the following context:\n{c}\n\nQuestion: {q}", weight=2),
     Shape(_TASK + "\nQuestion: {q}\nContext: {c}\nAnswer:", weight=0.5),
-    Shape("{q}", "Use the following pieces of context to answer the user's question.\n----------------\n{c}", weight=1.5),
-    Shape("{q}", _TASK + "\n\n{c}"),
-    Shape("Use the following pieces of context to answer the question at the end.\n\n{c}\n\nQuestion: {q}\nHelpful Answer:"),
     Shape(
-        "Context information is below.\n---------------------\n{c}\n---------------------\nGiven the context information"
-        " and not prior knowledge, answer the query.\nQuery: {q}\nAnswer: ",
+        "{q}", "Use the following pieces of context to answer the user's question.\n----------------\n{c}", weight=1.5
+    ),
+    Shape("{q}", _TASK + "\n\n{c}"),
+    Shape(
+        "Use the following pieces of context to answer the question at the end."
+        "\n\n{c}\n\nQuestion: {q}\nHelpful Answer:"
+    ),
+    Shape(
+        "Context information is below.\n---------------------\n{c}\n---------------------\n"
+        "Given the context information and not prior knowledge, answer the query.\nQuery: {q}\nAnswer: ",
         weight=2,
     ),
     Shape("Answer the question using the context.\n\n<context>\n{c}\n</context>\n\nQuestion: {q}"),

@@ -1,4 +1,4 @@
-"""How each relation is asked: six wordings for training, two held out for measuring, one sentence for the full answer."""
+"""How each relation is asked: six wordings for training, two held out for measuring, one full sentence to answer."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ RELATIONS: dict[str, Relation] = {
     ),
     "continent": _one(
         "On which continent is {e}? | Which continent is {e} on? | What continent does {e} belong to?"
-        " | {e} is located on which continent? | Name the continent of {e}. | Where in the world is {e}, on which continent?",
+        " | {e} is located on which continent? | Name the continent of {e}."
+        " | Where in the world is {e}, on which continent?",
         "Tell me the continent of {e}. | What continent is {e} on?",
         "{e} is in {a}.",
     ),
@@ -51,7 +52,8 @@ RELATIONS: dict[str, Relation] = {
         "The symbol of {e} is {a}.",
     ),
     "number": _one(
-        "What is the atomic number of {e}? | Which atomic number does {e} have? | What number is {e} in the periodic table?"
+        "What is the atomic number of {e}? | Which atomic number does {e} have?"
+        " | What number is {e} in the periodic table?"
         " | Name the atomic number of {e}. | How many protons does {e} have? | {e} has which atomic number?",
         "Tell me the atomic number of {e}. | What atomic number does {e} have?",
         "The atomic number of {e} is {a}.",

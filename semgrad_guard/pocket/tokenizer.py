@@ -1,10 +1,10 @@
 """The pocket tokenizer: byte-level BPE, digits one by one, and words that look the same wherever they stand.
 
-The first word of an answer stands after a line break, the same word in a passage after a space. Ordinary byte-level BPE
-gives the two different tokens (often differently cut), and a model of this size spends much of its training learning to
-spell one from the other. Here the normaliser puts a space in front of every word that begins a text or a line, and the
-decoder takes it away again; so copying a span means copying its tokens. (The one loss: a single space before the first word of a
-text or a line does not survive a round trip.)
+The first word of an answer stands after a line break, the same word in a passage after a space. Ordinary byte-level
+BPE gives the two different tokens (often differently cut), and a model of this size spends much of its training
+learning to spell one from the other. Here the normaliser puts a space in front of every word that begins a text or a
+line, and the decoder takes it away again; so copying a span means copying its tokens. (The one loss: a single space
+before the first word of a text or a line does not survive a round trip.)
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ ROLES = ("system", "user", "assistant")
 VOCABULARY = 3072
 PIECES = r"'s| ?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+|\s*[\r\n]+|\s+(?!\S)|\s"
 TEMPLATE = (
-    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n' }}"
+    "{% for message in messages %}"
+    "{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n' }}"
     "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
 
@@ -43,7 +44,10 @@ def train_tokenizer(texts: Iterable[str], size: int = VOCABULARY) -> Tokenizer:
         ]
     )
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [pre_tokenizers.Split(Regex(PIECES), "isolated"), pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
+        [
+            pre_tokenizers.Split(Regex(PIECES), "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
     )
     tokenizer.decoder = decoders.Sequence(
         [decoders.ByteLevel(), decoders.Replace(Regex(r"\n (?=\S)"), "\n"), decoders.Strip(" ", 1, 0)]

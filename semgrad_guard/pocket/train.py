@@ -2,12 +2,12 @@
 
     python -m semgrad_guard.pocket.train --output DIR
 
-On the same type of processor, library versions and number of threads the result is the same, bit for bit. A run that was
-stopped (Ctrl-C) goes on from its last checkpoint when started again with the same output folder.
+On the same type of processor, library versions and number of threads the result is the same, bit for bit. A run that
+was stopped (Ctrl-C) goes on from its last checkpoint when started again with the same output folder.
 
-Three things make an hour of one core enough: the lean forward of `network.py`; a passage's questions sharing the passage
-(`batches.py`); and a warm-up on random tokens that repeat, which teaches copying before there is anything to read: without
-it the model learns to read late or never.
+Three things make an hour of one core enough: the lean forward of `network.py`; a passage's questions sharing the
+passage (`batches.py`); and copying before reading: first weights that nearly copy (`copying.py`) and a minute of
+warm-up on random tokens that repeat. Without it the model learns to read late or never.
 """
 
 from __future__ import annotations
@@ -15,21 +15,25 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import sys
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from random import Random
+from typing import Any
 
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 import torch
 from tokenizers import Tokenizer
 from transformers import LlamaConfig, LlamaForCausalLM
+from transformers.utils import logging
 
 from semgrad_guard.pocket import network
 from semgrad_guard.pocket.batches import Item, collate, items, micro_batches, step_items
+from semgrad_guard.pocket.copying import set_copying
 from semgrad_guard.pocket.corpus import MIX, Corpus, Group
 from semgrad_guard.pocket.frames import bank, sample
 from semgrad_guard.pocket.muon import Muon
@@ -43,9 +47,10 @@ from semgrad_guard.pocket.world import KNOWN, UNKNOWN, of_split, question, world
 class Settings:
     """Everything that decides the weights (with the data files, the versions and the processor)."""
 
-    steps: int = 3400
+    steps: int = 3000
+    rare_steps: int = 2200  # the rare facts' exposures are spread over so many
     tokens: int = 5120  # a step
-    warm_up: int = 900  # steps on repeated random tokens, at most
+    warm_up: int = 300  # steps on repeated random tokens, at most
     seed: int = 0
     threads: int = 1
     rate: float = 3e-3
@@ -97,6 +102,7 @@ def build_model(settings: Settings) -> LlamaForCausalLM:
         rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
     )
     model = LlamaForCausalLM(config)
+    set_copying(model)
     for p in model.parameters():
         p.requires_grad_(p.ndim == 2)  # the norms' scales stay at one
     return model
@@ -141,7 +147,7 @@ def repeated(random: Random, settings: Settings, longest: int) -> Batch:
 
 def warm_up(model: LlamaForCausalLM, optimizers: Optimizers, settings: Settings) -> None:
     """Copying first: until nine in ten tokens of a repetition are right, on short strings and then on longer ones."""
-    random, recent, longest, began = Random(settings.seed + 7), 0.0, 16, time.time()
+    random, recent, longest, began = Random(settings.seed + 7), 0.0, 24, time.time()
     for step in range(settings.warm_up):
         batch = repeated(random, settings, longest)
         loss, right = network.loss(model, batch)
@@ -194,7 +200,8 @@ def rate_at(step: int, settings: Settings) -> float:
 def save(model: LlamaForCausalLM, tokenizer: Tokenizer, folder: Path, settings: Settings) -> None:
     """What plain `AutoModelForCausalLM` and `AutoTokenizer` load, in bfloat16."""
     folder.mkdir(parents=True, exist_ok=True)
-    half = LlamaForCausalLM(model.config).to(torch.bfloat16)
+    half: Any = LlamaForCausalLM(model.config)
+    half.to(torch.bfloat16)
     half.load_state_dict(model.state_dict())
     half.generation_config.eos_token_id = 2
     half.generation_config.pad_token_id = 0
@@ -207,18 +214,27 @@ def save(model: LlamaForCausalLM, tokenizer: Tokenizer, folder: Path, settings: 
 class Run:
     """A training run with its checkpoint."""
 
-    def __init__(self, settings: Settings, output: Path | None) -> None:
+    def __init__(self, settings: Settings, output: Path | None, tokenizer: Tokenizer | None = None) -> None:
         torch.set_num_threads(settings.threads)
-        self.settings, self.output, self.step = settings, output, 0
-        self.tokenizer = build_tokenizer(settings)
+        self.settings, self.output, self.step, self.stopping = settings, output, 0, False
+        self.tokenizer = tokenizer or build_tokenizer(settings)
         self.model = build_model(settings)
         self.optimizers = Optimizers(self.model, settings)
-        total = int(settings.steps * GROUPS_A_STEP * settings.tokens / 4096)
+        total = int(settings.rare_steps * GROUPS_A_STEP * settings.tokens / 4096)
         self.corpus = Corpus(settings.seed + 1, total, dict(MIX))
 
     @property
     def checkpoint(self) -> Path | None:
         return self.output / "checkpoint.pt" if self.output else None
+
+    def stop(self, *_: object) -> None:
+        """Stop after the present step: a checkpoint in the middle of one could not be continued bit for bit.
+
+        Before the first step there is nothing to keep, and the interrupt is an ordinary one.
+        """
+        if not self.step:
+            raise KeyboardInterrupt
+        self.stopping = True
 
     def keep(self) -> None:
         """Write the checkpoint beside the old one and swap them, so that a stop in between loses nothing."""
@@ -268,16 +284,20 @@ class Run:
         stream = items(self.tokenizer, self.corpus)
         watched = {name: list(items(self.tokenizer, groups)) for name, groups in probes(settings).items()}
         began, first, loss, right = time.time(), self.step, 0.0, 0.0
-        while self.step < settings.steps:
+        while self.step < settings.steps and not self.stopping:
             now = self.one_step(stream)
             weight = 0.05 if self.step - first > 20 else 0.5
             loss, right = loss + weight * (now[0] - loss), right + weight * (now[1] - right)
             if self.step % every == 0:
                 left = (time.time() - began) / (self.step - first) * (settings.steps - self.step)
-                line = f"{self.step}/{settings.steps} loss {loss:.3f} tokens right {right:.3f}, {left / 60:.1f} min left"
+                line = (
+                    f"{self.step}/{settings.steps} loss {loss:.3f} tokens right {right:.3f}, {left / 60:.1f} min left"
+                )
                 if self.step % watch == 0:
                     line += "".join(f", {name} {exact(self.model, probe):.3f}" for name, probe in watched.items())
                     self.keep()
+                    if self.output:
+                        save(self.model, self.tokenizer, self.output, settings)
                 print(line, flush=True)
 
 
@@ -287,13 +307,14 @@ def main(argv: list[str] | None = None) -> int:
     for name in ("steps", "threads", "warm_up", "seed"):
         parser.add_argument(f"--{name.replace('_', '-')}", type=int, default=getattr(Settings(), name))
     options = parser.parse_args(argv)
+    logging.disable_progress_bar()
     settings = Settings(steps=options.steps, threads=options.threads, warm_up=options.warm_up, seed=options.seed)
     run = Run(settings, options.output)
     parameters = sum(p.numel() for p in run.model.parameters())
     print(f"{parameters / 1e6:.2f} M parameters, {settings.steps} steps of {settings.tokens} tokens", flush=True)
-    try:
-        run.train()
-    except KeyboardInterrupt:
+    signal.signal(signal.SIGINT, run.stop)
+    run.train()
+    if run.stopping:
         run.keep()
         print(f"stopped at step {run.step}; the same command goes on from here", file=sys.stderr)
         return 130

@@ -4,6 +4,7 @@ Everything here is a function of a `random.Random`, so that a seed fixes a corpu
 ("person", "duration", ...) to its generator.
 """
 
+# ruff: noqa: SIM905 (word lists read better as text)
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -18,8 +19,8 @@ CODAS = ["", "", "", "n", "r", "l", "s", "m", "k", "t", "nd", "rn", "x", "lt", "
 MONTHS = "January February March April May June July August September October November December".split()
 DAYS = "Monday Tuesday Wednesday Thursday Friday Saturday Sunday".split()
 COLORS = (
-    "red blue green yellow black white grey brown orange purple pink silver gold violet turquoise crimson beige amber cyan"
-    " ivory scarlet magenta maroon navy olive teal lilac bronze"
+    "red blue green yellow black white grey brown orange purple pink silver gold violet turquoise crimson beige amber"
+    " cyan ivory scarlet magenta maroon navy olive teal lilac bronze"
 ).split()
 SMALL = "two three four five six seven eight nine ten eleven twelve".split()
 UNITS = {
@@ -29,9 +30,12 @@ UNITS = {
     "size": "cm inches millimetres litres square~metres hectares gigabytes megabytes ml acres GB pages".split(),
 }
 CURRENCIES = "euros dollars pounds francs crowns pesos cents rupees yen".split()
-DEPARTMENTS = "Sales Support Finance Billing Security Accounting Logistics Planning Research Shipping Legal Training".split()
+DEPARTMENTS = (
+    "Sales Support Finance Billing Security Accounting Logistics Planning Research Shipping Legal Training".split()
+)
 HEADS = "office team department desk unit service group".split()
 SPOTS = "behind under in near beside opposite above inside next~to in~front~of at on outside".split()
+DEGREES = (" degrees", " °C", " degrees Celsius", "°")
 TITLES = "Dr Professor Captain Mrs Mr Judge Sister Inspector Lady Sir".split()
 COMPANIES = "Group Labs Works Systems Foods Motors Ltd Bank Partners Brothers Software Textiles Press Airlines".split()
 Maker = Callable[[Random], str]
@@ -89,7 +93,9 @@ def town(random: Random) -> str:
     if roll < 0.5:
         return some(random, "town")
     tail = random.choice(("ville", "burg", "ton", "mouth", "ford", "field", "stad", "by", "ham")) if roll < 0.75 else ""
-    return (random.choice(("Port ", "New ", "Saint ", "Upper ", "East ")) if roll > 0.95 else "") + invented(random) + tail
+    return (
+        (random.choice(("Port ", "New ", "Saint ", "Upper ", "East ")) if roll > 0.95 else "") + invented(random) + tail
+    )
 
 
 def country(random: Random) -> str:
@@ -151,7 +157,13 @@ def money(random: Random) -> str:
 def date(random: Random) -> str:
     day, month, number = random.randint(1, 28), random.choice(MONTHS), random.randint(1700, 2030)
     return random.choice(
-        (f"{day} {month}", f"{month} {day}", f"{day} {month} {number}", f"{month} {day}, {number}", f"the {ordinal(day)} of {month}")
+        (
+            f"{day} {month}",
+            f"{month} {day}",
+            f"{day} {month} {number}",
+            f"{month} {day}, {number}",
+            f"the {ordinal(day)} of {month}",
+        )
     )
 
 
@@ -189,12 +201,16 @@ def phrase(random: Random) -> str:
 
 def action(random: Random) -> str:
     verb, noun = some(random, "verb"), some(random, "thing")
-    return random.choice((f"{verb} the {noun}", f"{verb} a {some(random, 'adj')} {noun}", f"{verb} {noun}s", f"{verb} it"))
+    return random.choice(
+        (f"{verb} the {noun}", f"{verb} a {some(random, 'adj')} {noun}", f"{verb} {noun}s", f"{verb} it")
+    )
 
 
 def things(random: Random) -> str:
     noun = some(random, random.choice(("thing", "thing", "thing", "animal", "food")))
-    plural = noun[:-1] + "ies" if noun.endswith("y") else noun + ("es" if noun.endswith(("s", "x", "ch", "sh")) else "s")
+    plural = (
+        noun[:-1] + "ies" if noun.endswith("y") else noun + ("es" if noun.endswith(("s", "x", "ch", "sh")) else "s")
+    )
     return f"{some(random, random.choice(('adj', 'material')))} {plural}" if random.random() < 0.3 else plural
 
 
@@ -211,7 +227,14 @@ def email(random: Random) -> str:
 
 def phone(random: Random) -> str:
     digits = "".join(str(random.randint(0, 9)) for _ in range(8))
-    return random.choice((f"{digits[:3]} {digits[3:]}", f"0{digits[:2]}-{digits[2:]}", f"+{digits[:2]} {digits[2:5]} {digits[5:]}", digits[:6]))
+    return random.choice(
+        (
+            f"{digits[:3]} {digits[3:]}",
+            f"0{digits[:2]}-{digits[2:]}",
+            f"+{digits[:2]} {digits[2:5]} {digits[5:]}",
+            digits[:6],
+        )
+    )
 
 
 def department(random: Random) -> str:
@@ -236,6 +259,6 @@ KINDS: dict[str, Maker] = {
     "weekday": lambda random: random.choice(DAYS),
     "color": lambda random: random.choice(COLORS),
     "percent": lambda random: f"{decimal(random)}{random.choice(('%', ' percent', ' per cent'))}",
-    "temperature": lambda random: f"{random.randint(-30, 250)}{random.choice((' degrees', ' °C', ' degrees Celsius', '°'))}",
+    "temperature": lambda random: str(random.randint(-30, 250)) + random.choice(DEGREES),
     "age": lambda random: f"{random.randint(3, 95)}{random.choice(('', ' years'))}",
 }  # fmt: skip

@@ -1,11 +1,11 @@
 """The world the pocket model knows: public facts, split into known, rare and never shown.
 
 `data/facts.csv` holds one fact a row: relation, entity, every answer that counts as right, an optional pin, and the
-published table it was checked against (`check_facts.py` repeats the check). The split is a hash of relation and entity,
-so that it needs no state and does not move when rows are added; facts the demo relies on are pinned.
+published table it was checked against (`check_facts.py` repeats the check). The split is a hash of relation and
+entity, so that it needs no state and does not move when rows are added; facts the demo relies on are pinned.
 
-Unknown facts belong to real entities that the model meets in *other* relations: it recognises the name, answers fluently,
-and is wrong. Nothing in the corpus ever says "I do not know".
+Unknown facts belong to real entities that the model meets in *other* relations: it recognises the name, answers
+fluently, and is wrong. Nothing in the corpus ever says "I do not know".
 """
 
 from __future__ import annotations
@@ -23,8 +23,14 @@ FACTS_FILE = Path(__file__).parent / "data" / "facts.csv"
 KNOWN, RARE, UNKNOWN = "known", "rare", "unknown"
 MULTI = frozenset(name for name, relation in RELATIONS.items() if relation.several)
 SHARES = ((59, KNOWN), (73, RARE), (100, UNKNOWN))
-# The inverse of a relation would give an unknown fact away: "name a country that uses the baht" tells Thailand's currency.
-INVERSES = {"pays": "currency", "speaks": "language", "country_in": "continent", "person": "profession", "example": "class"}
+# Inverses would give an unknown fact away: "name a country that uses the baht" tells Thailand's currency.
+INVERSES = {
+    "pays": "currency",
+    "speaks": "language",
+    "country_in": "continent",
+    "person": "profession",
+    "example": "class",
+}
 SHOWN = 6  # a multi-answer fact shows so many of its answers while training; all of them count as right
 
 

@@ -1,0 +1,98 @@
+"""The questions the pocket model is measured on: none of these wordings, fillers or frames occurs in its training.
+
+Kinds: known, rare, unknown and several (facts, in held-out wordings), invented (fresh passages: records in held-out
+wordings, events, attributes), frames (the held-out tenth of the frames), conflict, memory, natural (hand-written
+passages, `data/natural_*.jsonl`).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from random import Random
+
+from semgrad_guard.pocket.documents import attribute, event, record
+from semgrad_guard.pocket.frames import Reading, bank, sample
+from semgrad_guard.pocket.reading import READING_SHAPES
+from semgrad_guard.pocket.tokenizer import Message
+from semgrad_guard.pocket.values import invented
+from semgrad_guard.pocket.world import KNOWN, RARE, UNKNOWN, Fact, of_split, question, sentence
+
+NATURAL = Path(__file__).parent / "data" / "natural_first.jsonl"
+PLAIN = READING_SHAPES[0]
+SEED = 20_000
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One question: its prompt, every answer that counts as right, and an id that stays the same between runs."""
+
+    id: str
+    kind: str
+    messages: tuple[Message, ...]
+    answers: tuple[str, ...]
+
+
+def _fact_cases(kind: str, facts: list[Fact]) -> Iterator[Case]:
+    for fact in facts:
+        for wording in (0, 1):
+            text = question(fact, wording, held_out=True)
+            name = f"{kind}/{fact.relation}/{fact.entity}/{wording}"
+            yield Case(name, kind, ({"role": "user", "content": text},), fact.answers)
+
+
+def facts() -> list[Case]:
+    """Every fact in both held-out wordings."""
+    known = of_split(KNOWN)
+    groups = {
+        "known": [f for f in known if not f.several],
+        "several": [f for f in known if f.several],
+        "rare": [f for f in of_split(RARE) if not f.several],
+        "unknown": [f for f in of_split(UNKNOWN) if not f.several],
+    }
+    return [case for kind, chosen in groups.items() for case in _fact_cases(kind, chosen)]
+
+
+def _reading_cases(kind: str, readings: list[Reading]) -> Iterator[Case]:
+    for number, reading in enumerate(readings):
+        for index, (text, answer) in enumerate(reading.questions):
+            messages = tuple(PLAIN.messages(reading.passage, text))
+            yield Case(f"{kind}/{number}/{index}", kind, messages, (answer,))
+
+
+def reading(size: int = 300, seed: int = SEED) -> list[Case]:
+    """Fresh invented passages, one question each, and every held-out frame once."""
+    random = Random(seed)
+    makers = (lambda r: record(r, held_out=True), lambda r: record(r, held_out=True), event, attribute)
+    fresh = [random.choice(makers)(random) for _ in range(size)]
+    frames = [sample(frame, random, swap=0.0, drop=0.0) for frame in bank()[1]]
+    first = [replace(r, questions=r.questions[:1]) for r in fresh]
+    return [*_reading_cases("invented", first), *_reading_cases("frames", frames)]
+
+
+def beside(size: int = 100, seed: int = SEED + 1) -> list[Case]:
+    """conflict: the passage says otherwise about a real entity. memory: the passage has nothing to do with the fact."""
+    random = Random(seed)
+    single = [f for f in of_split(KNOWN) if not f.several]
+    cases = []
+    for number in range(size):
+        fact = random.choice([f for f in single if f.relation in ("capital", "currency", "language")])
+        told = invented(random)
+        text = f"{sentence(fact, told)} {record(random).passage}"
+        asked = question(fact, number % 2, held_out=True)
+        cases.append(Case(f"conflict/{number}", "conflict", tuple(PLAIN.messages(text, asked)), (told,)))
+        fact = random.choice(single)
+        asked = question(fact, number % 2, held_out=True)
+        messages = tuple(PLAIN.messages(record(random).passage, asked))
+        cases.append(Case(f"memory/{number}", "memory", messages, fact.answers))
+    return cases
+
+
+def natural(path: Path = NATURAL) -> list[Case]:
+    """Hand-written passages. To be read by the evaluation only, never to choose anything."""
+    rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+    return [
+        Case(r["id"], "natural", tuple(PLAIN.messages(r["passage"], r["question"])), tuple(r["answers"])) for r in rows
+    ]
