@@ -19,8 +19,8 @@ from rich.console import Console
 from langchain_semgrad_guard.callback import UncertaintyRouterCallback
 from langchain_semgrad_guard.chat_model import ChatSemGrad
 from langchain_semgrad_guard.demo import report
-from langchain_semgrad_guard.demo.library import Question, documents, questions, retriever
-from langchain_semgrad_guard.demo.stages import Graded, calibrate_stage, grade, reading_chain
+from langchain_semgrad_guard.demo.library import BM25Retriever, Question, documents, questions
+from langchain_semgrad_guard.demo.stages import ask, calibrate_stage, grade, reading_chain
 from semgrad_guard import Calibration, LanguageModel, Policy, split_delta
 
 ALPHA, DELTA = 0.1, 0.1
@@ -53,57 +53,53 @@ def run(output: Path | None = None) -> int:
     model = LanguageModel.from_pretrained("pocket")
     memory = ChatSemGrad.from_model(model, prompt_template="closed-book", max_tokens=24)
     reader = ChatSemGrad.from_model(model, prompt_template="reading", max_tokens=24)
-    library = reading_chain(retriever(), reader)
-    report.opening(console, model.name, n_documents=len(documents()), alpha=ALPHA, delta=DELTA)
+    library = BM25Retriever.over(documents())
+    report.opening(console, model.name, n_documents=len(library.documents), alpha=ALPHA, delta=DELTA)
 
-    share, _ = split_delta(DELTA, 2)
-    with console.status(f"Stage 1, memory: answering, scoring and grading {N_FIRST} questions"):
-        drafts = grade(memory, first_set)
-        first = calibrate_stage(drafts, alpha=ALPHA, delta=share)
-    report.stage(console, "1 memory", first)
-    with console.status("Stage 2, library: what stage 1 does not let through"):
-        handed_on = [g.question for g in grade(memory, second_set) if not first.lets_through(g.verdict.uncertainty)]
-        readings = grade(library, handed_on)
-        second = calibrate_stage(readings, alpha=ALPHA, delta=share, upstream=first.id)
-    report.stage(console, "2 library", second)
+    first, second = _calibrate(console, memory, reading_chain(library, reader), first_set, second_set)
+    router = UncertaintyRouterCallback(Policy.from_calibration(second), keep_draft=True)
+    guarded_reader = reader.model_copy(update={"callbacks": [router]})
+    guarded = memory.with_config(
+        callbacks=[
+            UncertaintyRouterCallback(
+                Policy.from_calibration(first), escalate_to=reading_chain(library, guarded_reader), keep_draft=True
+            )
+        ]
+    )
 
-    guarded = _guarded(memory, reader, first, second)
     asked = [*shown, *(Question(text, ()) for text in NOWHERE)]
-    report.table(console, asked, _ask(guarded, asked))
-    with console.status(f"Everything delivered, on {len(held_out)} questions that calibrated nothing"):
-        answers = _ask(guarded, held_out)
+    report.table(console, asked, ask(guarded, asked))
+    answers = ask(guarded, held_out, note="What is delivered, on questions that calibrated nothing")
     report.outcome(console, held_out, answers, alpha=ALPHA, delta=DELTA)
     picture = (output or Path()) / "risk_coverage.png"
-    report.picture(picture, drafts=_first_drafts(memory, held_out), calibration=first)
+    report.picture(picture, held_out, answers, calibration=first)
     console.print(f"Picture: {picture}   ({time.perf_counter() - began:.0f} s in all)")
     return 0
 
 
-def _guarded(
-    memory: ChatSemGrad, reader: ChatSemGrad, first: Calibration, second: Calibration
-) -> Runnable[Any, AIMessage]:
-    """The whole chain, as an application would write it."""
-    library = reading_chain(
-        retriever(),
-        reader.model_copy(
-            update={"callbacks": [UncertaintyRouterCallback(Policy.from_calibration(second), keep_draft=True)]}
-        ),
-    )
-    router = UncertaintyRouterCallback(Policy.from_calibration(first), escalate_to=library, keep_draft=True)
-    return memory.with_config(callbacks=[router])
-
-
-def _ask(chain: Runnable[Any, AIMessage], asked: Sequence[Question]) -> list[AIMessage]:
-    return chain.batch([question.question for question in asked])
-
-
-def _first_drafts(memory: ChatSemGrad, held_out: Sequence[Question]) -> list[Graded]:
-    return grade(memory, held_out)
+def _calibrate(
+    console: Console,
+    memory: ChatSemGrad,
+    library: Runnable[Any, AIMessage],
+    first_set: Sequence[Question],
+    second_set: Sequence[Question],
+) -> tuple[Calibration, Calibration]:
+    """Stage 1 on its own questions; stage 2 on what stage 1 hands on of others. Each gets half of delta."""
+    delta, _ = split_delta(DELTA, 2)
+    drafts = grade(memory, first_set, note="Stage 1, from memory: answer, score, grade")
+    first = calibrate_stage(drafts, alpha=ALPHA, delta=delta)
+    report.stage(console, "1, memory", first)
+    asked = grade(memory, second_set, note="Stage 2: what does stage 1 hand on?")
+    handed_on = [g.question for g in asked if not first.lets_through(g.verdict.uncertainty)]
+    readings = grade(library, handed_on, note="Stage 2, from the library: read, score, grade")
+    second = calibrate_stage(readings, alpha=ALPHA, delta=delta, upstream=first.id)
+    report.stage(console, "2, library", second)
+    return first, second
 
 
 def _split(pool: Sequence[Question]) -> tuple[list[Question], list[Question], list[Question], list[Question]]:
     """Shown, stage 1, stage 2, held out: disjoint."""
     by_text = {question.question: question for question in pool}
-    shown = [by_text.get(text, Question(text, ())) for text in SHOWN]
     rest = [question for question in pool if question.question not in SHOWN]
-    return shown, rest[:N_FIRST], rest[N_FIRST : N_FIRST + N_SECOND], rest[N_FIRST + N_SECOND :]
+    parts = rest[:N_FIRST], rest[N_FIRST : N_FIRST + N_SECOND], rest[N_FIRST + N_SECOND :]
+    return [by_text[text] for text in SHOWN], *parts

@@ -11,10 +11,9 @@ from rich.console import Console
 from rich.table import Table
 
 from langchain_semgrad_guard.demo.library import Question
-from langchain_semgrad_guard.demo.stages import Graded
+from langchain_semgrad_guard.demo.stages import GRADER, graded
 from langchain_semgrad_guard.messages import get_verdict
 from semgrad_guard import Calibration, Verdict
-from semgrad_guard.evaluation.graders import ExactMatch
 from semgrad_guard.evaluation.plots import draw_risk_coverage
 
 _STYLES = {"answer": "green", "escalate": "cyan", "abstain": "yellow"}
@@ -54,10 +53,9 @@ def outcome(
     console: Console, asked: Sequence[Question], answers: Sequence[AIMessage], *, alpha: float, delta: float
 ) -> None:
     """How the promise did on questions that calibrated nothing."""
-    grade = ExactMatch()
     verdicts = [_verdict(message) for message in answers]
     delivered = [(q, m) for q, m, v in zip(asked, answers, verdicts, strict=True) if v.promised]
-    wrong = sum(not grade(str(m.text), q.answers) for q, m in delivered)
+    wrong = sum(not GRADER(str(m.text), q.answers) for q, m in delivered)
     retrieved = sum(v.promised and v.action == "escalate" for v in verdicts)
     console.print(
         f"On {len(asked)} held-out questions: {len(delivered)} delivered ({retrieved} of them from the library), "
@@ -66,9 +64,10 @@ def outcome(
     )
 
 
-def picture(path: Path, *, drafts: Sequence[Graded], calibration: Calibration) -> None:
-    """Risk against coverage of the first stage, on held-out questions."""
+def picture(path: Path, asked: Sequence[Question], answers: Sequence[AIMessage], *, calibration: Calibration) -> None:
+    """Risk against coverage of the first stage's drafts, on held-out questions."""
     path.parent.mkdir(parents=True, exist_ok=True)
+    drafts = [graded(question, message) for question, message in zip(asked, answers, strict=True)]
     scored = [(g.verdict.uncertainty, g.correct) for g in drafts if g.verdict.uncertainty is not None]
     draw_risk_coverage(
         path,

@@ -11,6 +11,7 @@ from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.prompts import ChatPromptTemplate
 from langchain_core.retrievers import BaseRetriever
 from langchain_core.runnables import Runnable, RunnableLambda
+from rich.progress import track
 
 from langchain_semgrad_guard.chat_model import ChatSemGrad
 from langchain_semgrad_guard.demo.library import Question
@@ -20,7 +21,8 @@ from semgrad_guard.errors import ScoringError
 from semgrad_guard.evaluation.graders import ExactMatch
 from semgrad_guard.guard import binding_of
 
-_GRADER = ExactMatch()
+GRADER = ExactMatch()
+BATCH = 32
 READING = ChatPromptTemplate.from_messages([("human", "Context: {context}\n\nQuestion: {question}")])
 
 
@@ -50,24 +52,34 @@ def reading_chain(retriever: BaseRetriever, reader: ChatSemGrad) -> Runnable[Any
     return reading | RunnableLambda(cite)
 
 
-def grade(chain: Runnable[Any, AIMessage], questions: Sequence[Question], *, batch_size: int = 32) -> list[Graded]:
+def ask(chain: Runnable[Any, AIMessage], questions: Sequence[Question], *, note: str | None = None) -> list[AIMessage]:
+    """The chain's answers, in batches; with a `note`, progress is shown under it."""
+    starts = range(0, len(questions), BATCH)
+    return [
+        message
+        for start in (track(starts, description=note) if note else starts)
+        for message in chain.batch([question.question for question in questions[start : start + BATCH]])
+    ]
+
+
+def grade(chain: Runnable[Any, AIMessage], questions: Sequence[Question], *, note: str) -> list[Graded]:
     """Ask every question and grade the drafts by exact match."""
-    graded: list[Graded] = []
-    for start in range(0, len(questions), batch_size):
-        part = questions[start : start + batch_size]
-        for question, message in zip(part, chain.batch([q.question for q in part]), strict=True):
-            verdict = get_verdict(message)
-            if verdict is None:
-                raise ScoringError("the chain's answer carries no verdict; end it with a ChatSemGrad")
-            graded.append(Graded(question, verdict, _GRADER(verdict.text, question.answers)))
-    return graded
+    return [graded(q, message) for q, message in zip(questions, ask(chain, questions, note=note), strict=True)]
+
+
+def graded(question: Question, message: AIMessage) -> Graded:
+    """One answer with its verdict, graded."""
+    verdict = get_verdict(message)
+    if verdict is None:
+        raise ScoringError("the chain's answer carries no verdict; end it with a ChatSemGrad")
+    return Graded(question, verdict, GRADER(verdict.draft or verdict.text, question.answers))
 
 
 def calibrate_stage(
     graded: Sequence[Graded], *, alpha: float, delta: float, upstream: str | None = None
 ) -> Calibration:
     """A calibration for drafts like these, bound to what wrote and scored them."""
-    binding = binding_of(graded[0].verdict).model_copy(update={"grader": _GRADER.name, "upstream": upstream})
+    binding = binding_of(graded[0].verdict).model_copy(update={"grader": GRADER.name, "upstream": upstream})
     return calibrate(
         [g.verdict.uncertainty for g in graded],
         [g.correct for g in graded],
