@@ -16,7 +16,7 @@ _OURS = ("semgrad_guard", "langchain_semgrad_guard")
 def demo(
     *,
     output: Annotated[
-        Path | None, typer.Option(metavar="FOLDER", help="A folder for the risk-coverage picture.")
+        Path | None, typer.Option(metavar="FOLDER", help="A folder for the risk-coverage picture.", show_default="here")
     ] = None,
 ) -> None:
     """A retrieval chain that knows when to look things up, and when to say nothing.

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from click.testing import Result
 
+from semgrad_guard import LanguageModel
 from semgrad_guard.cli import loading
 
 from .helpers import jsonl
@@ -66,7 +67,10 @@ def test_prompts_over_the_window(refused: Refused, model_folder: Path) -> None:
     assert "context window of 256" in refused("ask", "long " * 100, "--model", model_folder)
 
 
-def test_a_calibration_for_another_model(refused: Refused, other_folder: Path, calibration: Path) -> None:
+def test_a_calibration_for_another_model(
+    refused: Refused, other_folder: Path, calibration: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(LanguageModel, "generate", lambda *_args, **_kwargs: pytest.fail("answered first"))
     message = refused("ask", "q", "--model", other_folder, "--calibration", calibration)
     assert "model is 'other' and was 'tiny' at calibration" in message
     assert "fingerprint is" in message

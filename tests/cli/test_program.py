@@ -13,7 +13,7 @@ import pytest
 from click.testing import Result
 
 import semgrad_guard
-from semgrad_guard.cli import options
+from semgrad_guard.cli import loading, options
 from semgrad_guard.estimators import ESTIMATORS
 from semgrad_guard.evaluation.graders import GRADERS
 
@@ -62,6 +62,15 @@ def test_help_loads_nothing_heavy() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stderr.strip() == "[]"
+
+
+def test_an_interrupt_ends_any_command_with_its_own_code(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(name: str) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(loading, "load_model", interrupt)
+    result = run("ask", "q")
+    assert (result.exit_code, result.stdout, result.stderr) == (130, "", "Interrupted.\n")
 
 
 def fake_demo(monkeypatch: pytest.MonkeyPatch, run: Callable[[Path | None], int]) -> None:
