@@ -1,8 +1,8 @@
 """From an uncertainty to P(correct): isotonic regression or Platt scaling, both falling in the uncertainty.
 
 The maps are plain records, saved inside a calibration; they need no scikit-learn, which is the tests' oracle.
-No map claims certainty: with n answers seen, confidences stay within [1 / (n + 2), (n + 1) / (n + 2)] (the rule of
-succession for n answers that all agree).
+No map claims more than its answers support: where n of them say one value, it stays within
+[1 / (n + 2), (n + 1) / (n + 2)] (the rule of succession for n answers that all agree).
 """
 
 from __future__ import annotations
@@ -79,10 +79,9 @@ def fit_isotonic(scores: NDArray[np.float64], correct: NDArray[np.bool_]) -> Iso
     weights = np.bincount(where).astype(np.float64)
     means = np.bincount(where, weights=correct.astype(np.float64)) / weights
     fitted = np.asarray(_optimize().isotonic_regression(means, weights=weights, increasing=False).x, dtype=np.float64)
-    lowest, highest = _limits(len(scores))
+    fitted = _supported(fitted, weights)
     kept = _corners(fitted)
-    confidences = np.clip(fitted[kept], lowest, highest)
-    return IsotonicMap(uncertainties=tuple(knots[kept].tolist()), confidences=tuple(confidences.tolist()))
+    return IsotonicMap(uncertainties=tuple(knots[kept].tolist()), confidences=tuple(fitted[kept].tolist()))
 
 
 def fit_platt(scores: NDArray[np.float64], correct: NDArray[np.bool_]) -> PlattMap:
@@ -124,8 +123,19 @@ def _optimize() -> Any:
     return cast(Any, optimize)
 
 
-def _limits(n: int) -> tuple[float, float]:
-    """The lowest and highest confidence that n answers can support."""
+def _supported(fitted: NDArray[np.float64], weights: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Each level of a falling step function within what the answers on that level support; still falling.
+
+    Three right answers at the certain end are no 99 %: the level is lowered to 4 / 5, but not below its neighbour.
+    """
+    _, level = np.unique(fitted, return_inverse=True)
+    lowest, highest = _limits(np.bincount(level, weights=weights)[level])
+    capped = np.maximum.accumulate(np.minimum(fitted, highest)[::-1])[::-1]
+    return np.minimum.accumulate(np.maximum(capped, lowest))
+
+
+def _limits(n: Any) -> tuple[Any, Any]:
+    """The lowest and highest confidence that n answers can support (n: a number, or an array of them)."""
     return 1.0 / (n + 2.0), (n + 1.0) / (n + 2.0)
 
 

@@ -29,11 +29,33 @@ def draw(seed: int, *, ties: bool = False, scale: float = 1.0, n: int = 300) -> 
 @pytest.mark.parametrize("seed", range(5))
 def test_isotonic_is_scikit_learns(seed: int, ties: bool) -> None:
     scores, correct = draw(seed, ties=ties)
-    oracle = IsotonicRegression(increasing=False, out_of_bounds="clip", y_min=1 / 302, y_max=301 / 302)
-    oracle.fit(scores, correct)
-    asked = np.concatenate([scores, np.linspace(-1, 12, 500)])
+    oracle = IsotonicRegression(increasing=False, out_of_bounds="clip")
+    fitted = oracle.fit(scores, correct).predict(scores)
     mine = fit_isotonic(scores, correct)
-    np.testing.assert_allclose([mine(u) for u in asked], oracle.predict(asked), atol=1e-12)
+    for score, value in zip(scores, fitted, strict=True):
+        n = int((fitted == value).sum())
+        if 1 / (n + 2) <= value <= (n + 1) / (n + 2):
+            assert mine(score) == pytest.approx(value, abs=1e-12)
+        else:  # a level that its few answers do not support is moved inwards, at most to its neighbour
+            assert abs(mine(score) - 0.5) < abs(value - 0.5)
+
+
+def test_a_few_right_answers_are_no_certainty() -> None:
+    scores = np.arange(300.0)
+    correct = np.isin(scores, (0, 1, 2, 50, 100, 150))
+    confidence = fit_isotonic(scores, correct)
+    assert confidence(0.0) == pytest.approx(4 / 5)
+    assert confidence(299.0) < 0.01
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_isotonic_confidence_is_calibrated_on_other_answers(seed: int) -> None:
+    confidence = fit_isotonic(*draw(seed, n=3000))
+    scores, correct = draw(seed + 100, n=20_000)
+    claimed = np.array([confidence(u) for u in scores])
+    for low, high in pairwise((0.0, 0.3, 0.6, 0.85, 1.0)):
+        inside = (claimed >= low) & (claimed < high)
+        assert correct[inside].mean() == pytest.approx(claimed[inside].mean(), abs=0.06)
 
 
 @pytest.mark.parametrize("scale", [1.0, 1e-6, 3e4])
