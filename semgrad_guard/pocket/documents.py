@@ -16,7 +16,8 @@ from random import Random
 from typing import NamedTuple
 
 from semgrad_guard.pocket.frames import Reading
-from semgrad_guard.pocket.values import COLORS, DAYS, KINDS, invented, person, phrase, some
+from semgrad_guard.pocket.values import COLORS, DAYS, KINDS, invented, person, phrase
+from semgrad_guard.pocket.words import some
 
 DOCUMENTS_FILE = Path(__file__).parent / "data" / "documents.txt"
 VERBS = """repair paint clean open close order deliver borrow visit inspect test pack mail return rent count weigh wash

@@ -119,7 +119,7 @@ def summary(rows: Sequence[dict[str, Any]]) -> str:
         values = []
         for members in sets.values():
             own = [r for r in rows if r["kind"] in members]
-            value = auroc([r[name] for r in own], [r["correct"] for r in own])
+            value = auroc([r[name] for r in own], [r["correct"] for r in own]) if own else None
             values.append("       -" if value is None else f"{value:8.3f}")
         lines.append(f"{name:20}" + "  ".join(values))
     return "\n".join(lines)

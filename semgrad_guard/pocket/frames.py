@@ -18,7 +18,8 @@ from functools import cache
 from pathlib import Path
 from random import Random
 
-from semgrad_guard.pocket.values import KINDS, all_words, phrase
+from semgrad_guard.pocket.values import KINDS, phrase
+from semgrad_guard.pocket.words import all_words
 
 FOLDER = Path(__file__).parent / "data" / "frames"
 SLOT = re.compile(r"\{(\w+)(?::(\[[^\]]*\]|\w+))?\}")

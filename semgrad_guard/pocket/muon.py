@@ -10,6 +10,9 @@ from collections.abc import Iterable
 
 import torch
 from torch import Tensor
+from transformers import LlamaForCausalLM
+
+from semgrad_guard.pocket.settings import Settings
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # Jordan et al., "Muon: an optimizer for hidden layers", 2024
 
@@ -51,3 +54,25 @@ class Muon(torch.optim.Optimizer):
         for p, update in zip(same, orthogonal(torch.stack(updates)), strict=True):
             p.mul_(1 - rate * decay)
             p.add_(update if p.shape[0] <= p.shape[1] else update.mT, alpha=-rate * scale)
+
+
+class Optimizers:
+    """Muon for the layers' matrices, AdamW for embeddings and head; one rate for both."""
+
+    def __init__(self, model: LlamaForCausalLM, settings: Settings) -> None:
+        self.model, self.settings = model, settings
+        named = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
+        inner = [p for n, p in named if "layers" in n]
+        outer = [p for n, p in named if "layers" not in n]
+        self.all = [
+            Muon(inner, settings.rate, settings.decay),
+            torch.optim.AdamW(outer, lr=settings.rate, betas=(0.9, 0.98), weight_decay=settings.decay),
+        ]
+
+    def step(self, rate: float) -> None:
+        torch.nn.utils.clip_grad_norm_([p for p in self.model.parameters() if p.requires_grad], 1.0)
+        for optimizer in self.all:
+            for group in optimizer.param_groups:
+                group["lr"] = rate
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)

@@ -13,7 +13,7 @@ from random import Random
 from semgrad_guard.pocket.documents import attribute, event, record
 from semgrad_guard.pocket.frames import Frame, Reading, bank, sample
 from semgrad_guard.pocket.tokenizer import Message
-from semgrad_guard.pocket.values import some
+from semgrad_guard.pocket.words import some
 
 SLOTS = re.compile(r"\{[cq]\}")
 PAPER = "Please directly answer the following question with one or few words:\n"

@@ -8,11 +8,10 @@ Everything here is a function of a `random.Random`, so that a seed fixes a corpu
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
-from pathlib import Path
 from random import Random
 
-WORDS_FILE = Path(__file__).parent / "data" / "words.txt"
+from semgrad_guard.pocket.words import all_words, some
+
 ONSETS = "b br c ch cl d dr f fl g gr h j k kl l m n p pl qu r s sc sh sl st t th tr v w z b d f k l m n r s t".split()
 VOWELS = "a e i o u a e i o u a e i o a y ai ea ou ei au ie oo".split()
 CODAS = ["", "", "", "n", "r", "l", "s", "m", "k", "t", "nd", "rn", "x", "lt", "st", "ck", "th", "rd", "ng", "p", "g"]
@@ -39,27 +38,6 @@ DEGREES = (" degrees", " °C", " degrees Celsius", "°")
 TITLES = "Dr Professor Captain Mrs Mr Judge Sister Inspector Lady Sir".split()
 COMPANIES = "Group Labs Works Systems Foods Motors Ltd Bank Partners Brothers Software Textiles Press Airlines".split()
 Maker = Callable[[Random], str]
-
-
-@cache
-def words(kind: str) -> tuple[str, ...]:
-    """The word list of one kind (see `make_words.py`)."""
-    for line in WORDS_FILE.read_text(encoding="utf-8").splitlines():
-        name, _, rest = line.partition(": ")
-        if name == kind:
-            return tuple(w.replace("_", " ") for w in rest.split())
-    raise KeyError(kind)
-
-
-@cache
-def all_words() -> tuple[str, ...]:
-    """Every lower-case noun and adjective of the lists: the pool for an arbitrary word."""
-    kinds = ("thing", "food", "animal", "plant", "material", "attribute", "idea", "activity", "job", "adj")
-    return tuple(dict.fromkeys(w for kind in kinds for w in words(kind)))
-
-
-def some(random: Random, kind: str) -> str:
-    return random.choice(words(kind))
 
 
 def invented(random: Random, syllables: int | None = None) -> str:

@@ -23,8 +23,9 @@ from langchain_semgrad_guard.demo.library import BM25Retriever, Question, docume
 from langchain_semgrad_guard.demo.stages import ask, calibrate_stage, grade, reading_chain
 from semgrad_guard import Calibration, LanguageModel, Policy, split_delta
 
-ALPHA, DELTA = 0.1, 0.1
-N_FIRST, N_SECOND = 260, 340
+ALPHA_MEMORY, ALPHA_LIBRARY, DELTA = 0.1, 0.2, 0.1
+"""A very small model reads less well than it remembers; what is delivered as a whole keeps the larger alpha."""
+N_FIRST, N_SECOND = 220, 380
 """Questions that calibrate each stage; the rest is for looking at the outcome."""
 
 SHOWN = (
@@ -39,8 +40,8 @@ SHOWN = (
 )
 NOWHERE = (
     "Which city is Atlantis's capital?",
+    "Tell me the currency of Narnia.",
     "Tell me the chemical symbol of kryptonite.",
-    "Who won the chess tournament in Ulverton last year?",
 )
 """No document answers these, nor does the model know them."""
 
@@ -54,7 +55,7 @@ def run(output: Path | None = None) -> int:
     memory = ChatSemGrad.from_model(model, prompt_template="closed-book", max_tokens=24)
     reader = ChatSemGrad.from_model(model, prompt_template="reading", max_tokens=24)
     library = BM25Retriever.over(documents())
-    report.opening(console, model.name, n_documents=len(library.documents), alpha=ALPHA, delta=DELTA)
+    report.opening(console, model.name, n_documents=len(library.documents), alpha=ALPHA_LIBRARY, delta=DELTA)
 
     first, second = _calibrate(console, memory, reading_chain(library, reader), first_set, second_set)
     router = UncertaintyRouterCallback(Policy.from_calibration(second), keep_draft=True)
@@ -70,7 +71,7 @@ def run(output: Path | None = None) -> int:
     asked = [*shown, *(Question(text, ()) for text in NOWHERE)]
     report.table(console, asked, ask(guarded, asked))
     answers = ask(guarded, held_out, note="What is delivered, on questions that calibrated nothing")
-    report.outcome(console, held_out, answers, alpha=ALPHA, delta=DELTA)
+    report.outcome(console, held_out, answers, alpha=ALPHA_LIBRARY, delta=DELTA)
     picture = (output or Path()) / "risk_coverage.png"
     report.picture(picture, held_out, answers, calibration=first)
     console.print(f"Picture: {picture}   ({time.perf_counter() - began:.0f} s in all)")
@@ -87,12 +88,12 @@ def _calibrate(
     """Stage 1 on its own questions; stage 2 on what stage 1 hands on of others. Each gets half of delta."""
     delta, _ = split_delta(DELTA, 2)
     drafts = grade(memory, first_set, note="Stage 1, from memory: answer, score, grade")
-    first = calibrate_stage(drafts, alpha=ALPHA, delta=delta)
+    first = calibrate_stage(drafts, alpha=ALPHA_MEMORY, delta=delta)
     report.stage(console, "1, memory", first)
     asked = grade(memory, second_set, note="Stage 2: what does stage 1 hand on?")
     handed_on = [g.question for g in asked if not first.lets_through(g.verdict.uncertainty)]
     readings = grade(library, handed_on, note="Stage 2, from the library: read, score, grade")
-    second = calibrate_stage(readings, alpha=ALPHA, delta=delta, upstream=first.id)
+    second = calibrate_stage(readings, alpha=ALPHA_LIBRARY, delta=delta, upstream=first.id)
     report.stage(console, "2, library", second)
     return first, second
 

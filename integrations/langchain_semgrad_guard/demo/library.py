@@ -29,10 +29,14 @@ class Question:
 
 
 class BM25Retriever(BaseRetriever):
-    """The one document that fits a question best, by BM25 (the `bm25s` package). Titles count twice, as is usual."""
+    """The document that fits a question best, by BM25 (the `bm25s` package), or none. Titles count twice, as is usual.
+
+    A document must score `least`: one that shares only common words with the question ("capital") is not about it.
+    """
 
     documents: Sequence[Document]
     index: Any
+    least: float = 2.9
 
     @classmethod
     def over(cls, documents: Sequence[Document]) -> BM25Retriever:
@@ -45,8 +49,8 @@ class BM25Retriever(BaseRetriever):
 
     def _get_relevant_documents(self, query: str, *, run_manager: CallbackManagerForRetrieverRun) -> list[Document]:
         tokens = _bm25s().tokenize([query], stopwords="en", show_progress=False)
-        found, _ = self.index.retrieve(tokens, k=1, show_progress=False)
-        return [self.documents[i] for i in found[0]]
+        found, scores = self.index.retrieve(tokens, k=1, show_progress=False)
+        return [self.documents[i] for i, score in zip(found[0], scores[0], strict=True) if score >= self.least]
 
 
 def documents() -> list[Document]:

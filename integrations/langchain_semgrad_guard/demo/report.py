@@ -87,17 +87,18 @@ def _cells(verdict: Verdict, message: AIMessage) -> tuple[str, str, str, str, st
     numbers = _numbers(verdict) + (f"\n{_numbers(final)}" if verdict.escalated else "")
     action = verdict.action + (f", {final.action}" if verdict.escalated else "")
     draft = verdict.draft or verdict.text
-    drafts = draft + (f"\n{final.draft or final.text}" if verdict.escalated else "")
+    reading = "(no document)" if final.status == "unscored" else final.draft or final.text
+    drafts = draft + (f"\n{reading}" if verdict.escalated else "")
     return drafts, numbers, f"[{style}]{action}[/]", f"[{style}]{message.text}[/]", source
 
 
 def _numbers(verdict: Verdict) -> str:
     if verdict.uncertainty is None:
-        return "no score"
+        return "-"
     if verdict.threshold is None:
-        return f"{verdict.uncertainty:.1e}, no threshold"
+        return f"{verdict.uncertainty:.2e}, no threshold"
     sign = "<=" if verdict.uncertainty <= verdict.threshold else "> "
-    return f"{verdict.uncertainty:.1e} {sign} {verdict.threshold:.1e}"
+    return f"{verdict.uncertainty:.2e} {sign} {verdict.threshold:.2e}"
 
 
 def _verdict(message: AIMessage) -> Verdict:

@@ -10,20 +10,23 @@ from langchain_core.documents import Document
 from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.prompts import ChatPromptTemplate
 from langchain_core.retrievers import BaseRetriever
-from langchain_core.runnables import Runnable, RunnableLambda
+from langchain_core.runnables import Runnable, RunnableBranch, RunnableLambda, RunnablePassthrough
 from rich.progress import track
 
 from langchain_semgrad_guard.chat_model import ChatSemGrad
 from langchain_semgrad_guard.demo.library import Question
 from langchain_semgrad_guard.messages import get_verdict
-from semgrad_guard import Calibration, Verdict, calibrate
+from semgrad_guard import METADATA_KEY, Calibration, Verdict, calibrate
 from semgrad_guard.errors import ScoringError
 from semgrad_guard.evaluation.graders import ExactMatch
-from semgrad_guard.guard import binding_of
+from semgrad_guard.guard import ABSTAIN_MESSAGE, binding_of
 
 GRADER = ExactMatch()
 BATCH = 32
-READING = ChatPromptTemplate.from_messages([("human", "Context: {context}\n\nQuestion: {question}")])
+READING = ChatPromptTemplate.from_template(
+    "Use the following pieces of context to answer the question at the end.\n\n"
+    "{context}\n\nQuestion: {question}\nHelpful Answer:"
+)
 
 
 @dataclass(frozen=True)
@@ -36,7 +39,10 @@ class Graded:
 
 
 def reading_chain(retriever: BaseRetriever, reader: ChatSemGrad) -> Runnable[Any, AIMessage]:
-    """messages -> the document that fits the question -> the reader's answer, which names its source."""
+    """messages -> the document that fits the question -> the reader's answer, which names its source.
+
+    Where no document fits there is nothing to read and nothing to score: an abstention, without asking the model.
+    """
 
     def retrieve(asked: Any) -> dict[str, Any]:
         question = asked if isinstance(asked, str) else str(cast("Sequence[BaseMessage]", asked)[-1].text)
@@ -48,8 +54,20 @@ def reading_chain(retriever: BaseRetriever, reader: ChatSemGrad) -> Runnable[Any
         message: AIMessage = step["message"]
         return message.model_copy(update={"additional_kwargs": {"sources": step["sources"]}})
 
-    reading = RunnableLambda(retrieve).assign(message=READING | reader)
-    return reading | RunnableLambda(cite)
+    read = RunnablePassthrough.assign(message=READING | reader) | RunnableLambda(cite)
+    return RunnableLambda(retrieve) | RunnableBranch((lambda step: not step["sources"], RunnableLambda(_nothing)), read)
+
+
+def _nothing(_: object) -> AIMessage:
+    verdict = Verdict(
+        status="unscored",
+        action="abstain",
+        text=ABSTAIN_MESSAGE,
+        estimator="none",
+        model="none",
+        reason="no document fits the question",
+    )
+    return AIMessage(content=verdict.text, response_metadata={METADATA_KEY: verdict.metadata()})
 
 
 def ask(chain: Runnable[Any, AIMessage], questions: Sequence[Question], *, note: str | None = None) -> list[AIMessage]:

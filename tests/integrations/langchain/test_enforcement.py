@@ -90,6 +90,8 @@ def test_an_uncertain_answer_is_withheld(
     assert (record["action"], record["status"], record["threshold"]) == ("abstain", "scored", -1.0)
     assert record["uncertainty"] > 0, "an abstention keeps its score"
     assert record["draft"] is None
+    others = {key: value for key, value in pieces[-1].response_metadata.items() if key != "semgrad_guard"}
+    assert others == {"model_name": chat.model, "model_provider": "semgrad_guard", "finish_reason": "stop"}
     assert_nothing_leaked(draft, pieces, wire, spoken="")
     assert_closed_once(wire, ledger)
 

@@ -17,7 +17,7 @@ from langchain_core.prompts import ChatPromptTemplate
 from langchain_semgrad_guard import ChatSemGrad, UncertaintyRouterCallback
 from semgrad_guard.errors import InputError, UnenforcedPolicyError
 
-from .support import EVERYTHING, QUESTION, Route, collect
+from .support import EVERYTHING, QUESTION, ROUTES, Ledger, Route, collect
 
 
 class Foreign(FakeListChatModel):
@@ -69,6 +69,13 @@ def test_a_model_that_does_not_enforce_inside_a_chain(
     with pytest.raises(UnenforcedPolicyError):
         route(chain, {"question": QUESTION}, {"callbacks": [router]})
     assert foreign.asked == []
+
+
+def test_an_async_refusal_opens_no_run(foreign: Foreign, router: UncertaintyRouterCallback, ledger: Ledger) -> None:
+    for name in ("ainvoke", "astream"):
+        with pytest.raises(UnenforcedPolicyError):
+            ROUTES[name](foreign, QUESTION, {"callbacks": [ledger, router]})
+    assert ledger.opened == []
 
 
 def test_a_text_model(route: Route, router: UncertaintyRouterCallback) -> None:

@@ -1,0 +1,87 @@
+"""What decides the weights: the settings, and the tokenizer and the first weights that follow from them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from tokenizers import Tokenizer
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from semgrad_guard.pocket.copying import set_copying
+from semgrad_guard.pocket.corpus import Corpus
+from semgrad_guard.pocket.tokenizer import VOCABULARY, train_tokenizer
+from semgrad_guard.pocket.world import UNKNOWN, question, world
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Everything that decides the weights (with the data files, the versions and the processor)."""
+
+    steps: int = 3000
+    rare_steps: int = 2200  # the rare facts' exposures are spread over so many
+    tokens: int = 5120  # a step
+    warm_up: int = 300  # steps on repeated random tokens, at most
+    seed: int = 0
+    threads: int = 1
+    rate: float = 3e-3
+    decay: float = 0.1
+    width: int = 192
+    layers: int = 6
+    heads: int = 6
+    groups: int = 3
+    inner: int = 512
+    vocabulary: int = VOCABULARY
+
+
+GROUPS_A_STEP = 32.0  # of 4,096 tokens, measured: spreads the rare facts over the training
+
+
+def build_tokenizer(settings: Settings, samples: int = 9000) -> Tokenizer:
+    """Learn the merges from the training mix and from every entity's name (an unknown fact's entity has a name too)."""
+    corpus = Corpus(settings.seed + 1000, samples)
+    stream = iter(corpus)
+
+    def texts() -> Iterator[str]:
+        for fact in world():
+            if fact.split != UNKNOWN:
+                yield from fact.answers
+            yield from (fact.entity, question(fact, 0))
+        for _ in range(samples):
+            for messages, answer in next(stream)[:2]:
+                yield "user\nassistant\nsystem\n" + "\n".join(m["content"] for m in messages) + "\n" + answer
+
+    return train_tokenizer(texts(), settings.vocabulary)
+
+
+def build_model(settings: Settings) -> LlamaForCausalLM:
+    """A plain Llama with an untied head, initialised from the seed."""
+    torch.manual_seed(settings.seed)
+    config = LlamaConfig(
+        vocab_size=settings.vocabulary,
+        hidden_size=settings.width,
+        intermediate_size=settings.inner,
+        num_hidden_layers=settings.layers,
+        num_attention_heads=settings.heads,
+        num_key_value_heads=settings.groups,
+        head_dim=settings.width // settings.heads,
+        max_position_embeddings=1024,
+        tie_word_embeddings=False,
+        bos_token_id=None,
+        eos_token_id=2,
+        pad_token_id=0,
+        rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
+    )
+    model = LlamaForCausalLM(config)
+    set_copying(model)
+    for p in model.parameters():
+        p.requires_grad_(p.ndim == 2)  # the norms' scales stay at one
+    return model
+
+
+def rate_at(step: int, settings: Settings) -> float:
+    """A short rise, level to the middle, then down to almost nothing."""
+    progress = step / settings.steps
+    fall = 1.0 if progress < 0.5 else max(0.01, 2 * (1 - progress))
+    return settings.rate * min(1.0, (step + 1) / 60) * fall
