@@ -9,7 +9,7 @@ import torch
 from tokenizers import Tokenizer
 
 from semgrad_guard.pocket import POCKET_PATH
-from semgrad_guard.pocket.train import Settings
+from semgrad_guard.pocket.settings import Settings
 
 
 @pytest.fixture(autouse=True)

@@ -11,7 +11,8 @@ from safetensors.torch import load_file
 from tokenizers import Tokenizer
 
 from semgrad_guard.pocket import network, train
-from semgrad_guard.pocket.train import Run, Settings, rate_at, repeated
+from semgrad_guard.pocket.train import Run, Settings, rate_at
+from semgrad_guard.pocket.warm_up import repeated
 
 
 def weights(run: Run) -> dict[str, torch.Tensor]:
