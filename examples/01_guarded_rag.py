@@ -8,37 +8,35 @@ same chain with both stages calibrated; `semgrad-guard calibrate` makes a calibr
 
 from __future__ import annotations
 
-from pathlib import Path
-
-from langchain_community.retrievers import BM25Retriever
-from langchain_core.documents import Document
 from langchain_core.prompts import ChatPromptTemplate
 from langchain_core.runnables import RunnableLambda
 
 from langchain_semgrad_guard import ChatSemGrad, UncertaintyRouterCallback, get_verdict
+from langchain_semgrad_guard.demo.library import BM25Retriever, documents
 from semgrad_guard import Policy
 
-FOLDER = Path(__file__).parent / "documents"
-documents = [Document(path.read_text(), metadata={"source": path.name}) for path in sorted(FOLDER.glob("*.md"))]
-retriever = BM25Retriever.from_documents(documents, k=1, preprocess_func=lambda text: text.lower().strip("?.").split())
-
 chat = ChatSemGrad(model="pocket", max_tokens=24)
-prompt = ChatPromptTemplate.from_template("Context: {context}\n\nQuestion: {question}")
+retriever = BM25Retriever.over(documents())
+prompt = ChatPromptTemplate.from_template(
+    "Use the following pieces of context to answer the question at the end.\n\n"
+    "{context}\n\nQuestion: {question}\nHelpful Answer:"
+)
 library = (
     RunnableLambda(lambda messages: messages[-1].text)
-    | {"context": retriever | (lambda found: found[0].page_content), "question": RunnableLambda(str)}
+    | {
+        "context": retriever | (lambda found: "\n\n".join(document.page_content for document in found)),
+        "question": RunnableLambda(str),
+    }
     | prompt
-    | chat.with_config(callbacks=[UncertaintyRouterCallback(policy=Policy(threshold=0.004))])
+    | chat.with_config(callbacks=[UncertaintyRouterCallback(policy=Policy(threshold=0.00005))])
 )
-guarded = chat.with_config(callbacks=[UncertaintyRouterCallback(policy=Policy(threshold=0.0005), escalate_to=library)])
+guarded = chat.with_config(callbacks=[UncertaintyRouterCallback(policy=Policy(threshold=0.00007), escalate_to=library)])
 
 for question in (
     "What is the capital of France?",
     "What is the capital of Mongolia?",
-    "Who won the Ulverton chess cup?",
+    "What is the capital of Atlantis?",
 ):
     answer = guarded.invoke(question)
     verdict = get_verdict(answer)
-    print(
-        f"{question}\n  {verdict.action}: {answer.text}   (uncertainty of the first draft: {verdict.uncertainty:.2e})"
-    )
+    print(f"{question}\n  {verdict.action}: {answer.text}   (uncertainty of the draft: {verdict.uncertainty:.2e})")

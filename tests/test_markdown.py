@@ -25,7 +25,7 @@ TOLERANCE = 0.02
 def blocks(page: Path) -> Iterator[tuple[str, str, str | None]]:
     """(language, code, the `text` block that follows it directly, if any)."""
     found = [(m.group(1), m.group(2), m.end(), m.start()) for m in BLOCK.finditer(page.read_text())]
-    for (language, code, end, _), following in zip(found, [*found[1:], None], strict=True):
+    for (language, code, end, _), following in zip(found, [*found[1:], None], strict=False):
         shown = None
         if following and following[0] == "text" and not page.read_text()[end : following[3]].strip():
             shown = following[1]

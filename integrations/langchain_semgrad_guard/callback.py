@@ -61,9 +61,7 @@ class UncertaintyRouterCallback(BaseCallbackHandler):
         self.policy, self.escalate_to = policy, escalate_to
         self.abstain_message, self.keep_draft = abstain_message, keep_draft
 
-    def on_chat_model_start(
-        self, serialized: dict[str, Any], messages: list[list[BaseMessage]], **kwargs: Any
-    ) -> None:
+    def on_chat_model_start(self, serialized: dict[str, Any], messages: list[list[BaseMessage]], **kwargs: Any) -> None:
         """Refuse a chat model, or a path through it, that would deliver whatever this router decides."""
         self._require_enforcement(serialized)
 

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 
 from semgrad_guard.engine.objective import Objective
 from semgrad_guard.engine.prompt import Prompt
-from semgrad_guard.engine.replay import TokenBatch, Trace
+from semgrad_guard.engine.replay import Trace
 from semgrad_guard.engine.scoring import GradientScores, Scorer, clean_slate
+from semgrad_guard.engine.token_batch import TokenBatch
 
 
 @dataclass(frozen=True)

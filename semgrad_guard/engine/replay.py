@@ -24,76 +24,11 @@ from semgrad_guard.engine.architecture import Architecture, submodule_setter
 from semgrad_guard.engine.hidden_states import Capture, Tap, taps
 from semgrad_guard.engine.prefix_cache import can_be_cut, cut, growing_cache
 from semgrad_guard.engine.shadow import shadow_of
+from semgrad_guard.engine.stand_ins import Bypass, HeadTap, restride
+from semgrad_guard.engine.token_batch import TokenBatch
 from semgrad_guard.errors import UnsupportedModelError
 
 Tier = Literal["captured", "prefix", "full"]
-
-
-@dataclass(frozen=True)
-class TokenBatch:
-    """Prompts padded on the left and responses padded on the right, so that all responses begin in one column.
-
-    `ids`, `mask` [B, N]; `prompt_columns` is where the responses begin; `lengths` their tokens; `semantic_columns`
-    the column of each row's t*.
-    """
-
-    ids: torch.Tensor
-    mask: torch.Tensor
-    prompt_columns: int
-    lengths: tuple[int, ...]
-    semantic_columns: tuple[int, ...]
-
-    @classmethod
-    def of(
-        cls, prompts: Sequence[Sequence[int]], responses: Sequence[Sequence[int]], offsets: Sequence[int], device: Any
-    ) -> TokenBatch:
-        """Lay out token lists; `offsets` count each t* from its prompt's end (-1 = last token)."""
-        width, tail = max(map(len, prompts)), max(map(len, responses))
-        ids = torch.zeros(len(prompts), width + tail, dtype=torch.long, device="cpu")
-        mask = torch.zeros_like(ids)
-        for row, (prompt, response) in enumerate(zip(prompts, responses, strict=True)):
-            ids[row, width - len(prompt) : width] = torch.tensor(prompt, device="cpu")
-            ids[row, width : width + len(response)] = torch.tensor(response, device="cpu")
-            mask[row, width - len(prompt) :] = 1
-        columns = tuple(width + offset for offset in offsets)
-        return cls(ids.to(device), mask.to(device), width, tuple(map(len, responses)), columns)
-
-    @property
-    def cut(self) -> int:
-        """The first column that can matter to a gradient: the earliest t*."""
-        return min(self.semantic_columns)
-
-    @property
-    def end(self) -> int:
-        """One past the last column to run: the final response token predicts nothing that is scored."""
-        return self.prompt_columns + max(self.lengths) - 1
-
-    def rows(self) -> Iterator[TokenBatch]:
-        """Each row as a batch of its own, without its padding."""
-        for row, length in enumerate(self.lengths):
-            skip = int((self.mask[row] == 0).sum())
-            columns = slice(skip, self.prompt_columns + length)
-            ids, mask = self.ids[row : row + 1, columns], self.mask[row : row + 1, columns]
-            yield TokenBatch(ids, mask, self.prompt_columns - skip, (length,), (self.semantic_columns[row] - skip,))
-
-    def inputs(self, start: int, end: int) -> dict[str, torch.Tensor]:
-        """Model inputs for columns [start, end); the mask reaches back to column 0."""
-        positions = (self.mask.cumsum(1) - 1).clamp_(min=0)
-        return {
-            "input_ids": self.ids[:, start:end],
-            "attention_mask": self.mask[:, :end],
-            "position_ids": positions[:, start:end],
-        }
-
-    def predicting(self, states: torch.Tensor, start: int) -> torch.Tensor:
-        """From `states` of columns [start, end): those that predict the response tokens, row after row [n, d]."""
-        first = self.prompt_columns - 1 - start
-        return torch.cat([states[row, first : first + length] for row, length in enumerate(self.lengths)])
-
-    def targets(self) -> torch.Tensor:
-        """The response tokens, row after row [n]."""
-        begin = self.prompt_columns
-        return torch.cat([self.ids[row, begin : begin + length] for row, length in enumerate(self.lengths)])
 
 
 @dataclass(frozen=True)
@@ -129,51 +64,6 @@ class Replayed:
     logits: torch.Tensor | None = None
 
 
-class _HeadTap(nn.Module):
-    """Takes the head's place: keeps its input and answers with one zero per position, at no cost."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._inputs: list[torch.Tensor] = []
-
-    def forward(self, states: torch.Tensor) -> torch.Tensor:
-        self._inputs.append(states)
-        return states.new_zeros(*states.shape[:-1], 1)
-
-    def take(self) -> torch.Tensor:
-        """The last pass's final states; forgotten here, so that no graph outlives its scoring."""
-        states = self._inputs[-1]
-        self._inputs.clear()
-        return states
-
-
-def _restride(_: nn.Module, args: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
-    """The same states without the strides of the longer tensor they were sliced from.
-
-    For a sliced 3-D input, `linear` on a CPU copies the whole weight (unless that requires a gradient).
-    """
-    states, *rest = args
-    return (states.reshape(-1, states.shape[-1]).view(states.shape), *rest)
-
-
-class _Bypass(nn.Module):
-    """Takes a decoder layer's place with all its attributes and hands the hidden states on as they came.
-
-    A stand-in rather than a shorter list: model code indexes masks, rotary tables and caches by the layer's number.
-    """
-
-    @classmethod
-    def of(cls, layer: nn.Module, *, returns_tuple: bool) -> _Bypass:
-        twin = cls()
-        hooks = {name: value for name, value in vars(twin).items() if "hook" in name}
-        vars(twin).update(vars(layer))
-        vars(twin).update(hooks, returns_tuple=returns_tuple)
-        return twin
-
-    def forward(self, hidden_states: torch.Tensor, *_: Any, **__: Any) -> Any:
-        return (hidden_states,) if self.returns_tuple else hidden_states
-
-
 class Replayer:
     """Runs the shadow of one model. Not re-entrant: callers hold the engine's lock."""
 
@@ -181,8 +71,8 @@ class Replayer:
         self._architecture = architecture
         self._shadow = shadow_of(model)
         self._head = self._shadow.get_submodule(architecture.head)
-        self._head.register_forward_pre_hook(_restride)
-        self._tap = _HeadTap()
+        self._head.register_forward_pre_hook(restride)
+        self._tap = HeadTap()
         self._put_head = submodule_setter(self._shadow, architecture.head)
         self._returns_tuple: bool | None = None
 
@@ -226,12 +116,13 @@ class Replayer:
         def keep(layer: int) -> Tap:
             return lambda states: inputs_of.__setitem__(layer, states)
 
-        known = self._architecture.layers is not None
+        layers: Sequence[nn.Module] | nn.ModuleList = () if self._architecture.layers is None else self.layers
+        table: dict[int, Tap] = {layer: keep(layer) for layer in span} if layers else {}
         embedding: Any = self._shadow.get_input_embeddings()  # pyright: ignore
         with ExitStack() as stack:
             stack.callback(embedding.register_forward_hook(lambda *call: call[2].requires_grad_()).remove)
             stack.callback(self._head.register_forward_hook(remember).remove)
-            stack.enter_context(taps(self.layers if known else (), {layer: keep(layer) for layer in span} if known else {}))
+            stack.enter_context(taps(layers, table))
             stack.enter_context(torch.enable_grad())
             # The last token predicts nothing, but rotary frequencies may depend on the length of the sequence.
             end = batch.end + 1
@@ -319,7 +210,7 @@ class Replayer:
         layers = self.layers
         lower = list(layers)[:count]
         for index, layer in enumerate(lower):
-            layers[index] = _Bypass.of(layer, returns_tuple=self._layers_return_tuples())
+            layers[index] = Bypass.of(layer, returns_tuple=self._layers_return_tuples())
         try:
             yield
         finally:

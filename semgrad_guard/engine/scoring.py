@@ -16,8 +16,9 @@ from torch import nn
 from semgrad_guard.engine.architecture import Architecture, inspect_architecture
 from semgrad_guard.engine.head import score_head
 from semgrad_guard.engine.objective import Objective
-from semgrad_guard.engine.replay import Replayed, Replayer, Tier, TokenBatch, Trace
+from semgrad_guard.engine.replay import Replayed, Replayer, Tier, Trace
 from semgrad_guard.engine.shadow import fingerprint
+from semgrad_guard.engine.token_batch import TokenBatch
 
 logger = logging.getLogger("semgrad_guard")
 
@@ -87,9 +88,7 @@ class Scorer:
         """Entries of the output head."""
         return self.current_replayer().head.weight.shape[0]
 
-    def score(
-        self, batch: TokenBatch, objective: Objective, trace: Trace | None = None
-    ) -> tuple[GradientScores, ...]:
+    def score(self, batch: TokenBatch, objective: Objective, trace: Trace | None = None) -> tuple[GradientScores, ...]:
         """Score every row of a batch; `trace` lets the captured tier reuse what its generation left."""
         span = objective.span(self.architecture.n_layers)
         with self.lock, clean_slate():
@@ -100,7 +99,8 @@ class Scorer:
             if len(found) > 1 and any(scores.reason for scores in found):
                 # Padding alone makes some attention kernels answer NaN: such rows are given a second chance.
                 singly = self._score_singly(batch, objective, span, tiers)
-                return tuple(scores if scores.reason is None else single for scores, single in zip(found, singly, strict=True))
+                pairs = zip(found, singly, strict=True)
+                return tuple(single if scores.reason else scores for scores, single in pairs)
             return found
 
     def _tiers_for(self, batch: TokenBatch) -> tuple[Tier, ...]:
@@ -147,7 +147,14 @@ class Scorer:
         gradients = torch.autograd.grad(states, replayed.hidden, grad_outputs=seed)
         firsts = torch.tensor([0, *batch.lengths[:-1]], device=scales.device).cumsum(0)
         semgrad = _mean_absolute(batch, gradients, replayed.start) / scales[firsts, 0]
-        return _assemble(batch, semgrad, result.paragrad, result.entropies, result.log_probs, tier)
+        return _assemble(
+            batch,
+            tier,
+            semgrad=semgrad,
+            paragrad=result.paragrad,
+            entropies=result.entropies,
+            log_probs=result.log_probs,
+        )
 
     def current_replayer(self) -> Replayer:
         """The shadow in use; made anew when the model was moved, cast, re-weighted or hooked since."""
@@ -183,7 +190,7 @@ class Scorer:
             if found.tier == tier and _agree(found, expected, _TOLERANCE.get(replayer.head.weight.dtype, 0.25)):
                 agreeing.append(tier)
             else:
-                logger.warning("semgrad-guard: the %s tier disagrees with plain autograd: %s, %s", tier, found, expected)
+                logger.warning("semgrad-guard: the %s tier disagrees with autograd: %s, %s", tier, found, expected)
         if len(agreeing) < 2:
             logger.warning("semgrad-guard steps down to slower scoring for this model: %s", [*agreeing, "full"])
         self._tiers = (*agreeing, "full")
@@ -263,16 +270,18 @@ def _through_logits(batch: TokenBatch, objective: Objective, replayed: Replayed)
     total = sum(float((part @ states).abs().double().sum()) for part in sensitivity.t().split(4096))
     paragrad = torch.tensor([total / (raw.shape[-1] * states.shape[-1])], dtype=torch.float64)
     semgrad = _mean_absolute(batch, hidden, replayed.start)
-    return _assemble(batch, semgrad, paragrad, entropies, log_probs.detach(), "full")[0]
+    figures = {"semgrad": semgrad, "paragrad": paragrad, "entropies": entropies, "log_probs": log_probs.detach()}
+    return _assemble(batch, "full", **figures)[0]
 
 
 def _assemble(
     batch: TokenBatch,
+    tier: Tier,
+    *,
     semgrad: torch.Tensor,
     paragrad: torch.Tensor,
     entropies: torch.Tensor,
     log_probs: torch.Tensor,
-    tier: Tier,
 ) -> tuple[GradientScores, ...]:
     rows = zip(
         semgrad.tolist(), paragrad.tolist(), entropies.split(batch.lengths), log_probs.split(batch.lengths), strict=True

@@ -27,7 +27,7 @@ def shadow_of(model: nn.Module) -> nn.Module:
     The user's forward hooks are kept (a steered model is scored as it answers); backward hooks are dropped. Adding
     hooks to the copy, replacing its modules or switching its mode leaves the original as it was.
     """
-    return _copy(model, {})
+    return _copy(model, {}, {})
 
 
 def fingerprint(model: nn.Module) -> Hashable:
@@ -42,14 +42,15 @@ def fingerprint(model: nn.Module) -> Hashable:
     return tensors, hooks
 
 
-def _copy(module: nn.Module, done: dict[int, nn.Module]) -> nn.Module:
-    if id(module) in done:  # a module used in two places stays one module
+def _copy(module: nn.Module, done: dict[int, nn.Module], parameters: dict[int, nn.Parameter]) -> nn.Module:
+    """`done` and `parameters` map originals to copies: what is used in two places stays one."""
+    if id(module) in done:
         return done[id(module)]
     twin = copy.copy(module)
     done[id(module)] = twin
     state = vars(twin)
     state["training"] = False
-    state["_parameters"] = {name: _detached(p) for name, p in module._parameters.items()}
+    state["_parameters"] = {name: _detached(p, parameters) for name, p in module._parameters.items()}
     state["_buffers"] = {name: _own(module, name, b) for name, b in module._buffers.items()}
     state["_non_persistent_buffers_set"] = set(module._non_persistent_buffers_set)
     state.pop("forward", None)  # a compiled or wrapped method is bound to the original
@@ -57,7 +58,9 @@ def _copy(module: nn.Module, done: dict[int, nn.Module]) -> nn.Module:
         state[name] = copy.copy(state[name])
     for name in ("_backward_hooks", "_backward_pre_hooks"):
         state[name] = type(state[name])()
-    state["_modules"] = {name: None if child is None else _copy(child, done) for name, child in module._modules.items()}
+    state["_modules"] = {
+        name: None if child is None else _copy(child, done, parameters) for name, child in module._modules.items()
+    }
     return twin
 
 
@@ -68,7 +71,7 @@ def _own(module: nn.Module, name: str, buffer: torch.Tensor | None) -> torch.Ten
     return buffer.detach().clone()
 
 
-def _detached(parameter: nn.Parameter | None) -> nn.Parameter | None:
+def _detached(parameter: nn.Parameter | None, done: dict[int, nn.Parameter]) -> nn.Parameter | None:
     if parameter is None or not parameter.requires_grad:
         return parameter
-    return nn.Parameter(parameter.detach(), requires_grad=False)
+    return done.setdefault(id(parameter), nn.Parameter(parameter.detach(), requires_grad=False))

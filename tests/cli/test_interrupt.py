@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from click.testing import Result
@@ -38,7 +39,14 @@ def test_an_interrupted_calibration_continues(run: Run, model_folder: Path, righ
     command = [sys.executable, "-m", "semgrad_guard.cli", *arguments(model_folder, right, output)]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
     with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment, cwd=tmp_path
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment,
+        cwd=tmp_path,
+        # A runner without a terminal may have us ignore Ctrl-C, which children inherit.
+        preexec_fn=partial(signal.signal, signal.SIGINT, signal.default_int_handler),
     ) as process:
         wait_for_lines(record, 5, process)
         process.send_signal(signal.SIGINT)

@@ -11,8 +11,9 @@ from transformers import GenerationConfig
 
 from semgrad_guard.engine.hidden_states import Capture
 from semgrad_guard.engine.objective import Objective
-from semgrad_guard.engine.replay import Tier, TokenBatch, Trace
+from semgrad_guard.engine.replay import Tier, Trace
 from semgrad_guard.engine.scoring import GradientScores, Scorer, clean_slate
+from semgrad_guard.engine.token_batch import TokenBatch
 
 from .oracle import Reference, reference_scores
 from .tiny_models import token_ids
@@ -44,7 +45,9 @@ CASES = (
 
 def batch_of(cases: Sequence[Case]) -> TokenBatch:
     """The cases as one padded batch."""
-    return TokenBatch.of([c.prompt for c in cases], [c.response for c in cases], [c.semantic_token for c in cases], "cpu")
+    return TokenBatch.of(
+        [c.prompt for c in cases], [c.response for c in cases], [c.semantic_token for c in cases], "cpu"
+    )
 
 
 def score_in_tier(
@@ -64,7 +67,9 @@ def score_in_tier(
     return found
 
 
-def generate(model: Any, prompts: Sequence[list[int]], offsets: Sequence[int], layer: int, **options: Any) -> tuple[list[list[int]], Trace]:
+def generate(
+    model: Any, prompts: Sequence[list[int]], offsets: Sequence[int], layer: int, **options: Any
+) -> tuple[list[list[int]], Trace]:
     """A real `generate` of a left-padded batch with states captured on the way: responses and what is left behind."""
     width = max(map(len, prompts))
     ids = torch.tensor([[0] * (width - len(p)) + p for p in prompts])

@@ -13,8 +13,8 @@ from transformers.cache_utils import DynamicCache, DynamicLayer
 from semgrad_guard.engine.gradient_scores import gradient_scores
 from semgrad_guard.engine.hidden_states import Capture
 from semgrad_guard.engine.prefix_cache import cut
-from semgrad_guard.engine.replay import TokenBatch
 from semgrad_guard.engine.scoring import GradientScores, Scorer
+from semgrad_guard.engine.token_batch import TokenBatch
 from semgrad_guard.errors import UnsupportedModelError
 
 from .scoring_paths import Case, batch_of
@@ -33,7 +33,10 @@ def cases(draw: st.DrawFn) -> Case:
 
 def together(name: str, rows: list[Case]) -> list[GradientScores]:
     return gradient_scores(
-        shared(name), [r.prompt for r in rows], [r.response for r in rows], semantic_token=[r.semantic_token for r in rows]
+        shared(name),
+        [r.prompt for r in rows],
+        [r.response for r in rows],
+        semantic_token=[r.semantic_token for r in rows],
     )
 
 
@@ -43,7 +46,11 @@ def close(one: GradientScores, other: GradientScores) -> bool:
 
 
 @settings(max_examples=15, deadline=None)
-@given(data=st.data(), rows=st.lists(cases(), min_size=2, max_size=4), name=st.sampled_from(["llama", "gpt2", "mistral-sliding"]))
+@given(
+    data=st.data(),
+    rows=st.lists(cases(), min_size=2, max_size=4),
+    name=st.sampled_from(["llama", "gpt2", "mistral-sliding"]),
+)
 def test_rows_keep_their_scores_in_any_company_and_order(data: st.DataObject, rows: list[Case], name: str) -> None:
     alone = [together(name, [row])[0] for row in rows]
     order = data.draw(st.permutations(range(len(rows))))

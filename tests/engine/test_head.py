@@ -158,6 +158,19 @@ def test_nearly_certain_tokens_keep_their_digits(gap: float, aims_at_mode: bool)
     assert float((found.seed.double() - exact.seed).abs().max() / exact.seed.abs().max()) < 1e-4
 
 
+@pytest.mark.usefixtures("block")
+def test_modes_that_tie() -> None:
+    """Two or more tokens share the greatest logit, in one block or in several; the target is one of them, or none."""
+    states, targets, head = make(3, 60, 5)
+    states[:] = states[:1]
+    top = int((states[0] @ head.weight.t()).argmax())
+    for twin in (11, 12, 59):
+        head.weight[twin] = head.weight[top]
+    targets = torch.tensor([top, 59, 3])
+    found = score_head(states, targets, lengths=[3], head=head, transform=LogitTransform(), averages=False)
+    assert_close(found, brute_force(states, targets, head, [3], LogitTransform(), False), 1e-12)
+
+
 @settings(max_examples=40, deadline=None)
 @given(
     seed=st.integers(0, 10_000),

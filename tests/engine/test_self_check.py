@@ -112,7 +112,9 @@ def test_a_wrong_tier_is_turned_down_aloud_and_the_score_is_exact(case: str, cap
         assert worst_relative_error(found, example.reference(model, Objective())) < 1e-7
 
 
-def test_a_tier_that_raises_is_turned_down_too(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tier_that_raises_is_turned_down_too(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def refuse(*_: Any, **__: Any) -> Any:
         raise RuntimeError("no such path")
 
@@ -149,9 +151,10 @@ def test_the_check_is_made_once_and_again_after_a_change(monkeypatch: pytest.Mon
     handle.remove()
 
 
-def test_broken_weights_settle_nothing() -> None:
+@pytest.mark.parametrize("kind", [LlamaForCausalLM, WarmLogits])
+def test_broken_weights_settle_nothing(kind: type[LlamaForCausalLM], caplog: pytest.LogCaptureFixture) -> None:
     """NaN agrees with nothing: the tiers are decided once the model has finite outputs."""
-    model = tiny(WarmLogits)
+    model = tiny(kind)
     weight = model.lm_head.weight
     good = weight.detach().clone()
     with torch.no_grad():
@@ -159,8 +162,10 @@ def test_broken_weights_settle_nothing() -> None:
     assert scorer_of(model).tiers() == ("full",)
     case = CASES[0]
     assert gradient_scores(model, case.prompt, case.response, semantic_token=-3).semgrad is None
+    assert not caplog.records
     with torch.no_grad():
         weight.copy_(good)
+    assert scorer_of(model).tiers() == (("full",) if kind is WarmLogits else ("captured", "prefix", "full"))
     found = gradient_scores(model, case.prompt, case.response, semantic_token=case.semantic_token)
     assert worst_relative_error(found, case.reference(model, Objective())) < 1e-7
 

@@ -24,7 +24,8 @@ def test_two_threads_score_while_a_third_generates() -> None:
     prompt = torch.tensor([token_ids(30, 1)])
 
     def generate() -> list[int]:
-        return model.generate(prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=5, do_sample=False)[0].tolist()
+        mask = torch.ones_like(prompt)
+        return model.generate(prompt, attention_mask=mask, max_new_tokens=5, do_sample=False)[0].tolist()
 
     def score(row: int) -> GradientScores:
         case = CASES[row]

@@ -58,6 +58,26 @@ def test_whole_replay_leaves_no_trace(name: str) -> None:
         assert score(model).tier == "full"
 
 
+def test_the_shadow_shares_every_weight_and_wants_no_gradient() -> None:
+    """Else each backward pass would also run through the weights that the user is training."""
+    model = build("qwen2-tied").requires_grad_(True)
+    shadow = scorer_of(model).current_replayer()._shadow
+    pairs = zip(shadow.parameters(), model.parameters(), strict=True)
+    assert all(ours.data_ptr() == theirs.data_ptr() and not ours.requires_grad for ours, theirs in pairs)
+    assert not any(module.training for module in shadow.modules())
+
+
+def test_the_head_never_sees_the_strides_of_a_slice() -> None:
+    """On a CPU, `linear` over a sliced 3-D input would copy the whole head at each generation's first token."""
+    model, seen = build("llama"), []
+    replayer = scorer_of(model).current_replayer()
+    handle = replayer.head.register_forward_hook(lambda _, args, __: seen.append(args[0].stride()))
+    prompt = torch.tensor([CASE.prompt])
+    replayer.generate(prompt, torch.ones_like(prompt), None, max_new_tokens=2, eos_token_id=None)
+    handle.remove()
+    assert seen == [(32, 32, 1)] * 2
+
+
 def test_dropout_and_training_mode_play_no_part() -> None:
     model = build("gpt2", resid_pdrop=0.5, embd_pdrop=0.5, attn_pdrop=0.5)
     expected = CASE.reference(model, Objective())
@@ -117,11 +137,13 @@ def test_an_error_inside_any_tier_leaves_no_hook_on_the_shadow(tier: Tier) -> No
     replayer, batch = scorer.current_replayer(), batch_of(CASES[:1])
     scorer.tiers()
     trace = replayer.record(batch, 3)
+    replay = {
+        "captured": lambda: replayer.captured(batch, [3, 4], trace),
+        "prefix": lambda: replayer.prefix(batch, [3, 4]),
+        "full": lambda: replayer.full(batch, [3, 4]),
+    }[tier]
     with unchanged(replayer._shadow), breaking(model, 4, after=0), pytest.raises(BrokenLayerError):
-        if tier == "captured":
-            replayer.captured(batch, [3, 4], trace)
-        else:
-            getattr(replayer, tier)(batch, [3, 4])
+        replay()
     with unchanged(replayer._shadow), breaking(model, 4, after=3), pytest.raises(BrokenLayerError):
         replayer.generate(batch.ids, batch.mask, Capture(3, batch.cut), max_new_tokens=9, eos_token_id=None)
     [found] = scorer.score(batch, objective, trace)

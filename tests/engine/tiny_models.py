@@ -54,7 +54,10 @@ ARCHITECTURES: Mapping[str, tuple[str, dict[str, Any]]] = {
     "phi3": ("phi3", {"num_hidden_layers": 5}),
     "phi": ("phi", {}),
     "olmo2": ("olmo2", {}),
-    "gpt2": ("gpt2", {"n_embd": 32, "num_hidden_layers": 5, "n_head": 4, "n_positions": 128, "tie_word_embeddings": True}),
+    "gpt2": (
+        "gpt2",
+        {"n_embd": 32, "num_hidden_layers": 5, "n_head": 4, "n_positions": 128, "tie_word_embeddings": True},
+    ),
     "gpt-neox": ("gpt_neox", {"num_hidden_layers": 5}),
     "opt": ("opt", {"ffn_dim": 48, "word_embed_proj_dim": 32, "tie_word_embeddings": True}),
     "cohere": ("cohere", {"logit_scale": 0.25, "tie_word_embeddings": True}),
@@ -69,11 +72,26 @@ STATEFUL: Mapping[str, tuple[str, dict[str, Any]]] = {
     "mamba": ("mamba", {"state_size": 4, "time_step_rank": 4, "intermediate_size": 64}),
     "mamba2": (
         "mamba2",
-        {"num_heads": 8, "head_dim": 8, "state_size": 8, "n_groups": 1, "expand": 2, "chunk_size": 4, "intermediate_size": 64},
+        {
+            "num_heads": 8,
+            "head_dim": 8,
+            "state_size": 8,
+            "n_groups": 1,
+            "expand": 2,
+            "chunk_size": 4,
+            "intermediate_size": 64,
+        },
     ),
     "falcon-h1": (
         "falcon_h1",
-        {"mamba_d_ssm": 32, "mamba_n_heads": 4, "mamba_d_head": 8, "mamba_n_groups": 1, "mamba_d_state": 8, "mamba_chunk_size": 4},
+        {
+            "mamba_d_ssm": 32,
+            "mamba_n_heads": 4,
+            "mamba_d_head": 8,
+            "mamba_n_groups": 1,
+            "mamba_d_state": 8,
+            "mamba_chunk_size": 4,
+        },
     ),
     "qwen3-next": (
         "qwen3_next",
@@ -101,12 +119,23 @@ STATEFUL: Mapping[str, tuple[str, dict[str, Any]]] = {
             "use_mamba_kernels": False,
         },
     ),
+    "llama4-chunked": (
+        "llama4_text",
+        {
+            "attention_chunk_size": 8,
+            "layer_types": ["chunked_attention", "full_attention", "chunked_attention", "full_attention"],
+            "num_local_experts": 2,
+            "num_experts_per_tok": 1,
+            "intermediate_size_mlp": 48,
+            "moe_layers": [],
+        },
+    ),
     "recurrent-gemma": (
         "recurrent_gemma",
         {"lru_width": 32, "attention_window_size": 16, "block_types": ["recurrent", "attention"]},
     ),
 }
-"""Recurrent, convolutional or linear-attention layers: only the full replay is exact."""
+"""Recurrent, convolutional, linear-attention or chunked layers: only the full replay is exact."""
 
 
 LONG_ROPE: Mapping[str, Any] = {
@@ -135,9 +164,8 @@ def build(
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         # torch's grouped matrix product knows no float64
-        model = AutoModelForCausalLM.from_config(
-            config, attn_implementation=attention, **({"experts_implementation": "eager"} if "num_experts_per_tok" in differences else {})
-        )
+        experts = {"experts_implementation": "eager"} if "num_experts_per_tok" in differences else {}
+        model = AutoModelForCausalLM.from_config(config, attn_implementation=attention, **experts)
         spread_weights(model)
     model.generation_config.pad_token_id = 0
     return model.to(dtype).eval()

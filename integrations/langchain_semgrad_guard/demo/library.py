@@ -71,7 +71,7 @@ def _document(path: Path) -> Document:
 
 def _bm25s() -> Any:
     try:
-        import bm25s
+        import bm25s  # pyright: ignore[reportMissingTypeStubs]
     except ImportError as error:
         raise MissingExtraError("bm25s", extra="demo") from error
     return bm25s

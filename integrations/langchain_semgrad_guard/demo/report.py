@@ -74,6 +74,7 @@ def picture(path: Path, asked: Sequence[Question], answers: Sequence[AIMessage],
         [uncertainty for uncertainty, _ in scored],
         [correct for _, correct in scored],
         calibration=calibration,
+        label="HybridGrad",
         title="Answering from memory: error rate among the answered",
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from langchain_semgrad_guard import ChatSemGrad, UncertaintyRouterCallback, get_
 from semgrad_guard import HybridGrad, LanguageModel, SemGrad
 from semgrad_guard.errors import BindingMismatchError
 
-from .support import EVERYTHING, NOTHING, QUESTION, ROUTES, metadata_of, policy_for_another_model, text_of
+from .support import EVERYTHING, NOTHING, QUESTION, ROUTES, metadata_of, policy_for_another_model, save_tiny, text_of
 
 CACHED = ("invoke", "ainvoke", "batch", "abatch")
 
@@ -107,6 +108,15 @@ def test_other_weights_and_call_options_are_in_the_key(language_model: LanguageM
         ChatSemGrad.from_model(larger)._get_llm_string(),
     ]
     assert len(set(keys)) == 4
+
+
+def test_other_weights_of_the_same_name_are_in_the_key(
+    language_model: LanguageModel, tiny: str, tmp_path: Path
+) -> None:
+    retrained = LanguageModel.from_pretrained(str(save_tiny(tmp_path / Path(tiny).name, seed=2)))
+    assert retrained.name == language_model.name
+    keys = {ChatSemGrad.from_model(each)._get_llm_string() for each in (language_model, retrained)}
+    assert len(keys) == 2
 
 
 def test_the_verdict_survives_the_cache(chat: ChatSemGrad, cache: InMemoryCache) -> None:

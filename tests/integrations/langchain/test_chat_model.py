@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import json
+import threading
 import time
 from copy import deepcopy
 from typing import Any
@@ -16,7 +17,7 @@ from langchain_semgrad_guard import ChatSemGrad, get_verdict
 from semgrad_guard import HybridGrad, LanguageModel, SemGrad
 from semgrad_guard.errors import EmptyPromptError, InputError, ModelNotFoundError
 
-from .support import QUESTION, Ledger, Wire, collect, metadata_of
+from .support import QUESTION, ROUTES, Ledger, Wire, collect, metadata_of
 
 
 def test_an_answer_carries_its_score(chat: ChatSemGrad, language_model: LanguageModel) -> None:
@@ -93,6 +94,21 @@ def test_the_event_loop_is_not_blocked(chat: ChatSemGrad) -> None:
     began = time.perf_counter()
     gap = asyncio.run(longest_gap())
     assert gap < (time.perf_counter() - began) / 4
+
+
+@pytest.mark.parametrize("name", ["ainvoke", "abatch", "astream"])
+def test_weights_do_not_load_on_the_event_loop(tiny: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    threads: list[threading.Thread] = []
+    original = LanguageModel.from_pretrained.__func__  # type: ignore[attr-defined]
+
+    def from_pretrained(cls: Any, name_or_path: str, **kwargs: Any) -> LanguageModel:
+        threads.append(threading.current_thread())
+        return original(cls, name_or_path, **kwargs)
+
+    monkeypatch.setattr(LanguageModel, "from_pretrained", classmethod(from_pretrained))
+    ROUTES[name](ChatSemGrad(model=tiny, max_tokens=2), QUESTION, {})
+    assert len(threads) == 1
+    assert threads[0] is not threading.main_thread()
 
 
 def test_stop_strings_end_an_answer(chat: ChatSemGrad, draft: str) -> None:

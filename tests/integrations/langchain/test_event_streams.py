@@ -59,7 +59,7 @@ def test_events_without_a_router_are_live(chat: ChatSemGrad, draft: str) -> None
     assert len([e for e in events if e["event"] == "on_chat_model_stream"]) > 5
 
 
-@pytest.mark.parametrize("mode", ["sync", "async"])
+@pytest.mark.parametrize("mode", ["sync", "async", "sync stream", "async stream"])
 def test_message_streams_of_a_graph(
     chat: ChatSemGrad, case: tuple[UncertaintyRouterCallback, str], draft: str, mode: str
 ) -> None:
@@ -67,17 +67,23 @@ def test_message_streams_of_a_graph(
     router, expected = case
 
     def answer(state: Any) -> Any:
-        return {"messages": [chat.invoke(state["messages"])]}
+        if "stream" not in mode:
+            return {"messages": [chat.invoke(state["messages"])]}
+        (whole,) = chat.stream(state["messages"])
+        return {"messages": [whole]}
 
     async def aanswer(state: Any) -> Any:
-        return {"messages": [await chat.ainvoke(state["messages"])]}
+        if "stream" not in mode:
+            return {"messages": [await chat.ainvoke(state["messages"])]}
+        (whole,) = [chunk async for chunk in chat.astream(state["messages"])]
+        return {"messages": [whole]}
 
     builder = graph.StateGraph(graph.MessagesState)
-    builder.add_node("answer", answer if mode == "sync" else aanswer)
+    builder.add_node("answer", aanswer if mode.startswith("async") else answer)
     builder.add_edge(graph.START, "answer")
     compiled, config = builder.compile(), {"callbacks": [router]}
     question = {"messages": [("human", QUESTION)]}
-    if mode == "sync":
+    if not mode.startswith("async"):
         pieces = list(compiled.stream(question, config, stream_mode="messages"))
     else:
         pieces = asyncio.run(_gather(compiled.astream(question, config, stream_mode="messages")))

@@ -27,7 +27,6 @@ class _Flags:
     def has_structured_output(self) -> bool:
         return False
 
-
     @property
     def standard_chat_model_params(self) -> dict[str, Any]:
         return {**super().standard_chat_model_params, "max_tokens": 20}  # type: ignore[misc]

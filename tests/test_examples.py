@@ -1,0 +1,41 @@
+"""Every example and the demo run offline, from start to end, on the embedded model."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from langchain_semgrad_guard.demo import run
+
+ROOT = Path(__file__).parent.parent
+EXAMPLES = sorted((ROOT / "examples").glob("[0-9]*.py"))
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.name)
+def test_an_example_runs(example: Path, tmp_path: Path) -> None:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "integrations")])}
+    found = subprocess.run(
+        [sys.executable, str(example)], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+    )
+    assert found.returncode == 0, found.stderr
+    assert {"answer: Paris", "escalate: Ulaanbaatar", "escalate: I don't know."} <= {
+        line.strip().split("   ")[0] for line in found.stdout.splitlines()
+    }
+
+
+def test_the_demo_answers_escalates_and_abstains(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "160")
+    assert run(tmp_path / "new folder") == 0
+    printed = capsys.readouterr().out
+    rows = {line[:44].strip(): line for line in printed.splitlines() if "memory" in line or "escalate" in line}
+    assert "Au" in rows["Tell me the chemical symbol of gold."]
+    assert "mongolia.md" in rows["Do you know the capital of Mongolia?"]
+    assert "I don't know." in rows["Which city is Atlantis's capital?"]
+    assert "held-out questions" in printed
+    assert (tmp_path / "new folder" / "risk_coverage.png").stat().st_size > 10_000
