@@ -15,7 +15,7 @@ $(STAMP): pyproject.toml constraints.txt
 check: $(STAMP)  ## lint, types, import rules, tests with coverage
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/pyright
+	$(BIN)/pyright --pythonpath $(BIN)/python
 	$(BIN)/lint-imports
 	$(BIN)/python -m pytest --cov --cov-report=term:skip-covered --cov-fail-under=90
 

@@ -96,7 +96,7 @@ class Run:
     def resume(self) -> bool:
         if not (self.checkpoint and self.checkpoint.exists()):
             return False
-        state = torch.load(self.checkpoint, weights_only=False)
+        state = torch.load(self.checkpoint, weights_only=True)
         if state["settings"] != asdict(self.settings):
             raise SystemExit(f"{self.checkpoint} belongs to a run with other settings; choose another --output")
         self.model.load_state_dict(state["model"])
