@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from semgrad_guard.engine.gradient_scores import gradient_scores
     from semgrad_guard.engine.language_model import LanguageModel
     from semgrad_guard.engine.objective import Objective
-    from semgrad_guard.engine.scoring import GradientScores
+    from semgrad_guard.engine.scores import GradientScores
     from semgrad_guard.errors import SemGradGuardError
     from semgrad_guard.estimators import Estimator, GreedyNLL, HybridGrad, MeanEntropy, ParaGrad, SemGrad
     from semgrad_guard.guard import Guard
@@ -50,7 +50,7 @@ _HOMES = {
     "semgrad_guard.engine.gradient_scores": ("gradient_scores",),
     "semgrad_guard.engine.language_model": ("LanguageModel",),
     "semgrad_guard.engine.objective": ("Objective",),
-    "semgrad_guard.engine.scoring": ("GradientScores",),
+    "semgrad_guard.engine.scores": ("GradientScores",),
     "semgrad_guard.errors": ("SemGradGuardError",),
     "semgrad_guard.estimators": ("Estimator", "GreedyNLL", "HybridGrad", "MeanEntropy", "ParaGrad", "SemGrad"),
     "semgrad_guard.guard": ("Guard",),

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from semgrad_guard.engine.objective import Objective
 from semgrad_guard.engine.prompt import Prompt
 from semgrad_guard.engine.replay import Trace
-from semgrad_guard.engine.scoring import GradientScores, Scorer, clean_slate
+from semgrad_guard.engine.scores import GradientScores
+from semgrad_guard.engine.scoring import Scorer, clean_slate
 from semgrad_guard.engine.token_batch import TokenBatch
 
 

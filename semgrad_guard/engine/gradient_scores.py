@@ -10,7 +10,8 @@ import torch
 from transformers import PreTrainedModel
 
 from semgrad_guard.engine.objective import Objective, Variant
-from semgrad_guard.engine.scoring import GradientScores, scorer_of
+from semgrad_guard.engine.scores import GradientScores
+from semgrad_guard.engine.scoring import scorer_of
 from semgrad_guard.engine.token_batch import TokenBatch
 from semgrad_guard.errors import EmptyPromptError, EmptyResponseError, InputError
 

@@ -17,7 +17,8 @@ from semgrad_guard.engine.evidence import BatchScoring, Evidence
 from semgrad_guard.engine.generation import Generation, GenerationOptions
 from semgrad_guard.engine.objective import Objective
 from semgrad_guard.engine.prompt import Prompt, render, template_fingerprint
-from semgrad_guard.engine.scoring import GradientScores, scorer_of
+from semgrad_guard.engine.scores import GradientScores
+from semgrad_guard.engine.scoring import scorer_of
 from semgrad_guard.engine.stream import TextStream
 from semgrad_guard.errors import EmptyResponseError, InputError, PromptTooLongError
 from semgrad_guard.records import Conversation

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -27,8 +27,6 @@ from semgrad_guard.engine.shadow import shadow_of
 from semgrad_guard.engine.stand_ins import Bypass, HeadTap, restride
 from semgrad_guard.engine.token_batch import TokenBatch
 from semgrad_guard.errors import UnsupportedModelError
-
-Tier = Literal["captured", "prefix", "full"]
 
 
 @dataclass(frozen=True)

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import logging
-import math
 import threading
 import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 
 import torch
 from torch import nn
@@ -16,7 +14,8 @@ from torch import nn
 from semgrad_guard.engine.architecture import Architecture, inspect_architecture
 from semgrad_guard.engine.head import score_head
 from semgrad_guard.engine.objective import Objective
-from semgrad_guard.engine.replay import Replayed, Replayer, Tier, Trace
+from semgrad_guard.engine.replay import Replayed, Replayer, Trace
+from semgrad_guard.engine.scores import GradientScores, Tier, agree, assemble
 from semgrad_guard.engine.shadow import fingerprint
 from semgrad_guard.engine.token_batch import TokenBatch
 
@@ -26,38 +25,6 @@ logger = logging.getLogger("semgrad_guard")
 # nearly certain answers carry that noise (bfloat16: up to 15 % at a mean entropy of 0.3).
 _TOLERANCE = {torch.float64: 1e-7, torch.float32: 1e-3, torch.float16: 0.05, torch.bfloat16: 0.25}
 _CHECK_PROMPT, _CHECK_RESPONSE = 9, 4
-
-
-@dataclass(frozen=True)
-class GradientScores:
-    """The scores of one response; all higher = less certain, >= 0. None, with a `reason`, where not finite.
-
-    `semgrad` is the mean absolute gradient at t* over the span (Eq. 4), `paragrad` that of the output head,
-    `hybridgrad` their mixture with tau = beta = 1. `entropies` and `log_probs` hold one value per response token
-    (nats), `mean_entropy` their mean entropy, `greedy_nll` the response's negative log-likelihood (nats).
-    `tier` tells how they were computed; every tier is exact.
-    """
-
-    semgrad: float | None
-    paragrad: float | None
-    mean_entropy: float | None
-    greedy_nll: float | None
-    entropies: tuple[float, ...]
-    log_probs: tuple[float, ...]
-    tier: Tier
-    reason: str | None = None
-
-    @property
-    def hybridgrad(self) -> float | None:
-        """(1 - a) SemGrad + a ParaGrad with a = exp(-mean entropy)."""
-        return self.hybrid()
-
-    def hybrid(self, *, tau: float = 1.0, beta: float = 1.0) -> float | None:
-        """The appendix's form: (1 - a) SemGrad + beta a ParaGrad with a = exp(-mean entropy / tau)."""
-        if self.semgrad is None or self.paragrad is None or self.mean_entropy is None:
-            return None
-        balance = math.exp(-self.mean_entropy / tau)
-        return (1 - balance) * self.semgrad + beta * balance * self.paragrad
 
 
 class Scorer:
@@ -147,8 +114,8 @@ class Scorer:
         gradients = torch.autograd.grad(states, replayed.hidden, grad_outputs=seed)
         firsts = torch.tensor([0, *batch.lengths[:-1]], device=scales.device).cumsum(0)
         semgrad = _mean_absolute(batch, gradients, replayed.start) / scales[firsts, 0]
-        return _assemble(
-            batch,
+        return assemble(
+            batch.lengths,
             tier,
             semgrad=semgrad,
             paragrad=result.paragrad,
@@ -187,7 +154,7 @@ class Scorer:
             except Exception as error:  # noqa: BLE001 - unknown model code may fail in any way; the next tier is tried
                 logger.warning("semgrad-guard: the %s tier fails on this model (%r)", tier, error)
                 continue
-            if found.tier == tier and _agree(found, expected, _TOLERANCE.get(replayer.head.weight.dtype, 0.25)):
+            if found.tier == tier and agree(found, expected, _TOLERANCE.get(replayer.head.weight.dtype, 0.25)):
                 agreeing.append(tier)
             else:
                 logger.warning("semgrad-guard: the %s tier disagrees with autograd: %s, %s", tier, found, expected)
@@ -271,36 +238,4 @@ def _through_logits(batch: TokenBatch, objective: Objective, replayed: Replayed)
     paragrad = torch.tensor([total / (raw.shape[-1] * states.shape[-1])], dtype=torch.float64)
     semgrad = _mean_absolute(batch, hidden, replayed.start)
     figures = {"semgrad": semgrad, "paragrad": paragrad, "entropies": entropies, "log_probs": log_probs.detach()}
-    return _assemble(batch, "full", **figures)[0]
-
-
-def _assemble(
-    batch: TokenBatch,
-    tier: Tier,
-    *,
-    semgrad: torch.Tensor,
-    paragrad: torch.Tensor,
-    entropies: torch.Tensor,
-    log_probs: torch.Tensor,
-) -> tuple[GradientScores, ...]:
-    rows = zip(
-        semgrad.tolist(), paragrad.tolist(), entropies.split(batch.lengths), log_probs.split(batch.lengths), strict=True
-    )
-    return tuple(_finite(s, p, w.double().tolist(), lp.double().tolist(), tier) for s, p, w, lp in rows)
-
-
-def _finite(
-    semgrad: float, paragrad: float, entropies: list[float], log_probs: list[float], tier: Tier
-) -> GradientScores:
-    if not all(map(math.isfinite, (*entropies, *log_probs))):
-        return GradientScores(None, None, None, None, (), (), tier, "the model's logits are not finite")
-    mean, nll = math.fsum(entropies) / len(entropies), -math.fsum(log_probs)
-    facts = (mean, nll, tuple(entropies), tuple(log_probs), tier)
-    if not (math.isfinite(semgrad) and math.isfinite(paragrad)):
-        return GradientScores(None, None, *facts, "a gradient overflowed in the model's dtype")
-    return GradientScores(semgrad, paragrad, *facts)
-
-
-def _agree(found: GradientScores, expected: GradientScores, tolerance: float) -> bool:
-    pairs = ((found.semgrad, expected.semgrad), (found.paragrad, expected.paragrad))
-    return all(a is not None and b is not None and math.isclose(a, b, rel_tol=tolerance) for a, b in pairs)
+    return assemble(batch.lengths, "full", **figures)[0]

@@ -17,6 +17,9 @@ _HOOKS = (
 )
 
 
+# transformers leaves these on a model at its first `output_hidden_states=True`; they do nothing of themselves.
+_INERT_HOOKS = "transformers.utils.output_capturing"
+
 # Some rotary embeddings rewrite their frequencies in place on every forward pass: two threads must not share those.
 _OWN_BUFFER_BYTES = 1 << 16
 
@@ -34,10 +37,11 @@ def fingerprint(model: nn.Module) -> Hashable:
     """What must be unchanged for a shadow to stay valid: storages, dtypes, gradient flags and hooks."""
     tensors = tuple((p.data_ptr(), p.dtype, p.device, p.requires_grad) for p in model.parameters())
     hooks = tuple(
-        (index, name, tuple(table))
+        (index, name, identity)
         for index, module in enumerate(model.modules())
         for name in _HOOKS
-        if (table := getattr(module, name, None))
+        for identity, hook in (getattr(module, name, None) or {}).items()
+        if getattr(hook, "__module__", None) != _INERT_HOOKS
     )
     return tensors, hooks
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from semgrad_guard.engine.scoring import GradientScores
+from semgrad_guard.engine.scores import GradientScores
 from semgrad_guard.estimators.base import ReplayEstimator
 
 

@@ -11,8 +11,9 @@ from transformers import GenerationConfig
 
 from semgrad_guard.engine.hidden_states import Capture
 from semgrad_guard.engine.objective import Objective
-from semgrad_guard.engine.replay import Tier, Trace
-from semgrad_guard.engine.scoring import GradientScores, Scorer, clean_slate
+from semgrad_guard.engine.replay import Trace
+from semgrad_guard.engine.scores import GradientScores, Tier
+from semgrad_guard.engine.scoring import Scorer, clean_slate
 from semgrad_guard.engine.token_batch import TokenBatch
 
 from .oracle import Reference, reference_scores

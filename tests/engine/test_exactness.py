@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from semgrad_guard.engine.objective import Objective, Variant
-from semgrad_guard.engine.replay import Tier
+from semgrad_guard.engine.scores import Tier
 from semgrad_guard.engine.scoring import Scorer
 
 from .oracle import worst_relative_error

@@ -12,7 +12,8 @@ from transformers.models.llama import modeling_llama as llama
 
 from semgrad_guard.engine.gradient_scores import gradient_scores
 from semgrad_guard.engine.objective import Objective
-from semgrad_guard.engine.replay import Tier, Trace
+from semgrad_guard.engine.replay import Trace
+from semgrad_guard.engine.scores import Tier
 from semgrad_guard.engine.scoring import Scorer, scorer_of
 
 from .oracle import worst_relative_error

@@ -14,8 +14,8 @@ import torch
 from semgrad_guard.engine.gradient_scores import gradient_scores
 from semgrad_guard.engine.hidden_states import Capture
 from semgrad_guard.engine.objective import Objective
-from semgrad_guard.engine.replay import Tier
-from semgrad_guard.engine.scoring import GradientScores, scorer_of
+from semgrad_guard.engine.scores import GradientScores, Tier
+from semgrad_guard.engine.scoring import scorer_of
 
 from .oracle import worst_relative_error
 from .scoring_paths import CASES, batch_of, score_in_tier
@@ -216,6 +216,13 @@ class TestLibraryHooks:
             assert worst_relative_error(found, CASE.reference(model, Objective())) < 1e-7
         assert worst_relative_error(score(model), CASE.reference(model, Objective())) < 1e-7
         assert expected.semgrad == pytest.approx(score(model).semgrad, rel=1e-9)
+
+    def test_they_cost_no_new_shadow_and_no_new_check(self) -> None:
+        model = build("llama")
+        score(model)
+        before = scorer_of(model).current_replayer()
+        model(input_ids=torch.tensor([CASE.prompt]), output_hidden_states=True)
+        assert scorer_of(model).current_replayer() is before
 
     def test_the_user_may_ask_for_hidden_states_afterwards(self) -> None:
         model = build("llama")
