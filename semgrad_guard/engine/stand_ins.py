@@ -32,7 +32,7 @@ def restride(_: nn.Module, args: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor
     For a sliced 3-D input, `linear` on a CPU copies the whole weight (unless that requires a gradient).
     """
     states, *rest = args
-    return (states.reshape(-1, states.shape[-1]).view(states.shape), *rest)
+    return (states.contiguous().view(-1, states.shape[-1]).view(states.shape), *rest)
 
 
 class Bypass(nn.Module):

@@ -67,12 +67,13 @@ def test_the_shadow_shares_every_weight_and_wants_no_gradient() -> None:
     assert not any(module.training for module in shadow.modules())
 
 
-def test_the_head_never_sees_the_strides_of_a_slice() -> None:
+@pytest.mark.parametrize("rows", [1, 3])
+def test_the_head_never_sees_the_strides_of_a_slice(rows: int) -> None:
     """On a CPU, `linear` over a sliced 3-D input would copy the whole head at each generation's first token."""
     model, seen = build("llama"), []
     replayer = scorer_of(model).current_replayer()
     handle = replayer.head.register_forward_hook(lambda _, args, __: seen.append(args[0].stride()))
-    prompt = torch.tensor([CASE.prompt])
+    prompt = torch.tensor([CASE.prompt] * rows)
     replayer.generate(prompt, torch.ones_like(prompt), None, max_new_tokens=2, eos_token_id=None)
     handle.remove()
     assert seen == [(32, 32, 1)] * 2
