@@ -14,7 +14,7 @@ from pathlib import Path
 from random import Random
 
 from semgrad_guard.pocket.documents import attribute, event, record
-from semgrad_guard.pocket.frames import Reading, bank, sample
+from semgrad_guard.pocket.frames import Reading, bank, plain
 from semgrad_guard.pocket.reading import READING_SHAPES
 from semgrad_guard.pocket.tokenizer import Message
 from semgrad_guard.pocket.values import invented
@@ -67,7 +67,7 @@ def reading(size: int = 300, seed: int = SEED) -> list[Case]:
     random = Random(seed)
     makers = (lambda r: record(r, held_out=True), lambda r: record(r, held_out=True), event, attribute)
     fresh = [random.choice(makers)(random) for _ in range(size)]
-    frames = [sample(frame, random, swap=0.0, drop=0.0) for frame in bank()[1]]
+    frames = [plain(frame, random) for frame in bank()[1]]
     first = [replace(r, questions=r.questions[:1]) for r in fresh]
     return [*_reading_cases("invented", first), *_reading_cases("frames", frames)]
 

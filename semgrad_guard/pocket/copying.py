@@ -44,7 +44,8 @@ def set_copying(model: LlamaForCausalLM) -> None:
     layers: Any = model.model.layers
     width, size, groups = config.hidden_size, config.head_dim, config.num_key_value_heads
     half, share = width // 2, config.num_attention_heads // groups
-    if groups * size != half:
+    copying = half // size  # so many key-value heads together carry half the stream
+    if copying * size != half or copying > groups:
         raise ValueError("the circuit needs key-value heads that are together half as wide as the model")
     for layer in layers:
         layer.self_attn.o_proj.weight.mul_(0.3)
@@ -59,7 +60,7 @@ def set_copying(model: LlamaForCausalLM) -> None:
     head[:, half + 1 :] += embedding[:, 1:half] * 0.4
     previous, search = layers[0].self_attn, layers[1].self_attn
     turn = 1.0 / (config.rope_parameters["rope_theta"] ** (torch.arange(0, size, 2).float() / size))
-    for group in range(groups):
+    for group in range(copying):
         place = Place(group * size, group * share * size, size, half)
         _previous_token(previous, place, turn, SHARP * 6.5 / (scale * CONSTANT))
         _carry(previous, place, 1 / scale)

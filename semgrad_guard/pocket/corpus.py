@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from random import Random
 
 from semgrad_guard.pocket.reading import CLOSED_SHAPES, IN_A_SENTENCE, READING_SHAPES, Reading, passage, shape
+from semgrad_guard.pocket.team import Team
 from semgrad_guard.pocket.tokenizer import Message
 from semgrad_guard.pocket.values import KINDS, invented, person
 from semgrad_guard.pocket.world import KNOWN, RARE, Fact, of_split, question, sentence
@@ -31,19 +32,24 @@ Group = list[Example]
 
 @dataclass
 class Corpus:
-    """An endless stream of groups. `total` is the number of groups of the whole training: rare facts spread over it."""
+    """An endless stream of groups, one for each member of a team.
+
+    `total` is the number of groups of this member's whole training: its share of the rare facts is spread over it.
+    """
 
     seed: int
     total: int
     mix: dict[str, float] = field(default_factory=lambda: dict(MIX))
+    team: Team = field(default_factory=Team)
 
     def __post_init__(self) -> None:
         self.random = Random(self.seed)
         known = of_split(KNOWN)
         self.single = [f for f in known if not f.several]
         self.several = [f for f in known if f.several]
-        schedule = [(self.random.random(), i) for i, f in enumerate(of_split(RARE)) for _ in range(EXPOSURES)]
-        self.rare = [of_split(RARE)[i] for _, i in sorted(schedule)]
+        rare = of_split(RARE)[self.team.rank :: self.team.size]
+        schedule = [(self.random.random(), i) for i in range(len(rare)) for _ in range(EXPOSURES)]
+        self.rare = [rare[i] for _, i in sorted(schedule)]
         self.answers: dict[str, list[str]] = {}
         for fact in (*known, *of_split(RARE)):
             self.answers.setdefault(fact.relation, []).extend(fact.shown)

@@ -177,11 +177,7 @@ def attribute(random: Random) -> Reading:
             (phrase, KINDS["int"], KINDS["duration"], KINDS["money"], person, KINDS["action"], KINDS["date"])
         )(random)
         name = random.choice((f"the {noun} of {entity}", f"{entity}'s {noun}"))
-        parts.append(
-            random.choice(
-                (f"{name} is {value}.", f"{name} was {value}.", f"as for {name}, it is {value}.", f"{value} is {name}.")
-            )
-        )
+        parts.append(random.choice((f"{name} is {value}.", f"{name} was {value}.", f"as for {name}, it is {value}.")))
         wording = random.choice(
             (
                 f"What is the {noun} of {entity}?",

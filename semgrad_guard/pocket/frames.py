@@ -19,7 +19,7 @@ from pathlib import Path
 from random import Random
 
 from semgrad_guard.pocket.values import KINDS, phrase
-from semgrad_guard.pocket.words import all_words
+from semgrad_guard.pocket.words import all_words, synonyms
 
 FOLDER = Path(__file__).parent / "data" / "frames"
 SLOT = re.compile(r"\{(\w+)(?::(\[[^\]]*\]|\w+))?\}")
@@ -135,8 +135,30 @@ def _value(kind: str, random: Random, arbitrary: float) -> str:
     return KINDS[kind](random)
 
 
-def sample(frame: Frame, random: Random, *, swap: float = 0.45, drop: float = 0.3) -> Reading:
-    """The frame with fresh fillers. `swap`: how often its own words change; `drop`: how often idle sentences go."""
+def _reworded(question: str, random: Random) -> str:
+    """The question with some of its words replaced by synonyms, which the passage does not have."""
+    known = synonyms()
+
+    def other(match: re.Match[str]) -> str:
+        choices = known.get(match[0])
+        return random.choice(choices) if choices and random.random() < 0.6 else match[0]
+
+    parts = re.split(r"(\{[^}]*\})", question)
+    parts[::2] = [re.sub(r"\b[a-z]{3,}\b", other, part) for part in parts[::2]]
+    return "".join(parts)
+
+
+def plain(frame: Frame, random: Random) -> Reading:
+    """The frame as it was written, with fresh fillers."""
+    return sample(frame, random, swap=0.0, drop=0.0, reword=0.0)
+
+
+def sample(frame: Frame, random: Random, *, swap: float = 0.4, drop: float = 0.3, reword: float = 0.25) -> Reading:
+    """The frame with fresh fillers.
+
+    `swap`: how often its own words change. `drop`: how often idle sentences go. `reword`: how often a question's own
+    words give way to synonyms.
+    """
     changed = random.random() < swap
     values = {name: _value(kind, random, 0.5 if changed else 0.15) for name, kind in frame.slots.items()}
     other = _substitutes(frame, random, random.choice((0.1, 0.25, 0.5))) if changed else {}
@@ -164,7 +186,9 @@ def sample(frame: Frame, random: Random, *, swap: float = 0.45, drop: float = 0.
         where = passage.lower().find(plain.lower())
         if where >= 0:  # as the passage writes it
             found = passage[where : where + len(plain)]
-            asked.append((fill(random.choice(wordings)), found))
+            wording = random.choice(wordings)
+            wording = _reworded(wording, random) if random.random() < reword else wording
+            asked.append((fill(wording), found))
     return Reading(passage, tuple(asked))
 
 

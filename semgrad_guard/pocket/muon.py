@@ -13,6 +13,7 @@ from torch import Tensor
 from transformers import LlamaForCausalLM
 
 from semgrad_guard.pocket.settings import Settings
+from semgrad_guard.pocket.team import Team
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # Jordan et al., "Muon: an optimizer for hidden layers", 2024
 
@@ -68,6 +69,13 @@ class Optimizers:
             Muon(inner, settings.rate, settings.decay),
             torch.optim.AdamW(outer, lr=settings.rate, betas=(0.9, 0.98), weight_decay=settings.decay),
         ]
+
+    def share(self, team: Team, scale: float = 1.0) -> None:
+        """Add up the team's gradients, times `scale`."""
+        gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
+        team.add(gradients)
+        for gradient in gradients:
+            gradient.mul_(scale)
 
     def step(self, rate: float) -> None:
         torch.nn.utils.clip_grad_norm_([p for p in self.model.parameters() if p.requires_grad], 1.0)

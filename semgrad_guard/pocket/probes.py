@@ -13,7 +13,7 @@ from transformers import LlamaForCausalLM
 from semgrad_guard.pocket import network
 from semgrad_guard.pocket.batches import Item, collate
 from semgrad_guard.pocket.corpus import Group
-from semgrad_guard.pocket.frames import bank, sample
+from semgrad_guard.pocket.frames import bank, plain
 from semgrad_guard.pocket.reading import READING_SHAPES
 from semgrad_guard.pocket.settings import Settings
 from semgrad_guard.pocket.world import KNOWN, of_split, question
@@ -24,7 +24,7 @@ def probes(settings: Settings) -> dict[str, list[Group]]:
     random = Random(settings.seed + 99)
     read = []
     for frame in bank()[1]:
-        reading = sample(frame, random, swap=0.0, drop=0.0)
+        reading = plain(frame, random)
         if reading.questions:
             chosen = random.choice([s for s in READING_SHAPES if not s.question_first])
             read.append([(chosen.messages(reading.passage, q), a) for q, a in reading.questions])
@@ -34,8 +34,8 @@ def probes(settings: Settings) -> dict[str, list[Group]]:
 
 
 @torch.no_grad()
-def exact(model: LlamaForCausalLM, probe: list[Item]) -> float:
-    """The share of answers that greedy decoding would give word for word."""
+def exact(model: LlamaForCausalLM, probe: list[Item]) -> tuple[int, int]:
+    """How many answers greedy decoding would give word for word, and of how many."""
     right = total = 0
     for item in probe:
         batch = collate([item])
@@ -44,4 +44,4 @@ def exact(model: LlamaForCausalLM, probe: list[Item]) -> float:
             right += all(hits[: len(answer)])
             total += 1
             hits = hits[len(answer) :]
-    return right / max(total, 1)
+    return right, total

@@ -121,7 +121,7 @@ def from_frames(random: Random, frames: tuple[Frame, ...] | None = None) -> Read
     return Reading(_titled(reading.passage, random), reading.questions[:5])
 
 
-GENERATORS = ((from_frames, 0.64), (record, 0.14), (event, 0.14), (attribute, 0.08))
+GENERATORS = ((from_frames, 0.68), (record, 0.13), (event, 0.1), (attribute, 0.09))
 
 
 def passage(random: Random) -> Reading:

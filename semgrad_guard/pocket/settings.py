@@ -19,18 +19,17 @@ from semgrad_guard.pocket.world import UNKNOWN, question, world
 class Settings:
     """Everything that decides the weights (with the data files, the versions and the processor)."""
 
-    steps: int = 3000
-    rare_steps: int = 2200  # the rare facts' exposures are spread over so many
-    tokens: int = 5120  # a step
-    warm_up: int = 300  # steps on repeated random tokens, at most
+    steps: int = 4000
+    tokens: int = 6144  # a step
+    warm_up: int = 150  # steps on repeated random tokens, at most
     seed: int = 0
-    threads: int = 1
+    workers: int = 2  # processes of one thread
     rate: float = 3e-3
     decay: float = 0.1
     width: int = 192
     layers: int = 6
     heads: int = 6
-    groups: int = 3
+    groups: int = 6
     inner: int = 512
     vocabulary: int = VOCABULARY
 

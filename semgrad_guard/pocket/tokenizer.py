@@ -18,7 +18,7 @@ from transformers import PreTrainedTokenizerFast
 Message = dict[str, str]
 PAD, START, END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 ROLES = ("system", "user", "assistant")
-VOCABULARY = 3072
+VOCABULARY = 6144
 PIECES = r"'s| ?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+|\s*[\r\n]+|\s+(?!\S)|\s"
 TEMPLATE = (
     "{% for message in messages %}"

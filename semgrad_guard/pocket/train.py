@@ -1,11 +1,11 @@
-"""Train the pocket model from scratch on one CPU thread.
+"""Train the pocket model from scratch on CPU cores, one thread each.
 
     python -m semgrad_guard.pocket.train --output DIR
 
-On the same type of processor, library versions and number of threads the result is the same, bit for bit. A run that
+On the same type of processor, library versions and number of workers the result is the same, bit for bit. A run that
 was stopped (Ctrl-C) goes on from its last checkpoint when started again with the same output folder.
 
-Three things make an hour of one core enough: the lean forward of `network.py`; a passage's questions sharing the
+Three things make an hour of two cores enough: the lean forward of `network.py`; a passage's questions sharing the
 passage (`batches.py`); and copying before reading: first weights that nearly copy (`copying.py`) and a minute of
 warm-up on random tokens that repeat. Without it the model learns to read late or never.
 """
@@ -36,6 +36,7 @@ from semgrad_guard.pocket.corpus import MIX, Corpus
 from semgrad_guard.pocket.muon import Optimizers
 from semgrad_guard.pocket.probes import exact, probes
 from semgrad_guard.pocket.settings import GROUPS_A_STEP, Settings, build_model, build_tokenizer, rate_at
+from semgrad_guard.pocket.team import Team, team
 from semgrad_guard.pocket.tokenizer import save_tokenizer
 from semgrad_guard.pocket.warm_up import warm_up
 
@@ -55,16 +56,19 @@ def save(model: LlamaForCausalLM, tokenizer: Tokenizer, folder: Path, settings: 
 
 
 class Run:
-    """A training run with its checkpoint."""
+    """A training run with its checkpoint. Each member of a team has one; what they do together stays equal."""
 
-    def __init__(self, settings: Settings, output: Path | None, tokenizer: Tokenizer | None = None) -> None:
-        torch.set_num_threads(settings.threads)
+    def __init__(
+        self, settings: Settings, output: Path | None, tokenizer: Tokenizer | None = None, team: Team | None = None
+    ) -> None:
+        torch.set_num_threads(1)
         self.settings, self.output, self.step, self.stopping = settings, output, 0, False
+        self.team = team or Team()
         self.tokenizer = tokenizer or build_tokenizer(settings)
         self.model = build_model(settings)
         self.optimizers = Optimizers(self.model, settings)
-        total = int(settings.rare_steps * GROUPS_A_STEP * settings.tokens / 4096)
-        self.corpus = Corpus(settings.seed + 1, total, dict(MIX))
+        total = int(settings.steps * GROUPS_A_STEP * settings.tokens / 4096 / self.team.size)
+        self.corpus = Corpus(settings.seed + 1 + self.team.rank, total, dict(MIX), self.team)
 
     @property
     def checkpoint(self) -> Path | None:
@@ -81,14 +85,15 @@ class Run:
 
     def keep(self) -> None:
         """Write the checkpoint beside the old one and swap them, so that a stop in between loses nothing."""
-        if self.checkpoint and self.output:
+        corpora = self.team.gather(self.corpus.state())
+        if self.checkpoint and self.output and self.team.rank == 0:
             self.output.mkdir(parents=True, exist_ok=True)
             state = {
                 "settings": asdict(self.settings),
                 "step": self.step,
                 "model": self.model.state_dict(),
                 "optimizers": [o.state_dict() for o in self.optimizers.all],
-                "corpus": self.corpus.state(),
+                "corpora": corpora,
             }
             torch.save(state, self.checkpoint.with_suffix(".new"))
             self.checkpoint.with_suffix(".new").replace(self.checkpoint)
@@ -102,32 +107,42 @@ class Run:
         self.model.load_state_dict(state["model"])
         for optimizer, kept in zip(self.optimizers.all, state["optimizers"], strict=True):
             optimizer.load_state_dict(kept)
-        self.corpus.restore(state["corpus"])
+        self.corpus.restore(state["corpora"][self.team.rank])
         self.step = state["step"]
         return True
 
     def one_step(self, stream: Iterator[Item]) -> tuple[float, float]:
         """One step; returns the mean loss and the share of answer tokens predicted right."""
-        taken = step_items(stream, self.settings.tokens)
-        count = sum(made.predicted for made, _ in taken)
+        taken = step_items(stream, self.settings.tokens // self.team.size)
         total = right = 0.0
         for batch in micro_batches(taken):
             loss, hits = network.loss(self.model, batch)
-            (loss / count).backward()
+            loss.backward()
             total, right = total + loss.item(), right + hits.item()
+        total, right, count = self.team.total(total, right, sum(made.predicted for made, _ in taken))
+        self.optimizers.share(self.team, 1 / count)
         self.optimizers.step(rate_at(self.step, self.settings))
         self.step += 1
         return total / count, right / count
+
+    def right(self, probe: list[Item]) -> float:
+        """The share of a probe's answers that greedy decoding would give word for word; each member reads a part."""
+        right, total = self.team.total(*exact(self.model, probe[self.team.rank :: self.team.size]))
+        return right / max(total, 1)
+
+    def say(self, line: str) -> None:
+        if self.team.rank == 0:
+            print(line, flush=True)
 
     def train(self, *, every: int = 50, watch: int = 250) -> None:
         """Warm up (unless resumed) and train to the end."""
         settings = self.settings
         if not self.resume() and settings.warm_up:
-            warm_up(self.model, self.optimizers, settings)
+            warm_up(self.model, self.optimizers, settings, self.team)
         stream = items(self.tokenizer, self.corpus)
         watched = {name: list(items(self.tokenizer, groups)) for name, groups in probes(settings).items()}
         began, first, loss, right = time.time(), self.step, 0.0, 0.0
-        while self.step < settings.steps and not self.stopping:
+        while self.step < settings.steps and not self.team.total(self.stopping)[0]:
             now = self.one_step(stream)
             weight = 0.05 if self.step - first > 20 else 0.5
             loss, right = loss + weight * (now[0] - loss), right + weight * (now[1] - right)
@@ -137,28 +152,39 @@ class Run:
                     f"{self.step}/{settings.steps} loss {loss:.3f} tokens right {right:.3f}, {left / 60:.1f} min left"
                 )
                 if self.step % watch == 0:
-                    line += "".join(f", {name} {exact(self.model, probe):.3f}" for name, probe in watched.items())
+                    line += "".join(f", {name} {self.right(probe):.3f}" for name, probe in watched.items())
                     self.keep()
-                    if self.output:
-                        save(self.model, self.tokenizer, self.output, settings)
-                print(line, flush=True)
+                self.say(line)
+
+
+def _work(members: Team, settings: Settings, output: Path, tokenizer: str) -> None:
+    """What the other members of the team do: the same, silently."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the first one tells them when to stop
+    logging.disable_progress_bar()
+    run = Run(settings, output, Tokenizer.from_str(tokenizer), members)
+    run.train()
+    if run.step < settings.steps:
+        run.keep()
 
 
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, required=True, help="folder for the weights (and the checkpoint)")
-    for name in ("steps", "threads", "warm_up", "seed"):
+    for name in ("steps", "workers", "warm_up", "seed"):
         parser.add_argument(f"--{name.replace('_', '-')}", type=int, default=getattr(Settings(), name))
     options = parser.parse_args(argv)
     logging.disable_progress_bar()
-    settings = Settings(steps=options.steps, threads=options.threads, warm_up=options.warm_up, seed=options.seed)
-    run = Run(settings, options.output)
-    parameters = sum(p.numel() for p in run.model.parameters())
-    print(f"{parameters / 1e6:.2f} M parameters, {settings.steps} steps of {settings.tokens} tokens", flush=True)
-    signal.signal(signal.SIGINT, run.stop)
-    run.train()
-    if run.stopping:
-        run.keep()
+    settings = Settings(steps=options.steps, workers=options.workers, warm_up=options.warm_up, seed=options.seed)
+    tokenizer = build_tokenizer(settings)
+    with team(settings.workers, _work, (settings, options.output, tokenizer.to_str())) as members:
+        run = Run(settings, options.output, tokenizer, members)
+        parameters = sum(p.numel() for p in run.model.parameters())
+        run.say(f"{parameters / 1e6:.2f} M parameters, {settings.steps} steps of {settings.tokens} tokens")
+        signal.signal(signal.SIGINT, run.stop)
+        run.train()
+        if run.step < settings.steps:
+            run.keep()
+    if run.step < settings.steps:
         print(f"stopped at step {run.step}; the same command goes on from here", file=sys.stderr)
         return 130
     save(run.model, run.tokenizer, options.output, settings)

@@ -12,6 +12,7 @@ from semgrad_guard.pocket import network
 from semgrad_guard.pocket.muon import Optimizers
 from semgrad_guard.pocket.network import Batch
 from semgrad_guard.pocket.settings import Settings
+from semgrad_guard.pocket.team import Team
 
 
 def repeated(random: Random, settings: Settings, longest: int) -> Batch:
@@ -29,16 +30,18 @@ def repeated(random: Random, settings: Settings, longest: int) -> Batch:
     return Batch(ids, positions, torch.zeros_like(ids), chosen, targets)
 
 
-def warm_up(model: LlamaForCausalLM, optimizers: Optimizers, settings: Settings) -> None:
+def warm_up(model: LlamaForCausalLM, optimizers: Optimizers, settings: Settings, team: Team) -> None:
     """Copying first: until nine in ten tokens of a repetition are right, on short strings and then on longer ones."""
-    random, recent, longest, began = Random(settings.seed + 7), 0.0, 24, time.time()
+    random, recent, longest, began = Random(settings.seed + 7 + team.rank), 0.0, 24, time.time()
     for step in range(settings.warm_up):
         batch = repeated(random, settings, longest)
         loss, right = network.loss(model, batch)
-        (loss / batch.targets.numel()).backward()
+        loss.backward()
+        hits, count = team.total(right.item(), batch.targets.numel())
+        optimizers.share(team, 1 / count)
         optimizers.step(settings.rate * min(1.0, (step + 1) / 40))
-        recent = 0.9 * recent + 0.1 * right.item() / batch.targets.numel()
-        if step % 50 == 49:
+        recent = 0.9 * recent + 0.1 * hits / count
+        if step % 50 == 49 and team.rank == 0:
             print(f"warm-up {step + 1}: copying {recent:.2f}, {time.time() - began:.0f} s", flush=True)
         if recent > 0.9:
             if longest == 64:

@@ -6,6 +6,9 @@ from functools import cache
 from pathlib import Path
 from random import Random
 
+SKEW = 1.7  # 1 would be uniform
+NAMES = ("first", "last", "town")  # in no order of frequency
+SYNONYMS_FILE = Path(__file__).parent / "data" / "synonyms.txt"
 WORDS_FILE = Path(__file__).parent / "data" / "words.txt"
 
 
@@ -26,5 +29,16 @@ def all_words() -> tuple[str, ...]:
     return tuple(dict.fromkeys(w for kind in kinds for w in words(kind)))
 
 
+@cache
+def synonyms() -> dict[str, list[str]]:
+    """Words that have the same first meaning in WordNet, by word."""
+    lines = SYNONYMS_FILE.read_text(encoding="utf-8").splitlines()
+    return {word: others.split() for word, _, others in (line.partition(": ") for line in lines)}
+
+
 def some(random: Random, kind: str) -> str:
-    return random.choice(words(kind))
+    """One word of the kind. Its list begins with the commonest, and they come more often, as in real texts."""
+    listed = words(kind)
+    if kind in NAMES:
+        return random.choice(listed)
+    return listed[int(len(listed) * random.random() ** SKEW)]

@@ -28,4 +28,4 @@ def tokenizer() -> Tokenizer:
 @pytest.fixture
 def small() -> Settings:
     """The real training at a small size: 20 steps take seconds."""
-    return Settings(steps=20, tokens=400, warm_up=4, width=64, heads=4, groups=2, inner=128, layers=2)
+    return Settings(steps=20, tokens=400, warm_up=4, width=64, heads=4, groups=2, inner=128, layers=2, workers=1)

@@ -15,6 +15,14 @@ from semgrad_guard.pocket.train import Run, Settings, rate_at
 from semgrad_guard.pocket.warm_up import repeated
 
 
+def shrink(monkeypatch: pytest.MonkeyPatch, small: Settings, tokenizer: Tokenizer) -> None:
+    """Let the command train the small model."""
+    monkeypatch.setattr(
+        train, "Settings", lambda **given: small if not given else Settings(**train.asdict(small) | given)
+    )
+    monkeypatch.setattr(train, "build_tokenizer", lambda settings: tokenizer)
+
+
 def weights(run: Run) -> dict[str, torch.Tensor]:
     return {name: p.detach().clone() for name, p in run.model.state_dict().items()}
 
@@ -57,6 +65,19 @@ def test_a_stopped_run_goes_on_as_if_nothing_had_happened(
     assert same(weights(whole), weights(second))
 
 
+def test_two_workers_train_one_model_the_same_twice(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, small: Settings
+) -> None:
+    shrink(monkeypatch, small, tokenizer)
+    for name in ("one", "two"):
+        assert train.main(["--output", str(tmp_path / name), "--steps", "4", "--workers", "2"]) == 0
+    alone = Run(Settings(**train.asdict(small) | {"steps": 4}), None, tokenizer)
+    alone.train()
+    one, two = (load_file(tmp_path / name / "model.safetensors") for name in ("one", "two"))
+    assert same(one, two)
+    assert not same(one, {name: p.bfloat16() for name, p in weights(alone).items()})
+
+
 def test_ctrl_c_before_the_first_step_is_an_ordinary_interrupt(tokenizer: Tokenizer, small: Settings) -> None:
     with pytest.raises(KeyboardInterrupt):
         Run(small, None, tokenizer).stop()
@@ -95,10 +116,7 @@ def test_the_command_writes_a_model_that_plain_transformers_loads(
 ) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    monkeypatch.setattr(
-        train, "Settings", lambda **given: small if not given else Settings(**train.asdict(small) | given)
-    )
-    monkeypatch.setattr(train, "build_tokenizer", lambda settings: tokenizer)
+    shrink(monkeypatch, small, tokenizer)
     assert train.main(["--output", str(tmp_path), "--steps", "3", "--warm-up", "1"]) == 0
     model = AutoModelForCausalLM.from_pretrained(tmp_path)
     assert model.dtype == torch.bfloat16
