@@ -6,7 +6,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from transformers import GenerationConfig, PreTrainedTokenizerBase, StoppingCriteria, StoppingCriteriaList
+from transformers import (
+    GenerationConfig,
+    PreTrainedTokenizerBase,
+    StoppingCriteria,
+    StoppingCriteriaList,
+    StopStringCriteria,
+)
 from transformers.generation.streamers import BaseStreamer
 
 from semgrad_guard.engine.evidence import BatchScoring
@@ -94,13 +100,14 @@ class Decoder:
         device = self._scorer.device
         ids = torch.tensor([[self._pad] * (width - len(p.ids)) + list(p.ids) for p in prompts], device=device)
         mask = torch.tensor([[0] * (width - len(p.ids)) + [1] * len(p.ids) for p in prompts], device=device)
+        watched = [string for string in options.stop if self._can_watch(string)]
         config = GenerationConfig(
             max_new_tokens=options.max_new_tokens,
             do_sample=False,
             pad_token_id=self._pad,
             eos_token_id=list(self._end_tokens) or None,
             return_dict_in_generate=True,
-            stop_strings=list(options.stop) or None,
+            stop_strings=watched or None,
         )
         streamer, stopper = listener or (None, None)
         return self._scorer.current_replayer().generate(
@@ -111,8 +118,16 @@ class Decoder:
             logits_processor=options.processors(len(prompts)),
             stopping_criteria=StoppingCriteriaList([stopper] if stopper else []),
             streamer=streamer,
-            tokenizer=self._tokenizer if options.stop else None,
+            tokenizer=self._tokenizer if watched else None,
         )
+
+    def _can_watch(self, stop: str) -> bool:
+        """Whether transformers can stop at this string; where it cannot, the text is cut there after the generation."""
+        try:
+            StopStringCriteria(self._tokenizer, [stop])
+        except ValueError:  # no token of the vocabulary matches a part of it
+            return False
+        return True
 
     def _produced(self, row: list[int]) -> tuple[list[int], bool]:
         """A row's tokens up to its end token, and whether there was one (rows that end early are padded)."""

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, T5Config, T5ForConditionalGeneration
 
 from semgrad_guard import GenerationOptions, LanguageModel, Message, gradient_scores
@@ -112,6 +113,17 @@ def test_stop_strings_end_text_and_scored_tokens_alike(language_model: LanguageM
     assert cut.finish_reason == "stop"
     assert language_model.tokenizer.decode(cut.response_ids) == cut.text
     assert cut.evidence.gradients().scores.semgrad == pytest.approx(rescored(language_model, cut), rel=1e-9)
+
+
+def test_a_stop_string_that_no_token_spells_stops_nothing(language_model: LanguageModel) -> None:
+    words = {"<unk>": 0, "</s>": 1} | {f"w{i}": i + 2 for i in range(256)}
+    core = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
+    core.pre_tokenizer = pre_tokenizers.Whitespace()
+    plain = PreTrainedTokenizerFast(tokenizer_object=core, unk_token="<unk>", eos_token="</s>")
+    model = LanguageModel.from_transformers(model_of(language_model), plain)
+    whole = model.generate("w1 w2", GenerationOptions(max_new_tokens=6))
+    cut = model.generate("w1 w2", GenerationOptions(max_new_tokens=6, stop=("→", whole.text[-2:])))
+    assert cut.text == whole.text[: whole.text.index(whole.text[-2:])]
 
 
 def test_the_end_token_is_neither_shown_nor_scored(make_language_model: Make) -> None:
