@@ -27,6 +27,7 @@ def ask(
     ],
     *,
     model: options.Model = loading.POCKET,
+    dtype: options.Dtype = None,
     estimator: options.EstimatorOption = "hybridgrad",
     calibration: options.CalibrationFile = None,
     threshold: options.Threshold = None,
@@ -46,7 +47,7 @@ def ask(
         raise EmptyPromptError("The question is empty; ask something.")
     policy = loading.load_policy(calibration, threshold)
     asker = _Asker(
-        loading.load_model(model),
+        loading.load_model(model, dtype),
         loading.load_estimator(estimator),
         loading.decoding(max_new_tokens=max_new_tokens, temperature=temperature, seed=seed),
         system,

@@ -30,6 +30,7 @@ def calibrate(  # noqa: PLR0913  # a command's options are its arguments
     ],
     output: Annotated[Path, typer.Option(metavar="FILE", help="Where to save the calibration.", show_default=False)],
     model: options.Model = loading.POCKET,
+    dtype: options.Dtype = None,
     alpha: Annotated[
         float, typer.Option(metavar="X", help="The error rate to promise among the answers let through.")
     ] = 0.1,
@@ -74,7 +75,7 @@ def calibrate(  # noqa: PLR0913  # a command's options are its arguments
     _check_first(files, alpha=alpha, delta=delta)
     questions = _read(data, strict=strict, alpha=alpha, delta=delta)
     decoding = loading.decoding(max_new_tokens=max_new_tokens, temperature=temperature, seed=seed)
-    run = _Run(model, estimator, decoding, system, batch_size)
+    run = _Run(model, dtype, estimator, decoding, system, batch_size)
     outcome = run(questions.rows, files.answers, grader=grader, alpha=alpha, delta=delta, upstream=upstream)
     outcome.calibration.save(output)
     if plot is not None:
@@ -100,6 +101,7 @@ class _Run:
     """How to answer and score."""
 
     model: str
+    dtype: str | None
     estimator: str
     decoding: GenerationOptions
     system: str | None
@@ -115,7 +117,7 @@ class _Run:
         from semgrad_guard.evaluation.run import run_binding
 
         template = prompt_name(form_of(rows), system=self.system)
-        model, estimator = loading.load_model(self.model), loading.load_estimator(self.estimator)
+        model, estimator = loading.load_model(self.model, self.dtype), loading.load_estimator(self.estimator)
         return calibrate_answers(
             rows,
             self._collect(rows, path, model, estimator),

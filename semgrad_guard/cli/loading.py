@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 POCKET = "pocket"
 
 
-def load_model(name: str) -> LanguageModel:
+def load_model(name: str, dtype: str | None = None) -> LanguageModel:
     """The model, without the chatter of the libraries that load it."""
     with ERR.status(f"Loading {name} …"):
         from transformers.utils import logging
@@ -27,7 +27,7 @@ def load_model(name: str) -> LanguageModel:
 
         logging.set_verbosity_error()
         logging.disable_progress_bar()
-        return LanguageModel.from_pretrained(name)
+        return LanguageModel.from_pretrained(name, dtype=dtype)
 
 
 def load_estimator(name: str) -> Estimator:

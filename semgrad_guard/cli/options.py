@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 import typer
 
 EstimatorName = Literal["hybridgrad", "semgrad", "paragrad", "gnll", "mean_entropy"]
+DtypeName = Literal["float32", "bfloat16", "float16"]
 GraderName = Literal["exact-match", "token-f1"]
 
 Model = Annotated[
@@ -15,6 +16,10 @@ Model = Annotated[
     typer.Option(
         metavar="NAME", help='"pocket" (the embedded model), a folder with safetensors, or a Hugging Face hub id.'
     ),
+]
+Dtype = Annotated[
+    DtypeName | None,
+    typer.Option(metavar="NAME", help="float32, bfloat16 or float16, if not the checkpoint's own. Scores follow it."),
 ]
 EstimatorOption = Annotated[
     EstimatorName,

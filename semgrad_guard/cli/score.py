@@ -27,6 +27,7 @@ Scored = tuple["Question", "Verdict"]
 def score(
     *,
     model: options.Model = loading.POCKET,
+    dtype: options.Dtype = None,
     data: Annotated[
         Path | None, typer.Option(metavar="FILE", help='JSON Lines with "question" and "response".')
     ] = None,
@@ -49,7 +50,7 @@ def score(
         _require_writable(output)
     policy = loading.load_policy(calibration, None)
     scored, failed = _score(
-        rows, loading.load_model(model), loading.load_estimator(estimator), policy=policy, system=system
+        rows, loading.load_model(model, dtype), loading.load_estimator(estimator), policy=policy, system=system
     )
     say_problems(failed)
     if not scored:

@@ -12,6 +12,8 @@ from click.testing import Result
 from semgrad_guard import Calibration
 from semgrad_guard.cli import loading
 
+from .helpers import flat
+
 Run = Callable[..., Result]
 
 
@@ -39,6 +41,16 @@ def test_json_is_one_document_and_nothing_else(ask: Run) -> None:
     )
     assert record["uncertainty"] == record["semgrad"] > 0
     assert record["text"]
+
+
+def test_the_dtype_is_chosen_and_a_calibration_for_another_refused(ask: Run, calibration: Path) -> None:
+    plain, half = (
+        json.loads(ask("What is item 1?", "--json", *chosen).stdout) for chosen in ((), ("--dtype", "bfloat16"))
+    )
+    assert (plain["settings"]["dtype"], half["settings"]["dtype"]) == ("float64", "bfloat16")
+    refused = ask("What is item 1?", "--dtype", "bfloat16", "--calibration", calibration)
+    assert refused.exit_code != 0
+    assert "dtype" in flat(refused.stderr)
 
 
 def test_a_calibration_gives_confidence_and_a_threshold(ask: Run, calibration: Path) -> None:
