@@ -14,6 +14,7 @@
     ├── CalibrationError            a calibration set or file that cannot be used
     │   └── BindingMismatchError    made for another model, estimator, template or grader
     ├── UnenforcedPolicyError       a router attached to a model that would ignore it
+    ├── WithheldError               a structured answer is withheld, and no text can stand in for it
     └── MissingExtraError           an optional dependency is absent (also an ImportError)
 
 They derive from plain `Exception`: frameworks swallow or misread subclasses of ValueError and RuntimeError.
@@ -76,6 +77,10 @@ class BindingMismatchError(CalibrationError):
 
 class UnenforcedPolicyError(SemGradGuardError):
     """A router was attached to a chat model that would ignore its decisions."""
+
+
+class WithheldError(SemGradGuardError):
+    """A structured answer was not let through, and text cannot stand in for it."""
 
 
 class MissingExtraError(SemGradGuardError, ImportError):

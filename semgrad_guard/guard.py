@@ -62,7 +62,7 @@ class Guard:
         self._abstain_message = abstain_message
         self._monitor = monitor
         if isinstance(escalate_to, Guard):
-            _require_sequel(policy, escalate_to.policy)
+            require_sequel(policy, escalate_to.policy)
 
     @property
     def promise(self) -> Promise | None:
@@ -237,7 +237,7 @@ def _above(draft: Verdict, policy: Policy) -> str:
     return f"uncertainty {draft.uncertainty:.4g} is above the threshold {policy.threshold:.4g}"
 
 
-def _require_sequel(policy: Policy, target: Policy) -> None:
+def require_sequel(policy: Policy, target: Policy) -> None:
     """A calibrated target must have been calibrated on what this stage does not let through."""
     if policy.calibration_id is None or target.calibration_id is None:
         return

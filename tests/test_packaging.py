@@ -46,7 +46,11 @@ def run_outside(unpacked: Path, *command: str) -> subprocess.CompletedProcess[st
 
 def test_the_wheel_holds_the_import_packages_and_nothing_else(wheel_names: list[str]) -> None:
     top = {name.split("/")[0] for name in wheel_names}
-    assert {name for name in top if not name.endswith(".dist-info")} == {"semgrad_guard", "langchain_semgrad_guard"}
+    assert {name for name in top if not name.endswith(".dist-info")} == {
+        "semgrad_guard",
+        "langchain_semgrad_guard",
+        "llama_index_semgrad_guard",
+    }
 
 
 @pytest.mark.parametrize(
@@ -54,6 +58,7 @@ def test_the_wheel_holds_the_import_packages_and_nothing_else(wheel_names: list[
     [
         "semgrad_guard/py.typed",
         "langchain_semgrad_guard/py.typed",
+        "llama_index_semgrad_guard/py.typed",
         "semgrad_guard/pocket/weights/model.safetensors",
         "semgrad_guard/pocket/weights/tokenizer.json",
         "semgrad_guard/pocket/calibration.json",

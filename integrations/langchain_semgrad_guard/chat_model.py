@@ -16,8 +16,8 @@ from langchain_semgrad_guard import messages as convert
 from langchain_semgrad_guard.batching import Conversation, PendingBatch
 from langchain_semgrad_guard.calls import Call
 from langchain_semgrad_guard.enforcement import EnforcingChatModel
-from langchain_semgrad_guard.weights import Weights, key_of
 from semgrad_guard import Estimator, Generation, GenerationOptions, HybridGrad, LanguageModel, Verdict
+from semgrad_guard.engine.weights import Weights, key_of
 from semgrad_guard.errors import InputError, SemGradGuardError
 from semgrad_guard.guard import assess, template_name
 

@@ -1,4 +1,4 @@
-"""Weights that load at the first answer, once for all chat models that ask for the same."""
+"""Weights that load at the first answer, once for everyone who asks for the same."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-from semgrad_guard import LanguageModel
+from semgrad_guard.engine.language_model import LanguageModel
 
 _shared: weakref.WeakValueDictionary[str, Weights] = weakref.WeakValueDictionary()
 _lock = threading.Lock()
@@ -29,17 +29,17 @@ class Weights:
             return self._model
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Weights:
-        """Itself: deep copies of a chat model share the weights too."""
+        """Itself: deep copies of whoever holds them share the weights too."""
         return self
 
     @classmethod
     def of(cls, model: LanguageModel, key: str) -> Weights:
-        """A model that is loaded already; shared by copies of one chat model only."""
+        """A model that is loaded already; shared by copies of its holder only."""
         return cls(key, lambda: model)
 
     @classmethod
     def shared(cls, **settings: Any) -> Weights:
-        """The weights for these arguments of `LanguageModel.from_pretrained`, kept while a chat model holds them."""
+        """The weights for these arguments of `LanguageModel.from_pretrained`, kept while anyone holds them."""
         key = key_of(settings)
         with _lock:
             found = _shared.get(key)

@@ -1,0 +1,23 @@
+"""LlamaIndex with answers that know how sure they are: a scored LLM, and a query engine that enforces a policy.
+
+    llm = SemGradLLM(model="pocket")
+    engine = GuardedQueryEngine(index.as_query_engine(llm=llm), policy=Policy(threshold=0.004))
+    engine.query("What is the capital of France?").metadata["semgrad_guard"]
+
+`get_verdict(response)` reads the record back as a `Verdict`.
+"""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+from semgrad_guard.errors import MissingExtraError
+
+if find_spec("llama_index") is None or find_spec("llama_index.core") is None:
+    raise MissingExtraError("llama-index-core", extra="llama-index")
+
+from llama_index_semgrad_guard.llm import SemGradLLM
+from llama_index_semgrad_guard.query_engine import GuardedQueryEngine
+from llama_index_semgrad_guard.records import get_verdict
+
+__all__ = ["GuardedQueryEngine", "SemGradLLM", "get_verdict"]

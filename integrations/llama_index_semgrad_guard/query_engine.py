@@ -1,0 +1,216 @@
+"""`GuardedQueryEngine`: a query engine around another, which delivers only what a policy lets through."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
+from dataclasses import dataclass, replace
+from typing import Any
+
+from llama_index.core.base.base_query_engine import BaseQueryEngine
+from llama_index.core.base.response.schema import (
+    RESPONSE_TYPE,
+    AsyncStreamingResponse,
+    PydanticResponse,
+    Response,
+    StreamingResponse,
+)
+from llama_index.core.llms.llm import LLM
+from llama_index.core.prompts.mixin import PromptMixinType
+from llama_index.core.schema import NodeWithScore, QueryBundle
+
+from llama_index_semgrad_guard.aggregation import Aggregate, aggregate_for, aggregated, uncalled
+from llama_index_semgrad_guard.calls import CallCollector, collecting
+from llama_index_semgrad_guard.records import get_verdict, read_record
+from semgrad_guard import METADATA_KEY, Policy, Verdict
+from semgrad_guard.errors import InputError, WithheldError
+from semgrad_guard.guard import ABSTAIN_MESSAGE, abstained, decide, escalated, require_sequel
+
+Answer = str | Verdict | Response | PydanticResponse
+Target = BaseQueryEngine | LLM | Callable[[str], Answer | Awaitable[Answer]]
+"""Somewhere to escalate to: a query engine (guarded or not), an LLM, or anything that answers a query string."""
+
+_Whole = Response | PydanticResponse
+
+
+@dataclass(frozen=True)
+class _Draft:
+    """A whole response, what was decided about it, and whether it came as a stream."""
+
+    response: _Whole
+    verdict: Verdict
+    streamed: bool
+
+
+class GuardedQueryEngine(BaseQueryEngine):
+    """Asks the inner engine, scores what its `SemGradLLM` generated, and answers, escalates or abstains.
+
+        engine = GuardedQueryEngine(index.as_query_engine(llm=SemGradLLM()), policy=Policy(threshold=0.004))
+        engine.query("What is the capital of France?").metadata["semgrad_guard"]["action"]
+
+    A streaming engine is read to its end before anything is delivered: what a user has seen cannot be taken back.
+    Structured responses are never replaced by text.
+
+    Args:
+        engine: any query engine whose answers come from a `SemGradLLM`; answers of other LLMs are unscored.
+        policy: what to let through; `on_unscored` also decides about queries for which nothing was retrieved.
+        escalate_to: asked, with the original query, for what is not let through.
+        abstain_message: delivered instead of an answer that is neither let through nor escalated.
+        aggregate: which of a query's calls count: "last" (the default; only that one is scored), "max" (the default
+            of the accumulate modes) or "mean".
+        keep_draft: keep withheld answers in the metadata.
+
+    Raises:
+        InputError: the engine is guarded already, or there is no such aggregate.
+        BindingMismatchError: at once, if the target's calibration does not follow this one's; at the first answer, if
+            the policy was calibrated for something else.
+        WithheldError: at a query, where a structured response is not let through and nothing structured replaces it.
+    """
+
+    def __init__(
+        self,
+        engine: BaseQueryEngine,
+        policy: Policy,
+        *,
+        escalate_to: Target | None = None,
+        abstain_message: str = ABSTAIN_MESSAGE,
+        aggregate: Aggregate | None = None,
+        keep_draft: bool = False,
+    ) -> None:
+        if isinstance(engine, GuardedQueryEngine):
+            raise InputError("the engine is guarded already; use escalate_to to chain guarded engines")
+        super().__init__(engine.callback_manager)
+        self._engine, self._policy, self._escalate_to = engine, policy, escalate_to
+        self._abstain_message, self._keep_draft = abstain_message, keep_draft
+        self._aggregate: Aggregate = aggregate_for(engine, aggregate)
+        if isinstance(escalate_to, GuardedQueryEngine):
+            require_sequel(policy, escalate_to._policy)
+
+    def _get_prompt_modules(self) -> PromptMixinType:
+        return {"engine": self._engine}
+
+    def retrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
+        """The inner engine's passages. `synthesize` is not passed on: it would go round the guard."""
+        return self._engine.retrieve(query_bundle)
+
+    def _query(self, query_bundle: QueryBundle) -> RESPONSE_TYPE:
+        with collecting(last_only=self._aggregate == "last") as collector:
+            response = self._engine.query(query_bundle)
+            if isinstance(response, AsyncStreamingResponse):
+                raise InputError("the engine answered a sync query with an async stream; use aquery")
+            whole = response.get_response() if isinstance(response, StreamingResponse) else response
+        draft = self._decided(whole, collector, streamed=whole is not response)
+        if draft.verdict.action == "escalate":
+            return _deliver(self._escalated(draft, self._ask(query_bundle)), draft.streamed)
+        return _deliver(self._settled(draft), draft.streamed)
+
+    async def _aquery(self, query_bundle: QueryBundle) -> RESPONSE_TYPE:
+        with collecting(last_only=self._aggregate == "last") as collector:
+            response = await self._engine.aquery(query_bundle)
+            whole = await _awhole(response)
+        draft = await asyncio.to_thread(self._decided, whole, collector, streamed=whole is not response)
+        if draft.verdict.action == "escalate":
+            return _adeliver(self._escalated(draft, await self._aask(query_bundle)), draft.streamed)
+        return _adeliver(self._settled(draft), draft.streamed)
+
+    # Deciding.
+
+    def _decided(self, response: _Whole, collector: CallCollector, *, streamed: bool) -> _Draft:
+        if METADATA_KEY in (response.metadata or {}):
+            raise InputError("the inner engine's response has been decided about already; guard it once")
+        text, calls, can_escalate = str(response), collector.calls, self._escalate_to is not None
+        if not calls:
+            return _Draft(response, uncalled(text, self._policy, can_escalate=can_escalate), streamed)
+        verdict = aggregated(calls, self._aggregate, text, self._policy)
+        return _Draft(response, decide(verdict, self._policy, can_escalate=can_escalate), streamed)
+
+    def _settled(self, draft: _Draft) -> _Whole:
+        """The response for a draft that is not escalated."""
+        if draft.verdict.action == "answer":
+            return self._recorded(draft.response, draft.verdict)
+        if isinstance(draft.response, PydanticResponse):
+            raise WithheldError(
+                f"a structured answer was withheld ({draft.verdict.reason}) and text cannot stand in for it; "
+                "catch this error, or pass escalate_to= a query engine with structured responses"
+            )
+        verdict = abstained(draft.verdict, self._abstain_message)
+        return self._recorded(replace(draft.response, response=verdict.text), verdict)
+
+    def _escalated(self, draft: _Draft, answer: Any) -> _Whole:
+        """The response for an escalated draft, with the target's passages where it has its own."""
+        if isinstance(draft.response, PydanticResponse) and not isinstance(answer, PydanticResponse):
+            raise WithheldError(
+                f"a structured answer was withheld ({draft.verdict.reason}) and the escalation target answered with "
+                f"a {type(answer).__name__}; it must answer with a PydanticResponse"
+            )
+        if isinstance(answer, (Response, PydanticResponse)):
+            verdict = escalated(draft.verdict, get_verdict(answer) or str(answer))
+            return self._recorded(answer, verdict)
+        if not isinstance(answer, (str, Verdict)):
+            raise InputError(f"the escalation target returned a {type(answer).__name__}; a string or a response is due")
+        verdict = escalated(draft.verdict, answer)
+        return self._recorded(Response(verdict.text, draft.response.source_nodes, draft.response.metadata), verdict)
+
+    def _recorded(self, response: _Whole, verdict: Verdict) -> _Whole:
+        record = verdict.metadata(keep_draft=self._keep_draft)
+        return replace(response, metadata={**(response.metadata or {}), METADATA_KEY: record})
+
+    # Escalating.
+
+    def _ask(self, query_bundle: QueryBundle) -> Any:
+        target = self._escalate_to
+        if isinstance(target, BaseQueryEngine):
+            response = target.query(query_bundle)
+            return response.get_response() if isinstance(response, StreamingResponse) else response
+        if isinstance(target, LLM):
+            return _completed(target.complete(query_bundle.query_str))
+        answer: Any = target(query_bundle.query_str) if target else None
+        if inspect.isawaitable(answer):
+            raise InputError("the escalation target is async; use aquery")
+        return answer
+
+    async def _aask(self, query_bundle: QueryBundle) -> Any:
+        target = self._escalate_to
+        if isinstance(target, BaseQueryEngine):
+            return await _awhole(await target.aquery(query_bundle))
+        if isinstance(target, LLM):
+            return _completed(await target.acomplete(query_bundle.query_str))
+        answer: Any = await asyncio.to_thread(target, query_bundle.query_str) if target else None
+        return await answer if inspect.isawaitable(answer) else answer
+
+
+async def _awhole(response: RESPONSE_TYPE) -> _Whole:
+    """A response with its stream, if it has one, read to the end."""
+    if isinstance(response, AsyncStreamingResponse):
+        return await response.get_response()
+    if isinstance(response, StreamingResponse):
+        return await asyncio.to_thread(response.get_response)
+    return response
+
+
+def _completed(completion: Any) -> str | Verdict:
+    """An LLM's completion: with its verdict if it has one."""
+    record = completion.additional_kwargs.get(METADATA_KEY)
+    return completion.text if record is None else read_record(record, completion.text)
+
+
+def _deliver(response: _Whole, streamed: bool) -> RESPONSE_TYPE:
+    """The response in the form in which the inner engine gave it: a stream becomes a stream of one piece."""
+    if not streamed or isinstance(response, PydanticResponse):
+        return response
+
+    def pieces() -> Generator[str]:
+        yield response.response or ""
+
+    return StreamingResponse(pieces(), response.source_nodes, response.metadata)
+
+
+def _adeliver(response: _Whole, streamed: bool) -> RESPONSE_TYPE:
+    if not streamed or isinstance(response, PydanticResponse):
+        return response
+
+    async def pieces() -> AsyncGenerator[str]:
+        yield response.response or ""
+
+    return AsyncStreamingResponse(pieces(), response.source_nodes, response.metadata)

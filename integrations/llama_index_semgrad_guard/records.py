@@ -1,0 +1,79 @@
+"""Between LlamaIndex's messages and ours: conversations in, records out, verdicts back again."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from llama_index.core.base.llms.types import ChatMessage, MessageRole, TextBlock
+from llama_index.core.base.response.schema import PydanticResponse, Response
+from pydantic import ValidationError
+
+from semgrad_guard import METADATA_KEY, Generation, Message, Verdict
+from semgrad_guard.errors import InputError
+
+_ROLES: Mapping[MessageRole, str] = {
+    MessageRole.DEVELOPER: "system",
+    MessageRole.FUNCTION: "tool",
+    MessageRole.CHATBOT: "assistant",
+    MessageRole.MODEL: "assistant",
+}
+
+
+def to_conversation(messages: Sequence[ChatMessage]) -> tuple[Message, ...]:
+    """LlamaIndex's messages as roles and plain text.
+
+    Raises:
+        InputError: a message that a text model cannot be shown (images, audio, tool calls), named by number.
+    """
+    return tuple(_turn(message, number) for number, message in enumerate(messages, start=1))
+
+
+def raw_record(generation: Generation, model: str) -> dict[str, Any]:
+    """What stands in `raw`, whether or not the answer has been scored: plain JSON types."""
+    read, produced = len(generation.prompt.ids), generation.completion_tokens
+    usage = {"prompt_tokens": read, "completion_tokens": produced, "total_tokens": read + produced}
+    return {"model": model, "finish_reason": generation.finish_reason, "usage": usage}
+
+
+def get_verdict(response: Response | PydanticResponse) -> Verdict | None:
+    """The verdict that a query engine's response carries, None if it carries none; its text is the response's own.
+
+    Raises:
+        InputError: there is a record, but of another schema, or damaged.
+    """
+    record = (response.metadata or {}).get(METADATA_KEY)
+    return None if record is None else read_record(record, str(response))
+
+
+def read_record(record: Any, text: str) -> Verdict:
+    """A metadata record as a verdict on `text`.
+
+    Raises:
+        InputError: the record is of another schema, or damaged.
+    """
+    try:
+        return Verdict.model_validate(_with_text(record, text))
+    except (ValidationError, TypeError, ValueError) as error:
+        raise InputError(
+            f"the {METADATA_KEY!r} metadata cannot be read ({error}); was it written by another version?"
+        ) from error
+
+
+def _with_text(record: Mapping[str, Any], text: str) -> dict[str, Any]:
+    fields = dict(record)
+    fields["schema_version"] = fields.pop("schema", None)
+    if fields.get("escalated") is not None:
+        fields["escalated"] = _with_text(fields["escalated"], text)
+    return {**fields, "text": text}
+
+
+def _turn(message: ChatMessage, number: int) -> Message:
+    texts: list[str] = []
+    for block in message.blocks:
+        if not isinstance(block, TextBlock):
+            raise InputError(f"message {number} holds a {type(block).__name__}; this model reads text only")
+        texts.append(block.text)
+    if message.additional_kwargs.get("tool_calls"):
+        raise InputError(f"message {number} holds tool calls, which SemGradLLM cannot show its model")
+    return Message(_ROLES.get(message.role, message.role.value), "\n".join(texts))

@@ -1,0 +1,45 @@
+"""Fixtures for the LlamaIndex tests: a random model wide enough for LlamaIndex's prompts, and engines around it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from llama_index.core.query_engine import RetrieverQueryEngine
+from llama_index.core.retrievers import BaseRetriever
+from llama_index.core.schema import NodeWithScore, QueryBundle, TextNode
+
+from llama_index_semgrad_guard import SemGradLLM
+from semgrad_guard import LanguageModel
+
+PASSAGES = ("Paris is in France.", "Oslo is in Norway.")
+
+
+class Passages(BaseRetriever):
+    """Retrieves the same texts for every query."""
+
+    def __init__(self, *texts: str) -> None:
+        super().__init__()
+        self._texts = texts
+
+    def _retrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
+        return [NodeWithScore(node=TextNode(text=text), score=1.0) for text in self._texts]
+
+
+@pytest.fixture(scope="session")
+def wide(make_language_model: Callable[..., LanguageModel]) -> LanguageModel:
+    return make_language_model(max_position_embeddings=4096)
+
+
+@pytest.fixture
+def llm(wide: LanguageModel) -> SemGradLLM:
+    return SemGradLLM.from_model(wide, max_tokens=4)
+
+
+@pytest.fixture
+def make_engine(llm: SemGradLLM) -> Callable[..., RetrieverQueryEngine]:
+    def make(*, passages: tuple[str, ...] = PASSAGES, **options: Any) -> RetrieverQueryEngine:
+        return RetrieverQueryEngine.from_args(Passages(*passages), llm=llm, **options)
+
+    return make

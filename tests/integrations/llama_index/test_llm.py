@@ -1,0 +1,175 @@
+"""`SemGradLLM`: eight methods, one answer, one score, one pair of events."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+from llama_index.core.base.llms.types import ChatMessage, ImageBlock
+from llama_index.core.instrumentation import get_dispatcher
+from llama_index.core.instrumentation.event_handlers import BaseEventHandler
+
+from llama_index_semgrad_guard import SemGradLLM
+from llama_index_semgrad_guard.calls import collecting
+from semgrad_guard import LanguageModel
+from semgrad_guard.errors import InputError
+
+QUESTION = "Where is Paris?"
+MESSAGES = [ChatMessage(role="user", content=QUESTION)]
+
+
+async def _drained(stream: Any) -> Any:
+    pieces = [piece async for piece in stream]
+    assert "".join(piece.delta for piece in pieces) == _text(pieces[-1])
+    return pieces[-1]
+
+
+def _last(stream: Any) -> Any:
+    pieces = list(stream)
+    assert "".join(piece.delta for piece in pieces) == _text(pieces[-1])
+    return pieces[-1]
+
+
+def _text(response: Any) -> str:
+    return response.text if hasattr(response, "text") else response.message.content
+
+
+async def _chat(llm: SemGradLLM) -> Any:
+    return llm.chat(MESSAGES)
+
+
+async def _complete(llm: SemGradLLM) -> Any:
+    return llm.complete(QUESTION)
+
+
+async def _stream_chat(llm: SemGradLLM) -> Any:
+    return _last(llm.stream_chat(MESSAGES))
+
+
+async def _stream_complete(llm: SemGradLLM) -> Any:
+    return _last(llm.stream_complete(QUESTION))
+
+
+async def _achat(llm: SemGradLLM) -> Any:
+    return await llm.achat(MESSAGES)
+
+
+async def _acomplete(llm: SemGradLLM) -> Any:
+    return await llm.acomplete(QUESTION)
+
+
+async def _astream_chat(llm: SemGradLLM) -> Any:
+    return await _drained(await llm.astream_chat(MESSAGES))
+
+
+async def _astream_complete(llm: SemGradLLM) -> Any:
+    return await _drained(await llm.astream_complete(QUESTION))
+
+
+METHODS = [_chat, _complete, _stream_chat, _stream_complete, _achat, _acomplete, _astream_chat, _astream_complete]
+
+
+class Events(BaseEventHandler):
+    """Writes down the names of the events it hears."""
+
+    names: list[str] = []  # noqa: RUF012 - a pydantic field
+
+    def handle(self, event: Any, **_: Any) -> None:
+        self.names.append(type(event).__name__)
+
+
+@pytest.mark.parametrize("method", METHODS)
+async def test_every_method_gives_the_same_scored_answer_with_one_pair_of_events(
+    method: Callable[[SemGradLLM], Awaitable[Any]], llm: SemGradLLM
+) -> None:
+    expected = llm.complete(QUESTION)
+    root, events = get_dispatcher(), Events()
+    root.add_event_handler(events)
+    try:
+        response = await method(llm)
+    finally:
+        root.event_handlers.remove(events)
+    assert _text(response) == expected.text
+    record = response.raw["semgrad_guard"]
+    assert record["uncertainty"] == pytest.approx(expected.raw["semgrad_guard"]["uncertainty"])
+    assert response.additional_kwargs == {"semgrad_guard": record}
+    assert response.raw["usage"] == expected.raw["usage"]
+    assert sum(name.endswith("StartEvent") for name in events.names) == 1
+    assert sum(name.endswith("EndEvent") for name in events.names) == 1
+
+
+def test_the_score_never_enters_the_message(llm: SemGradLLM) -> None:
+    assert llm.chat(MESSAGES).message.additional_kwargs == {}
+
+
+async def test_the_async_methods_leave_the_event_loop_free(wide: LanguageModel) -> None:
+    llm = SemGradLLM.from_model(wide, max_tokens=64)
+    task, ticks = asyncio.create_task(llm.acomplete(QUESTION)), 0
+    while not task.done():
+        await asyncio.sleep(0.005)
+        ticks += 1
+    assert ticks >= 3
+
+
+async def test_a_cancelled_answer_stops_generating(wide: LanguageModel) -> None:
+    llm = SemGradLLM.from_model(wide, max_tokens=3000)
+    task = asyncio.create_task(llm.acomplete(QUESTION))
+    await asyncio.sleep(0.3)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    began = time.perf_counter()
+    SemGradLLM.from_model(wide, max_tokens=1).complete(QUESTION)  # waits for the model's lock
+    assert time.perf_counter() - began < 5
+
+
+def test_collected_calls_are_scored_only_when_read(llm: SemGradLLM) -> None:
+    with collecting(last_only=False) as collector:
+        response = llm.complete(QUESTION)
+    assert "semgrad_guard" not in response.raw
+    (call,) = collector.calls
+    assert "verdict" not in vars(call)
+    assert call.verdict.text == response.text
+    assert call.verdict.uncertainty is not None
+
+
+def test_options_of_a_call(llm: SemGradLLM) -> None:
+    assert llm.complete(QUESTION, max_tokens=1).raw["usage"]["completion_tokens"] == 1
+    with pytest.raises(InputError, match="takes no tools"):
+        llm.complete(QUESTION, tools=[])
+    with pytest.raises(InputError, match="no field maxtokens"):
+        SemGradLLM(maxtokens=3)
+    with pytest.raises(InputError, match="loaded already: set dtype"):
+        SemGradLLM.from_model(llm.language_model, dtype="float32")
+
+
+def test_what_a_text_model_cannot_read_is_named(llm: SemGradLLM) -> None:
+    with pytest.raises(InputError, match="message 1 holds a ImageBlock"):
+        llm.chat([ChatMessage(role="user", blocks=[ImageBlock(url="http://example.org/a.png")])])
+
+
+def test_metadata(llm: SemGradLLM, language_model: LanguageModel) -> None:
+    assert (llm.metadata.context_window, llm.metadata.num_output) == (4096, 4)
+    assert SemGradLLM.from_model(language_model).metadata.context_window == 1024
+    unloaded = SemGradLLM(model="no/such-model", context_window=2048)
+    assert unloaded.metadata.context_window == 2048
+    assert unloaded.to_payload()["model_name"] == "no/such-model"
+
+
+def test_weights_are_shared_by_equal_instances(checkpoint: Any) -> None:
+    first, second = SemGradLLM(model=str(checkpoint)), SemGradLLM(model=str(checkpoint), temperature=1.0)
+    assert first.language_model is second.language_model
+    assert first.model_copy(deep=True).language_model is first.language_model
+
+
+def test_from_huggingface_llm(wide: LanguageModel) -> None:
+    class Loaded:
+        _model, _tokenizer, model_name = wide._model, wide.tokenizer, "theirs"
+
+    llm = SemGradLLM.from_huggingface_llm(Loaded(), max_tokens=2)
+    assert llm.complete(QUESTION).raw["model"] == "theirs"
+    with pytest.raises(InputError, match="holds no loaded model"):
+        SemGradLLM.from_huggingface_llm(object())
