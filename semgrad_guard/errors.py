@@ -14,6 +14,7 @@
     ├── CalibrationError            a calibration set or file that cannot be used
     │   └── BindingMismatchError    made for another model, estimator, template or grader
     ├── UnenforcedPolicyError       a router attached to a model that would ignore it
+    ├── LowConfidenceError          an answer is not let through, in a mode that raises (it holds the verdict)
     ├── WithheldError               a structured answer is withheld, and no text can stand in for it
     └── MissingExtraError           an optional dependency is absent (also an ImportError)
 
@@ -21,6 +22,11 @@ They derive from plain `Exception`: frameworks swallow or misread subclasses of 
 """
 
 from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from semgrad_guard.records import Verdict
 
 
 class SemGradGuardError(Exception):
@@ -77,6 +83,17 @@ class BindingMismatchError(CalibrationError):
 
 class UnenforcedPolicyError(SemGradGuardError):
     """A router was attached to a chat model that would ignore its decisions."""
+
+
+class LowConfidenceError(SemGradGuardError):
+    """An answer is not let through, in a mode that raises. `verdict` holds the decision and, in `draft`, the answer."""
+
+    def __init__(self, verdict: Verdict) -> None:
+        super().__init__(
+            f"{verdict.reason or 'the answer is not let through'} (decision: {verdict.action}). "
+            "The error's `verdict` holds the score and the withheld answer (`draft`)."
+        )
+        self.verdict = verdict
 
 
 class WithheldError(SemGradGuardError):

@@ -12,6 +12,9 @@ METADATA_KEY = "semgrad_guard"
 """The one metadata key used in every integration."""
 
 Action = Literal["answer", "escalate", "abstain"]
+Mode = Literal["enforce", "annotate", "observe", "raise"]
+"""What a router does with its decision: carry it out; write it on the answer; only report it; raise an error."""
+
 Status = Literal["scored", "unscored", "failed"]
 FinishReason = Literal["stop", "length"]
 TokenSource = Literal["assistant_header", "user_text", "last_token", "override"]
@@ -58,7 +61,8 @@ class Verdict(BaseModel):
     `uncertainty` is higher for less certain answers; `confidence` is P(correct) in [0, 1] and exists only after
     calibration. `status` is `scored`, `unscored` (there was nothing to score) or `failed` (the score was not finite);
     `reason` says more. With `action="escalate"` the scores describe this stage's draft, `text` is the target's answer
-    and `escalated` the target's own verdict. `promised` tells whether a calibrated threshold let the delivered text
+    and `escalated` the target's own verdict. Where `enforced` is False the action is advice: the text is the model's
+    own answer, delivered whatever the decision. `promised` tells whether a calibrated threshold let the delivered text
     through; bare thresholds and unscored targets promise nothing. `model` to `prompt_template` are what a calibration
     is checked against.
     """
@@ -75,6 +79,7 @@ class Verdict(BaseModel):
     threshold: float | None = None
     calibration_id: str | None = None
     promised: bool = False
+    enforced: bool = True
     model: str
     revision: str | None = None
     fingerprint: str | None = None
