@@ -19,5 +19,6 @@ if find_spec("langchain_core") is None:
 from langchain_semgrad_guard.callback import UncertaintyRouterCallback
 from langchain_semgrad_guard.chat_model import ChatSemGrad
 from langchain_semgrad_guard.messages import get_verdict
+from langchain_semgrad_guard.router import UncertaintyRouter
 
-__all__ = ["ChatSemGrad", "UncertaintyRouterCallback", "get_verdict"]
+__all__ = ["ChatSemGrad", "UncertaintyRouter", "UncertaintyRouterCallback", "get_verdict"]

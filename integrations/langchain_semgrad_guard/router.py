@@ -1,0 +1,85 @@
+"""`UncertaintyRouter`: a model and a router as one step of a chain."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from langchain_core.language_models import LanguageModelInput
+from langchain_core.language_models.chat_models import BaseChatModel
+from langchain_core.messages import AIMessage
+from langchain_core.runnables import Runnable
+from langchain_core.runnables.base import RunnableBindingBase
+
+from langchain_semgrad_guard.callback import UncertaintyRouterCallback
+from langchain_semgrad_guard.enforcement import EnforcingChatModel
+from langchain_semgrad_guard.scored_model import ScoredChatModel
+from semgrad_guard import Estimator, LanguageModel, Policy
+from semgrad_guard.errors import InputError
+from semgrad_guard.guard import ABSTAIN_MESSAGE
+
+
+class UncertaintyRouter(RunnableBindingBase[LanguageModelInput, AIMessage]):
+    """A chat model whose answers a policy lets through, hands on or withholds, on every path of a Runnable.
+
+        prompt | UncertaintyRouter(ChatSemGrad(), Policy(threshold=0.004), escalate_to=larger) | StrOutputParser()
+
+    It is the model with an `UncertaintyRouterCallback` attached: the same decisions, the same metadata, and streams
+    that are buffered until the answer is let through. Another chat model (the same weights behind a server) needs a
+    `scorer`, which scores the text of its answers afterwards; a batch then asks it one question after the other.
+
+    Args:
+        llm: a `ChatSemGrad`, or any other chat model together with `scorer`.
+        policy: what to let through.
+        escalate_to: any Runnable that takes the messages; see `UncertaintyRouterCallback`.
+        abstain_message: delivered in place of an answer that is neither let through nor escalated.
+        keep_draft: keep the text of withheld answers in the metadata (`draft`).
+        scorer: the local copy of the weights that `llm` serves.
+        estimator: of the scorer; default HybridGrad.
+        prompt_template: the scorer's name for the prompts' form. A calibration made for the scorer's own answers
+            ("chat") is refused by default; naming it here vouches for what cannot be checked from here: that `llm`
+            serves these weights with this chat template and decodes as the calibrated model did.
+
+    Raises:
+        InputError: a model that carries no score, a scorer beside one that does, or no policy.
+    """
+
+    def __init__(
+        self,
+        llm: BaseChatModel,
+        policy: Policy,
+        *,
+        escalate_to: Runnable[Any, Any] | None = None,
+        abstain_message: str = ABSTAIN_MESSAGE,
+        keep_draft: bool = False,
+        scorer: LanguageModel | None = None,
+        estimator: Estimator | None = None,
+        prompt_template: str | None = None,
+    ) -> None:
+        given = {"estimator": estimator, "prompt_template": prompt_template}
+        scoring = {name: value for name, value in given.items() if value is not None}
+        router = UncertaintyRouterCallback(policy, escalate_to, abstain_message=abstain_message, keep_draft=keep_draft)
+        super().__init__(bound=_scored(llm, scorer, scoring), kwargs={}, config={"callbacks": [router]})
+
+    @classmethod
+    def is_lc_serializable(cls) -> bool:
+        """Not by LangChain's `dumps`: weights and policies are objects of this process."""
+        return False
+
+
+def _scored(llm: BaseChatModel, scorer: LanguageModel | None, scoring: dict[str, Any]) -> EnforcingChatModel:
+    """The model itself if its answers carry a score, and with a scorer around it if they do not."""
+    if not isinstance(llm, BaseChatModel):  # pyright: ignore[reportUnnecessaryIsInstance] - callers may have no checker
+        raise InputError(
+            f"a router takes a chat model, not a {type(llm).__name__}: give it the model itself, "
+            "and bind arguments or callbacks to the router instead"
+        )
+    if isinstance(llm, EnforcingChatModel):
+        if scorer is not None or scoring:
+            raise InputError(f"{type(llm).__name__} scores its own answers: set scorer, estimator and template there")
+        return llm
+    if scorer is None:
+        raise InputError(
+            f"the answers of {type(llm).__name__} carry no score. Use ChatSemGrad, "
+            "or give the weights that it serves: UncertaintyRouter(llm, policy, scorer=LanguageModel.from_pretrained(...))"
+        )
+    return ScoredChatModel.of(llm, scorer, **scoring)
