@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from importlib.util import find_spec
 
-from semgrad_guard.errors import MissingExtraError
+from semgrad_guard.errors import LowConfidenceError, MissingExtraError
 
 if find_spec("langchain_core") is None:
     raise MissingExtraError("langchain-core", extra="langchain")
@@ -21,4 +21,4 @@ from langchain_semgrad_guard.chat_model import ChatSemGrad
 from langchain_semgrad_guard.messages import get_verdict
 from langchain_semgrad_guard.router import UncertaintyRouter
 
-__all__ = ["ChatSemGrad", "UncertaintyRouter", "UncertaintyRouterCallback", "get_verdict"]
+__all__ = ["ChatSemGrad", "LowConfidenceError", "UncertaintyRouter", "UncertaintyRouterCallback", "get_verdict"]

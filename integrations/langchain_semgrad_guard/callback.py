@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, get_args
 from uuid import UUID
 
 from langchain_core.callbacks import BaseCallbackHandler
@@ -12,33 +12,48 @@ from langchain_core.runnables import Runnable
 
 from langchain_semgrad_guard.docket import is_escalating, open_for
 from langchain_semgrad_guard.messages import get_verdict, message_text
+from langchain_semgrad_guard.observing import report
 from semgrad_guard import Policy, Verdict
-from semgrad_guard.errors import InputError, UnenforcedPolicyError
+from semgrad_guard.errors import InputError, LowConfidenceError, UnenforcedPolicyError
 from semgrad_guard.guard import ABSTAIN_MESSAGE, decide
+from semgrad_guard.records import Mode
 
 _REMEDY = (
-    "Use ChatSemGrad(...) and one of invoke, ainvoke, batch, abatch, generate, stream or astream, "
+    "Use ChatSemGrad(...) and one of invoke, ainvoke, batch, abatch, generate, stream, astream or their event streams, "
     "and attach the router to that model rather than to a chain that holds other models: "
-    'chat.with_config(callbacks=[router]), ChatSemGrad(callbacks=[router]), or config={"callbacks": [router]}.'
+    'chat.with_config(callbacks=[router]), ChatSemGrad(callbacks=[router]), or config={"callbacks": [router]}. '
+    'A router with mode="observe" goes with any model.'
 )
 
 
 class UncertaintyRouterCallback(BaseCallbackHandler):
     """Applies a policy to every answer of the chat model it is attached to; the model enforces what it decides.
 
-    An answer at or below the threshold is delivered. Any other is replaced, before anything of it leaves the model, by
-    the answer of `escalate_to`, or by `abstain_message` where there is no target. A guarded stream is a buffered one.
+    An answer at or below the threshold is delivered. What becomes of any other is the `mode`'s affair:
+
+    - `enforce`: before anything of it leaves the model it is replaced by the answer of `escalate_to`, or by
+      `abstain_message` where there is no target. A stream is buffered: it arrives in one chunk.
+    - `raise`: the model raises `LowConfidenceError`, which holds the verdict, before anything leaves it. The run ends
+      with that error; no target is asked.
+    - `annotate`: the answer is delivered, live where it is streamed, and the decision stands in its metadata (a
+      stream's last chunk) with `enforced: false`. No target is asked.
+    - `observe`: the answer and its metadata stay as they are. The decision goes to the logger `semgrad_guard` and,
+      inside a chain or a graph, out as a custom event `semgrad_guard`.
 
     A callback cannot replace an answer on its own (LangChain's end hooks come too late for streams and are swallowed on
-    some paths). It therefore refuses, at the start of a run, models that would ignore it.
+    some paths). It therefore refuses, at the start of a run, models that would ignore it; an observer refuses none.
 
     Args:
         policy: what to let through. A calibrated policy is checked against each answer's own record.
         escalate_to: any Runnable that takes the messages and returns a message or a string: a larger chat model, a
             retrieval chain, a `ChatSemGrad` with a router of its own. A scored target's verdict is kept inside this
             one's; any other target is passed on as unscored, outside every promise.
+        mode: what to do with a decision.
         abstain_message: delivered in place of an answer that is neither let through nor escalated.
         keep_draft: keep the text of withheld answers in the metadata (`draft`).
+
+    Raises:
+        InputError: no policy, a target that is no Runnable, or an unknown mode.
     """
 
     run_inline = True
@@ -49,6 +64,7 @@ class UncertaintyRouterCallback(BaseCallbackHandler):
         policy: Policy,
         escalate_to: Runnable[Any, Any] | None = None,
         *,
+        mode: Mode = "enforce",
         abstain_message: str = ABSTAIN_MESSAGE,
         keep_draft: bool = False,
     ) -> None:
@@ -58,8 +74,15 @@ class UncertaintyRouterCallback(BaseCallbackHandler):
             raise InputError(
                 f"escalate_to must be a Runnable, not a {type(escalate_to).__name__}; wrap a function in RunnableLambda"
             )
-        self.policy, self.escalate_to = policy, escalate_to
+        if mode not in get_args(Mode):
+            raise InputError(f"mode must be one of {', '.join(get_args(Mode))}, not {mode!r}")
+        self.policy, self.escalate_to, self.mode = policy, escalate_to, mode
         self.abstain_message, self.keep_draft = abstain_message, keep_draft
+
+    @property
+    def withholds(self) -> bool:
+        """Whether an answer may be kept back, so that nothing of it may leave the model before it is judged."""
+        return self.mode in ("enforce", "raise")
 
     def on_chat_model_start(self, serialized: dict[str, Any], messages: list[list[BaseMessage]], **kwargs: Any) -> None:
         """Refuse a chat model, or a path through it, that would deliver whatever this router decides."""
@@ -71,6 +94,9 @@ class UncertaintyRouterCallback(BaseCallbackHandler):
 
     def on_llm_end(self, response: LLMResult, *, run_id: UUID, **kwargs: Any) -> None:
         """Record the decision about a run. Errors are recorded too: raised here they would leave the run open."""
+        if self.mode == "observe":
+            report(lambda: self.judge(response))
+            return
         docket = open_for(self)
         if docket is None:
             return
@@ -91,7 +117,8 @@ class UncertaintyRouterCallback(BaseCallbackHandler):
         message = generation.message if isinstance(generation, ChatGeneration) else None
         verdict = None if message is None else get_verdict(message)
         if verdict is not None:
-            return decide(verdict, self.policy, can_escalate=can_escalate)
+            decided = decide(undecided(verdict), self.policy, can_escalate=can_escalate)
+            return decided.model_copy(update={"enforced": self.withholds})
         text = generation.text if message is None else message_text(message)
         return Verdict(
             status="unscored",
@@ -101,10 +128,31 @@ class UncertaintyRouterCallback(BaseCallbackHandler):
             model="unknown",
             threshold=self.policy.threshold,
             calibration_id=self.policy.calibration_id,
+            enforced=self.withholds,
             reason="the answer carries no score",
         )
 
     def _require_enforcement(self, serialized: dict[str, Any] | None) -> None:
-        if open_for(self) is None:
+        if self.mode != "observe" and open_for(self) is None:
             name = ((serialized or {}).get("id") or ["this model"])[-1]
             raise UnenforcedPolicyError(f"{name} would ignore this router's decisions on this path. {_REMEDY}")
+
+
+def undecided(verdict: Verdict) -> Verdict:
+    """A verdict without what another router may have written on it: an annotated answer may come back from a cache."""
+    changes: dict[str, Any] = {
+        "action": "answer",
+        "threshold": None,
+        "confidence": None,
+        "calibration_id": None,
+        "promised": False,
+        "enforced": True,
+        "reason": None if verdict.status == "scored" else verdict.reason,
+    }
+    return verdict.model_copy(update=changes)
+
+
+def require_confidence(verdict: Verdict) -> None:
+    """Raise `LowConfidenceError`, with the answer as the verdict's draft, unless the answer is let through."""
+    if verdict.action != "answer":
+        raise LowConfidenceError(verdict.model_copy(update={"text": "", "draft": verdict.text}))

@@ -14,7 +14,7 @@ from langchain_core.runnables import Runnable, RunnableConfig
 
 from langchain_semgrad_guard import messages as convert
 from langchain_semgrad_guard.audience import Announcement, handlers_of, is_audience, only
-from langchain_semgrad_guard.callback import UncertaintyRouterCallback
+from langchain_semgrad_guard.callback import UncertaintyRouterCallback, require_confidence
 from langchain_semgrad_guard.docket import Docket
 from semgrad_guard import Verdict
 from semgrad_guard.errors import UnenforcedPolicyError
@@ -56,7 +56,8 @@ class Call:
 
     def arguments(self, router: UncertaintyRouterCallback | None) -> dict[str, Any]:
         """The arguments of `generate`. The audience of a guarded call is told later, through `Outcome.announcement`."""
-        heard = self.callbacks if router is None else only(self.callbacks, lambda handler: not is_audience(handler))
+        guarded = router is not None and router.withholds
+        heard = only(self.callbacks, lambda handler: not is_audience(handler)) if guarded else self.callbacks
         return {
             "messages": [self.messages],
             "stop": self.stop,
@@ -84,9 +85,11 @@ class Outcome:
     def of(cls, call: Call, docket: Docket, draft: LLMResult) -> Outcome:
         """The outcome of a closed run: its draft with the docket's decision carried out as far as possible now."""
         router = docket.router
-        if router is None:
+        if router is None or not router.withholds:
             return cls(call, draft=draft, result=draft)
         verdict = docket.verdict(_run_id(draft))
+        if router.mode == "raise":
+            require_confidence(verdict)
         outcome = cls(call, router, verdict, draft)
         message = _message(draft)
         if verdict.action == "answer":
@@ -153,14 +156,14 @@ class Outcome:
 
 
 def router_of(callbacks: Callbacks, local: Callbacks) -> UncertaintyRouterCallback | None:
-    """The router among a run's handlers: those of the call, and the model's own.
+    """The router among a run's handlers: those of the call, and the model's own. Observers decide nothing.
 
     Raises:
         UnenforcedPolicyError: there are several, and one of them would be ignored.
     """
     routers: list[UncertaintyRouterCallback] = []
     for handler in (*handlers_of(callbacks), *handlers_of(local)):
-        if _is_router(handler) and not any(handler is each for each in routers):
+        if _is_router(handler) and handler.mode != "observe" and not any(handler is each for each in routers):
             routers.append(handler)
     if len(routers) > 1:
         raise UnenforcedPolicyError(

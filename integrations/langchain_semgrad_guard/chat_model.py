@@ -129,7 +129,7 @@ class ChatSemGrad(EnforcingChatModel):
             for piece in pieces:
                 yield ChatGenerationChunk(message=AIMessageChunk(content=piece))
             record = self._record(pieces.generation, options)
-        yield ChatGenerationChunk(message=AIMessageChunk(content="", chunk_position="last", **record))
+        yield ChatGenerationChunk(message=self._decided(AIMessageChunk(content="", chunk_position="last", **record)))
 
     @property
     def _llm_type(self) -> str:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
-from contextlib import contextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterator
+from contextlib import AbstractContextManager, aclosing, closing, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar, cast
 from uuid import UUID
 
 from semgrad_guard import Verdict
@@ -14,6 +14,8 @@ from semgrad_guard.errors import UnenforcedPolicyError
 
 if TYPE_CHECKING:
     from langchain_semgrad_guard.callback import UncertaintyRouterCallback
+
+T = TypeVar("T")
 
 _open: ContextVar[Docket | None] = ContextVar("semgrad_guard_docket", default=None)
 _escalating: ContextVar[tuple[UncertaintyRouterCallback, ...]] = ContextVar("semgrad_guard_escalating", default=())
@@ -62,10 +64,40 @@ def open_for(router: UncertaintyRouterCallback) -> Docket | None:
     return docket if docket is not None and docket.router is router else None
 
 
+def current_router() -> UncertaintyRouterCallback | None:
+    """The router of the run in progress."""
+    docket = _open.get()
+    return None if docket is None else docket.router
+
+
 def is_guarded() -> bool:
     """Whether the run in progress is one whose answer a router may withhold."""
-    docket = _open.get()
-    return docket is not None and docket.router is not None
+    router = current_router()
+    return router is not None and router.withholds
+
+
+def stepped(chunks: Iterator[T], around: Callable[[], AbstractContextManager[object]]) -> Iterator[T]:
+    """The chunks, each made in a context of its own: whoever consumes them must not find himself in it."""
+    with closing(cast("Generator[T]", chunks)) as made:
+        while True:
+            with around():
+                try:
+                    chunk = next(made)
+                except StopIteration:
+                    return
+            yield chunk
+
+
+async def astepped(chunks: AsyncIterator[T], around: Callable[[], AbstractContextManager[object]]) -> AsyncIterator[T]:
+    """Like `stepped`, on the event loop."""
+    async with aclosing(cast("AsyncGenerator[T]", chunks)) as made:
+        while True:
+            with around():
+                try:
+                    chunk = await anext(made)
+                except StopAsyncIteration:
+                    return
+            yield chunk
 
 
 @contextmanager

@@ -10,27 +10,29 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Any, Literal
 from uuid import UUID
 
-from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun, Callbacks
+from langchain_core.callbacks import Callbacks
 from langchain_core.language_models import LanguageModelInput
-from langchain_core.language_models.chat_models import BaseChatModel
 from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage
 from langchain_core.outputs import LLMResult
 from langchain_core.runnables import RunnableConfig
 from langchain_core.runnables.config import ensure_config, get_config_list, run_in_executor
 
+from langchain_semgrad_guard.callback import UncertaintyRouterCallback
 from langchain_semgrad_guard.calls import Call, Outcome, merged, messages_of, router_of, settle, waiting
-from langchain_semgrad_guard.docket import Docket, escalating, is_guarded
+from langchain_semgrad_guard.deciding import DecidingChatModel
+from langchain_semgrad_guard.docket import Docket, astepped, escalating, stepped
 from langchain_semgrad_guard.messages import as_chunk
+from langchain_semgrad_guard.relay import Relay
 
 
-class EnforcingChatModel(BaseChatModel):
+class EnforcingChatModel(DecidingChatModel):
     """Subclasses say how to answer (`_generate`, `_stream`); this class says what becomes of the answers.
 
     A guarded stream is a buffered one: the score exists only when the answer is complete, so an answer that may still
-    be withheld arrives as one chunk. Without a router, streams are live.
+    be withheld arrives as one chunk. Without a router, and with one that only annotates or observes, streams are live.
     """
 
     def _prepare(self) -> None:
@@ -177,8 +179,9 @@ class EnforcingChatModel(BaseChatModel):
     ) -> Iterator[AIMessageChunk]:
         """Answer piece by piece; with a router attached, in one piece once it is let through."""
         self._prepare()
-        if not self._is_routed(config):
-            yield from super().stream(input, config, stop=stop, **kwargs)
+        router = self._router(config)
+        if router is None or not router.withholds:
+            yield from stepped(super().stream(input, config, stop=stop, **kwargs), Docket(router).opened)
             return
         (call,), _ = self._calls([input], config, {**kwargs, "stop": stop})
         (outcome,) = self._answer([call])
@@ -195,8 +198,10 @@ class EnforcingChatModel(BaseChatModel):
     ) -> AsyncIterator[AIMessageChunk]:
         """Like `stream`, without blocking the event loop."""
         await run_in_executor(None, self._prepare)
-        if not self._is_routed(config):
-            async for chunk in super().astream(input, config, stop=stop, **kwargs):
+        router = self._router(config)
+        if router is None or not router.withholds:
+            live = super().astream(input, config, stop=stop, **kwargs)
+            async for chunk in astepped(live, Docket(router).opened):
                 yield chunk
             return
         (call,), _ = self._calls([input], config, {**kwargs, "stop": stop})
@@ -207,27 +212,35 @@ class EnforcingChatModel(BaseChatModel):
         else:
             yield as_chunk(outcome.message)
 
-    def _is_routed(self, config: RunnableConfig | None) -> bool:
-        return router_of(ensure_config(config).get("callbacks"), self.callbacks) is not None
+    # Event streams: versions 1 and 2 are made of `stream`'s callbacks, version 3 of raw chunks that know no router.
 
-    # `streaming=True` and the like send tokens to every handler: none go out of an answer that may still be withheld.
-
-    def _should_stream(
+    def stream_events(
         self,
+        input: LanguageModelInput,
+        config: RunnableConfig | None = None,
         *,
-        async_api: bool,
-        run_manager: CallbackManagerForLLMRun | AsyncCallbackManagerForLLMRun | None = None,
+        version: Literal["v1", "v2", "v3"] = "v2",
+        stop: list[str] | None = None,
         **kwargs: Any,
-    ) -> bool:
-        return not is_guarded() and super()._should_stream(async_api=async_api, run_manager=run_manager, **kwargs)
+    ) -> Any:
+        """Answer as events; version 3 returns a `ChatModelStream`."""
+        if version != "v3" or self._router(config) is None:
+            return super().stream_events(input, config, version=version, stop=stop, **kwargs)
+        return Relay.events(self, input, ensure_config(config), stop=stop, **kwargs)
 
-    def _should_use_protocol_streaming(
+    def astream_events(
         self,
+        input: LanguageModelInput,
+        config: RunnableConfig | None = None,
         *,
-        async_api: bool,
-        run_manager: CallbackManagerForLLMRun | AsyncCallbackManagerForLLMRun | None = None,
+        version: Literal["v1", "v2", "v3"] = "v2",
+        stop: list[str] | None = None,
         **kwargs: Any,
-    ) -> bool:
-        return not is_guarded() and super()._should_use_protocol_streaming(
-            async_api=async_api, run_manager=run_manager, **kwargs
-        )
+    ) -> Any:
+        """Like `stream_events`; for version 3, await it to get an `AsyncChatModelStream`."""
+        if version != "v3" or self._router(config) is None:
+            return super().astream_events(input, config, version=version, stop=stop, **kwargs)
+        return Relay.aevents(self, input, ensure_config(config), stop=stop, **kwargs)
+
+    def _router(self, config: RunnableConfig | None) -> UncertaintyRouterCallback | None:
+        return router_of(ensure_config(config).get("callbacks"), self.callbacks)

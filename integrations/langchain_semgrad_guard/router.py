@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 from langchain_core.language_models import LanguageModelInput
 from langchain_core.language_models.chat_models import BaseChatModel
 from langchain_core.messages import AIMessage
 from langchain_core.runnables import Runnable
-from langchain_core.runnables.base import RunnableBindingBase
+from langchain_core.runnables.base import RunnableBinding, RunnableBindingBase
 
 from langchain_semgrad_guard.callback import UncertaintyRouterCallback
 from langchain_semgrad_guard.enforcement import EnforcingChatModel
@@ -16,6 +16,7 @@ from langchain_semgrad_guard.scored_model import ScoredChatModel
 from semgrad_guard import Estimator, LanguageModel, Policy
 from semgrad_guard.errors import InputError
 from semgrad_guard.guard import ABSTAIN_MESSAGE
+from semgrad_guard.records import Mode
 
 
 class UncertaintyRouter(RunnableBindingBase[LanguageModelInput, AIMessage]):
@@ -23,14 +24,16 @@ class UncertaintyRouter(RunnableBindingBase[LanguageModelInput, AIMessage]):
 
         prompt | UncertaintyRouter(ChatSemGrad(), Policy(threshold=0.004), escalate_to=larger) | StrOutputParser()
 
-    It is the model with an `UncertaintyRouterCallback` attached: the same decisions, the same metadata, and streams
-    that are buffered until the answer is let through. Another chat model (the same weights behind a server) needs a
+    It is the model with an `UncertaintyRouterCallback` attached: the same modes, decisions and metadata, and streams
+    that are buffered where an answer may be withheld. Another chat model (the same weights behind a server) needs a
     `scorer`, which scores the text of its answers afterwards; a batch then asks it one question after the other.
 
     Args:
-        llm: a `ChatSemGrad`, or any other chat model together with `scorer`.
+        llm: a `ChatSemGrad`, bound arguments included (`chat.bind_tools(...)`), or any other chat model together with
+            `scorer`. An observer takes any chat model without one: answers that carry no score are reported so.
         policy: what to let through.
         escalate_to: any Runnable that takes the messages; see `UncertaintyRouterCallback`.
+        mode: what to do with a decision: "enforce", "annotate", "observe" or "raise".
         abstain_message: delivered in place of an answer that is neither let through nor escalated.
         keep_draft: keep the text of withheld answers in the metadata (`draft`).
         scorer: the local copy of the weights that `llm` serves.
@@ -45,10 +48,11 @@ class UncertaintyRouter(RunnableBindingBase[LanguageModelInput, AIMessage]):
 
     def __init__(
         self,
-        llm: BaseChatModel,
+        llm: BaseChatModel | RunnableBinding[LanguageModelInput, AIMessage],
         policy: Policy,
         *,
         escalate_to: Runnable[Any, Any] | None = None,
+        mode: Mode = "enforce",
         abstain_message: str = ABSTAIN_MESSAGE,
         keep_draft: bool = False,
         scorer: LanguageModel | None = None,
@@ -57,8 +61,11 @@ class UncertaintyRouter(RunnableBindingBase[LanguageModelInput, AIMessage]):
     ) -> None:
         given = {"estimator": estimator, "prompt_template": prompt_template}
         scoring = {name: value for name, value in given.items() if value is not None}
-        router = UncertaintyRouterCallback(policy, escalate_to, abstain_message=abstain_message, keep_draft=keep_draft)
-        super().__init__(bound=_scored(llm, scorer, scoring), kwargs={}, config={"callbacks": [router]})
+        router = UncertaintyRouterCallback(
+            policy, escalate_to, mode=mode, abstain_message=abstain_message, keep_draft=keep_draft
+        )
+        bound = _routable(llm, scorer, scoring, any_model=mode == "observe")
+        super().__init__(bound=bound, kwargs={}, config={"callbacks": [router]})
 
     @classmethod
     def is_lc_serializable(cls) -> bool:
@@ -66,20 +73,33 @@ class UncertaintyRouter(RunnableBindingBase[LanguageModelInput, AIMessage]):
         return False
 
 
-def _scored(llm: BaseChatModel, scorer: LanguageModel | None, scoring: dict[str, Any]) -> EnforcingChatModel:
+def _routable(
+    llm: Runnable[LanguageModelInput, AIMessage],
+    scorer: LanguageModel | None,
+    scoring: dict[str, Any],
+    *,
+    any_model: bool,
+) -> Runnable[LanguageModelInput, AIMessage]:
     """The model itself if its answers carry a score, and with a scorer around it if they do not."""
-    if not isinstance(llm, BaseChatModel):  # pyright: ignore[reportUnnecessaryIsInstance] - callers may have no checker
-        raise InputError(
-            f"a router takes a chat model, not a {type(llm).__name__}: give it the model itself, "
-            "and bind arguments or callbacks to the router instead"
-        )
-    if isinstance(llm, EnforcingChatModel):
+    model: Any = llm
+    while isinstance(model, RunnableBinding):
+        model = cast("RunnableBinding[Any, Any]", model).bound
+    if not isinstance(model, BaseChatModel):
+        raise InputError(f"a router takes a chat model, not a {type(model).__name__}")
+    if isinstance(model, EnforcingChatModel):
         if scorer is not None or scoring:
-            raise InputError(f"{type(llm).__name__} scores its own answers: set scorer, estimator and template there")
+            raise InputError(f"{type(model).__name__} scores its own answers: set scorer, estimator and template there")
+        return llm
+    if scorer is None and any_model:
         return llm
     if scorer is None:
         raise InputError(
-            f"the answers of {type(llm).__name__} carry no score. Use ChatSemGrad, "
-            "or give the weights that it serves: UncertaintyRouter(llm, policy, scorer=LanguageModel.from_pretrained(...))"
+            f"the answers of {type(model).__name__} carry no score. Use ChatSemGrad, or give the weights that it "
+            "serves: UncertaintyRouter(llm, policy, scorer=LanguageModel.from_pretrained(...))"
+        )
+    if not isinstance(llm, BaseChatModel):
+        raise InputError(
+            f"a scorer goes around the {type(model).__name__} itself: bind arguments to the router instead, "
+            "UncertaintyRouter(...).bind(...)"
         )
     return ScoredChatModel.of(llm, scorer, **scoring)

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, cast
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import AbstractContextManager
+from typing import Annotated, Any
 
-from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun, Callbacks
+from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManager, CallbackManagerForLLMRun
 from langchain_core.language_models.chat_models import BaseChatModel
-from langchain_core.messages import AIMessage, BaseMessage
-from langchain_core.outputs import ChatGeneration, ChatResult
+from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage
+from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
 from langchain_core.runnables import RunnableConfig
 from langchain_core.runnables.config import run_in_executor
+from langchain_core.tracers.base import BaseTracer
+from langsmith.run_helpers import tracing_context  # pyright: ignore[reportUnknownVariableType]
 from pydantic import ConfigDict, Field, SkipValidation
 
 from langchain_semgrad_guard import messages as convert
-from langchain_semgrad_guard.audience import only
-from langchain_semgrad_guard.callback import UncertaintyRouterCallback
+from langchain_semgrad_guard.audience import is_audience
+from langchain_semgrad_guard.docket import astepped, stepped
 from langchain_semgrad_guard.enforcement import EnforcingChatModel
 from semgrad_guard import METADATA_KEY, Estimator, GenerationOptions, HybridGrad, LanguageModel, Verdict
 from semgrad_guard.errors import EmptyResponseError, PromptTooLongError
@@ -25,9 +29,10 @@ from semgrad_guard.records import Conversation
 class ScoredChatModel(EnforcingChatModel):
     """Asks `served`, then scores the text of its answer with `scorer` as if that had written it.
 
-    Answers come whole, streams too, and those of a batch one after the other. A score made afterwards knows the text
-    and not the decoding: `prompt_template` is therefore a name of its own, so that a calibration made for answers of
-    `scorer` itself is refused. An answer that cannot be scored (no text, or too long for `scorer`) is unscored.
+    Answers come whole unless a router only annotates them, and those of a batch one after the other. A score made
+    afterwards knows the text and not the decoding: `prompt_template` is therefore a name of its own, so that a
+    calibration made for answers of `scorer` itself is refused. An answer that cannot be scored (no text, or too long
+    for `scorer`) is unscored.
     """
 
     model_config = ConfigDict(extra="forbid", arbitrary_types_allowed=True)
@@ -39,12 +44,8 @@ class ScoredChatModel(EnforcingChatModel):
 
     @classmethod
     def of(cls, served: BaseChatModel, scorer: LanguageModel, **fields: Any) -> ScoredChatModel:
-        """Around a copy of `served` that sends no tokens: they would be out before the score is known.
-
-        LangChain's cache is left to `served`: what it holds are drafts, scored anew each time.
-        """
-        quiet = served.model_copy(update={"disable_streaming": True})
-        return cls(served=quiet, scorer=scorer, cache=False, **fields)
+        """Around `served`. LangChain's cache is left to it: what it holds are drafts, scored anew each time."""
+        return cls(served=served, scorer=scorer, cache=False, **fields)
 
     def _generate(
         self,
@@ -54,9 +55,8 @@ class ScoredChatModel(EnforcingChatModel):
         **kwargs: Any,
     ) -> ChatResult:
         conversation = convert.to_conversation(messages)
-        config = _config(run_manager.get_child() if run_manager else None)
-        answer = self.served.invoke(messages, config, stop=stop, **kwargs)
-        return self._scored(conversation, answer)
+        answer = self._quiet.invoke(messages, _inner(run_manager), stop=stop, **kwargs)
+        return ChatResult(generations=[ChatGeneration(message=self._scored(conversation, answer))])
 
     async def _agenerate(
         self,
@@ -66,15 +66,55 @@ class ScoredChatModel(EnforcingChatModel):
         **kwargs: Any,
     ) -> ChatResult:
         conversation = convert.to_conversation(messages)
-        config = _config(run_manager.get_child() if run_manager else None)
-        answer = await self.served.ainvoke(messages, config, stop=stop, **kwargs)
-        return await run_in_executor(None, self._scored, conversation, answer)
+        answer = await self._quiet.ainvoke(messages, _inner(run_manager), stop=stop, **kwargs)
+        message = await run_in_executor(None, self._scored, conversation, answer)
+        return ChatResult(generations=[ChatGeneration(message=message)])
 
-    def _scored(self, conversation: Conversation, answer: AIMessage) -> ChatResult:
+    def _stream(
+        self,
+        messages: list[BaseMessage],
+        stop: list[str] | None = None,
+        run_manager: CallbackManagerForLLMRun | None = None,
+        **kwargs: Any,
+    ) -> Iterator[ChatGenerationChunk]:
+        conversation, heard = convert.to_conversation(messages), list[AIMessage]()
+        live = self.served.stream(messages, _inner(run_manager), stop=stop, **kwargs)
+        for piece in stepped(live, _untraced):
+            heard.append(piece)
+            yield _passed_on(piece)
+        yield self._last(conversation, heard)
+
+    async def _astream(
+        self,
+        messages: list[BaseMessage],
+        stop: list[str] | None = None,
+        run_manager: AsyncCallbackManagerForLLMRun | None = None,
+        **kwargs: Any,
+    ) -> AsyncIterator[ChatGenerationChunk]:
+        conversation, heard = convert.to_conversation(messages), list[AIMessage]()
+        live = self.served.astream(messages, _inner(run_manager), stop=stop, **kwargs)
+        async for piece in astepped(live, _untraced):
+            heard.append(piece)
+            yield _passed_on(piece)
+        yield await run_in_executor(None, self._last, conversation, heard)
+
+    @property
+    def _quiet(self) -> BaseChatModel:
+        """The served model without its tokens: where its answer is wanted whole it may have to be withheld."""
+        return self.served.model_copy(update={"disable_streaming": True})
+
+    def _last(self, conversation: Conversation, heard: Sequence[AIMessage]) -> ChatGenerationChunk:
+        """The chunk that closes a live stream: the score of all that was said, and nothing else."""
+        whole = AIMessage(content="".join(map(convert.message_text, heard)))
+        scored = AIMessageChunk(
+            content="", response_metadata=self._scored(conversation, whole).response_metadata, chunk_position="last"
+        )
+        return ChatGenerationChunk(message=self._decided(scored))
+
+    def _scored(self, conversation: Conversation, answer: AIMessage) -> AIMessage:
         verdict = self._verdict(conversation, convert.message_text(answer))
         metadata = {**answer.response_metadata, METADATA_KEY: verdict.metadata()}
-        message = answer.model_copy(update={"response_metadata": metadata})
-        return ChatResult(generations=[ChatGeneration(message=message)])
+        return answer.model_copy(update={"response_metadata": metadata})
 
     def _verdict(self, conversation: Conversation, text: str) -> Verdict:
         try:
@@ -110,7 +150,25 @@ class ScoredChatModel(EnforcingChatModel):
         return {"served": self.served.get_name(), "scorer": self.scorer.name, "estimator": self.estimator.name}
 
 
-def _config(callbacks: Callbacks) -> RunnableConfig:
-    """The config of the served model's run: all handlers but the router, which judges the scored answer only."""
-    tracers = only(callbacks, lambda handler: not isinstance(handler, UncertaintyRouterCallback))
-    return cast("RunnableConfig", {"callbacks": tracers})
+def _inner(run_manager: CallbackManagerForLLMRun | AsyncCallbackManagerForLLMRun | None) -> RunnableConfig:
+    """The config of the served model's run: a child of ours, for tracers. All others hear one run, the scored one."""
+    if run_manager is None:  # LangChain hands none to streams
+        return {"callbacks": []}
+    manager = CallbackManager(handlers=[], parent_run_id=run_manager.run_id)
+    manager.set_handlers(
+        [h for h in run_manager.inheritable_handlers if isinstance(h, BaseTracer) and not is_audience(h)]
+    )
+    manager.add_tags(run_manager.inheritable_tags)
+    manager.add_metadata(run_manager.inheritable_metadata)
+    return {"callbacks": manager}
+
+
+def _untraced() -> AbstractContextManager[None]:
+    """A served stream has no run to belong to; LangSmith would show it as a trace of its own."""
+    return tracing_context(enabled=False)
+
+
+def _passed_on(piece: AIMessage) -> ChatGenerationChunk:
+    """A piece of the served stream, not yet the last: ours, with the score, follows."""
+    chunk = piece if isinstance(piece, AIMessageChunk) else convert.as_chunk(piece)
+    return ChatGenerationChunk(message=chunk.model_copy(update={"chunk_position": None}))

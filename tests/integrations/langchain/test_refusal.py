@@ -14,7 +14,7 @@ from langchain_core.output_parsers import StrOutputParser
 from langchain_core.outputs import ChatGenerationChunk
 from langchain_core.prompts import ChatPromptTemplate
 
-from langchain_semgrad_guard import ChatSemGrad, UncertaintyRouterCallback
+from langchain_semgrad_guard import UncertaintyRouterCallback
 from semgrad_guard.errors import InputError, UnenforcedPolicyError
 
 from .support import EVERYTHING, QUESTION, ROUTES, Ledger, Route, collect
@@ -97,24 +97,25 @@ def test_event_streams_of_a_model_that_does_not_enforce(foreign: Foreign, router
     assert foreign.asked == []
 
 
-def test_protocol_events_are_not_enforced_yet_and_so_refused(
-    chat: ChatSemGrad, router: UncertaintyRouterCallback
-) -> None:
+def test_protocol_events_of_a_model_that_does_not_enforce(foreign: Foreign, router: UncertaintyRouterCallback) -> None:
     config: Any = {"callbacks": [router]}
 
     async def events() -> list[Any]:
-        return [event async for event in await chat.astream_events(QUESTION, config, version="v3")]
+        return [event async for event in await foreign.astream_events(QUESTION, config, version="v3")]
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # version 3 is in beta
         with pytest.raises(UnenforcedPolicyError):
-            list(chat.stream_events(QUESTION, config, version="v3"))
+            list(foreign.stream_events(QUESTION, config, version="v3"))
         with pytest.raises(UnenforcedPolicyError):
             asyncio.run(events())
+    assert foreign.asked == []
 
 
-def test_a_router_needs_a_policy_and_a_runnable() -> None:
+def test_a_router_needs_a_policy_a_runnable_and_a_known_mode() -> None:
     with pytest.raises(InputError, match="needs a policy"):
         UncertaintyRouterCallback(policy=0.5)  # type: ignore[arg-type]
     with pytest.raises(InputError, match="RunnableLambda"):
         UncertaintyRouterCallback(policy=EVERYTHING, escalate_to=lambda messages: "x")  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="one of enforce, annotate, observe, raise"):
+        UncertaintyRouterCallback(policy=EVERYTHING, mode="warn")  # type: ignore[arg-type]
