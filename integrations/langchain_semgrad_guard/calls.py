@@ -155,6 +155,11 @@ class Outcome:
         return Announcement(self.message, call.messages, cast("RunnableConfig", config))
 
 
+def has_router(callbacks: Callbacks, local: Callbacks) -> bool:
+    """Whether any router hears a run, be it an observer."""
+    return any(map(_is_router, (*handlers_of(callbacks), *handlers_of(local))))
+
+
 def router_of(callbacks: Callbacks, local: Callbacks) -> UncertaintyRouterCallback | None:
     """The router among a run's handlers: those of the call, and the model's own. Observers decide nothing.
 

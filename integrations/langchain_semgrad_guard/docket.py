@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar, cast
 from uuid import UUID
 
+from langchain_core.callbacks import Callbacks
+
 from semgrad_guard import Verdict
 from semgrad_guard.errors import UnenforcedPolicyError
 
@@ -30,6 +32,8 @@ class Docket:
     """
 
     router: UncertaintyRouterCallback | None
+    callbacks: Callbacks = None
+    """Of the call: whoever listens to the chain or graph around it."""
     verdicts: dict[UUID, Verdict] = field(default_factory=dict[UUID, Verdict])
     errors: dict[UUID, Exception] = field(default_factory=dict[UUID, Exception])
 
@@ -41,6 +45,11 @@ class Docket:
             yield
         finally:
             _open.reset(token)
+
+    @property
+    def guards(self) -> bool:
+        """Whether the router may withhold an answer."""
+        return self.router is not None and self.router.withholds
 
     def verdict(self, run_id: UUID) -> Verdict:
         """The decision about a run.
@@ -70,10 +79,16 @@ def current_router() -> UncertaintyRouterCallback | None:
     return None if docket is None else docket.router
 
 
+def current_callbacks() -> Callbacks:
+    """The callbacks of the call in progress."""
+    docket = _open.get()
+    return None if docket is None else docket.callbacks
+
+
 def is_guarded() -> bool:
     """Whether the run in progress is one whose answer a router may withhold."""
-    router = current_router()
-    return router is not None and router.withholds
+    docket = _open.get()
+    return docket is not None and docket.guards
 
 
 def stepped(chunks: Iterator[T], around: Callable[[], AbstractContextManager[object]]) -> Iterator[T]:

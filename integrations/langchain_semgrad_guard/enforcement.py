@@ -20,8 +20,7 @@ from langchain_core.outputs import LLMResult
 from langchain_core.runnables import RunnableConfig
 from langchain_core.runnables.config import ensure_config, get_config_list, run_in_executor
 
-from langchain_semgrad_guard.callback import UncertaintyRouterCallback
-from langchain_semgrad_guard.calls import Call, Outcome, merged, messages_of, router_of, settle, waiting
+from langchain_semgrad_guard.calls import Call, Outcome, has_router, merged, messages_of, router_of, settle, waiting
 from langchain_semgrad_guard.deciding import DecidingChatModel
 from langchain_semgrad_guard.docket import Docket, astepped, escalating, stepped
 from langchain_semgrad_guard.messages import as_chunk
@@ -111,7 +110,7 @@ class EnforcingChatModel(DecidingChatModel):
 
     def _draft(self, call: Call) -> Outcome:
         try:
-            docket = Docket(router_of(call.callbacks, self.callbacks))
+            docket = Docket(router_of(call.callbacks, self.callbacks), call.callbacks)
             with docket.opened():
                 result = super().generate(**call.arguments(docket.router))
             return Outcome.of(call, docket, result)
@@ -120,7 +119,7 @@ class EnforcingChatModel(DecidingChatModel):
 
     async def _adraft(self, call: Call) -> Outcome:
         try:
-            docket = Docket(router_of(call.callbacks, self.callbacks))
+            docket = Docket(router_of(call.callbacks, self.callbacks), call.callbacks)
             with docket.opened():
                 result = await super().agenerate(**call.arguments(docket.router))
             return Outcome.of(call, docket, result)
@@ -179,9 +178,9 @@ class EnforcingChatModel(DecidingChatModel):
     ) -> Iterator[AIMessageChunk]:
         """Answer piece by piece; with a router attached, in one piece once it is let through."""
         self._prepare()
-        router = self._router(config)
-        if router is None or not router.withholds:
-            yield from stepped(super().stream(input, config, stop=stop, **kwargs), Docket(router).opened)
+        docket = self._docket(config)
+        if not docket.guards:
+            yield from stepped(super().stream(input, config, stop=stop, **kwargs), docket.opened)
             return
         (call,), _ = self._calls([input], config, {**kwargs, "stop": stop})
         (outcome,) = self._answer([call])
@@ -198,10 +197,9 @@ class EnforcingChatModel(DecidingChatModel):
     ) -> AsyncIterator[AIMessageChunk]:
         """Like `stream`, without blocking the event loop."""
         await run_in_executor(None, self._prepare)
-        router = self._router(config)
-        if router is None or not router.withholds:
-            live = super().astream(input, config, stop=stop, **kwargs)
-            async for chunk in astepped(live, Docket(router).opened):
+        docket = self._docket(config)
+        if not docket.guards:
+            async for chunk in astepped(super().astream(input, config, stop=stop, **kwargs), docket.opened):
                 yield chunk
             return
         (call,), _ = self._calls([input], config, {**kwargs, "stop": stop})
@@ -224,7 +222,7 @@ class EnforcingChatModel(DecidingChatModel):
         **kwargs: Any,
     ) -> Any:
         """Answer as events; version 3 returns a `ChatModelStream`."""
-        if version != "v3" or self._router(config) is None:
+        if version != "v3" or not has_router(ensure_config(config).get("callbacks"), self.callbacks):
             return super().stream_events(input, config, version=version, stop=stop, **kwargs)
         return Relay.events(self, input, ensure_config(config), stop=stop, **kwargs)
 
@@ -238,9 +236,10 @@ class EnforcingChatModel(DecidingChatModel):
         **kwargs: Any,
     ) -> Any:
         """Like `stream_events`; for version 3, await it to get an `AsyncChatModelStream`."""
-        if version != "v3" or self._router(config) is None:
+        if version != "v3" or not has_router(ensure_config(config).get("callbacks"), self.callbacks):
             return super().astream_events(input, config, version=version, stop=stop, **kwargs)
         return Relay.aevents(self, input, ensure_config(config), stop=stop, **kwargs)
 
-    def _router(self, config: RunnableConfig | None) -> UncertaintyRouterCallback | None:
-        return router_of(ensure_config(config).get("callbacks"), self.callbacks)
+    def _docket(self, config: RunnableConfig | None) -> Docket:
+        callbacks = ensure_config(config).get("callbacks")
+        return Docket(router_of(callbacks, self.callbacks), callbacks)

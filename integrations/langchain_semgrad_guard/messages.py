@@ -65,7 +65,7 @@ def get_verdict(message: BaseMessage) -> Verdict | None:
         ) from error
 
 
-def decided(message: AIMessage, verdict: Verdict) -> AIMessage:
+def decided(message: M, verdict: Verdict) -> M:
     """The same answer with the decision about it; the original, which may sit in a cache, stays as it is."""
     metadata = {**message.response_metadata, METADATA_KEY: verdict.metadata()}
     return message.model_copy(update={"response_metadata": metadata})

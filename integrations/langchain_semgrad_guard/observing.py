@@ -5,8 +5,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
-from langchain_core.runnables.config import ensure_config, get_callback_manager_for_config
+from langchain_core.callbacks import CallbackManager
+from langchain_core.runnables.config import ensure_config
 
+from langchain_semgrad_guard.docket import current_callbacks
 from semgrad_guard import METADATA_KEY, Verdict
 
 logger = logging.getLogger(METADATA_KEY)
@@ -23,7 +25,8 @@ def report(judge: Callable[[], Verdict]) -> None:
         level = logging.INFO if verdict.action == "answer" else logging.WARNING
         record = verdict.metadata()
         logger.log(level, "%s would be the decision: %s", verdict.action, _why(verdict), extra={METADATA_KEY: record})
-        manager = get_callback_manager_for_config(ensure_config())
+        # Batches set no context for the models in them; ours know their callbacks, others are reported to the log only.
+        manager = CallbackManager.configure(current_callbacks() or ensure_config().get("callbacks"))
         if manager.parent_run_id is not None:
             manager.on_custom_event(METADATA_KEY, record, run_id=manager.parent_run_id)
     except Exception:

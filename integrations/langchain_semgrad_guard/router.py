@@ -7,8 +7,9 @@ from typing import Any, cast
 from langchain_core.language_models import LanguageModelInput
 from langchain_core.language_models.chat_models import BaseChatModel
 from langchain_core.messages import AIMessage
-from langchain_core.runnables import Runnable
+from langchain_core.runnables import Runnable, RunnableConfig
 from langchain_core.runnables.base import RunnableBinding, RunnableBindingBase
+from langchain_core.runnables.config import ensure_config
 
 from langchain_semgrad_guard.callback import UncertaintyRouterCallback
 from langchain_semgrad_guard.enforcement import EnforcingChatModel
@@ -66,6 +67,11 @@ class UncertaintyRouter(RunnableBindingBase[LanguageModelInput, AIMessage]):
         )
         bound = _routable(llm, scorer, scoring, any_model=mode == "observe")
         super().__init__(bound=bound, kwargs={}, config={"callbacks": [router]})
+
+    def _merge_configs(self, *configs: RunnableConfig | None) -> RunnableConfig:
+        # LangChain's bindings let their callbacks hide those of the context: a node that calls the router without its
+        # config would drop out of the trace, and out of the graph's streams.
+        return super()._merge_configs(*map(ensure_config, configs))
 
     @classmethod
     def is_lc_serializable(cls) -> bool:

@@ -4,6 +4,7 @@ all that leaves a model, and every path through it."""
 from __future__ import annotations
 
 import asyncio
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from uuid import UUID
 
 import torch
 from langchain_core.callbacks import BaseCallbackHandler
+from langchain_core.messages import AIMessage, AIMessageChunk
 from langchain_core.outputs import LLMResult
 from langchain_core.tracers.base import BaseTracer
 from langchain_core.tracers.schemas import Run
@@ -166,6 +168,38 @@ ROUTES: dict[str, Route] = {
     "astream": lambda model, prompt, config: collect(model.astream(prompt, config)),
 }
 """Every way to get an answer: the pieces it comes in."""
+
+
+def _v2(model: Any, prompt: Any, config: dict[str, Any]) -> list[Any]:
+    events = collect(model.astream_events(prompt, config, version="v2"))
+    return [event["data"]["chunk"] for event in events if event["event"] == "on_chat_model_stream"]
+
+
+def _v3(model: Any, prompt: Any, config: dict[str, Any]) -> list[Any]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # version 3 is in beta
+        stream = model.stream_events(prompt, config, version="v3")
+    return _said(list(stream.text), stream.output)
+
+
+def _av3(model: Any, prompt: Any, config: dict[str, Any]) -> list[Any]:
+    async def run() -> list[Any]:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            stream = await model.astream_events(prompt, config, version="v3")
+        return _said([text async for text in stream.text], await stream.output)
+
+    return asyncio.run(run())
+
+
+def _said(texts: list[str], output: AIMessage) -> list[Any]:
+    assert "".join(texts) == output.text
+    last = AIMessageChunk(content="", response_metadata=output.response_metadata)
+    return [*(AIMessageChunk(content=text) for text in texts), last]
+
+
+EVENT_ROUTES: dict[str, Route] = {"astream_events v2": _v2, "stream_events v3": _v3, "astream_events v3": _av3}
+"""The event streams, as pieces too. Version 3 exists on models and graphs, not on sequences."""
 
 
 def text_of(pieces: list[Any]) -> str:
