@@ -13,6 +13,7 @@ from langchain_core.language_models import FakeListChatModel, FakeListLLM
 from langchain_core.messages import AIMessage
 from langchain_core.prompts import ChatPromptTemplate
 from langchain_core.runnables import Runnable, RunnableLambda
+from langchain_core.tracers._streaming import _V2StreamingCallbackHandler
 
 from langchain_semgrad_guard import (
     ChatSemGrad,
@@ -318,6 +319,34 @@ def test_the_cache_holds_answers_that_each_router_judges_anew(
     kit.assert_closed()
 
 
+class Audience(BaseCallbackHandler, _V2StreamingCallbackHandler):
+    """Hears what LangGraph's version 3 hears."""
+
+    def __init__(self) -> None:
+        self.said, self.records, self.runs = "", list[dict[str, Any]](), 0
+
+    def on_chat_model_start(self, serialized: Any, messages: Any, **_: Any) -> None:
+        self.runs += 1
+
+    def on_stream_event(self, event: Any, **_: Any) -> None:
+        if event["event"] == "content-block-delta":
+            self.said += event["delta"]["text"]
+        if event["event"] == "message-finish":
+            self.records.append(event["metadata"]["semgrad_guard"])
+
+
+@pytest.mark.parametrize("path", ["invoke", "ainvoke", "batch", "abatch", "stream_events v3", "astream_events v3"])
+@pytest.mark.parametrize("mode", ["enforce", "annotate"])
+def test_an_audience_hears_each_answer_once(kit: Kit, path: str, mode: str, draft: str) -> None:
+    """On the paths where LangChain speaks to it in events."""
+    audience = Audience()
+    PATHS[path](kit.router(NOTHING, mode=mode), QUESTION, {"callbacks": [audience, kit.ledger]})
+    assert audience.said == (ABSTENTION if mode == "enforce" else draft)
+    assert [record["action"] for record in audience.records] == ["abstain"]
+    assert audience.runs == 1
+    kit.assert_closed()
+
+
 def test_an_annotated_live_answer_leaves_no_decision_in_the_cache(chat: ChatSemGrad, cache: InMemoryCache) -> None:
     annotating = UncertaintyRouter(chat, NOTHING, mode="annotate")
     node = RunnableLambda(lambda _: annotating.invoke(QUESTION))  # with an audience, invoke streams and caches
@@ -325,6 +354,12 @@ def test_an_annotated_live_answer_leaves_no_decision_in_the_cache(chat: ChatSemG
         events = collect(node.astream_events("go", version="v2"))
         (end,) = [event["data"]["output"] for event in events if event["event"] == "on_chat_model_end"]
         assert end.response_metadata["semgrad_guard"]["action"] == "abstain"
+    for other, action in ((EVERYTHING, "answer"), (NOTHING, "abstain")):  # replayed from the cache, judged anew
+        audience = Audience()
+        UncertaintyRouter(chat, other, mode="annotate").invoke(QUESTION, {"callbacks": [audience]})
+        (record,) = audience.records
+        assert (record["action"], record["threshold"]) == (action, other.threshold)
+        assert (record["reason"] is None) == (action == "answer")
     record = chat.invoke(QUESTION).response_metadata["semgrad_guard"]
     assert (record["action"], record["enforced"], record["threshold"], record["reason"]) == ("answer", True, None, None)
 
@@ -335,13 +370,32 @@ def test_a_router_is_heard_where_it_is_called_without_a_config(kit: Kit, route: 
     kit.assert_closed()
 
 
-def test_a_half_read_live_stream_leaves_no_router_behind(chat: ChatSemGrad, draft: str, ledger: Ledger) -> None:
-    live = UncertaintyRouter(chat, NOTHING, mode="annotate").stream(QUESTION, {"callbacks": [ledger]})
-    next(live)
-    record = chat.invoke(QUESTION).response_metadata["semgrad_guard"]
-    assert (record["action"], record["threshold"]) == ("answer", None)
-    assert len(list(chat.stream(QUESTION))) > 5
-    live.close()  # type: ignore[attr-defined]
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_a_half_read_live_stream_leaves_no_router_behind(
+    chat: ChatSemGrad, language_model: LanguageModel, ledger: Ledger, asynchronous: bool
+) -> None:
+    router = UncertaintyRouterCallback(NOTHING, mode="annotate")
+    config: Any = {"callbacks": [router, ledger]}
+
+    def elsewhere() -> None:
+        with pytest.raises(UnenforcedPolicyError):
+            Served(weights=language_model).invoke(QUESTION, {"callbacks": [router]})
+        assert chat.invoke(QUESTION).response_metadata["semgrad_guard"]["threshold"] is None
+
+    async def arun() -> None:
+        live: Any = chat.astream(QUESTION, config)
+        await anext(live)
+        elsewhere()
+        await live.aclose()
+
+    if asynchronous:
+        asyncio.run(arun())
+    else:
+        live: Any = chat.stream(QUESTION, config)
+        next(live)
+        elsewhere()
+        live.close()
+    assert ledger.closed, "a stream that is left closes its run"
     ledger.assert_balanced()
 
 

@@ -107,6 +107,16 @@ def language_model_score(language_model: LanguageModel, text: str) -> float:
     return language_model.score(QUESTION, text).hybridgrad
 
 
+def test_handlers_of_the_served_model_hear_no_token_of_the_draft(
+    language_model: LanguageModel, route: Route, wire: Wire
+) -> None:
+    served = Served(weights=language_model, callbacks=[wire])
+    pieces = route(UncertaintyRouter(served, NOTHING, scorer=language_model), QUESTION, {})
+    assert text_of(pieces) == "I don't know."
+    assert wire.started, "they hear its run"
+    assert wire.tokens == []
+
+
 def test_a_served_answer_without_text_is_unscored(language_model: LanguageModel, route: Route) -> None:
     router = UncertaintyRouter(
         Served(weights=language_model, silent=True, streaming=False),
