@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import warnings
 from typing import Any
 
 import pytest
 from langchain_core.caches import InMemoryCache
 from langchain_core.callbacks import AsyncCallbackHandler, BaseCallbackHandler
+from langchain_core.output_parsers import StrOutputParser
 from langchain_core.outputs import LLMResult
 
 from langchain_semgrad_guard import ChatSemGrad, UncertaintyRouterCallback
 
-from .support import NOTHING, QUESTION, ROUTES, Ledger, Wire, text_of
+from .support import EVENT_ROUTES, NOTHING, QUESTION, ROUTES, Ledger, Route, Wire, text_of
 
 
 class TooUncertainError(Exception):
@@ -91,3 +94,37 @@ def test_fallbacks_do_not_fall_back_once_a_token_is_out(chat: ChatSemGrad, draft
 async def _listen(chain: Any, said: list[str]) -> None:
     async for chunk in chain.astream(QUESTION):
         said.append(chunk.text)
+
+
+@pytest.mark.parametrize("handler", [RaisesAtTheEnd, RaisesAtTheEndAsync])
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_raising_at_the_end_of_version_3_comes_too_late_or_is_swallowed(
+    chat: ChatSemGrad, draft: str, handler: type[BaseCallbackHandler], asynchronous: bool
+) -> None:
+    config: Any = {"callbacks": [handler()]}
+    said: list[str] = []
+
+    async def alisten() -> None:
+        stream = await chat.astream_events(QUESTION, config, version="v3")
+        async for text in stream.text:
+            said.append(text)
+        assert (await stream.output).text == draft, "swallowed"
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # version 3 is in beta
+        if asynchronous:
+            asyncio.run(alisten())
+        else:
+            with contextlib.suppress(TooUncertainError):  # of a handler that is not asynchronous
+                for text in chat.stream_events(QUESTION, config, version="v3").text:
+                    said.append(text)
+    assert "".join(said) == draft, "the whole rejected draft is out"
+    name = "astream_events v3" if asynchronous else "stream_events v3"
+    guarded = EVENT_ROUTES[name](chat, QUESTION, {"callbacks": [UncertaintyRouterCallback(policy=NOTHING)]})
+    assert text_of(guarded) == "I don't know."
+
+
+def test_a_parser_drops_the_verdict(chat: ChatSemGrad, route: Route) -> None:
+    """Why the verdict is read before the parser, or from the trace."""
+    pieces = route(chat | StrOutputParser(), QUESTION, {"callbacks": [UncertaintyRouterCallback(policy=NOTHING)]})
+    assert all(type(piece) is str for piece in pieces)

@@ -110,7 +110,7 @@ def language_model_score(language_model: LanguageModel, text: str) -> float:
 def test_handlers_of_the_served_model_hear_no_token_of_the_draft(
     language_model: LanguageModel, route: Route, wire: Wire
 ) -> None:
-    served = Served(weights=language_model, callbacks=[wire])
+    served = Served(weights=language_model, streaming=True, callbacks=[wire])
     pieces = route(UncertaintyRouter(served, NOTHING, scorer=language_model), QUESTION, {})
     assert text_of(pieces) == "I don't know."
     assert wire.started, "they hear its run"

@@ -1,0 +1,58 @@
+"""A router in a chain: what the first model is not sure of goes to a second one, and is withheld if that is not either.
+
+    python examples/03_lcel_router.py
+
+Both models here are the embedded one; the second is shown the question in other words. In earnest it would be larger:
+`ChatSemGrad(model="Qwen/Qwen2.5-7B-Instruct")`. The thresholds come from a few questions and promise nothing;
+`semgrad-guard calibrate` makes one that does.
+"""
+
+from __future__ import annotations
+
+from langchain_core.messages import HumanMessage
+from langchain_core.output_parsers import StrOutputParser
+from langchain_core.prompts import ChatPromptTemplate
+from langchain_core.runnables import RunnableLambda
+
+from langchain_semgrad_guard import ChatSemGrad, LowConfidenceError, UncertaintyRouter, get_verdict
+from semgrad_guard import Policy
+
+QUESTIONS = [
+    {"question": question}
+    for question in (
+        "What is the capital of France?",
+        "What is the chemical symbol of gold?",
+        "What is the capital of Mongolia?",
+        "What is the capital of Atlantis?",
+    )
+]
+
+chat = ChatSemGrad(model="pocket", max_tokens=24)
+prompt = ChatPromptTemplate.from_template("{question}")
+
+# A threshold for the example: between the two surest answers and the rest.
+scores = sorted(get_verdict(answer).uncertainty for answer in (prompt | chat).batch(QUESTIONS))
+policy = Policy(threshold=(scores[1] + scores[2]) / 2)
+
+reword = RunnableLambda(lambda messages: [HumanMessage("Do you know this? " + messages[-1].text)])
+second = reword | UncertaintyRouter(ChatSemGrad(model="pocket", max_tokens=12), policy, abstain_message="Nobody knows.")
+router = UncertaintyRouter(chat, policy, escalate_to=second)
+
+print("The verdict stands beside the answer:")
+for asked, answer in zip(QUESTIONS, (prompt | router).batch(QUESTIONS), strict=True):
+    verdict = get_verdict(answer)
+    print(f"  {asked['question']}  {verdict.action}: {answer.text}  ({verdict.uncertainty:.1e})")
+
+print("A chain that wants text only:")
+chain = prompt | router | StrOutputParser()
+print(" ", "".join(chain.stream(QUESTIONS[0])))
+
+print("Annotated, it streams live; the decision comes with the last chunk:")
+live = prompt | UncertaintyRouter(chat, policy, mode="annotate", escalate_to=second)
+for chunk in live.stream(QUESTIONS[-1]):
+    print(f"  {chunk.text!r}", get_verdict(chunk).action if get_verdict(chunk) else "")
+
+print("As an error, it makes LangChain's own fallbacks go by confidence:")
+certain = UncertaintyRouter(chat, policy, mode="raise")
+fallback = prompt | certain.with_fallbacks([second], exceptions_to_handle=(LowConfidenceError,)) | StrOutputParser()
+print(" ", fallback.invoke(QUESTIONS[-1]))
