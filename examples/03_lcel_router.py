@@ -53,6 +53,7 @@ for chunk in live.stream(QUESTIONS[-1]):
     print(f"  {chunk.text!r}", get_verdict(chunk).action if get_verdict(chunk) else "")
 
 print("As an error, it makes LangChain's own fallbacks go by confidence:")
+person = RunnableLambda(lambda asked: "I have passed your question on to a person.")
 certain = UncertaintyRouter(chat, policy, mode="raise")
-fallback = prompt | certain.with_fallbacks([second], exceptions_to_handle=(LowConfidenceError,)) | StrOutputParser()
+fallback = prompt | certain.with_fallbacks([person], exceptions_to_handle=(LowConfidenceError,)) | StrOutputParser()
 print(" ", fallback.invoke(QUESTIONS[-1]))

@@ -1,0 +1,120 @@
+"""What the LangChain wrapper costs: a guarded answer through a chain, over generation and scoring alone.
+
+    python benchmarks/wrappers.py [--model pocket] [--rounds 20] [--output results.json]
+
+The ways take turns within each round, in one process and in an order that alternates, so that whatever else the machine
+does falls on all of them; times are CPU seconds of this process. Ratios are taken round by round: median (quartiles).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from langchain_core.messages import AIMessage
+from langchain_core.prompts import ChatPromptTemplate
+from rich.console import Console
+from rich.table import Table
+from scoring import machine
+
+from langchain_semgrad_guard import ChatSemGrad, UncertaintyRouter
+from semgrad_guard import GenerationOptions, HybridGrad, LanguageModel, Policy
+
+QUESTIONS = (
+    "What is the capital of France?",
+    "What is the chemical symbol of gold?",
+    "What is the capital of Mongolia?",
+    "Name the largest planet of the solar system.",
+)
+BARE = "bare: generate, score"
+EVERYTHING = Policy(threshold=1e308)
+
+
+def ways(model: LanguageModel, max_tokens: int) -> dict[str, Callable[[], Sequence[str]]]:
+    """The ways to the same answers, each with its scores."""
+    options, estimator = GenerationOptions(max_new_tokens=max_tokens), HybridGrad()
+    chat = ChatSemGrad.from_model(model, max_tokens=max_tokens)
+    router = UncertaintyRouter(chat, EVERYTHING)
+    annotating = UncertaintyRouter(chat, EVERYTHING, mode="annotate")
+    chain = ChatPromptTemplate.from_template("{question}") | router
+
+    def bare() -> list[str]:
+        texts: list[str] = []
+        for question in QUESTIONS:
+            generation = model.generate(question, options, objective=estimator.objective)
+            assert estimator(generation.evidence).uncertainty is not None
+            texts.append(generation.text)
+        return texts
+
+    def through(runnable: Any, field: str | None = None) -> Callable[[], list[str]]:
+        return lambda: [_text(runnable.invoke({field: q} if field else q)) for q in QUESTIONS]
+
+    def streamed() -> list[str]:
+        return ["".join(chunk.text for chunk in annotating.stream(question)) for question in QUESTIONS]
+
+    return {
+        BARE: bare,
+        "ChatSemGrad.invoke": through(chat),
+        "UncertaintyRouter.invoke": through(router),
+        "prompt | UncertaintyRouter": through(chain, "question"),
+        "annotated live stream": streamed,
+    }
+
+
+def _text(message: AIMessage) -> str:
+    return str(message.text)
+
+
+def measure(tasks: Mapping[str, Callable[[], Sequence[str]]], rounds: int) -> dict[str, list[float]]:
+    """CPU seconds of each way, round by round. All must say the same."""
+    expected = {name: list(task()) for name, task in tasks.items()}  # once unmeasured: buffers, kernels, identities
+    assert len({tuple(texts) for texts in expected.values()}) == 1, f"the ways do not say the same: {expected}"
+    seconds: dict[str, list[float]] = {name: [] for name in tasks}
+    for number in range(rounds):
+        for name in tasks if number % 2 == 0 else reversed(list(tasks)):
+            start = time.process_time()
+            tasks[name]()
+            seconds[name].append(time.process_time() - start)
+    return seconds
+
+
+def ratios(seconds: Mapping[str, Sequence[float]]) -> dict[str, list[float]]:
+    """Each way over the bare one: median, lower and upper quartile."""
+    found: dict[str, list[float]] = {}
+    for name, times in seconds.items():
+        shares = [a / b for a, b in zip(times, seconds[BARE], strict=True)]
+        lower, middle, upper = statistics.quantiles(shares, n=4)
+        found[name] = [middle, lower, upper]
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="pocket", help="what to answer with (pocket, the fastest: the hardest case)")
+    parser.add_argument("--rounds", type=int, default=20, help="how often each way takes its turn, 2 or more (20)")
+    parser.add_argument("--max-tokens", type=int, default=24)
+    parser.add_argument("--output", type=Path, help="where the figures go (JSON)")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    seconds = measure(ways(LanguageModel.from_pretrained(arguments.model), arguments.max_tokens), arguments.rounds)
+    shares, console = ratios(seconds), Console(width=120)
+    table = Table(
+        "way", "ms per answer", "over bare (quartiles)", title=f"{arguments.model}, {arguments.rounds} rounds"
+    )
+    for name, (middle, lower, upper) in shares.items():
+        milliseconds = 1000 * statistics.median(seconds[name]) / len(QUESTIONS)
+        table.add_row(name, f"{milliseconds:.1f}", f"{middle:.3f} ({lower:.3f}-{upper:.3f})")
+    console.print(table)
+    if arguments.output:
+        report = {"machine": machine(), "model": arguments.model, "seconds": seconds, "over_bare": shares}
+        arguments.output.write_text(json.dumps(report, indent=1))
+
+
+if __name__ == "__main__":
+    main()
