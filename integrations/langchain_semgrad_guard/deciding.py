@@ -12,6 +12,7 @@ from langchain_core.outputs import ChatGeneration, ChatResult, Generation, LLMRe
 from langchain_semgrad_guard import messages as convert
 from langchain_semgrad_guard.callback import require_confidence, undecided
 from langchain_semgrad_guard.docket import current_router, is_guarded
+from semgrad_guard import METADATA_KEY
 
 M = TypeVar("M", bound=AIMessage)
 
@@ -96,5 +97,8 @@ class DecidingChatModel(BaseChatModel):
 
 def _as_given(message: M) -> M:
     """The message without an annotation that came back from a cache."""
+    record: Any = message.response_metadata.get(METADATA_KEY)
+    if record is None or record.get("enforced") is not False:
+        return message
     verdict = convert.get_verdict(message)
-    return message if verdict is None or verdict.enforced else convert.decided(message, undecided(verdict))
+    return message if verdict is None else convert.decided(message, undecided(verdict))
