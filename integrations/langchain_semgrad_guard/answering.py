@@ -107,7 +107,7 @@ class AnsweringChatModel(EnforcingChatModel):
     ) -> ChatResult:
         request = self._request(messages, stop, kwargs)
         generation = PendingBatch.take(self, request) or self._generate_all([request])[0]
-        answer, record = self._answered(generation, request, logprobs=self._wants_logprobs(kwargs))
+        answer, record = self._taken_apart(generation, request), self._record(generation, request)
         message = AIMessage(content=answer.text, **call_fields(answer), **record)
         return ChatResult(generations=[ChatGeneration(message=message, generation_info=_info(record))])
 
@@ -132,7 +132,8 @@ class AnsweringChatModel(EnforcingChatModel):
                 if end > shown:
                     yield ChatGenerationChunk(message=AIMessageChunk(content=written[shown:end]))
                     shown = end
-            answer, record = self._answered(pieces.generation, request, logprobs=self._wants_logprobs(kwargs))
+            answer = self._taken_apart(pieces.generation, request)
+            record = self._record(pieces.generation, request)
         if rest := answer.text[shown:]:
             yield ChatGenerationChunk(message=AIMessageChunk(content=rest))
         last = AIMessageChunk(content="", chunk_position="last", **call_fields(answer), **record)
@@ -168,7 +169,8 @@ class AnsweringChatModel(EnforcingChatModel):
         if any(message.tool_calls for message in conversation):
             _ = self.language_model.tool_format  # a template that knows no tools would leave the calls out
         grammar = form.grammar(self.language_model)
-        return Request(form.instructed(conversation), replace(options, grammar=grammar), form)
+        logprobs = bool(kwargs.get("logprobs", self.logprobs))
+        return Request(form.instructed(conversation), replace(options, grammar=grammar), form, logprobs)
 
     def _generate_all(self, requests: Sequence[Request]) -> list[Generation]:
         return self.language_model.generate_batch(
@@ -178,17 +180,17 @@ class AnsweringChatModel(EnforcingChatModel):
             template_options=requests[0].form.template_options,
         )
 
-    def _answered(
-        self, generation: Generation, request: Request, *, logprobs: bool
-    ) -> tuple[ToolAnswer, dict[str, Any]]:
-        """An answer taken apart, and its usage and metadata; scoring happens here."""
-        model, evidence = self.language_model, generation.evidence
-        answer = model.tool_answer(generation) if request.form.tools else ToolAnswer(generation.text)
+    def _taken_apart(self, generation: Generation, request: Request) -> ToolAnswer:
+        return self.language_model.tool_answer(generation) if request.form.tools else ToolAnswer(generation.text)
+
+    def _record(self, generation: Generation, request: Request) -> dict[str, Any]:
+        """Usage and metadata of an answer; scoring happens here."""
+        answer, evidence = self._taken_apart(generation, request), generation.evidence
         verdict = self._verdict(evidence, answer.text, request)
         metadata = convert.response_metadata("tool_calls" if answer.calls else generation.finish_reason, verdict)
-        if logprobs:
-            metadata["logprobs"] = openai_logprobs(model, self.estimator, evidence)
-        return answer, {"usage_metadata": convert.usage(generation), "response_metadata": metadata}
+        if request.logprobs:
+            metadata["logprobs"] = openai_logprobs(self.language_model, self.estimator, evidence)
+        return {"usage_metadata": convert.usage(generation), "response_metadata": metadata}
 
     def _verdict(self, evidence: Evidence, text: str, request: Request) -> Verdict:
         return assess(
@@ -200,9 +202,6 @@ class AnsweringChatModel(EnforcingChatModel):
             prompt_template=self.prompt_template,
             template_options=request.form.template_options,
         )
-
-    def _wants_logprobs(self, kwargs: Mapping[str, Any]) -> bool:
-        return bool(kwargs.get("logprobs", self.logprobs))
 
     def _options(self, stop: Sequence[str] | None, kwargs: Mapping[str, Any]) -> GenerationOptions:
         """The options of one call: the fields, and what the call says otherwise."""
@@ -223,5 +222,5 @@ class AnsweringChatModel(EnforcingChatModel):
 
 def _info(record: Mapping[str, Any]) -> dict[str, Any]:
     """What tracers and scorers look for beside the message."""
-    metadata: Mapping[str, Any] = record["response_metadata"]
+    metadata: Mapping[str, Any] = record.get("response_metadata", {})
     return {key: metadata[key] for key in ("finish_reason", "logprobs") if key in metadata}

@@ -14,11 +14,12 @@ from semgrad_guard import Generation, GenerationOptions, Message
 
 @dataclass(frozen=True)
 class Request:
-    """Everything that one answer depends on."""
+    """Everything that one answer and its record depend on."""
 
     conversation: tuple[Message, ...]
     options: GenerationOptions
     form: AnswerForm
+    logprobs: bool = False
 
     def goes_with(self, other: Request) -> bool:
         """Whether one generation can answer both."""
