@@ -163,6 +163,20 @@ def _raw(chat: ChatSemGrad) -> AIMessage:
     return found["raw"]
 
 
+@pytest.mark.parametrize("strategy", ["provider", "tool"])
+def test_agents_get_their_objects(chat: ChatSemGrad, strategy: str) -> None:
+    """By `response_format` where the profile knows structured output, and by a tool that must be called."""
+    from langchain.agents import create_agent
+    from langchain.agents.structured_output import ToolStrategy
+
+    agent: Any = create_agent(chat, tools=[], response_format=Wall if strategy == "provider" else ToolStrategy(Wall))
+    found = agent.invoke({"messages": [("human", QUESTION)]})
+    _check(found["structured_response"])
+    answers = [message for message in found["messages"] if isinstance(message, AIMessage)]
+    assert [bool(message.tool_calls) for message in answers] == [strategy == "tool"]
+    assert get_verdict(answers[0]) is not None
+
+
 def test_unknown_options_are_refused(chat: ChatSemGrad) -> None:
     with pytest.raises(InputError, match="method='magic'"):
         chat.with_structured_output(Wall, method="magic")  # type: ignore[arg-type]
