@@ -104,12 +104,12 @@ def _response_schema(response_format: Any) -> tuple[Mapping[str, Any] | None, st
     """The schema an answer must follow, and the words that tell the model so."""
     if response_format is None:
         return None, ""
-    given: dict[str, Any] = dict(response_format) if isinstance(response_format, Mapping) else {}
+    given = cast("Mapping[str, Any]", response_format if isinstance(response_format, Mapping) else {})
     if given.get("type") == "text":
         return None, ""
     if given.get("type") == "json_object":
         return {"type": "object"}, ""
-    schema = (given.get("json_schema") or {}).get("schema")
+    schema: Any = (given.get("json_schema") or {}).get("schema")
     if given.get("type") != "json_schema" or not isinstance(schema, Mapping):
         raise InputError(
             f"response_format={response_format!r} is not known; use "

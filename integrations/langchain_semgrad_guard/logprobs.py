@@ -46,5 +46,5 @@ def token_texts(model: LanguageModel, ids: Sequence[int]) -> list[str]:
 
 
 def _decode(model: LanguageModel, ids: Sequence[int]) -> str:
-    text: Any = model.tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
-    return text
+    tokenizer: Any = model.tokenizer
+    return tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
