@@ -65,6 +65,13 @@ def test_special_tokens_are_written_as_such() -> None:
     assert text_rule("", {"[TOOL_CALLS]": 5}) == '""'
 
 
+def test_special_tokens_are_generated_as_such(language_model: LanguageModel) -> None:
+    special = language_model.special_tokens
+    assert special == {"<|im_start|>": 256, "<|im_end|>": 257}
+    generation = language_model.generate("Hi", GenerationOptions(grammar=one_of([text_rule("<|im_start|>x", special)])))
+    assert (generation.text, generation.response_ids[0], len(generation.response_ids)) == ("x", 256, 2)
+
+
 def test_objects_are_closed_unless_the_schema_says_otherwise() -> None:
     inner = {"type": "object", "properties": {}}
     found = closed({"type": "object", "properties": {"a": inner}, "anyOf": [inner]})

@@ -7,9 +7,11 @@ from collections.abc import Callable
 from typing import Any, Literal, TypedDict
 
 import pytest
+from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.exceptions import OutputParserException
 from langchain_core.messages import AIMessage
 from langchain_core.runnables import RunnableLambda
+from langchain_core.utils.function_calling import convert_to_json_schema
 from pydantic import BaseModel
 from transformers import AutoTokenizer, LlamaForCausalLM
 
@@ -77,6 +79,18 @@ def test_the_verdict_stands_in_raw(chat: ChatSemGrad, method: Any) -> None:
     verdict = get_verdict(found["raw"])
     assert verdict is not None
     assert verdict.uncertainty is not None
+
+
+@pytest.mark.parametrize("name", ROUTES)
+def test_traces_hear_of_the_form(chat: ChatSemGrad, name: str) -> None:
+    heard: list[Any] = []
+
+    class Listener(BaseCallbackHandler):
+        def on_chat_model_start(self, *args: Any, options: Any = None, **kwargs: Any) -> None:
+            heard.append(options)
+
+    ROUTES[name](chat.with_structured_output(Wall), QUESTION, {"callbacks": [Listener()]})
+    assert [options["ls_structured_output_format"]["schema"] for options in heard] == [convert_to_json_schema(Wall)]
 
 
 def test_json_mode_is_json_of_any_form(chat: ChatSemGrad) -> None:

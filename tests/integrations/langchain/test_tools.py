@@ -112,6 +112,37 @@ def test_tools_with_nothing_to_fill_in_and_with_references(tooled: ChatSemGrad) 
     assert call["args"]["leaf"]["colour"] in ("red", "green")
 
 
+def test_a_mark_that_is_a_special_token(tiny: str) -> None:
+    """As in Mistral's own tokenizers: it is generated as that token, and missing from the text of a stream."""
+    tokenizer: Any = AutoTokenizer.from_pretrained(tiny)
+    tokenizer.chat_template = (TEMPLATES / "mistral-nemo.jinja").read_text()
+    tokenizer.add_special_tokens({"additional_special_tokens": ["[TOOL_CALLS]"]})
+    model: Any = LlamaForCausalLM.from_pretrained(tiny)
+    model.resize_token_embeddings(len(tokenizer), mean_resizing=False)
+    model.config.max_position_embeddings = 8192
+    language_model = LanguageModel.from_transformers(model, tokenizer, name="tiny-mistral")
+    tools = ChatSemGrad.from_model(language_model, max_tokens=150, logprobs=True).bind_tools([paint], tool_choice="any")
+    message = tools.invoke(QUESTION)
+    assert message.response_metadata["logprobs"]["content"][0]["token"] == "[TOOL_CALLS]"
+    chunks = list(tools.stream(QUESTION))
+    assert text_of(chunks) == message.content == ""
+    assert message.tool_calls[0]["args"] == chunks[-1].tool_calls[0]["args"]
+
+
+def test_a_call_that_was_cut_is_invalid_on_every_path(tooled: ChatSemGrad) -> None:
+    brief = tooled.bind_tools([paint], tool_choice="any").bind(max_tokens=40)
+    whole = brief.invoke(QUESTION)
+    merged, *chunks = brief.stream(QUESTION)
+    for chunk in chunks:
+        merged += chunk
+    for message in (whole, merged):
+        assert message.content == ""
+        assert not message.tool_calls
+        (broken,) = message.invalid_tool_calls
+        assert (broken["args"] or "").startswith('<tool_call>\n{"name": "paint"')
+        assert message.response_metadata["finish_reason"] == "length"
+
+
 @pytest.mark.parametrize("name", ROUTES)
 def test_every_path_calls(tooled: ChatSemGrad, name: str) -> None:
     pieces = ROUTES[name](tooled.bind_tools([paint], tool_choice="any"), QUESTION, {})
