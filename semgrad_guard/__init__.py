@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from semgrad_guard.errors import SemGradGuardError
     from semgrad_guard.estimators import Estimator, GreedyNLL, HybridGrad, MeanEntropy, ParaGrad, SemGrad
     from semgrad_guard.guard import Guard
-    from semgrad_guard.records import METADATA_KEY, Message, Score, SemanticToken, Verdict
+    from semgrad_guard.records import METADATA_KEY, Message, Score, SemanticToken, ToolCall, Verdict
 
 _HOMES = {
     "semgrad_guard.decision": (
@@ -54,7 +54,7 @@ _HOMES = {
     "semgrad_guard.errors": ("SemGradGuardError",),
     "semgrad_guard.estimators": ("Estimator", "GreedyNLL", "HybridGrad", "MeanEntropy", "ParaGrad", "SemGrad"),
     "semgrad_guard.guard": ("Guard",),
-    "semgrad_guard.records": ("METADATA_KEY", "Message", "Score", "SemanticToken", "Verdict"),
+    "semgrad_guard.records": ("METADATA_KEY", "Message", "Score", "SemanticToken", "ToolCall", "Verdict"),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
@@ -84,6 +84,7 @@ __all__ = [
     "SemGrad",
     "SemGradGuardError",
     "SemanticToken",
+    "ToolCall",
     "Verdict",
     "calibrate",
     "combined_promise",

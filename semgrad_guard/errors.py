@@ -9,7 +9,8 @@
     ├── ModelError
     │   ├── ModelNotFoundError      no such folder, no safetensors, corrupted weights
     │   └── UnsupportedModelError   encoder-decoder, no usable head, ...
-    │       └── EmptyLayerSpanError too few decoder layers for the requested span
+    │       ├── EmptyLayerSpanError too few decoder layers for the requested span
+    │       └── UnsupportedToolsError the chat template knows no tools, or writes calls in an unknown form
     ├── ScoringError                an answer has no finite score and a number was demanded
     ├── CalibrationError            a calibration set or file that cannot be used
     │   └── BindingMismatchError    made for another model, estimator, template or grader
@@ -67,6 +68,10 @@ class UnsupportedModelError(ModelError):
 
 class EmptyLayerSpanError(UnsupportedModelError):
     """The requested span of decoder layers is empty for a model of this depth."""
+
+
+class UnsupportedToolsError(UnsupportedModelError):
+    """The model's chat template knows no tools, or writes their calls in a form that cannot be read."""
 
 
 class ScoringError(SemGradGuardError):

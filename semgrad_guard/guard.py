@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from hashlib import sha256
 from typing import Any
 
 from semgrad_guard.decision import Binding, DriftMonitor, Policy, Promise, combined_promise
@@ -137,8 +138,12 @@ def assess(
     text: str,
     options: GenerationOptions | None = None,
     prompt_template: str = "chat",
+    template_options: Mapping[str, Any] | None = None,
 ) -> Verdict:
-    """Score an answer: a verdict that answers whatever the score, for `decide` to judge."""
+    """Score an answer: a verdict that answers whatever the score, for `decide` to judge.
+
+    `options` and `template_options` (tools, say) are those the answer was made with: calibrations are bound to them.
+    """
     score = estimator(evidence)
     identity, token = model.identity, evidence.prompt.semantic_token
     status: Status = "scored" if score.uncertainty is not None else "failed" if evidence.response_ids else "unscored"
@@ -152,7 +157,7 @@ def assess(
         revision=identity.revision,
         fingerprint=identity.fingerprint,
         settings=scoring_settings(model, estimator, options or GenerationOptions()),
-        prompt_template=template_name(model, prompt_template),
+        prompt_template=template_name(model, prompt_template, template_options),
         semantic_token=token.offset,
         semantic_token_source=token.source,
         reason=score.reason,
@@ -223,12 +228,13 @@ def scoring_settings(model: LanguageModel, estimator: Estimator, options: Genera
     """Everything but the model that moves scores: the estimator's settings, the dtype and the decoding."""
     decoding = {"temperature": options.temperature, "top_p": options.top_p, "top_k": options.top_k}
     sampled = {} if options.temperature == 0 else decoding
-    return {**estimator.settings(), "dtype": model.identity.dtype, **sampled}
+    grammar = {} if options.grammar is None else {"grammar": sha256(options.grammar.encode()).hexdigest()[:12]}
+    return {**estimator.settings(), "dtype": model.identity.dtype, **sampled, **grammar}
 
 
-def template_name(model: LanguageModel, name: str) -> str:
-    """A prompt form's full name: the caller's name for it, and the chat template's fingerprint."""
-    return f"{name}@{model.identity.template}"
+def template_name(model: LanguageModel, name: str, template_options: Mapping[str, Any] | None = None) -> str:
+    """A prompt form's full name: the caller's name for it, and the fingerprint of the chat template and its options."""
+    return f"{name}@{model.template_fingerprint(template_options) if template_options else model.identity.template}"
 
 
 def _above(draft: Verdict, policy: Policy) -> str:

@@ -21,14 +21,30 @@ TokenSource = Literal["assistant_header", "user_text", "last_token", "override"]
 
 
 @dataclass(frozen=True)
+class ToolCall:
+    """A model's call of a tool. `id` joins it to the tool's answer; None where the model wrote none."""
+
+    name: str
+    arguments: Mapping[str, Any]
+    id: str | None = None
+
+
+@dataclass(frozen=True)
 class Message:
-    """One turn of a conversation. `role` is system, user, assistant or whatever the chat template knows."""
+    """One turn of a conversation. `role` is system, user, assistant, tool or whatever the chat template knows.
+
+    `tool_calls` are an assistant's; `tool_call_id` and `name` say which call a tool's turn answers. The template is
+    handed what is set, in transformers' form.
+    """
 
     role: str
     content: str
+    tool_calls: tuple[ToolCall, ...] = ()
+    tool_call_id: str | None = None
+    name: str | None = None
 
 
-Conversation = str | Sequence[Message | Mapping[str, str]]
+Conversation = str | Sequence[Message | Mapping[str, Any]]
 """What a caller may pass as a prompt: plain text (one user turn), or a list of messages."""
 
 

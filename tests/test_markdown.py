@@ -49,7 +49,7 @@ def test_python_blocks_run_and_print_what_is_shown(page: Path, tmp_path: Path, m
             continue
         printed = io.StringIO()
         with contextlib.redirect_stdout(printed):
-            exec(compile(code, str(page), "exec"), names)  # noqa: S102 - our own pages
+            exec(compile(code, str(page), "exec", dont_inherit=True), names)  # noqa: S102 - our own pages
         if shown is not None:
             assert_alike(printed.getvalue(), shown)
 

@@ -6,27 +6,44 @@ import threading
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass
 
+from langchain_semgrad_guard.answer_form import AnswerForm
 from semgrad_guard import Generation, GenerationOptions, Message
 
-Conversation = tuple[Message, ...]
-GenerateAll = Callable[[Sequence[Conversation], GenerationOptions], list[Generation]]
+
+@dataclass(frozen=True)
+class Request:
+    """Everything that one answer and its record depend on."""
+
+    conversation: tuple[Message, ...]
+    options: GenerationOptions
+    form: AnswerForm
+    logprobs: bool = False
+
+    def goes_with(self, other: Request) -> bool:
+        """Whether one generation can answer both."""
+        return self.options == other.options and self.form == other.form
+
+
+GenerateAll = Callable[[Sequence[Request]], list[Generation]]
+"""Answers requests that go with each other."""
 
 _open: ContextVar[PendingBatch | None] = ContextVar("semgrad_guard_batch", default=None)
 
 
 class PendingBatch:
-    """The conversations that one owner is about to be asked for, in order.
+    """What one owner is about to be asked for, in order.
 
-    The first that is really asked for (LangChain's cache may answer some) is generated together with those behind it,
-    `size` at a time; the others find their answers waiting. Where a batch fails, each is generated alone, so that an
-    error ends the run it belongs to.
+    The first request that is really made (LangChain's cache may answer some) is generated together with those behind
+    it, `size` at a time; the others find their answers waiting. Where a batch fails, each is generated alone, so that
+    an error ends the run it belongs to.
     """
 
-    def __init__(self, owner: object, conversations: Sequence[Conversation], generate: GenerateAll, size: int) -> None:
+    def __init__(self, owner: object, requests: Sequence[Request], generate: GenerateAll, size: int) -> None:
         self._owner, self._generate, self._size = owner, generate, size
-        self._waiting = list(conversations)
-        self._done: list[tuple[Conversation, GenerationOptions, Generation]] = []
+        self._waiting = list(requests)
+        self._done: list[tuple[Request, Generation]] = []
         self._lock = threading.Lock()
 
     @contextmanager
@@ -39,31 +56,33 @@ class PendingBatch:
             _open.reset(token)
 
     @staticmethod
-    def take(owner: object, conversation: Conversation, options: GenerationOptions) -> Generation | None:
-        """The answer to one of the owner's announced conversations; None if it must be generated alone."""
+    def take(owner: object, request: Request) -> Generation | None:
+        """The answer to one of the owner's announced requests; None if it must be generated alone."""
         batch = _open.get()
-        return batch._take(conversation, options) if batch is not None and batch._owner is owner else None
+        return batch._take(request) if batch is not None and batch._owner is owner else None
 
-    def _take(self, conversation: Conversation, options: GenerationOptions) -> Generation | None:
+    def _take(self, request: Request) -> Generation | None:
         with self._lock:
-            found = self._find(conversation, options)
-            if found is None and conversation in self._waiting:
-                self._fill(self._waiting.index(conversation), options)
-                found = self._find(conversation, options)
+            found = self._find(request)
+            if found is None and request in self._waiting:
+                self._fill(self._waiting.index(request))
+                found = self._find(request)
             return found
 
-    def _find(self, conversation: Conversation, options: GenerationOptions) -> Generation | None:
-        for index, (known, used, generation) in enumerate(self._done):
-            if known == conversation and used == options:
+    def _find(self, request: Request) -> Generation | None:
+        for index, (known, generation) in enumerate(self._done):
+            if known == request:
                 del self._done[index]
                 return generation
         return None
 
-    def _fill(self, first: int, options: GenerationOptions) -> None:
-        """Generate the next `size` conversations from `first` on; those before it were answered by a cache."""
-        group, self._waiting = self._waiting[first : first + self._size], self._waiting[first + self._size :]
+    def _fill(self, first: int) -> None:
+        """Generate the next `size` requests from `first` on; those before it were answered by a cache."""
+        waiting = self._waiting[first:]
+        group = [request for request in waiting if request.goes_with(waiting[0])][: self._size]
+        self._waiting = [request for request in waiting if not any(request is each for each in group)]
         try:
-            generations = self._generate(group, options)
+            generations = self._generate(group)
         except Exception:  # noqa: BLE001 - whoever caused it meets it again alone, in a run of its own
             return
-        self._done += [(each, options, generation) for each, generation in zip(group, generations, strict=True)]
+        self._done += list(zip(group, generations, strict=True))

@@ -2,31 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from typing import Annotated, Any, Self
+from collections.abc import Sequence
+from typing import Any, Self
 
-from langchain_core.callbacks import CallbackManagerForLLMRun
+from langchain_core.language_models import LanguageModelInput, ModelProfile
 from langchain_core.language_models.base import LangSmithParams
-from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage
-from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
-from pydantic import ConfigDict, Field, PrivateAttr, SecretStr, SkipValidation, model_validator
+from langchain_core.messages import AIMessage
+from langchain_core.runnables import Runnable
+from pydantic import BaseModel
 
 from langchain_semgrad_guard import messages as convert
-from langchain_semgrad_guard.batching import Conversation, PendingBatch
-from langchain_semgrad_guard.calls import Call
-from langchain_semgrad_guard.enforcement import EnforcingChatModel
-from semgrad_guard import Estimator, Generation, GenerationOptions, HybridGrad, LanguageModel, Verdict
+from langchain_semgrad_guard.answer_form import AnswerForm, AnyTool, openai_tools
+from langchain_semgrad_guard.answering import LOADING, AnsweringChatModel
+from langchain_semgrad_guard.batching import Request
+from langchain_semgrad_guard.logprobs import openai_logprobs
+from langchain_semgrad_guard.profile import profile_of, profile_on_disk
+from langchain_semgrad_guard.structured_output import Method, structured
+from semgrad_guard import (
+    METADATA_KEY,
+    LanguageModel,
+)
 from semgrad_guard.engine.weights import Weights, key_of
-from semgrad_guard.errors import InputError, SemGradGuardError
-from semgrad_guard.guard import assess, template_name
-
-_LOADING = ("revision", "dtype", "device_map", "attn_implementation", "template_options")
-_PER_CALL = frozenset({"max_tokens", "temperature", "top_p", "top_k", "seed", "stop"})
-_IGNORED = frozenset({"stream"})
+from semgrad_guard.errors import InputError
+from semgrad_guard.guard import template_name
 
 
-class ChatSemGrad(EnforcingChatModel):
+class ChatSemGrad(AnsweringChatModel):
     """A Hugging Face causal LM, run here, whose answers carry an uncertainty.
 
         chat = ChatSemGrad(model="pocket")
@@ -37,44 +38,6 @@ class ChatSemGrad(EnforcingChatModel):
     equal instances share them. Batches run as one generation and one backward pass.
     """
 
-    model_config = ConfigDict(extra="forbid", arbitrary_types_allowed=True, protected_namespaces=())
-
-    model: str = "pocket"
-    """"pocket" (the embedded model), a folder, or a hub id."""
-    revision: str | None = None
-    dtype: Any = None
-    """As in transformers ("bfloat16", torch.float32); default: the checkpoint's own, float32 for the pocket model."""
-    device_map: Any = None
-    attn_implementation: str | None = None
-    template_options: Mapping[str, Any] | None = None
-    """Given to the chat template with every prompt, e.g. {"enable_thinking": False}."""
-
-    max_tokens: int | None = None
-    """Longest answer in tokens; 256 by default."""
-    temperature: float = 0.0
-    """0 is greedy, and the default: scores are made for greedy answers."""
-    top_p: float = 1.0
-    top_k: int = 0
-    seed: int | None = None
-    stop: list[str] | None = None
-    """Strings that end an answer; those of a call replace them."""
-
-    estimator: Annotated[Estimator, SkipValidation] = Field(default_factory=HybridGrad)
-    prompt_template: str = "chat"
-    """A name for the form of the prompts; a calibration for another form is refused."""
-    max_batch_size: int = Field(default=16, ge=1)
-    """How many answers are generated at once, where a call's config has no `max_concurrency`."""
-
-    streaming: bool = False
-    timeout: float | None = None
-    """Accepted as a standard parameter; a local model has no request that could time out."""
-    max_retries: int | None = None
-    """Accepted as a standard parameter; a local model has no request to retry."""
-    api_key: SecretStr | None = Field(default=None, exclude=True, repr=False)
-    """Accepted as a standard parameter; a local model asks for no key."""
-
-    _weights: Weights | None = PrivateAttr(default=None)
-
     @classmethod
     def from_model(cls, language_model: LanguageModel, /, **fields: Any) -> Self:
         """A chat model for weights that are loaded already; `fields` are the constructor's, but those for loading.
@@ -82,54 +45,103 @@ class ChatSemGrad(EnforcingChatModel):
         Raises:
             InputError: a field that only loading could honour.
         """
-        loading = sorted({"model", *_LOADING} & fields.keys())
+        loading = sorted({"model", *LOADING} & fields.keys())
         if loading:
             raise InputError(f"the model is loaded already: set {', '.join(loading)} on the LanguageModel instead")
         chat = cls(model=language_model.name, revision=language_model.revision, **fields)
         chat._weights = Weights.of(language_model, key_of(chat._loading))
+        if "profile" not in fields:
+            chat.profile = profile_of(language_model)
         return chat
 
-    @model_validator(mode="after")
-    def _check_options(self) -> Self:
-        self._options(None, {})
-        return self
+    @classmethod
+    def from_pipeline(cls, pipeline: Any, /, **fields: Any) -> Self:
+        """A chat model for the model and tokenizer of a transformers text-generation pipeline.
 
-    @property
-    def language_model(self) -> LanguageModel:
-        """The model itself, loaded now if it was not."""
-        if self._weights is None or self._weights.key != key_of(self._loading):
-            self._weights = Weights.shared(**self._loading)
-        return self._weights.get()
+        The pipeline's generation settings play no part: this class has its own, greedy by default.
 
-    # What LangChain asks for.
+        Raises:
+            InputError: a pipeline for another task, or a field that only loading could honour.
+        """
+        if getattr(pipeline, "task", None) != "text-generation":
+            raise InputError(
+                f"from_pipeline takes a pipeline('text-generation', ...), not {getattr(pipeline, 'task', pipeline)!r}"
+            )
+        return cls.from_model(LanguageModel.from_transformers(pipeline.model, pipeline.tokenizer), **fields)
 
-    def _generate(
+    def score(self, messages: LanguageModelInput, response: str | AIMessage) -> AIMessage:
+        """An answer from anywhere (another server, a cache, an edit) with the verdict that this model gives it.
+
+        Raises:
+            EmptyResponseError: the answer holds no text.
+            InputError: it holds tool calls, or is no message.
+        """
+        if not isinstance(response, (str, AIMessage)):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise InputError(f"score takes a string or an AIMessage, not a {type(response).__name__}")
+        answer = convert.as_message(response)
+        if answer.tool_calls:
+            raise InputError("an answer with tool calls from elsewhere cannot be scored: their text is not known")
+        conversation = convert.to_conversation(self._convert_input(messages).to_messages())
+        evidence = self.language_model.evidence(conversation, convert.message_text(answer))
+        request = Request(conversation, self._options(None, {}), AnswerForm())
+        verdict = self._verdict(evidence, convert.message_text(answer), request)
+        metadata = {**answer.response_metadata, METADATA_KEY: verdict.metadata()}
+        if self.logprobs:
+            metadata["logprobs"] = openai_logprobs(self.language_model, self.estimator, evidence)
+        return answer.model_copy(update={"response_metadata": metadata})
+
+    def bind_tools(
         self,
-        messages: list[BaseMessage],
-        stop: list[str] | None = None,
-        run_manager: CallbackManagerForLLMRun | None = None,
+        tools: Sequence[AnyTool],
+        *,
+        tool_choice: str | bool | dict[str, Any] | None = None,
+        strict: bool | None = None,
         **kwargs: Any,
-    ) -> ChatResult:
-        conversation, options = convert.to_conversation(messages), self._options(stop, kwargs)
-        generation = PendingBatch.take(self, conversation, options)
-        if generation is None:
-            generation = self.language_model.generate(conversation, options, objective=self.estimator.objective)
-        message = AIMessage(content=generation.text, **self._record(generation, options))
-        return ChatResult(generations=[ChatGeneration(message=message)])
+    ) -> Runnable[LanguageModelInput, AIMessage]:
+        """Show the model tools, in its chat template's own form.
 
-    def _stream(
+        Args:
+            tools: functions, LangChain tools, pydantic classes, or OpenAI's or JSON schema's descriptions.
+            tool_choice: "auto" (default), "any" (one must be called), a tool's name, or "none".
+            strict: as in OpenAI's descriptions; forced calls follow their schema anyway.
+            **kwargs: further options of every call.
+
+        Raises:
+            InputError: `tool_choice` names no tool at hand.
+            UnsupportedToolsError: at the first answer, where the model's chat template knows no tools.
+        """
+        options = {"tools": openai_tools(tools, strict=strict), "tool_choice": tool_choice}
+        AnswerForm.of(options)
+        return self.bind(**{key: value for key, value in options.items() if value is not None}, **kwargs)
+
+    def with_structured_output(
         self,
-        messages: list[BaseMessage],
-        stop: list[str] | None = None,
-        run_manager: CallbackManagerForLLMRun | None = None,
+        schema: dict[str, Any] | type,
+        *,
+        include_raw: bool = False,
+        method: Method = "json_schema",
+        strict: bool | None = None,
         **kwargs: Any,
-    ) -> Iterator[ChatGenerationChunk]:
-        conversation, options = convert.to_conversation(messages), self._options(stop, kwargs)
-        with self.language_model.stream(conversation, options, objective=self.estimator.objective) as pieces:
-            for piece in pieces:
-                yield ChatGenerationChunk(message=AIMessageChunk(content=piece))
-            record = self._record(pieces.generation, options)
-        yield ChatGenerationChunk(message=self._decided(AIMessageChunk(content="", chunk_position="last", **record)))
+    ) -> Runnable[LanguageModelInput, dict[str, Any] | BaseModel]:
+        """Objects instead of text, in the form of a pydantic class, a TypedDict or a JSON schema.
+
+        Args:
+            schema: the form.
+            include_raw: return `{"raw", "parsed", "parsing_error"}`; the verdict stands in `raw`.
+            method: "json_schema" tells the model the schema and constrains its answer to it; "function_calling" makes
+                the schema a tool that must be called; "json_mode" constrains to JSON of any form.
+            strict: accepted as a standard parameter; answers always follow the schema.
+            **kwargs: none are known.
+
+        Raises:
+            InputError: an unknown option or method. When asked: WithheldError for an answer that a router withheld,
+                OutputParserException for one that `max_tokens` cut.
+        """
+        if kwargs:
+            raise InputError(f"with_structured_output takes no {', '.join(sorted(kwargs))}")
+        return structured(self, schema, method=method, include_raw=include_raw)
+
+    # What LangChain asks about a model.
 
     @property
     def _llm_type(self) -> str:
@@ -154,6 +166,7 @@ class ChatSemGrad(EnforcingChatModel):
             "top_p": self.top_p,
             "top_k": self.top_k,
             "seed": self.seed,
+            "logprobs": self.logprobs,
             "default_stop": self.stop,
             "estimator": self.estimator.name,
             "estimator_settings": self.estimator.settings(),
@@ -165,61 +178,5 @@ class ChatSemGrad(EnforcingChatModel):
         params["ls_provider"] = convert.PROVIDER
         return params
 
-    # What enforcement asks for.
-
-    def _prepare(self) -> None:
-        _ = self.language_model.identity
-
-    @contextmanager
-    def _together(self, calls: Sequence[Call], limit: int | None) -> Generator[None]:
-        conversations = [c for c in map(_readable, calls) if c is not None]
-        if len(conversations) < 2:
-            yield
-            return
-        with PendingBatch(self, conversations, self._generate_all, limit or self.max_batch_size).opened():
-            yield
-
-    def _generate_all(self, conversations: Sequence[Conversation], options: GenerationOptions) -> list[Generation]:
-        return self.language_model.generate_batch(conversations, options, objective=self.estimator.objective)
-
-    def _record(self, generation: Generation, options: GenerationOptions) -> dict[str, Any]:
-        """Usage and metadata of an answer; scoring happens here."""
-        verdict = self._verdict(generation, options)
-        return {
-            "usage_metadata": convert.usage(generation),
-            "response_metadata": convert.response_metadata(generation, verdict),
-        }
-
-    def _verdict(self, generation: Generation, options: GenerationOptions) -> Verdict:
-        return assess(
-            self.language_model,
-            self.estimator,
-            generation.evidence,
-            text=generation.text,
-            options=options,
-            prompt_template=self.prompt_template,
-        )
-
-    def _options(self, stop: Sequence[str] | None, kwargs: Mapping[str, Any]) -> GenerationOptions:
-        """The options of one call: the fields, and what the call says otherwise."""
-        unknown = sorted(kwargs.keys() - _PER_CALL - _IGNORED)
-        if unknown:
-            known = ", ".join(sorted(_PER_CALL))
-            raise InputError(f"ChatSemGrad takes no {', '.join(unknown)}; a call may set {known}")
-        chosen = {name: kwargs.get(name, getattr(self, name)) for name in _PER_CALL}
-        longest, own_stop = chosen.pop("max_tokens"), chosen.pop("stop")
-        limits: dict[str, Any] = {} if longest is None else {"max_new_tokens": longest}
-        return GenerationOptions(**limits, **chosen, stop=tuple((own_stop if stop is None else stop) or ()))
-
-    @property
-    def _loading(self) -> dict[str, Any]:
-        """The arguments of `LanguageModel.from_pretrained`."""
-        return {"name_or_path": self.model, **{name: getattr(self, name) for name in _LOADING}}
-
-
-def _readable(call: Call) -> Conversation | None:
-    """A call's conversation; None for one that will fail in a run of its own."""
-    try:
-        return convert.to_conversation(call.messages)
-    except SemGradGuardError:
-        return None
+    def _resolve_model_profile(self) -> ModelProfile | None:
+        return profile_on_disk(self.model, self.revision, self.template_options)

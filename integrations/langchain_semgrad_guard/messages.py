@@ -5,10 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
-from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage, ChatMessage, message_chunk_to_message
+from langchain_core.messages import (
+    AIMessage,
+    AIMessageChunk,
+    BaseMessage,
+    ChatMessage,
+    ToolMessage,
+    message_chunk_to_message,
+)
 from langchain_core.messages.ai import UsageMetadata
 from pydantic import ValidationError
 
+from langchain_semgrad_guard.tool_calls import CALL_BLOCKS, calls_of, short_id, unreadable_of
 from semgrad_guard import METADATA_KEY, Generation, Message, Verdict
 from semgrad_guard.errors import InputError
 
@@ -22,10 +30,10 @@ _SAFE_METADATA = ("model_name", "model_provider")
 
 
 def to_conversation(messages: Sequence[BaseMessage]) -> tuple[Message, ...]:
-    """LangChain's messages as roles and plain text.
+    """LangChain's messages as roles, plain text and tool calls.
 
     Raises:
-        InputError: a message that a text model cannot be shown (images, audio, files, tool calls), named by number.
+        InputError: a message that a text model cannot be shown (images, audio, files), named by number.
     """
     return tuple(_turn(message, number) for number, message in enumerate(messages, start=1))
 
@@ -36,12 +44,12 @@ def usage(generation: Generation) -> UsageMetadata:
     return UsageMetadata(input_tokens=read, output_tokens=produced, total_tokens=read + produced)
 
 
-def response_metadata(generation: Generation, verdict: Verdict) -> dict[str, Any]:
+def response_metadata(finish_reason: str, verdict: Verdict) -> dict[str, Any]:
     """What stands beside an answer: plain JSON types only, for caches, checkpointers and traces."""
     return {
         "model_name": verdict.model,
         "model_provider": PROVIDER,
-        "finish_reason": generation.finish_reason,
+        "finish_reason": finish_reason,
         METADATA_KEY: verdict.metadata(),
     }
 
@@ -126,9 +134,20 @@ def _turn(message: BaseMessage, number: int) -> Message:
     role = message.role if isinstance(message, ChatMessage) else _ROLES.get(kind)
     if role is None:
         raise InputError(f"message {number} is a {message.type!r} message, which has no place in a chat template")
-    if isinstance(message, AIMessage) and message.tool_calls:
-        raise InputError(f"message {number} holds tool calls, which ChatSemGrad cannot show its model")
-    return Message(role, _text(message.content, number))
+    if isinstance(message, AIMessage):
+        said = (_text(_without_calls(message), number), unreadable_of(message))
+        return Message(role, "\n".join(filter(None, said)), calls_of(message))
+    text = _text(message.content, number)
+    if isinstance(message, ToolMessage):
+        return Message(role, text, tool_call_id=short_id(message.tool_call_id), name=message.name)
+    return Message(role, text)
+
+
+def _without_calls(message: AIMessage) -> str | list[str | dict[str, Any]]:
+    """The content without the blocks that say again what stands in `tool_calls`."""
+    if isinstance(message.content, str):
+        return message.content
+    return [b for b in message.content if isinstance(b, str) or b.get("type") not in CALL_BLOCKS]
 
 
 def _text(content: str | list[str | dict[str, Any]], number: int) -> str:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from typing import Any
 
 import torch
 from transformers import (
     GenerationConfig,
+    LogitsProcessorList,
     PreTrainedTokenizerBase,
     StoppingCriteria,
     StoppingCriteriaList,
@@ -17,6 +19,7 @@ from transformers.generation.streamers import BaseStreamer
 
 from semgrad_guard.engine.evidence import BatchScoring
 from semgrad_guard.engine.generation import Generation, GenerationOptions, visible
+from semgrad_guard.engine.grammar import GrammarCompiler
 from semgrad_guard.engine.hidden_states import Capture
 from semgrad_guard.engine.objective import Objective
 from semgrad_guard.engine.prompt import Prompt
@@ -115,11 +118,22 @@ class Decoder:
             mask,
             capture,
             generation_config=config,
-            logits_processor=options.processors(len(prompts)),
+            logits_processor=self._processors(options, len(prompts), width),
             stopping_criteria=StoppingCriteriaList([stopper] if stopper else []),
             streamer=streamer,
             tokenizer=self._tokenizer if watched else None,
         )
+
+    def _processors(self, options: GenerationOptions, rows: int, width: int) -> LogitsProcessorList:
+        """The options' processors; a grammar goes first, so that sampling chooses among what it allows."""
+        processors = options.processors(rows)
+        if options.grammar is not None:
+            processors.insert(0, self._grammars.processor(options.grammar, rows=rows, width=width))
+        return processors
+
+    @cached_property
+    def _grammars(self) -> GrammarCompiler:
+        return GrammarCompiler(self._tokenizer, end_tokens=self._end_tokens)
 
     def _can_watch(self, stop: str) -> bool:
         """Whether transformers can stop at this string; where it cannot, the text is cut there after the generation."""

@@ -28,7 +28,8 @@ class GenerationOptions:
 
     `max_new_tokens` >= 1; `temperature` >= 0, where 0 is greedy; `top_p` in (0, 1]; `top_k` >= 0, where 0 means all;
     `seed` repeats a sampled answer (row i of a batch draws from seed + i); `stop` strings end an answer before
-    themselves. Scores always use the raw, untempered distribution.
+    themselves; `grammar` (Lark, as llguidance reads it) is what an answer must follow. Scores always use the raw,
+    untempered and unconstrained distribution.
     """
 
     max_new_tokens: int = 256
@@ -37,6 +38,7 @@ class GenerationOptions:
     top_k: int = 0
     seed: int | None = None
     stop: tuple[str, ...] = ()
+    grammar: str | None = None
 
     def __post_init__(self) -> None:
         checks = (

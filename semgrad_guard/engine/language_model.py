@@ -16,10 +16,11 @@ from semgrad_guard.engine.decoding import Decoder, Listener
 from semgrad_guard.engine.evidence import BatchScoring, Evidence
 from semgrad_guard.engine.generation import Generation, GenerationOptions
 from semgrad_guard.engine.objective import Objective
-from semgrad_guard.engine.prompt import Prompt, render, template_fingerprint
+from semgrad_guard.engine.prompt import Prompt, chat_template, render, template_fingerprint
 from semgrad_guard.engine.scores import GradientScores
 from semgrad_guard.engine.scoring import scorer_of
 from semgrad_guard.engine.stream import TextStream
+from semgrad_guard.engine.tool_format import ToolAnswer, ToolFormat, tool_format
 from semgrad_guard.errors import EmptyResponseError, InputError, PromptTooLongError
 from semgrad_guard.records import Conversation
 
@@ -134,8 +135,28 @@ class LanguageModel:
             revision=self.revision,
             fingerprint=weight_fingerprint(self._model),
             dtype=str(self._model.dtype).removeprefix("torch."),
-            template=template_fingerprint(self.tokenizer, self._template_options),
+            template=self.template_fingerprint(),
         )
+
+    def template_fingerprint(self, template_options: Mapping[str, Any] | None = None) -> str:
+        """Twelve hex digits for the chat template with the model's options and these (tools among them)."""
+        return template_fingerprint(self.tokenizer, {**self._template_options, **(template_options or {})})
+
+    @cached_property
+    def tool_format(self) -> ToolFormat:
+        """How this model writes tool calls.
+
+        Raises:
+            UnsupportedToolsError: its chat template knows no tools, or an unknown form of calls.
+        """
+        # A tokenizer may hold a second template for conversations with tools, chosen where there are any.
+        return tool_format(self.tokenizer, chat_template(self.tokenizer, {"tools": [], **self._template_options}))
+
+    @cached_property
+    def special_tokens(self) -> Mapping[str, int]:
+        """The tokens that are left out of answers' texts, and their ids."""
+        added: Any = self.tokenizer.added_tokens_decoder
+        return {token.content: number for number, token in added.items() if token.special}
 
     @property
     def context_window(self) -> int | None:
@@ -197,6 +218,19 @@ class LanguageModel:
             return self._decoder.run([prompt], fitted, objective or Objective(), listener=listener)[0]
 
         return TextStream(work, self._decoder.decode, fitted.stop)
+
+    def tool_answer(self, generation: Generation) -> ToolAnswer:
+        """An answer to a prompt with tools, taken apart into text and calls.
+
+        Raises:
+            UnsupportedToolsError: the chat template knows no tools, or an unknown form of calls.
+        """
+        raw: Any = self.tokenizer.decode(
+            list(generation.response_ids), skip_special_tokens=False, clean_up_tokenization_spaces=False
+        )
+        beyond_stop = len(self._decoder.decode(generation.response_ids)) - len(generation.text)
+        found = self.tool_format.parse(raw[: len(raw) - beyond_stop], generation.prompt.text)
+        return found if found.calls or found.broken else ToolAnswer(generation.text)
 
     def evidence(self, conversation: Conversation, text: str) -> Evidence:
         """Evidence about an answer that came from anywhere: another server, an edit, a cache.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, cast
 
 from jinja2 import TemplateError
@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerBase
 
 from semgrad_guard.engine.semantic_token import MARK, TokenizedText, find_semantic_token
 from semgrad_guard.errors import EmptyPromptError, InputError
-from semgrad_guard.records import Conversation, Message, SemanticToken
+from semgrad_guard.records import Conversation, Message, SemanticToken, ToolCall
 
 Turn = dict[str, Any]
 
@@ -49,7 +49,7 @@ def render(
     """
     turns = _turns(conversation)
     options = dict(template_options or {})
-    if _template(tokenizer, options) is None:
+    if chat_template(tokenizer, options) is None:
         return _plain_prompt(tokenizer, turns, semantic_token)
     text = _apply_template(tokenizer, turns, options)
     prompt = _tokenize(tokenizer, text, add_special_tokens=False)
@@ -70,7 +70,7 @@ def template_fingerprint(tokenizer: PreTrainedTokenizerBase, template_options: M
     Calibrations are bound to it: another template asks another question, whose scores mean something else.
     """
     options = dict(template_options or {})
-    template = _template(tokenizer, options)
+    template = chat_template(tokenizer, options)
     if template is None:
         return "plain"
     record = json.dumps([template, options], sort_keys=True, default=_stable_name)
@@ -92,7 +92,7 @@ def _turns(conversation: object) -> list[Turn]:
 
 def _turn(message: object, number: int) -> Turn:
     if isinstance(message, Message):
-        turn: Turn = asdict(message)
+        turn = _as_turn(message)
     elif isinstance(message, Mapping):
         turn = dict(cast("Mapping[str, Any]", message))  # keys are checked just below
     else:
@@ -107,6 +107,20 @@ def _turn(message: object, number: int) -> Turn:
     return turn
 
 
+def _as_turn(message: Message) -> Turn:
+    """A message in transformers' form; what is not set stays away, as templates ask `is defined`."""
+    turn: Turn = {"role": message.role, "content": message.content}
+    if message.tool_calls:
+        turn["tool_calls"] = [_as_call(call) for call in message.tool_calls]
+    named = {"tool_call_id": message.tool_call_id, "name": message.name}
+    return {**turn, **{key: value for key, value in named.items() if value is not None}}
+
+
+def _as_call(call: ToolCall) -> Turn:
+    function = {"name": call.name, "arguments": dict(call.arguments)}
+    return {"type": "function", "function": function, **({} if call.id is None else {"id": call.id})}
+
+
 def _marked(turns: Sequence[Turn]) -> list[Turn]:
     """The turns with `MARK` right behind the last text the user wrote (the last text at all if no user spoke)."""
     written = [i for i, turn in enumerate(turns) if turn["content"].strip()]
@@ -114,7 +128,7 @@ def _marked(turns: Sequence[Turn]) -> list[Turn]:
     return [{**t, "content": t["content"].rstrip() + MARK} if i == target else t for i, t in enumerate(turns)]
 
 
-def _template(tokenizer: _Untyped, options: Mapping[str, Any]) -> str | None:
+def chat_template(tokenizer: _Untyped, options: Mapping[str, Any]) -> str | None:
     """The Jinja text that will render, or None: `chat_template` among the options goes before the tokenizer's own."""
     chosen = options.get("chat_template")
     if tokenizer.chat_template is None and chosen is None:

@@ -57,6 +57,13 @@ PHI_3 = ("<|system|>", "<|user|>", "<|assistant|>", "<|end|>")
 ASSISTANT = "<|im_start|>assistant\n"
 CASES = (
     Case("llama-3", LLAMA_3, "<|start_header_id|>assistant<|end_header_id|>\n\n", offset=-4, bos="<|begin_of_text|>"),
+    Case(
+        "llama-3.1-tools",
+        LLAMA_3,
+        "<|start_header_id|>assistant<|end_header_id|>\n\n",
+        offset=-4,
+        bos="<|begin_of_text|>",
+    ),
     Case("qwen2.5", IM, ASSISTANT, offset=-3, eos="<|im_end|>"),
     Case("qwen3", (*IM, "<think>", "</think>"), ASSISTANT, offset=-3, eos="<|im_end|>"),
     Case(

@@ -129,7 +129,7 @@ def test_a_call_may_set_options(chat: ChatSemGrad, draft: str) -> None:
     assert sampled.invoke(QUESTION).text == sampled.invoke(QUESTION).text != draft
 
 
-@pytest.mark.parametrize("unknown", [{"tools": []}, {"modle": "x"}, {"model": "other"}])
+@pytest.mark.parametrize("unknown", [{"functions": []}, {"modle": "x"}, {"model": "other"}])
 def test_an_option_that_would_be_ignored_is_refused(chat: ChatSemGrad, unknown: dict[str, Any]) -> None:
     with pytest.raises(InputError, match=next(iter(unknown))):
         chat.invoke(QUESTION, **unknown)
@@ -196,8 +196,3 @@ def test_the_estimator_and_template_stand_in_the_record(language_model: Language
 
 def test_it_is_not_serialised(chat: ChatSemGrad) -> None:
     assert not ChatSemGrad.is_lc_serializable()
-
-
-def test_tools_are_not_there_yet(chat: ChatSemGrad) -> None:
-    with pytest.raises(NotImplementedError):
-        chat.bind_tools([])

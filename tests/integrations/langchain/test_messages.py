@@ -18,6 +18,7 @@ from langchain_core.messages import (
 
 from langchain_semgrad_guard import get_verdict
 from langchain_semgrad_guard.messages import as_chunk, as_message, to_conversation
+from langchain_semgrad_guard.tool_calls import short_id
 from semgrad_guard import Message
 from semgrad_guard.errors import InputError
 
@@ -38,7 +39,7 @@ def test_roles_and_text_blocks() -> None:
         Message("user", "one two three"),
         Message("assistant", "four"),
         Message("assistant", "five"),
-        Message("tool", "six"),
+        Message("tool", "six", tool_call_id=short_id("1")),
         Message("critic", "seven"),
     )
 
@@ -49,7 +50,6 @@ def test_roles_and_text_blocks() -> None:
         (HumanMessage([{"type": "image_url", "image_url": {"url": "https://example.org/a.png"}}]), "image_url"),
         (HumanMessage([{"type": "text", "text": "look:"}, {"type": "audio", "base64": "AA=="}]), "audio"),
         (HumanMessage([{"type": "text"}]), "text"),
-        (AIMessage("", tool_calls=[{"name": "add", "args": {}, "id": "1"}]), "tool calls"),
         (FunctionMessage("3", name="add"), "function"),
     ],
 )

@@ -1,0 +1,128 @@
+"""What one call asks of its answer's form: tools it may or must call, JSON it must be. OpenAI's words for both."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, cast
+
+from langchain_core.tools import BaseTool
+from langchain_core.utils.function_calling import convert_to_openai_tool
+from langchain_core.utils.json_schema import dereference_refs
+
+from semgrad_guard import LanguageModel, Message
+from semgrad_guard.engine.grammar import json_rule, one_of
+from semgrad_guard.engine.tool_format import Tool
+from semgrad_guard.errors import InputError
+
+FORM_OPTIONS = frozenset({"tools", "tool_choice", "response_format"})
+"""The options of a call that are about its answer's form."""
+
+AnyTool = dict[str, Any] | type | Callable[..., Any] | BaseTool
+
+
+def openai_tools(tools: Sequence[AnyTool], *, strict: bool | None = None) -> list[dict[str, Any]]:
+    """Tools in whatever form LangChain knows, as OpenAI describes them, their schemas without references."""
+    converted = [convert_to_openai_tool(tool, strict=strict) for tool in tools]
+    return [{**tool, "function": _self_contained(tool["function"])} for tool in converted]
+
+
+@dataclass(frozen=True)
+class AnswerForm:
+    """The form of one answer. `forced` are the tools of which it must call one, `schema` what its JSON must follow.
+
+    With tools and a schema, an answer is either a call or JSON.
+    """
+
+    tools: tuple[Tool, ...] = ()
+    forced: tuple[Tool, ...] = ()
+    schema: Mapping[str, Any] | None = None
+    instruction: str = ""
+
+    @classmethod
+    def of(cls, options: Mapping[str, Any]) -> AnswerForm:
+        """The form that a call's options ask for.
+
+        Raises:
+            InputError: a `tool_choice` that names no tool at hand, or a `response_format` of an unknown type.
+        """
+        tools = tuple(cast("Sequence[Tool]", options.get("tools") or ()))
+        choice = options.get("tool_choice")
+        if choice in ("none", False):
+            tools = ()
+        schema, instruction = _response_schema(options.get("response_format"))
+        return cls(tools, _forced(choice, tools), schema, instruction)
+
+    @property
+    def template_options(self) -> dict[str, Any]:
+        """What the chat template is to be told."""
+        return {"tools": list(self.tools)} if self.tools else {}
+
+    def instructed(self, conversation: tuple[Message, ...]) -> tuple[Message, ...]:
+        """The conversation with the schema behind the last thing the user said (not every template knows a system)."""
+        if not self.instruction or not conversation:
+            return conversation
+        users = [i for i, message in enumerate(conversation) if message.role == "user"]
+        target = users[-1] if users else len(conversation) - 1
+        asked = replace(conversation[target], content=f"{conversation[target].content}\n\n{self.instruction}")
+        return (*conversation[:target], asked, *conversation[target + 1 :])
+
+    def grammar(self, model: LanguageModel) -> str | None:
+        """The grammar of the answer; None where it is free, free to call a tool included.
+
+        Raises:
+            UnsupportedToolsError: the model's chat template knows no tools.
+        """
+        if self.tools:
+            _ = model.tool_format
+        if not self.forced and self.schema is None:
+            return None
+        calls = self.forced or self.tools
+        rules = [model.tool_format.rule(calls, model.special_tokens)] if calls else []
+        if self.schema is not None and not self.forced:
+            rules.append(json_rule(self.schema))
+        return one_of(rules)
+
+
+def _forced(choice: Any, tools: tuple[Tool, ...]) -> tuple[Tool, ...]:
+    """The tools of which one must be called."""
+    if choice in (None, "auto", "none", False):
+        return ()
+    if isinstance(choice, Mapping):
+        choice = cast("Mapping[str, Any]", choice).get("function", {}).get("name")
+    chosen = (
+        tools if choice in ("any", "required", True) else tuple(t for t in tools if t["function"]["name"] == choice)
+    )
+    if not chosen:
+        names = ", ".join(tool["function"]["name"] for tool in tools) or "there are no tools"
+        raise InputError(f"tool_choice={choice!r} is neither 'auto', 'any' or 'none' nor the name of a tool ({names})")
+    return chosen
+
+
+def _response_schema(response_format: Any) -> tuple[Mapping[str, Any] | None, str]:
+    """The schema an answer must follow, and the words that tell the model so."""
+    if response_format is None:
+        return None, ""
+    given = cast("Mapping[str, Any]", response_format if isinstance(response_format, Mapping) else {})
+    if given.get("type") == "text":
+        return None, ""
+    if given.get("type") == "json_object":
+        return {"type": "object"}, ""
+    schema: Any = (given.get("json_schema") or {}).get("schema")
+    if given.get("type") != "json_schema" or not isinstance(schema, Mapping):
+        raise InputError(
+            f"response_format={response_format!r} is not known; use "
+            '{"type": "json_schema", "json_schema": {"name": ..., "schema": {...}}}, {"type": "json_object"}, '
+            "or with_structured_output(...)"
+        )
+    found = cast("Mapping[str, Any]", schema)
+    return found, f"Answer with JSON that follows this schema, and with nothing else:\n{json.dumps(found)}"
+
+
+def _self_contained(function: Mapping[str, Any]) -> dict[str, Any]:
+    """A function whose parameters refer to nothing outside themselves: they become a part of a larger schema."""
+    if "$defs" not in (function.get("parameters") or {}):
+        return dict(function)
+    parameters = {key: value for key, value in dereference_refs(function["parameters"]).items() if key != "$defs"}
+    return {**function, "parameters": parameters}

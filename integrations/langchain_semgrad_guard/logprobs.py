@@ -1,0 +1,50 @@
+"""Log-probabilities in OpenAI's shape, read off the score that was made anyway."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from semgrad_guard import Estimator, Evidence, LanguageModel
+
+_WINDOW = 8
+"""Tokens decoded together to see what the last of them adds: decoders treat the first word of a text apart."""
+
+
+def openai_logprobs(model: LanguageModel, estimator: Estimator, evidence: Evidence) -> dict[str, Any] | None:
+    """`{"content": [{"token", "logprob", "bytes", "top_logprobs": []}, ...]}` for the tokens of an answer.
+
+    Natural logarithms, from the model's raw distribution. A token that ends inside a character has an empty text and
+    no bytes; the one that completes the character has them all, so that the bytes together are the answer's. None
+    where the logits were not finite.
+    """
+    timed = evidence.gradients(estimator.objective)
+    found: Sequence[float] = () if timed is None else timed.scores.log_probs
+    if len(found) != len(evidence.response_ids):
+        return None
+    tokens = token_texts(model, evidence.response_ids)
+    return {
+        "content": [
+            {"token": token, "logprob": logprob, "bytes": list(token.encode()), "top_logprobs": []}
+            for token, logprob in zip(tokens, found, strict=True)
+        ]
+    }
+
+
+def token_texts(model: LanguageModel, ids: Sequence[int]) -> list[str]:
+    """What each token adds to the text (special tokens too)."""
+    texts: list[str] = []
+    start = whole = 0  # tokens from `start` on are decoded together; those before `whole` ended with a whole character
+    for end in range(1, len(ids) + 1):
+        before, after = _decode(model, ids[start:whole]), _decode(model, ids[start:end])
+        complete = end == len(ids) or not after.endswith("\ufffd")
+        texts.append(after[len(before) :] if complete else "")
+        if complete:
+            whole = end
+            start = max(start, whole - _WINDOW)
+    return texts
+
+
+def _decode(model: LanguageModel, ids: Sequence[int]) -> str:
+    tokenizer: Any = model.tokenizer
+    return tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)

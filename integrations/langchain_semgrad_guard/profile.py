@@ -1,0 +1,76 @@
+"""A model's profile (what LangChain and its agents ask before they use it), read off the files on this disk."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from importlib.resources import files
+from pathlib import Path
+from typing import Any, cast
+
+from huggingface_hub import try_to_load_from_cache
+from langchain_core.language_models import ModelProfile
+
+from semgrad_guard import LanguageModel
+from semgrad_guard.engine.tool_format import known_format
+from semgrad_guard.errors import UnsupportedToolsError
+
+_TEXT_ONLY: ModelProfile = {
+    "text_inputs": True,
+    "image_inputs": False,
+    "audio_inputs": False,
+    "video_inputs": False,
+    "text_outputs": True,
+    "image_outputs": False,
+    "audio_outputs": False,
+    "video_outputs": False,
+    "structured_output": True,
+}
+
+
+def profile_of(model: LanguageModel) -> ModelProfile:
+    """The profile of a loaded model."""
+    try:
+        calls_tools = bool(model.tool_format)
+    except UnsupportedToolsError:
+        calls_tools = False
+    return _profile(model.context_window, calls_tools=calls_tools)
+
+
+def profile_on_disk(name_or_path: str, revision: str | None, options: Mapping[str, Any] | None) -> ModelProfile | None:
+    """The profile of a model that is not loaded; None where its files are not on this disk yet. Loads no weights."""
+    config = _json(name_or_path, "config.json", revision)
+    if config is None:
+        return None
+    tokenizer = _json(name_or_path, "tokenizer_config.json", revision) or {}
+    apart = _read(name_or_path, "chat_template.jinja", revision)
+    template = (options or {}).get("chat_template") or apart or tokenizer.get("chat_template") or ""
+    if isinstance(template, list):  # several named ones
+        template = "\n".join(each["template"] for each in cast("list[dict[str, str]]", template))
+    text_config = config.get("text_config") or config
+    answers_by_template = "tools" in template and bool(tokenizer.get("response_template"))
+    return _profile(
+        text_config.get("max_position_embeddings"),
+        calls_tools=known_format(template) is not None or answers_by_template,
+    )
+
+
+def _profile(window: int | None, *, calls_tools: bool) -> ModelProfile:
+    found: ModelProfile = {**_TEXT_ONLY, "tool_calling": calls_tools, "tool_choice": calls_tools}
+    return found if window is None else {**found, "max_input_tokens": window}
+
+
+def _json(name_or_path: str, file: str, revision: str | None) -> dict[str, Any] | None:
+    text = _read(name_or_path, file, revision)
+    return None if text is None else json.loads(text)
+
+
+def _read(name_or_path: str, file: str, revision: str | None) -> str | None:
+    folder = Path(str(files("semgrad_guard.pocket") / "weights")) if name_or_path == "pocket" else Path(name_or_path)
+    if folder.is_dir():
+        path = folder / file
+        return path.read_text() if path.is_file() else None
+    if name_or_path.count("/") > 1 or name_or_path.startswith((".", "/", "~")):
+        return None
+    cached = try_to_load_from_cache(name_or_path, file, revision=revision)
+    return Path(cached).read_text() if isinstance(cached, str) else None

@@ -1,0 +1,112 @@
+"""`with_structured_output`: objects instead of text. A withheld or unfinished answer is an error, no half object."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Iterator
+from operator import itemgetter
+from typing import Any, Literal, cast, get_args
+
+from langchain_core.exceptions import OutputParserException
+from langchain_core.language_models.chat_models import BaseChatModel
+from langchain_core.messages import AIMessage
+from langchain_core.output_parsers import BaseOutputParser, JsonOutputParser, PydanticOutputParser
+from langchain_core.output_parsers.openai_tools import JsonOutputKeyToolsParser, PydanticToolsParser
+from langchain_core.runnables import Runnable, RunnableGenerator, RunnableMap, RunnablePassthrough
+from langchain_core.utils.function_calling import convert_to_json_schema, convert_to_openai_tool
+from langchain_core.utils.pydantic import is_basemodel_subclass
+
+from langchain_semgrad_guard.messages import get_verdict
+from semgrad_guard import Verdict
+from semgrad_guard.errors import InputError, WithheldError
+
+Method = Literal["json_schema", "function_calling", "json_mode"]
+
+
+def structured(
+    chat: BaseChatModel, schema: dict[str, Any] | type, *, method: Method, include_raw: bool
+) -> Runnable[Any, Any]:
+    """The chat model followed by checks and a parser.
+
+    Raises:
+        InputError: an unknown method.
+    """
+    if method not in get_args(Method):
+        raise InputError(f"method={method!r} is not known; use one of {', '.join(get_args(Method))}")
+    asked: dict[str, Any] = {"ls_structured_output_format": {"kwargs": {"method": method}, "schema": schema}}
+    if method == "function_calling":
+        model = chat.bind_tools([schema], tool_choice="any", **asked)
+    elif method == "json_mode":
+        model = chat.bind(response_format={"type": "json_object"}, **asked)
+    else:
+        named = {"name": _name(schema), "schema": convert_to_json_schema(schema)}
+        model = chat.bind(response_format={"type": "json_schema", "json_schema": named}, **asked)
+    parse = RunnableGenerator(_delivered, _adelivered) | _parser(schema, method)
+    if not include_raw:
+        return model | parse
+    parsed = RunnablePassthrough.assign(parsed=itemgetter("raw") | parse, parsing_error=lambda _: None)
+    failed = RunnablePassthrough.assign(parsed=lambda _: None)
+    return RunnableMap(raw=model) | parsed.with_fallbacks([failed], exception_key="parsing_error")
+
+
+def _name(schema: dict[str, Any] | type) -> str:
+    return convert_to_openai_tool(schema)["function"]["name"]
+
+
+def _parser(schema: dict[str, Any] | type, method: Method) -> BaseOutputParser[Any]:
+    model = schema if isinstance(schema, type) and is_basemodel_subclass(schema) else None
+    if method == "function_calling":
+        if model is not None:
+            return PydanticToolsParser(tools=[model], first_tool_only=True)
+        return JsonOutputKeyToolsParser(key_name=_name(schema), first_tool_only=True)
+    return JsonOutputParser() if model is None else PydanticOutputParser(pydantic_object=cast("Any", model))
+
+
+def _delivered(messages: Iterator[AIMessage]) -> Iterator[AIMessage]:
+    """The messages as they come, once each is known to be the model's own and, at the end, whole."""
+    text = ""
+    for message in messages:
+        text += _checked(message, text)
+        yield message
+
+
+async def _adelivered(messages: AsyncIterator[AIMessage]) -> AsyncIterator[AIMessage]:
+    text = ""
+    async for message in messages:
+        text += _checked(message, text)
+        yield message
+
+
+def _checked(message: AIMessage, before: str) -> str:
+    """A message's text.
+
+    Raises:
+        WithheldError: a router put an abstention in its place.
+        OutputParserException: the answer was cut before it was complete; parsers would repair it in silence.
+    """
+    verdict, text = get_verdict(message), str(message.text)
+    if verdict is not None and _is_withheld(verdict):
+        raise WithheldError(
+            f"the answer is not let through ({verdict.reason or 'no reason given'}), and {text!r} is no object. "
+            "Give the router an escalate_to that answers in the same form, or use include_raw=True."
+        )
+    if message.response_metadata.get("finish_reason") == "length" and not _is_json(before + text):
+        raise OutputParserException(
+            f"the answer reached max_tokens before it was complete: {before + text!r}; raise max_tokens",
+            llm_output=before + text,
+        )
+    return text
+
+
+def _is_withheld(verdict: Verdict) -> bool:
+    while verdict.action == "escalate" and verdict.escalated is not None:
+        verdict = verdict.escalated
+    return verdict.action == "abstain" and verdict.enforced
+
+
+def _is_json(text: str) -> bool:
+    try:
+        json.loads(text)
+    except ValueError:
+        return False
+    return True

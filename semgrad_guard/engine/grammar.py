@@ -1,0 +1,119 @@
+"""Answers that must have a form: JSON of a schema, or a tool call. llguidance tells which tokens may come next.
+
+Scores are made from the raw distribution, as always: a form that the model would not have chosen looks uncertain.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
+from typing import Any, cast
+
+import numpy as np
+import torch
+from transformers import LogitsProcessor, PreTrainedTokenizerBase
+
+from semgrad_guard.errors import InputError, MissingExtraError
+
+_STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+"""One way to write each JSON value: free white space lets a weak model go on with it forever."""
+
+
+def json_rule(schema: Mapping[str, Any]) -> str:
+    """The grammar rule of a JSON value. Objects hold what the schema names, unless it allows more in so many words."""
+    return f"%json {json.dumps({**closed(schema), 'x-guidance': _STYLE})}"
+
+
+def text_rule(text: str, special_tokens: Mapping[str, int]) -> str:
+    """The rule of a fixed text; a special token in it is that token, not its letters."""
+    mark = next((token for token in special_tokens if token and text.startswith(token)), "")
+    rest = text.removeprefix(mark)
+    pieces = [f"<[{special_tokens[mark]}]>" if mark else "", json.dumps(rest) if rest or not mark else ""]
+    return " ".join(piece for piece in pieces if piece)
+
+
+def one_of(rules: Sequence[str]) -> str:
+    """The grammar of an answer that follows one of these rules."""
+    return "start: " + " | ".join(rules)
+
+
+def closed(schema: Any) -> Any:
+    """A JSON schema whose objects take no properties but the named ones, where it does not say otherwise."""
+    if isinstance(schema, list):
+        return [closed(each) for each in cast("list[Any]", schema)]
+    if not isinstance(schema, Mapping):
+        return schema
+    found = {key: closed(value) for key, value in cast("Mapping[str, Any]", schema).items()}
+    if isinstance(found.get("properties"), dict) and found.get("type") == "object":
+        found.setdefault("additionalProperties", False)
+    return found
+
+
+class GrammarCompiler:
+    """Turns grammars into logits processors for one tokenizer.
+
+    Raises:
+        MissingExtraError: llguidance is not installed.
+        InputError: the tokenizer is a slow one, whose tokens llguidance cannot read.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, *, end_tokens: Sequence[int]) -> None:
+        if find_spec("llguidance") is None:
+            raise MissingExtraError("llguidance", extra="langchain")
+        from llguidance.hf import from_tokenizer
+
+        if not tokenizer.is_fast or not end_tokens:
+            raise InputError(
+                "answers of this model cannot be given a form: that takes a fast tokenizer and an end token. "
+                "Leave tool_choice and response_format out."
+            )
+        self._end_tokens = end_tokens
+        self._tokenizer: Any = from_tokenizer(cast("Any", tokenizer), eos_token=list(end_tokens))
+
+    def processor(self, grammar: str, *, rows: int, width: int) -> GrammarProcessor:
+        """A processor for one generation of `rows` answers to prompts of (padded) `width` tokens.
+
+        Raises:
+            InputError: the grammar, which holds the caller's schema, cannot be followed.
+        """
+        from llguidance import LLMatcher
+
+        matcher: Any = LLMatcher(self._tokenizer, LLMatcher.grammar_from_lark(grammar), log_level=0)
+        if matcher.is_error():
+            raise InputError(f"no answer can be made to follow this schema: {matcher.get_error()}")
+        return GrammarProcessor([matcher.deep_copy() for _ in range(rows)], width, self._end_tokens)
+
+
+class GrammarProcessor(LogitsProcessor):
+    """Forbids every token that would leave the grammar, row by row. Rows that have ended may hold anything."""
+
+    def __init__(self, matchers: Sequence[Any], width: int, end_tokens: Sequence[int]) -> None:
+        self._matchers, self._seen, self._end_tokens = matchers, width, list(end_tokens)
+        self._ended = [False] * len(matchers)
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> Any:
+        for new in input_ids[:, self._seen :].T.tolist():
+            for row, token in enumerate(new):
+                self._take(row, token)
+        self._seen = input_ids.shape[1]
+        allowed = np.stack([self._allowed(row, scores.shape[1]) for row in range(len(self._matchers))])
+        return scores.masked_fill(torch.from_numpy(~allowed).to(scores.device), float("-inf"))
+
+    def _take(self, row: int, token: int) -> None:
+        self._ended[row] = self._ended[row] or token in self._end_tokens
+        if not self._ended[row] and not self._matchers[row].consume_token(token):
+            raise InputError(f"the answer left its grammar: {self._matchers[row].get_error()}")
+
+    def _allowed(self, row: int, vocabulary: int) -> np.ndarray[Any, np.dtype[np.bool_]]:
+        """Which tokens may come next [vocabulary]; where the grammar is complete, only an end."""
+        matcher, allowed = self._matchers[row], np.zeros(vocabulary, dtype=np.bool_)
+        if self._ended[row]:
+            allowed[:] = True
+        elif matcher.is_stopped():
+            allowed[self._end_tokens] = True
+        else:
+            bits = np.unpackbits(np.frombuffer(matcher.compute_bitmask(), dtype=np.uint8), bitorder="little")
+            size = min(vocabulary, len(bits))
+            allowed[:size] = bits[:size] == 1
+        return allowed

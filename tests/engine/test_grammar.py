@@ -1,0 +1,124 @@
+"""Answers that must have a form."""
+
+from __future__ import annotations
+
+import builtins
+import importlib.util
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from semgrad_guard import GenerationOptions, LanguageModel
+from semgrad_guard.engine.grammar import GrammarCompiler, closed, json_rule, one_of, text_rule
+from semgrad_guard.errors import InputError, MissingExtraError
+
+SCHEMA = {
+    "type": "object",
+    "properties": {"colour": {"enum": ["red", "green"]}, "twice": {"type": "boolean"}},
+    "required": ["colour", "twice"],
+}
+GRAMMAR = one_of([json_rule(SCHEMA)])
+
+
+def test_every_row_of_a_batch_follows_the_grammar_and_ends(language_model: LanguageModel) -> None:
+    options = GenerationOptions(max_new_tokens=80, grammar=GRAMMAR)
+    generations = language_model.generate_batch(["Hi", "A longer question than that?", "x"], options)
+    for generation in generations:
+        assert set(json.loads(generation.text)) == {"colour", "twice"}
+        assert generation.finish_reason == "stop"
+    assert [g.text for g in generations] == [
+        language_model.generate(q, options).text for q in ("Hi", "A longer question than that?", "x")
+    ]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_sampling_and_streams_follow_it_too(language_model: LanguageModel, seed: int) -> None:
+    options = GenerationOptions(max_new_tokens=80, temperature=2.0, top_k=5, seed=seed, grammar=GRAMMAR)
+    text = "".join(language_model.stream("Hi", options))
+    assert json.loads(text)["colour"] in ("red", "green")
+    assert text == language_model.generate("Hi", options).text
+
+
+def test_the_score_is_that_of_the_raw_distribution(language_model: LanguageModel) -> None:
+    generation = language_model.generate("Hi", GenerationOptions(max_new_tokens=80, grammar=GRAMMAR))
+    found = generation.evidence.gradients()
+    assert found is not None
+    assert found.scores.hybridgrad == pytest.approx(language_model.score("Hi", generation.text).hybridgrad)
+    assert min(found.scores.log_probs) < -1, "a random model would not have written JSON"
+
+
+def test_one_of_several_rules(language_model: LanguageModel) -> None:
+    grammar = one_of([text_rule("yes", {}), text_rule("no\n", {})])
+    texts = {
+        language_model.generate("Hi", GenerationOptions(temperature=3.0, seed=s, grammar=grammar)).text
+        for s in range(20)
+    }
+    assert texts == {"yes", "no\n"}
+
+
+def test_special_tokens_are_written_as_such() -> None:
+    assert text_rule("[TOOL_CALLS]", {"[TOOL_CALLS]": 5}) == "<[5]>"
+    assert text_rule("[TOOL_CALLS] x", {"[TOOL_CALLS]": 5}) == '<[5]> " x"'
+    assert text_rule("", {"[TOOL_CALLS]": 5}) == '""'
+
+
+def test_special_tokens_are_generated_as_such(language_model: LanguageModel) -> None:
+    special = language_model.special_tokens
+    assert special == {"<|im_start|>": 256, "<|im_end|>": 257}
+    generation = language_model.generate("Hi", GenerationOptions(grammar=one_of([text_rule("<|im_start|>x", special)])))
+    assert (generation.text, generation.response_ids[0], len(generation.response_ids)) == ("x", 256, 2)
+
+
+def test_objects_are_closed_unless_the_schema_says_otherwise() -> None:
+    inner = {"type": "object", "properties": {}}
+    found = closed({"type": "object", "properties": {"a": inner}, "anyOf": [inner]})
+    assert found["additionalProperties"] is found["properties"]["a"]["additionalProperties"] is False
+    assert found["anyOf"][0]["additionalProperties"] is False
+    assert closed({**inner, "additionalProperties": True})["additionalProperties"] is True
+    assert closed({"type": "object"}) == {"type": "object"}
+    assert "additionalProperties" not in inner, "the caller's schema stays as it is"
+
+
+def test_a_schema_that_cannot_be_followed_is_named(language_model: LanguageModel) -> None:
+    broken = one_of([json_rule({"$ref": "#/nowhere"})])
+    with pytest.raises(InputError, match="nowhere"):
+        language_model.generate("Hi", GenerationOptions(grammar=broken))
+
+
+def test_other_answers_need_no_llguidance(
+    make_language_model: Callable[..., LanguageModel], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    find_spec, real_import = importlib.util.find_spec, builtins.__import__
+
+    def missing(name: str, *args: Any, **kwargs: Any) -> Any:
+        if name.startswith("llguidance"):
+            raise ImportError(name)
+        return real_import(name, *args, **kwargs)
+
+    monkeypatch.setattr(
+        "semgrad_guard.engine.grammar.find_spec", lambda name: None if name == "llguidance" else find_spec(name)
+    )
+    monkeypatch.setattr(builtins, "__import__", missing)
+    model = make_language_model()
+    assert model.generate("Hi", GenerationOptions(max_new_tokens=2)).response_ids
+    with pytest.raises(MissingExtraError, match=r"semgrad-guard\[langchain\]"):
+        model.generate("Hi", GenerationOptions(grammar=GRAMMAR))
+
+
+def test_a_model_without_an_end_token_cannot_be_held_to_a_form(language_model: LanguageModel) -> None:
+    with pytest.raises(InputError, match="end token"):
+        GrammarCompiler(language_model.tokenizer, end_tokens=())
+
+
+def test_rows_that_have_ended_are_left_alone(language_model: LanguageModel) -> None:
+    processor = GrammarCompiler(language_model.tokenizer, end_tokens=[257]).processor(
+        one_of([text_rule("a", {})]), rows=1, width=1
+    )
+    letter = language_model.tokenizer("a", add_special_tokens=False)["input_ids"][0]
+    scores = torch.zeros(1, 258)
+    assert processor(torch.tensor([[0]]), scores).isfinite().nonzero().tolist() == [[0, letter]]
+    assert processor(torch.tensor([[0, letter]]), scores).isfinite().nonzero().tolist() == [[0, 257]]
+    assert processor(torch.tensor([[0, letter, 257]]), scores).isfinite().all()

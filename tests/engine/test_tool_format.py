@@ -1,0 +1,117 @@
+"""How chat templates write tool calls, and how answers are read back."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from semgrad_guard import ToolCall
+from semgrad_guard.engine.tool_format import ToolAnswer, known_format, tool_format
+from semgrad_guard.errors import InputError, UnsupportedToolsError
+
+FOLDER = Path(__file__).parents[1] / "fixtures" / "chat_templates"
+ADD = ToolCall("add", {"a": 1})
+KNOWN = {
+    "qwen2.5": "<tool_call>",
+    "qwen3": "<tool_call>",
+    "mistral-nemo": "[TOOL_CALLS]",
+    "mistral-v0.3": "[TOOL_CALLS]",
+    "llama-3.1-tools": "bare JSON",
+}
+
+
+def form(name: str) -> Any:
+    return known_format((FOLDER / f"{name}.jinja").read_text())
+
+
+@pytest.mark.parametrize("path", sorted(FOLDER.glob("*.jinja")), ids=lambda path: path.stem)
+def test_the_form_is_read_off_the_template(path: Path) -> None:
+    found = known_format(path.read_text())
+    assert (found.name if found else None) == KNOWN.get(path.stem)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "expected"),
+    [
+        ("qwen2.5", '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>', ToolAnswer("", (ADD,))),
+        ("qwen2.5", 'Well.\n<tool_call>{"name": "add", "arguments": {"a": 1}}', ToolAnswer("Well.", (ADD,))),
+        ("qwen2.5", '<tool_call>{"name": "add", "arguments": "{\\"a\\": 1}"}</tool_call>', ToolAnswer("", (ADD,))),
+        ("qwen2.5", '<tool_call>{"name": "wait"}</tool_call>', ToolAnswer("", (ToolCall("wait", {}),))),
+        (
+            "qwen2.5",
+            '<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>\n<tool_call>{"name": "ad',
+            ToolAnswer("", (ADD,), ('<tool_call>{"name": "ad',)),
+        ),
+        ("qwen2.5", "<tool_call>3</tool_call>", ToolAnswer("", (), ("<tool_call>3</tool_call>",))),
+        ("qwen2.5", '{"name": "add", "arguments": {"a": 1}}\n', ToolAnswer('{"name": "add", "arguments": {"a": 1}}\n')),
+        (
+            "mistral-nemo",
+            '[TOOL_CALLS][{"name": "add", "arguments": {"a": 1}, "id": "abcdef123"}, {"name": "add", "arguments": {}}]',
+            ToolAnswer("", (ToolCall("add", {"a": 1}, "abcdef123"), ToolCall("add", {}))),
+        ),
+        ("mistral-nemo", "[TOOL_CALLS] [{", ToolAnswer("", (), ("[TOOL_CALLS] [{",))),
+        ("mistral-nemo", "[1, 2]", ToolAnswer("[1, 2]")),
+        ("llama-3.1-tools", '{"name": "add", "parameters": {"a": 1}}', ToolAnswer("", (ADD,))),
+        ("llama-3.1-tools", '<|python_tag|>{"name": "add", "parameters": {"a": 1}}', ToolAnswer("", (ADD,))),
+        (
+            "llama-3.1-tools",
+            '{"name": "add", "parameters": {"a": 1}}; {"name": "add", "parameters": {"a": 1}}',
+            ToolAnswer("", (ADD, ADD)),
+        ),
+        ("llama-3.1-tools", '{"name": 3, "parameters": {}}', ToolAnswer('{"name": 3, "parameters": {}}')),
+        ("llama-3.1-tools", '{"answer": 3}', ToolAnswer('{"answer": 3}')),
+        ("llama-3.1-tools", "Three.", ToolAnswer("Three.")),
+    ],
+)
+def test_answers_are_taken_apart(name: str, text: str, expected: ToolAnswer) -> None:
+    assert form(name).parse(text, "") == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("", ""),
+        (" \n", ""),
+        ("Let me see", "Let me see"),
+        ("Let me see.\n", "Let me see."),
+        ("Is 1 <", "Is 1"),
+        ("Is 1 < 2?", "Is 1 < 2?"),
+        ("Well.\n<tool_c", "Well."),
+        ('Well. <tool_call>{"name"', "Well."),
+        ('{"name"', ""),
+        (" [", ""),
+    ],
+)
+def test_a_stream_shows_what_cannot_be_a_call(text: str, shown: str) -> None:
+    assert text[: form("qwen2.5").shown(text)] == shown
+
+
+def test_a_tokenizers_own_parser_reads_the_rest() -> None:
+    def parse_response(text: str, *, prefix: str) -> dict[str, Any]:
+        assert prefix == "the prompt"
+        if text == "bad":
+            raise ValueError(text)
+        call = {"type": "function", "function": {"name": "add", "arguments": {"a": 1}}}
+        return {"content": "Well.", "tool_calls": [call] if "call" in text else []}
+
+    tokenizer = SimpleNamespace(response_template={}, parse_response=parse_response)
+    own = tool_format(tokenizer, "{{ tools }} <odd>")
+    assert own.parse("a call", "the prompt") == ToolAnswer("Well.", (ADD,))
+    assert own.parse("bad", "the prompt") == ToolAnswer("", (), ("bad",))
+    assert own.parse("text", "the prompt") == ToolAnswer("text")
+    assert own.shown("Anything") == 0, "special tokens are not seen in a stream"
+    with pytest.raises(InputError, match="forced"):
+        own.rule([], {})
+
+
+def test_templates_that_cannot_be_used_are_named() -> None:
+    bare = SimpleNamespace(response_template=None)
+    for template in (None, "{{ messages }}", "{{ messages }} <tool_call>"):
+        with pytest.raises(UnsupportedToolsError, match="knows no tools"):
+            tool_format(bare, template)
+    for relative in ("<tool_call><function={{ tools }}>", "[TOOL_CALLS]{{ tools }}[ARGS]"):
+        with pytest.raises(UnsupportedToolsError, match="response_template"):
+            tool_format(bare, relative)
