@@ -9,7 +9,9 @@ Every message carries its verdict in `message.response_metadata["semgrad_guard"]
 
 from __future__ import annotations
 
+from importlib import import_module
 from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
 
 from semgrad_guard.errors import MissingExtraError
 
@@ -19,5 +21,21 @@ if find_spec("langchain_core") is None:
 from langchain_semgrad_guard.callback import UncertaintyRouterCallback
 from langchain_semgrad_guard.chat_model import ChatSemGrad
 from langchain_semgrad_guard.messages import get_verdict
+from langchain_semgrad_guard.review import HumanReview
 
-__all__ = ["ChatSemGrad", "UncertaintyRouterCallback", "get_verdict"]
+if TYPE_CHECKING:
+    from langchain_semgrad_guard.middleware import UncertaintyMiddleware
+
+__all__ = ["ChatSemGrad", "HumanReview", "UncertaintyMiddleware", "UncertaintyRouterCallback", "get_verdict"]
+
+_LAZY = {"UncertaintyMiddleware": ("middleware", "langchain", "agents")}
+"""Names whose modules need more than langchain-core: module, package, extra."""
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    module, package, extra = _LAZY[name]
+    if find_spec(package) is None:
+        raise MissingExtraError(package, extra=extra)
+    return getattr(import_module(f"{__name__}.{module}"), name)

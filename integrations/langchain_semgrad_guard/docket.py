@@ -81,3 +81,9 @@ def escalating(router: UncertaintyRouterCallback) -> Generator[None]:
 def is_escalating(router: UncertaintyRouterCallback) -> bool:
     """Whether this happens inside the router's own escalation."""
     return any(each is router for each in _escalating.get())
+
+
+def router_in_charge() -> UncertaintyRouterCallback | None:
+    """The router that decides about the run in progress, if one does."""
+    docket = _open.get()
+    return None if docket is None else docket.router

@@ -1,0 +1,252 @@
+"""One message of an agent's model, from the request to what the agent gets: plain steps, called in order."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass, replace
+from typing import Any, cast
+from uuid import uuid4
+
+from langchain.agents.middleware.types import ExtendedModelResponse, ModelRequest, ModelResponse
+from langchain_core.language_models.chat_models import BaseChatModel
+from langchain_core.messages import AIMessage, BaseMessage, RemoveMessage, message_to_dict, messages_from_dict
+from langchain_core.runnables import Runnable, RunnableConfig
+from langchain_core.runnables.config import ensure_config
+from langgraph.types import Command
+
+from langchain_semgrad_guard import messages as convert
+from langchain_semgrad_guard.audience import Announcement, Announcer, handlers_of, is_audience, only, unheard
+from langchain_semgrad_guard.calls import router_of
+from langchain_semgrad_guard.judging import judged_by, judgement
+from langchain_semgrad_guard.review import HumanReview
+from semgrad_guard import METADATA_KEY, Policy, Verdict
+from semgrad_guard.errors import InputError, LowConfidenceError, UnenforcedPolicyError, WithheldError
+from semgrad_guard.guard import abstained, escalated
+from semgrad_guard.records import Mode
+
+REVIEW_KEY = "semgrad_guard_review"
+"""Where an agent's state keeps the message that a person is asked about."""
+
+NOSTREAM = "nostream"
+"""LangGraph's tag for runs that its message streams leave out."""
+
+Request = ModelRequest[Any]
+Response = ModelResponse[Any]
+Result = Response | ExtendedModelResponse[Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Terms:
+    """What a middleware was told; see `UncertaintyMiddleware`."""
+
+    policy: Policy
+    mode: Mode
+    escalate_to: Runnable[Any, Any] | HumanReview | None
+    abstain_message: str
+    trusted_tools: frozenset[str]
+    keep_draft: bool
+
+    @property
+    def buffered(self) -> bool:
+        """Whether messages may be withheld: nothing of them may be shown before they are judged."""
+        return self.mode in ("enforce", "raise")
+
+    def judge(self, message: AIMessage) -> Verdict:
+        """The decision about one message, and whether it will be carried out (`enforced`)."""
+        verdict = judgement(message, self.policy, can_escalate=self.escalate_to is not None)
+        called = {call["name"] for call in message.tool_calls}
+        trusted = verdict.action != "answer" and bool(called) and called <= self.trusted_tools
+        return verdict.model_copy(update={"enforced": self.buffered and not trusted})
+
+
+class Turn:
+    """One call of the model: draft, judgement, perhaps a target's answer, delivery."""
+
+    def __init__(self, terms: Terms, request: Request) -> None:
+        if router_of(ensure_config().get("callbacks"), request.model.callbacks) is not None:
+            raise UnenforcedPolicyError(
+                "a router and an UncertaintyMiddleware would both decide about this model's answers. Keep one: the "
+                "middleware for an agent, or the router for a model wherever it is used."
+            )
+        self._terms = terms
+        self._review = cast("dict[str, Any] | None", request.state.get(REVIEW_KEY))
+        placeholder = (self._review or {}).get("placeholder")
+        self._request = request.override(messages=[m for m in request.messages if m.id != placeholder or m.id is None])
+
+    # A person has decided: the agent's own machinery says it, so that its tools run and its structures are parsed.
+
+    @property
+    def reviewed_request(self) -> Request | None:
+        """A request whose answer is what a person decided; None if nobody was asked, or they have not decided."""
+        if self._review is None or "settled" not in self._review:
+            return None
+        message = _from_json(self._review["settled"])
+        verdict = convert.get_verdict(message)
+        if verdict is not None and verdict.action == "abstain":
+            self._refuse_text_for_structure(verdict)
+        return self._request.override(model=Announcer.of(message, profile=self._request.model.profile))
+
+    # The model's own message.
+
+    @property
+    def draft_request(self) -> Request:
+        """The agent's request, to a model that nobody hears if its answer may be withheld."""
+        return _quiet(self._request, self._request.model) if self._terms.buffered else self._request
+
+    def drafting(self) -> AbstractContextManager[Any]:
+        """The time during which the model answers."""
+        stack = ExitStack()
+        stack.enter_context(judged_by(self._terms.judge))
+        if self._terms.buffered:
+            stack.enter_context(unheard())
+        return stack
+
+    def judge(self, response: Response) -> dict[str, Any]:
+        """Take the model's response; the decision about it, as plain JSON."""
+        self._draft_response, self._draft = response, _message(response)
+        self._verdict = self._terms.judge(self._draft)
+        self._delivered, self._waiting = response, None
+        return self._verdict.metadata()
+
+    # Somebody else's message in its place.
+
+    @property
+    def target(self) -> Runnable[Any, Any] | None:
+        """Who must answer instead, unless it is a person."""
+        verdict, target = self._verdict, self._terms.escalate_to
+        escalates = self._terms.mode == "enforce" and verdict.enforced and verdict.action == "escalate"
+        return target if escalates and isinstance(target, Runnable) else None
+
+    @property
+    def target_request(self) -> Request | None:
+        """What a chat model is asked: the agent's request, with its tools and its response format."""
+        return _quiet(self._request, self.target) if isinstance(self.target, BaseChatModel) else None
+
+    @property
+    def target_messages(self) -> list[BaseMessage]:
+        """What any other target is asked.
+
+        Raises:
+            InputError: the agent needs a structured response, which only a chat model can be asked for.
+        """
+        if self._request.response_format is not None:
+            raise InputError("in an agent with a response_format, escalate_to must be a chat model or HumanReview()")
+        system = self._request.system_message
+        return [*([system] if system else []), *self._request.messages]
+
+    # What the agent gets.
+
+    def deliver(self, answer: Any = None) -> None:
+        """Carry out the decision; `answer` is the target's, where there is one.
+
+        Raises:
+            LowConfidenceError: in mode "raise".
+            WithheldError: the message is withheld, and the agent needs a structured response.
+        """
+        verdict, terms = self._verdict, self._terms
+        if answer is not None:
+            self._take(answer)
+        elif terms.mode == "observe":
+            return
+        elif verdict.action == "answer" or not verdict.enforced:
+            self._delivered = _replaced(self._draft_response, convert.decided(self._draft, verdict))
+        elif terms.mode == "raise":
+            raise LowConfidenceError(abstained(verdict, terms.abstain_message))
+        elif verdict.action == "escalate":
+            self._await_review()
+        else:
+            self._refuse_text_for_structure(verdict)
+            withheld = abstained(verdict, terms.abstain_message)
+            message = convert.abstention(self._draft, withheld, keep_draft=terms.keep_draft)
+            self._delivered = ModelResponse(result=[message])
+
+    @property
+    def announcement(self) -> Announcement | None:
+        """What the audience of a buffered turn is to be told, if it has one: the delivered message."""
+        config = ensure_config()
+        heard = any(map(is_audience, handlers_of(config.get("callbacks"))))
+        if not (self._terms.buffered and heard) or self._waiting:
+            return None
+        told = {**config, "callbacks": only(config.get("callbacks"), is_audience)}
+        told["run_name"] = self._request.model.get_name()
+        return Announcement(_message(self._delivered), self._request.messages, cast("RunnableConfig", told))
+
+    @property
+    def result(self) -> Result:
+        """What goes back to the agent."""
+        return self.closed(self._delivered, waiting=self._waiting)
+
+    def closed(self, response: Response, *, waiting: dict[str, Any] | None = None) -> Result:
+        """A response, and the state of the review: opened, or forgotten if one was open."""
+        if waiting is None and self._review is None:
+            return response
+        update: dict[str, Any] = {REVIEW_KEY: waiting}
+        if self._review is not None and "settled" not in self._review:  # never answered: the user asked something new
+            update["messages"] = [RemoveMessage(id=self._review["placeholder"])]
+        return ExtendedModelResponse(response, Command(update=update))
+
+    def _take(self, answer: Any) -> None:
+        response: Response
+        response = answer if isinstance(answer, ModelResponse) else ModelResponse(result=[convert.as_message(answer)])
+        message = _message(response)
+        both = escalated(self._verdict, convert.get_verdict(message) or convert.message_text(message))
+        delivered = convert.escalation(message, both, keep_draft=self._terms.keep_draft)
+        self._delivered = _replaced(response, delivered.model_copy(update={"id": message.id or self._draft.id}))
+
+    def _await_review(self) -> None:
+        """Keep the message for a person; an empty one stands in its place, so that no hook acts on another's."""
+        metadata = {METADATA_KEY: self._verdict.metadata()}
+        placeholder = AIMessage(content="", id=f"review-{uuid4()}", response_metadata=metadata)
+        self._delivered = ModelResponse(result=[placeholder])
+        draft = message_to_dict(self._draft)
+        self._waiting = {
+            "placeholder": placeholder.id,
+            "draft": draft,
+            "verdict": self._verdict.model_dump(mode="json"),
+        }
+
+    def _refuse_text_for_structure(self, verdict: Verdict) -> None:
+        if self._request.response_format is not None:
+            raise WithheldError(f"the agent's structured response is withheld: {verdict.reason}")
+
+
+def settle(review: dict[str, Any], terms: Terms, answer: Any) -> dict[str, Any]:
+    """The state's update after a person's answer: the model node is to say the message that came of it."""
+    person = cast("HumanReview", terms.escalate_to)
+    draft, verdict = _from_json(review["draft"]), Verdict.model_validate(review["verdict"])
+    message = person.settle(draft, verdict, answer, abstain_message=terms.abstain_message, keep_draft=terms.keep_draft)
+    return {
+        "messages": [RemoveMessage(id=review["placeholder"])],
+        REVIEW_KEY: {"settled": message_to_dict(message)},
+        "jump_to": "model",
+    }
+
+
+def review_request(review: dict[str, Any], terms: Terms) -> dict[str, Any]:
+    """What the person is asked."""
+    person = cast("HumanReview", terms.escalate_to)
+    return person.request(_from_json(review["draft"]), Verdict.model_validate(review["verdict"]))
+
+
+def _quiet(request: Request, model: BaseChatModel) -> Request:
+    """The request to a copy of the model that sends no tokens and that message streams leave out."""
+    changes = {"tags": [*(model.tags or []), NOSTREAM], "disable_streaming": True}
+    return request.override(model=model.model_copy(update=changes))
+
+
+def _message(response: Response) -> AIMessage:
+    """The model's message among what a response holds (tool messages about a structured answer may follow it)."""
+    for message in response.result:
+        if isinstance(message, AIMessage):
+            return message
+    raise InputError("the agent's model returned no message; UncertaintyMiddleware cannot judge what is not there")
+
+
+def _replaced(response: Response, message: AIMessage) -> Response:
+    """The response with another message in place of the model's."""
+    old = _message(response)
+    return replace(response, result=[message if each is old else each for each in response.result])
+
+
+def _from_json(record: dict[str, Any]) -> AIMessage:
+    return cast("AIMessage", messages_from_dict([record])[0])
