@@ -132,3 +132,7 @@ class Announcer(BaseChatModel):
         **kwargs: Any,
     ) -> Iterator[ChatGenerationChunk]:
         yield ChatGenerationChunk(message=as_chunk(self.message))
+
+    def _should_use_protocol_streaming(self, **kwargs: Any) -> bool:
+        """Never: the protocol's events bear an id of their own, and a graph would show the message twice."""
+        return False

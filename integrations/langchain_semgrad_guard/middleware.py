@@ -124,13 +124,18 @@ class UncertaintyMiddleware(AgentMiddleware[UncertaintyState, Any, Any]):
     def after_model(self, state: UncertaintyState, runtime: Runtime[Any]) -> dict[str, Any] | None:
         """Ask the person, if a message waits for one. Here the model's run is over, so that resuming repeats nothing.
 
-        Raises:
-            InputError: the person's answer has another shape, or decides what is not allowed; it can be given again.
+        An answer of another shape, or one that is not allowed, is answered by the same question with an "error".
         """
         review = state.get(REVIEW_KEY)
         if review is None or "settled" in review:
             return None
-        return settle(review, self.terms, interrupt(review_request(review, self.terms)))
+        request = review_request(review, self.terms)
+        answer = interrupt(request)
+        while True:
+            try:
+                return settle(review, self.terms, answer)
+            except InputError as error:
+                answer = interrupt({**request, "error": str(error)})
 
     @hook_config(can_jump_to=["model"])
     async def aafter_model(self, state: UncertaintyState, runtime: Runtime[Any]) -> dict[str, Any] | None:
