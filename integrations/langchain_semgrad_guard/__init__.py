@@ -20,15 +20,28 @@ if find_spec("langchain_core") is None:
 
 from langchain_semgrad_guard.callback import UncertaintyRouterCallback
 from langchain_semgrad_guard.chat_model import ChatSemGrad
+from langchain_semgrad_guard.langsmith_tracer import UncertaintyLangChainTracer
 from langchain_semgrad_guard.messages import get_verdict
 from langchain_semgrad_guard.review import HumanReview
 
 if TYPE_CHECKING:
     from langchain_semgrad_guard.middleware import UncertaintyMiddleware
+    from langchain_semgrad_guard.tracing import UncertaintyTracer
 
-__all__ = ["ChatSemGrad", "HumanReview", "UncertaintyMiddleware", "UncertaintyRouterCallback", "get_verdict"]
+__all__ = [
+    "ChatSemGrad",
+    "HumanReview",
+    "UncertaintyLangChainTracer",
+    "UncertaintyMiddleware",
+    "UncertaintyRouterCallback",
+    "UncertaintyTracer",
+    "get_verdict",
+]
 
-_LAZY = {"UncertaintyMiddleware": ("middleware", "langchain", "agents")}
+_LAZY = {
+    "UncertaintyMiddleware": ("middleware", "langchain", "agents"),
+    "UncertaintyTracer": ("tracing", "opentelemetry", "tracing"),
+}
 """Names whose modules need more than langchain-core: module, package, extra."""
 
 
