@@ -151,14 +151,14 @@ class Turn:
         elif verdict.action == "answer" or not verdict.enforced:
             self._delivered = _replaced(self._draft_response, convert.decided(self._draft, verdict))
         elif terms.mode == "raise":
-            raise LowConfidenceError(abstained(verdict, terms.abstain_message))
+            raise LowConfidenceError(abstained(verdict, ""))
         elif verdict.action == "escalate":
             self._await_review()
         else:
             self._refuse_text_for_structure(verdict)
             withheld = abstained(verdict, terms.abstain_message)
             message = convert.abstention(self._draft, withheld, keep_draft=terms.keep_draft)
-            self._delivered = ModelResponse(result=[message])
+            self._delivered = ModelResponse(result=[message.model_copy(update={"name": self._draft.name})])
 
     @property
     def announcement(self) -> Announcement | None:
@@ -169,7 +169,8 @@ class Turn:
             return None
         told = {**config, "callbacks": only(config.get("callbacks"), is_audience)}
         told["run_name"] = self._request.model.get_name()
-        return Announcement(_message(self._delivered), self._request.messages, cast("RunnableConfig", told))
+        question = cast("list[BaseMessage]", self._request.messages)
+        return Announcement(_message(self._delivered), question, cast("RunnableConfig", told))
 
     @property
     def result(self) -> Result:
@@ -186,12 +187,13 @@ class Turn:
         return ExtendedModelResponse(response, Command(update=update))
 
     def _take(self, answer: Any) -> None:
-        response: Response
-        response = answer if isinstance(answer, ModelResponse) else ModelResponse(result=[convert.as_message(answer)])
+        whole = isinstance(answer, ModelResponse)
+        response = cast("Response", answer) if whole else ModelResponse(result=[convert.as_message(answer)])
         message = _message(response)
         both = escalated(self._verdict, convert.get_verdict(message) or convert.message_text(message))
         delivered = convert.escalation(message, both, keep_draft=self._terms.keep_draft)
-        self._delivered = _replaced(response, delivered.model_copy(update={"id": message.id or self._draft.id}))
+        known = {"id": message.id or self._draft.id, "name": message.name or self._draft.name}
+        self._delivered = _replaced(response, delivered.model_copy(update=known))
 
     def _await_review(self) -> None:
         """Keep the message for a person; an empty one stands in its place, so that no hook acts on another's."""

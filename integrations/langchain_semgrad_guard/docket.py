@@ -83,7 +83,7 @@ def is_escalating(router: UncertaintyRouterCallback) -> bool:
     return any(each is router for each in _escalating.get())
 
 
-def router_in_charge() -> UncertaintyRouterCallback | None:
-    """The router that decides about the run in progress, if one does."""
+def current_router() -> UncertaintyRouterCallback | None:
+    """The router of the run in progress."""
     docket = _open.get()
     return None if docket is None else docket.router

@@ -12,7 +12,7 @@ from contextvars import ContextVar
 from langchain_core.messages import AIMessage
 from langchain_core.outputs import ChatGeneration, LLMResult
 
-from langchain_semgrad_guard.docket import router_in_charge
+from langchain_semgrad_guard.docket import current_router
 from langchain_semgrad_guard.messages import get_verdict, message_text
 from semgrad_guard import METADATA_KEY, Policy, Verdict
 from semgrad_guard.guard import decide
@@ -64,7 +64,7 @@ def verdict_of(response: LLMResult) -> Verdict | None:
     message = generation.message if isinstance(generation, ChatGeneration) else None
     if not isinstance(message, AIMessage) or get_verdict(message) is None:
         return None
-    if (router := router_in_charge()) is not None:
+    if (router := current_router()) is not None:
         return router.judge(response)
     judge = _judge.get()
     return get_verdict(message) if judge is None else judge(message)

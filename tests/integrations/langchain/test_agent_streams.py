@@ -70,6 +70,15 @@ def test_message_streams(
     ledger.assert_balanced()
 
 
+def test_a_model_that_streams_by_itself_is_quiet_too(language_model: LanguageModel, draft: str, sync: bool) -> None:
+    wires = Wire(), Wire()
+    for wire, mode in zip(wires, ("enforce", "annotate"), strict=True):
+        chat = ChatSemGrad.from_model(language_model, max_tokens=12, streaming=True)
+        agent = create_agent(chat, [], middleware=[UncertaintyMiddleware(NOTHING, mode=mode)])
+        streamed(agent, ASKED, {"callbacks": [wire]}, sync=sync, mode="values")
+    assert ["".join(wire.tokens) for wire in wires] == ["", draft]
+
+
 def test_the_drafts_run_is_tagged(chat: ChatSemGrad, sync: bool, ledger: Ledger) -> None:
     agent = create_agent(chat.model_copy(update={"tags": ["mine"]}), [], middleware=[UncertaintyMiddleware(NOTHING)])
     streamed(agent, ASKED, {"callbacks": [ledger]}, sync=sync)

@@ -193,6 +193,12 @@ def test_raise(chat: ChatSemGrad, draft: str, run: Run, ledger: Ledger) -> None:
     assert last(run(guarded(chat, EVERYTHING, mode="raise"), ASKED, None)).text == draft
 
 
+def test_an_agents_name_stands_on_every_message(chat: ChatSemGrad, run: Run) -> None:
+    for target in (None, RunnableLambda(lambda _: "Help."), chat):
+        middleware = UncertaintyMiddleware(NOTHING, escalate_to=target)
+        assert last(run(create_agent(chat, [], middleware=[middleware], name="ann"), ASKED, None)).name == "ann"
+
+
 @pytest.mark.parametrize("on_unscored", ["abstain", "answer", "escalate"])
 def test_a_message_without_a_score_goes_by_the_policy(run: Run, on_unscored: Any) -> None:
     class Unscored(ToolCaller):
