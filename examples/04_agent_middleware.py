@@ -3,7 +3,7 @@
     python examples/04_agent_middleware.py
 
 The pocket model knows one form of prompts with documents and needs no tools to be shown to it, so `reading` puts the
-tool's result into that form. The threshold is the median of four scores, to keep the example short: it promises nothing.
+tool's result into that form. The threshold is the median of four scores, for brevity: it promises nothing.
 """
 
 from __future__ import annotations
