@@ -5,27 +5,25 @@ from __future__ import annotations
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, replace
 from typing import Any, cast
-from uuid import uuid4
 
 from langchain.agents.middleware.types import ExtendedModelResponse, ModelRequest, ModelResponse
 from langchain_core.language_models.chat_models import BaseChatModel
-from langchain_core.messages import AIMessage, BaseMessage, RemoveMessage, message_to_dict, messages_from_dict
+from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.runnables import Runnable, RunnableConfig
 from langchain_core.runnables.config import ensure_config
 from langgraph.types import Command
 
+from langchain_semgrad_guard import agent_review
 from langchain_semgrad_guard import messages as convert
+from langchain_semgrad_guard.agent_review import REVIEW_KEY, Review
 from langchain_semgrad_guard.audience import Announcement, Announcer, handlers_of, is_audience, only, unheard
 from langchain_semgrad_guard.calls import router_of
 from langchain_semgrad_guard.judging import judged_by, judgement
 from langchain_semgrad_guard.review import HumanReview
-from semgrad_guard import METADATA_KEY, Policy, Verdict
+from semgrad_guard import Policy, Verdict
 from semgrad_guard.errors import InputError, LowConfidenceError, UnenforcedPolicyError, WithheldError
 from semgrad_guard.guard import abstained, escalated
 from semgrad_guard.records import Mode
-
-REVIEW_KEY = "semgrad_guard_review"
-"""Where an agent's state keeps the message that a person is asked about."""
 
 NOSTREAM = "nostream"
 """LangGraph's tag for runs that its message streams leave out."""
@@ -69,7 +67,7 @@ class Turn:
                 "middleware for an agent, or the router for a model wherever it is used."
             )
         self._terms = terms
-        self._review = cast("dict[str, Any] | None", request.state.get(REVIEW_KEY))
+        self._review = cast("Review | None", request.state.get(REVIEW_KEY))
         placeholder = (self._review or {}).get("placeholder")
         self._request = request.override(messages=[m for m in request.messages if m.id != placeholder or m.id is None])
 
@@ -77,10 +75,10 @@ class Turn:
 
     @property
     def reviewed_request(self) -> Request | None:
-        """A request whose answer is what a person decided; None if nobody was asked, or they have not decided."""
-        if self._review is None or "settled" not in self._review:
+        """A request whose answer is what a person has just decided; None if they have not."""
+        message = agent_review.settled_message(self._review, self._request.state["messages"])
+        if message is None:
             return None
-        message = _from_json(self._review["settled"])
         verdict = convert.get_verdict(message)
         if verdict is not None and verdict.action == "abstain":
             self._refuse_text_for_structure(verdict)
@@ -177,14 +175,12 @@ class Turn:
         """What goes back to the agent."""
         return self.closed(self._delivered, waiting=self._waiting)
 
-    def closed(self, response: Response, *, waiting: dict[str, Any] | None = None) -> Result:
+    def closed(self, response: Response, *, waiting: Review | None = None) -> Result:
         """A response, and the state of the review: opened, or forgotten if one was open."""
-        if waiting is None and self._review is None:
-            return response
-        update: dict[str, Any] = {REVIEW_KEY: waiting}
-        if self._review is not None and "settled" not in self._review:  # never answered: the user asked something new
-            update["messages"] = [RemoveMessage(id=self._review["placeholder"])]
-        return ExtendedModelResponse(response, Command(update=update))
+        update = {} if self._review is None else agent_review.closing(self._review)
+        if waiting is not None:
+            update[REVIEW_KEY] = waiting
+        return ExtendedModelResponse(response, Command(update=update)) if update else response
 
     def _take(self, answer: Any) -> None:
         whole = isinstance(answer, ModelResponse)
@@ -196,38 +192,12 @@ class Turn:
         self._delivered = _replaced(response, delivered.model_copy(update=known))
 
     def _await_review(self) -> None:
-        """Keep the message for a person; an empty one stands in its place, so that no hook acts on another's."""
-        metadata = {METADATA_KEY: self._verdict.metadata()}
-        placeholder = AIMessage(content="", id=f"review-{uuid4()}", response_metadata=metadata)
+        placeholder, self._waiting = agent_review.opened(self._draft, self._verdict)
         self._delivered = ModelResponse(result=[placeholder])
-        draft = message_to_dict(self._draft)
-        self._waiting = {
-            "placeholder": placeholder.id,
-            "draft": draft,
-            "verdict": self._verdict.model_dump(mode="json"),
-        }
 
     def _refuse_text_for_structure(self, verdict: Verdict) -> None:
         if self._request.response_format is not None:
             raise WithheldError(f"the agent's structured response is withheld: {verdict.reason}")
-
-
-def settle(review: dict[str, Any], terms: Terms, answer: Any) -> dict[str, Any]:
-    """The state's update after a person's answer: the model node is to say the message that came of it."""
-    person = cast("HumanReview", terms.escalate_to)
-    draft, verdict = _from_json(review["draft"]), Verdict.model_validate(review["verdict"])
-    message = person.settle(draft, verdict, answer, abstain_message=terms.abstain_message, keep_draft=terms.keep_draft)
-    return {
-        "messages": [RemoveMessage(id=review["placeholder"])],
-        REVIEW_KEY: {"settled": message_to_dict(message)},
-        "jump_to": "model",
-    }
-
-
-def review_request(review: dict[str, Any], terms: Terms) -> dict[str, Any]:
-    """What the person is asked."""
-    person = cast("HumanReview", terms.escalate_to)
-    return person.request(_from_json(review["draft"]), Verdict.model_validate(review["verdict"]))
 
 
 def _quiet(request: Request, model: BaseChatModel) -> Request:
@@ -248,7 +218,3 @@ def _replaced(response: Response, message: AIMessage) -> Response:
     """The response with another message in place of the model's."""
     old = _message(response)
     return replace(response, result=[message if each is old else each for each in response.result])
-
-
-def _from_json(record: dict[str, Any]) -> AIMessage:
-    return cast("AIMessage", messages_from_dict([record])[0])

@@ -11,16 +11,8 @@ from langchain_core.runnables import Runnable
 from langgraph.runtime import Runtime
 from langgraph.types import interrupt
 
-from langchain_semgrad_guard.agent_turn import (
-    REVIEW_KEY,
-    Request,
-    Response,
-    Result,
-    Terms,
-    Turn,
-    review_request,
-    settle,
-)
+from langchain_semgrad_guard.agent_review import REVIEW_KEY, question_of, settled
+from langchain_semgrad_guard.agent_turn import Request, Response, Result, Terms, Turn
 from langchain_semgrad_guard.audience import unheard
 from langchain_semgrad_guard.judging import judged_by
 from langchain_semgrad_guard.review import HumanReview
@@ -126,16 +118,19 @@ class UncertaintyMiddleware(AgentMiddleware[UncertaintyState, Any, Any]):
 
         An answer of another shape, or one that is not allowed, is answered by the same question with an "error".
         """
-        review = state.get(REVIEW_KEY)
+        review, person, terms = state.get(REVIEW_KEY), self.terms.escalate_to, self.terms
         if review is None or "settled" in review:
             return None
-        request = review_request(review, self.terms)
-        answer = interrupt(request)
+        if not isinstance(person, HumanReview):
+            raise InputError("this thread waits for a person: resume it with escalate_to=HumanReview()")
+        words: dict[str, Any] = {"abstain_message": terms.abstain_message, "keep_draft": terms.keep_draft}
+        question = question_of(review, person)
+        answer = interrupt(question)
         while True:
             try:
-                return settle(review, self.terms, answer)
+                return settled(review, person, answer, state["messages"], **words)
             except InputError as error:
-                answer = interrupt({**request, "error": str(error)})
+                answer = interrupt({**question, "error": str(error)})
 
     @hook_config(can_jump_to=["model"])
     async def aafter_model(self, state: UncertaintyState, runtime: Runtime[Any]) -> dict[str, Any] | None:

@@ -195,6 +195,9 @@ def test_structured_responses(caller: ToolCaller, run: Run) -> None:
     run(agent, ASKED, CONFIG)
     with pytest.raises(WithheldError, match="rejected by a person"):
         run(agent, resume(REJECT), CONFIG)
+    asked = len(caller.asked)
+    assert "__interrupt__" in run(agent, ASKED, CONFIG), "what was decided about one question is not said to another"
+    assert len(caller.asked) == asked + 1
 
 
 class InterruptsWhileAsking(AgentMiddleware):
