@@ -15,8 +15,7 @@
     ├── CalibrationError            a calibration set or file that cannot be used
     │   └── BindingMismatchError    made for another model, estimator, template or grader
     ├── UnenforcedPolicyError       a router attached to a model that would ignore it
-    ├── LowConfidenceError          an answer is not let through, in a mode that raises (it holds the verdict)
-    ├── WithheldError               a structured answer is withheld, and no text can stand in for it
+    ├── LowConfidenceError          an answer is not let through, and an error says so (it holds the verdict)
     └── MissingExtraError           an optional dependency is absent (also an ImportError)
 
 They derive from plain `Exception`: frameworks swallow or misread subclasses of ValueError and RuntimeError.
@@ -91,18 +90,17 @@ class UnenforcedPolicyError(SemGradGuardError):
 
 
 class LowConfidenceError(SemGradGuardError):
-    """An answer is not let through, in a mode that raises. `verdict` holds the decision and, in `draft`, the answer."""
+    """An answer is not let through, in a mode that raises or where no text can stand in for it (structured answers).
 
-    def __init__(self, verdict: Verdict) -> None:
+    `verdict` holds the decision and, in `draft`, the answer.
+    """
+
+    def __init__(self, verdict: Verdict, advice: str = "") -> None:
         super().__init__(
-            f"{verdict.reason or 'the answer is not let through'} (decision: {verdict.action}). "
-            "The error's `verdict` holds the score and the withheld answer (`draft`)."
+            f"the answer is not let through: {verdict.reason or 'no reason given'} (decision: {verdict.action}). "
+            f"The error's `verdict` holds the score and the withheld answer (`draft`). {advice}".rstrip()
         )
         self.verdict = verdict
-
-
-class WithheldError(SemGradGuardError):
-    """A structured answer was not let through, and text cannot stand in for it."""
 
 
 class MissingExtraError(SemGradGuardError, ImportError):

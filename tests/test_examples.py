@@ -17,6 +17,9 @@ PRINTED = {
     "01_guarded_rag.py": {"answer: Paris", "escalate: Ulaanbaatar", "escalate: I don't know."},
     "02_score_and_logprobs.py": {"from elsewhere: Paris", "from elsewhere: Berlin"},
     "03_lcel_router.py": {"answer: ", "escalate: ", "As an error"},
+    "04_agent_middleware.py": {"from memory:", "after searching:"},
+    "05_human_review.py": {"waiting:", "delivered: Ulaanbaatar (edited by a person)", "delivered: Nobody knows."},
+    "06_traces.py": {"│ ChatSemGrad"},
 }
 """Beginnings of lines that each example prints."""
 

@@ -9,7 +9,9 @@ Every message carries its verdict in `message.response_metadata["semgrad_guard"]
 
 from __future__ import annotations
 
+from importlib import import_module
 from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
 
 from semgrad_guard.errors import LowConfidenceError, MissingExtraError
 
@@ -18,7 +20,38 @@ if find_spec("langchain_core") is None:
 
 from langchain_semgrad_guard.callback import UncertaintyRouterCallback
 from langchain_semgrad_guard.chat_model import ChatSemGrad
+from langchain_semgrad_guard.langsmith_tracer import UncertaintyLangChainTracer
 from langchain_semgrad_guard.messages import get_verdict
+from langchain_semgrad_guard.review import HumanReview
 from langchain_semgrad_guard.router import UncertaintyRouter
 
-__all__ = ["ChatSemGrad", "LowConfidenceError", "UncertaintyRouter", "UncertaintyRouterCallback", "get_verdict"]
+if TYPE_CHECKING:
+    from langchain_semgrad_guard.middleware import UncertaintyMiddleware
+    from langchain_semgrad_guard.tracing import UncertaintyTracer
+
+__all__ = [
+    "ChatSemGrad",
+    "HumanReview",
+    "LowConfidenceError",
+    "UncertaintyLangChainTracer",
+    "UncertaintyMiddleware",
+    "UncertaintyRouter",
+    "UncertaintyRouterCallback",
+    "UncertaintyTracer",
+    "get_verdict",
+]
+
+_LAZY = {
+    "UncertaintyMiddleware": ("middleware", "langchain", "agents"),
+    "UncertaintyTracer": ("tracing", "opentelemetry", "tracing"),
+}
+"""Names whose modules need more than langchain-core: module, package, extra."""
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    module, package, extra = _LAZY[name]
+    if find_spec(package) is None:
+        raise MissingExtraError(package, extra=extra)
+    return getattr(import_module(f"{__name__}.{module}"), name)

@@ -6,15 +6,18 @@ is left out of guarded runs and of their escalations, and hears the outcome once
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Generator, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 from langchain_core.callbacks import BaseCallbackHandler, BaseCallbackManager, CallbackManagerForLLMRun, Callbacks
+from langchain_core.language_models import LanguageModelInput
 from langchain_core.language_models.chat_models import BaseChatModel
 from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage
 from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
-from langchain_core.runnables import RunnableConfig
+from langchain_core.runnables import Runnable, RunnableConfig
+from langchain_core.runnables.config import var_child_runnable_config
 from langchain_core.tracers._streaming import (  # LangGraph imports these too; there is no public name
     _StreamingCallbackHandler,  # pyright: ignore[reportPrivateUsage]
     _V2StreamingCallbackHandler,  # pyright: ignore[reportPrivateUsage]
@@ -57,16 +60,16 @@ class Announcement:
     def make(self) -> None:
         """Let the audience hear a run that says the message."""
         with tracing_context(enabled=False):
-            _Announcer.of(self.message).invoke(self.question, self.config)
+            Announcer.of(self.message).invoke(self.question, self.config)
 
     async def amake(self) -> None:
         """Like `make`, for an audience on the event loop."""
         with tracing_context(enabled=False):
-            await _Announcer.of(self.message).ainvoke(self.question, self.config)
+            await Announcer.of(self.message).ainvoke(self.question, self.config)
 
     def stream(self) -> Iterator[AIMessageChunk]:
         """Like `make`, for a caller who streams: the run is open while its chunk is on its way."""
-        chunks = _Announcer.of(self.message).stream(self.question, self.config)
+        chunks = Announcer.of(self.message).stream(self.question, self.config)
         with tracing_context(enabled=False):
             first = next(chunks)
         yield first
@@ -74,7 +77,7 @@ class Announcement:
 
     async def astream(self) -> AsyncIterator[AIMessageChunk]:
         """Like `stream`, for an audience on the event loop."""
-        chunks = _Announcer.of(self.message).astream(self.question, self.config)
+        chunks = Announcer.of(self.message).astream(self.question, self.config)
         with tracing_context(enabled=False):
             first = await anext(chunks)
         yield first
@@ -82,18 +85,35 @@ class Announcement:
             yield chunk
 
 
-class _Announcer(BaseChatModel):
+@contextmanager
+def unheard() -> Generator[None]:
+    """The time during which the runs of this context have no audience."""
+    config = var_child_runnable_config.get() or RunnableConfig()
+    hushed: Handlers = only(config.get("callbacks"), lambda handler: not is_audience(handler))
+    token = var_child_runnable_config.set({**config, "callbacks": hushed})
+    try:
+        yield
+    finally:
+        var_child_runnable_config.reset(token)
+
+
+class Announcer(BaseChatModel):
     """Says one message, without a model and without LangChain's cache."""
 
     message: AIMessage
 
     @classmethod
-    def of(cls, message: AIMessage) -> _Announcer:
-        return cls(message=message, cache=False, verbose=False)
+    def of(cls, message: AIMessage, **fields: Any) -> Announcer:
+        """A model that says this message; `fields` are those of every chat model."""
+        return cls(message=message, cache=False, verbose=False, **fields)
 
     @property
     def _llm_type(self) -> str:
         return "semgrad-guard-announcer"
+
+    def bind_tools(self, tools: Sequence[Any], **kwargs: Any) -> Runnable[LanguageModelInput, AIMessage]:
+        """Whatever tools there are, the message stays the same."""
+        return self
 
     def _generate(
         self,
@@ -112,3 +132,7 @@ class _Announcer(BaseChatModel):
         **kwargs: Any,
     ) -> Iterator[ChatGenerationChunk]:
         yield ChatGenerationChunk(message=as_chunk(self.message))
+
+    def _should_use_protocol_streaming(self, **kwargs: Any) -> bool:
+        """Never: the protocol's events bear an id of their own, and a graph would show the message twice."""
+        return False

@@ -6,16 +6,16 @@ from typing import Any, get_args
 from uuid import UUID
 
 from langchain_core.callbacks import BaseCallbackHandler
-from langchain_core.messages import BaseMessage
+from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.outputs import ChatGeneration, LLMResult
 from langchain_core.runnables import Runnable
 
 from langchain_semgrad_guard.docket import is_escalating, open_for
-from langchain_semgrad_guard.messages import get_verdict, message_text
+from langchain_semgrad_guard.judging import judgement
 from langchain_semgrad_guard.observing import report
 from semgrad_guard import Policy, Verdict
 from semgrad_guard.errors import InputError, LowConfidenceError, UnenforcedPolicyError
-from semgrad_guard.guard import ABSTAIN_MESSAGE, decide
+from semgrad_guard.guard import ABSTAIN_MESSAGE
 from semgrad_guard.records import Mode
 
 _REMEDY = (
@@ -114,42 +114,14 @@ class UncertaintyRouterCallback(BaseCallbackHandler):
         # Inside its own escalation a router still judges, but hands on no further: a target may hold the same model.
         can_escalate = self.escalate_to is not None and not is_escalating(self)
         generation = response.generations[0][0]
-        message = generation.message if isinstance(generation, ChatGeneration) else None
-        verdict = None if message is None else get_verdict(message)
-        if verdict is not None:
-            decided = decide(undecided(verdict), self.policy, can_escalate=can_escalate)
-            return decided.model_copy(update={"enforced": self.withholds})
-        text = generation.text if message is None else message_text(message)
-        return Verdict(
-            status="unscored",
-            action=self.policy.decide(None, can_escalate=can_escalate),
-            text=text,
-            estimator="none",
-            model="unknown",
-            threshold=self.policy.threshold,
-            calibration_id=self.policy.calibration_id,
-            enforced=self.withholds,
-            reason="the answer carries no score",
-        )
+        message = generation.message if isinstance(generation, ChatGeneration) else AIMessage(generation.text)
+        verdict = judgement(message, self.policy, can_escalate=can_escalate)
+        return verdict.model_copy(update={"enforced": self.withholds})
 
     def _require_enforcement(self, serialized: dict[str, Any] | None) -> None:
         if self.mode != "observe" and open_for(self) is None:
             name = ((serialized or {}).get("id") or ["this model"])[-1]
             raise UnenforcedPolicyError(f"{name} would ignore this router's decisions on this path. {_REMEDY}")
-
-
-def undecided(verdict: Verdict) -> Verdict:
-    """A verdict without what another router may have written on it: an annotated answer may come back from a cache."""
-    changes: dict[str, Any] = {
-        "action": "answer",
-        "threshold": None,
-        "confidence": None,
-        "calibration_id": None,
-        "promised": False,
-        "enforced": True,
-        "reason": None if verdict.status == "scored" else verdict.reason,
-    }
-    return verdict.model_copy(update=changes)
 
 
 def require_confidence(verdict: Verdict) -> None:

@@ -134,7 +134,7 @@ class ChatSemGrad(AnsweringChatModel):
             **kwargs: none are known.
 
         Raises:
-            InputError: an unknown option or method. When asked: WithheldError for an answer that a router withheld,
+            InputError: an unknown option or method. When asked: LowConfidenceError for an answer that a router withheld,
                 OutputParserException for one that `max_tokens` cut.
         """
         if kwargs:

@@ -10,8 +10,9 @@ from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.outputs import ChatGeneration, ChatResult, Generation, LLMResult
 
 from langchain_semgrad_guard import messages as convert
-from langchain_semgrad_guard.callback import require_confidence, undecided
+from langchain_semgrad_guard.callback import require_confidence
 from langchain_semgrad_guard.docket import current_router, is_guarded
+from langchain_semgrad_guard.judging import undecided
 from semgrad_guard import METADATA_KEY
 
 M = TypeVar("M", bound=AIMessage)

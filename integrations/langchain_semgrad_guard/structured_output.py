@@ -18,7 +18,7 @@ from langchain_core.utils.pydantic import is_basemodel_subclass
 
 from langchain_semgrad_guard.messages import get_verdict
 from semgrad_guard import Verdict
-from semgrad_guard.errors import InputError, WithheldError
+from semgrad_guard.errors import InputError, LowConfidenceError
 
 Method = Literal["json_schema", "function_calling", "json_mode"]
 
@@ -81,15 +81,15 @@ def _checked(message: AIMessage, before: str) -> str:
     """A message's text.
 
     Raises:
-        WithheldError: a router put an abstention in its place.
+        LowConfidenceError: a router put an abstention in its place.
         OutputParserException: the answer was cut before it was complete; parsers would repair it in silence.
     """
     verdict, text = get_verdict(message), str(message.text)
     if verdict is not None and _is_withheld(verdict):
-        raise WithheldError(
-            f"the answer is not let through ({verdict.reason or 'no reason given'}), and {text!r} is no object. "
-            "Give the router an escalate_to that answers in the same form, or use include_raw=True."
+        advice = (
+            f"{text!r} is no object: give the router an escalate_to that answers in the same form, or use include_raw."
         )
+        raise LowConfidenceError(verdict, advice)
     if message.response_metadata.get("finish_reason") == "length" and not _is_json(before + text):
         raise OutputParserException(
             f"the answer reached max_tokens before it was complete: {before + text!r}; raise max_tokens",

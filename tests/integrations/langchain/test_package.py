@@ -6,6 +6,8 @@ import subprocess
 import sys
 from importlib.resources import files
 
+import pytest
+
 import langchain_semgrad_guard
 
 WITHOUT_LANGCHAIN = """
@@ -15,6 +17,18 @@ importlib.util.find_spec = lambda name, *rest: None if name == "langchain_core" 
 from semgrad_guard.errors import MissingExtraError
 try:
     import langchain_semgrad_guard
+except MissingExtraError as error:
+    print(error)
+"""
+
+WITHOUT_AN_EXTRA = """
+import sys
+sys.modules[sys.argv[1]] = None
+import langchain_semgrad_guard
+from semgrad_guard.errors import MissingExtraError
+print(langchain_semgrad_guard.ChatSemGrad.__name__)
+try:
+    getattr(langchain_semgrad_guard, sys.argv[2])
 except MissingExtraError as error:
     print(error)
 """
@@ -29,3 +43,15 @@ def test_its_names() -> None:
 def test_a_missing_langchain_is_named_with_the_command() -> None:
     done = subprocess.run([sys.executable, "-c", WITHOUT_LANGCHAIN], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "langchain-core is not installed. Run: pip install 'semgrad-guard[langchain]'"
+
+
+@pytest.mark.parametrize(
+    ("package", "name", "extra"),
+    [("langchain", "UncertaintyMiddleware", "agents"), ("opentelemetry", "UncertaintyTracer", "tracing")],
+)
+def test_what_needs_an_extra_says_which(package: str, name: str, extra: str) -> None:
+    command = [sys.executable, "-c", WITHOUT_AN_EXTRA, package, name]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    works, says = done.stdout.splitlines()
+    assert works == "ChatSemGrad"
+    assert says.endswith(f"is not installed. Run: pip install 'semgrad-guard[{extra}]'")

@@ -17,7 +17,7 @@ from transformers import AutoTokenizer, LlamaForCausalLM
 
 from langchain_semgrad_guard import ChatSemGrad, UncertaintyRouterCallback, get_verdict
 from semgrad_guard import LanguageModel
-from semgrad_guard.errors import InputError, WithheldError
+from semgrad_guard.errors import InputError, LowConfidenceError
 
 from .support import CHATML, EVERYTHING, NOTHING, QUESTION, ROUTES
 
@@ -120,7 +120,7 @@ def test_an_answer_that_was_cut_is_an_error_not_half_an_object(chat: ChatSemGrad
 def test_a_withheld_object_is_an_error(chat: ChatSemGrad, name: str, method: Any) -> None:
     structured = chat.with_structured_output(Wall, method=method)
     config: dict[str, Any] = {"callbacks": [UncertaintyRouterCallback(policy=NOTHING)]}
-    with pytest.raises(WithheldError, match="not let through"):
+    with pytest.raises(LowConfidenceError, match="not let through"):
         ROUTES[name](structured, QUESTION, config)
     through = ROUTES[name](structured, QUESTION, {"callbacks": [UncertaintyRouterCallback(policy=EVERYTHING)]})
     _check(through[-1])
@@ -130,7 +130,7 @@ def test_raw_keeps_the_abstention(chat: ChatSemGrad) -> None:
     config: Any = {"callbacks": [UncertaintyRouterCallback(policy=NOTHING)]}
     found: Any = chat.with_structured_output(Wall, include_raw=True).invoke(QUESTION, config)
     assert found["parsed"] is None
-    assert isinstance(found["parsing_error"], WithheldError)
+    assert isinstance(found["parsing_error"], LowConfidenceError)
     assert found["raw"].text == "I don't know."
 
 

@@ -1,0 +1,71 @@
+"""An agent that searches only when it is unsure: what it answers from memory is judged before it is said.
+
+    python examples/04_agent_middleware.py
+
+The pocket model knows one form of prompts with documents and needs no tools to be shown to it, so `reading` puts the
+tool's result into that form. The threshold is the median of four scores, for brevity: it promises nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from statistics import median
+from typing import Any
+from uuid import uuid4
+
+from langchain.agents import create_agent
+from langchain.agents.middleware import ModelRequest, ModelResponse, wrap_model_call
+from langchain.tools import tool
+from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, ToolMessage
+from langchain_core.messages.tool import tool_call
+from langchain_core.runnables import RunnableLambda
+
+from langchain_semgrad_guard import ChatSemGrad, UncertaintyMiddleware, get_verdict
+from langchain_semgrad_guard.demo.library import BM25Retriever, documents
+from semgrad_guard import Policy
+
+chat = ChatSemGrad(model="pocket", max_tokens=24)
+retriever = BM25Retriever.over(documents())
+
+
+@tool
+def search(question: str) -> str:
+    """Look a question up in the library."""
+    return "\n\n".join(document.page_content for document in retriever.invoke(question))
+
+
+def look_it_up(messages: list[BaseMessage]) -> AIMessage:
+    """Instead of an unsure answer: a call of the tool, or a plain admission where the tool has not helped."""
+    if isinstance(messages[-1], ToolMessage):
+        return AIMessage("I don't know.")
+    call = tool_call(name="search", args={"question": messages[-1].text}, id=str(uuid4()))
+    return AIMessage("", tool_calls=[call])
+
+
+@wrap_model_call
+def reading(request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], ModelResponse[Any]]) -> Any:
+    """What the model sees: the question, or the question and what was found."""
+    question, found = request.messages[0].text, request.messages[-1]
+    if isinstance(found, ToolMessage):
+        question = (
+            "Use the following pieces of context to answer the question at the end.\n\n"
+            f"{found.text}\n\nQuestion: {question}\nHelpful Answer:"
+        )
+    return handler(request.override(messages=[HumanMessage(question)], tools=[]))
+
+
+questions = [
+    "What is the capital of France?",
+    "What is the chemical symbol of gold?",
+    "What is the capital of Mongolia?",
+    "What is the capital of Atlantis?",
+]
+scores = [get_verdict(message).uncertainty for message in chat.batch(questions)]
+guard = UncertaintyMiddleware(Policy(threshold=median(scores)), escalate_to=RunnableLambda(look_it_up))
+agent = create_agent(chat, [search], middleware=[guard, reading])
+
+for question in questions:
+    messages = agent.invoke({"messages": [("human", question)]})["messages"]
+    searched = any(isinstance(message, ToolMessage) for message in messages)
+    verdict = get_verdict(messages[-1])
+    print(f"{question}\n  {'after searching' if searched else 'from memory'}: {messages[-1].text}   ({verdict.action})")

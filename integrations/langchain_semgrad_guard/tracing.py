@@ -1,0 +1,98 @@
+"""`UncertaintyTracer`: confidence in OpenTelemetry traces, OpenInference's among them."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from typing import Any
+from uuid import UUID
+
+from langchain_core.callbacks import BaseCallbackHandler
+from langchain_core.messages import BaseMessage
+from langchain_core.outputs import LLMResult
+from opentelemetry._logs import LoggerProvider, LogRecord, get_logger
+from opentelemetry.trace import Span, get_current_span, set_span_in_context
+
+from langchain_semgrad_guard.judging import trace_fields, verdict_of
+from semgrad_guard import Verdict
+
+EVENT = "gen_ai.evaluation.result"
+"""The event's name in OpenTelemetry's semantic conventions for generative AI."""
+
+_OPENINFERENCE = "openinference.instrumentation.langchain"
+_log = logging.getLogger(__name__)
+
+
+class UncertaintyTracer(BaseCallbackHandler):
+    """Writes the verdict about every scored answer into the span of its run.
+
+        chat.invoke(question, config={"callbacks": [UncertaintyTracer()]})
+
+    The span is OpenInference's span of the chat model's run if its LangChain instrumentor is on, else the current span.
+    Its attributes are the verdict's fields (`semgrad_guard.uncertainty`, `semgrad_guard.action`, ...); a log event
+    `gen_ai.evaluation.result` is tied to it. What is decided by a router or a middleware is written, not only the
+    score; an escalation's target has a run and a span of its own. No text is written.
+
+    Give it in a config's callbacks: the model's own come after the instrumentor, which ends the span too early.
+
+    Args:
+        logger_provider: where events go; default: OpenTelemetry's global one.
+    """
+
+    run_inline = True  # on the caller's thread, where the current span is, and before tracers that end spans
+
+    def __init__(self, *, logger_provider: LoggerProvider | None = None) -> None:
+        self._logger = get_logger(__name__, logger_provider=logger_provider)
+        self._spans: dict[UUID, Span] = {}
+
+    def on_chat_model_start(
+        self, serialized: dict[str, Any], messages: list[list[BaseMessage]], *, run_id: UUID, **kwargs: Any
+    ) -> None:
+        """Remember the span: where it ends before this handler hears of the run's end, the event still finds it."""
+        self._spans[run_id] = _span_of(run_id)
+
+    def on_llm_end(self, response: LLMResult, *, run_id: UUID, **kwargs: Any) -> None:
+        """Write the verdict, if the answer carries one."""
+        begun = self._spans.pop(run_id, None)
+        verdict = verdict_of(response)
+        if verdict is None:
+            return
+        span = _open_span_of(run_id) or begun or get_current_span()
+        if span.is_recording():
+            span.set_attributes(trace_fields(verdict))
+        elif span.get_span_context().is_valid:
+            _log.warning(
+                "the span of run %s had ended before its verdict came, which is therefore an event only. "
+                'Give UncertaintyTracer in a config: {"callbacks": [UncertaintyTracer()]}.',
+                run_id,
+            )
+        context = set_span_in_context(span)
+        self._logger.emit(LogRecord(context=context, event_name=EVENT, attributes=_evaluation(verdict)))
+
+    def on_llm_error(self, error: BaseException, *, run_id: UUID, **kwargs: Any) -> None:
+        """Forget the span."""
+        self._spans.pop(run_id, None)
+
+
+def _evaluation(verdict: Verdict) -> dict[str, str | float]:
+    """The event's attributes: the estimator is the metric, the action is the label."""
+    fields: dict[str, str | float | None] = {
+        "gen_ai.evaluation.name": verdict.estimator,
+        "gen_ai.evaluation.score.value": verdict.uncertainty,
+        "gen_ai.evaluation.score.label": verdict.action,
+        "gen_ai.evaluation.explanation": verdict.reason,
+    }
+    return {name: value for name, value in fields.items() if value is not None}
+
+
+def _span_of(run_id: UUID) -> Span:
+    return _open_span_of(run_id) or get_current_span()
+
+
+def _open_span_of(run_id: UUID) -> Span | None:
+    """OpenInference's span of a run, while it is open."""
+    module: Any = sys.modules.get(_OPENINFERENCE)  # whoever instruments has imported it
+    instrumentor = None if module is None else module.LangChainInstrumentor()
+    if instrumentor is None or not instrumentor.is_instrumented_by_opentelemetry:
+        return None
+    return instrumentor.get_span(run_id)
