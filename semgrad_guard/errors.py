@@ -14,8 +14,7 @@
     ├── CalibrationError            a calibration set or file that cannot be used
     │   └── BindingMismatchError    made for another model, estimator, template or grader
     ├── UnenforcedPolicyError       a router attached to a model that would ignore it
-    ├── LowConfidenceError          an answer is not let through, in a mode that raises (it holds the verdict)
-    ├── WithheldError               a structured answer is withheld, and no text can stand in for it
+    ├── LowConfidenceError          an answer is not let through, and nothing is delivered instead (it holds the verdict)
     └── MissingExtraError           an optional dependency is absent (also an ImportError)
 
 They derive from plain `Exception`: frameworks swallow or misread subclasses of ValueError and RuntimeError.
@@ -86,7 +85,10 @@ class UnenforcedPolicyError(SemGradGuardError):
 
 
 class LowConfidenceError(SemGradGuardError):
-    """An answer is not let through, in a mode that raises. `verdict` holds the decision and, in `draft`, the answer."""
+    """An answer is not let through, and nothing is delivered instead: the mode is to raise, or the answer a structure.
+
+    `verdict` holds the decision and, in `draft`, the answer.
+    """
 
     def __init__(self, verdict: Verdict) -> None:
         super().__init__(
@@ -94,10 +96,6 @@ class LowConfidenceError(SemGradGuardError):
             "The error's `verdict` holds the score and the withheld answer (`draft`)."
         )
         self.verdict = verdict
-
-
-class WithheldError(SemGradGuardError):
-    """A structured answer was not let through, and text cannot stand in for it."""
 
 
 class MissingExtraError(SemGradGuardError, ImportError):

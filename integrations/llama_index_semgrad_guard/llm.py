@@ -22,6 +22,7 @@ from llama_index.core.llms.llm import LLM
 from pydantic import Field, PrivateAttr, SkipValidation
 
 from llama_index_semgrad_guard.calls import ModelCall, current_collector
+from llama_index_semgrad_guard.events import report
 from llama_index_semgrad_guard.records import raw_record, to_conversation
 from semgrad_guard import METADATA_KEY, Estimator, Generation, GenerationOptions, HybridGrad, LanguageModel, Verdict
 from semgrad_guard.engine.stream import TextStream
@@ -245,6 +246,7 @@ class SemGradLLM(LLM):
         record, call = raw_record(generation, self.model), ModelCall(generation, lambda g: self._assess(g, options))
         collector = current_collector()
         if collector is None:
+            report(call.verdict, "llm")
             return {**record, METADATA_KEY: call.verdict.metadata()}
         collector.add(call)
         return record

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from llama_index.core.base.llms.types import ChatMessage, MessageRole, TextBlock
-from llama_index.core.base.response.schema import PydanticResponse, Response
+from llama_index.core.base.llms.types import ChatMessage, ChatResponse, CompletionResponse, MessageRole, TextBlock
+from llama_index.core.base.response.schema import AsyncStreamingResponse
 from pydantic import ValidationError
 
 from semgrad_guard import METADATA_KEY, Generation, Message, Verdict
@@ -36,14 +36,24 @@ def raw_record(generation: Generation, model: str) -> dict[str, Any]:
     return {"model": model, "finish_reason": generation.finish_reason, "usage": usage}
 
 
-def get_verdict(response: Response | PydanticResponse) -> Verdict | None:
-    """The verdict that a query engine's response carries, None if it carries none; its text is the response's own.
+def get_verdict(response: Any) -> Verdict | None:
+    """The verdict that a response carries, None if it carries none; its text is the response's own.
+
+    Reads what guarded query engines, chat engines and agents deliver, and what `SemGradLLM` answers by itself. A
+    response that streams carries its record once the stream has ended.
 
     Raises:
         InputError: there is a record, but of another schema, or damaged.
     """
-    record = (response.metadata or {}).get(METADATA_KEY)
-    return None if record is None else read_record(record, str(response))
+    places = (getattr(response, name, None) for name in ("metadata", "raw"))
+    found = (place[METADATA_KEY] for place in places if isinstance(place, Mapping) and METADATA_KEY in place)
+    record = next(found, None)
+    return None if record is None else read_record(record, _text(response))
+
+
+def completed(response: ChatResponse | CompletionResponse) -> str | Verdict:
+    """An LLM's answer: with its verdict if it has one."""
+    return get_verdict(response) or _text(response)
 
 
 def read_record(record: Any, text: str) -> Verdict:
@@ -66,6 +76,13 @@ def _with_text(record: Mapping[str, Any], text: str) -> dict[str, Any]:
     if fields.get("escalated") is not None:
         fields["escalated"] = _with_text(fields["escalated"], text)
     return {**fields, "text": text}
+
+
+def _text(response: Any) -> str:
+    """An async stream's `str` would start an event loop."""
+    if isinstance(response, AsyncStreamingResponse):
+        return response.response_txt or ""
+    return (response.message.content or "") if isinstance(response, ChatResponse) else str(response)
 
 
 def _turn(message: ChatMessage, number: int) -> Message:
