@@ -16,7 +16,9 @@ from semgrad_guard.errors import LowConfidenceError, MissingExtraError
 if find_spec("llama_index") is None or find_spec("llama_index.core") is None:
     raise MissingExtraError("llama-index-core", extra="llama-index")
 
+from llama_index_semgrad_guard.callback import UncertaintyRouterCallback
 from llama_index_semgrad_guard.chat_engine import GuardedChatEngine
+from llama_index_semgrad_guard.evaluator import UncertaintyEvaluator
 from llama_index_semgrad_guard.events import UncertaintyEvent, UncertaintyEventHandler
 from llama_index_semgrad_guard.llm import SemGradLLM
 from llama_index_semgrad_guard.query_engine import GuardedQueryEngine
@@ -27,7 +29,9 @@ __all__ = [
     "GuardedQueryEngine",
     "LowConfidenceError",
     "SemGradLLM",
+    "UncertaintyEvaluator",
     "UncertaintyEvent",
     "UncertaintyEventHandler",
+    "UncertaintyRouterCallback",
     "get_verdict",
 ]

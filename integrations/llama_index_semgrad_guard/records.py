@@ -51,6 +51,17 @@ def get_verdict(response: Any) -> Verdict | None:
     return None if record is None else read_record(record, _text(response))
 
 
+def chat_response(text: str, record: dict[str, Any] | None, *, delta: str | None = None) -> ChatResponse:
+    """An answer as LlamaIndex's chat methods return it; the record stands beside the message, never in it."""
+    message = ChatMessage(role=MessageRole.ASSISTANT, content=text)
+    return ChatResponse(message=message, raw=record, delta=delta, additional_kwargs=_beside(record))
+
+
+def completion(text: str, record: dict[str, Any] | None, *, delta: str | None = None) -> CompletionResponse:
+    """An answer as LlamaIndex's completion methods return it."""
+    return CompletionResponse(text=text, raw=record, delta=delta, additional_kwargs=_beside(record))
+
+
 def completed(response: ChatResponse | CompletionResponse) -> str | Verdict:
     """An LLM's answer: with its verdict if it has one."""
     return get_verdict(response) or _text(response)
@@ -94,3 +105,8 @@ def _turn(message: ChatMessage, number: int) -> Message:
     if message.additional_kwargs.get("tool_calls"):
         raise InputError(f"message {number} holds tool calls, which SemGradLLM cannot show its model")
     return Message(_ROLES.get(message.role, message.role.value), "\n".join(texts))
+
+
+def _beside(record: dict[str, Any] | None) -> dict[str, Any]:
+    """`additional_kwargs` of a response: the verdict's record alone."""
+    return {METADATA_KEY: record[METADATA_KEY]} if record and METADATA_KEY in record else {}
