@@ -16,6 +16,7 @@ from semgrad_guard.errors import LowConfidenceError, MissingExtraError
 if find_spec("llama_index") is None or find_spec("llama_index.core") is None:
     raise MissingExtraError("llama-index-core", extra="llama-index")
 
+from llama_index_semgrad_guard.agents import GuardedReActAgent, ask_person
 from llama_index_semgrad_guard.callback import UncertaintyRouterCallback
 from llama_index_semgrad_guard.chat_engine import GuardedChatEngine
 from llama_index_semgrad_guard.evaluator import UncertaintyEvaluator
@@ -27,11 +28,13 @@ from llama_index_semgrad_guard.records import get_verdict
 __all__ = [
     "GuardedChatEngine",
     "GuardedQueryEngine",
+    "GuardedReActAgent",
     "LowConfidenceError",
     "SemGradLLM",
     "UncertaintyEvaluator",
     "UncertaintyEvent",
     "UncertaintyEventHandler",
     "UncertaintyRouterCallback",
+    "ask_person",
     "get_verdict",
 ]
