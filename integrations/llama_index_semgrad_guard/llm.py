@@ -34,6 +34,12 @@ from semgrad_guard.records import Conversation
 _LOADING = ("revision", "dtype", "device_map", "attn_implementation", "template_options")
 _PER_CALL = frozenset({"max_tokens", "temperature", "top_p", "top_k", "seed", "stop"})
 _IGNORED = frozenset({"formatted"})
+_TAKEN_OVER = {
+    "max_tokens": "max_new_tokens",
+    "context_window": "context_window",
+    "system_prompt": "system_prompt",
+    "callback_manager": "callback_manager",
+}
 _SMALLEST_WINDOW = 1024
 """LlamaIndex's own prompts leave no room for a passage in less; a prompt that is really too long raises."""
 
@@ -118,6 +124,10 @@ class SemGradLLM(LLM):
     def from_huggingface_llm(cls, huggingface_llm: Any, /, **fields: Any) -> Self:
         """An LLM on the model and tokenizer that LlamaIndex's `HuggingFaceLLM` has loaded; it stays as it is.
 
+        Its context window, longest answer, system prompt and callbacks are taken over where `fields` say nothing else.
+        Its prompt functions, stopping ids and sampling options are not: prompts go through the tokenizer's chat
+        template, and answers are greedy.
+
         Raises:
             InputError: the object holds no loaded model and tokenizer.
         """
@@ -125,8 +135,10 @@ class SemGradLLM(LLM):
         tokenizer = getattr(huggingface_llm, "_tokenizer", None)
         if model is None or tokenizer is None:
             raise InputError(f"a {type(huggingface_llm).__name__} holds no loaded model; pass a HuggingFaceLLM")
-        name: str | None = getattr(huggingface_llm, "model_name", None)
-        return cls.from_model(LanguageModel.from_transformers(model, tokenizer, name=name), **fields)
+        taken = {ours: getattr(huggingface_llm, theirs, None) for ours, theirs in _TAKEN_OVER.items()}
+        known = {name: value for name, value in taken.items() if value}
+        # Its `model_name` is a default where a model was handed to it; the model's own name never is.
+        return cls.from_model(LanguageModel.from_transformers(model, tokenizer), **{**known, **fields})
 
     @classmethod
     def class_name(cls) -> str:
