@@ -13,6 +13,13 @@ from langchain_semgrad_guard.demo import run
 
 ROOT = Path(__file__).parent.parent
 EXAMPLES = sorted((ROOT / "examples").glob("[0-9]*.py"))
+PRINTED = {
+    "01_guarded_rag.py": {"answer: Paris", "escalate: Ulaanbaatar", "escalate: I don't know."},
+    "20_query_engine.py": {"What is the capital of France?", "What is the capital of Mongolia?"},
+    "21_chat_engine.py": {"answer: ", "abstain: I don't know.", "remembered: ", "streamed: ", "advice: abstain"},
+    "22_workflow.py": {"waiting: ", "delivered: Ulaanbaatar, says the librarian.", "verdict: escalate, because"},
+}
+"""Beginnings of lines that each example prints."""
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.name)
@@ -22,9 +29,9 @@ def test_an_example_runs(example: Path, tmp_path: Path) -> None:
         [sys.executable, str(example)], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
     )
     assert found.returncode == 0, found.stderr
-    assert {"answer: Paris", "escalate: Ulaanbaatar", "escalate: I don't know."} <= {
-        line.strip().split("   ")[0] for line in found.stdout.splitlines()
-    }
+    lines = [line.strip() for line in found.stdout.splitlines()]
+    assert lines
+    assert all(any(line.startswith(start) for line in lines) for start in PRINTED.get(example.name, set())), lines
 
 
 def test_the_demo_answers_escalates_and_abstains(
