@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import uuid
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Self, cast
 
 from llama_index.core.agent.react.types import BaseReasoningStep, ResponseReasoningStep
 from llama_index.core.agent.workflow import AgentOutput, ReActAgent
@@ -35,12 +35,13 @@ async def ask_person(ctx: Context, question: str, verdict: Verdict) -> str:
     The event holds `prefix` (a line to show), `question`, `draft` (the withheld answer) and `record`. The step that
     calls this runs again when the response is there, so what it does before must be safe to repeat.
     """
-    asking = InputRequiredEvent(
-        prefix=f"{question}\nDraft ({verdict.reason}): {verdict.text}\nYour answer: ",
-        question=question,
-        draft=verdict.text,
-        record=verdict.metadata(),
-    )
+    fields: dict[str, Any] = {
+        "prefix": f"{question}\nDraft ({verdict.reason}): {verdict.text}\nYour answer: ",
+        "question": question,
+        "draft": verdict.text,
+        "record": verdict.metadata(),
+    }
+    asking = InputRequiredEvent(**fields)
     answer = await ctx.wait_for_event(HumanResponseEvent, waiter_event=asking, timeout=None)
     return str(answer.get("response"))
 
@@ -149,7 +150,7 @@ class GuardedReActAgent(ReActAgent):
 
     def _output(self, output: AgentOutput, verdict: Verdict, response: ChatMessage) -> AgentOutput:
         raw: Any = output.raw
-        known: dict[str, Any] = raw if isinstance(raw, dict) else {}
+        known = cast("dict[str, Any]", raw) if isinstance(raw, dict) else {}
         return output.model_copy(update={"response": response, "raw": self._router.attached(known, verdict)})
 
 

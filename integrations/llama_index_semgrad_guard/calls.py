@@ -9,7 +9,7 @@ from contextvars import ContextVar
 from functools import cached_property
 from typing import TypeVar
 
-from llama_index.core.instrumentation import get_dispatcher
+from llama_index_instrumentation import get_dispatcher
 
 from semgrad_guard import Generation, Verdict
 

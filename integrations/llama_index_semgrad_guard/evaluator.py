@@ -44,8 +44,8 @@ class UncertaintyEvaluator(BaseEvaluator):
     def _get_prompts(self) -> PromptDictType:
         return {"text_qa_template": self._template}
 
-    def _update_prompts(self, prompts: PromptDictType) -> None:
-        self._template = prompts.get("text_qa_template", self._template)
+    def _update_prompts(self, prompts_dict: PromptDictType) -> None:
+        self._template = prompts_dict.get("text_qa_template", self._template)
 
     async def aevaluate(
         self,

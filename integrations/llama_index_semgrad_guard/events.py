@@ -5,9 +5,9 @@ from __future__ import annotations
 import logging
 from typing import Any, Literal
 
-from llama_index.core.instrumentation import get_dispatcher
 from llama_index.core.instrumentation.event_handlers import BaseEventHandler
 from llama_index.core.instrumentation.events import BaseEvent
+from llama_index_instrumentation import get_dispatcher
 
 from semgrad_guard import Verdict
 

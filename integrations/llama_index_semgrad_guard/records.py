@@ -45,10 +45,11 @@ def get_verdict(response: Any) -> Verdict | None:
     Raises:
         InputError: there is a record, but of another schema, or damaged.
     """
-    places = (getattr(response, name, None) for name in ("metadata", "raw"))
-    found = (place[METADATA_KEY] for place in places if isinstance(place, Mapping) and METADATA_KEY in place)
-    record = next(found, None)
-    return None if record is None else read_record(record, _text(response))
+    for name in ("metadata", "raw"):
+        place: Any = getattr(response, name, None)
+        if isinstance(place, Mapping) and METADATA_KEY in place:
+            return read_record(place[METADATA_KEY], _text(response))
+    return None
 
 
 def chat_response(text: str, record: dict[str, Any] | None, *, delta: str | None = None) -> ChatResponse:
