@@ -20,6 +20,9 @@ PRINTED = {
     "04_agent_middleware.py": {"from memory:", "after searching:"},
     "05_human_review.py": {"waiting:", "delivered: Ulaanbaatar (edited by a person)", "delivered: Nobody knows."},
     "06_traces.py": {"│ ChatSemGrad"},
+    "20_query_engine.py": {"What is the capital of France?", "What is the capital of Mongolia?"},
+    "21_chat_engine.py": {"answer: ", "abstain: I don't know.", "remembered: ", "streamed: ", "advice: abstain"},
+    "22_workflow.py": {"waiting: ", "delivered: Ulaanbaatar, says the librarian.", "verdict: escalate, because"},
 }
 """Beginnings of lines that each example prints."""
 

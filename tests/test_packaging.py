@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import tarfile
+import tomllib
 import zipfile
 from pathlib import Path
 
@@ -50,7 +51,28 @@ def test_the_wheel_holds_the_import_packages_and_nothing_else(wheel_names: list[
         "semgrad_guard",
         "langchain_semgrad_guard",
         "llama_index_semgrad_guard",
+        "llama_index",
     }
+
+
+def test_the_wheel_leaves_llama_index_a_namespace(wheel_names: list[str], unpacked: Path, tmp_path: Path) -> None:
+    """An `__init__.py` in `llama_index` or `llama_index/llms` would hide LlamaIndex itself and every other package."""
+    ours = {name for name in wheel_names if name.startswith("llama_index/")}
+    assert ours == {"llama_index/llms/semgrad_guard/__init__.py"}
+    other = tmp_path / "llama_index" / "llms" / "another" / "__init__.py"
+    other.parent.mkdir(parents=True)
+    other.write_text("NAME = 'another'")
+    listed = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["llamahub"]
+    names = ", ".join(listed["class_authors"])
+    code = (
+        f"import sys; sys.path.append({str(tmp_path)!r});"
+        "import llama_index.core; from llama_index.llms.another import NAME;"
+        f"from {listed['import_path']} import {names};"
+        "import llama_index_semgrad_guard; assert SemGradLLM is llama_index_semgrad_guard.SemGradLLM; print(NAME)"
+    )
+    found = run_outside(unpacked, "-c", code)
+    assert found.returncode == 0, found.stderr
+    assert found.stdout.strip() == "another"
 
 
 @pytest.mark.parametrize(

@@ -134,8 +134,8 @@ class ChatSemGrad(AnsweringChatModel):
             **kwargs: none are known.
 
         Raises:
-            InputError: an unknown option or method. When asked: LowConfidenceError for an answer that a router withheld,
-                OutputParserException for one that `max_tokens` cut.
+            InputError: an unknown option or method. When asked: LowConfidenceError for an answer that a router
+                withheld, OutputParserException for one that `max_tokens` cut.
         """
         if kwargs:
             raise InputError(f"with_structured_output takes no {', '.join(sorted(kwargs))}")

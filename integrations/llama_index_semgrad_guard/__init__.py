@@ -1,4 +1,4 @@
-"""LlamaIndex with answers that know how sure they are: a scored LLM, and a query engine that enforces a policy.
+"""LlamaIndex with answers that know how sure they are: a scored LLM, and engines that enforce a policy.
 
     llm = SemGradLLM(model="pocket")
     engine = GuardedQueryEngine(index.as_query_engine(llm=llm), policy=Policy(threshold=0.004))
@@ -11,13 +11,30 @@ from __future__ import annotations
 
 from importlib.util import find_spec
 
-from semgrad_guard.errors import MissingExtraError
+from semgrad_guard.errors import LowConfidenceError, MissingExtraError
 
 if find_spec("llama_index") is None or find_spec("llama_index.core") is None:
     raise MissingExtraError("llama-index-core", extra="llama-index")
 
+from llama_index_semgrad_guard.agents import GuardedReActAgent, ask_person
+from llama_index_semgrad_guard.callback import UncertaintyRouterCallback
+from llama_index_semgrad_guard.chat_engine import GuardedChatEngine
+from llama_index_semgrad_guard.evaluator import UncertaintyEvaluator
+from llama_index_semgrad_guard.events import UncertaintyEvent, UncertaintyEventHandler
 from llama_index_semgrad_guard.llm import SemGradLLM
 from llama_index_semgrad_guard.query_engine import GuardedQueryEngine
 from llama_index_semgrad_guard.records import get_verdict
 
-__all__ = ["GuardedQueryEngine", "SemGradLLM", "get_verdict"]
+__all__ = [
+    "GuardedChatEngine",
+    "GuardedQueryEngine",
+    "GuardedReActAgent",
+    "LowConfidenceError",
+    "SemGradLLM",
+    "UncertaintyEvaluator",
+    "UncertaintyEvent",
+    "UncertaintyEventHandler",
+    "UncertaintyRouterCallback",
+    "ask_person",
+    "get_verdict",
+]

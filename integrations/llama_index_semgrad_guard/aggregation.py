@@ -57,8 +57,17 @@ def aggregated(calls: Sequence[ModelCall], aggregate: Aggregate, text: str, poli
     return worst.model_copy(update=changes)
 
 
+def wrote(call: ModelCall, text: str) -> bool:
+    """Whether a text is what a call generated, or a part of it, or contains it; white space aside.
+
+    Where nothing is retrieved, "Empty Response" follows a call that condensed or rewrote the question.
+    """
+    generated, delivered = " ".join(call.generation.text.split()), " ".join(text.split())
+    return generated in delivered or delivered in generated
+
+
 def uncalled(text: str, policy: Policy, *, can_escalate: bool) -> Verdict:
-    """The decision about a response for which no `SemGradLLM` was asked: nothing to score, so nothing to bind to."""
+    """The decision about a response that no `SemGradLLM` wrote: nothing to score, so nothing to bind to."""
     return Verdict(
         status="unscored",
         action=policy.decide(None, can_escalate=can_escalate),
@@ -67,7 +76,7 @@ def uncalled(text: str, policy: Policy, *, can_escalate: bool) -> Verdict:
         model="none",
         threshold=policy.threshold,
         calibration_id=policy.calibration_id,
-        reason="the engine answered without asking a SemGradLLM (nothing retrieved, or another LLM)",
+        reason="no SemGradLLM wrote this answer (nothing retrieved, or another LLM)",
     )
 
 

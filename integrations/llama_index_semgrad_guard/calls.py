@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Generator
+from collections.abc import AsyncGenerator, Callable, Generator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import cached_property
+from typing import TypeVar
+
+from llama_index_instrumentation import get_dispatcher
 
 from semgrad_guard import Generation, Verdict
+
+T = TypeVar("T")
+_dispatcher = get_dispatcher(__name__)
 
 
 class ModelCall:
@@ -20,6 +26,11 @@ class ModelCall:
     @cached_property
     def verdict(self) -> Verdict:
         """The scored draft; the decision about it is not made here."""
+        return self.score()
+
+    @_dispatcher.span
+    def score(self) -> Verdict:
+        """Scoring, as a span of its own in traces."""
         return self._assess(self.generation)
 
 
@@ -50,14 +61,47 @@ _collector: ContextVar[CallCollector | None] = ContextVar("semgrad_guard_calls",
 @contextmanager
 def collecting(*, last_only: bool) -> Generator[CallCollector]:
     """Collect the calls made in this block, and in the threads and tasks that inherit its context."""
-    collector = CallCollector(last_only=last_only)
-    token = _collector.set(collector)
-    try:
+    with _joining(CallCollector(last_only=last_only)) as collector:
         yield collector
+
+
+def collected(pieces: Generator[T], collector: CallCollector) -> Generator[T]:
+    """The pieces of a lazy stream, whose calls `collector` collects in whatever context they are asked for."""
+    try:
+        while True:
+            with _joining(collector):
+                try:
+                    piece = next(pieces)
+                except StopIteration:
+                    return
+            yield piece
     finally:
-        _collector.reset(token)
+        pieces.close()
+
+
+async def acollected(pieces: AsyncGenerator[T], collector: CallCollector) -> AsyncGenerator[T]:
+    """As `collected`, for an async stream."""
+    try:
+        while True:
+            with _joining(collector):
+                try:
+                    piece = await anext(pieces)
+                except StopAsyncIteration:
+                    return
+            yield piece
+    finally:
+        await pieces.aclose()
 
 
 def current_collector() -> CallCollector | None:
     """Whoever collects calls here; None where every call is scored by itself."""
     return _collector.get()
+
+
+@contextmanager
+def _joining(collector: CallCollector) -> Generator[CallCollector]:
+    token = _collector.set(collector)
+    try:
+        yield collector
+    finally:
+        _collector.reset(token)

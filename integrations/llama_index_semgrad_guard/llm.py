@@ -15,15 +15,16 @@ from llama_index.core.base.llms.types import (
     CompletionResponseAsyncGen,
     CompletionResponseGen,
     LLMMetadata,
-    MessageRole,
 )
 from llama_index.core.llms import callbacks
 from llama_index.core.llms.llm import LLM
 from pydantic import Field, PrivateAttr, SkipValidation
 
 from llama_index_semgrad_guard.calls import ModelCall, current_collector
-from llama_index_semgrad_guard.records import raw_record, to_conversation
+from llama_index_semgrad_guard.events import report
+from llama_index_semgrad_guard.records import chat_response, completion, raw_record, to_conversation
 from semgrad_guard import METADATA_KEY, Estimator, Generation, GenerationOptions, HybridGrad, LanguageModel, Verdict
+from semgrad_guard.engine.evidence import Evidence
 from semgrad_guard.engine.stream import TextStream
 from semgrad_guard.engine.weights import Weights, key_of
 from semgrad_guard.errors import InputError
@@ -33,6 +34,12 @@ from semgrad_guard.records import Conversation
 _LOADING = ("revision", "dtype", "device_map", "attn_implementation", "template_options")
 _PER_CALL = frozenset({"max_tokens", "temperature", "top_p", "top_k", "seed", "stop"})
 _IGNORED = frozenset({"formatted"})
+_TAKEN_OVER = {
+    "max_tokens": "max_new_tokens",
+    "context_window": "context_window",
+    "system_prompt": "system_prompt",
+    "callback_manager": "callback_manager",
+}
 _SMALLEST_WINDOW = 1024
 """LlamaIndex's own prompts leave no room for a passage in less; a prompt that is really too long raises."""
 
@@ -117,6 +124,10 @@ class SemGradLLM(LLM):
     def from_huggingface_llm(cls, huggingface_llm: Any, /, **fields: Any) -> Self:
         """An LLM on the model and tokenizer that LlamaIndex's `HuggingFaceLLM` has loaded; it stays as it is.
 
+        Its context window, longest answer, system prompt and callbacks are taken over where `fields` say nothing else.
+        Its prompt functions, stopping ids and sampling options are not: prompts go through the tokenizer's chat
+        template, and answers are greedy.
+
         Raises:
             InputError: the object holds no loaded model and tokenizer.
         """
@@ -124,8 +135,10 @@ class SemGradLLM(LLM):
         tokenizer = getattr(huggingface_llm, "_tokenizer", None)
         if model is None or tokenizer is None:
             raise InputError(f"a {type(huggingface_llm).__name__} holds no loaded model; pass a HuggingFaceLLM")
-        name: str | None = getattr(huggingface_llm, "model_name", None)
-        return cls.from_model(LanguageModel.from_transformers(model, tokenizer, name=name), **fields)
+        taken = {ours: getattr(huggingface_llm, theirs, None) for ours, theirs in _TAKEN_OVER.items()}
+        known = {name: value for name, value in taken.items() if value}
+        # Its `model_name` is a default where a model was handed to it; the model's own name never is.
+        return cls.from_model(LanguageModel.from_transformers(model, tokenizer), **{**known, **fields})
 
     @classmethod
     def class_name(cls) -> str:
@@ -149,55 +162,66 @@ class SemGradLLM(LLM):
         """What traces say of this LLM. The default asks for `metadata`, which would load weights on the event loop."""
         return {"class_name": self.class_name(), "model_name": self.model, "num_output": self.max_tokens}
 
+    def score(self, prompt: str | Sequence[ChatMessage], response: str) -> Verdict:
+        """Score a text as this model's answer to a prompt, whoever wrote it; nothing is decided about it.
+
+        Raises:
+            EmptyResponseError: there is nothing to score.
+            PromptTooLongError: prompt and text do not fit the context window.
+        """
+        conversation = prompt if isinstance(prompt, str) else to_conversation(prompt)
+        evidence = self.language_model.evidence(conversation, response)
+        return self._assessed(evidence, response, self._options({}))
+
     # The eight methods. None calls another, so that each makes one pair of events.
 
     @_traced_chat
     def chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
         """Answer a conversation."""
         generation, record = self._answer(to_conversation(messages), self._options(kwargs))
-        return _chat_response(generation.text, record)
+        return chat_response(generation.text, record)
 
     @_traced_completion
     def complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponse:
         """Answer a text, shown to the model as one user turn."""
         generation, record = self._answer(prompt, self._options(kwargs))
-        return _completion(generation.text, record)
+        return completion(generation.text, record)
 
     @_traced_chat
     def stream_chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponseGen:
         """Answer a conversation piece by piece; the last piece is empty and carries the record."""
         pieces = self._pieces(to_conversation(messages), self._options(kwargs))
-        return (_chat_response(text, record, delta=delta) for delta, text, record in pieces)
+        return (chat_response(text, record, delta=delta) for delta, text, record in pieces)
 
     @_traced_completion
     def stream_complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponseGen:
         """Answer a text piece by piece; the last piece is empty and carries the record."""
         pieces = self._pieces(prompt, self._options(kwargs))
-        return (_completion(text, record, delta=delta) for delta, text, record in pieces)
+        return (completion(text, record, delta=delta) for delta, text, record in pieces)
 
     @_traced_chat
     async def achat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
         """As `chat`, in a thread."""
         generation, record = await self._aanswer(to_conversation(messages), self._options(kwargs))
-        return _chat_response(generation.text, record)
+        return chat_response(generation.text, record)
 
     @_traced_completion
     async def acomplete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponse:
         """As `complete`, in a thread."""
         generation, record = await self._aanswer(prompt, self._options(kwargs))
-        return _completion(generation.text, record)
+        return completion(generation.text, record)
 
     @_traced_chat
     async def astream_chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponseAsyncGen:
         """As `stream_chat`, in a thread."""
         pieces = self._apieces(to_conversation(messages), self._options(kwargs))
-        return (_chat_response(text, record, delta=delta) async for delta, text, record in pieces)
+        return (chat_response(text, record, delta=delta) async for delta, text, record in pieces)
 
     @_traced_completion
     async def astream_complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponseAsyncGen:
         """As `stream_complete`, in a thread."""
         pieces = self._apieces(prompt, self._options(kwargs))
-        return (_completion(text, record, delta=delta) async for delta, text, record in pieces)
+        return (completion(text, record, delta=delta) async for delta, text, record in pieces)
 
     # What they share.
 
@@ -245,16 +269,20 @@ class SemGradLLM(LLM):
         record, call = raw_record(generation, self.model), ModelCall(generation, lambda g: self._assess(g, options))
         collector = current_collector()
         if collector is None:
+            report(call.verdict, "llm")
             return {**record, METADATA_KEY: call.verdict.metadata()}
         collector.add(call)
         return record
 
     def _assess(self, generation: Generation, options: GenerationOptions) -> Verdict:
+        return self._assessed(generation.evidence, generation.text, options)
+
+    def _assessed(self, evidence: Evidence, text: str, options: GenerationOptions) -> Verdict:
         return assess(
             self.language_model,
             self.estimator,
-            generation.evidence,
-            text=generation.text,
+            evidence,
+            text=text,
             options=options,
             prompt_template=self.prompt_template,
         )
@@ -273,17 +301,3 @@ class SemGradLLM(LLM):
     def _loading(self) -> dict[str, Any]:
         """The arguments of `LanguageModel.from_pretrained`."""
         return {"name_or_path": self.model, **{name: getattr(self, name) for name in _LOADING}}
-
-
-def _beside(record: dict[str, Any] | None) -> dict[str, Any]:
-    """`additional_kwargs` of a response: the verdict's record alone."""
-    return {METADATA_KEY: record[METADATA_KEY]} if record and METADATA_KEY in record else {}
-
-
-def _chat_response(text: str, record: dict[str, Any] | None, *, delta: str | None = None) -> ChatResponse:
-    message = ChatMessage(role=MessageRole.ASSISTANT, content=text)
-    return ChatResponse(message=message, raw=record, delta=delta, additional_kwargs=_beside(record))
-
-
-def _completion(text: str, record: dict[str, Any] | None, *, delta: str | None = None) -> CompletionResponse:
-    return CompletionResponse(text=text, raw=record, delta=delta, additional_kwargs=_beside(record))

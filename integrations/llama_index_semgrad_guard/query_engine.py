@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,12 +20,15 @@ from llama_index.core.llms.llm import LLM
 from llama_index.core.prompts.mixin import PromptMixinType
 from llama_index.core.schema import NodeWithScore, QueryBundle
 
-from llama_index_semgrad_guard.aggregation import Aggregate, aggregate_for, aggregated, uncalled
-from llama_index_semgrad_guard.calls import CallCollector, collecting
-from llama_index_semgrad_guard.records import get_verdict, read_record
+from llama_index_semgrad_guard.aggregation import Aggregate, aggregate_for
+from llama_index_semgrad_guard.calls import CallCollector
+from llama_index_semgrad_guard.records import completed, get_verdict
+from llama_index_semgrad_guard.routing import Router
+from llama_index_semgrad_guard.streams import adeliver, alive, deliver, live
 from semgrad_guard import METADATA_KEY, Policy, Verdict
-from semgrad_guard.errors import InputError, WithheldError
-from semgrad_guard.guard import ABSTAIN_MESSAGE, abstained, decide, escalated, require_sequel
+from semgrad_guard.errors import InputError
+from semgrad_guard.guard import ABSTAIN_MESSAGE, abstained, escalated, require_sequel
+from semgrad_guard.records import Mode
 
 Answer = str | Verdict | Response | PydanticResponse
 Target = BaseQueryEngine | LLM | Callable[[str], Answer | Awaitable[Answer]]
@@ -42,6 +45,10 @@ class _Draft:
     verdict: Verdict
     streamed: bool
 
+    @property
+    def is_handed_on(self) -> bool:
+        return self.verdict.action == "escalate" and self.verdict.enforced
+
 
 class GuardedQueryEngine(BaseQueryEngine):
     """Asks the inner engine, scores what its `SemGradLLM` generated, and answers, escalates or abstains.
@@ -49,23 +56,27 @@ class GuardedQueryEngine(BaseQueryEngine):
         engine = GuardedQueryEngine(index.as_query_engine(llm=SemGradLLM()), policy=Policy(threshold=0.004))
         engine.query("What is the capital of France?").metadata["semgrad_guard"]["action"]
 
-    A streaming engine is read to its end before anything is delivered: what a user has seen cannot be taken back.
-    Structured responses are never replaced by text.
+    Structured responses are never replaced by text: where one is withheld and nothing structured stands in for it,
+    a query raises, whatever the mode.
 
     Args:
         engine: any query engine whose answers come from a `SemGradLLM`; answers of other LLMs are unscored.
         policy: what to let through; `on_unscored` also decides about queries for which nothing was retrieved.
         escalate_to: asked, with the original query, for what is not let through.
         abstain_message: delivered instead of an answer that is neither let through nor escalated.
+        mode: "enforce" (streams are read to their end before anything is delivered: what a user has seen cannot be
+            taken back), "raise" (an error for what is not let through), "annotate" (nothing is withheld and streams are
+            live, the record in the metadata once they have ended) or "observe" (the same, without the record:
+            verdicts go to the event handlers only).
         aggregate: which of a query's calls count: "last" (the default; only that one is scored), "max" (the default
             of the accumulate modes) or "mean".
         keep_draft: keep withheld answers in the metadata.
 
     Raises:
-        InputError: the engine is guarded already, or there is no such aggregate.
+        InputError: the engine is guarded already, or there is no such mode or aggregate.
         BindingMismatchError: at once, if the target's calibration does not follow this one's; at the first answer, if
             the policy was calibrated for something else.
-        WithheldError: at a query, where a structured response is not let through and nothing structured replaces it.
+        LowConfidenceError: at a query; see above.
     """
 
     def __init__(
@@ -75,17 +86,25 @@ class GuardedQueryEngine(BaseQueryEngine):
         *,
         escalate_to: Target | None = None,
         abstain_message: str = ABSTAIN_MESSAGE,
+        mode: Mode = "enforce",
         aggregate: Aggregate | None = None,
         keep_draft: bool = False,
     ) -> None:
         if isinstance(engine, GuardedQueryEngine):
             raise InputError("the engine is guarded already; use escalate_to to chain guarded engines")
         super().__init__(engine.callback_manager)
-        self._engine, self._policy, self._escalate_to = engine, policy, escalate_to
-        self._abstain_message, self._keep_draft = abstain_message, keep_draft
-        self._aggregate: Aggregate = aggregate_for(engine, aggregate)
+        self._engine, self._escalate_to = engine, escalate_to
+        self._router = Router(
+            policy=policy,
+            source="query_engine",
+            mode=mode,
+            abstain_message=abstain_message,
+            keep_draft=keep_draft,
+            can_escalate=escalate_to is not None,
+            aggregate=aggregate_for(engine, aggregate),
+        )
         if isinstance(escalate_to, GuardedQueryEngine):
-            require_sequel(policy, escalate_to._policy)
+            require_sequel(policy, escalate_to._router.policy)
 
     def _get_prompt_modules(self) -> PromptMixinType:
         return {"engine": self._engine}
@@ -95,55 +114,54 @@ class GuardedQueryEngine(BaseQueryEngine):
         return self._engine.retrieve(query_bundle)
 
     def _query(self, query_bundle: QueryBundle) -> RESPONSE_TYPE:
-        with collecting(last_only=self._aggregate == "last") as collector:
+        with self._router.collecting() as collector:
             response = self._engine.query(query_bundle)
             if isinstance(response, AsyncStreamingResponse):
                 raise InputError("the engine answered a sync query with an async stream; use aquery")
+            if isinstance(response, StreamingResponse) and not self._router.withholds:
+                return live(response, collector, self._router)
             whole = response.get_response() if isinstance(response, StreamingResponse) else response
         draft = self._decided(whole, collector, streamed=whole is not response)
-        if draft.verdict.action == "escalate":
-            return _deliver(self._escalated(draft, self._ask(query_bundle)), draft.streamed)
-        return _deliver(self._settled(draft), draft.streamed)
+        if draft.is_handed_on:
+            return deliver(self._escalated(draft, self._ask(query_bundle)), draft.streamed)
+        return deliver(self._settled(draft), draft.streamed)
 
     async def _aquery(self, query_bundle: QueryBundle) -> RESPONSE_TYPE:
-        with collecting(last_only=self._aggregate == "last") as collector:
+        with self._router.collecting() as collector:
             response = await self._engine.aquery(query_bundle)
+            if isinstance(response, AsyncStreamingResponse) and not self._router.withholds:
+                return alive(response, collector, self._router)
+            if isinstance(response, StreamingResponse) and not self._router.withholds:
+                return live(response, collector, self._router)
             whole = await _awhole(response)
         draft = await asyncio.to_thread(self._decided, whole, collector, streamed=whole is not response)
-        if draft.verdict.action == "escalate":
-            return _adeliver(self._escalated(draft, await self._aask(query_bundle)), draft.streamed)
-        return _adeliver(self._settled(draft), draft.streamed)
+        if draft.is_handed_on:
+            return adeliver(self._escalated(draft, await self._aask(query_bundle)), draft.streamed)
+        return adeliver(self._settled(draft), draft.streamed)
 
     # Deciding.
 
     def _decided(self, response: _Whole, collector: CallCollector, *, streamed: bool) -> _Draft:
         if METADATA_KEY in (response.metadata or {}):
             raise InputError("the inner engine's response has been decided about already; guard it once")
-        text, calls, can_escalate = str(response), collector.calls, self._escalate_to is not None
-        if not calls:
-            return _Draft(response, uncalled(text, self._policy, can_escalate=can_escalate), streamed)
-        verdict = aggregated(calls, self._aggregate, text, self._policy)
-        return _Draft(response, decide(verdict, self._policy, can_escalate=can_escalate), streamed)
+        structured = isinstance(response, PydanticResponse)
+        verdict = self._router.decided(str(response), collector.calls, structured=structured)
+        return _Draft(response, verdict, streamed)
 
     def _settled(self, draft: _Draft) -> _Whole:
         """The response for a draft that is not escalated."""
-        if draft.verdict.action == "answer":
+        if draft.verdict.action == "answer" or not draft.verdict.enforced:
             return self._recorded(draft.response, draft.verdict)
         if isinstance(draft.response, PydanticResponse):
-            raise WithheldError(
-                f"a structured answer was withheld ({draft.verdict.reason}) and text cannot stand in for it; "
-                "catch this error, or pass escalate_to= a query engine with structured responses"
-            )
-        verdict = abstained(draft.verdict, self._abstain_message)
+            raise self._router.refused(draft.verdict, "; text cannot stand in for a structured answer")
+        verdict = abstained(draft.verdict, self._router.abstain_message)
         return self._recorded(replace(draft.response, response=verdict.text), verdict)
 
     def _escalated(self, draft: _Draft, answer: Any) -> _Whole:
         """The response for an escalated draft, with the target's passages where it has its own."""
         if isinstance(draft.response, PydanticResponse) and not isinstance(answer, PydanticResponse):
-            raise WithheldError(
-                f"a structured answer was withheld ({draft.verdict.reason}) and the escalation target answered with "
-                f"a {type(answer).__name__}; it must answer with a PydanticResponse"
-            )
+            kind = type(answer).__name__
+            raise self._router.refused(draft.verdict, f"; the target must answer with a structure, not with a {kind}")
         if isinstance(answer, (Response, PydanticResponse)):
             verdict = escalated(draft.verdict, get_verdict(answer) or str(answer))
             return self._recorded(answer, verdict)
@@ -153,8 +171,7 @@ class GuardedQueryEngine(BaseQueryEngine):
         return self._recorded(Response(verdict.text, draft.response.source_nodes, draft.response.metadata), verdict)
 
     def _recorded(self, response: _Whole, verdict: Verdict) -> _Whole:
-        record = verdict.metadata(keep_draft=self._keep_draft)
-        return replace(response, metadata={**(response.metadata or {}), METADATA_KEY: record})
+        return replace(response, metadata=self._router.attached(response.metadata, verdict))
 
     # Escalating.
 
@@ -164,7 +181,7 @@ class GuardedQueryEngine(BaseQueryEngine):
             response = target.query(query_bundle)
             return response.get_response() if isinstance(response, StreamingResponse) else response
         if isinstance(target, LLM):
-            return _completed(target.complete(query_bundle.query_str))
+            return completed(target.complete(query_bundle.query_str))
         answer: Any = target(query_bundle.query_str) if target else None
         if inspect.isawaitable(answer):
             raise InputError("the escalation target is async; use aquery")
@@ -175,7 +192,7 @@ class GuardedQueryEngine(BaseQueryEngine):
         if isinstance(target, BaseQueryEngine):
             return await _awhole(await target.aquery(query_bundle))
         if isinstance(target, LLM):
-            return _completed(await target.acomplete(query_bundle.query_str))
+            return completed(await target.acomplete(query_bundle.query_str))
         answer: Any = await asyncio.to_thread(target, query_bundle.query_str) if target else None
         return await answer if inspect.isawaitable(answer) else answer
 
@@ -187,30 +204,3 @@ async def _awhole(response: RESPONSE_TYPE) -> _Whole:
     if isinstance(response, StreamingResponse):
         return await asyncio.to_thread(response.get_response)
     return response
-
-
-def _completed(completion: Any) -> str | Verdict:
-    """An LLM's completion: with its verdict if it has one."""
-    record = completion.additional_kwargs.get(METADATA_KEY)
-    return completion.text if record is None else read_record(record, completion.text)
-
-
-def _deliver(response: _Whole, streamed: bool) -> RESPONSE_TYPE:
-    """The response in the form in which the inner engine gave it: a stream becomes a stream of one piece."""
-    if not streamed or isinstance(response, PydanticResponse):
-        return response
-
-    def pieces() -> Generator[str]:
-        yield response.response or ""
-
-    return StreamingResponse(pieces(), response.source_nodes, response.metadata)
-
-
-def _adeliver(response: _Whole, streamed: bool) -> RESPONSE_TYPE:
-    if not streamed or isinstance(response, PydanticResponse):
-        return response
-
-    async def pieces() -> AsyncGenerator[str]:
-        yield response.response or ""
-
-    return AsyncStreamingResponse(pieces(), response.source_nodes, response.metadata)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from llama_index.core.base.llms.types import ChatMessage, MessageRole, TextBlock
-from llama_index.core.base.response.schema import PydanticResponse, Response
+from llama_index.core.base.llms.types import ChatMessage, ChatResponse, CompletionResponse, MessageRole, TextBlock
+from llama_index.core.base.response.schema import AsyncStreamingResponse
 from pydantic import ValidationError
 
 from semgrad_guard import METADATA_KEY, Generation, Message, Verdict
@@ -36,14 +36,36 @@ def raw_record(generation: Generation, model: str) -> dict[str, Any]:
     return {"model": model, "finish_reason": generation.finish_reason, "usage": usage}
 
 
-def get_verdict(response: Response | PydanticResponse) -> Verdict | None:
-    """The verdict that a query engine's response carries, None if it carries none; its text is the response's own.
+def get_verdict(response: Any) -> Verdict | None:
+    """The verdict that a response carries, None if it carries none; its text is the response's own.
+
+    Reads what guarded query engines, chat engines and agents deliver, and what `SemGradLLM` answers by itself. A
+    response that streams carries its record once the stream has ended.
 
     Raises:
         InputError: there is a record, but of another schema, or damaged.
     """
-    record = (response.metadata or {}).get(METADATA_KEY)
-    return None if record is None else read_record(record, str(response))
+    for name in ("metadata", "raw"):
+        place: Any = getattr(response, name, None)
+        if isinstance(place, Mapping) and METADATA_KEY in place:
+            return read_record(place[METADATA_KEY], _text(response))
+    return None
+
+
+def chat_response(text: str, record: dict[str, Any] | None, *, delta: str | None = None) -> ChatResponse:
+    """An answer as LlamaIndex's chat methods return it; the record stands beside the message, never in it."""
+    message = ChatMessage(role=MessageRole.ASSISTANT, content=text)
+    return ChatResponse(message=message, raw=record, delta=delta, additional_kwargs=_beside(record))
+
+
+def completion(text: str, record: dict[str, Any] | None, *, delta: str | None = None) -> CompletionResponse:
+    """An answer as LlamaIndex's completion methods return it."""
+    return CompletionResponse(text=text, raw=record, delta=delta, additional_kwargs=_beside(record))
+
+
+def completed(response: ChatResponse | CompletionResponse) -> str | Verdict:
+    """An LLM's answer: with its verdict if it has one."""
+    return get_verdict(response) or _text(response)
 
 
 def read_record(record: Any, text: str) -> Verdict:
@@ -68,6 +90,13 @@ def _with_text(record: Mapping[str, Any], text: str) -> dict[str, Any]:
     return {**fields, "text": text}
 
 
+def _text(response: Any) -> str:
+    """An async stream's `str` would start an event loop."""
+    if isinstance(response, AsyncStreamingResponse):
+        return response.response_txt or ""
+    return (response.message.content or "") if isinstance(response, ChatResponse) else str(response)
+
+
 def _turn(message: ChatMessage, number: int) -> Message:
     texts: list[str] = []
     for block in message.blocks:
@@ -77,3 +106,8 @@ def _turn(message: ChatMessage, number: int) -> Message:
     if message.additional_kwargs.get("tool_calls"):
         raise InputError(f"message {number} holds tool calls, which SemGradLLM cannot show its model")
     return Message(_ROLES.get(message.role, message.role.value), "\n".join(texts))
+
+
+def _beside(record: dict[str, Any] | None) -> dict[str, Any]:
+    """`additional_kwargs` of a response: the verdict's record alone."""
+    return {METADATA_KEY: record[METADATA_KEY]} if record and METADATA_KEY in record else {}

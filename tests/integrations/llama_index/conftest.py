@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from llama_index.core.instrumentation import get_dispatcher
+from llama_index.core.instrumentation.event_handlers import BaseEventHandler
 from llama_index.core.query_engine import RetrieverQueryEngine
 from llama_index.core.retrievers import BaseRetriever
 from llama_index.core.schema import NodeWithScore, QueryBundle, TextNode
 
-from llama_index_semgrad_guard import SemGradLLM
+from llama_index_semgrad_guard import SemGradLLM, UncertaintyEvent
 from semgrad_guard import LanguageModel
 
 PASSAGES = ("Paris is in France.", "Oslo is in Norway.")
@@ -43,3 +45,25 @@ def make_engine(llm: SemGradLLM) -> Callable[..., RetrieverQueryEngine]:
         return RetrieverQueryEngine.from_args(Passages(*passages), llm=llm, **options)
 
     return make
+
+
+class Heard(BaseEventHandler):
+    """Keeps the events it hears."""
+
+    events: list[Any] = []  # noqa: RUF012 - a pydantic field
+
+    def handle(self, event: Any, **_: Any) -> None:
+        self.events.append(event)
+
+    @property
+    def verdicts(self) -> list[UncertaintyEvent]:
+        return [event for event in self.events if isinstance(event, UncertaintyEvent)]
+
+
+@pytest.fixture
+def heard() -> Iterator[Heard]:
+    """Everything that LlamaIndex's instrumentation reports during a test."""
+    root, handler = get_dispatcher(), Heard()
+    root.add_event_handler(handler)
+    yield handler
+    root.event_handlers.remove(handler)

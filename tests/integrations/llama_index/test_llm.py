@@ -8,14 +8,17 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
-from llama_index.core.base.llms.types import ChatMessage, ImageBlock
+from llama_index.core.base.llms.types import ChatMessage, ImageBlock, LLMMetadata
 from llama_index.core.instrumentation import get_dispatcher
 from llama_index.core.instrumentation.event_handlers import BaseEventHandler
+from llama_index.core.llms import CustomLLM
+from pydantic import PrivateAttr
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from llama_index_semgrad_guard import SemGradLLM
 from llama_index_semgrad_guard.calls import collecting
 from semgrad_guard import LanguageModel
-from semgrad_guard.errors import InputError
+from semgrad_guard.errors import EmptyResponseError, InputError
 
 QUESTION = "Where is Paris?"
 MESSAGES = [ChatMessage(role="user", content=QUESTION)]
@@ -165,11 +168,40 @@ def test_weights_are_shared_by_equal_instances(checkpoint: Any) -> None:
     assert first.model_copy(deep=True).language_model is first.language_model
 
 
-def test_from_huggingface_llm(wide: LanguageModel) -> None:
-    class Loaded:
-        _model, _tokenizer, model_name = wide._model, wide.tokenizer, "theirs"
+def test_from_huggingface_llm(checkpoint: Any) -> None:
+    """What LlamaIndex's class holds once it has loaded a checkpoint (0.8.0); it is not a dependency."""
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(checkpoint), AutoTokenizer.from_pretrained(checkpoint)
 
-    llm = SemGradLLM.from_huggingface_llm(Loaded(), max_tokens=2)
-    assert llm.complete(QUESTION).raw["model"] == "theirs"
+    class HuggingFaceLLM(CustomLLM):
+        model_name: str = "its/default"
+        context_window: int = 200
+        max_new_tokens: int = 3
+        _model: Any = PrivateAttr(default=model)
+        _tokenizer: Any = PrivateAttr(default=tokenizer)
+
+        @property
+        def metadata(self) -> Any:
+            return LLMMetadata()
+
+        def complete(self, *_: Any, **__: Any) -> Any: ...
+
+        def stream_complete(self, *_: Any, **__: Any) -> Any: ...
+
+    theirs = HuggingFaceLLM(system_prompt="Be brief.")
+    llm = SemGradLLM.from_huggingface_llm(theirs)
+    answer = llm.complete(QUESTION)
+    assert answer.raw["model"] == str(checkpoint)
+    assert (answer.raw["usage"]["completion_tokens"], llm.metadata.context_window) == (3, 200)
+    assert (llm.system_prompt, llm.callback_manager) == ("Be brief.", theirs.callback_manager)
+    assert SemGradLLM.from_huggingface_llm(theirs, max_tokens=1).max_tokens == 1
+    assert not any(parameter.grad is not None for parameter in model.parameters())
     with pytest.raises(InputError, match="holds no loaded model"):
         SemGradLLM.from_huggingface_llm(object())
+
+
+def test_a_text_is_scored_whoever_wrote_it(llm: SemGradLLM) -> None:
+    verdict = llm.score(QUESTION, "Paris")
+    assert (verdict.status, verdict.text) == ("scored", "Paris")
+    assert verdict.uncertainty == pytest.approx(llm.score(MESSAGES, "Paris").uncertainty)
+    with pytest.raises(EmptyResponseError):
+        llm.score(QUESTION, " ")

@@ -16,7 +16,7 @@ from pydantic import BaseModel
 from llama_index_semgrad_guard import GuardedQueryEngine, SemGradLLM, get_verdict
 from llama_index_semgrad_guard.calls import collecting
 from semgrad_guard import Policy
-from semgrad_guard.errors import InputError, WithheldError
+from semgrad_guard.errors import InputError, LowConfidenceError
 
 MODES = ("compact", "refine", "tree_summarize", "simple_summarize", "generation", "accumulate", "compact_accumulate")
 PASS, STOP = Policy(threshold=1e308), Policy(threshold=-1e308)
@@ -185,9 +185,9 @@ def test_a_structured_response_is_never_replaced_by_text(llm: SemGradLLM) -> Non
     passed = GuardedQueryEngine(inner, PASS).query(QUERY)
     assert isinstance(passed, PydanticResponse)
     assert passed.metadata["semgrad_guard"]["status"] == "scored"
-    with pytest.raises(WithheldError, match="above the threshold"):
+    with pytest.raises(LowConfidenceError, match=r"above the threshold.*text cannot stand in"):
         GuardedQueryEngine(inner, STOP).query(QUERY)
-    with pytest.raises(WithheldError, match="must answer with a PydanticResponse"):
+    with pytest.raises(LowConfidenceError, match="must answer with a structure"):
         GuardedQueryEngine(inner, STOP, escalate_to=lambda _: "text").query(QUERY)
     moved = GuardedQueryEngine(inner, STOP, escalate_to=second).query(QUERY)
     assert isinstance(moved, PydanticResponse)

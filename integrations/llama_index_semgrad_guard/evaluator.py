@@ -1,0 +1,129 @@
+"""`UncertaintyEvaluator`: LlamaIndex's evaluator interface on the model's own uncertainty; no judge is asked."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+from llama_index.core.base.llms.types import ChatMessage, MessageRole
+from llama_index.core.base.response.schema import Response
+from llama_index.core.evaluation import BaseEvaluator, EvaluationResult
+from llama_index.core.prompts import BasePromptTemplate
+from llama_index.core.prompts.default_prompt_selectors import DEFAULT_TEXT_QA_PROMPT_SEL
+from llama_index.core.prompts.mixin import PromptDictType
+
+from llama_index_semgrad_guard.llm import SemGradLLM
+from llama_index_semgrad_guard.records import get_verdict
+from semgrad_guard import Policy, Verdict
+from semgrad_guard.errors import EmptyResponseError, InputError
+from semgrad_guard.guard import decide
+
+
+class UncertaintyEvaluator(BaseEvaluator):
+    """Says how sure the model is of a response, and whether the policy would let it through.
+
+        UncertaintyEvaluator(llm, Policy.from_calibration(calibration)).evaluate(query=..., response=...).score
+
+    `score` is the calibrated P(correct), None for a bare policy; `passing` is the policy's decision; `feedback` says
+    why it does not pass, and how uncertain the response is. What cannot be scored is an invalid result that passes
+    only if `on_unscored` is "answer".
+
+    Args:
+        llm: what scores responses, whoever wrote them, and writes `contexts` into the prompt as its query engine would.
+        policy: what passes. A calibrated policy is checked against each score's own record.
+        text_qa_template: the prompt that responses with contexts were made from; default: LlamaIndex's own.
+    """
+
+    def __init__(self, llm: SemGradLLM, policy: Policy, *, text_qa_template: BasePromptTemplate | None = None) -> None:
+        if not isinstance(llm, SemGradLLM):  # pyright: ignore[reportUnnecessaryIsInstance] - callers may have no checker
+            raise InputError(f"a {type(llm).__name__} scores nothing; pass a SemGradLLM on the weights that answered")
+        self._llm, self._policy = llm, policy
+        self._template = text_qa_template or DEFAULT_TEXT_QA_PROMPT_SEL
+
+    def _get_prompts(self) -> PromptDictType:
+        return {"text_qa_template": self._template}
+
+    def _update_prompts(self, prompts_dict: PromptDictType) -> None:
+        self._template = prompts_dict.get("text_qa_template", self._template)
+
+    async def aevaluate(
+        self,
+        query: str | None = None,
+        response: str | None = None,
+        contexts: Sequence[str] | None = None,
+        sleep_time_in_seconds: int = 0,
+        **kwargs: Any,
+    ) -> EvaluationResult:
+        """Score a response's text as the answer to the query, within its contexts if there are any.
+
+        Raises:
+            InputError: query or response is missing.
+            PromptTooLongError: the prompt and the response do not fit the context window.
+            BindingMismatchError: the policy was calibrated for something else.
+        """
+        if query is None or response is None:
+            raise InputError("query and response must be given")
+        await asyncio.sleep(sleep_time_in_seconds)
+        try:
+            verdict = await asyncio.to_thread(self._llm.score, self._prompt(query, contexts), response)
+        except EmptyResponseError as error:
+            return self._invalid(query, response, contexts, str(error))
+        return self._result(query, response, contexts, verdict)
+
+    def evaluate_response(
+        self, query: str | None = None, response: Response | None = None, **kwargs: Any
+    ) -> EvaluationResult:
+        """As `aevaluate_response`."""
+        known = self._known(query, response)
+        return known or super().evaluate_response(query, response, **kwargs)
+
+    async def aevaluate_response(
+        self, query: str | None = None, response: Response | None = None, **kwargs: Any
+    ) -> EvaluationResult:
+        """Evaluate a response by the score it carries; score it now if it carries none.
+
+        A guarded response that was escalated is judged by its target's score, one that was withheld by its draft's.
+        """
+        known = self._known(query, response)
+        return known or await super().aevaluate_response(query, response, **kwargs)
+
+    def _known(self, query: str | None, response: Response | None) -> EvaluationResult | None:
+        verdict = None if response is None else get_verdict(response)
+        if response is None or verdict is None:
+            return None
+        contexts = [node.get_content() for node in response.source_nodes]
+        return self._result(query, response.response, contexts, verdict.escalated or verdict)
+
+    def _prompt(self, query: str, contexts: Sequence[str] | None) -> list[ChatMessage]:
+        if not contexts:
+            return [ChatMessage(role=MessageRole.USER, content=query)]
+        return self._template.format_messages(llm=self._llm, context_str="\n\n".join(contexts), query_str=query)
+
+    def _result(
+        self, query: str | None, response: str | None, contexts: Sequence[str] | None, verdict: Verdict
+    ) -> EvaluationResult:
+        if verdict.uncertainty is None:
+            return self._invalid(query, response, contexts, verdict.reason or "the response carries no score")
+        decided = decide(verdict.model_copy(update={"reason": None}), self._policy, can_escalate=False)
+        return EvaluationResult(
+            query=query,
+            response=response,
+            contexts=contexts,
+            passing=decided.action == "answer",
+            score=decided.confidence,
+            feedback=decided.reason or f"uncertainty {decided.uncertainty:.4g} is within the threshold",
+        )
+
+    def _invalid(
+        self, query: str | None, response: str | None, contexts: Sequence[str] | None, reason: str
+    ) -> EvaluationResult:
+        return EvaluationResult(
+            query=query,
+            response=response,
+            contexts=contexts,
+            passing=self._policy.decide(None, can_escalate=False) == "answer",
+            feedback=reason,
+            invalid_result=True,
+            invalid_reason=reason,
+        )

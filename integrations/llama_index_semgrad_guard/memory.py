@@ -1,0 +1,64 @@
+"""`StagedMemory`: a conversation's memory in which an answer waits until it has been decided about."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llama_index.core.base.llms.types import ChatMessage, MessageRole
+from llama_index.core.memory import BaseMemory
+
+
+class StagedMemory:
+    """Stands in for a chat engine's memory during one turn; everything but an answer goes through at once.
+
+    Replacing a stored draft afterwards would come too late: memories may summarise, embed or persist what they get.
+    """
+
+    def __init__(self, memory: BaseMemory) -> None:
+        self._memory, self._held = memory, list[ChatMessage]()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._memory, name)
+
+    def put(self, message: ChatMessage) -> None:
+        """Store what the user said; hold what the engine answered."""
+        if self._is_answer(message):
+            self._held.append(message)
+        else:
+            self._memory.put(message)
+
+    async def aput(self, message: ChatMessage) -> None:
+        """As `put`."""
+        if self._is_answer(message):
+            self._held.append(message)
+        else:
+            await self._memory.aput(message)
+
+    def put_messages(self, messages: list[ChatMessage]) -> None:
+        """As `put`, for each."""
+        for message in messages:
+            self.put(message)
+
+    async def aput_messages(self, messages: list[ChatMessage]) -> None:
+        """As `put`, for each."""
+        for message in messages:
+            await self.aput(message)
+
+    def settle(self, replacement: str | None) -> None:
+        """Store the held answer, or what was delivered in its place."""
+        for message in self._settled(replacement):
+            self._memory.put(message)
+
+    async def asettle(self, replacement: str | None) -> None:
+        """As `settle`."""
+        for message in self._settled(replacement):
+            await self._memory.aput(message)
+
+    def _settled(self, replacement: str | None) -> list[ChatMessage]:
+        if replacement is None:
+            return self._held
+        return [ChatMessage(role=MessageRole.ASSISTANT, content=replacement)]
+
+    @staticmethod
+    def _is_answer(message: ChatMessage) -> bool:
+        return message.role not in (MessageRole.USER, MessageRole.SYSTEM)
