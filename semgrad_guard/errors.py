@@ -15,7 +15,7 @@
     ├── CalibrationError            a calibration set or file that cannot be used
     │   └── BindingMismatchError    made for another model, estimator, template or grader
     ├── UnenforcedPolicyError       a router attached to a model that would ignore it
-    ├── LowConfidenceError          an answer is not let through, and nothing is delivered instead (it holds the verdict)
+    ├── LowConfidenceError          an answer is not let through, and an error says so (it holds the verdict)
     └── MissingExtraError           an optional dependency is absent (also an ImportError)
 
 They derive from plain `Exception`: frameworks swallow or misread subclasses of ValueError and RuntimeError.
