@@ -109,7 +109,8 @@ def _response_schema(response_format: Any) -> tuple[Mapping[str, Any] | None, st
         return None, ""
     if given.get("type") == "json_object":
         return {"type": "object"}, ""
-    schema: Any = (given.get("json_schema") or {}).get("schema")
+    described = cast("Mapping[str, Any]", given.get("json_schema") or {})
+    schema: Any = described.get("schema")
     if given.get("type") != "json_schema" or not isinstance(schema, Mapping):
         raise InputError(
             f"response_format={response_format!r} is not known; use "
