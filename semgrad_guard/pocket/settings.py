@@ -22,7 +22,7 @@ class Settings:
 
     steps: int = 12000
     tokens: int = 6144  # a step
-    warm_up: int = 150  # steps on repeated random tokens, at most
+    warm_up: int = 250  # steps on repeated random tokens, at most
     seed: int = 0
     workers: int = 2  # processes of one thread
     rate: float = 3e-3
@@ -33,6 +33,7 @@ class Settings:
     groups: int = 6
     inner: int = 512
     vocabulary: int = VOCABULARY
+    pointing: float = 0.3  # weight of the loss of heads that should look at what the answer copies
     embedding_rate: float = 0.2  # of `rate`: what the word vectors say should not be unlearned
 
 

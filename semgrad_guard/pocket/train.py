@@ -116,8 +116,8 @@ class Run:
         taken = step_items(stream, self.settings.tokens // self.team.size)
         total = right = 0.0
         for batch in micro_batches(taken):
-            loss, hits = network.loss(self.model, batch)
-            loss.backward()
+            loss, astray, hits = network.loss(self.model, batch)
+            (loss + self.settings.pointing * astray).backward()
             total, right = total + loss.item(), right + hits.item()
         total, right, count = self.team.total(total, right, sum(made.predicted for made, _ in taken))
         self.optimizers.share(self.team, 1 / count)

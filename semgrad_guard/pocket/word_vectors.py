@@ -16,6 +16,7 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 FILE = Path(__file__).parent / "data" / "word_vectors.safetensors"
+LONGEST_NUMBER = 3  # digits of one token
 SPACE = "Ġ"  # how byte-level BPE writes the space that every whole word begins with
 
 
@@ -53,4 +54,18 @@ def token_vectors(tokenizer: Tokenizer, size: int) -> dict[int, Tensor]:
     turned = (left * values.sqrt())[:, :size] @ turn
     turned = turned / turned.norm(dim=1, keepdim=True) * size**0.5
     at = {row: index for index, row in enumerate(used)}
-    return {number: turned[at[row]] for number, row in rows.items()}
+    numbers = _number_vectors(tokenizer, size)
+    return {number: turned[at[row]] for number, row in rows.items()} | numbers
+
+
+def _number_vectors(tokenizer: Tokenizer, size: int) -> dict[int, Tensor]:
+    """The package has none for them: numbers are alike, those of one length more so, and with every digit they share."""
+    parts = torch.randn(1 + LONGEST_NUMBER * 11, size, generator=torch.Generator().manual_seed(1))
+    found = {}
+    for token, number in tokenizer.get_vocab().items():
+        digits = token.removeprefix(SPACE)
+        if digits.isdigit() and digits.isascii():
+            own = [1 + 11 * place + int(digit) for place, digit in enumerate(digits)]
+            vector = parts[0] + 0.5 * (parts[11 * len(digits)] + parts[own].sum(0))
+            found[number] = vector / vector.norm() * size**0.5
+    return found

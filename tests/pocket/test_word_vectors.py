@@ -26,7 +26,12 @@ def test_numbers_and_common_words_are_single_tokens(learned: Tokenizer) -> None:
 
 @pytest.mark.parametrize(
     ("word", "like", "unlike"),
-    [("guarantee", "warranty", "river"), ("monday", "tuesday", "cheese"), ("founded", "established", "green")],
+    [
+        ("guarantee", "warranty", "river"),
+        ("monday", "tuesday", "cheese"),
+        ("founded", "established", "green"),
+        ("786", "785", "512"),
+    ],
 )
 def test_words_that_are_alike_begin_alike(learned: Tokenizer, word: str, like: str, unlike: str) -> None:
     settings = Settings()
