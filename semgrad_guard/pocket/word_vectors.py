@@ -59,7 +59,7 @@ def token_vectors(tokenizer: Tokenizer, size: int) -> dict[int, Tensor]:
 
 
 def _number_vectors(tokenizer: Tokenizer, size: int) -> dict[int, Tensor]:
-    """The package has none for them: numbers are alike, those of one length more so, and with every digit they share."""
+    """The package has none for them: numbers are alike, those of one length more so, the more digits they share."""
     parts = torch.randn(1 + LONGEST_NUMBER * 11, size, generator=torch.Generator().manual_seed(1))
     found = {}
     for token, number in tokenizer.get_vocab().items():
