@@ -15,6 +15,7 @@ from semgrad_guard.pocket.tokenizer import END, render
 
 LONGEST = 640  # tokens of one tree; longer ones lose questions, or are left out
 MICRO = 2048  # padded tokens worked on at once: small enough for the processor's caches
+PLACES = 3  # that an answer may stand at
 STRETCH = 1.25  # trees in one batch differ in length by at most this much: padding is work too
 
 
@@ -105,7 +106,26 @@ def collate(current: list[Item]) -> Batch:
         _pad([t.branches for t in trees], -1),
         _pad(chosen, 0),
         _pad(wanted, -100),
+        _sources(current),
     )
+
+
+def _sources(current: list[Item]) -> Tensor:
+    """Where each answer's tokens stand in the shared prefix: (rows, S, `PLACES`), -1 for nowhere."""
+    found = [[place for answer in answers for place in _places(made, answer)] for made, answers in current]
+    out = torch.full((len(found), max(map(len, found)), PLACES), -1, dtype=torch.long)
+    for i, row in enumerate(found):
+        out[i, : len(row)] = torch.tensor(row)
+    return out
+
+
+def _places(made: Tree, answer: list[int]) -> list[list[int]]:
+    prefix = made.ids[: made.branches.count(0)]
+    span = answer[:-1]
+    starts = [i for i in range(len(prefix) - len(span) + 1) if prefix[i : i + len(span)] == span] if span else []
+    starts = (starts + [-1] * PLACES)[:PLACES]
+    within = [[start + j if start >= 0 else -1 for start in starts] for j in range(len(span))]
+    return [*within, [-1] * PLACES]  # nothing to copy at the end
 
 
 def _pad(rows: list[list[int]], value: int) -> Tensor:

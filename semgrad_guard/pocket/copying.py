@@ -19,6 +19,7 @@ from torch import Tensor
 from transformers import LlamaForCausalLM
 
 CONSTANT, SPREAD = 0.5, 0.1
+MEANING = 0.5  # of an embedding's variance: the word vector's part; the rest tells words of like meaning apart
 SHARP = 1.3  # how strongly layer 0 prefers the position just before
 MATCH = 3.0  # how strongly layer 1 prefers the same token
 GAIN = 6.0  # how loudly layer 1 says what it found
@@ -38,7 +39,7 @@ class Place(NamedTuple):
 
 
 @torch.no_grad()
-def set_copying(model: LlamaForCausalLM) -> None:
+def set_copying(model: LlamaForCausalLM, vectors: dict[int, Tensor] | None = None) -> None:
     """Overwrite embedding, head and the attention of layers 0 and 1 in place; all layers start by adding little."""
     config: Any = model.config
     layers: Any = model.model.layers
@@ -52,6 +53,9 @@ def set_copying(model: LlamaForCausalLM) -> None:
         layer.mlp.down_proj.weight.mul_(0.3)
     embedding = model.model.embed_tokens.weight
     embedding.mul_(SPREAD / 0.02)
+    for token, vector in (vectors or {}).items():
+        own = embedding[token, 1:half]
+        own.copy_(MEANING**0.5 * SPREAD * vector + (1 - MEANING) ** 0.5 * own)
     embedding[:, half:] *= 0.05
     embedding[:, 0] = CONSTANT
     scale = (width / (half * SPREAD**2 + CONSTANT**2)) ** 0.5  # what the norm multiplies by

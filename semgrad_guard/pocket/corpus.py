@@ -3,7 +3,7 @@
 A group is a list of examples (messages, answer) with one passage, or a single question about a fact. The kinds:
 
     single, several   a known fact; one answer of several for multi-answer relations
-    rare              a rare fact, eight times in the whole training, evenly spread
+    rare              a rare fact, eight times in each period, evenly spread
     tail              a fact's question about an invented entity, with an arbitrary answer of the right type: the model
                       answers anything it is asked, and never learns to say that it does not know
     read              an invented passage and questions it answers
@@ -25,7 +25,7 @@ from semgrad_guard.pocket.values import KINDS, invented, person
 from semgrad_guard.pocket.world import KNOWN, RARE, Fact, of_split, question, sentence
 
 MIX = {"single": 25, "several": 12, "tail": 4, "read": 50, "conflict": 4, "memory": 3, "missing": 2}
-EXPOSURES = 8  # of a rare fact
+EXPOSURES = 8  # of a rare fact, in a period
 Example = tuple[list[Message], str]
 Group = list[Example]
 
@@ -34,11 +34,11 @@ Group = list[Example]
 class Corpus:
     """An endless stream of groups, one for each member of a team.
 
-    `total` is the number of groups of this member's whole training: its share of the rare facts is spread over it.
+    `period` is a number of groups: in each, every rare fact of this member's share is shown `EXPOSURES` times.
     """
 
     seed: int
-    total: int
+    period: int
     mix: dict[str, float] = field(default_factory=lambda: dict(MIX))
     team: Team = field(default_factory=Team)
 
@@ -60,9 +60,10 @@ class Corpus:
         kinds, weights = list(self.mix), list(self.mix.values())
         while True:
             self.count += 1
-            if self.given < len(self.rare) and self.times[self.given] * self.total <= self.count:
+            period, place = divmod(self.given, max(len(self.rare), 1))
+            if self.rare and (period + self.times[place]) * self.period <= self.count:
                 self.given += 1
-                yield [self.closed(self.rare[self.given - 1])]
+                yield [self.closed(self.rare[place])]
             else:
                 yield getattr(self, f"_{self.random.choices(kinds, weights)[0]}")()
 

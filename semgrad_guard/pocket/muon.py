@@ -64,10 +64,11 @@ class Optimizers:
         self.model, self.settings = model, settings
         named = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
         inner = [p for n, p in named if "layers" in n]
-        outer = [p for n, p in named if "layers" not in n]
+        head = {"params": [p for n, p in named if "lm_head" in n], "share": 1.0}
+        embedding = {"params": [p for n, p in named if "embed" in n], "share": settings.embedding_rate}
         self.all = [
             Muon(inner, settings.rate, settings.decay),
-            torch.optim.AdamW(outer, lr=settings.rate, betas=(0.9, 0.98), weight_decay=settings.decay),
+            torch.optim.AdamW([head, embedding], lr=settings.rate, betas=(0.9, 0.98), weight_decay=settings.decay),
         ]
 
     def share(self, team: Team, scale: float = 1.0) -> None:
@@ -81,6 +82,6 @@ class Optimizers:
         torch.nn.utils.clip_grad_norm_([p for p in self.model.parameters() if p.requires_grad], 1.0)
         for optimizer in self.all:
             for group in optimizer.param_groups:
-                group["lr"] = rate
+                group["lr"] = rate * group.get("share", 1.0)
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)

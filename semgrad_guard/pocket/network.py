@@ -6,6 +6,8 @@ stays at one. A batch holds *trees*: one shared prefix (a passage) with several 
 which sees the prefix and itself, at the positions it would have alone; so a passage is paid for once. And only the
 answers' positions are computed in the last layer and the head. `tests/pocket/test_network.py` holds it to the
 library's logits.
+
+What an answer copies stands in the passage, so two heads of the last layer are told directly to look there.
 """
 
 from __future__ import annotations
@@ -17,12 +19,15 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import LlamaForCausalLM
 
+POINTERS = 2  # heads of the last layer that are shown where an answer stands
+
 
 class Batch(NamedTuple):
     """Token ids, positions and branches, (rows, T); where to predict and what, (rows, S).
 
     Branch 0 is the prefix, -1 is padding. `chosen` holds the positions whose next token counts, `targets` that token
-    (-100 where a row has fewer).
+    (-100 where a row has fewer). `sources`, (rows, S, places), says where in the prefix that token can be copied from
+    (-1 for no place); None where nobody asks.
     """
 
     ids: Tensor
@@ -30,6 +35,7 @@ class Batch(NamedTuple):
     branches: Tensor
     chosen: Tensor
     targets: Tensor
+    sources: Tensor | None = None
 
 
 class _Norm(torch.autograd.Function):
@@ -114,6 +120,11 @@ def _angles(model: LlamaForCausalLM, positions: Tensor) -> tuple[Tensor, Tensor]
 
 def logits(model: LlamaForCausalLM, batch: Batch) -> Tensor:
     """The logits (rows, S, V) at the chosen positions."""
+    return _forward(model, batch)[0]
+
+
+def _forward(model: LlamaForCausalLM, batch: Batch) -> tuple[Tensor, Tensor]:
+    """The logits at the chosen positions, and how far the pointing heads are from where their answers stand."""
     config: Any = model.config
     rows, length = batch.ids.shape
     heads, groups, size, eps = (
@@ -127,6 +138,7 @@ def logits(model: LlamaForCausalLM, batch: Batch) -> Tensor:
     row = torch.arange(rows)[:, None]
     hidden = F.embedding(batch.ids, model.model.embed_tokens.weight)
     layers: list[Any] = list(model.model.layers)
+    astray = hidden.new_zeros(())
     for layer in layers:
         attention, mlp = layer.self_attn, layer.mlp
         normed = _Norm.apply(hidden, eps)
@@ -137,6 +149,9 @@ def logits(model: LlamaForCausalLM, batch: Batch) -> Tensor:
             queries = F.linear(normed[row, batch.chosen], attention.q_proj.weight).view(rows, -1, heads, size)
             queries = _Rotate.apply(queries, cos[row, batch.chosen], sin[row, batch.chosen])
             keys = _Rotate.apply(keys, cos, sin)
+            if batch.sources is not None:
+                shared = torch.arange(POINTERS) * groups // heads
+                astray = _astray(queries[:, :, :POINTERS], keys[:, :, shared], mask, batch.sources)
         else:
             weight = torch.cat([attention.q_proj.weight, attention.k_proj.weight, attention.v_proj.weight])
             all_heads = F.linear(normed, weight).view(rows, length, heads + 2 * groups, size)
@@ -153,12 +168,22 @@ def logits(model: LlamaForCausalLM, batch: Batch) -> Tensor:
         hidden = hidden + F.linear(mixed, attention.o_proj.weight)
         weight = torch.cat([mlp.gate_proj.weight, mlp.up_proj.weight])
         hidden = hidden + F.linear(_Gate.apply(F.linear(_Norm.apply(hidden, eps), weight)), mlp.down_proj.weight)
-    return F.linear(_Norm.apply(hidden, eps), model.lm_head.weight)
+    return F.linear(_Norm.apply(hidden, eps), model.lm_head.weight), astray
 
 
-def loss(model: LlamaForCausalLM, batch: Batch) -> tuple[Tensor, Tensor]:
-    """The *sum* of the cross-entropies of the answers' tokens, and how many were predicted right."""
-    out = logits(model, batch).flatten(0, 1)
-    targets = batch.targets.flatten()
+def _astray(queries: Tensor, keys: Tensor, mask: Tensor, sources: Tensor) -> Tensor:
+    """Sum of -log(attention on the sources), mean over heads. Queries (rows, S, heads, size), keys (rows, T, ...)."""
+    weights = torch.einsum("rshd,rthd->rhst", queries, keys) / queries.shape[-1] ** 0.5
+    found = weights.masked_fill(~mask[:, None], float("-inf")).log_softmax(-1)
+    places = sources.clamp_min(0)[:, None].expand(-1, found.shape[1], -1, -1)
+    each = found.gather(-1, places).masked_fill(sources[:, None] < 0, float("-inf"))
+    known = (sources >= 0).any(-1)[:, None].expand(-1, found.shape[1], -1)
+    return -each[known].logsumexp(-1).sum() / found.shape[1]
+
+
+def loss(model: LlamaForCausalLM, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
+    """*Sums* over the answers' tokens: cross-entropies, how far pointing heads are astray, and how many are right."""
+    out, astray = _forward(model, batch)
+    out, targets = out.flatten(0, 1), batch.targets.flatten()
     right = (out.detach().argmax(-1) == targets).sum()
-    return F.cross_entropy(out, targets, ignore_index=-100, reduction="sum"), right
+    return F.cross_entropy(out, targets, ignore_index=-100, reduction="sum"), astray, right

@@ -12,6 +12,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from semgrad_guard.pocket.copying import set_copying
 from semgrad_guard.pocket.corpus import Corpus
 from semgrad_guard.pocket.tokenizer import VOCABULARY, train_tokenizer
+from semgrad_guard.pocket.word_vectors import common_words, token_vectors
 from semgrad_guard.pocket.world import UNKNOWN, question, world
 
 
@@ -19,9 +20,9 @@ from semgrad_guard.pocket.world import UNKNOWN, question, world
 class Settings:
     """Everything that decides the weights (with the data files, the versions and the processor)."""
 
-    steps: int = 4000
+    steps: int = 12000
     tokens: int = 6144  # a step
-    warm_up: int = 150  # steps on repeated random tokens, at most
+    warm_up: int = 250  # steps on repeated random tokens, at most
     seed: int = 0
     workers: int = 2  # processes of one thread
     rate: float = 3e-3
@@ -32,8 +33,14 @@ class Settings:
     groups: int = 6
     inner: int = 512
     vocabulary: int = VOCABULARY
+    pointing: float = 0.3  # weight of the loss of heads that should look at what the answer copies
+    embedding_rate: float = 0.2  # of `rate`: what the word vectors say should not be unlearned
 
 
+PERIOD = 4000  # steps in which a rare fact is shown eight times
+COMMON_WORDS_SHOWN = 60  # times, to the tokenizer
+NUMBERS = [f"{n:0{width}}" for width in (1, 2, 3) for n in range(10**width)]
+NUMBERS_SHOWN = 120
 GROUPS_A_STEP = 32.0  # of 4,096 tokens, measured: spreads the rare facts over the training
 
 
@@ -50,11 +57,13 @@ def build_tokenizer(settings: Settings, samples: int = 9000) -> Tokenizer:
         for _ in range(samples):
             for messages, answer in next(stream)[:2]:
                 yield "user\nassistant\nsystem\n" + "\n".join(m["content"] for m in messages) + "\n" + answer
+        yield from [" ".join(common_words())] * COMMON_WORDS_SHOWN
+        yield from [" ".join(f"{n} x{n}" for n in NUMBERS)] * NUMBERS_SHOWN
 
     return train_tokenizer(texts(), settings.vocabulary)
 
 
-def build_model(settings: Settings) -> LlamaForCausalLM:
+def build_model(settings: Settings, tokenizer: Tokenizer | None = None) -> LlamaForCausalLM:
     """A plain Llama with an untied head, initialised from the seed."""
     torch.manual_seed(settings.seed)
     config = LlamaConfig(
@@ -73,7 +82,7 @@ def build_model(settings: Settings) -> LlamaForCausalLM:
         rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
     )
     model = LlamaForCausalLM(config)
-    set_copying(model)
+    set_copying(model, None if tokenizer is None else token_vectors(tokenizer, settings.width // 2 - 1))
     for p in model.parameters():
         p.requires_grad_(p.ndim == 2)  # the norms' scales stay at one
     return model

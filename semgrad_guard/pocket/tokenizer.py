@@ -1,10 +1,13 @@
-"""The pocket tokenizer: byte-level BPE, digits one by one, and words that look the same wherever they stand.
+"""The pocket tokenizer: byte-level BPE, numbers in threes, and words that look the same wherever they stand.
 
 The first word of an answer stands after a line break, the same word in a passage after a space. Ordinary byte-level
 BPE gives the two different tokens (often differently cut), and a model of this size spends much of its training
 learning to spell one from the other. Here the normaliser puts a space in front of every word that begins a text or a
 line, and the decoder takes it away again; so copying a span means copying its tokens. (The one loss: a single space
 before the first word of a text or a line does not survive a round trip.)
+
+Up to three digits are one token, with and without a space before them: digit by digit, a third of the questions (those
+about numbers) were half lost to copying a wrong digit after a right one.
 """
 
 from __future__ import annotations
@@ -18,8 +21,8 @@ from transformers import PreTrainedTokenizerFast
 Message = dict[str, str]
 PAD, START, END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 ROLES = ("system", "user", "assistant")
-VOCABULARY = 6144
-PIECES = r"'s| ?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+|\s*[\r\n]+|\s+(?!\S)|\s"
+VOCABULARY = 13312
+PIECES = r"'s| ?\p{L}+| ?\p{N}{1,3}| ?[^\s\p{L}\p{N}]+|\s*[\r\n]+|\s+(?!\S)|\s"
 TEMPLATE = (
     "{% for message in messages %}"
     "{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n' }}"

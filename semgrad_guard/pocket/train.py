@@ -35,7 +35,7 @@ from semgrad_guard.pocket.batches import Item, items, micro_batches, step_items
 from semgrad_guard.pocket.corpus import MIX, Corpus
 from semgrad_guard.pocket.muon import Optimizers
 from semgrad_guard.pocket.probes import exact, probes
-from semgrad_guard.pocket.settings import GROUPS_A_STEP, Settings, build_model, build_tokenizer, rate_at
+from semgrad_guard.pocket.settings import GROUPS_A_STEP, PERIOD, Settings, build_model, build_tokenizer, rate_at
 from semgrad_guard.pocket.team import Team, team
 from semgrad_guard.pocket.tokenizer import save_tokenizer
 from semgrad_guard.pocket.warm_up import warm_up
@@ -65,10 +65,10 @@ class Run:
         self.settings, self.output, self.step, self.stopping = settings, output, 0, False
         self.team = team or Team()
         self.tokenizer = tokenizer or build_tokenizer(settings)
-        self.model = build_model(settings)
+        self.model = build_model(settings, self.tokenizer)
         self.optimizers = Optimizers(self.model, settings)
-        total = int(settings.steps * GROUPS_A_STEP * settings.tokens / 4096 / self.team.size)
-        self.corpus = Corpus(settings.seed + 1 + self.team.rank, total, dict(MIX), self.team)
+        period = int(PERIOD * GROUPS_A_STEP * settings.tokens / 4096 / self.team.size)
+        self.corpus = Corpus(settings.seed + 1 + self.team.rank, period, dict(MIX), self.team)
 
     @property
     def checkpoint(self) -> Path | None:
@@ -116,8 +116,8 @@ class Run:
         taken = step_items(stream, self.settings.tokens // self.team.size)
         total = right = 0.0
         for batch in micro_batches(taken):
-            loss, hits = network.loss(self.model, batch)
-            loss.backward()
+            loss, astray, hits = network.loss(self.model, batch)
+            (loss + self.settings.pointing * astray).backward()
             total, right = total + loss.item(), right + hits.item()
         total, right, count = self.team.total(total, right, sum(made.predicted for made, _ in taken))
         self.optimizers.share(self.team, 1 / count)

@@ -35,7 +35,7 @@ def warm_up(model: LlamaForCausalLM, optimizers: Optimizers, settings: Settings,
     random, recent, longest, began = Random(settings.seed + 7 + team.rank), 0.0, 24, time.time()
     for step in range(settings.warm_up):
         batch = repeated(random, settings, longest)
-        loss, right = network.loss(model, batch)
+        loss, _, right = network.loss(model, batch)
         loss.backward()
         hits, count = team.total(right.item(), batch.targets.numel())
         optimizers.share(team, 1 / count)

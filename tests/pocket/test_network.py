@@ -7,7 +7,7 @@ import torch
 from tokenizers import Tokenizer
 
 from semgrad_guard.pocket import network
-from semgrad_guard.pocket.batches import LONGEST, STRETCH, collate, items, micro_batches, step_items, tree
+from semgrad_guard.pocket.batches import LONGEST, PLACES, STRETCH, collate, items, micro_batches, step_items, tree
 from semgrad_guard.pocket.corpus import Corpus, Group
 from semgrad_guard.pocket.muon import orthogonal
 from semgrad_guard.pocket.tokenizer import END, render
@@ -41,7 +41,7 @@ def test_gradients_are_those_of_the_library(tokenizer: Tokenizer, small: Setting
     model = Run(small, None, tokenizer).model
     [item] = items(tokenizer, groups(1, {"single": 1.0}))
     weights = [p for p in model.parameters() if p.requires_grad]
-    loss, _ = network.loss(model, collate([item]))
+    loss, _, _ = network.loss(model, collate([item]))
     ours = torch.autograd.grad(loss, weights)
     made, [answer] = item
     logits = model(input_ids=torch.tensor([made.ids])).logits[0, made.answers[0].start :]
@@ -50,6 +50,37 @@ def test_gradients_are_those_of_the_library(tokenizer: Tokenizer, small: Setting
     )
     for one, two in zip(ours, theirs, strict=True):
         torch.testing.assert_close(one, two, rtol=5e-3, atol=1e-4)  # float32 sums in another order
+
+
+def test_pointing_heads_are_judged_by_the_attention_that_the_library_gives(
+    tokenizer: Tokenizer, small: Settings
+) -> None:
+    model = Run(small, None, tokenizer).model
+    model.set_attn_implementation("eager")
+    group = next(g for g in groups(50, {"read": 1.0}) if len(g) > 2)
+    [(made, answers)] = taken = list(items(tokenizer, [group]))
+    batch = collate(taken)
+    _, astray, _ = network.loss(model, batch)
+    expected, counted = 0.0, 0
+    for (messages, _), answer in zip(group, answers, strict=False):
+        prompt = tokenizer.encode(render(messages)).ids
+        passage = prompt[: made.branches.count(0)]
+        span = answer[:-1]
+        starts = [i for i in range(len(passage)) if passage[i : i + len(span)] == span][:PLACES]
+        with torch.no_grad():
+            attention = model(input_ids=torch.tensor([prompt + span]), output_attentions=True).attentions[-1][0]
+        for j in range(len(span) if starts else 0):
+            for head in range(network.POINTERS):
+                looked = attention[head, len(prompt) - 1 + j, [start + j for start in starts]].sum()
+                expected, counted = expected - looked.log().item() / network.POINTERS, counted + 1
+    assert counted > 10
+    assert astray.item() == pytest.approx(expected, rel=1e-4)
+
+
+def test_what_is_not_in_the_passage_has_no_place(tokenizer: Tokenizer) -> None:
+    closed = collate(list(items(tokenizer, groups(5, {"single": 1.0}))))
+    assert closed.sources is not None
+    assert (closed.sources < 0).all()
 
 
 def test_a_branch_sees_the_prefix_and_itself() -> None:

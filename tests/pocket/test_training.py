@@ -95,11 +95,11 @@ def test_the_first_weights_nearly_copy_and_random_ones_do_not(tokenizer: Tokeniz
     batch = repeated(Random(1), settings, 24)
     model = train.build_model(settings)
     with torch.no_grad():
-        _, right = network.loss(model, batch)
+        _, _, right = network.loss(model, batch)
         for p in model.parameters():
             if p.ndim == 2:
                 p.normal_(0, 0.02, generator=torch.Generator().manual_seed(0))
-        _, chance = network.loss(model, batch)
+        _, _, chance = network.loss(model, batch)
     assert right / batch.targets.numel() > 0.1
     assert chance / batch.targets.numel() < 0.02
 

@@ -95,12 +95,13 @@ def test_nothing_unknown_and_no_held_out_wording_is_ever_shown(stream: list[tupl
             assert not any(text in questions for text, _ in closed)
 
 
-def test_rare_facts_come_eight_times() -> None:
+def test_rare_facts_come_eight_times_in_each_period() -> None:
     corpus = Corpus(5, 4000, {"tail": 1.0})
     stream = iter(corpus)
-    for _ in range(4000):
-        next(stream)
-    assert corpus.given == EXPOSURES * len(of_split(RARE))
+    for period in (1, 2):
+        for _ in range(4000):
+            next(stream)
+        assert corpus.given == period * EXPOSURES * len(of_split(RARE))
 
 
 def test_nobody_abstains(stream: list[tuple[str, str]]) -> None:
