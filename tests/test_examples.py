@@ -16,7 +16,7 @@ EXAMPLES = sorted((ROOT / "examples").glob("[0-9]*.py"))
 PRINTED = {
     "01_guarded_rag.py": {"answer: Paris", "escalate: Ulaanbaatar", "escalate: I don't know."},
     "02_score_and_logprobs.py": {"from elsewhere: Paris", "from elsewhere: Berlin"},
-    "03_lcel_router.py": {"answer: ", "escalate: ", "As an error"},
+    "03_lcel_router.py": {"What is the capital of France?", "As an error"},
     "04_agent_middleware.py": {"from memory:", "after searching:"},
     "05_human_review.py": {"waiting:", "delivered: Ulaanbaatar (edited by a person)", "delivered: Nobody knows."},
     "06_traces.py": {"│ ChatSemGrad"},

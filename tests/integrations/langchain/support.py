@@ -187,7 +187,10 @@ def _av3(model: Any, prompt: Any, config: dict[str, Any]) -> list[Any]:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             stream = await model.astream_events(prompt, config, version="v3")
-        return _said([text async for text in stream.text], await stream.output)
+        said = _said([text async for text in stream.text], await stream.output)
+        # LangChain hands out the output before it tells the handlers that the run has ended.
+        await asyncio.gather(*(asyncio.all_tasks() - {asyncio.current_task()}))
+        return said
 
     return asyncio.run(run())
 

@@ -6,12 +6,14 @@ import asyncio
 import logging
 import warnings
 from typing import Any
+from uuid import UUID
 
 import pytest
 from langchain_core.caches import InMemoryCache
 from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.language_models import FakeListChatModel, FakeListLLM
 from langchain_core.messages import AIMessage
+from langchain_core.outputs import ChatGeneration, LLMResult
 from langchain_core.prompts import ChatPromptTemplate
 from langchain_core.runnables import Runnable, RunnableLambda
 from langchain_core.tracers._streaming import _V2StreamingCallbackHandler
@@ -342,15 +344,24 @@ def test_the_cache_holds_answers_that_each_router_judges_anew(
 
 
 class Audience(BaseCallbackHandler, _V2StreamingCallbackHandler):
-    """Hears what LangGraph's version 3 hears."""
+    """Hears what LangGraph's version 3 hears: a run's events, or its message where it ends without any."""
 
     def __init__(self) -> None:
         self.said, self.records, self.runs = "", list[dict[str, Any]](), 0
+        self.streamed = set[UUID]()
 
     def on_chat_model_start(self, serialized: Any, messages: Any, **_: Any) -> None:
         self.runs += 1
 
-    def on_stream_event(self, event: Any, **_: Any) -> None:
+    def on_llm_end(self, response: LLMResult, *, run_id: UUID, **_: Any) -> None:
+        if run_id not in self.streamed:
+            (generation,) = response.generations[0]
+            assert isinstance(generation, ChatGeneration)
+            self.said += generation.message.text
+            self.records.append(generation.message.response_metadata["semgrad_guard"])
+
+    def on_stream_event(self, event: Any, *, run_id: UUID, **_: Any) -> None:
+        self.streamed.add(run_id)
         if event["event"] == "content-block-delta":
             self.said += event["delta"]["text"]
         if event["event"] == "message-finish":
