@@ -29,7 +29,7 @@ format: $(STAMP)
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-train-pocket: $(STAMP)  ## the embedded model again, from scratch (about an hour)
+train-pocket: $(STAMP)  ## the embedded model again, from scratch (nearly four hours of two cores)
 	$(BIN)/python -m semgrad_guard.pocket.train --output output/pocket
 
 clean:
