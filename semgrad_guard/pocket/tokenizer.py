@@ -6,8 +6,8 @@ learning to spell one from the other. Here the normaliser puts a space in front 
 line, and the decoder takes it away again; so copying a span means copying its tokens. (The one loss: a single space
 before the first word of a text or a line does not survive a round trip.)
 
-Up to three digits are one token, with and without a space before them: digit by digit, a third of the questions (those
-about numbers) were half lost to copying a wrong digit after a right one.
+Up to three digits are one token, with and without a space before them: digit by digit, more than a quarter of the
+questions about numbers were lost to copying a wrong digit after a right one.
 """
 
 from __future__ import annotations
