@@ -185,6 +185,27 @@ def decide(draft: Verdict, policy: Policy, *, can_escalate: bool) -> Verdict:
     return draft.model_copy(update=changes)
 
 
+def decide_unscored(
+    text: str,
+    policy: Policy,
+    *,
+    can_escalate: bool,
+    model: str = "unknown",
+    reason: str = "the answer carries no score",
+) -> Verdict:
+    """Apply a policy to an answer that came without a score: there is nothing to bind to, `on_unscored` decides."""
+    return Verdict(
+        status="unscored",
+        action=policy.decide(None, can_escalate=can_escalate),
+        text=text,
+        estimator="none",
+        model=model,
+        threshold=policy.threshold,
+        calibration_id=policy.calibration_id,
+        reason=reason,
+    )
+
+
 def abstained(decided: Verdict, message: str) -> Verdict:
     """The verdict with its answer withheld: the message instead, the answer as `draft`."""
     return decided.model_copy(update={"action": "abstain", "text": message, "draft": decided.text})

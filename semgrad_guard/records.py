@@ -20,6 +20,11 @@ FinishReason = Literal["stop", "length"]
 TokenSource = Literal["assistant_header", "user_text", "last_token", "override"]
 
 
+def withholds(mode: Mode) -> bool:
+    """Whether a mode may keep an answer back, so that nothing of it may leave before it is judged."""
+    return mode in ("enforce", "raise")
+
+
 @dataclass(frozen=True)
 class ToolCall:
     """A model's call of a tool. `id` joins it to the tool's answer; None where the model wrote none."""

@@ -23,7 +23,7 @@ from langchain_semgrad_guard.review import HumanReview
 from semgrad_guard import Policy, Verdict
 from semgrad_guard.errors import InputError, LowConfidenceError, UnenforcedPolicyError
 from semgrad_guard.guard import abstained, escalated
-from semgrad_guard.records import Mode
+from semgrad_guard.records import Mode, withholds
 
 NOSTREAM = "nostream"
 """LangGraph's tag for runs that its message streams leave out."""
@@ -47,7 +47,7 @@ class Terms:
     @property
     def buffered(self) -> bool:
         """Whether messages may be withheld: nothing of them may be shown before they are judged."""
-        return self.mode in ("enforce", "raise")
+        return withholds(self.mode)
 
     def judge(self, message: AIMessage) -> Verdict:
         """The decision about one message, and whether it will be carried out (`enforced`)."""
@@ -138,8 +138,7 @@ class Turn:
         """Carry out the decision; `answer` is the target's, where there is one.
 
         Raises:
-            LowConfidenceError: in mode "raise".
-            LowConfidenceError: the message is withheld, and the agent needs a structured response.
+            LowConfidenceError: in mode "raise", or a message is withheld where a structured response is due.
         """
         verdict, terms = self._verdict, self._terms
         if answer is not None:

@@ -16,7 +16,7 @@ from langchain_semgrad_guard.observing import report
 from semgrad_guard import Policy, Verdict
 from semgrad_guard.errors import InputError, LowConfidenceError, UnenforcedPolicyError
 from semgrad_guard.guard import ABSTAIN_MESSAGE
-from semgrad_guard.records import Mode
+from semgrad_guard.records import Mode, withholds
 
 _REMEDY = (
     "Use ChatSemGrad(...) and one of invoke, ainvoke, batch, abatch, generate, stream, astream or their event streams, "
@@ -76,13 +76,14 @@ class UncertaintyRouterCallback(BaseCallbackHandler):
             )
         if mode not in get_args(Mode):
             raise InputError(f"mode must be one of {', '.join(get_args(Mode))}, not {mode!r}")
-        self.policy, self.escalate_to, self.mode = policy, escalate_to, mode
+        self.policy, self.escalate_to = policy, escalate_to
+        self.mode: Mode = mode
         self.abstain_message, self.keep_draft = abstain_message, keep_draft
 
     @property
     def withholds(self) -> bool:
         """Whether an answer may be kept back, so that nothing of it may leave the model before it is judged."""
-        return self.mode in ("enforce", "raise")
+        return withholds(self.mode)
 
     def on_chat_model_start(self, serialized: dict[str, Any], messages: list[list[BaseMessage]], **kwargs: Any) -> None:
         """Refuse a chat model, or a path through it, that would deliver whatever this router decides."""

@@ -16,7 +16,7 @@ from langchain_core.outputs import ChatGeneration, LLMResult
 from langchain_semgrad_guard.docket import current_router
 from langchain_semgrad_guard.messages import get_verdict, message_text
 from semgrad_guard import METADATA_KEY, Policy, Verdict
-from semgrad_guard.guard import decide
+from semgrad_guard.guard import decide, decide_unscored
 
 Judge = Callable[[AIMessage], Verdict]
 
@@ -43,16 +43,7 @@ def judgement(message: BaseMessage, policy: Policy, *, can_escalate: bool) -> Ve
     draft = get_verdict(message)
     if draft is not None:
         return decide(undecided(draft), policy, can_escalate=can_escalate)
-    return Verdict(
-        status="unscored",
-        action=policy.decide(None, can_escalate=can_escalate),
-        text=message_text(message),
-        estimator="none",
-        model="unknown",
-        threshold=policy.threshold,
-        calibration_id=policy.calibration_id,
-        reason="the answer carries no score",
-    )
+    return decide_unscored(message_text(message), policy, can_escalate=can_escalate)
 
 
 def undecided(verdict: Verdict) -> Verdict:

@@ -10,7 +10,7 @@ from llama_index.core.response_synthesizers import Accumulate
 from llama_index_semgrad_guard.calls import ModelCall
 from semgrad_guard import Policy, Verdict
 from semgrad_guard.errors import InputError
-from semgrad_guard.guard import binding_of
+from semgrad_guard.guard import binding_of, decide_unscored
 
 Aggregate = Literal["last", "max", "mean"]
 
@@ -68,14 +68,11 @@ def wrote(call: ModelCall, text: str) -> bool:
 
 def uncalled(text: str, policy: Policy, *, can_escalate: bool) -> Verdict:
     """The decision about a response that no `SemGradLLM` wrote: nothing to score, so nothing to bind to."""
-    return Verdict(
-        status="unscored",
-        action=policy.decide(None, can_escalate=can_escalate),
-        text=text,
-        estimator="none",
+    return decide_unscored(
+        text,
+        policy,
+        can_escalate=can_escalate,
         model="none",
-        threshold=policy.threshold,
-        calibration_id=policy.calibration_id,
         reason="no SemGradLLM wrote this answer (nothing retrieved, or another LLM)",
     )
 

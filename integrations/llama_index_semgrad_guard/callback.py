@@ -12,7 +12,7 @@ from llama_index_semgrad_guard.events import report
 from llama_index_semgrad_guard.records import completed
 from semgrad_guard import Policy, Verdict
 from semgrad_guard.errors import InputError, LowConfidenceError
-from semgrad_guard.guard import decide
+from semgrad_guard.guard import decide, decide_unscored
 from semgrad_guard.records import Mode
 
 
@@ -68,16 +68,7 @@ class UncertaintyRouterCallback(BaseCallbackHandler):
     def _judged(self, answer: str | Verdict) -> Verdict:
         if isinstance(answer, Verdict):
             return decide(answer, self._policy, can_escalate=False)
-        return Verdict(
-            status="unscored",
-            action=self._policy.decide(None, can_escalate=False),
-            text=answer,
-            estimator="none",
-            model="unknown",
-            threshold=self._policy.threshold,
-            calibration_id=self._policy.calibration_id,
-            reason="the answer carries no score",
-        )
+        return decide_unscored(answer, self._policy, can_escalate=False)
 
     def on_event_start(
         self,

@@ -13,7 +13,7 @@ from llama_index_semgrad_guard.events import Source, report
 from semgrad_guard import METADATA_KEY, Policy, Verdict
 from semgrad_guard.errors import InputError, LowConfidenceError
 from semgrad_guard.guard import decide
-from semgrad_guard.records import Mode
+from semgrad_guard.records import Mode, withholds
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +41,7 @@ class Router:
     @property
     def withholds(self) -> bool:
         """Whether answers may be withheld, so that nothing leaves before the whole is scored."""
-        return self.mode in ("enforce", "raise")
+        return withholds(self.mode)
 
     def collecting(self) -> AbstractContextManager[CallCollector]:
         """Collect the calls of one answer."""
