@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: check demo bench format train-pocket clean
+.PHONY: check demo bench bench-full format train-pocket clean
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -22,8 +22,16 @@ check: $(STAMP)  ## lint, types, import rules, tests with coverage
 demo: $(STAMP)  ## a guarded RAG chain on the embedded model
 	$(BIN)/semgrad-guard demo --output output/demo
 
-bench: $(STAMP)  ## scoring against plain generation and the official algorithm
-	$(BIN)/python benchmarks/scoring.py --output output/scoring.json
+bench: $(STAMP)  ## what a score costs, held against the recorded ratios (minutes)
+	mkdir -p output
+	$(BIN)/python benchmarks/scoring.py --output output/scoring.json --compare benchmarks/recorded.json
+
+bench-full: $(STAMP)  ## the whole grid, both dtypes, cold start, wrappers (hours)
+	mkdir -p output
+	$(BIN)/python benchmarks/scoring.py --cells full --dtype float32 --dtype bfloat16 --output output/scoring-full.json
+	$(BIN)/python benchmarks/scoring.py --shape 1.5B --dtype bfloat16 --output output/scoring-1.5B.json
+	$(BIN)/python benchmarks/cold_start.py
+	$(BIN)/python benchmarks/wrappers.py
 
 format: $(STAMP)
 	$(BIN)/ruff format .

@@ -19,9 +19,9 @@ from typing import Any
 import torch
 from langchain_core.messages import AIMessage
 from langchain_core.prompts import ChatPromptTemplate
+from machine import about
 from rich.console import Console
 from rich.table import Table
-from scoring import machine
 
 from langchain_semgrad_guard import ChatSemGrad, UncertaintyRouter
 from semgrad_guard import GenerationOptions, HybridGrad, LanguageModel, Policy
@@ -112,7 +112,7 @@ def main() -> None:
         table.add_row(name, f"{milliseconds:.1f}", f"{middle:.3f} ({lower:.3f}-{upper:.3f})")
     console.print(table)
     if arguments.output:
-        report = {"machine": machine(), "model": arguments.model, "seconds": seconds, "over_bare": shares}
+        report = {"machine": about(), "model": arguments.model, "seconds": seconds, "over_bare": shares}
         arguments.output.write_text(json.dumps(report, indent=1))
 
 

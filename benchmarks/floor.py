@@ -1,0 +1,33 @@
+"""The least time that exact scores can take on a machine, from the bytes and operations that nobody can avoid.
+
+Scoring an answer of T tokens from what its generation left has to
+
+    replay    read the upper layers' weights once and multiply them with T + 2 positions (t* .. the last but one)
+    backward  the same again
+    head      read the head once for the seed A W, and multiply it with T rows (A itself needs no weights where the
+              logits were kept)
+    ParaGrad  multiply A^T H: as many operations, no weights (one token needs none: the product's norm factorises)
+
+and each of the four takes at least its bytes at the machine's bandwidth and its operations at the machine's rate, both
+measured. Attention, norms and the exponentials are left out, so it is a floor and no estimate.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from machine import Rates
+from shapes import SEMANTIC_TOKEN, Setting, layer_weights
+
+
+def scoring_floor(config: Any, setting: Setting, rates: Rates, element: int) -> float:
+    """Seconds that scoring a batch takes at least."""
+    first = config.num_hidden_layers - config.num_hidden_layers // 2
+    upper = layer_weights(config) * (config.num_hidden_layers - first)
+    head = config.vocab_size * config.hidden_size
+    positions = setting.rows * (setting.answer - SEMANTIC_TOKEN - 1)
+    tokens = setting.rows * setting.answer
+    replay = max(upper * element / rates.bytes_per_second, 2.0 * positions * upper / rates.flops_per_second)
+    seed = max(head * element / rates.bytes_per_second, 2.0 * tokens * head / rates.flops_per_second)
+    products = 2.0 * tokens * head / rates.flops_per_second if setting.answer > 1 else 0.0
+    return 2 * replay + seed + products

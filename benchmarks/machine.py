@@ -1,0 +1,70 @@
+"""What the figures depend on, and what this machine can do at best: read memory, multiply matrices."""
+
+from __future__ import annotations
+
+import os
+import platform
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+
+
+@dataclass(frozen=True)
+class Rates:
+    """The best this machine did in one thread: bytes read and floating-point operations per second of CPU time."""
+
+    bytes_per_second: float
+    flops_per_second: float
+
+
+def about() -> dict[str, Any]:
+    """Processor, versions, threads, load and date."""
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    names = [line.split(":")[1].strip() for line in lines if line.startswith("model name")]
+    return {
+        "cpu": names[0] if names else platform.processor(),
+        "capability": torch.backends.cpu.get_cpu_capability(),
+        "threads": torch.get_num_threads(),
+        "load_at_start": os.getloadavg()[0],
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
+    }
+
+
+def measured_rates(dtype: torch.dtype) -> Rates:
+    """Bandwidth from a matrix-vector product over 512 MiB, as a decode step does it; rate from a square product.
+
+    A dtype without instructions of its own is emulated by the library: its rates are as low as they are here.
+    """
+    size = torch.empty((), dtype=dtype).element_size()
+    weight = torch.ones((512 << 20) // size // 4096, 4096, dtype=dtype)
+    vector = torch.ones(4096, 1, dtype=dtype)
+    square = torch.ones(2048, 2048, dtype=dtype)
+    bandwidth = weight.numel() * size / best(lambda: weight @ vector)
+    return Rates(bandwidth, 2 * 2048**3 / best(lambda: square @ square))
+
+
+def best(work: Callable[[], object], rounds: int = 5) -> float:
+    """The least CPU seconds of several rounds: what the machine can do, not what it usually does."""
+    return min(cpu_seconds(work) for _ in range(rounds))
+
+
+def cpu_seconds(work: Callable[[], object]) -> float:
+    """CPU seconds of this process that one piece of work took."""
+    start = time.process_time()
+    work()
+    return time.process_time() - start
+
+
+def spread(values: list[float]) -> list[float]:
+    """Median, least, greatest."""
+    return [statistics.median(values), min(values), max(values)]

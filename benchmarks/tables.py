@@ -1,0 +1,66 @@
+"""The benchmark's figures as rows and as a page's table."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+HEADER = (
+    "dtype",
+    "prompt/answer",
+    "generation, s",
+    "with capture",
+    "scoring",
+    "decode steps",
+    "over floor",
+    "scoring, prefix",
+    "official",
+    "official/ours",
+    "peak MB",
+    "official peak MB",
+)
+
+
+def cells(row: Mapping[str, Any]) -> tuple[str, ...]:
+    """One row of the table, as text."""
+    shares, memory = row["share_of_plain"], row["peak_mb"]
+    return (
+        row["dtype"],
+        row["setting"],
+        f"{statistics.median(row['seconds']['plain']):.2f}",
+        ranged(shares["capturing"]),
+        ranged(shares["captured"]),
+        ranged(row.get("decode_steps"), digits=1),
+        ranged(row.get("over_floor"), digits=2),
+        ranged(shares["prefix"]),
+        ranged(shares.get("naive")),
+        f"{row['naive_over_captured'][0]:.1f}" if "naive_over_captured" in row else "left out",
+        f"{memory['captured']:.0f}",
+        f"{memory['naive']:.0f}" if "naive" in memory else "",
+    )
+
+
+def ranged(values: Sequence[float] | None, *, digits: int = 3) -> str:
+    """Median (least-greatest)."""
+    if values is None:
+        return ""
+    middle, low, high = values
+    return f"{middle:.{digits}f} ({low:.{digits}f}-{high:.{digits}f})"
+
+
+def markdown(report: Mapping[str, Any]) -> str:
+    """The table for a page of the documentation, and the cells without the official algorithm by name."""
+    machine = report["machine"]
+    lines = [
+        f"{report['shape']} shape, random weights; {machine['cpu']} ({machine['capability']}), {report['device']}, "
+        f"{machine['threads']} thread, torch {machine['torch']}, transformers {machine['transformers']}, "
+        f"{machine['date']}. Shares of plain greedy generation: median (least-greatest) of interleaved rounds.",
+        "",
+        "| " + " | ".join(HEADER) + " |",
+        "|" + " --- |" * len(HEADER),
+    ]
+    lines += ["| " + " | ".join(cells(row)) + " |" for row in report["rows"]]
+    left_out = [f"- {row['dtype']} {row['setting']}: {row['without_official']}" for row in report["rows"]]
+    lines += ["", *(line for line, row in zip(left_out, report["rows"], strict=True) if row["without_official"])]
+    return "\n".join(lines) + "\n"
