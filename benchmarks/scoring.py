@@ -74,7 +74,7 @@ def measure(model: Any, setting: Setting, rates: Rates, rounds: int) -> dict[str
     )
     ways = WAYS if reason is None else WAYS[:-1]
     seconds, results = take_turns(bench, ways, rounds)
-    memory = {way: peak(bench, way) for way in ways[3:]}
+    memory = {"kept": bench.kept_mb(), **{way: peak(bench, way) for way in ways[3:]}}
     floor = scoring_floor(model.config, setting, rates, element) if on_cpu else None
     return {
         "setting": str(setting),

@@ -17,6 +17,7 @@ HEADER = (
     "scoring, prefix",
     "official",
     "official/ours",
+    "kept MB",
     "peak MB",
     "official peak MB",
 )
@@ -36,6 +37,7 @@ def cells(row: Mapping[str, Any]) -> tuple[str, ...]:
         ranged(shares["prefix"]),
         ranged(shares.get("naive")),
         f"{row['naive_over_captured'][0]:.1f}" if "naive_over_captured" in row else "left out",
+        f"{memory['kept']:.0f}",
         f"{memory['captured']:.0f}",
         f"{memory['naive']:.0f}" if "naive" in memory else "",
     )

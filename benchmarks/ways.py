@@ -29,7 +29,8 @@ class Bench:
         self.prompts = ids.to(model.device)
         self.scorer = scorer_of(model)
         self.scorer.tiers()
-        self.ids, self.trace = self.prompts, None
+        self.ids = self.prompts
+        self.trace: Trace | None = None
         self.capturing()
         self.captured()  # once unmeasured: buffers, kernels
 
@@ -49,7 +50,10 @@ class Bench:
         options.return_dict_in_generate = True
         mask = torch.ones_like(self.prompts)
         output = self.scorer.current_replayer().generate(self.prompts, mask, capture, generation_config=options)
-        self.ids, self.trace = output.sequences, Trace(output.past_key_values, layer, capture.states())
+        self.ids, self.trace = (
+            output.sequences,
+            Trace.of(output.past_key_values, capture),
+        )
 
     def captured(self) -> Scores:
         """Scoring what was just generated."""
@@ -62,6 +66,11 @@ class Bench:
     def naive(self) -> Scores:
         """The official algorithm, row after row as published."""
         return [naive_scores(self.model, row, self.setting.prompt, SEMANTIC_TOKEN) for row in self.ids.split(1)]
+
+    def kept_mb(self) -> float:
+        """MB that the generation left for scoring beside its cache: hidden states, and logits where they are kept."""
+        trace = self.trace
+        return 0.0 if trace is None else sum(t.nbytes for t in (trace.states, *trace.logits)) / 2**20
 
     def _generate(self, count: int) -> None:
         mask = torch.ones_like(self.prompts)

@@ -64,7 +64,7 @@ class Decoder:
         responses = [
             ids[:count] if text.strip() else [] for (ids, _), (text, count, _) in zip(produced, visibles, strict=True)
         ]
-        trace = None if capture is None else Trace(output.past_key_values, capture.layer, capture.states())
+        trace = None if capture is None else Trace.of(output.past_key_values, capture)
         scoring = BatchScoring(self._scorer, prompts, responses, trace)
         return [
             Generation(

@@ -44,6 +44,7 @@ def through_head(
         averages=objective.averages,
         weighted=objective.weighted,
         norm=objective.norm,
+        raw_logits=replayed.kept_logits,
     )
     # A power of two per part keeps the seed away from float16's and bfloat16's ends; it is divided out exactly.
     scales = torch.stack([_scale_of(seed) for seed in result.seed.split(parts)])

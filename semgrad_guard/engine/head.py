@@ -19,6 +19,7 @@ import torch
 from torch import nn
 
 from semgrad_guard.engine.architecture import LogitTransform
+from semgrad_guard.engine.few_rows import multiplies_well
 from semgrad_guard.engine.objective import Norm
 
 _BLOCK = 8192  # vocabulary entries a step, fewer where many tokens share it:
@@ -62,6 +63,7 @@ def score_head(
     averages: bool,
     weighted: bool = True,
     norm: Norm = "l1",
+    raw_logits: Sequence[torch.Tensor] | None = None,
 ) -> HeadScores:
     """Everything the head contributes to the scores of a batch of answers.
 
@@ -74,8 +76,10 @@ def score_head(
         averages: divide each answer's terms by its length (the official variant).
         weighted: weigh tokens by their entropy.
         norm: what ParaGrad takes of the head's gradient, "l1" or "l2", normalised by its size.
+        raw_logits: the head's output [V] for each of the n tokens, where a generation kept it: the head is then read
+            once instead of twice.
     """
-    blocks = _Blocks(states, head, transform)
+    blocks = _Blocks(states, head, transform, raw_logits)
     distribution = _distributions(blocks)
     weights = distribution.entropies if weighted else torch.ones_like(distribution.entropies)
     if averages:
@@ -98,10 +102,16 @@ def score_head(
 class _Blocks:
     """The logits [n, block] of successive vocabulary blocks; kept after the first pass if they are small enough."""
 
-    def __init__(self, states: torch.Tensor, head: nn.Linear, transform: LogitTransform) -> None:
+    def __init__(
+        self,
+        states: torch.Tensor,
+        head: nn.Linear,
+        transform: LogitTransform,
+        raw_logits: Sequence[torch.Tensor] | None,
+    ) -> None:
         self.precision = torch.float64 if states.dtype == torch.float64 else torch.float32
         self.states = states.to(self.precision).contiguous()
-        self._factor_dtype = states.dtype if _multiplies_well(states) else self.precision
+        self._factor_dtype = states.dtype if multiplies_well(states) else self.precision
         self._factor = states.to(self._factor_dtype).t().contiguous()
         self._head, self._transform = head, transform
         n, self._vocabulary = states.shape[0], head.weight.shape[0]
@@ -111,7 +121,8 @@ class _Blocks:
         if head.weight.dtype != self._factor_dtype:
             shape = (min(self._piece, self._vocabulary), head.weight.shape[1])
             self._converted = torch.empty(shape, dtype=self._factor_dtype, device=states.device)
-        keeps = n * self._vocabulary * self.precision.itemsize <= _KEEP_BYTES
+        self._raw = raw_logits
+        keeps = raw_logits is None and n * self._vocabulary * self.precision.itemsize <= _KEEP_BYTES
         self._kept: dict[int, torch.Tensor] | None = {} if keeps else None
 
     def __iter__(self) -> Iterator[tuple[int, torch.Tensor]]:
@@ -133,6 +144,8 @@ class _Blocks:
                 seed += factor[:, place] @ rows
 
     def _logits(self, start: int) -> torch.Tensor:
+        if self._raw is not None:
+            return self._transform(torch.stack([z[start : start + self._size] for z in self._raw]).to(self.precision))
         size = min(self._size, self._vocabulary - start)
         z = self._factor.new_empty(size, self._factor.shape[1])
         for place, rows in self._rows(start):
@@ -151,17 +164,6 @@ class _Blocks:
         for begin in range(0, len(block), self._piece):
             source = block[begin : begin + self._piece]
             yield slice(begin, begin + len(source)), self._converted[: len(source)].copy_(source)
-
-
-def _multiplies_well(states: torch.Tensor) -> bool:
-    """Whether products in the states' own dtype are fast and safe; else they are taken in float32.
-
-    float16 would lose small probabilities and overflow sums. CPUs without bfloat16 units take it ten times as long.
-    """
-    if states.dtype == torch.bfloat16 and states.device.type == "cpu":
-        found = torch.cpu.get_capabilities()
-        return bool(found.get("amx_bf16") or found.get("avx512_bf16"))
-    return states.dtype != torch.float16
 
 
 def _distributions(blocks: _Blocks) -> Distribution:

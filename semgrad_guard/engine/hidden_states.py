@@ -35,14 +35,23 @@ def taps(layers: Sequence[nn.Module] | nn.ModuleList, table: Mapping[int, Tap]) 
         yield
 
 
+_LOGIT_BYTES = 96 << 20
+_EXACT = (torch.float32, torch.float64)
+
+
 class Capture:
-    """Keeps h^(k) at positions >= `start` while a model generates (prefill in any number of pieces, then tokens)."""
+    """Keeps h^(k) at positions >= `start` while a model generates (prefill in any number of pieces, then tokens).
+
+    It also keeps the head's output at every step, which spares scoring a pass through the head, as long as all of it
+    stays within a budget. In half precision it does not: at logits of 16 to 32 a bfloat16 is rounded to an eighth.
+    """
 
     def __init__(self, layer: int, start: int) -> None:
         self.layer = layer
         self._start = start
         self._seen = 0
         self._pieces: list[torch.Tensor] = []
+        self._steps: list[torch.Tensor] | None = []
 
     def __call__(self, hidden: torch.Tensor) -> None:
         first = max(0, self._start - self._seen)
@@ -51,9 +60,23 @@ class Capture:
             # The prefill's slice is copied: a view would keep the whole prompt's states alive.
             self._pieces.append(hidden[:, first:].detach().clone() if first else hidden.detach())
 
+    def see_logits(self, raw: torch.Tensor) -> None:
+        """Take in the head's output [batch, positions, V] of one step, of which the last position counts."""
+        if self._steps is None:
+            return
+        last = raw[:, -1].detach()
+        if raw.dtype not in _EXACT or (len(self._steps) + 1) * last.numel() * last.itemsize > _LOGIT_BYTES:
+            self._steps = None
+            return
+        self._steps.append(last.clone() if raw.shape[1] > 1 else last)
+
     def states(self) -> torch.Tensor:
         """h^(k) at every position from `start` on: [batch, positions, d]."""
         return torch.cat(self._pieces, dim=1)
+
+    def logits(self) -> tuple[torch.Tensor, ...]:
+        """The head's output [batch, V] at every step; empty where not all of it was kept."""
+        return tuple(self._steps or ())
 
 
 @contextmanager

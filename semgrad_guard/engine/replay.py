@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import torch
@@ -21,6 +21,7 @@ from torch import nn
 from transformers.cache_utils import Cache
 
 from semgrad_guard.engine.architecture import Architecture, submodule_setter
+from semgrad_guard.engine.few_rows import FewRows
 from semgrad_guard.engine.hidden_states import Capture, Tap, taps
 from semgrad_guard.engine.prefix_cache import can_be_cut, cut, growing_cache
 from semgrad_guard.engine.shadow import shadow_of
@@ -31,17 +32,32 @@ from semgrad_guard.errors import UnsupportedModelError
 
 @dataclass(frozen=True)
 class Trace:
-    """What a generation leaves behind for scoring: its KV cache and h^(layer) from the earliest t* on."""
+    """What a generation leaves behind for scoring.
+
+    Its KV cache, h^(layer) from the earliest t* on, and the head's output [B, V] at each step (empty if not kept).
+    """
 
     cache: Cache
     layer: int
     states: torch.Tensor
+    logits: tuple[torch.Tensor, ...] = ()
+
+    @classmethod
+    def of(cls, cache: Cache, capture: Capture) -> Trace:
+        """What a generation with this cache and capture left."""
+        return cls(cache, capture.layer, capture.states(), capture.logits())
 
     def fits(self, batch: TokenBatch) -> bool:
         """Whether these states reach from the batch's cut to its end, row for row (beams have more rows)."""
         if not can_be_cut(self.cache, batch.end) or len(self.states) != len(batch.segments):
             return False
         return self.begins <= batch.cut and self.begins + self.states.shape[1] >= batch.end
+
+    def raw_logits(self, batch: TokenBatch) -> list[torch.Tensor] | None:
+        """The head's output [V] for each of the batch's response tokens, row after row; None if not all were kept."""
+        if len(self.logits) < max(batch.lengths):
+            return None
+        return [self.logits[step][row] for row, length in enumerate(batch.lengths) for step in range(length)]
 
     @property
     def begins(self) -> int:
@@ -54,7 +70,8 @@ class Replayed:
     """A forward pass with a graph: h^(l) of the span and `final` states before the head, [B, columns, d] each.
 
     `hidden` begins at column `start`, `final` at column `head_start`. Where the pass went through the head (full
-    tier), `raw_logits` is the head's own output and `logits` the model's, both from `head_start`.
+    tier), `raw_logits` is the head's own output and `logits` the model's, both from `head_start`; `kept_logits` is the
+    head's output for each response token, where its generation kept it.
     """
 
     start: int
@@ -63,6 +80,7 @@ class Replayed:
     head_start: int
     raw_logits: torch.Tensor | None = None
     logits: torch.Tensor | None = None
+    kept_logits: Sequence[torch.Tensor] | None = None
 
 
 class Replayer:
@@ -74,6 +92,7 @@ class Replayer:
         self._head = self._shadow.get_submodule(architecture.head)
         self._head.register_forward_pre_hook(restride)
         self._tap = HeadTap()
+        self._few_rows = FewRows(() if architecture.layers is None else self.layers)
         self._put_head = submodule_setter(self._shadow, architecture.head)
         self._returns_tuple: bool | None = None
 
@@ -93,14 +112,15 @@ class Replayer:
         if states.is_inference():
             states = states.clone()
         with self._bypassing(trace.layer):
-            return self._run(batch, span, cut(trace.cache, batch.cut), injected=(trace.layer, states))
+            replayed = self._run(batch, span, cut(trace.cache, batch.cut), injected=(trace.layer, states))
+        return replace(replayed, kept_logits=trace.raw_logits(batch))
 
     def prefix(self, batch: TokenBatch, span: Sequence[int]) -> Replayed:
         """Prefill up to t* without a graph, then replay every layer from there."""
         cache: Cache | None = None
         if batch.cut > 0:
             cache = growing_cache()
-            with torch.no_grad(), self._headless():
+            with torch.no_grad(), self._headless(), self._few_rows.quickened():
                 self._call(batch.inputs(0, batch.cut), past_key_values=cache, use_cache=True)
                 self._tap.take()
             cache = cut(cache, batch.cut)
@@ -178,7 +198,12 @@ class Replayer:
         table: dict[int, Tap] = {} if capture is None else {capture.layer: capture}
         cache = None if capture is None else growing_cache()
         layers = self.layers if table else []
-        with torch.no_grad(), taps(layers, table):
+        with ExitStack() as stack:
+            stack.enter_context(torch.no_grad())
+            stack.enter_context(taps(layers, table))
+            if capture is not None:
+                hook = self._head.register_forward_hook(lambda *call: capture.see_logits(call[2]))
+                stack.callback(hook.remove)
             shadow: Any = self._shadow
             return shadow.generate(input_ids=ids, attention_mask=mask, past_key_values=cache, **options)
 
@@ -188,7 +213,7 @@ class Replayer:
         with torch.no_grad(), self._headless(), taps(self.layers, {layer: capture}):
             self._call(batch.inputs(0, batch.end), past_key_values=cache, use_cache=True)
             self._tap.take()
-        return Trace(cache, layer, capture.states())
+        return Trace.of(cache, capture)
 
     def _run(
         self, batch: TokenBatch, span: Sequence[int], prefix: Cache | None, injected: tuple[int, torch.Tensor] | None
@@ -208,7 +233,7 @@ class Replayer:
         if injected is not None:
             layer, states = injected
             table[layer] = (lambda _: leaf(states)) if layer == span[0] else (lambda _: states)
-        with torch.enable_grad(), self._headless(), taps(self.layers, table):
+        with torch.enable_grad(), self._headless(), taps(self.layers, table), self._few_rows.quickened():
             self._call(batch.inputs(batch.cut, batch.end), past_key_values=prefix, use_cache=prefix is not None)
         return Replayed(batch.cut, self._tap.take(), tuple(hidden[layer] for layer in span), batch.cut)
 

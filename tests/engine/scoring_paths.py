@@ -99,4 +99,4 @@ def generate(
     config = GenerationConfig(pad_token_id=0, return_dict_in_generate=True, **options)
     with clean_slate():
         output = Scorer(model).current_replayer().generate(ids, mask, capture, generation_config=config)
-    return output.sequences[:, width:].tolist(), Trace(output.past_key_values, layer, capture.states())
+    return output.sequences[:, width:].tolist(), Trace.of(output.past_key_values, capture)

@@ -23,15 +23,7 @@ ALL_DOUBLE = {"gpt2", "opt"}
 TIERS: tuple[Tier, ...] = ("captured", "prefix", "full")
 
 
-@pytest.fixture(autouse=True)
-def softmax_in_the_dtype_of_its_input(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Eager attention (Gemma 2's only kind) takes its softmax in float32, whose sums depend on the number of keys."""
-    softmax = torch.softmax
-
-    def keep_double(states: torch.Tensor, dim: int = -1, dtype: torch.dtype | None = None, **_: object) -> torch.Tensor:
-        return softmax(states, dim, dtype=None if states.dtype == torch.float64 else dtype)
-
-    monkeypatch.setattr(torch.nn.functional, "softmax", keep_double)
+pytestmark = pytest.mark.usefixtures("softmax_in_the_dtype_of_its_input")
 
 
 def tolerance(name: str) -> float:

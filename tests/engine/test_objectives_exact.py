@@ -14,8 +14,10 @@ from semgrad_guard.errors import InputError
 
 from .oracle import reference_scores, worst_relative_error
 from .scoring_paths import CASES, Case, batch_of, score_in_tier, score_parts_in_tier
-from .test_exactness import TIERS, softmax_in_the_dtype_of_its_input, tolerance  # noqa: F401
+from .test_exactness import TIERS, tolerance
 from .tiny_models import shared, token_ids
+
+pytestmark = pytest.mark.usefixtures("softmax_in_the_dtype_of_its_input")
 
 SOME = ["llama", "gpt2", "gemma2", "mistral-sliding"]
 OBJECTIVES = {
