@@ -71,9 +71,10 @@ def inspect_architecture(model: nn.Module) -> Architecture:
     causal_lm = cast(PreTrainedModel, model)
     config: Any = causal_lm.config.get_text_config(decoder=True)
     head: Any = causal_lm.get_output_embeddings()
-    if not isinstance(head, nn.Linear):
+    if not isinstance(head, nn.Linear) or not has_plain_weight(head):
         raise UnsupportedModelError(
-            f"{type(model).__name__} has no plain linear output head (found {type(head).__name__}); "
+            f"{type(model).__name__} has no plain linear output head (found {type(head).__name__} "
+            f"with a weight of type {type(getattr(head, 'weight', None)).__name__}); "
             "ParaGrad is defined by that head. Load the causal LM itself, with an unquantized lm_head."
         )
     accepted = inspect.signature(causal_lm.forward).parameters
@@ -89,6 +90,12 @@ def inspect_architecture(model: nn.Module) -> Architecture:
         transform=LogitTransform(scale=_scale(config), softcap=getattr(config, "final_logit_softcapping", None)),
         fixed_positions=_fixed_positions(config),
     )
+
+
+def has_plain_weight(linear: nn.Linear) -> bool:
+    """Whether the weight is an ordinary matrix of numbers, no quantized one in an ordinary layer's place."""
+    weight = linear.weight.data
+    return type(weight) is torch.Tensor and weight.is_floating_point() and weight.ndim == 2
 
 
 def _refuse_impossible(model: nn.Module) -> None:

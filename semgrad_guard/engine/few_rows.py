@@ -17,6 +17,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from semgrad_guard.engine.architecture import has_plain_weight
+
 _FEW = range(5, 64)  # rows for which W x^T is the faster order, measured
 _LARGE = 1 << 16  # entries of a weight below which the detour costs more than it saves
 _PIECE = 1 << 18  # entries of a weight converted at a time
@@ -42,7 +44,7 @@ class FewRows:
     def __init__(self, modules: Iterable[nn.Module]) -> None:
         self._quick = False
         for linear in (inner for module in modules for inner in module.modules()):
-            if type(linear) is nn.Linear and linear.weight.device.type == "cpu" and linear.weight.numel() >= _LARGE:
+            if type(linear) is nn.Linear and has_plain_weight(linear) and _is_worth_it(linear.weight):
                 vars(linear)["forward"] = partial(self._forward, linear)
 
     @contextmanager
@@ -63,6 +65,10 @@ class FewRows:
         if linear.bias is not None:
             product = product + linear.bias
         return product.view(*states.shape[:-1], -1)
+
+
+def _is_worth_it(weight: torch.Tensor) -> bool:
+    return weight.device.type == "cpu" and weight.numel() >= _LARGE
 
 
 class _Product(torch.autograd.Function):

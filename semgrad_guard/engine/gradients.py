@@ -18,6 +18,7 @@ from semgrad_guard.engine.objective import Norm, Objective
 from semgrad_guard.engine.replay import Replayed
 from semgrad_guard.engine.scores import GradientScores, Grid, Tier, assemble
 from semgrad_guard.engine.token_batch import TokenBatch
+from semgrad_guard.errors import UnsupportedModelError
 
 Rows = tuple[tuple[GradientScores, ...], ...]
 """The scores of every part of every row."""
@@ -63,6 +64,14 @@ def through_head(
     return _by_row(batch, found)
 
 
+def no_gradient() -> UnsupportedModelError:
+    """What to say of a model whose layers let no gradient through."""
+    return UnsupportedModelError(
+        "no gradient reaches this model's hidden states: layers that quantize their activations (torchao's dynamic "
+        "ones, for example) stop it. Load the model unquantized, or with its weights quantized alone."
+    )
+
+
 def through_logits(batch: TokenBatch, objective: Objective, replayed: Replayed) -> tuple[GradientScores, ...]:
     """The full tier, for one row: autograd from the model's own logits to the head's output and the span."""
     if replayed.logits is None or replayed.raw_logits is None:
@@ -74,6 +83,8 @@ def through_logits(batch: TokenBatch, objective: Objective, replayed: Replayed) 
         entropies = -(log_p.detach().exp() * log_p.detach()).sum(-1)
         log_probs = log_p.gather(1, batch.targets()[:, None]).squeeze(1)
         terms = (entropies if objective.weighted else 1.0) * log_probs
+        if not terms.requires_grad:
+            raise no_gradient()
         losses = [part.mean() if objective.averages else part.sum() for part in terms.split(parts)]
     semgrad: list[float] = []
     grids: list[Grid] = []

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from semgrad_guard.engine.architecture import Architecture, inspect_architecture
-from semgrad_guard.engine.gradients import Rows, through_head, through_logits
+from semgrad_guard.engine.gradients import Rows, no_gradient, through_head, through_logits
 from semgrad_guard.engine.objective import Objective
 from semgrad_guard.engine.replay import Replayed, Replayer, Trace
 from semgrad_guard.engine.scores import GradientScores, Tier, agree
@@ -129,6 +129,8 @@ class Scorer:
         (expected,) = through_logits(batch, objective, replayer.full(batch, span))
         if expected.reason is not None:  # nothing to compare by (broken weights): asked again next time
             return ("full",)
+        if expected.semgrad == 0:
+            raise no_gradient()
         agreeing: list[Tier] = []
         for tier in ("captured", "prefix"):
             try:
