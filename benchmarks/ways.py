@@ -45,7 +45,7 @@ class Bench:
     def capturing(self) -> None:
         """The same through the engine, which keeps h^(k) from t* on."""
         layer = OBJECTIVE.span(self.scorer.architecture.n_layers)[0]
-        capture = Capture(layer, self.setting.prompt + SEMANTIC_TOKEN)
+        capture = Capture(layer, self.setting.prompt + SEMANTIC_TOKEN, logit_bytes=self.scorer.memory.logits)
         options = self._options(self.setting.answer)
         options.return_dict_in_generate = True
         mask = torch.ones_like(self.prompts)

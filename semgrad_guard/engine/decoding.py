@@ -91,7 +91,7 @@ class Decoder:
         if "captured" not in self._scorer.tiers():
             return None
         width = max(len(prompt.ids) for prompt in prompts)
-        return Capture(layer, width + min(firsts))
+        return Capture(layer, width + min(firsts), logit_bytes=self._scorer.memory.logits)
 
     def _generate(
         self,

@@ -50,11 +50,11 @@ class FewRows:
     @contextmanager
     def quickened(self) -> Iterator[None]:
         """For the time of a block."""
-        self._quick = True
+        before, self._quick = self._quick, True
         try:
             yield
         finally:
-            self._quick = False
+            self._quick = before
 
     def _forward(self, linear: nn.Linear, states: torch.Tensor) -> torch.Tensor:
         weight, rows = linear.weight, states.numel() // states.shape[-1]

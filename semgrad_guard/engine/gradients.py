@@ -32,6 +32,7 @@ def through_head(
     *,
     head: nn.Linear,
     transform: LogitTransform,
+    kept_bytes: int,
 ) -> Rows:
     """Scores of a replay that stopped before the head."""
     states = batch.predicting(replayed.final, replayed.head_start)
@@ -46,6 +47,7 @@ def through_head(
         weighted=objective.weighted,
         norm=objective.norm,
         raw_logits=replayed.kept_logits,
+        kept_bytes=kept_bytes,
     )
     # A power of two per part keeps the seed away from float16's and bfloat16's ends; it is divided out exactly.
     scales = torch.stack([_scale_of(seed) for seed in result.seed.split(parts)])

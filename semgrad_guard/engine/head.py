@@ -26,7 +26,6 @@ _BLOCK = 8192  # vocabulary entries a step, fewer where many tokens share it:
 _LOGIT_ELEMENTS = 1 << 18  # n x block logits stay in a core's cache
 _PIECE = 256  # rows of the head converted at a time, for the same reason
 _PRODUCT_ELEMENTS = 1 << 18  # and a block of A^T H
-_KEEP_BYTES = 96 << 20  # logits up to this size are kept between the two passes instead of computed again
 
 
 @dataclass(frozen=True)
@@ -64,6 +63,7 @@ def score_head(
     weighted: bool = True,
     norm: Norm = "l1",
     raw_logits: Sequence[torch.Tensor] | None = None,
+    kept_bytes: int = 0,
 ) -> HeadScores:
     """Everything the head contributes to the scores of a batch of answers.
 
@@ -78,8 +78,9 @@ def score_head(
         norm: what ParaGrad takes of the head's gradient, "l1" or "l2", normalised by its size.
         raw_logits: the head's output [V] for each of the n tokens, where a generation kept it: the head is then read
             once instead of twice.
+        kept_bytes: logits up to this size are kept between the two passes over them instead of computed again.
     """
-    blocks = _Blocks(states, head, transform, raw_logits)
+    blocks = _Blocks(states, head, transform, raw_logits, kept_bytes)
     distribution = _distributions(blocks)
     weights = distribution.entropies if weighted else torch.ones_like(distribution.entropies)
     if averages:
@@ -108,6 +109,7 @@ class _Blocks:
         head: nn.Linear,
         transform: LogitTransform,
         raw_logits: Sequence[torch.Tensor] | None,
+        kept_bytes: int,
     ) -> None:
         self.precision = torch.float64 if states.dtype == torch.float64 else torch.float32
         self.states = states.to(self.precision).contiguous()
@@ -122,7 +124,7 @@ class _Blocks:
             shape = (min(self._piece, self._vocabulary), head.weight.shape[1])
             self._converted = torch.empty(shape, dtype=self._factor_dtype, device=states.device)
         self._raw = raw_logits
-        keeps = raw_logits is None and n * self._vocabulary * self.precision.itemsize <= _KEEP_BYTES
+        keeps = raw_logits is None and n * self._vocabulary * self.precision.itemsize <= kept_bytes
         self._kept: dict[int, torch.Tensor] | None = {} if keeps else None
 
     def __iter__(self) -> Iterator[tuple[int, torch.Tensor]]:

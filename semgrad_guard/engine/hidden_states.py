@@ -35,7 +35,6 @@ def taps(layers: Sequence[nn.Module] | nn.ModuleList, table: Mapping[int, Tap]) 
         yield
 
 
-_LOGIT_BYTES = 96 << 20
 _EXACT = (torch.float32, torch.float64)
 
 
@@ -43,11 +42,12 @@ class Capture:
     """Keeps h^(k) at positions >= `start` while a model generates (prefill in any number of pieces, then tokens).
 
     It also keeps the head's output at every step, which spares scoring a pass through the head, as long as all of it
-    stays within a budget. In half precision it does not: at logits of 16 to 32 a bfloat16 is rounded to an eighth.
+    stays within `logit_bytes`. In half precision it does not: at logits of 16 to 32 a bfloat16 is rounded to an eighth.
     """
 
-    def __init__(self, layer: int, start: int) -> None:
+    def __init__(self, layer: int, start: int, *, logit_bytes: int = 0) -> None:
         self.layer = layer
+        self._logit_bytes = logit_bytes
         self._start = start
         self._seen = 0
         self._pieces: list[torch.Tensor] = []
@@ -65,7 +65,7 @@ class Capture:
         if self._steps is None:
             return
         last = raw[:, -1].detach()
-        if raw.dtype not in _EXACT or (len(self._steps) + 1) * last.numel() * last.itemsize > _LOGIT_BYTES:
+        if raw.dtype not in _EXACT or (len(self._steps) + 1) * last.numel() * last.itemsize > self._logit_bytes:
             self._steps = None
             return
         self._steps.append(last.clone() if raw.shape[1] > 1 else last)

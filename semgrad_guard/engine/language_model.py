@@ -15,6 +15,7 @@ from semgrad_guard.engine.checkpoint import POCKET, load, weight_fingerprint
 from semgrad_guard.engine.decoding import Decoder, Listener
 from semgrad_guard.engine.evidence import BatchScoring, Evidence
 from semgrad_guard.engine.generation import Generation, GenerationOptions
+from semgrad_guard.engine.memory import Memory
 from semgrad_guard.engine.objective import Objective
 from semgrad_guard.engine.prompt import Prompt, chat_template, render, template_fingerprint
 from semgrad_guard.engine.scores import GradientScores
@@ -141,6 +142,15 @@ class LanguageModel:
     def template_fingerprint(self, template_options: Mapping[str, Any] | None = None) -> str:
         """Twelve hex digits for the chat template with the model's options and these (tools among them)."""
         return template_fingerprint(self.tokenizer, {**self._template_options, **(template_options or {})})
+
+    @property
+    def memory(self) -> Memory:
+        """How much scoring may hold above a generation; set it to `FRUGAL` where memory is short."""
+        return self._scorer.memory
+
+    @memory.setter
+    def memory(self, memory: Memory) -> None:
+        self._scorer.memory = memory
 
     @cached_property
     def tool_format(self) -> ToolFormat:

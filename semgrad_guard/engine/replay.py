@@ -23,6 +23,7 @@ from transformers.cache_utils import Cache
 from semgrad_guard.engine.architecture import Architecture, submodule_setter
 from semgrad_guard.engine.few_rows import FewRows
 from semgrad_guard.engine.hidden_states import Capture, Tap, taps
+from semgrad_guard.engine.memory import Memory, activation_bytes, checkpointed
 from semgrad_guard.engine.prefix_cache import can_be_cut, cut, growing_cache
 from semgrad_guard.engine.shadow import shadow_of
 from semgrad_guard.engine.stand_ins import Bypass, HeadTap, restride
@@ -87,6 +88,7 @@ class Replayer:
     """Runs the shadow of one model. Not re-entrant: callers hold the engine's lock."""
 
     def __init__(self, model: nn.Module, architecture: Architecture) -> None:
+        self.memory = Memory()
         self._architecture = architecture
         self._shadow = shadow_of(model)
         self._head = self._shadow.get_submodule(architecture.head)
@@ -233,9 +235,19 @@ class Replayer:
         if injected is not None:
             layer, states = injected
             table[layer] = (lambda _: leaf(states)) if layer == span[0] else (lambda _: states)
-        with torch.enable_grad(), self._headless(), taps(self.layers, table), self._few_rows.quickened():
+        graph = self._graph(span[0], len(batch.segments) * (batch.end - batch.cut))
+        with graph, self._headless(), taps(self.layers, table), self._few_rows.quickened():
             self._call(batch.inputs(batch.cut, batch.end), past_key_values=prefix, use_cache=prefix is not None)
         return Replayed(batch.cut, self._tap.take(), tuple(hidden[layer] for layer in span), batch.cut)
+
+    @contextmanager
+    def _graph(self, first: int, positions: int) -> Iterator[None]:
+        """Record a graph from layer `first` on; where it would not fit, no more of it than the layers' inputs."""
+        layers = list(self.layers)[first:]
+        with torch.enable_grad(), ExitStack() as stack:
+            if activation_bytes(layers, positions) > self.memory.activations:
+                stack.enter_context(checkpointed(layers, self._few_rows.quickened))
+            yield
 
     def _call(self, inputs: dict[str, torch.Tensor], **options: Any) -> Any:
         if not self._architecture.takes_positions:

@@ -13,6 +13,7 @@ from torch import nn
 
 from semgrad_guard.engine.architecture import Architecture, inspect_architecture
 from semgrad_guard.engine.gradients import Rows, no_gradient, through_head, through_logits
+from semgrad_guard.engine.memory import Memory
 from semgrad_guard.engine.objective import Objective
 from semgrad_guard.engine.replay import Replayed, Replayer, Trace
 from semgrad_guard.engine.scores import GradientScores, Tier, agree
@@ -35,6 +36,7 @@ class Scorer:
         # Weak: the table below must not keep a model alive that its owner has dropped.
         self._model = weakref.ref(model)
         self._fingerprint = None
+        self.memory = Memory()
         with clean_slate():
             self.architecture: Architecture = inspect_architecture(model)
         self._tiers: tuple[Tier, ...] | None = None
@@ -104,7 +106,15 @@ class Scorer:
 
     def _through_head(self, batch: TokenBatch, objective: Objective, replayed: Replayed, tier: Tier) -> Rows:
         head = self.current_replayer().head
-        return through_head(batch, objective, replayed, tier, head=head, transform=self.architecture.transform)
+        return through_head(
+            batch,
+            objective,
+            replayed,
+            tier,
+            head=head,
+            transform=self.architecture.transform,
+            kept_bytes=self.memory.logits,
+        )
 
     def current_replayer(self) -> Replayer:
         """The shadow in use; made anew when the model was moved, cast, re-weighted or hooked since."""
@@ -116,6 +126,7 @@ class Scorer:
             with clean_slate():
                 self._replayer = Replayer(model, self.architecture)
             self._fingerprint, self._tiers = now, None
+        self._replayer.memory = self.memory
         return self._replayer
 
     def _check(self, replayer: Replayer) -> tuple[Tier, ...]:

@@ -77,23 +77,31 @@ def block(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> in
 
 
 @pytest.fixture(params=[0, 64 << 20], ids=["recomputed", "kept"])
-def keep(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(head_module, "_KEEP_BYTES", request.param)
+def kept_bytes(request: pytest.FixtureRequest) -> int:
+    return request.param
 
 
-@pytest.mark.usefixtures("block", "keep")
+@pytest.mark.usefixtures("block")
 @pytest.mark.parametrize("averages", [False, True], ids=["sum", "mean"])
 @pytest.mark.parametrize("bias", [False, True], ids=["", "bias"])
 @pytest.mark.parametrize("transform", TRANSFORMS)
-def test_blocks_equal_brute_force(transform: str, bias: bool, averages: bool) -> None:
+def test_blocks_equal_brute_force(transform: str, bias: bool, averages: bool, kept_bytes: int) -> None:
     states, targets, head = make(6, 128, 9, bias=bias)
     lengths = [3, 1, 2]
-    found = score_head(states, targets, lengths=lengths, head=head, transform=TRANSFORMS[transform], averages=averages)
+    found = score_head(
+        states,
+        targets,
+        lengths=lengths,
+        head=head,
+        transform=TRANSFORMS[transform],
+        averages=averages,
+        kept_bytes=kept_bytes,
+    )
     expected = brute_force(states, targets, head, lengths, TRANSFORMS[transform], averages)
     assert_close(found, expected, 1e-12)
 
 
-@pytest.mark.usefixtures("block", "keep")
+@pytest.mark.usefixtures("block")
 @pytest.mark.parametrize("weighted", [False, True], ids=["unweighted", "weighted"])
 @pytest.mark.parametrize("norm", ["l1", "l2"])
 def test_norms_and_weights_equal_brute_force(norm: Norm, weighted: bool) -> None:
@@ -214,15 +222,13 @@ def test_the_size_of_a_block_changes_nothing(
 ) -> None:
     states, targets, head = make(sum(lengths), 61, 5, seed=seed, sharpness=sharpness)
 
-    def run() -> HeadScores:
-        return score_head(states, targets, lengths=lengths, head=head, transform=LogitTransform(), averages=True)
-
-    whole = run()
+    options = {"lengths": lengths, "head": head, "transform": LogitTransform(), "averages": True}
+    whole = score_head(states, targets, **options)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(head_module, "_BLOCK", block)
-        patch.setattr(head_module, "_KEEP_BYTES", 64 << 20 if keep else 0)
         patch.setattr(head_module, "_PRODUCT_ELEMENTS", 17)
-        assert_close(run(), whole, 1e-11)
+        found = score_head(states, targets, **options, kept_bytes=64 << 20 if keep else 0)
+        assert_close(found, whole, 1e-11)
 
 
 @settings(max_examples=40, deadline=None)

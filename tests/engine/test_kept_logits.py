@@ -7,7 +7,6 @@ import dataclasses
 import pytest
 import torch
 
-from semgrad_guard.engine import hidden_states
 from semgrad_guard.engine.head import score_head
 from semgrad_guard.engine.hidden_states import Capture
 from semgrad_guard.engine.objective import Objective
@@ -21,10 +20,10 @@ pytestmark = pytest.mark.usefixtures("softmax_in_the_dtype_of_its_input")
 PROMPTS, OFFSETS = [case.prompt for case in CASES], [case.semantic_token for case in CASES]
 
 
-def answered(name: str) -> tuple[list[Case], Trace]:
+def answered(name: str, **options: int) -> tuple[list[Case], Trace]:
     layer = Objective().span(Scorer(shared(name)).architecture.n_layers)[0]
     responses, trace = generate(
-        shared(name), PROMPTS, OFFSETS, layer, max_new_tokens=6, do_sample=False, eos_token_id=None
+        shared(name), PROMPTS, OFFSETS, layer, max_new_tokens=6, do_sample=False, eos_token_id=None, **options
     )
     answers = [response[:length] for response, length in zip(responses, (6, 1, 4), strict=True)]
     return [Case(*row) for row in zip(PROMPTS, answers, OFFSETS, strict=True)], trace
@@ -42,7 +41,7 @@ def test_scores_are_those_of_recomputed_logits(name: str) -> None:
         assert a.entropies == pytest.approx(b.entropies, rel=1e-9)
 
 
-def test_they_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_they_are_used() -> None:
     """Logits of another answer, kept on purpose, show in the scores."""
     cases, trace = answered("llama")
     wrong = dataclasses.replace(trace, logits=tuple(step.roll(1, dims=1) for step in trace.logits))
@@ -50,19 +49,18 @@ def test_they_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
     assert right[0].greedy_nll != pytest.approx(changed[0].greedy_nll, rel=1e-3)
 
 
-def test_beyond_the_budget_none_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_beyond_the_budget_none_are_kept() -> None:
     vocabulary = Scorer(shared("llama")).vocabulary
-    monkeypatch.setattr(hidden_states, "_LOGIT_BYTES", 5 * len(CASES) * vocabulary * 8)
-    cases, trace = answered("llama")
+    cases, trace = answered("llama", logit_bytes=5 * len(CASES) * vocabulary * 8)
     assert trace.logits == ()
     score_in_tier("captured", shared("llama"), cases, Objective(), trace)
 
 
 def test_half_precision_keeps_none_and_a_prefill_keeps_its_last_position_alone() -> None:
-    halves = Capture(1, 0)
+    halves = Capture(1, 0, logit_bytes=1 << 20)
     halves.see_logits(torch.zeros(2, 1, 9, dtype=torch.bfloat16))
     assert halves.logits() == ()
-    capture, prefill = Capture(1, 0), torch.randn(2, 5, 9)
+    capture, prefill = Capture(1, 0, logit_bytes=1 << 20), torch.randn(2, 5, 9)
     capture.see_logits(prefill)
     (kept,) = capture.logits()
     assert torch.equal(kept, prefill[:, -1])

@@ -1,0 +1,69 @@
+"""How much scoring may hold above a generation, and what it does where that is too little."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Budgets in bytes. Beyond them scores cost time instead; they stay the same.
+
+    `logits`: the head's outputs that a generation keeps, and those kept between the two passes over the vocabulary;
+    beyond it they are computed again. `activations`: what the replay keeps for its backward pass; beyond it only every
+    decoder layer's input is kept, and the layer is run once more (about a forward pass of the upper layers).
+    """
+
+    logits: int = 96 << 20
+    activations: int = 512 << 20
+
+
+FRUGAL = Memory(logits=0, activations=0)
+"""As little as can be: tens of megabytes for a model of half a billion parameters, whatever the answer's length."""
+
+
+def activation_bytes(layers: Sequence[nn.Module], positions: int) -> int:
+    """About what a backward pass through `layers` keeps: what goes into their matrices and comes out, per position."""
+    matrices = [p for layer in layers for p in layer.parameters() if p.ndim >= 2]
+    return sum((p.shape[-1] + p.shape[-2]) * p.dtype.itemsize for p in matrices) * positions
+
+
+@contextmanager
+def checkpointed(layers: Sequence[nn.Module], again: Callable[[], AbstractContextManager[None]]) -> Iterator[None]:
+    """For the time of a block `layers`, which must be a shadow's, keep nothing but their inputs.
+
+    `again` is entered when a layer is run for the second time, so that it computes what it computed at first.
+    """
+    with ExitStack() as stack:
+        for layer in layers:
+            before = vars(layer).get("forward")
+            vars(layer)["forward"] = _Checkpoint(layer.forward, again)
+            stack.callback(_put_back, layer, before)
+        yield
+
+
+class _Checkpoint:
+    """A forward method of which only the inputs are kept."""
+
+    def __init__(self, forward: Callable[..., Any], again: Callable[[], AbstractContextManager[None]]) -> None:
+        self._forward, self._again = forward, again
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        # Evaluation mode draws no random numbers; the caller's generators are left alone.
+        return checkpoint(self._run, *args, use_reentrant=False, preserve_rng_state=False, **kwargs)
+
+    def _run(self, *args: Any, **kwargs: Any) -> Any:
+        with self._again():
+            return self._forward(*args, **kwargs)
+
+
+def _put_back(layer: nn.Module, forward: Any) -> None:
+    vars(layer).pop("forward")
+    if forward is not None:
+        vars(layer)["forward"] = forward
