@@ -75,15 +75,15 @@ def test_layers_are_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [vars(layer).get("forward") for layer in layers] == before
 
 
-def test_a_language_model_can_be_told(pocket: LanguageModel) -> None:
-    usual = pocket.memory
+def test_a_language_model_can_be_told(language_model: LanguageModel) -> None:
+    usual = language_model.memory
     options, scores = GenerationOptions(max_new_tokens=4), []
     try:
         for memory in (usual, replace(usual, logits=0), FRUGAL):
-            pocket.memory = memory
-            timed = pocket.generate("What is the capital of France?", options).evidence.gradients()
+            language_model.memory = memory
+            timed = language_model.generate("What is the capital of France?", options).evidence.gradients()
             assert timed is not None
             scores.append(timed.scores.hybridgrad)
     finally:
-        pocket.memory = usual
+        language_model.memory = usual
     assert scores == pytest.approx([scores[0]] * 3, rel=1e-3)
