@@ -5,8 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from semgrad_guard.engine.objective import Objective
+from semgrad_guard.engine.pricing import charge, priced
 from semgrad_guard.engine.prompt import Prompt
 from semgrad_guard.engine.replay import Trace
 from semgrad_guard.engine.scores import GradientScores
@@ -48,8 +50,11 @@ class BatchScoring:
         """The scores of one row; the first call scores the whole batch in one backward pass."""
         with self._scorer.lock:
             if objective not in self._done:
-                self._done[objective] = self._score(objective)
-            return self._done[objective][row]
+                self._done[objective], price = priced(partial(self._score, objective))
+                charge(-price)
+            found = self._done[objective][row]
+            charge(found.milliseconds)
+            return found
 
     def _score(self, objective: Objective) -> tuple[TimedScores, ...]:
         began = time.perf_counter()

@@ -23,8 +23,9 @@ class EvaluatedAnswer(Answer):
     """An answer with its references, its tokens, what every method measured and what that cost.
 
     `entropies` and `log_probs` (nats) have one entry per token of `token_ids`. `generation_ms` is the time of plain
-    generation, `milliseconds` every method's own time beyond it (see `metering`): a batch's time divided by its
-    `rows`. `ablations` are variants of SemGrad, by name.
+    generation (that of the batch, divided by its `rows`), `milliseconds` what each method costs beyond it: everything
+    that it needs, even if it was there already because another method needs it too (see `engine.pricing`).
+    `ablations` are variants of SemGrad, by name.
     """
 
     references: tuple[str, ...] = ()
