@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -55,7 +55,14 @@ class LanguageModel:
         self._semantic_token = semantic_token
         self._template_options = dict(template_options or {})
         self._scorer = scorer_of(model)
-        self._decoder = Decoder(self._scorer, tokenizer, end_tokens=_end_tokens(model, tokenizer))
+        self._decoder = Decoder(
+            self._scorer,
+            tokenizer,
+            end_tokens=_end_tokens(model, tokenizer),
+            # no method of this object: the decoder must not keep it alive
+            render=partial(render, tokenizer, template_options=self._template_options),
+            window=self.context_window,
+        )
 
     @classmethod
     def from_pretrained(
@@ -250,7 +257,8 @@ class LanguageModel:
             raise PromptTooLongError(
                 f"prompt ({len(prompt.ids)} tokens) and response ({len(encoded)}) exceed the context window of {window}"
             )
-        return Evidence(prompt, tuple(encoded), BatchScoring(self._scorer, [prompt], [encoded]))
+        scoring = BatchScoring(self._scorer, [prompt], [encoded], texts=[text], sampler=self._decoder.sampler)
+        return Evidence(prompt, tuple(encoded), scoring)
 
     def score(self, conversation: Conversation, text: str, *, objective: Objective | None = None) -> GradientScores:
         """Gradient scores of a text as the answer to a conversation, whoever wrote it (see `evidence`)."""
