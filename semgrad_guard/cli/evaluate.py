@@ -2,28 +2,14 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 import typer
-from rich import box
-from rich.table import Table
 
+from semgrad_guard.cli import evaluation_steps as steps
 from semgrad_guard.cli import loading, options
 from semgrad_guard.cli.help import ExitCode
-from semgrad_guard.cli.terminal import OUT, progress, say, say_problems
-
-if TYPE_CHECKING:
-    from semgrad_guard.evaluation.data import QuestionFile
-    from semgrad_guard.evaluation.graders.base import AnswerGrader, Verdicts
-    from semgrad_guard.evaluation.evaluated import EvaluatedAnswer
-    from semgrad_guard.evaluation.results import Results
-
-HUMAN = "human"
 
 
 def evaluate(  # noqa: PLR0913  # a command's options are its arguments
@@ -83,15 +69,16 @@ def evaluate(  # noqa: PLR0913  # a command's options are its arguments
     references. Every answer is kept as it comes, with all that the numbers are made of; grading comes after, and can be
     repeated with other graders.
     """
-    files = _Files(_made(output))
-    graders = _load_graders(grader or ["exact-match"], nli)
-    questions = _read(data, limit=limit, strict=strict, needed=not regrade)
+    files = steps.Files.within(output)
+    graders = steps.load_graders(grader or ["exact-match"], nli=nli)
+    questions = steps.read(data, limit=limit, strict=strict, optional=regrade)
     if regrade:
-        answers, settings = _kept(files, questions)
+        run = steps.kept(files, questions)
     else:
-        run = _Run(model, dtype, device, methods, nli, cross_encoder, seed, ablations)
-        answers, settings = run(questions, files, prompt, system, max_new_tokens, batch_size)
-    results = _grade(answers, graders, labels, files, settings=settings, data=_name(data, questions, files))
-    _write(results, files)
-    _show(results, files, as_json=as_json)
+        asked = steps.Asked(prompt, system, max_new_tokens, batch_size)
+        chosen = steps.Chosen(methods, nli, cross_encoder, seed, ablations)
+        run = steps.answer(questions, files, chosen, asked, model=loading.load_model(model, dtype, device=device))
+    results = steps.grade(run, graders, labels, files, questions)
+    steps.write(results, files)
+    steps.show(results, files, as_json=as_json)
     raise typer.Exit(ExitCode.BROKEN_LINES if questions is not None and questions.problems else ExitCode.OK)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from semgrad_guard.errors import InputError
+from semgrad_guard.evaluation.data import Question
 from semgrad_guard.evaluation.evaluated import EvaluatedAnswer
 from semgrad_guard.evaluation.graders.base import AnswerGrader, Graded, Verdicts, WordGrader
 
@@ -87,6 +88,12 @@ def grade(
         found.update(zip(batch, verdicts, strict=True))
         tell(len(items) - len(waiting) + start + len(batch), len(items))
     return [found[item] for item in items]
+
+
+def with_references(answers: Sequence[EvaluatedAnswer], questions: Sequence[Question]) -> list[EvaluatedAnswer]:
+    """The answers with the references and kinds that the questions have now: data may be mended after a run."""
+    now = {question.key: {"references": question.answers, "kind": question.kind} for question in questions}
+    return [answer.model_copy(update=now.get(answer.key, {})) for answer in answers]
 
 
 def _digest(answer: Graded) -> str:

@@ -41,7 +41,9 @@ class Results:
         Raises:
             GradingError: there is no such answer.
         """
-        kept = [i for i in range(len(self.answers)) if all(verdicts[i] is not None for verdicts in self.grades.values())]
+        kept = [
+            i for i in range(len(self.answers)) if all(verdicts[i] is not None for verdicts in self.grades.values())
+        ]
         if not kept:
             raise GradingError(
                 "There is no answer that every grader came to a verdict on; grade again, or leave a grader out."

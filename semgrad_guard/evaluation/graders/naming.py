@@ -7,7 +7,11 @@ from collections.abc import Callable, Sequence
 from semgrad_guard.errors import InputError
 from semgrad_guard.evaluation.graders import GRADERS, AnswerGrader
 
-_NEEDS_MODEL = {"nli": "a folder or hub id", "bem": "a folder or hub id", "judge": "PROVIDER:MODEL, as LangChain has it"}
+_NEEDS_MODEL = {
+    "nli": "a folder or hub id",
+    "bem": "a folder or hub id",
+    "judge": "PROVIDER:MODEL, as LangChain has it",
+}
 
 
 def load_graders(specs: Sequence[str], *, nli: str | None = None) -> list[AnswerGrader]:

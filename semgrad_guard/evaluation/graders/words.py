@@ -9,6 +9,7 @@ from semgrad_guard.engine.words import normalise, token_f1
 from semgrad_guard.errors import InputError
 from semgrad_guard.evaluation.graders.base import WordGrader
 
+
 @dataclass(frozen=True)
 class ExactMatch(WordGrader):
     """Equal to one of the references after normalisation."""
