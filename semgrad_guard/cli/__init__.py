@@ -1,4 +1,4 @@
-"""The command line: `semgrad-guard ask | score | calibrate | evaluate | demo`. torch loads only when a command needs it."""
+"""The command line: `semgrad-guard ask | score | calibrate | evaluate | demo`. torch loads only when needed."""
 
 from __future__ import annotations
 

@@ -172,6 +172,7 @@ def grade(
     run: Run, graders: Sequence[AnswerGrader], labels: Path | None, files: Files, questions: QuestionFile | None
 ) -> Results:
     """Every grader's verdicts; people, where there are labels, decide."""
+    from semgrad_guard.evaluation.graders.base import WordGrader
     from semgrad_guard.evaluation.grading import GradeBook, grade, with_references
     from semgrad_guard.evaluation.labels import NAME, read_sheet
     from semgrad_guard.evaluation.results import Results
@@ -180,6 +181,9 @@ def grade(
     grades = {} if labels is None else {NAME: read_sheet(labels, answers)}
     book = GradeBook(files.grades)
     for grader in graders:
+        if isinstance(grader, WordGrader):
+            grades[grader.name] = grade(answers, grader)
+            continue
         with _kept_on_interrupt(f"Grading by {grader.name}", f"grades are kept in {files.grades}") as tell:
             grades[grader.name] = grade(answers, grader, book, on_progress=tell)
     data = files.folder.name if questions is None else _name(str(questions.path))
@@ -209,13 +213,9 @@ def show(results: Results, files: Files, *, as_json: bool) -> None:
     ]
     if as_json:
         methods = {title: {"auroc": a, "aurc": r, "milliseconds": ms} for title, a, r, ms in rows}
-        document = {
-            "title": graded.title,
-            "accuracy": graded.accuracy,
-            "methods": methods,
-            "ungraded": results.ungraded,
-        }
-        typer.echo(json.dumps({**document, "settings": graded.settings, "folder": str(files.folder)}))
+        document = {"title": graded.title, "accuracy": graded.accuracy, "ungraded": results.ungraded}
+        about = {"settings": graded.settings, "folder": str(files.folder)}
+        typer.echo(json.dumps({**document, "methods": methods, **about}))
         return
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, title=graded.title, title_justify="left")
     for name in ("method", "AUROC", "AURC", "+ ms"):
@@ -226,9 +226,8 @@ def show(results: Results, files: Files, *, as_json: bool) -> None:
     right = f"{100 * graded.accuracy:.1f}% of {graded.n} answers are right by {graded.settings['grader']}"
     undefined = "; AUROC is undefined: there is nothing to tell apart" if graded.accuracy in (0, 1) else ""
     OUT.print(f"{right}{undefined}.", soft_wrap=True, markup=False)
-    OUT.print(
-        f"Everything is in {files.folder}: {files.table.name}, {files.answers.name}.", soft_wrap=True, markup=False
-    )
+    places = f"{files.table.name} and {files.answers.name}"
+    OUT.print(f"Everything is in {files.folder}: {places}.", soft_wrap=True, markup=False)
 
 
 @contextmanager

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 from semgrad_guard.evaluation.run_file import Answer
 
@@ -36,8 +37,8 @@ class EvaluatedAnswer(Answer):
     log_probs: tuple[float, ...] = ()
     rows: int = 1
     generation_ms: float = 0.0
-    milliseconds: dict[str, float] = {}
-    ablations: dict[str, float | None] = {}
+    milliseconds: Mapping[str, float] = Field(default_factory=dict[str, float])
+    ablations: Mapping[str, float | None] = Field(default_factory=dict[str, float | None])
     samples: tuple[SampleSet, ...] = ()
 
     @property

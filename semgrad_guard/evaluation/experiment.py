@@ -76,9 +76,8 @@ class Experiment:
     @property
     def _plans(self) -> list[Any]:
         """The sampling plans of the estimators, each once."""
-        return list(
-            dict.fromkeys(plan for each in self.estimators if (plan := getattr(each, "plan", None)) is not None)
-        )
+        plans = [getattr(estimator, "plan", None) for estimator in self.estimators]
+        return [plan for plan in dict.fromkeys(plans) if plan is not None]
 
     def _warm_up(self) -> None:
         """What happens once per process (the self-check, kernels that load) belongs to no question's run time."""
