@@ -7,9 +7,9 @@ from typing import Annotated, Literal
 
 import typer
 
-EstimatorName = Literal["hybridgrad", "semgrad", "paragrad", "gnll", "mean_entropy"]
+EstimatorName = Literal["hybridgrad", "semgrad", "paragrad", "exgrad", "gnll", "max_probability", "mean_entropy"]
 DtypeName = Literal["float32", "bfloat16", "float16"]
-GraderName = Literal["exact-match", "token-f1"]
+GraderName = Literal["exact-match", "token-f1", "rouge-l"]
 
 Model = Annotated[
     str,
@@ -26,7 +26,8 @@ EstimatorOption = Annotated[
     typer.Option(
         "--estimator",
         metavar="NAME",
-        help="How uncertainty is measured: hybridgrad, semgrad, paragrad, gnll or mean_entropy.",
+        help="How uncertainty is measured: hybridgrad, semgrad, paragrad, exgrad, gnll, max_probability or "
+        "mean_entropy.",
     ),
 ]
 CalibrationFile = Annotated[

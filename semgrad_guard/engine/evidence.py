@@ -5,9 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from semgrad_guard.engine.objective import Objective
+from semgrad_guard.engine.pricing import charge, priced
 from semgrad_guard.engine.prompt import Prompt
 from semgrad_guard.engine.replay import Trace
 from semgrad_guard.engine.scores import GradientScores
@@ -56,7 +58,6 @@ class BatchScoring:
         self._trace = trace
         self._done: dict[Objective, tuple[TimedScores, ...]] = {}
         self._found: dict[Hashable, tuple[Sequence[Any], float]] = {}
-        self._credit = 0.0
 
     @property
     def evidence(self) -> tuple[Evidence, ...]:
@@ -69,20 +70,21 @@ class BatchScoring:
         """The scores of one row; the first call scores the whole batch in one backward pass."""
         with self._scorer.lock:
             if objective not in self._done:
-                self._done[objective] = self._score(objective)
-            return self._done[objective][row]
+                self._done[objective], price = priced(partial(self._score, objective))
+                charge(-price)
+            found = self._done[objective][row]
+            charge(found.milliseconds)
+            return found
 
     def together(self, key: Hashable, work: Callable[[Sequence[Evidence]], Sequence[T]], row: int) -> T:
         """What `work` finds for one row; the first call under `key` has it done for the whole batch."""
         with self._scorer.lock:
             if key not in self._found:
-                began, credit = time.perf_counter(), self._credit
-                values = work(self.evidence)
-                elapsed = (time.perf_counter() - began) * 1000
-                self._found[key] = values, (elapsed + self._credit - credit) / len(values)
-                self._credit = credit - elapsed
+                values, price = priced(partial(work, self.evidence))
+                charge(-price)
+                self._found[key] = values, price / len(values)
             values, share = self._found[key]
-            self._credit += share
+            charge(share)
             return values[row]
 
     def timed(self, work: Callable[[], T]) -> tuple[T, float]:
@@ -91,15 +93,13 @@ class BatchScoring:
         The row that happens to come first does not pay for the batch, nor do later rows get it for nothing.
         """
         with self._scorer.lock:
-            began, credit = time.perf_counter(), self._credit
-            value = work()
-            return value, (time.perf_counter() - began) * 1000 + self._credit - credit
+            return priced(work)
 
     def _score(self, objective: Objective) -> tuple[TimedScores, ...]:
         began = time.perf_counter()
         with clean_slate():
             prompts = [prompt.ids for prompt in self.prompts]
-            batch = TokenBatch.of(prompts, self._responses, self._offsets, self._scorer.device)
+            batch = TokenBatch.of(prompts, self._responses, self._offsets, self._scorer.device, objective=objective)
         trace, self._trace = self._trace, None
         found = self._scorer.score(batch, objective, trace)
         share = (time.perf_counter() - began) * 1000 / len(found)

@@ -166,6 +166,11 @@ class LanguageModel:
         return {token.content: number for number, token in added.items() if token.special}
 
     @property
+    def n_layers(self) -> int:
+        """Decoder layers."""
+        return self._scorer.architecture.n_layers
+
+    @property
     def context_window(self) -> int | None:
         """Positions the model can attend over, None if it states no limit."""
         config: Any = self._model.config.get_text_config(decoder=True)

@@ -2,9 +2,10 @@
 
 from semgrad_guard.estimators.base import Estimator
 from semgrad_guard.estimators.degree import Degree
+from semgrad_guard.estimators.exgrad import ExGrad
 from semgrad_guard.estimators.hybridgrad import HybridGrad
 from semgrad_guard.estimators.inside import Inside
-from semgrad_guard.estimators.likelihood import GreedyNLL, MeanEntropy
+from semgrad_guard.estimators.likelihood import GreedyNLL, MaxProbability, MeanEntropy
 from semgrad_guard.estimators.ln_pe import LengthNormalisedEntropy
 from semgrad_guard.estimators.mutual_information import MutualInformation
 from semgrad_guard.estimators.p_true import PTrue
@@ -19,7 +20,9 @@ ESTIMATORS = (
     HybridGrad,
     SemGrad,
     ParaGrad,
+    ExGrad,
     GreedyNLL,
+    MaxProbability,
     MeanEntropy,
     LengthNormalisedEntropy,
     PTrue,
@@ -37,10 +40,12 @@ __all__ = [
     "SAR",
     "Degree",
     "Estimator",
+    "ExGrad",
     "GreedyNLL",
     "HybridGrad",
     "Inside",
     "LengthNormalisedEntropy",
+    "MaxProbability",
     "MeanEntropy",
     "MutualInformation",
     "PTrue",

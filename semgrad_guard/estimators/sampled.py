@@ -39,10 +39,7 @@ class AskingEstimator:
         raise NotImplementedError
 
     def __call__(self, evidence: Evidence) -> Score:
-        """`scoring_ms` is the price of everything the number needs, as if no other estimator had needed it before.
-
-        (Judgements of an NLI model or a cross-encoder are remembered between estimators and cost the first one only.)
-        """
+        """`scoring_ms` is the price of everything the number needs, as if no other estimator had needed it before."""
         if not evidence.response_ids:
             return Score(None, "the response is empty")
         found, milliseconds = evidence.timed(lambda: self._attempt(evidence))

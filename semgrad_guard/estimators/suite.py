@@ -6,9 +6,10 @@ from semgrad_guard.engine.sampling import DiverseBeams, Sampling
 from semgrad_guard.estimators.base import Estimator
 from semgrad_guard.estimators.degree import Degree
 from semgrad_guard.estimators.equivalence import Equivalence, F1Equivalence
+from semgrad_guard.estimators.exgrad import ExGrad
 from semgrad_guard.estimators.hybridgrad import HybridGrad
 from semgrad_guard.estimators.inside import Inside
-from semgrad_guard.estimators.likelihood import GreedyNLL, MeanEntropy
+from semgrad_guard.estimators.likelihood import GreedyNLL, MaxProbability, MeanEntropy
 from semgrad_guard.estimators.ln_pe import LengthNormalisedEntropy
 from semgrad_guard.estimators.mutual_information import MutualInformation
 from semgrad_guard.estimators.p_true import PTrue
@@ -52,5 +53,7 @@ def paper_suite(
         MutualInformation(Sampling(10, 0.9, **common)),
         GreedyNLL(),
         SAR(Sampling(5, 1.0, **common), alike),
+        ExGrad(),
         MeanEntropy(),
+        MaxProbability(),
     )
