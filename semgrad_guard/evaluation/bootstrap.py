@@ -107,6 +107,11 @@ def mean(estimates: Sequence[Estimate]) -> Estimate:
     return combined(estimates, [1.0 / len(estimates)] * len(estimates))
 
 
+def known(value: float) -> Estimate:
+    """A figure without an interval: someone else's, or a count."""
+    return Estimate(value, None, None, np.full(1, math.nan))
+
+
 def estimate(value: float, replicates: Floats, *, level: float = LEVEL) -> Estimate:
     """A value and the percentile interval of its replicates; nan counts as undefined."""
     if not math.isfinite(value):
