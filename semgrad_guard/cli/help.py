@@ -77,6 +77,20 @@ At alpha = delta = 0.1 fewer than 28 questions can never do; some hundreds usual
 0 done, 4 no threshold keeps the promise, 5 some lines were broken, 1 error, 2 wrong usage, 130 interrupted
 """.strip()  # noqa: E501  # a paragraph must be one line: the terminal breaks it
 
+PROBE = """
+[bold]Examples[/]
+semgrad-guard probe --data questions.jsonl --output probe.json
+semgrad-guard probe --data questions.jsonl --output probe.json --model ./my-model --no-answers
+
+[bold]A line of the file[/]
+{"question": "Who wrote Emma?", "paraphrases": ["Emma was written by whom?"], "answers": ["Jane Austen"]}
+
+The token that the chat template itself points to is kept unless graded answers speak against it; fifty right and fifty wrong ones can. After Ctrl-C, run the same command again.
+
+[bold]Exit codes[/]
+0 done, 5 some lines were broken, 1 error, 2 wrong usage, 130 interrupted
+""".strip()  # noqa: E501  # a paragraph must be one line: the terminal breaks it
+
 DEMO = """
 [bold]Examples[/]
 semgrad-guard demo

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from rich import box
 from rich.console import Group, RenderableType
@@ -13,6 +14,9 @@ from rich.text import Text
 from semgrad_guard.cli.terminal import printable
 from semgrad_guard.decision import Calibration, Drift
 from semgrad_guard.records import Verdict
+
+if TYPE_CHECKING:
+    from semgrad_guard.evaluation.probe_record import GradedGrid, Probe
 
 ROWS_SHOWN = 20
 _COLOURS = {"answer": "green", "escalate": "yellow", "abstain": "yellow"}
@@ -75,6 +79,39 @@ def calibration_view(calibration: Calibration, *, auroc: float | None, aurc: flo
     if calibration.confidence_map is not None:
         parts += [Text(), _confidence_table(calibration)]
     return Group(*parts)
+
+
+def probe_view(found: Probe) -> RenderableType:
+    """The last prompt tokens with their scores, which of them is t*, and why."""
+    graded = found.graded
+    chosen = found.semantic_token.offset if found.semantic_token.offset is not None else found.own_token
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for heading in ("token", "text", "SPS", *(["AUROC of SemGrad"] if graded else []), ""):
+        table.add_column(heading, justify="left" if heading in ("text", "") else "right", no_wrap=True)
+    count = len(found.tokens)
+    for column, (name, preserved) in enumerate(zip(found.tokens, found.by_token, strict=True)):
+        offset = column - count
+        cells = [str(offset), Text("(differs)", style="dim") if name is None else Text(repr(name)), f"{preserved:.3f}"]
+        if graded:
+            known = graded.by_token[column]
+            cells.append("-" if known is None else f"{known:.3f}")
+        marks = ["t*"] * (offset == chosen) + ["the template's"] * (offset == found.own_token)
+        table.add_row(*cells, Text(", ".join(marks), style="bold green"))
+    facts = [
+        ("questions", f"{found.questions} with paraphrases, {found.without_paraphrases} without"),
+        ("layers", f"{found.upper_layers[0]} to {found.upper_layers[-1]}, averaged"),
+    ]
+    if graded:
+        facts.append(("answers", f"{graded.right} of {graded.answers} right ({graded.grader})"))
+        facts.append(("SPS and AUROC", _correlation(graded)))
+    reason = Text(f"t* = {chosen}: {printable(found.semantic_token.reason)}.")
+    return Group(table, _pairs(*facts), Text(), reason)
+
+
+def _correlation(graded: GradedGrid) -> str:
+    if graded.pearson is None or graded.spearman is None:
+        return "no correlation: the AUROC is undefined (all right, or all wrong), or does not vary"
+    return f"r = {graded.pearson:.2f}, rank correlation {graded.spearman:.2f}, over all layers and tokens"
 
 
 def confidence_rows(calibration: Calibration) -> list[tuple[float, float]]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import datetime
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,10 @@ from semgrad_guard.evaluation.probe_record import GradedGrid, Probe
 from semgrad_guard.evaluation.prompts import form_of, prompt_name
 from semgrad_guard.evaluation.token_rule import Recommendation, with_answers, without_answers
 from semgrad_guard.guard import template_name
+
+
+Phase = Callable[[str], AbstractContextManager[Progress]]
+"""Names a part of the work for as long as it lasts, and hands out what tells how far it is."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,8 +94,7 @@ def probe(
     states_path: Path,
     answers_path: Path | None,
     grader: Grader,
-    on_states: Progress,
-    on_answers: Progress,
+    phase: Phase | None = None,
 ) -> Probe:
     """Measure semantic preservation on the questions with paraphrases and, if asked to, SemGrad on all with answers.
 
@@ -102,7 +106,7 @@ def probe(
         states_path: keeps the sums of hidden states, so that an interrupted probe continues.
         answers_path: keeps the answers; None to leave them out.
         grader: says which answers are right.
-        on_states, on_answers: told how far each part is.
+        phase: shows how far each part of the work is.
 
     Raises:
         InputError: too few questions have paraphrases.
@@ -111,29 +115,32 @@ def probe(
     asked = with_paraphrases(questions)
     upper = Objective().span(model.n_layers)
     ends = prompt_ends(model, questions, plan)
-    sums = measure_preservation(
-        asked,
-        states_path,
-        model=model,
-        tokens=ends.count,
-        system=plan.system,
-        batch_size=2 * plan.batch_size,
-        on_progress=on_states,
-    )
+    phase = phase or _unseen
+    with phase("Reading paraphrases") as tell:
+        sums = measure_preservation(
+            asked,
+            states_path,
+            model=model,
+            tokens=ends.count,
+            system=plan.system,
+            batch_size=2 * plan.batch_size,
+            on_progress=tell,
+        )
     scores: list[list[float]] = sums.scores.tolist()
     graded, recommendation = None, without_answers(ends.own_token, _by_offset(scores, upper))
     gradable = [question for question in questions if any(answer.strip() for answer in question.answers)]
     if answers_path is not None and gradable:
-        answers = collect_grids(
-            gradable,
-            answers_path,
-            model=model,
-            tokens=ends.count,
-            options=plan.options,
-            system=plan.system,
-            batch_size=plan.batch_size,
-            on_progress=on_answers,
-        )
+        with phase("Answering") as tell:
+            answers = collect_grids(
+                gradable,
+                answers_path,
+                model=model,
+                tokens=ends.count,
+                options=plan.options,
+                system=plan.system,
+                batch_size=plan.batch_size,
+                on_progress=tell,
+            )
         correct = [
             answer.text is not None and grader(answer.text, question.answers)
             for question, answer in zip(gradable, answers, strict=True)
@@ -231,6 +238,11 @@ def _record(
             offset=found.offset, template=identity.template, model=identity.name, reason=found.reason
         ),
     )
+
+
+@contextmanager
+def _unseen(_: str) -> Generator[Progress]:
+    yield lambda done, total: None
 
 
 def _by_offset(scores: Sequence[Sequence[float]], upper: Sequence[int]) -> dict[int, float]:

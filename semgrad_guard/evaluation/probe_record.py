@@ -6,10 +6,12 @@ import json
 from pathlib import Path
 from typing import Literal, Self
 
+import numpy as np
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from semgrad_guard.engine.token_choice import TokenChoice
 from semgrad_guard.errors import InputError
+from semgrad_guard.evaluation.figures.sps import ProbeMaps
 from semgrad_guard.evaluation.files import write_beside
 
 Table = tuple[tuple[float, ...], ...]
@@ -77,6 +79,18 @@ class Probe(BaseModel):
         rows = [self.preservation[layer] for layer in self.upper_layers]
         return tuple(sum(column) / len(column) for column in zip(*rows, strict=True))
 
+    @property
+    def maps(self) -> ProbeMaps:
+        """What is drawn; undefined AUROCs are nan."""
+        found = None if self.graded is None else np.array(self.graded.auroc, dtype=np.float64)
+        return ProbeMaps(
+            title=f"{self.model} on {self.data}: {self.questions} questions",
+            sps=np.array(self.preservation),
+            auroc=None if found is None or not np.isfinite(found).any() else found,
+            tokens=[_label(offset, name) for offset, name in enumerate(self.tokens, start=-len(self.tokens))],
+            recommendation=self.semantic_token.reason,
+        )
+
     def save(self, path: Path) -> Path:
         """Write JSON with a line per field, or per layer; never half a file."""
         lines = [f"  {json.dumps(name)}: {_pretty(value)}" for name, value in self.model_dump(mode="json").items()]
@@ -96,6 +110,11 @@ class Probe(BaseModel):
             raise InputError(f"Cannot read {path}: {error.strerror or error}.") from error
         except (ValidationError, UnicodeDecodeError) as error:
             raise InputError(f"{path} is not a probe's record, or not an intact one. Probe again.") from error
+
+
+def _label(offset: int, name: str | None) -> str:
+    """A token's text with its offset where all prompts share it, else the offset."""
+    return str(offset) if name is None else f"{json.dumps(name, ensure_ascii=False)[1:-1].strip()} {offset}"
 
 
 def _pretty(value: object) -> str:
