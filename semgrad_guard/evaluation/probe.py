@@ -30,7 +30,6 @@ from semgrad_guard.evaluation.prompts import form_of, prompt_name
 from semgrad_guard.evaluation.token_rule import Recommendation, with_answers, without_answers
 from semgrad_guard.guard import template_name
 
-
 Phase = Callable[[str], AbstractContextManager[Progress]]
 """Names a part of the work for as long as it lasts, and hands out what tells how far it is."""
 
@@ -56,6 +55,15 @@ class PromptEnds:
     count: int
     names: tuple[str | None, ...]
     own_token: int
+
+    @property
+    def complete(self) -> range:
+        """The offsets that can be t*: the tokens all prompts end with, and the one before (the user's last, as a rule).
+
+        Earlier ones have not read the whole question, and are another word in every prompt.
+        """
+        shared = next((n for n, name in enumerate(reversed(self.names)) if name is None), self.count)
+        return range(-min(shared + 1, self.count), 0)
 
 
 def with_paraphrases(questions: Sequence[Question]) -> list[Question]:
@@ -127,7 +135,7 @@ def probe(
             on_progress=tell,
         )
     scores: list[list[float]] = sums.scores.tolist()
-    graded, recommendation = None, without_answers(ends.own_token, _by_offset(scores, upper))
+    graded, recommendation = None, without_answers(ends.own_token, _by_offset(scores, upper, ends))
     gradable = [question for question in questions if any(answer.strip() for answer in question.answers)]
     if answers_path is not None and gradable:
         with phase("Answering") as tell:
@@ -156,7 +164,7 @@ def recommend(
     answers: Sequence[GridAnswer], correct: Sequence[bool], upper: Sequence[int], ends: PromptEnds
 ) -> Recommendation:
     """Apply the rule (`token_rule.py`) to graded answers."""
-    others = [offset for offset in range(-ends.count, 0) if offset != ends.own_token]
+    others = [offset for offset in ends.complete if offset != ends.own_token]
     by_offset = {offset: [answer.semgrad(upper, offset) for answer in answers] for offset in others}
     return with_answers(ends.own_token, [answer.semgrad(upper) for answer in answers], by_offset, correct)
 
@@ -245,6 +253,6 @@ def _unseen(_: str) -> Generator[Progress]:
     yield lambda done, total: None
 
 
-def _by_offset(scores: Sequence[Sequence[float]], upper: Sequence[int]) -> dict[int, float]:
-    count = len(scores[0])
-    return {t: math.fsum(scores[layer][t] for layer in upper) / len(upper) for t in range(-count, 0)}
+def _by_offset(scores: Sequence[Sequence[float]], upper: Sequence[int], ends: PromptEnds) -> dict[int, float]:
+    offsets = sorted({*ends.complete, ends.own_token} & {*range(-ends.count, 0)})
+    return {t: math.fsum(scores[layer][t] for layer in upper) / len(upper) for t in offsets}

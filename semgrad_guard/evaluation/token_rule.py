@@ -10,6 +10,8 @@ the user's text, or that text's last token, and a chat template gives that place
 3. Graded answers are split in two halves. The first proposes the token at which SemGrad tells right from wrong best;
    the second compares that one token with the template's, on answers that had no part in choosing it. The proposal is
    recommended only if the interval of the difference in AUROC lies above zero.
+
+Tokens in question are those that have read the whole question: the ones that all prompts end with, and the one before.
 """
 
 from __future__ import annotations
