@@ -55,6 +55,7 @@ SCORE = """
 semgrad-guard score --question "Who wrote Emma?" --response "Jane Austen"
 semgrad-guard score --data answers.jsonl --output scores.jsonl
 semgrad-guard score --data answers.jsonl --calibration calibration.json
+semgrad-guard score --data answers.jsonl --by sentence
 
 [bold]A line of the file[/]
 {"question": "Who wrote Emma?", "response": "Jane Austen"}

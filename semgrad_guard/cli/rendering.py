@@ -13,6 +13,7 @@ from rich.text import Text
 
 from semgrad_guard.cli.terminal import printable
 from semgrad_guard.decision import Calibration, Drift
+from semgrad_guard.evaluation.highlight import Claim, shades
 from semgrad_guard.records import Verdict
 
 if TYPE_CHECKING:
@@ -55,6 +56,28 @@ def scores_view(rows: Sequence[tuple[str, Verdict]], *, decided: bool) -> Render
     if len(rows) <= ROWS_SHOWN:
         return table
     return Group(table, Text(f"… and {len(rows) - ROWS_SHOWN} more: --output FILE or --json gives them all."))
+
+
+def claims_view(question: str, claims: Sequence[Claim], *, estimator: str) -> RenderableType:
+    """A text with its doubtful segments marked, and their numbers below, in the text's order."""
+    body, table = Text(), Table(box=box.SIMPLE_HEAD, pad_edge=False, expand=True)
+    table.add_column("uncertainty", justify="right", no_wrap=True)
+    table.add_column("segment", ratio=1, no_wrap=True, overflow="ellipsis")
+    for (text, uncertainty), shade in zip(claims, shades([u for _, u in claims]), strict=True):
+        style = _shade_style(shade)
+        shown = printable(text)
+        body.append(shown.rstrip(), style=style).append(shown[len(shown.rstrip()) :])
+        table.add_row(figure(uncertainty), Text(_one_line(text), style=style))
+    panel = Panel(body, title=Text(_one_line(question)), title_align="left", border_style="dim", box=box.ROUNDED)
+    legend = Text(f"{estimator}, higher is less certain; the colours compare the segments of this text", style="dim")
+    return Group(panel, table, legend)
+
+
+def _shade_style(shade: float | None) -> str:
+    """The most doubtful third stands out, the middle one is underlined."""
+    if shade is None:
+        return "dim"
+    return "bold black on yellow" if shade > 2 / 3 else "underline" if shade > 1 / 3 else ""
 
 
 def drift_line(found: Drift) -> str:

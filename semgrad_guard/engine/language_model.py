@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, cast, overload
 
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -16,9 +16,10 @@ from semgrad_guard.engine.decoding import Decoder, Listener
 from semgrad_guard.engine.evidence import BatchScoring, Evidence
 from semgrad_guard.engine.generation import Generation, GenerationOptions
 from semgrad_guard.engine.objective import Objective
-from semgrad_guard.engine.prompt import Prompt, chat_template, render, template_fingerprint
+from semgrad_guard.engine.prompt import Prompt, chat_template, render, template_fingerprint, tokenize
 from semgrad_guard.engine.scores import GradientScores
 from semgrad_guard.engine.scoring import scorer_of
+from semgrad_guard.engine.segments import By, Segment, score_segments
 from semgrad_guard.engine.semantic_preservation import last_states
 from semgrad_guard.engine.stream import TextStream
 from semgrad_guard.engine.token_choice import TokenChoice
@@ -271,9 +272,28 @@ class LanguageModel:
         """
         return last_states(self._scorer, prompts, count)
 
-    def score(self, conversation: Conversation, text: str, *, objective: Objective | None = None) -> GradientScores:
-        """Gradient scores of a text as the answer to a conversation, whoever wrote it (see `evidence`)."""
-        timed = self.evidence(conversation, text).gradients(objective)
+    @overload
+    def score(
+        self, conversation: Conversation, text: str, *, by: None = None, objective: Objective | None = None
+    ) -> GradientScores: ...
+
+    @overload
+    def score(
+        self, conversation: Conversation, text: str, *, by: By, objective: Objective | None = None
+    ) -> list[Segment]: ...
+
+    def score(
+        self, conversation: Conversation, text: str, *, by: By | None = None, objective: Objective | None = None
+    ) -> GradientScores | list[Segment]:
+        """Gradient scores of a text as the answer to a conversation, whoever wrote it (see `evidence`).
+
+        With `by="sentence"` or `by="clause"`, the text's segments with scores of their own (see `Segment`).
+        """
+        evidence = self.evidence(conversation, text)
+        if by is not None:
+            encoded = tokenize(self.tokenizer, text, add_special_tokens=False)
+            return score_segments(self._scorer, evidence.prompt, encoded, by=by, objective=objective or Objective())
+        timed = evidence.gradients(objective)
         if timed is None:
             raise EmptyResponseError("the response is empty; there is nothing to score")
         return timed.scores

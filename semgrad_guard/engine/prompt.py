@@ -52,7 +52,7 @@ def render(
     if chat_template(tokenizer, options) is None:
         return _plain_prompt(tokenizer, turns, semantic_token)
     text = _apply_template(tokenizer, turns, options)
-    prompt = _tokenize(tokenizer, text, add_special_tokens=False)
+    prompt = tokenize(tokenizer, text, add_special_tokens=False)
     if semantic_token is not None:
         return Prompt(text, prompt.ids, _override(semantic_token, len(prompt.ids)))
     found = find_semantic_token(
@@ -155,13 +155,15 @@ def _apply_template(
 
 def _plain_prompt(tokenizer: PreTrainedTokenizerBase, turns: Sequence[Turn], semantic_token: int | None) -> Prompt:
     text = "\n\n".join(turn["content"] for turn in turns)
-    ids = _tokenize(tokenizer, text, add_special_tokens=True).ids
+    ids = tokenize(tokenizer, text, add_special_tokens=True).ids
     if semantic_token is not None:
         return Prompt(text, ids, _override(semantic_token, len(ids)))
     return Prompt(text, ids, SemanticToken(-1, "last_token"))
 
 
-def _tokenize(tokenizer: _Untyped, text: str, *, add_special_tokens: bool) -> TokenizedText:
+def tokenize(tokenizer: _Untyped, text: str, *, add_special_tokens: bool) -> TokenizedText:
+    """A text with its tokens, and where the tokenizer knows it, their places."""
+
     def encode(piece: str) -> tuple[int, ...]:
         return tuple(tokenizer(piece, add_special_tokens=False)["input_ids"])
 
