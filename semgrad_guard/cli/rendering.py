@@ -67,7 +67,7 @@ def claims_view(question: str, claims: Sequence[Claim], *, estimator: str) -> Re
         style = _shade_style(shade)
         shown = printable(text)
         body.append(shown.rstrip(), style=style).append(shown[len(shown.rstrip()) :])
-        table.add_row(figure(uncertainty), Text(_one_line(text), style=style))
+        table.add_row(figure(uncertainty), Text().append(_one_line(text), style=style))
     panel = Panel(body, title=Text(_one_line(question)), title_align="left", border_style="dim", box=box.ROUNDED)
     legend = Text(f"{estimator}, higher is less certain; the colours compare the segments of this text", style="dim")
     return Group(panel, table, legend)
