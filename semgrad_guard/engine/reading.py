@@ -5,6 +5,7 @@ One pass over all answers of a batch, without a graph; a prompt's own work is do
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -80,6 +81,12 @@ def _read(
     else:
         shared = TokenBatch.of(prompts, [[0]] * len(prompts), [-1] * len(prompts), scorer.device)
         readings = _pass(scorer, batch, (shared, owners), temperature)
+    if len(readings) > 1 and not all(math.isfinite(sum(reading.log_probs)) for reading in readings):
+        # Padding alone makes some attention kernels answer NaN: such rows are given a second chance.
+        singly = zip(readings, batch.rows(), strict=True)
+        readings = [
+            r if math.isfinite(sum(r.log_probs)) else _pass(scorer, row, None, temperature)[0] for r, row in singly
+        ]
     rest = iter(readings)
     return [[reading if answer else Reading() for answer, reading in zip(own, rest, strict=False)] for own in answers]
 

@@ -10,8 +10,10 @@ from numpy.typing import NDArray
 
 from semgrad_guard.engine.evidence import Evidence
 from semgrad_guard.engine.sampling import Sampling
-from semgrad_guard.estimators.equivalence import Equivalence, F1Equivalence
-from semgrad_guard.estimators.sampled import AskingEstimator
+from semgrad_guard.estimators.equivalence import SHARED_WORDS, Equivalence
+from semgrad_guard.estimators.sampled import AskingEstimator, texts_of
+
+_PLAN = Sampling(count=10, temperature=0.7)
 
 
 @dataclass(frozen=True)
@@ -24,14 +26,14 @@ class Degree(AskingEstimator):
     TMLR 2024. The paper's setting: that of Self-Consistency.
     """
 
-    plan: Sampling = Sampling(count=10, temperature=0.7)
-    equivalence: Equivalence = F1Equivalence()
+    plan: Sampling = _PLAN
+    equivalence: Equivalence = SHARED_WORDS
     name: ClassVar[str] = "deg"
     title: ClassVar[str] = "Deg"
 
     def value(self, evidence: Evidence) -> float:
         """The mean dissimilarity of all ordered pairs of samples; equal texts are alike without being asked about."""
-        texts = [sample.text for sample in evidence.samples(self.plan)]
+        texts = texts_of(evidence.samples(self.plan))
         distinct = list(dict.fromkeys(texts))
         pairs = [(i, j) for i in range(len(distinct)) for j in range(i)]
         found = self.equivalence.relations([(distinct[i], distinct[j]) for i, j in pairs], evidence.question)

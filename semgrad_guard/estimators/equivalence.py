@@ -68,6 +68,10 @@ class F1Equivalence:
         return [EntailmentScores(share, 0.0, 1.0 - share) for share in (_f1(*pair) for pair in pairs)]
 
 
+SHARED_WORDS = F1Equivalence()
+"""What serves where no NLI model is at hand."""
+
+
 @dataclass(frozen=True)
 class NLIEquivalence:
     """Each answer entails the other, both read after the question.

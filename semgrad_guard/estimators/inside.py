@@ -13,6 +13,8 @@ from semgrad_guard.engine.sampling import Sampling
 from semgrad_guard.errors import InputError, ScoringError
 from semgrad_guard.estimators.sampled import AskingEstimator, with_tokens
 
+_PLAN = Sampling(count=10, temperature=0.5, top_p=0.99, top_k=5)
+
 
 @dataclass(frozen=True)
 class Inside(AskingEstimator):
@@ -27,7 +29,7 @@ class Inside(AskingEstimator):
     detection", ICLR 2024. The paper's setting: 10 samples, temperature 0.5, top-p 0.99, top-k 5; alpha = 0.001.
     """
 
-    plan: Sampling = Sampling(count=10, temperature=0.5, top_p=0.99, top_k=5)
+    plan: Sampling = _PLAN
     alpha: float = 1e-3
     name: ClassVar[str] = "inside"
     title: ClassVar[str] = "INSIDE"

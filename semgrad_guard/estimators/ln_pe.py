@@ -10,6 +10,8 @@ from semgrad_guard.engine.evidence import Evidence
 from semgrad_guard.engine.sampling import Sampling
 from semgrad_guard.estimators.sampled import AskingEstimator, mean_log_prob, with_tokens
 
+_PLAN = Sampling(count=10, temperature=1.0)
+
 
 @dataclass(frozen=True)
 class LengthNormalisedEntropy(AskingEstimator):
@@ -21,7 +23,7 @@ class LengthNormalisedEntropy(AskingEstimator):
     of one model in place of an ensemble's. The paper's setting: 10 samples at temperature 1.
     """
 
-    plan: Sampling = Sampling(count=10, temperature=1.0)
+    plan: Sampling = _PLAN
     name: ClassVar[str] = "ln_pe"
     title: ClassVar[str] = "LN-PE"
 

@@ -14,7 +14,7 @@ from semgrad_guard.engine.evidence import Evidence
 from semgrad_guard.engine.sampling import Sampling
 from semgrad_guard.errors import InputError, ScoringError
 from semgrad_guard.estimators.equivalence import F1Equivalence, clusters
-from semgrad_guard.estimators.sampled import AskingEstimator, with_tokens
+from semgrad_guard.estimators.sampled import AskingEstimator, distinct, with_tokens
 
 _PROMPT = """Consider the following question:
 Q: {question}
@@ -22,6 +22,8 @@ One answer to question Q is {answer}.
 Provide an answer to the following question:
 Q: {question}
 A:"""
+
+_PLAN = Sampling(count=10, temperature=0.9)
 
 
 @dataclass(frozen=True)
@@ -40,7 +42,7 @@ class MutualInformation(AskingEstimator):
     at temperature 0.9, similar where F1 > 0.25, gamma1 = gamma2 = 0.
     """
 
-    plan: Sampling = Sampling(count=10, temperature=0.9)
+    plan: Sampling = _PLAN
     f1: float = 0.25
     gamma1: float = 0.0
     gamma2: float = 0.0
@@ -54,7 +56,7 @@ class MutualInformation(AskingEstimator):
 
     def value(self, evidence: Evidence) -> float:
         """Algorithm 3 over the distinct samples that are not empty."""
-        samples = {sample.text.strip(): sample for sample in reversed(with_tokens(evidence.samples(self.plan)))}
+        samples = distinct(with_tokens(evidence.samples(self.plan)))
         cluster_of = clusters(list(samples), evidence.question, F1Equivalence(self.f1))
         heads = [cluster_of.index(number) for number in range(max(cluster_of) + 1)]
         if len(heads) == 1:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import asdict, fields, is_dataclass
 from typing import Any, ClassVar, cast
 
@@ -54,6 +55,19 @@ class AskingEstimator:
             return self.value(evidence)
         except ScoringError as error:
             return str(error)
+
+
+def texts_of(samples: Iterable[Sample]) -> list[str]:
+    """The samples' texts without outer white space."""
+    return [sample.text.strip() for sample in samples]
+
+
+def distinct(samples: Iterable[Sample]) -> dict[str, Sample]:
+    """The first sample of each text, in order."""
+    found: dict[str, Sample] = {}
+    for sample in samples:
+        found.setdefault(sample.text.strip(), sample)
+    return found
 
 
 def with_tokens(samples: tuple[Sample, ...]) -> list[Sample]:

@@ -14,7 +14,7 @@ from semgrad_guard.engine.sampling import Sample, Sampling
 from semgrad_guard.engine.text_pairs import Pair
 from semgrad_guard.engine.words import token_f1
 from semgrad_guard.errors import InputError
-from semgrad_guard.estimators.sampled import AskingEstimator, with_tokens
+from semgrad_guard.estimators.sampled import AskingEstimator, texts_of, with_tokens
 
 
 class Similarity(Protocol):
@@ -40,6 +40,9 @@ class WordOverlap:
         return [1.0 if first == second else token_f1(first, second) for first, second in pairs]
 
 
+_PLAN = Sampling(count=5, temperature=1.0)
+
+
 @dataclass(frozen=True)
 class SAR(AskingEstimator):
     """Shifting attention to relevance, of tokens and of sentences; any real number.
@@ -53,7 +56,7 @@ class SAR(AskingEstimator):
     cross-encoder/stsb-roberta-large; t = 0.001.
     """
 
-    plan: Sampling = Sampling(count=5, temperature=1.0)
+    plan: Sampling = _PLAN
     similarity: Similarity = WordOverlap()
     t: float = 1e-3
     name: ClassVar[str] = "sar"
@@ -74,9 +77,9 @@ class SAR(AskingEstimator):
 
     def _token_relevance(self, evidence: Evidence, samples: Sequence[Sample]) -> list[list[float]]:
         """1 - g(with, without) for every token of every sample, all asked at once."""
-        decode = evidence.sampler.decode
+        asked, decode = evidence.question, evidence.sampler.decode
         pairs = [
-            (f"{evidence.question} {s.text}", f"{evidence.question} {decode(s.ids[:i] + s.ids[i + 1 :])}")
+            (f"{asked} {s.text.strip()}", f"{asked} {decode(s.ids[:i] + s.ids[i + 1 :]).strip()}")
             for s in samples
             for i in range(len(s.ids))
         ]
@@ -84,7 +87,7 @@ class SAR(AskingEstimator):
         return [[1 - next(found) for _ in sample.ids] for sample in samples]
 
     def _similarities(self, evidence: Evidence, samples: Sequence[Sample]) -> list[list[float]]:
-        texts = [f"{evidence.question} {sample.text}" for sample in samples]
+        texts = [f"{evidence.question} {text}" for text in texts_of(samples)]
         pairs = [(first, second) for i, first in enumerate(texts) for second in texts[:i]]
         found = dict(zip(pairs, self.similarity.similarities(pairs), strict=True))
         both = found | {(second, first): value for (first, second), value in found.items()}

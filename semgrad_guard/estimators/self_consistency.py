@@ -8,8 +8,10 @@ from typing import ClassVar
 
 from semgrad_guard.engine.evidence import Evidence
 from semgrad_guard.engine.sampling import Sampling
-from semgrad_guard.estimators.equivalence import Equivalence, F1Equivalence
-from semgrad_guard.estimators.sampled import AskingEstimator
+from semgrad_guard.estimators.equivalence import SHARED_WORDS, Equivalence
+from semgrad_guard.estimators.sampled import AskingEstimator, texts_of
+
+_PLAN = Sampling(count=10, temperature=0.7)
 
 
 @dataclass(frozen=True)
@@ -20,17 +22,17 @@ class SelfConsistency(AskingEstimator):
     paper's setting: 10 samples at temperature 0.7, equivalence by NLI.
     """
 
-    plan: Sampling = Sampling(count=10, temperature=0.7)
-    equivalence: Equivalence = F1Equivalence()
+    plan: Sampling = _PLAN
+    equivalence: Equivalence = SHARED_WORDS
     name: ClassVar[str] = "self_consistency"
     title: ClassVar[str] = "Self-Con"
 
     def value(self, evidence: Evidence) -> float:
         """1 - the share of equivalent samples; equal texts are equivalent without being asked about."""
-        texts = [sample.text for sample in evidence.samples(self.plan)]
-        others = [text for text in dict.fromkeys(texts) if text != evidence.text]
-        same = self.equivalence([(evidence.text, other) for other in others], evidence.question)
-        agreeing = {evidence.text, *(other for other, agrees in zip(others, same, strict=True) if agrees)}
+        answer, texts = evidence.text.strip(), texts_of(evidence.samples(self.plan))
+        others = [text for text in dict.fromkeys(texts) if text != answer]
+        same = self.equivalence([(answer, other) for other in others], evidence.question)
+        agreeing = {answer, *(other for other, agrees in zip(others, same, strict=True) if agrees)}
         return disagreement([text in agreeing for text in texts])
 
 

@@ -10,8 +10,10 @@ from typing import ClassVar
 from semgrad_guard.engine.evidence import Evidence
 from semgrad_guard.engine.sampling import DiverseBeams, Plan
 from semgrad_guard.errors import InputError
-from semgrad_guard.estimators.equivalence import Equivalence, F1Equivalence
-from semgrad_guard.estimators.sampled import AskingEstimator, mean_log_prob, with_tokens
+from semgrad_guard.estimators.equivalence import SHARED_WORDS, Equivalence
+from semgrad_guard.estimators.sampled import AskingEstimator, distinct, mean_log_prob, with_tokens
+
+_PLAN = DiverseBeams(count=10, penalty=1.0)
 
 
 @dataclass(frozen=True)
@@ -27,8 +29,8 @@ class SemanticDensity(AskingEstimator):
     beam search with penalty 1.0 (the greedy answer is the first of them), temperature 0.1.
     """
 
-    plan: Plan = DiverseBeams(count=10, penalty=1.0)
-    equivalence: Equivalence = F1Equivalence()
+    plan: Plan = _PLAN
+    equivalence: Equivalence = SHARED_WORDS
     temperature: float = 0.1
     name: ClassVar[str] = "semantic_density"
     title: ClassVar[str] = "Semantic Density"
@@ -39,15 +41,13 @@ class SemanticDensity(AskingEstimator):
 
     def value(self, evidence: Evidence) -> float:
         """1 - density; a reference that equals the answer is at distance 0 without being asked about."""
-        references = {
-            sample.text: mean_log_prob(sample)
-            for sample in reversed(with_tokens(evidence.samples(self.plan, temperature=self.temperature)))
-        }
-        others = [text for text in references if text != evidence.text]
-        relations = self.equivalence.relations([(evidence.text, other) for other in others], evidence.question)
-        distances = {evidence.text: 0.0}
-        distances |= {o: r.contradiction + r.neutral / 2 for o, r in zip(others, relations, strict=True)}
-        return 1 - density([distances[text] for text in references], list(references.values()))
+        samples = with_tokens(evidence.samples(self.plan, temperature=self.temperature))
+        answer, references = evidence.text.strip(), distinct(samples)
+        others = [text for text in references if text != answer]
+        relations = self.equivalence.relations([(answer, other) for other in others], evidence.question)
+        distances = {answer: 0.0} | {o: r.contradiction + r.neutral / 2 for o, r in zip(others, relations, strict=True)}
+        likelihoods = [mean_log_prob(sample) for sample in references.values()]
+        return 1 - density([distances[text] for text in references], likelihoods)
 
 
 def density(squared_distances: Sequence[float], log_likelihoods: Sequence[float]) -> float:

@@ -11,8 +11,10 @@ import numpy as np
 
 from semgrad_guard.engine.evidence import Evidence
 from semgrad_guard.engine.sampling import Sampling
-from semgrad_guard.estimators.equivalence import Equivalence, F1Equivalence, clusters
-from semgrad_guard.estimators.sampled import AskingEstimator, mean_log_prob, with_tokens
+from semgrad_guard.estimators.equivalence import SHARED_WORDS, Equivalence, clusters
+from semgrad_guard.estimators.sampled import AskingEstimator, mean_log_prob, texts_of, with_tokens
+
+_PLAN = Sampling(count=10, temperature=1.0)
 
 
 @dataclass(frozen=True)
@@ -27,8 +29,8 @@ class SemanticEntropy(AskingEstimator):
     entropy", Nature 2024. The paper's setting: 10 samples at temperature 1, equivalence by NLI.
     """
 
-    plan: Sampling = Sampling(count=10, temperature=1.0)
-    equivalence: Equivalence = F1Equivalence()
+    plan: Sampling = _PLAN
+    equivalence: Equivalence = SHARED_WORDS
     discrete: bool = False
     name: ClassVar[str] = "semantic_entropy"
     title: ClassVar[str] = "Semantic Entropy"
@@ -36,7 +38,7 @@ class SemanticEntropy(AskingEstimator):
     def value(self, evidence: Evidence) -> float:
         """The entropy over the clusters of the samples that are not empty."""
         samples = with_tokens(evidence.samples(self.plan))
-        found = clusters([sample.text for sample in samples], evidence.question, self.equivalence)
+        found = clusters(texts_of(samples), evidence.question, self.equivalence)
         weights = [0.0 if self.discrete else mean_log_prob(sample) for sample in samples]
         return cluster_entropy(found, weights)
 
