@@ -9,7 +9,7 @@ import typer
 
 EstimatorName = Literal["hybridgrad", "semgrad", "paragrad", "exgrad", "gnll", "max_probability", "mean_entropy"]
 DtypeName = Literal["float32", "bfloat16", "float16"]
-GraderName = Literal["exact-match", "token-f1"]
+GraderName = Literal["exact-match", "token-f1", "rouge-l"]
 
 Model = Annotated[
     str,

@@ -47,9 +47,7 @@ def load_classifier(name_or_path: str, **options: Any) -> tuple[PreTrainedModel,
         ModelNotFoundError: as `load`; a base model without a trained classification head is an incomplete checkpoint.
         UnsupportedModelError: the checkpoint is no sequence classifier, or wants code of its own.
     """
-    return _load(
-        AutoModelForSequenceClassification, name_or_path, name_or_path, kind="sequence classifier", **options
-    )
+    return _load(AutoModelForSequenceClassification, name_or_path, name_or_path, kind="sequence classifier", **options)
 
 
 def _load(

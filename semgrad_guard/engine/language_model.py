@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, cast, overload
 
@@ -60,7 +60,14 @@ class LanguageModel:
             semantic_token = semantic_token.offset_for(self.template_fingerprint())
         self.semantic_token = semantic_token
         self._scorer = scorer_of(model)
-        self._decoder = Decoder(self._scorer, tokenizer, end_tokens=_end_tokens(model, tokenizer))
+        self._decoder = Decoder(
+            self._scorer,
+            tokenizer,
+            end_tokens=_end_tokens(model, tokenizer),
+            # no method of this object: the decoder must not keep it alive
+            render=partial(render, tokenizer, template_options=self._template_options),
+            window=self.context_window,
+        )
 
     @classmethod
     def from_pretrained(
@@ -262,7 +269,8 @@ class LanguageModel:
             raise PromptTooLongError(
                 f"prompt ({len(prompt.ids)} tokens) and response ({len(encoded)}) exceed the context window of {window}"
             )
-        return Evidence(prompt, tuple(encoded), BatchScoring(self._scorer, [prompt], [encoded]))
+        scoring = BatchScoring(self._scorer, [prompt], [encoded], texts=[text], sampler=self._decoder.sampler)
+        return Evidence(prompt, tuple(encoded), scoring)
 
     def last_states(self, prompts: Sequence[Prompt], count: int) -> torch.Tensor:
         """Hidden states h^(0) .. h^(L-1) of the prompts' last `count` tokens, in one batch: [prompts, L, count, d].

@@ -5,12 +5,14 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Self
 
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from semgrad_guard.engine.checkpoint import load_classifier
+from semgrad_guard.engine.pricing import charge, priced
 from semgrad_guard.engine.scoring import clean_slate
 from semgrad_guard.errors import UnsupportedModelError
 
@@ -44,12 +46,14 @@ class PairModel:
     `name` is what it was loaded as. Thread-safe.
     """
 
+    segments: bool | None = None  # whether the model is told which text a token belongs to; None: as its tokenizer says
+
     def __init__(
         self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, *, name: str, batch_size: int = 32
     ) -> None:
         self.name = name
         self._model, self._tokenizer, self._batch_size = model, tokenizer, batch_size
-        self._known: dict[Pair, tuple[float, ...]] = {}
+        self._known: dict[Pair, tuple[tuple[float, ...], float]] = {}  # outputs, and what they cost
         self._lock = threading.Lock()
 
     @classmethod
@@ -85,13 +89,16 @@ class PairModel:
     def judged(self, pairs: Sequence[Pair]) -> list[tuple[float, ...]]:
         """The model's output for each pair, one number per label, as `activate` leaves it."""
         with self._lock:
-            fresh = [pair for pair in dict.fromkeys(pairs) if pair not in self._known]
+            wanted = dict.fromkeys(pairs)
+            fresh = [pair for pair in wanted if pair not in self._known]
+            charge(sum(self._known[pair][1] for pair in wanted if pair in self._known))
             # Texts of a kind together: little padding.
             fresh.sort(key=lambda pair: len(pair[0]) + len(pair[1]))
             for start in range(0, len(fresh), self._batch_size):
                 batch = fresh[start : start + self._batch_size]
-                self._known.update(zip(batch, self._run(batch), strict=True))
-            found = [self._known[pair] for pair in pairs]
+                rows, price = priced(partial(self._run, batch))
+                self._known.update((pair, (row, price / len(batch))) for pair, row in zip(batch, rows, strict=True))
+            found = [self._known[pair][0] for pair in pairs]
             while len(self._known) > _REMEMBERED:
                 del self._known[next(iter(self._known))]
             return found
@@ -103,7 +110,13 @@ class PairModel:
     def _run(self, batch: Sequence[Pair]) -> list[tuple[float, ...]]:
         first, second = [pair[0] for pair in batch], [pair[1] for pair in batch]
         encoded: Any = self._tokenizer(
-            first, second, padding=True, truncation=True, max_length=self._longest(), return_tensors="pt"
+            first,
+            second,
+            padding=True,
+            truncation=True,
+            max_length=self._longest(),
+            return_token_type_ids=self.segments,
+            return_tensors="pt",
         )
         with clean_slate(), torch.no_grad():
             output: Any = self._model(**encoded.to(self._model.device))

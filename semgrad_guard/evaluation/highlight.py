@@ -32,7 +32,7 @@ def highlighted_html(claims: Sequence[Claim]) -> str:
     marks = (
         _mark(text, value, shade) for (text, value), shade in zip(claims, shades([u for _, u in claims]), strict=True)
     )
-    return f'<p class="claims" style="white-space: pre-wrap">{"".join(marks)}</p>'
+    return f'<p class="claims" style="white-space: pre-wrap; line-height: 1.7">{"".join(marks)}</p>'
 
 
 def _mark(text: str, uncertainty: float | None, shade: float | None) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from semgrad_guard.evaluation.figures.entropy import entropy_figure, has_entropy
 from semgrad_guard.evaluation.figures.selective import risk_coverage_figure
+from semgrad_guard.evaluation.figures.spread import histogram_figure, reliability_figure
 from semgrad_guard.evaluation.figures.sps import (
     ProbeMaps,
     draw_sps,
@@ -11,7 +12,6 @@ from semgrad_guard.evaluation.figures.sps import (
     sps_auroc_figure,
     sps_figure,
 )
-from semgrad_guard.evaluation.figures.spread import histogram_figure, reliability_figure
 from semgrad_guard.evaluation.figures.style import inline_svg, save
 
 __all__ = [

@@ -1,4 +1,4 @@
-"""The balance of HybridGrad: how the mean token entropy is spread, and AUROC over tau and beta (the paper's Figure 5)."""
+"""HybridGrad's balance: how the mean token entropy is spread, and AUROC over tau and beta (Figure 5 of the paper)."""
 
 from __future__ import annotations
 
@@ -88,11 +88,11 @@ def _curves(axes: Any, run: GradedRun) -> None:
             markevery=4,
             label=f"beta {beta:g}",
         )
-    for name, scores in (("SemGrad", semgrad), ("ParaGrad", paragrad)):
+    for name, scores, side, align in (("SemGrad", semgrad, 0.0, "left"), ("ParaGrad", paragrad, 1.0, "right")):
         level = auroc(scores.tolist(), run.correct)
         axes.axhline(level, color=MUTED, linestyle=(0, (5, 3)), linewidth=1.1)
-        at = (0.0, "left") if name == "SemGrad" else (1.0, "right")
-        axes.annotate(name, (at[0], level), (2, 2), xycoords=("axes fraction", "data"), textcoords="offset points", ha=at[1], fontsize=8, color=MUTED)  # fmt: skip
+        where = {"xytext": (0, 2), "xycoords": ("axes fraction", "data"), "textcoords": "offset points", "ha": align}
+        axes.annotate(name, (side, level), fontsize=8, color=MUTED, **where)
     percent_axis(axes.yaxis)
     axes.legend(frameon=False, fontsize=8)
 

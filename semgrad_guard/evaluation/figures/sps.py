@@ -19,8 +19,8 @@ from semgrad_guard.evaluation.plots import INK
 class ProbeMaps:
     """What a probe of a model leaves for the report.
 
-    `sps` and `auroc` are [layers, tokens]: row l is decoder layer l, the last column the prompt's last token. `auroc` is
-    SemGrad's with that hidden state alone, in [0, 1], None where no answers were graded. `tokens` are the columns'
+    `sps` and `auroc` are [layers, tokens]: row l is decoder layer l, the last column the prompt's last token. `auroc`
+    is SemGrad's with that hidden state alone, in [0, 1], None where no answers were graded. `tokens` are the columns'
     labels; `recommendation` says in words which token to use and why.
     """
 

@@ -145,13 +145,7 @@ def _by_run(
         if len(summaries) > 1:
             cells.append(_average(summaries, method, pick))
         if reference is not None:
-            cells.append(
-                Cell(
-                    estimate(reference.get(method, float("nan")), np.zeros(1))
-                    if method in reference
-                    else Cell().estimate
-                )
-            )
+            cells.append(Cell(known(reference[method])) if method in reference else Cell())
         rows.append(Row(method, tuple(cells)))
     return marked(Table(key, title, tuple(columns), tuple(rows), explanation, _unscored(summaries)))
 

@@ -82,6 +82,14 @@ class Table:
                 spans.append((column.group, 1))
         return spans if any(group for group, _ in spans) else []
 
+    def reasons(self) -> list[str]:
+        """Why entries are undefined, each reason once."""
+        return list(
+            dict.fromkeys(
+                cell.note for row in self.rows for cell in row.cells if cell.note and cell.estimate.value is None
+            )
+        )
+
     def parts(self, width: int) -> list[Table]:
         """The table in pieces of at most `width` columns where groups allow it, for paper; groups stay whole."""
         pieces: list[list[int]] = [[]]
