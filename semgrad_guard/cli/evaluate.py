@@ -60,6 +60,10 @@ def evaluate(  # noqa: PLR0913  # a command's options are its arguments
     regrade: Annotated[
         bool, typer.Option("--regrade", help="Grade the answers there are; no model is loaded.")
     ] = False,
+    report: Annotated[bool, typer.Option(help="Also tables, figures and report.html, which need matplotlib.")] = True,
+    beside: Annotated[
+        list[Path] | None, typer.Option(metavar="FOLDER", help="Another finished evaluation for the same report.")
+    ] = None,
     strict: options.Strict = False,
     as_json: options.AsJson = False,
 ) -> None:
@@ -70,6 +74,7 @@ def evaluate(  # noqa: PLR0913  # a command's options are its arguments
     repeated with other graders.
     """
     files = steps.Files.within(output)
+    others = steps.finished(beside or [], report=report)
     graders = steps.load_graders(grader or ["exact-match"], nli=nli)
     questions = steps.read(data, limit=limit, strict=strict, optional=regrade)
     if regrade:
@@ -80,5 +85,7 @@ def evaluate(  # noqa: PLR0913  # a command's options are its arguments
         run = steps.answer(questions, files, chosen, asked, model=loading.load_model(model, dtype, device=device))
     results = steps.grade(run, graders, labels, files, questions)
     steps.write(results, files)
+    if report:
+        steps.report(results, others, files)
     steps.show(results, files, as_json=as_json)
     raise typer.Exit(ExitCode.BROKEN_LINES if questions is not None and questions.problems else ExitCode.OK)

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from semgrad_guard.estimators import Estimator
     from semgrad_guard.evaluation.data import QuestionFile
     from semgrad_guard.evaluation.evaluated import EvaluatedAnswer
+    from semgrad_guard.evaluation.graded import GradedRun
     from semgrad_guard.evaluation.graders import AnswerGrader
     from semgrad_guard.evaluation.prompts import Wording
     from semgrad_guard.evaluation.results import Results
@@ -59,6 +60,11 @@ class Files:
     def table(self) -> Path:
         """A row for every question."""
         return self.folder / "graded.csv"
+
+    @property
+    def run(self) -> Path:
+        """What the report is made of, for reports on several runs."""
+        return self.folder / "run.json"
 
     @property
     def sheet(self) -> Path:
@@ -116,6 +122,16 @@ def load_graders(specs: Sequence[str], *, nli: str | None) -> Sequence[AnswerGra
 
     with ERR.status("Loading graders …"):
         return load_graders(specs, nli=nli)
+
+
+def finished(folders: Sequence[Path], *, report: bool) -> Sequence[GradedRun]:
+    """Other evaluations for the same report, and whether there can be one, before any work."""
+    from semgrad_guard.evaluation.graded_file import read_graded
+    from semgrad_guard.evaluation.plots import require_drawable
+
+    if report:
+        require_drawable(Path("report.svg"))
+    return [read_graded(Files(folder).run) for folder in folders]
 
 
 def read(data: str | None, *, limit: int | None, strict: bool, optional: bool) -> QuestionFile | None:
@@ -195,11 +211,21 @@ def grade(
 
 def write(results: Results, files: Files) -> None:
     """The table, and the sheet for people unless there is one: it may be half filled in."""
+    from semgrad_guard.evaluation.graded_file import write_graded
     from semgrad_guard.evaluation.labels import write_sheet
 
     results.write_csv(files.table)
+    write_graded(files.run, results.graded_run())
     if not files.sheet.exists():
         write_sheet(files.sheet, results.answers)
+
+
+def report(results: Results, others: Sequence[GradedRun], files: Files) -> None:
+    """Tables, figures and the page, of this run and those beside it."""
+    from semgrad_guard.evaluation.report import write_report
+
+    with ERR.status("Writing the report …") as status:
+        write_report([results.graded_run(), *others], files.folder, tell=lambda what: status.update(f"{what} …"))
 
 
 def show(results: Results, files: Files, *, as_json: bool) -> None:
@@ -226,7 +252,8 @@ def show(results: Results, files: Files, *, as_json: bool) -> None:
     right = f"{100 * graded.accuracy:.1f}% of {graded.n} answers are right by {graded.settings['grader']}"
     undefined = "; AUROC is undefined: there is nothing to tell apart" if graded.accuracy in (0, 1) else ""
     OUT.print(f"{right}{undefined}.", soft_wrap=True, markup=False)
-    places = f"{files.table.name} and {files.answers.name}"
+    page = files.folder / "report.html"
+    places = f"{files.table.name}, {files.answers.name}" + (f" and {page.name}" if page.exists() else "")
     OUT.print(f"Everything is in {files.folder}: {places}.", soft_wrap=True, markup=False)
 
 

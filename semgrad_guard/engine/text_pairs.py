@@ -52,6 +52,7 @@ class PairModel:
     """
 
     cuts: ClassVar[Literal["left", "right"]] = "right"
+    segments: bool | None = None  # whether the model is told which text a token belongs to; None: as its tokenizer says
 
     def __init__(
         self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, *, name: str, batch_size: int = 32
@@ -116,7 +117,13 @@ class PairModel:
     def _run(self, batch: Sequence[Pair]) -> list[tuple[float, ...]]:
         first, second = [pair[0] for pair in batch], [pair[1] for pair in batch]
         encoded: Any = self._tokenizer(
-            first, second, padding=True, truncation=True, max_length=self._longest(), return_tensors="pt"
+            first,
+            second,
+            padding=True,
+            truncation=True,
+            max_length=self._longest(),
+            return_token_type_ids=self.segments,
+            return_tensors="pt",
         )
         with clean_slate(), torch.no_grad():
             output: Any = self._model(**encoded.to(self._model.device))

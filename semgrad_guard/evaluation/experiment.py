@@ -52,7 +52,7 @@ class Experiment:
         found = run_settings(self.model, self._named, options=self.options, template=template)
         for name, estimator in self._named.items():
             found["estimators"][name]["title"] = estimator.title
-        return {**found, "ablations": list(self.ablations)}
+        return {**found, "prompt": self.wording, "ablations": list(self.ablations)}
 
     def run(
         self, questions: Sequence[Question], path: Path, *, batch_size: int = 8, on_progress: Progress | None = None

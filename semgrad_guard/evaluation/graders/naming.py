@@ -8,8 +8,8 @@ from semgrad_guard.errors import InputError
 from semgrad_guard.evaluation.graders import GRADERS, AnswerGrader
 
 _NEEDS_MODEL = {
-    "nli": "a folder or hub id",
-    "bem": "a folder or hub id",
+    "nli": "FOLDER or hub id",
+    "bem": "FOLDER or hub id",
     "judge": "PROVIDER:MODEL, as LangChain has it",
 }
 
