@@ -51,8 +51,8 @@ class PairModel:
     read. Thread-safe.
     """
 
-    cuts: ClassVar[Literal["left", "right"]] = "right"
     segments: bool | None = None  # whether the model is told which text a token belongs to; None: as its tokenizer says
+    cuts: ClassVar[Literal["left", "right"]] = "right"
 
     def __init__(
         self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, *, name: str, batch_size: int = 32
