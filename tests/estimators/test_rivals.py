@@ -433,7 +433,7 @@ def test_an_empty_answer_has_no_score(estimator, make_language_model) -> None:
         assert foreign.uncertainty is not None
 
 
-@pytest.mark.parametrize("estimator", map(brief, ASKING))
+@pytest.mark.parametrize("estimator", [brief(estimator) for estimator in ASKING])
 def test_a_guard_can_be_calibrated_for_it(estimator, language_model: LanguageModel, tmp_path) -> None:
     options = GenerationOptions(max_new_tokens=3)
     draft = Guard(language_model, estimator, Policy(threshold=0.0), options=options)
