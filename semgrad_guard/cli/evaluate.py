@@ -64,6 +64,10 @@ def evaluate(  # noqa: PLR0913  # a command's options are its arguments
     beside: Annotated[
         list[Path] | None, typer.Option(metavar="FOLDER", help="Another finished evaluation for the same report.")
     ] = None,
+    calibration: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Made by `calibrate`, maybe elsewhere: does its promise hold here?"),
+    ] = None,
     strict: options.Strict = False,
     as_json: options.AsJson = False,
 ) -> None:
@@ -74,7 +78,7 @@ def evaluate(  # noqa: PLR0913  # a command's options are its arguments
     repeated with other graders.
     """
     files = steps.Files.within(output)
-    others = steps.finished(beside or [], report=report)
+    others, held = steps.finished(beside or [], report=report), steps.load_calibration(calibration)
     graders = steps.load_graders(grader or ["exact-match"], nli=nli)
     questions = steps.read(data, limit=limit, strict=strict, optional=regrade)
     if regrade:
@@ -87,5 +91,5 @@ def evaluate(  # noqa: PLR0913  # a command's options are its arguments
     steps.write(results, files)
     if report:
         steps.report(results, others, files)
-    steps.show(results, files, as_json=as_json)
+    steps.show(results, files, held, as_json=as_json)
     raise typer.Exit(ExitCode.BROKEN_LINES if questions is not None and questions.problems else ExitCode.OK)

@@ -18,6 +18,7 @@ from semgrad_guard.cli.terminal import ERR, OUT, progress, say, say_problems
 from semgrad_guard.errors import InputError
 
 if TYPE_CHECKING:
+    from semgrad_guard.decision import Calibration
     from semgrad_guard.engine.language_model import LanguageModel
     from semgrad_guard.estimators import Estimator
     from semgrad_guard.evaluation.data import QuestionFile
@@ -134,6 +135,13 @@ def finished(folders: Sequence[Path], *, report: bool) -> Sequence[GradedRun]:
     return [read_graded(Files(folder).run) for folder in folders]
 
 
+def load_calibration(path: Path | None) -> Calibration | None:
+    """The calibration to hold against the run, before any work."""
+    from semgrad_guard.decision import Calibration
+
+    return None if path is None else Calibration.load(path)
+
+
 def read(data: str | None, *, limit: int | None, strict: bool, optional: bool) -> QuestionFile | None:
     """The questions, with a word on what is left out."""
     from semgrad_guard.evaluation.data import read_questions
@@ -228,10 +236,12 @@ def report(results: Results, others: Sequence[GradedRun], files: Files) -> None:
         write_report([results.graded_run(), *others], files.folder, tell=lambda what: status.update(f"{what} …"))
 
 
-def show(results: Results, files: Files, *, as_json: bool) -> None:
-    """The methods, best first, and where everything is."""
+def show(results: Results, files: Files, calibration: Calibration | None, *, as_json: bool) -> None:
+    """The methods, best first, what a calibration makes of the run, and where everything is."""
     from semgrad_guard.evaluation.metrics import aurc, auroc
+    from semgrad_guard.evaluation.shift import hold_against
 
+    shift = None if calibration is None else hold_against(calibration, results)
     graded = results.graded_run()
     rows = [
         (title, auroc(scores, graded.correct), aurc(scores, graded.correct), _mean(graded.milliseconds[title]))
@@ -241,6 +251,8 @@ def show(results: Results, files: Files, *, as_json: bool) -> None:
         methods = {title: {"auroc": a, "aurc": r, "milliseconds": ms} for title, a, r, ms in rows}
         document = {"title": graded.title, "accuracy": graded.accuracy, "ungraded": results.ungraded}
         about = {"settings": graded.settings, "folder": str(files.folder)}
+        if shift is not None:
+            about["calibration"] = {"answered": shift.answered, "risk": shift.risk, "drift": shift.drift.model_dump()}
         typer.echo(json.dumps({**document, "methods": methods, **about}))
         return
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, title=graded.title, title_justify="left")
@@ -252,6 +264,8 @@ def show(results: Results, files: Files, *, as_json: bool) -> None:
     right = f"{100 * graded.accuracy:.1f}% of {graded.n} answers are right by {graded.settings['grader']}"
     undefined = "; AUROC is undefined: there is nothing to tell apart" if graded.accuracy in (0, 1) else ""
     OUT.print(f"{right}{undefined}.", soft_wrap=True, markup=False)
+    if shift is not None:
+        OUT.print(f"By the calibration {shift.in_words}", soft_wrap=True, markup=False)
     page = files.folder / "report.html"
     places = f"{files.table.name}, {files.answers.name}" + (f" and {page.name}" if page.exists() else "")
     OUT.print(f"Everything is in {files.folder}: {places}.", soft_wrap=True, markup=False)

@@ -128,8 +128,9 @@ def _read(entry: Entry, needs: Need) -> Question:
         raise DataFileError(
             f'{entry.place} is no JSON object: each {entry.unit} looks like {{"question": ..., "{needs}": ...}}.'
         )
+    record = cast("dict[str, Any]", entry.content)
     try:
-        row = Question.model_validate(entry.content)
+        row = Question.model_validate(record)
     except (ValidationError, RecursionError) as error:
         raise DataFileError(f"{entry.place} {_fault(error)}.") from error
     _require(row, needs, entry.place)

@@ -233,3 +233,22 @@ def test_several_runs_make_one_report(evaluate: Run, mixed: Path, tmp_path: Path
     assert "tiny on other" in page
     assert "report.html" in flat(result.stdout)
     assert list((tmp_path / "out" / "tables").glob("*.csv"))
+
+
+def test_a_calibration_from_elsewhere_is_held_against_the_run(
+    evaluate: Run, calibration: Path, mixed: Path, right: Path, tmp_path: Path, texts: list[str]
+) -> None:
+    home = evaluate("--data", right, "--calibration", calibration, "--output", tmp_path / "home", "--batch-size", 60)
+    assert home.exit_code == 0, home.stderr
+    assert (
+        "of 60 answers are let through and 0.0% of those are wrong (promised: at most 10%); by the drift check no"
+        in (flat(home.stdout))
+    )
+    away = [{"question": q * 3, "answers": ["seven"]} for q in ASKED[:30]]
+    data = jsonl(tmp_path / "away.jsonl", away)
+    found = evaluate("--data", data, "--calibration", calibration, "--output", tmp_path / "away", "--json")
+    document = json.loads(found.stdout)["calibration"]
+    assert document["risk"] == (1.0 if document["answered"] else None)
+    other = evaluate("--data", mixed, "--calibration", calibration, "--prompt", "paper")
+    assert other.exit_code == 1
+    assert "prompt_template is 'paper-chat@" in flat(other.stderr)
