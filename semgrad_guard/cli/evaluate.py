@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 
 import typer
 
+from semgrad_guard.cli import evaluation_output as writing
 from semgrad_guard.cli import evaluation_steps as steps
 from semgrad_guard.cli import loading, options
 from semgrad_guard.cli.help import ExitCode
@@ -77,19 +78,20 @@ def evaluate(  # noqa: PLR0913  # a command's options are its arguments
     references. Every answer is kept as it comes, with all that the numbers are made of; grading comes after, and can be
     repeated with other graders.
     """
-    files = steps.Files.within(output)
-    others, held = steps.finished(beside or [], report=report), steps.load_calibration(calibration)
+    files = writing.Files.within(output)
+    others, held = writing.finished(beside or [], report=report), steps.load_calibration(calibration)
     graders = steps.load_graders(grader or ["exact-match"], nli=nli)
     questions = steps.read(data, limit=limit, strict=strict, optional=regrade)
     if regrade:
         run = steps.kept(files, questions)
     else:
-        asked = steps.Asked(prompt, system, max_new_tokens, batch_size)
-        chosen = steps.Chosen(methods, nli, cross_encoder, seed, ablations)
-        run = steps.answer(questions, files, chosen, asked, model=loading.load_model(model, dtype, device=device))
+        asked = steps.Asked(prompt, system, max_new_tokens, batch_size, ablations)
+        estimators = steps.Chosen(methods, nli, cross_encoder, seed).estimators(max_new_tokens)
+        loaded = loading.load_model(model, dtype, device=device)
+        run = steps.answer(questions, files, asked, estimators, model=loaded)
     results = steps.grade(run, graders, labels, files, questions)
-    steps.write(results, files)
+    writing.write(results, files)
     if report:
-        steps.report(results, others, files)
-    steps.show(results, files, held, as_json=as_json)
+        writing.report(results, others, files)
+    writing.show(results, files, held, as_json=as_json)
     raise typer.Exit(ExitCode.BROKEN_LINES if questions is not None and questions.problems else ExitCode.OK)

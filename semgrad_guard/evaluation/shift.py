@@ -13,7 +13,7 @@ from semgrad_guard.evaluation.results import Results
 
 @dataclass(frozen=True)
 class Shift:
-    """What the calibration lets through of `n` graded answers, how many of those are wrong, and whether scores moved."""
+    """What a calibration lets through of `n` graded answers, how many of those are wrong, and whether scores moved."""
 
     n: int
     answered: int
