@@ -100,7 +100,14 @@ def read(data: str | None, *, limit: int | None, strict: bool, optional: bool) -
     return replace(questions, rows=questions.rows[:limit])
 
 
-def answer(questions: QuestionFile | None, files: Files, chosen: Chosen, asked: Asked, *, model: LanguageModel) -> Run:
+def answer(
+    questions: QuestionFile | None,
+    files: Files,
+    asked: Asked,
+    estimators: Sequence[Estimator],
+    *,
+    model: LanguageModel,
+) -> Run:
     """Answer and measure what is missing; on Ctrl-C say how much is kept."""
     from semgrad_guard.engine.generation import GenerationOptions
     from semgrad_guard.evaluation.ablations import semgrad_ablations
