@@ -55,6 +55,7 @@ SCORE = """
 semgrad-guard score --question "Who wrote Emma?" --response "Jane Austen"
 semgrad-guard score --data answers.jsonl --output scores.jsonl
 semgrad-guard score --data answers.jsonl --calibration calibration.json
+semgrad-guard score --data answers.jsonl --by sentence
 
 [bold]A line of the file[/]
 {"question": "Who wrote Emma?", "response": "Jane Austen"}
@@ -88,6 +89,20 @@ semgrad-guard evaluate --output results --regrade --labels results/labels.csv
 {"question": "Who wrote Emma?", "answers": ["Jane Austen", "Austen"]}
 
 Every answer is kept as it comes: after Ctrl-C, run the same command again. People grade in results/labels.csv, which is never overwritten.
+
+[bold]Exit codes[/]
+0 done, 5 some lines were broken, 1 error, 2 wrong usage, 130 interrupted
+""".strip()  # noqa: E501  # a paragraph must be one line: the terminal breaks it
+
+PROBE = """
+[bold]Examples[/]
+semgrad-guard probe --data questions.jsonl --output probe.json
+semgrad-guard probe --data questions.jsonl --output probe.json --model ./my-model --no-answers
+
+[bold]A line of the file[/]
+{"question": "Who wrote Emma?", "paraphrases": ["Emma was written by whom?"], "answers": ["Jane Austen"]}
+
+The token that the chat template itself points to is kept unless graded answers speak against it; fifty right and fifty wrong ones can. After Ctrl-C, run the same command again.
 
 [bold]Exit codes[/]
 0 done, 5 some lines were broken, 1 error, 2 wrong usage, 130 interrupted

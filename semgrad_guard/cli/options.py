@@ -58,6 +58,12 @@ Threshold = Annotated[
     float | None,
     typer.Option(metavar="X", help="Let through uncertainties at or below this one; promises nothing."),
 ]
+By = Annotated[
+    Literal["sentence", "clause"] | None,
+    typer.Option(
+        metavar="UNIT", help="Score every sentence or clause of a text by itself, and mark the doubtful ones."
+    ),
+]
 MaxNewTokens = Annotated[int, typer.Option(min=1, metavar="N", help="The longest answer, in tokens.")]
 Temperature = Annotated[
     float, typer.Option(min=0.0, metavar="X", help="0 always takes the likeliest token; above 0 samples.")

@@ -57,7 +57,7 @@ def render(
         return _plain_prompt(tokenizer, turns, semantic_token)
     question = turns[_asked(turns)]["content"]
     text = _apply_template(tokenizer, turns, options)
-    prompt = _tokenize(tokenizer, text, add_special_tokens=False)
+    prompt = tokenize(tokenizer, text, add_special_tokens=False)
     if semantic_token is not None:
         return Prompt(text, prompt.ids, _override(semantic_token, len(prompt.ids)), question)
     found = find_semantic_token(
@@ -165,13 +165,15 @@ def _apply_template(
 
 def _plain_prompt(tokenizer: PreTrainedTokenizerBase, turns: Sequence[Turn], semantic_token: int | None) -> Prompt:
     text, question = "\n\n".join(turn["content"] for turn in turns), turns[_asked(turns)]["content"]
-    ids = _tokenize(tokenizer, text, add_special_tokens=True).ids
+    ids = tokenize(tokenizer, text, add_special_tokens=True).ids
     if semantic_token is not None:
         return Prompt(text, ids, _override(semantic_token, len(ids)), question)
     return Prompt(text, ids, SemanticToken(-1, "last_token"), question)
 
 
-def _tokenize(tokenizer: _Untyped, text: str, *, add_special_tokens: bool) -> TokenizedText:
+def tokenize(tokenizer: _Untyped, text: str, *, add_special_tokens: bool) -> TokenizedText:
+    """A text with its tokens, and where the tokenizer knows it, their places."""
+
     def encode(piece: str) -> tuple[int, ...]:
         return tuple(tokenizer(piece, add_special_tokens=False)["input_ids"])
 

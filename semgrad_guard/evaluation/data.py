@@ -15,8 +15,8 @@ from pydantic import AliasChoices, BaseModel, BeforeValidator, ConfigDict, Field
 from semgrad_guard.errors import DataFileError
 from semgrad_guard.evaluation.sources import Entry, entries
 
-Need = Literal["answers", "response"]
-"""What a line must hold beside its question: reference answers (to calibrate), or a response (to score)."""
+Need = Literal["answers", "response", "question"]
+"""What a line must hold: reference answers (to calibrate), a response (to score), or a question and no more."""
 
 
 def _listed(value: Any) -> Any:
@@ -84,7 +84,7 @@ def read_questions(path: str | Path, *, needs: Need = "answers", strict: bool = 
     Args:
         path: one record a line, row or entry, UTF-8. In CSV the first row names the columns; several answers in one
             cell are a JSON list, or stand one a line.
-        needs: what every record must hold beside its question.
+        needs: what every record must hold.
         strict: stop at the first broken one instead of collecting it.
 
     Raises:
@@ -125,9 +125,8 @@ def _read(entry: Entry, needs: Need) -> Question:
     if isinstance(entry.content, DataFileError):
         raise entry.content
     if not isinstance(entry.content, dict):
-        raise DataFileError(
-            f'{entry.place} is no JSON object: each {entry.unit} looks like {{"question": ..., "{needs}": ...}}.'
-        )
+        more = "" if needs == "question" else f', "{needs}": ...'
+        raise DataFileError(f'{entry.place} is no JSON object: each {entry.unit} looks like {{"question": ...{more}}}.')
     record = cast("dict[str, Any]", entry.content)
     try:
         row = Question.model_validate(record)
