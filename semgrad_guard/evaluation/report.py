@@ -24,6 +24,8 @@ FILE = "report.html"
 TABLES = "tables"
 _WIDTH = 11
 """Columns that fit on an upright A4 page."""
+_NARROW = 3
+"""Up to so many columns leave room for intervals on the same line."""
 
 
 @dataclass(frozen=True)
@@ -135,6 +137,7 @@ def _page(
         tables=tables[1:],
         probes=[_probe(each, f"probe{number}") for number, each in enumerate(maps, start=1)],
         width=_WIDTH,
+        narrow=_NARROW,
         ours=paper.OURS,
         source=paper.SOURCE,
         delta=DELTA,
@@ -179,8 +182,8 @@ def _figures(summary: RunSummary, name: str) -> list[Figure]:
         ),
         (
             figures.reliability_figure(run, confidence),
-            f"Reliability, {run.title}: P(correct) as said against the share that is right, with exact 95 % intervals. "
-            "On the diagonal it is honest.",
+            f"Reliability, {run.title}: P(correct) as said against the share that is right, with exact 95% intervals; "
+            "larger dots stand for more answers. On the diagonal it is honest.",
         ),
         (
             figures.histogram_figure(run),

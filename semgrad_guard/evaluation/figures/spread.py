@@ -25,6 +25,8 @@ _WIDE = 30.0
 def reliability_figure(run: GradedRun, confidence: Mapping[str, Floats]) -> Any:
     """Share of right answers against P(correct), with exact 95 % intervals: HybridGrad and the three best others.
 
+    Areas grow with the number of answers.
+
     `confidence` is each method's cross-fitted P(correct), [answers], nan where there is no score.
     """
     methods = [m for m in _best(run, 4) if np.isfinite(confidence[m]).any()]
@@ -34,7 +36,10 @@ def reliability_figure(run: GradedRun, confidence: Mapping[str, Floats]) -> Any:
         dress(axes, title=method)
         axes.plot([0, 1], [0, 1], color=MUTED, linestyle=(0, (5, 3)), linewidth=1.1)
         spread = np.abs(np.stack([found.accuracy - found.low, found.high - found.accuracy]))
-        axes.errorbar(found.confidence, found.accuracy, yerr=spread, color=RIGHT, fmt="o-", markersize=4, linewidth=1.2)
+        axes.errorbar(found.confidence, found.accuracy, yerr=spread, color=RIGHT, fmt="none", elinewidth=1.2)
+        axes.scatter(
+            found.confidence, found.accuracy, s=6 + 160 * found.count / found.count.sum(), color=RIGHT, zorder=3
+        )
         axes.set(xlim=(0, 1), ylim=(0, 1))
         percent_axis(axes.xaxis)
         percent_axis(axes.yaxis)

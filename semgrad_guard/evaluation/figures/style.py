@@ -61,7 +61,7 @@ def dress(axes: Any, *, title: str = "", x: str = "", y: str = "", grid: bool = 
 
 def percent_axis(axis: Any) -> None:
     """Write an axis of shares in per cent."""
-    axis.set_major_formatter(import_module("matplotlib.ticker").PercentFormatter(1.0, decimals=0))
+    axis.set_major_formatter(import_module("matplotlib.ticker").PercentFormatter(1.0))
 
 
 @styled
