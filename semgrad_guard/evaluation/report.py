@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from semgrad_guard.errors import InputError
 from semgrad_guard.evaluation import figures, paper
@@ -15,7 +15,7 @@ from semgrad_guard.evaluation.figures.sps import ProbeMaps
 from semgrad_guard.evaluation.files import require_writable, write_beside
 from semgrad_guard.evaluation.graded import GradedRun, require_distinct
 from semgrad_guard.evaluation.guarantee import ALPHAS, DELTA, SPLITS
-from semgrad_guard.evaluation.paper_settings import deviations
+from semgrad_guard.evaluation.paper_settings import deviations, flat
 from semgrad_guard.evaluation.plots import require_drawable
 from semgrad_guard.evaluation.summary import RunSummary, summarize
 from semgrad_guard.evaluation.tables import Table, all_tables, guaranteed_tables
@@ -125,7 +125,7 @@ def _page(
             "standing": standing(summary),
             "promised": table,
             "figures": _figures(summary, f"run{number}"),
-            "settings": _flat(summary.run.settings),
+            "settings": [(name, _written(value)) for name, value in flat(summary.run.settings)],
             "deviations": deviations(summary.run.settings),
         }
         for number, (summary, table) in enumerate(zip(summaries, promised, strict=True), start=1)
@@ -213,16 +213,8 @@ def _probe(maps: ProbeMaps, name: str) -> dict[str, Any]:
     return {"title": maps.title, "recommendation": maps.recommendation, "figures": drawn}
 
 
-def _flat(settings: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:
-    """Nested settings as (dotted name, value as JSON or plain text)."""
-    rows: list[tuple[str, str]] = []
-    for key, value in settings.items():
-        name = f"{prefix}.{key}" if prefix else str(key)
-        if isinstance(value, Mapping) and value:
-            rows += _flat(cast("Mapping[str, Any]", value), name)
-        else:
-            rows.append((name, value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)))
-    return rows
+def _written(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
 
 
 def _make(folder: Path) -> Path:

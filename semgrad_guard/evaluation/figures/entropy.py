@@ -93,7 +93,7 @@ def _curves(axes: Any, run: GradedRun) -> None:
         axes.axhline(level, color=MUTED, linestyle=(0, (5, 3)), linewidth=1.1)
         where = {"xytext": (0, 2), "xycoords": ("axes fraction", "data"), "textcoords": "offset points", "ha": align}
         axes.annotate(name, (side, level), fontsize=8, color=MUTED, **where)
-    percent_axis(axes.yaxis)
+    percent_axis(axes.yaxis, digits=None)
     axes.legend(frameon=False, fontsize=8)
 
 

@@ -59,9 +59,9 @@ def dress(axes: Any, *, title: str = "", x: str = "", y: str = "", grid: bool = 
     axes.spines[["top", "right"]].set_visible(False)
 
 
-def percent_axis(axis: Any) -> None:
-    """Write an axis of shares in per cent."""
-    axis.set_major_formatter(import_module("matplotlib.ticker").PercentFormatter(1.0))
+def percent_axis(axis: Any, *, digits: int | None = 0) -> None:
+    """Write an axis of shares in per cent; `digits` None where the range decides how many decimals."""
+    axis.set_major_formatter(import_module("matplotlib.ticker").PercentFormatter(1.0, decimals=digits))
 
 
 @styled
