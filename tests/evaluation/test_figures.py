@@ -22,8 +22,8 @@ RUN = example_run(n=120, methods=("HybridGrad", "SemGrad", "ParaGrad", "SAR", "D
 SPS = np.add.outer(np.arange(6), np.arange(4)) / 10.0
 
 DEGENERATE = [
-    replace(RUN, correct=[True] * 120),
-    replace(RUN, correct=[False] * 120),
+    replace(example_run(n=9, methods=("HybridGrad", "SemGrad", "ParaGrad")), correct=[True] * 9),
+    replace(example_run(n=9, methods=("HybridGrad", "SemGrad", "ParaGrad")), correct=[False] * 9),
     example_run(n=1),
     replace(example_run(n=5), scores={"HybridGrad": [None] * 5, "Deg": [0.5] * 5}, mean_entropy=[0.0] * 5),
     replace(RUN, scores={"Deg": RUN.scores["Deg"]}, mean_entropy=[None] * 120),

@@ -88,7 +88,7 @@ def test_the_papers_averages_stand_beside(page: Path) -> None:
 
 
 def test_names_are_text_and_not_markup(tmp_path: Path) -> None:
-    nasty = "<script>alert('x')</script> & \"ö\" \N{SNOWMAN}\n$x_1$"
+    nasty = "<script>alert('x')</script> & \"ö\" \N{SNOWMAN}\n\x00\x1b\ud800 $\\frac$ $x_1$"
     run = replace(
         RUN,
         title=nasty,
@@ -122,10 +122,11 @@ def test_any_run_can_be_reported(tmp_path: Path, run: GradedRun) -> None:
 
 
 def test_the_same_runs_make_the_same_files(tmp_path: Path) -> None:
-    one, other = (write(tmp_path / name, example_run(n=20), probe=MAPS) for name in "ab")
-    assert one.read_bytes() == other.read_bytes()
-    again = write(tmp_path / "a", example_run(n=20), probe=MAPS)
-    assert again == one
+    run = example_run(n=8, methods=("HybridGrad",))
+    one = write(tmp_path, run, probe=MAPS)
+    before = one.read_bytes()
+    assert write(tmp_path, run, probe=MAPS) == one
+    assert one.read_bytes() == before
     assert sorted(path.name for path in one.parent.iterdir()) == ["report.html", "tables"]
 
 
