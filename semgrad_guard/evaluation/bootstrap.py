@@ -18,7 +18,7 @@ from semgrad_guard.evaluation.tally import Floats, Ints, Tally, tally
 
 RESAMPLES = 1000
 LEVEL = 0.95
-_BLOCK = 4_000_000
+_BLOCK = 2_000_000
 """Entries of a weight matrix that are handled at once: resamples x answers."""
 
 Metric = Callable[[Tally], Floats]
