@@ -69,6 +69,9 @@ def evaluate(  # noqa: PLR0913  # a command's options are its arguments
         Path | None,
         typer.Option(metavar="FILE", help="Made by `calibrate`, maybe elsewhere: does its promise hold here?"),
     ] = None,
+    probe: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Made by `probe`: its t* is used, its maps are in the report.")
+    ] = None,
     strict: options.Strict = False,
     as_json: options.AsJson = False,
 ) -> None:
@@ -80,6 +83,7 @@ def evaluate(  # noqa: PLR0913  # a command's options are its arguments
     """
     files = writing.Files.within(output)
     others, held = writing.finished(beside or [], report=report), steps.load_calibration(calibration)
+    probed = steps.load_probe(probe)
     graders = steps.load_graders(grader or ["exact-match"], nli=nli)
     questions = steps.read(data, limit=limit, strict=strict, optional=regrade)
     if regrade:
@@ -87,11 +91,12 @@ def evaluate(  # noqa: PLR0913  # a command's options are its arguments
     else:
         asked = steps.Asked(prompt, system, max_new_tokens, batch_size, ablations)
         estimators = steps.Chosen(methods, nli, cross_encoder, seed).estimators(max_new_tokens)
-        loaded = loading.load_model(model, dtype, device=device)
+        token = None if probed is None else probed.semantic_token
+        loaded = loading.load_model(model, dtype, device=device, token=token)
         run = steps.answer(questions, files, asked, estimators, model=loaded)
     results = steps.grade(run, graders, labels, files, questions)
     writing.write(results, files)
     if report:
-        writing.report(results, others, files)
+        writing.report(results, others, probed, files)
     writing.show(results, files, held, as_json=as_json)
     raise typer.Exit(ExitCode.BROKEN_LINES if questions is not None and questions.problems else ExitCode.OK)

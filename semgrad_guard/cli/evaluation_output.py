@@ -18,6 +18,7 @@ from semgrad_guard.errors import InputError
 if TYPE_CHECKING:
     from semgrad_guard.decision import Calibration
     from semgrad_guard.evaluation.graded import GradedRun
+    from semgrad_guard.evaluation.probe_record import Probe
     from semgrad_guard.evaluation.results import Results
 
 
@@ -86,12 +87,14 @@ def write(results: Results, files: Files) -> None:
         write_sheet(files.sheet, results.answers)
 
 
-def report(results: Results, others: Sequence[GradedRun], files: Files) -> None:
+def report(results: Results, others: Sequence[GradedRun], probe: Probe | None, files: Files) -> None:
     """Tables, figures and the page, of this run and those beside it."""
     from semgrad_guard.evaluation.report import write_report
 
     with ERR.status("Writing the report …") as status:
-        write_report([results.graded_run(), *others], files.folder, tell=lambda what: status.update(f"{what} …"))
+        maps = None if probe is None else probe.maps
+        runs = [results.graded_run(), *others]
+        write_report(runs, files.folder, probe=maps, tell=lambda what: status.update(f"{what} …"))
 
 
 def show(results: Results, files: Files, calibration: Calibration | None, *, as_json: bool) -> None:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from semgrad_guard.evaluation.data import QuestionFile
     from semgrad_guard.evaluation.evaluated import EvaluatedAnswer
     from semgrad_guard.evaluation.graders import AnswerGrader
+    from semgrad_guard.evaluation.probe_record import Probe
     from semgrad_guard.evaluation.prompts import Wording
     from semgrad_guard.evaluation.results import Results
 
@@ -84,6 +85,13 @@ def load_calibration(path: Path | None) -> Calibration | None:
     from semgrad_guard.decision import Calibration
 
     return None if path is None else Calibration.load(path)
+
+
+def load_probe(path: Path | None) -> Probe | None:
+    """The probe whose t* to use, before any work."""
+    from semgrad_guard.evaluation.probe_record import Probe
+
+    return None if path is None else Probe.load(path)
 
 
 def read(data: str | None, *, limit: int | None, strict: bool, optional: bool) -> QuestionFile | None:

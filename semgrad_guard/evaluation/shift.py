@@ -64,11 +64,12 @@ def hold_against(calibration: Calibration, results: Results) -> Shift:
 def _binding(estimator: str, settings: Mapping[str, Any]) -> Binding:
     """What a guard's answers of this run would say of themselves (greedy runs: decoding is no part of it)."""
     measured = {key: value for key, value in settings["estimators"][estimator].items() if key not in ("name", "title")}
+    token = {name: settings[name] for name in ("semantic_token",) if name in settings}
     return Binding(
         model=settings["model"],
         revision=settings["revision"],
         fingerprint=settings["fingerprint"],
         estimator=estimator,
-        settings={**measured, "dtype": settings["dtype"]},
+        settings={**measured, "dtype": settings["dtype"], **token},
         prompt_template=settings["prompt_template"],
     )
