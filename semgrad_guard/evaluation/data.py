@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, cast
 
 from pydantic import AliasChoices, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
-from semgrad_guard.errors import DataFileError
+from semgrad_guard.errors import DataFileError, InputError
 from semgrad_guard.evaluation.sources import Entry, entries
 
 Need = Literal["answers", "response", "question"]
