@@ -7,7 +7,24 @@ from typing import Annotated, Literal
 
 import typer
 
-EstimatorName = Literal["hybridgrad", "semgrad", "paragrad", "exgrad", "gnll", "max_probability", "mean_entropy"]
+EstimatorName = Literal[
+    "hybridgrad",
+    "semgrad",
+    "paragrad",
+    "exgrad",
+    "gnll",
+    "max_probability",
+    "mean_entropy",
+    "ln_pe",
+    "p_true",
+    "self_consistency",
+    "deg",
+    "inside",
+    "semantic_entropy",
+    "semantic_density",
+    "mutual_information",
+    "sar",
+]
 DtypeName = Literal["float32", "bfloat16", "float16"]
 GraderName = Literal["exact-match", "token-f1", "rouge-l"]
 
@@ -27,7 +44,8 @@ EstimatorOption = Annotated[
         "--estimator",
         metavar="NAME",
         help="How uncertainty is measured: hybridgrad, semgrad, paragrad, exgrad, gnll, max_probability or "
-        "mean_entropy.",
+        "mean_entropy, from one replay; p_true, by asking the model; or by more answers, compared by their words: "
+        "ln_pe, self_consistency, deg, inside, semantic_entropy, semantic_density, mutual_information or sar.",
     ),
 ]
 CalibrationFile = Annotated[

@@ -1,7 +1,9 @@
 """One method, one small file. `ESTIMATORS` lists them all; there is no registry."""
 
+from semgrad_guard.engine.sampling import DiverseBeams, Sampling
 from semgrad_guard.estimators.base import Estimator
 from semgrad_guard.estimators.degree import Degree
+from semgrad_guard.estimators.equivalence import ExactMatchEquivalence, F1Equivalence, NLIEquivalence
 from semgrad_guard.estimators.exgrad import ExGrad
 from semgrad_guard.estimators.hybridgrad import HybridGrad
 from semgrad_guard.estimators.inside import Inside
@@ -39,8 +41,11 @@ __all__ = [
     "ESTIMATORS",
     "SAR",
     "Degree",
+    "DiverseBeams",
     "Estimator",
     "ExGrad",
+    "ExactMatchEquivalence",
+    "F1Equivalence",
     "GreedyNLL",
     "HybridGrad",
     "Inside",
@@ -48,8 +53,10 @@ __all__ = [
     "MaxProbability",
     "MeanEntropy",
     "MutualInformation",
+    "NLIEquivalence",
     "PTrue",
     "ParaGrad",
+    "Sampling",
     "SelfConsistency",
     "SemGrad",
     "SemanticDensity",

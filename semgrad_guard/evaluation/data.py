@@ -142,8 +142,9 @@ def _read(entry: Entry, needs: Need) -> Question:
     if not isinstance(entry.content, dict):
         more = "" if needs == "question" else f', "{needs}": ...'
         raise DataFileError(f'{entry.place} is no JSON object: each {entry.unit} looks like {{"question": ...{more}}}.')
+    record = cast("dict[str, Any]", entry.content)
     try:
-        row = Question.model_validate(entry.content)
+        row = Question.model_validate(record)
     except (ValidationError, RecursionError) as error:
         raise DataFileError(f"{entry.place} {_fault(error)}.") from error
     _require(row, needs, entry.place)
