@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, cast
 
 from pydantic import AliasChoices, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
-from semgrad_guard.errors import DataFileError
+from semgrad_guard.errors import DataFileError, InputError
 from semgrad_guard.evaluation.sources import Entry, entries
 
 Need = Literal["answers", "response", "question"]
@@ -110,6 +110,21 @@ def read_questions(path: str | Path, *, needs: Need = "answers", strict: bool = 
         raise _nothing_in(source, problems)
     kept = tuple(row for _, row in rows.values())
     return QuestionFile(source, kept, tuple(problems), tuple(duplicates), _shared_ids(rows.values()))
+
+
+def with_paraphrases(questions: Sequence[Question]) -> list[Question]:
+    """Those that have a paraphrase, a wording other than their own.
+
+    Raises:
+        InputError: fewer than two have one: there is nothing to compare.
+    """
+    found = [question for question in questions if set(question.paraphrases) - {question.question}]
+    if len(found) < 2:
+        raise InputError(
+            f"{len(found)} of the {len(questions)} questions have paraphrases, and a probe needs two at least: add "
+            '"paraphrases": ["the same question in other words", ...] to the lines of the file.'
+        )
+    return found
 
 
 def _shared_ids(rows: Iterable[tuple[Entry, Question]]) -> tuple[str, ...]:
