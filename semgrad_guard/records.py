@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 METADATA_KEY = "semgrad_guard"
 """The one metadata key used in every integration."""
@@ -68,12 +70,54 @@ class SemanticToken:
 class Score:
     """An estimator's verdict on one answer: higher = less certain; None, with a reason, where there is none.
 
-    `details` holds the finite parts (semgrad, paragrad, mean_entropy, scored_tokens, scoring_ms, ...).
+    `details` holds the finite parts (semgrad, paragrad, mean_entropy, scored_tokens, scoring_ms, ...). `features` are
+    the numbers that a learned estimator reads, by name: runs keep them, so that it can be fitted afterwards.
     """
 
     uncertainty: float | None
     reason: str | None = None
     details: Mapping[str, Any] | None = None
+    features: Mapping[str, float] | None = None
+
+
+class FusedWeights(BaseModel):
+    """A fitted logistic regression as plain numbers: what a calibration file keeps of `FusedGrad`.
+
+    One entry per feature: the feature x, a number >= 0, enters as (ln max(x, floor) - centre) / scale. `floors` are the
+    smallest positive values that fitting saw, so that a vanished gradient is a small number and not minus infinity.
+    `n` answers were fitted, `n_wrong` of them wrong.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    names: tuple[str, ...] = Field(min_length=1)
+    floors: tuple[float, ...]
+    centres: tuple[float, ...]
+    scales: tuple[float, ...]
+    weights: tuple[float, ...]
+    intercept: float
+    n: int
+    n_wrong: int
+
+    @model_validator(mode="after")
+    def _is_whole(self) -> Self:
+        columns = (self.floors, self.centres, self.scales, self.weights)
+        if any(len(column) != len(self.names) for column in columns):
+            raise ValueError("there must be one floor, centre, scale and weight per feature")
+        if min(self.floors) <= 0 or min(self.scales) <= 0:
+            raise ValueError("floors and scales must be positive")
+        return self
+
+    @property
+    def id(self) -> str:
+        """Twelve hex digits that name these numbers."""
+        return hashlib.sha256(self.model_dump_json().encode()).hexdigest()[:12]
+
+    def logit(self, features: Mapping[str, float]) -> float:
+        """ln P(wrong) / P(correct) for an answer's features, each finite and >= 0 (KeyError: one is missing)."""
+        columns = zip(self.names, self.floors, self.centres, self.scales, self.weights, strict=True)
+        terms = (w * (math.log(max(features[name], floor)) - c) / s for name, floor, c, s, w in columns)
+        return self.intercept + math.fsum(terms)
 
 
 class Verdict(BaseModel):

@@ -30,10 +30,13 @@ def load_model(name: str, dtype: str | None = None) -> LanguageModel:
         return LanguageModel.from_pretrained(name, dtype=dtype)
 
 
-def load_estimator(name: str) -> Estimator:
-    """The estimator of that name, with its default settings."""
+def load_estimator(name: str | None, policy: Policy | None = None) -> Estimator:
+    """The estimator of that name, with its default settings; without a name the calibration's own, or HybridGrad."""
+    from semgrad_guard.calibrated import estimator_of
     from semgrad_guard.estimators import ESTIMATORS
 
+    if name is None:
+        return estimator_of(None if policy is None else policy.calibration)
     return next(estimator for estimator in ESTIMATORS if estimator.name == name)()
 
 

@@ -21,12 +21,23 @@ Dtype = Annotated[
     DtypeName | None,
     typer.Option(metavar="NAME", help="float32, bfloat16 or float16, if not the checkpoint's own. Scores follow it."),
 ]
+LearnedName = Literal[EstimatorName, "fused", "auto"]
 EstimatorOption = Annotated[
-    EstimatorName,
+    EstimatorName | None,
     typer.Option(
         "--estimator",
         metavar="NAME",
         help="How uncertainty is measured: hybridgrad, semgrad, paragrad, gnll or mean_entropy.",
+        show_default="the calibration's, or hybridgrad",
+    ),
+]
+LearnedEstimatorOption = Annotated[
+    LearnedName,
+    typer.Option(
+        "--estimator",
+        metavar="NAME",
+        help="How uncertainty is measured: hybridgrad, semgrad, paragrad, gnll or mean_entropy; fused, which is fitted "
+        "on a part of the answers; or auto, the best of these on that part.",
     ),
 ]
 CalibrationFile = Annotated[

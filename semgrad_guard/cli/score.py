@@ -34,7 +34,7 @@ def score(
     question: Annotated[str | None, typer.Option(metavar="TEXT", help="One question, instead of a file.")] = None,
     response: Annotated[str | None, typer.Option(metavar="TEXT", help="The text to score as its answer.")] = None,
     output: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the scores there, as JSON Lines.")] = None,
-    estimator: options.EstimatorOption = "hybridgrad",
+    estimator: options.EstimatorOption = None,
     calibration: options.CalibrationFile = None,
     system: options.System = None,
     strict: options.Strict = False,
@@ -50,7 +50,7 @@ def score(
         _require_writable(output)
     policy = loading.load_policy(calibration, None)
     scored, failed = _score(
-        rows, loading.load_model(model, dtype), loading.load_estimator(estimator), policy=policy, system=system
+        rows, loading.load_model(model, dtype), loading.load_estimator(estimator, policy), policy=policy, system=system
     )
     say_problems(failed)
     if not scored:
