@@ -28,7 +28,16 @@ if TYPE_CHECKING:
     from semgrad_guard.engine.objective import Objective
     from semgrad_guard.engine.scores import GradientScores
     from semgrad_guard.errors import SemGradGuardError
-    from semgrad_guard.estimators import Estimator, GreedyNLL, HybridGrad, MeanEntropy, ParaGrad, SemGrad
+    from semgrad_guard.estimators import (
+        Estimator,
+        ExGrad,
+        GreedyNLL,
+        HybridGrad,
+        MaxProbability,
+        MeanEntropy,
+        ParaGrad,
+        SemGrad,
+    )
     from semgrad_guard.guard import Guard
     from semgrad_guard.records import METADATA_KEY, Message, Score, SemanticToken, ToolCall, Verdict
 
@@ -52,7 +61,16 @@ _HOMES = {
     "semgrad_guard.engine.objective": ("Objective",),
     "semgrad_guard.engine.scores": ("GradientScores",),
     "semgrad_guard.errors": ("SemGradGuardError",),
-    "semgrad_guard.estimators": ("Estimator", "GreedyNLL", "HybridGrad", "MeanEntropy", "ParaGrad", "SemGrad"),
+    "semgrad_guard.estimators": (
+        "Estimator",
+        "ExGrad",
+        "GreedyNLL",
+        "HybridGrad",
+        "MaxProbability",
+        "MeanEntropy",
+        "ParaGrad",
+        "SemGrad",
+    ),
     "semgrad_guard.guard": ("Guard",),
     "semgrad_guard.records": ("METADATA_KEY", "Message", "Score", "SemanticToken", "ToolCall", "Verdict"),
 }
@@ -67,6 +85,7 @@ __all__ = [
     "DriftMonitor",
     "Estimator",
     "Evidence",
+    "ExGrad",
     "Generation",
     "GenerationOptions",
     "GradientScores",
@@ -74,6 +93,7 @@ __all__ = [
     "Guard",
     "HybridGrad",
     "LanguageModel",
+    "MaxProbability",
     "MeanEntropy",
     "Message",
     "Objective",

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
 import typer
 
-EstimatorName = Literal["hybridgrad", "semgrad", "paragrad", "gnll", "mean_entropy"]
+EstimatorName = Literal["hybridgrad", "semgrad", "paragrad", "exgrad", "gnll", "max_probability", "mean_entropy"]
 DtypeName = Literal["float32", "bfloat16", "float16"]
 GraderName = Literal["exact-match", "token-f1"]
 
@@ -21,13 +21,14 @@ Dtype = Annotated[
     DtypeName | None,
     typer.Option(metavar="NAME", help="float32, bfloat16 or float16, if not the checkpoint's own. Scores follow it."),
 ]
+_NAMES = ", ".join(get_args(EstimatorName))
 LearnedName = Literal[EstimatorName, "fused", "auto"]
 EstimatorOption = Annotated[
     EstimatorName | None,
     typer.Option(
         "--estimator",
         metavar="NAME",
-        help="How uncertainty is measured: hybridgrad, semgrad, paragrad, gnll or mean_entropy.",
+        help=f"How uncertainty is measured: {_NAMES}.",
         show_default="the calibration's, or hybridgrad",
     ),
 ]
@@ -36,8 +37,8 @@ LearnedEstimatorOption = Annotated[
     typer.Option(
         "--estimator",
         metavar="NAME",
-        help="How uncertainty is measured: hybridgrad, semgrad, paragrad, gnll or mean_entropy; fused, which is fitted "
-        "on a part of the answers; or auto, the best of these on that part.",
+        help=f"How uncertainty is measured: {_NAMES}; fused, which is fitted on a part of the answers; or auto, the best "
+        "of these on that part.",
     ),
 ]
 CalibrationFile = Annotated[

@@ -82,7 +82,8 @@ class Decoder:
         ]
 
     def _capture(self, prompts: Sequence[Prompt], objective: Objective) -> Capture | None:
-        """Keep h^(k) from the earliest t* on, where this model's captured tier is known to be exact."""
+        """Keep h^(k) from the earliest token that will be asked for, where this model's captured tier is exact."""
+        firsts = [min(objective.positions(p.semantic_token.offset, len(p.ids))) for p in prompts]
         try:
             layer = objective.span(self._scorer.architecture.n_layers)[0]
         except EmptyLayerSpanError:  # generating is still possible; scoring will name the reason
@@ -90,7 +91,7 @@ class Decoder:
         if "captured" not in self._scorer.tiers():
             return None
         width = max(len(prompt.ids) for prompt in prompts)
-        return Capture(layer, width + min(prompt.semantic_token.offset for prompt in prompts))
+        return Capture(layer, width + min(firsts))
 
     def _generate(
         self,

@@ -54,7 +54,9 @@ class BatchScoring:
     def _score(self, objective: Objective) -> tuple[TimedScores, ...]:
         began = time.perf_counter()
         with clean_slate():
-            batch = TokenBatch.of(self._prompts, self._responses, self._offsets, self._scorer.device)
+            batch = TokenBatch.of(
+                self._prompts, self._responses, self._offsets, self._scorer.device, objective=objective
+            )
         trace, self._trace = self._trace, None
         found = self._scorer.score(batch, objective, trace)
         share = (time.perf_counter() - began) * 1000 / len(found)

@@ -38,12 +38,15 @@ class Trace:
     states: torch.Tensor
 
     def fits(self, batch: TokenBatch) -> bool:
-        """Whether these states begin at the batch's cut and reach its end, row for row (beams have more rows)."""
-        rows, columns = self.states.shape[:2]
-        if not can_be_cut(self.cache, batch.end):
+        """Whether these states reach from the batch's cut to its end, row for row (beams have more rows)."""
+        if not can_be_cut(self.cache, batch.end) or len(self.states) != len(batch.segments):
             return False
-        begins = self.cache.get_seq_length() - columns
-        return rows == len(batch.lengths) and begins == batch.cut and columns >= batch.end - batch.cut
+        return self.begins <= batch.cut and self.begins + self.states.shape[1] >= batch.end
+
+    @property
+    def begins(self) -> int:
+        """The column of the first state."""
+        return self.cache.get_seq_length() - self.states.shape[1]
 
 
 @dataclass(frozen=True)
@@ -86,7 +89,7 @@ class Replayer:
 
     def captured(self, batch: TokenBatch, span: Sequence[int], trace: Trace) -> Replayed:
         """Upper layers only, from the states and the cache of a generation (`trace.layer` <= the span's first)."""
-        states = trace.states[:, : batch.end - batch.cut]
+        states = trace.states[:, batch.cut - trace.begins : batch.end - trace.begins]
         if states.is_inference():
             states = states.clone()
         with self._bypassing(trace.layer):

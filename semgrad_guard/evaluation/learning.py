@@ -13,8 +13,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from semgrad_guard.decision import Binding, Calibration, EstimatorChoice, calibrate
+from semgrad_guard.engine.objective import Objective
 from semgrad_guard.errors import FitError
-from semgrad_guard.estimators import Estimator, FusedGrad, GreedyNLL, HybridGrad, MeanEntropy, ParaGrad, SemGrad
+from semgrad_guard.estimators import ESTIMATORS, Estimator, FusedGrad, HybridGrad
 from semgrad_guard.estimators.fusedgrad import MIN_ANSWERS, Features
 from semgrad_guard.evaluation.data import Question
 from semgrad_guard.evaluation.graders import Grader
@@ -22,7 +23,7 @@ from semgrad_guard.evaluation.metrics import auroc
 from semgrad_guard.evaluation.outcome import Outcome
 from semgrad_guard.evaluation.run_file import Answer
 
-CANDIDATES: tuple[Estimator, ...] = (HybridGrad(), SemGrad(), ParaGrad(), GreedyNLL(), MeanEntropy(), FusedGrad())
+CANDIDATES: tuple[Estimator, ...] = (*(kind() for kind in ESTIMATORS if kind().objective == Objective()), FusedGrad())
 """What `auto` chooses among: all that one ordinary replay yields."""
 
 LEARN_SHARE, LEARN_MOST = 1 / 3, 400
