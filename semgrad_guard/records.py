@@ -13,6 +13,9 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 METADATA_KEY = "semgrad_guard"
 """The one metadata key used in every integration."""
 
+LOG = "ln "
+"""Begins the name of a column that takes a feature's logarithm."""
+
 Action = Literal["answer", "escalate", "abstain"]
 Mode = Literal["enforce", "annotate", "observe", "raise"]
 """What a router does with its decision: carry it out; write it on the answer; only report it; raise an error."""
@@ -83,15 +86,17 @@ class Score:
 class FusedWeights(BaseModel):
     """A fitted logistic regression as plain numbers: what a calibration file keeps of `FusedGrad`.
 
-    One entry per feature: the feature x, a number >= 0, enters as (ln max(x, floor) - centre) / scale. `floors` are the
-    smallest positive values that fitting saw, so that a vanished gradient is a small number and not minus infinity.
-    `n` answers were fitted, `n_wrong` of them wrong.
+    One entry per column. A column "ln NAME" takes the logarithm of the feature NAME, a column "NAME" the feature as it
+    is. Features are first held to [low, high], the range that fitting saw (for logarithms, its smallest positive value
+    on: a vanished gradient is a small number and not minus infinity); the column then enters as
+    (x - centre) / scale. `n` answers were fitted, `n_wrong` of them wrong.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
-    names: tuple[str, ...] = Field(min_length=1)
-    floors: tuple[float, ...]
+    columns: tuple[str, ...] = Field(min_length=1)
+    lows: tuple[float, ...]
+    highs: tuple[float, ...]
     centres: tuple[float, ...]
     scales: tuple[float, ...]
     weights: tuple[float, ...]
@@ -101,11 +106,13 @@ class FusedWeights(BaseModel):
 
     @model_validator(mode="after")
     def _is_whole(self) -> Self:
-        columns = (self.floors, self.centres, self.scales, self.weights)
-        if any(len(column) != len(self.names) for column in columns):
-            raise ValueError("there must be one floor, centre, scale and weight per feature")
-        if min(self.floors) <= 0 or min(self.scales) <= 0:
-            raise ValueError("floors and scales must be positive")
+        series = (self.lows, self.highs, self.centres, self.scales, self.weights)
+        if any(len(numbers) != len(self.columns) for numbers in series):
+            raise ValueError("there must be one low, high, centre, scale and weight per column")
+        if any(name.startswith(LOG) and low <= 0 for name, low in zip(self.columns, self.lows, strict=True)):
+            raise ValueError("the lowest value of a logarithm's feature must be positive")
+        if min(self.scales) <= 0:
+            raise ValueError("scales must be positive")
         return self
 
     @property
@@ -113,10 +120,19 @@ class FusedWeights(BaseModel):
         """Twelve hex digits that name these numbers."""
         return hashlib.sha256(self.model_dump_json().encode()).hexdigest()[:12]
 
+    @property
+    def features(self) -> frozenset[str]:
+        """The names of the features that are read."""
+        return frozenset(name.removeprefix(LOG) for name in self.columns)
+
     def logit(self, features: Mapping[str, float]) -> float:
-        """ln P(wrong) / P(correct) for an answer's features, each finite and >= 0 (KeyError: one is missing)."""
-        columns = zip(self.names, self.floors, self.centres, self.scales, self.weights, strict=True)
-        terms = (w * (math.log(max(features[name], floor)) - c) / s for name, floor, c, s, w in columns)
+        """ln P(wrong) / P(correct) for an answer's features, finite numbers; a missing one is a KeyError."""
+        held = (
+            min(high, max(low, features[name.removeprefix(LOG)]))
+            for name, low, high in zip(self.columns, self.lows, self.highs, strict=True)
+        )
+        series = zip(self.columns, held, self.centres, self.scales, self.weights, strict=True)
+        terms = (w * ((math.log(x) if name.startswith(LOG) else x) - c) / s for name, x, c, s, w in series)
         return self.intercept + math.fsum(terms)
 
 

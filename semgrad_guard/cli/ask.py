@@ -46,7 +46,7 @@ def ask(
     if not asked.strip():
         raise EmptyPromptError("The question is empty; ask something.")
     policy = loading.load_policy(calibration, threshold)
-    embedded = loading.load_policy(loading.pocket_calibration(), None) if policy is None and model == loading.POCKET else None
+    embedded = loading.pocket_policy() if policy is None and model == loading.POCKET else None
     asker = _Asker(
         loading.load_model(model, dtype),
         loading.load_estimator(estimator, policy or embedded),

@@ -58,6 +58,12 @@ def load_policy(calibration: Path | None, threshold: float | None) -> Policy | N
     return None if threshold is None else Policy(threshold=threshold)
 
 
+def pocket_policy() -> Policy | None:
+    """A policy with the embedded model's own calibration, if it is there."""
+    path = pocket_calibration()
+    return None if path is None else load_policy(path, None)
+
+
 def pocket_calibration() -> Path | None:
     """The calibration that comes with the embedded model, if it is there."""
     from semgrad_guard import pocket

@@ -37,8 +37,8 @@ LearnedEstimatorOption = Annotated[
     typer.Option(
         "--estimator",
         metavar="NAME",
-        help=f"How uncertainty is measured: {_NAMES}; fused, which is fitted on a part of the answers; or auto, the best "
-        "of these on that part.",
+        help=f"How uncertainty is measured: {_NAMES}; fused, which is fitted on a part of the answers; or auto, the "
+        "best of these on that part.",
     ),
 ]
 CalibrationFile = Annotated[

@@ -28,8 +28,8 @@ class Calibration(BaseModel):
     `n_answered_wrong` were wrong; it never exceeds alpha, and alpha is what is promised. `n` counts distinct questions,
     `n_wrong` the errors among them, `n_unscored` those without a finite score, `n_duplicates` repeats that were left
     out, `n_tested` the scored ones that were not spent on the grid. `split_seed` is None where the grid came from
-    outside. `scores` are the calibration scores, rising, kept for `drift`. `choice` says how the estimator was chosen or
-    fitted, where that was learned from labels (other ones than those of the threshold). `id` is a hash over all of it.
+    outside. `scores` are the calibration scores, rising, kept for `drift`. `choice` says how the estimator was
+    chosen or fitted, where that was learned from labels (not those of the threshold). `id` is a hash over all of it.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)

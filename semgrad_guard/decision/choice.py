@@ -41,6 +41,6 @@ class EstimatorChoice(BaseModel):
         seen = set(self.questions) & set(questions)
         if seen:
             raise CalibrationError(
-                f"{len(seen)} of the questions were used to choose or fit the estimator ({self.estimator}). The threshold "
-                "must be chosen on others, or its promise does not hold: split them, or label new ones."
+                f"{len(seen)} of the questions were used to choose or fit the estimator ({self.estimator}). The "
+                "threshold must be chosen on others, or its promise does not hold: split them, or label new ones."
             )

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import importlib
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Self, cast
+from typing import Any, ClassVar, NamedTuple, Self, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +16,7 @@ from semgrad_guard.engine.objective import Objective, Variant
 from semgrad_guard.errors import FitError, MissingExtraError
 from semgrad_guard.estimators.base import read_off
 from semgrad_guard.estimators.features import replay_features
-from semgrad_guard.records import FusedWeights, Score
+from semgrad_guard.records import LOG, FusedWeights, Score
 
 MIN_ANSWERS = 50
 """Fewer graded answers than this are refused (docs/results/fused.md shows why)."""
@@ -26,12 +27,19 @@ MIN_EACH = 8
 _C = 0.03
 """Inverse strength of the ridge penalty (scikit-learn's C)."""
 
+_TRUST = 3.0
+_TRUSTED = frozenset(LOG + name for name in ("semgrad", "paragrad", "mean_entropy", "gnll"))
+"""Scores in their own right: with few labels these lead, the other columns refine."""
+
+_AS_IS = frozenset({"mean_entropy", "gnll", "mean_nll", "length", "first_nll", "first_entropy"})
+"""Features that enter as they are besides their logarithms."""
+
 Features = Mapping[str, float]
 
 
 @dataclass(frozen=True)
 class FusedGrad:
-    """ln P(wrong) / P(correct), any real number, by a logistic regression on the logs of what one replay yields.
+    """ln P(wrong) / P(correct), any real number, by a logistic regression on what one replay yields.
 
     Without `weights` it only collects features (every score is None, and says so); `FusedGrad.fit` makes one that
     scores. The default reads the ordinary replay, at no extra cost. With every layer in `layers` and `last_tokens=8`
@@ -59,21 +67,24 @@ class FusedGrad:
         """Fit on graded answers; the threshold must be chosen on others, or its promise is worth nothing.
 
         Args:
-            records: each answer's `Score.features`; answers without any are left out.
-            correct: True or False per answer.
+            records: each answer's `Score.features`; answers without any, or with one that is not finite, are left out.
+            correct: True or False (or 1 or 0) per answer.
             variant, layers, last_tokens: what the features were collected with.
 
         Raises:
-            FitError: fewer than `MIN_ANSWERS` answers with features, fewer than `MIN_EACH` right or wrong ones, or
-                no feature that varies.
+            FitError: labels that are neither, fewer than `MIN_ANSWERS` answers with features, fewer than `MIN_EACH`
+                right or wrong ones, or no feature that varies.
             MissingExtraError: scikit-learn is not installed.
         """
         if len(records) != len(correct):
             raise FitError(f"There are {len(records)} records and {len(correct)} labels. Pass one of each per answer.")
-        pairs = [(r, bool(right)) for r, right in zip(records, correct, strict=True) if r is not None]
-        wrong = np.array([not right for _, right in pairs], dtype=np.bool_)
+        if any(label not in (True, False) for label in correct):
+            raise FitError("Each label must be True or False (or 1 or 0): grade the answers first.")
+        usable = [r is not None and all(map(math.isfinite, r.values())) for r in records]
+        wrong = np.array([not right for right, use in zip(correct, usable, strict=True) if use], dtype=np.bool_)
         require_enough(wrong)
-        return cls(variant, layers, last_tokens, fit_weights([record for record, _ in pairs], wrong))
+        weights = fit_weights([r for r, use in zip(records, usable, strict=True) if use and r is not None], wrong)
+        return cls(variant, layers, last_tokens, weights)
 
     @property
     def objective(self) -> Objective:
@@ -104,9 +115,9 @@ class FusedGrad:
             return None, "FusedGrad is not fitted: run `semgrad-guard calibrate --estimator fused`"
         if features is None:
             return None, "the score is not finite"
-        missing = [name for name in self.weights.names if name not in features]
+        missing = self.weights.features - features.keys()
         if missing:
-            return None, f"this prompt's replay yields no {missing[0]}, which FusedGrad was fitted with"
+            return None, f"this prompt's replay yields no {min(missing)}, which FusedGrad was fitted with"
         return self.weights.logit(features), None
 
 
@@ -122,33 +133,56 @@ def require_enough(wrong: NDArray[np.bool_]) -> None:
 
 
 def fit_weights(records: Sequence[Features], wrong: NDArray[np.bool_]) -> FusedWeights:
-    """Ridge-penalised logistic regression on the standardised logs of the features that all records have.
+    """Ridge-penalised logistic regression on the standardised columns of the features that all records have.
 
     Raises:
         FitError: no feature varies.
     """
-    names = [name for name in records[0] if all(name in record for record in records)]
-    raw = np.array([[record[name] for name in names] for record in records], dtype=np.float64)
-    floors = np.array([column[column > 0].min(initial=np.inf) for column in raw.T])
-    used = np.isfinite(floors)
-    logs = np.log(np.maximum(raw[:, used], floors[used]))
-    centres, scales = logs.mean(0), logs.std(0)
-    varied = scales > 1e-9 * (1 + np.abs(centres))
-    if not varied.any():
+    shared = [name for name in records[0] if all(name in record for record in records)]
+    found = [_column(name, records) for name in (*(LOG + name for name in shared), *(n for n in shared if n in _AS_IS))]
+    kept = [column for column in found if column is not None]
+    if not kept:
         raise FitError("No feature differs between the answers: there is nothing to learn. Use HybridGrad.")
-    x = ((logs - centres) / np.where(varied, scales, 1.0))[:, varied]
+    x = np.stack([(column.values - column.centre) / column.scale for column in kept], axis=1)
     regression = _linear_model().LogisticRegression(C=_C, max_iter=1000).fit(x, wrong)
-    kept = np.flatnonzero(used)[varied]
     return FusedWeights(
-        names=tuple(names[i] for i in kept),
-        floors=tuple(floors[kept].tolist()),
-        centres=tuple(centres[varied].tolist()),
-        scales=tuple(scales[varied].tolist()),
+        columns=tuple(column.name for column in kept),
+        lows=tuple(column.low for column in kept),
+        highs=tuple(column.high for column in kept),
+        centres=tuple(column.centre for column in kept),
+        scales=tuple(column.scale for column in kept),
         weights=tuple(regression.coef_[0].tolist()),
         intercept=float(regression.intercept_[0]),
         n=len(wrong),
         n_wrong=int(wrong.sum()),
     )
+
+
+class _Column(NamedTuple):
+    """A feature, or its logarithm, over all records: what `FusedWeights` keeps of it, and the values."""
+
+    name: str
+    low: float
+    high: float
+    centre: float
+    scale: float
+    values: NDArray[np.float64]
+
+
+def _column(name: str, records: Sequence[Features]) -> _Column | None:
+    """The column of that name; None where it does not vary."""
+    feature = name.removeprefix(LOG)
+    raw = np.array([record[feature] for record in records], dtype=np.float64)
+    usable = raw[raw > 0] if name != feature else raw
+    if not len(usable):
+        return None
+    low, high = float(usable.min()), float(usable.max())
+    values = np.log(np.maximum(raw, low)) if name != feature else raw
+    centre, spread = float(values.mean()), float(values.std())
+    if spread <= 1e-9 * (1 + abs(centre)):
+        return None
+    # A column with a smaller scale is penalised less: the trusted ones may speak before there are many labels.
+    return _Column(name, low, high, centre, spread / (_TRUST if name in _TRUSTED else 1), values)
 
 
 def _linear_model() -> Any:

@@ -1,7 +1,7 @@
 """Choosing and fitting an estimator on one part of the graded answers, and calibrating it on the rest.
 
-The promise needs a threshold whose answers played no part in what was learned: they are split by a seeded draw that looks
-at no label.
+The promise needs a threshold whose answers played no part in what was learned: they are split by a seeded draw that
+looks at no label.
 """
 
 from __future__ import annotations
@@ -13,9 +13,17 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from semgrad_guard.decision import Binding, Calibration, EstimatorChoice, calibrate
-from semgrad_guard.engine.objective import Objective
 from semgrad_guard.errors import FitError
-from semgrad_guard.estimators import ESTIMATORS, Estimator, FusedGrad, HybridGrad
+from semgrad_guard.estimators import (
+    Estimator,
+    FusedGrad,
+    GreedyNLL,
+    HybridGrad,
+    MaxProbability,
+    MeanEntropy,
+    ParaGrad,
+    SemGrad,
+)
 from semgrad_guard.estimators.fusedgrad import MIN_ANSWERS, Features
 from semgrad_guard.evaluation.data import Question
 from semgrad_guard.evaluation.graders import Grader
@@ -23,7 +31,9 @@ from semgrad_guard.evaluation.metrics import auroc
 from semgrad_guard.evaluation.outcome import Outcome
 from semgrad_guard.evaluation.run_file import Answer
 
-CANDIDATES: tuple[Estimator, ...] = (*(kind() for kind in ESTIMATORS if kind().objective == Objective()), FusedGrad())
+CANDIDATES: tuple[Estimator, ...] = (
+    HybridGrad(), SemGrad(), ParaGrad(), GreedyNLL(), MaxProbability(), MeanEntropy(), FusedGrad(),
+)  # fmt: skip
 """What `auto` chooses among: all that one ordinary replay yields."""
 
 LEARN_SHARE, LEARN_MOST = 1 / 3, 400
@@ -156,7 +166,13 @@ def _fit(part: Graded, like: FusedGrad) -> FusedGrad:
 
 
 def _choice(
-    asked: str, found: Estimator, reason: str, part: Graded, *, seed: int, aurocs: Mapping[str, float | None] | None = None
+    asked: str,
+    found: Estimator,
+    reason: str,
+    part: Graded,
+    *,
+    seed: int,
+    aurocs: Mapping[str, float | None] | None = None,
 ) -> EstimatorChoice:
     return EstimatorChoice.model_validate(
         {
