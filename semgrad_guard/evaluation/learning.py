@@ -24,7 +24,7 @@ from semgrad_guard.estimators import (
     ParaGrad,
     SemGrad,
 )
-from semgrad_guard.estimators.fusedgrad import MIN_ANSWERS, Features
+from semgrad_guard.estimators.fusedgrad import MIN_ANSWERS, Features, fit_weights
 from semgrad_guard.evaluation.data import Question
 from semgrad_guard.evaluation.graders import Grader
 from semgrad_guard.evaluation.metrics import auroc
@@ -148,16 +148,30 @@ def split(n: int, *, seed: int) -> tuple[list[int], list[int]]:
 
 
 def out_of_fold(part: Graded, estimator: FusedGrad, *, seed: int) -> list[float | None]:
-    """FusedGrad's scores of answers, each by weights that were fitted without it."""
-    n = len(part.questions)
-    folds = np.random.default_rng([seed, n, _FOLDS]).permutation(n) % _FOLDS
-    scores: list[float | None] = [None] * n
-    for fold in range(_FOLDS):
-        inside, outside = np.flatnonzero(folds != fold).tolist(), np.flatnonzero(folds == fold).tolist()
-        fitted = _fit(part.part(inside), estimator)
-        for row, score in zip(outside, part.part(outside).scores(fitted), strict=True):
+    """FusedGrad's scores of answers, each by weights that were fitted without it.
+
+    Raises:
+        FitError: there are too few answers for a fit on all of them.
+    """
+    _fit(part, estimator)
+    rows = [i for i, record in enumerate(part.features) if record is not None]
+    scores: list[float | None] = [None] * len(part.questions)
+    for fold in _folds([part.correct[i] for i in rows], seed=seed):
+        held = {rows[i] for i in fold}
+        inside = part.part([i for i in rows if i not in held])
+        wrong = np.array([not right for right in inside.correct], dtype=np.bool_)
+        weights = fit_weights([record for record in inside.features if record is not None], wrong)
+        for row, score in zip(sorted(held), part.part(sorted(held)).scores(FusedGrad(weights=weights)), strict=True):
             scores[row] = score
     return scores
+
+
+def _folds(correct: Sequence[bool], *, seed: int) -> list[list[int]]:
+    """Five parts of the rows, each with its share of right and wrong answers."""
+    rng = np.random.default_rng([seed, len(correct), _FOLDS])
+    kinds = [rng.permutation(np.flatnonzero(np.array(correct) == right)) for right in (True, False)]
+    order = np.concatenate(kinds)
+    return [order[fold::_FOLDS].tolist() for fold in range(_FOLDS)]
 
 
 def _fit(part: Graded, like: FusedGrad) -> FusedGrad:
