@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from semgrad_guard.engine.language_model import LanguageModel
     from semgrad_guard.engine.objective import Objective
     from semgrad_guard.engine.scores import GradientScores
+    from semgrad_guard.engine.segments import Segment
+    from semgrad_guard.engine.token_choice import TokenChoice
     from semgrad_guard.errors import SemGradGuardError
     from semgrad_guard.estimators import (
         Estimator,
@@ -60,6 +62,8 @@ _HOMES = {
     "semgrad_guard.engine.language_model": ("LanguageModel",),
     "semgrad_guard.engine.objective": ("Objective",),
     "semgrad_guard.engine.scores": ("GradientScores",),
+    "semgrad_guard.engine.segments": ("Segment",),
+    "semgrad_guard.engine.token_choice": ("TokenChoice",),
     "semgrad_guard.errors": ("SemGradGuardError",),
     "semgrad_guard.estimators": (
         "Estimator",
@@ -101,9 +105,11 @@ __all__ = [
     "Policy",
     "Promise",
     "Score",
+    "Segment",
     "SemGrad",
     "SemGradGuardError",
     "SemanticToken",
+    "TokenChoice",
     "ToolCall",
     "Verdict",
     "calibrate",

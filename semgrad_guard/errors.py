@@ -15,6 +15,7 @@
     ├── CalibrationError            a calibration set or file that cannot be used
     │   ├── BindingMismatchError    made for another model, estimator, template or grader
     │   └── FitError                graded answers that a learned estimator cannot be fitted on
+    ├── GradingError                answers cannot be graded (a judge cannot be asked, a sheet of labels is wrong)
     ├── UnenforcedPolicyError       a router attached to a model that would ignore it
     ├── LowConfidenceError          an answer is not let through, and an error says so (it holds the verdict)
     └── MissingExtraError           an optional dependency is absent (also an ImportError)
@@ -88,6 +89,10 @@ class BindingMismatchError(CalibrationError):
 
 class FitError(CalibrationError):
     """A learned estimator cannot be fitted on these graded answers; the message says what is missing."""
+
+
+class GradingError(SemGradGuardError):
+    """Answers cannot be graded; the message says what stands in the way."""
 
 
 class UnenforcedPolicyError(SemGradGuardError):

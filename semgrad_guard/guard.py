@@ -247,11 +247,12 @@ def binding_of(verdict: Verdict) -> Binding:
 
 
 def scoring_settings(model: LanguageModel, estimator: Estimator, options: GenerationOptions) -> dict[str, Any]:
-    """Everything but the model that moves scores: the estimator's settings, the dtype and the decoding."""
+    """Everything but the model that moves scores: the estimator's settings, an own t*, the dtype and the decoding."""
     decoding = {"temperature": options.temperature, "top_p": options.top_p, "top_k": options.top_k}
     sampled = {} if options.temperature == 0 else decoding
     grammar = {} if options.grammar is None else {"grammar": sha256(options.grammar.encode()).hexdigest()[:12]}
-    return {**estimator.settings(), "dtype": model.identity.dtype, **sampled, **grammar}
+    token = {} if model.semantic_token is None else {"semantic_token": model.semantic_token}
+    return {**estimator.settings(), "dtype": model.identity.dtype, **token, **sampled, **grammar}
 
 
 def template_name(model: LanguageModel, name: str, template_options: Mapping[str, Any] | None = None) -> str:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
 
 from semgrad_guard.cli.terminal import ERR
+from semgrad_guard.errors import InputError, MissingExtraError
 
 if TYPE_CHECKING:
     from semgrad_guard.decision import Policy
@@ -18,8 +20,8 @@ if TYPE_CHECKING:
 POCKET = "pocket"
 
 
-def load_model(name: str, dtype: str | None = None) -> LanguageModel:
-    """The model, without the chatter of the libraries that load it."""
+def load_model(name: str, dtype: str | None = None, *, device: str | None = None) -> LanguageModel:
+    """The model, without the chatter of the libraries that load it; on the CPU unless a device is named."""
     with ERR.status(f"Loading {name} …"):
         from transformers.utils import logging
 
@@ -27,7 +29,23 @@ def load_model(name: str, dtype: str | None = None) -> LanguageModel:
 
         logging.set_verbosity_error()
         logging.disable_progress_bar()
-        return LanguageModel.from_pretrained(name, dtype=dtype)
+        return LanguageModel.from_pretrained(name, dtype=dtype, device_map=_place(device))
+
+
+def _place(device: str | None) -> str | None:
+    """The device, if there is one of that name and what it takes to load a model there."""
+    if device is None:
+        return None
+    import torch
+
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).strip().partition("\n")[0].rstrip(".")
+        raise InputError(f"There is no device {device!r} here: {reason}. Try --device cpu.") from error
+    if find_spec("accelerate") is None:
+        raise MissingExtraError("accelerate", extra="accelerate")
+    return device
 
 
 def load_estimator(name: str | None, policy: Policy | None = None) -> Estimator:

@@ -9,7 +9,7 @@ import typer
 
 EstimatorName = Literal["hybridgrad", "semgrad", "paragrad", "exgrad", "gnll", "max_probability", "mean_entropy"]
 DtypeName = Literal["float32", "bfloat16", "float16"]
-GraderName = Literal["exact-match", "token-f1"]
+GraderName = Literal["exact-match", "token-f1", "rouge-l"]
 
 Model = Annotated[
     str,
@@ -50,6 +50,12 @@ CalibrationFile = Annotated[
 Threshold = Annotated[
     float | None,
     typer.Option(metavar="X", help="Let through uncertainties at or below this one; promises nothing."),
+]
+By = Annotated[
+    Literal["sentence", "clause"] | None,
+    typer.Option(
+        metavar="UNIT", help="Score every sentence or clause of a text by itself, and mark the doubtful ones."
+    ),
 ]
 MaxNewTokens = Annotated[int, typer.Option(min=1, metavar="N", help="The longest answer, in tokens.")]
 Temperature = Annotated[

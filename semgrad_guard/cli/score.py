@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from semgrad_guard.cli import loading, options
+from semgrad_guard.cli import claims, loading, options
 from semgrad_guard.cli.help import ExitCode
 from semgrad_guard.cli.terminal import OUT, progress, say, say_problems
 from semgrad_guard.errors import EmptyPromptError, EmptyResponseError, InputError, PromptTooLongError
@@ -36,6 +36,7 @@ def score(
     output: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the scores there, as JSON Lines.")] = None,
     estimator: options.EstimatorOption = None,
     calibration: options.CalibrationFile = None,
+    by: options.By = None,
     system: options.System = None,
     strict: options.Strict = False,
     as_json: options.AsJson = False,
@@ -44,10 +45,25 @@ def score(
 
     The number says how uncertain this model is of the text as an answer to the question. With a calibration, every
     text also gets an action, and the scores are compared with the calibration's: have they moved?
+
+    With --by, every sentence or clause has a number of its own; all of them come from one replay.
     """
+    if by is not None and calibration is not None:
+        raise typer.BadParameter("a calibration is for whole answers; give --by or --calibration, not both")
     rows, problems = _rows(data, question, response, strict=strict)
     if output is not None:
         _require_writable(output)
+    if by is not None:
+        failed = claims.score_claims(
+            rows,
+            loading.load_model(model, dtype),
+            claims.replay_estimator(estimator),
+            by=by,
+            system=system,
+            output=output,
+            as_json=as_json,
+        )
+        raise typer.Exit(ExitCode.BROKEN_LINES if problems or failed else ExitCode.OK)
     policy = loading.load_policy(calibration, None)
     scored, failed = _score(
         rows, loading.load_model(model, dtype), loading.load_estimator(estimator, policy), policy=policy, system=system

@@ -1,4 +1,4 @@
-"""How well uncertainties tell right from wrong: AUROC, selective risk and the area under it. numpy only.
+"""How well uncertainties tell right from wrong: AUROC, selective risk, the area under it and what it gains.
 
 Everywhere, higher uncertainty means less certain, None (or a value that is not finite) means that an answer has no
 score, and ties are treated as if broken at random, in expectation.
@@ -7,15 +7,13 @@ score, and ties are treated as if broken at random, in expectation.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from semgrad_guard.errors import InputError
-
-Floats = NDArray[np.float64]
+from semgrad_guard.evaluation.tally import Floats, tally
 
 
 @dataclass(frozen=True)
@@ -35,22 +33,16 @@ def auroc(uncertainties: Sequence[float | None], correct: Sequence[bool]) -> flo
 
     None where all of them are right, or all wrong: then there is nothing to tell apart.
     """
-    scores, right, _ = _scored(uncertainties, correct)
-    n_right, n_wrong = int(right.sum()), int((~right).sum())
-    if not n_right or not n_wrong:
-        return None
-    above = _mean_ranks(scores)[~right].sum() - n_wrong * (n_wrong + 1) / 2
-    return float(above / (n_right * n_wrong))
+    return _only(tally(uncertainties, correct).auroc())
 
 
 def risk_coverage(uncertainties: Sequence[float | None], correct: Sequence[bool]) -> RiskCoverage:
     """The risk-coverage curve, from the most certain answer upward."""
-    scores, right, n = _scored(uncertainties, correct)
-    order = np.argsort(scores, kind="stable")
-    _, group, sizes = np.unique(scores[order], return_inverse=True, return_counts=True)
-    wrong_share = np.bincount(group, weights=(~right[order]).astype(np.float64)) / np.maximum(sizes, 1)
-    answered = np.arange(1, len(scores) + 1, dtype=np.float64)
-    return RiskCoverage(answered / n, np.cumsum(wrong_share[group]) / answered)
+    counts = tally(uncertainties, correct)
+    sizes = (counts.wrong + counts.right)[0].astype(np.int64)
+    answered = np.arange(1, sizes.sum() + 1, dtype=np.float64)
+    errors = np.cumsum(np.repeat(counts.wrong[0] / np.maximum(sizes, 1), sizes))
+    return RiskCoverage(answered / counts.n[0], errors / answered)
 
 
 def aurc(uncertainties: Sequence[float | None], correct: Sequence[bool]) -> float | None:
@@ -58,23 +50,26 @@ def aurc(uncertainties: Sequence[float | None], correct: Sequence[bool]) -> floa
 
     Source: Geifman, Uziel & El-Yaniv, "Bias-reduced uncertainty estimation for deep neural classifiers", ICLR 2019.
     """
-    curve = risk_coverage(uncertainties, correct)
-    return float(curve.risk.mean()) if len(curve.risk) else None
+    return _only(tally(uncertainties, correct).aurc())
 
 
-def _mean_ranks(values: Floats) -> Floats:
-    """Ranks from 1, tied values sharing the mean of theirs."""
-    _, group, sizes = np.unique(values, return_inverse=True, return_counts=True)
-    return (np.cumsum(sizes) - (sizes - 1) / 2.0)[group]
+def prr(uncertainties: Sequence[float | None], correct: Sequence[bool]) -> float | None:
+    """Prediction rejection ratio: 1 for an oracle, 0 for random order, negative for worse; None where undefined.
+
+    The area under the risk-coverage curve that is gained over random order, as a share of what an oracle gains on the
+    scored answers. None where all of them are right, or all wrong.
+    Source: Malinin & Gales, "Uncertainty estimation in autoregressive structured prediction", ICLR 2021.
+    """
+    return _only(tally(uncertainties, correct).prr())
 
 
-def _scored(uncertainties: Iterable[float | None], correct: Iterable[bool]) -> tuple[Floats, NDArray[np.bool_], int]:
-    """(finite scores, their labels, number of all answers)."""
-    scores = np.array([math.nan if u is None else float(u) for u in uncertainties], dtype=np.float64)
-    labels = np.array([bool(label) for label in correct], dtype=np.bool_)
-    if len(scores) != len(labels):
-        raise InputError(f"there are {len(scores)} uncertainties and {len(labels)} labels; pass one of each per answer")
-    if not len(scores):
-        raise InputError("there are no answers to measure")
-    finite = np.isfinite(scores)
-    return scores[finite], labels[finite], len(scores)
+def accuracy_at(uncertainties: Sequence[float | None], correct: Sequence[bool], *, coverage: float) -> float | None:
+    """Expected accuracy of the most certain share `coverage` of all answers; None where fewer have a score."""
+    if not 0.0 < coverage <= 1.0:
+        raise InputError(f"a coverage lies in (0, 1], it is {coverage}")
+    return _only(tally(uncertainties, correct).accuracy_at(coverage))
+
+
+def _only(values: Floats) -> float | None:
+    """The one value; None for nan."""
+    return None if math.isnan(values[0]) else float(values[0])

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from sklearn.metrics import roc_auc_score
 
 from semgrad_guard.errors import InputError
-from semgrad_guard.evaluation.metrics import aurc, auroc, risk_coverage
+from semgrad_guard.evaluation.metrics import accuracy_at, aurc, auroc, prr, risk_coverage
 
 ANSWERS = st.lists(st.tuples(st.integers(0, 4), st.booleans()), min_size=1, max_size=6)
 
@@ -49,6 +49,37 @@ def test_risk_is_the_mean_over_all_orders_of_ties(answers: list[tuple[int, bool]
     np.testing.assert_allclose(curve.risk, expected, atol=1e-12)
     np.testing.assert_allclose(curve.coverage, answered / len(answers))
     assert aurc([float(s) for s, _ in answers], [right for _, right in answers]) == pytest.approx(expected.mean())
+
+
+@settings(deadline=None)
+@given(ANSWERS)
+def test_prr_is_the_share_of_what_an_oracle_gains(answers: list[tuple[int, bool]]) -> None:
+    scores, correct = [float(score) for score, _ in answers], [right for _, right in answers]
+    if len(set(correct)) == 1:
+        assert prr(scores, correct) is None
+        return
+    ideal = aurc([0.0 if right else 1.0 for right in correct], correct)
+    random = correct.count(False) / len(correct)
+    assert prr(scores, correct) == pytest.approx((random - aurc(scores, correct)) / (random - ideal))  # type: ignore[operator]
+    assert prr([float(not right) for right in correct], correct) == pytest.approx(1.0)
+    assert prr([1.0] * len(correct), correct) == pytest.approx(0.0, abs=1e-9)
+
+
+@settings(deadline=None)
+@given(ANSWERS, st.sampled_from([0.1, 0.25, 0.5, 0.8, 1.0]))
+def test_accuracy_at_a_coverage_is_read_off_the_curve(answers: list[tuple[int, bool]], coverage: float) -> None:
+    scores, correct = [float(score) for score, _ in answers], [right for _, right in answers]
+    curve = risk_coverage(scores, correct)
+    at = next(i for i, c in enumerate(curve.coverage) if c >= coverage - 1e-9)
+    assert accuracy_at(scores, correct, coverage=coverage) == pytest.approx(1 - curve.risk[at])
+
+
+def test_accuracy_at_a_coverage_that_scores_do_not_reach() -> None:
+    assert accuracy_at([0.1, None, 0.2, None], [True, True, False, False], coverage=0.5) == 0.5
+    assert accuracy_at([0.1, None, 0.2, None], [True, True, False, False], coverage=0.6) is None
+    assert accuracy_at([None], [True], coverage=1.0) is None
+    with pytest.raises(InputError, match=r"lies in \(0, 1\]"):
+        accuracy_at([0.1], [True], coverage=0.0)
 
 
 def test_the_curve_ends_where_scores_end() -> None:
