@@ -9,33 +9,41 @@ from typing import Any, cast
 from semgrad_guard.decision import Calibration
 from semgrad_guard.errors import CalibrationError
 from semgrad_guard.estimators import ESTIMATORS, Estimator, FusedGrad, HybridGrad
+from semgrad_guard.estimators.base import ReplayEstimator
 
 
 def estimator_of(calibration: Calibration | None) -> Estimator:
     """The estimator that a calibration was made for, fitted weights and settings included; HybridGrad without one.
 
     Raises:
-        CalibrationError: the calibration names an estimator that is not known here, or settings that it does not have.
+        CalibrationError: the calibration names an estimator that is not known here, or one whose settings (a model of
+            its own, say) cannot be read back from the file.
     """
     if calibration is None or calibration.binding is None:
         return HybridGrad()
-    bound = calibration.binding
-    known = {estimator.name: estimator for estimator in (*ESTIMATORS, FusedGrad)}
-    if bound.estimator not in known:
+    name, settings = calibration.binding.estimator, calibration.binding.settings or {}
+    known: dict[str, Any] = {estimator.name: estimator for estimator in (*ESTIMATORS, FusedGrad)}
+    if name not in known:
         raise CalibrationError(
-            f"The calibration was made for the estimator {bound.estimator!r}, which is not known here (known: "
-            f"{', '.join(known)}). Pass the estimator itself, or calibrate again."
+            f"The calibration was made for the estimator {name!r}, which is not known here. Known are "
+            f"{', '.join(known)}. Pass the estimator itself, or calibrate again."
         )
-    kind: Any = known[bound.estimator]
-    settings = _fields(kind, bound.settings or {})
+    found = _made(known[name], settings, calibration)
+    own = found.settings()
+    if own != {key: settings.get(key, value) for key, value in own.items()}:
+        raise CalibrationError(
+            f"The calibration was made for {name} with settings that cannot be made again from the file alone. "
+            "Pass the estimator itself."
+        )
+    return found
+
+
+def _made(kind: Any, settings: Mapping[str, Any], calibration: Calibration) -> Estimator:
+    """An estimator of that kind: those of a replay with the settings of the file, others with their defaults."""
+    names = {field.name for field in fields(kind)}
+    own = {key: tuple(v) if isinstance(v, list) else v for key, v in settings.items() if key in names}
     if kind is FusedGrad:
         if calibration.choice is None or calibration.choice.weights is None:
             raise CalibrationError("The calibration was made for FusedGrad and holds no weights. Calibrate again.")
-        settings["weights"] = calibration.choice.weights
-    return cast(Estimator, kind(**settings))
-
-
-def _fields(kind: Any, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The estimator's own of the settings that a calibration is bound to, lists as the tuples that they were."""
-    names = {field.name for field in fields(kind)}
-    return {key: tuple(v) if isinstance(v, list) else v for key, v in settings.items() if key in names}
+        return FusedGrad(**{**own, "weights": calibration.choice.weights})
+    return cast(Estimator, kind(**own) if issubclass(kind, ReplayEstimator) else kind())

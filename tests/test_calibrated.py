@@ -11,7 +11,7 @@ from semgrad_guard import Binding, Calibration, Guard, LanguageModel, Policy, ca
 from semgrad_guard.calibrated import estimator_of
 from semgrad_guard.decision import EstimatorChoice
 from semgrad_guard.errors import BindingMismatchError, CalibrationError
-from semgrad_guard.estimators import ESTIMATORS, Estimator, FusedGrad, HybridGrad, SemGrad
+from semgrad_guard.estimators import ESTIMATORS, Estimator, FusedGrad, HybridGrad, LengthNormalisedEntropy, SemGrad
 
 ASKED = [f"What is item {i}?" for i in range(6)]
 
@@ -80,6 +80,9 @@ def test_without_a_calibration_or_a_binding_it_is_hybridgrad() -> None:
 def test_what_cannot_be_made_again_is_named() -> None:
     with pytest.raises(CalibrationError, match="'oracle', which is not known here"):
         estimator_of(calibration_for(Binding(model="m", estimator="oracle")))
+    settings = {"plan": {**LengthNormalisedEntropy().settings()["plan"], "temperature": 0.25}}
+    with pytest.raises(CalibrationError, match="cannot be made again from the file"):
+        estimator_of(calibration_for(Binding(model="m", estimator="ln_pe", settings=settings)))
     with pytest.raises(CalibrationError, match="holds no weights"):
         estimator_of(calibration_for(Binding(model="m", estimator="fused")))
 
