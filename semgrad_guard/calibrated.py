@@ -41,9 +41,14 @@ def estimator_of(calibration: Calibration | None) -> Estimator:
 def _made(kind: Any, settings: Mapping[str, Any], calibration: Calibration) -> Estimator:
     """An estimator of that kind: those of a replay with the settings of the file, others with their defaults."""
     names = {field.name for field in fields(kind)}
-    own = {key: tuple(v) if isinstance(v, list) else v for key, v in settings.items() if key in names}
+    own: dict[str, Any] = {key: _as_field(value) for key, value in settings.items() if key in names}
     if kind is FusedGrad:
         if calibration.choice is None or calibration.choice.weights is None:
             raise CalibrationError("The calibration was made for FusedGrad and holds no weights. Calibrate again.")
-        return FusedGrad(**{**own, "weights": calibration.choice.weights})
+        own["weights"] = calibration.choice.weights
+        return FusedGrad(**own)
     return cast(Estimator, kind(**own) if issubclass(kind, ReplayEstimator) else kind())
+
+
+def _as_field(value: Any) -> Any:
+    return tuple(cast("list[Any]", value)) if isinstance(value, list) else value

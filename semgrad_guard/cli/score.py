@@ -57,7 +57,7 @@ def score(
         failed = claims.score_claims(
             rows,
             loading.load_model(model, dtype),
-            claims.replay_estimator(estimator),
+            claims.replay_estimator(estimator or "hybridgrad"),
             by=by,
             system=system,
             output=output,

@@ -98,10 +98,10 @@ def calibrate_fused(
     try:
         found: Estimator = _fit(part, estimator)
     except FitError as error:
-        seen = part.questions if len(learn) >= MIN_ANSWERS else []
+        seen = tuple(part.questions) if len(learn) >= MIN_ANSWERS else ()
         reason = f"HybridGrad takes the place of FusedGrad. {error}"
         choice = EstimatorChoice(
-            asked="fused", estimator=HybridGrad.name, reason=reason, questions=tuple(seen), split_seed=seed
+            asked="fused", estimator=HybridGrad.name, reason=reason, questions=seen, split_seed=seed
         )
         rows = rest if seen else range(len(graded.questions))
         return _calibrated(graded.part(rows), HybridGrad(), choice, bind=bind, alpha=alpha, delta=delta)
