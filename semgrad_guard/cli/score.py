@@ -34,7 +34,7 @@ def score(
     question: Annotated[str | None, typer.Option(metavar="TEXT", help="One question, instead of a file.")] = None,
     response: Annotated[str | None, typer.Option(metavar="TEXT", help="The text to score as its answer.")] = None,
     output: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the scores there, as JSON Lines.")] = None,
-    estimator: options.EstimatorOption = "hybridgrad",
+    estimator: options.EstimatorOption = None,
     calibration: options.CalibrationFile = None,
     by: options.By = None,
     system: options.System = None,
@@ -57,7 +57,7 @@ def score(
         failed = claims.score_claims(
             rows,
             loading.load_model(model, dtype),
-            claims.replay_estimator(estimator),
+            claims.replay_estimator(estimator or "hybridgrad"),
             by=by,
             system=system,
             output=output,
@@ -66,7 +66,7 @@ def score(
         raise typer.Exit(ExitCode.BROKEN_LINES if problems or failed else ExitCode.OK)
     policy = loading.load_policy(calibration, None)
     scored, failed = _score(
-        rows, loading.load_model(model, dtype), loading.load_estimator(estimator), policy=policy, system=system
+        rows, loading.load_model(model, dtype), loading.load_estimator(estimator, policy), policy=policy, system=system
     )
     say_problems(failed)
     if not scored:
