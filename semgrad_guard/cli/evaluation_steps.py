@@ -173,6 +173,8 @@ def grade(
     results = Results(answers, grades, run.settings, _name(questions, files))
     for name, count in results.ungraded.items():
         say(f"{count} of {len(answers)} answers have no verdict by {name}; they are left out of the results.")
+    if results.unfitted is not None:
+        say(f"FusedGrad is left out. {results.unfitted}", label="Note")
     return results
 
 

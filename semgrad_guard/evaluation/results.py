@@ -94,16 +94,21 @@ class Results:
         return self._fused[0].get(i) if name == fused_column.NAME else self.answers[i].uncertainty(name)
 
     @property
+    def unfitted(self) -> str | None:
+        """Why FusedGrad has no scores, if it was asked for and has none."""
+        return self._fused[1]
+
+    @property
     def _measured(self) -> dict[str, str]:
         """The methods that have numbers, with their titles."""
-        return {name: t for name, t in self.titles.items() if name != fused_column.NAME or self._fused[1] is None}
+        return {name: t for name, t in self.titles.items() if name != fused_column.NAME or self.unfitted is None}
 
     @property
     def _note(self) -> dict[str, str]:
         """What is to be said of FusedGrad, if it was asked for."""
         if fused_column.NAME not in self.titles:
             return {}
-        missing = self._fused[1]
+        missing = self.unfitted
         said = "five-fold cross-validation on these answers" if missing is None else f"left out. {missing}"
         return {self.titles[fused_column.NAME]: said}
 
