@@ -35,6 +35,13 @@ def load_model(
         return LanguageModel.from_pretrained(name, dtype=dtype, device_map=_place(device), semantic_token=token)
 
 
+def load_token(probe: Path | None) -> TokenChoice | None:
+    """The t* that a probe's record recommends, read before any work."""
+    from semgrad_guard.engine.token_choice import TokenChoice
+
+    return None if probe is None else TokenChoice.load(probe)
+
+
 def _place(device: str | None) -> str | None:
     """The device, if there is one of that name and what it takes to load a model there."""
     if device is None:
