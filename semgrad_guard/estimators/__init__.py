@@ -1,10 +1,11 @@
-"""One method, one small file. `ESTIMATORS` lists them all; there is no registry."""
+"""One method, one small file. `ESTIMATORS` lists those that need no labels; `FusedGrad` is fitted first."""
 
 from semgrad_guard.engine.sampling import DiverseBeams, Sampling
 from semgrad_guard.estimators.base import Estimator
 from semgrad_guard.estimators.degree import Degree
 from semgrad_guard.estimators.equivalence import ExactMatchEquivalence, F1Equivalence, NLIEquivalence
 from semgrad_guard.estimators.exgrad import ExGrad
+from semgrad_guard.estimators.fusedgrad import FusedGrad
 from semgrad_guard.estimators.hybridgrad import HybridGrad
 from semgrad_guard.estimators.inside import Inside
 from semgrad_guard.estimators.likelihood import GreedyNLL, MaxProbability, MeanEntropy
@@ -46,6 +47,7 @@ __all__ = [
     "ExGrad",
     "ExactMatchEquivalence",
     "F1Equivalence",
+    "FusedGrad",
     "GreedyNLL",
     "HybridGrad",
     "Inside",

@@ -19,7 +19,15 @@ from semgrad_guard.evaluation.ablations import Ablation
 from semgrad_guard.evaluation.data import Question
 from semgrad_guard.evaluation.evaluated import EvaluatedAnswer, SampleSet
 from semgrad_guard.evaluation.prompts import Wording, conversation, form_of, prompt_name
-from semgrad_guard.evaluation.run import Progress, check_run, complete, run_settings, seeded, why_too_long
+from semgrad_guard.evaluation.run import (
+    Progress,
+    check_run,
+    complete,
+    kept_score,
+    run_settings,
+    seeded,
+    why_too_long,
+)
 from semgrad_guard.evaluation.run_file import AnswerScore, RunFile
 from semgrad_guard.records import Message, Score
 
@@ -148,7 +156,7 @@ def _facts(question: Question, generation: Generation) -> dict[str, Any]:
 
 def _columns(row: Mapping[str, tuple[Score, float]]) -> dict[str, Any]:
     return {
-        "scores": {name: AnswerScore(uncertainty=s.uncertainty, reason=s.reason) for name, (s, _) in row.items()},
+        "scores": {name: kept_score(score) for name, (score, _) in row.items()},
         "milliseconds": {name: round(price, 3) for name, (_, price) in row.items()},
     }
 
