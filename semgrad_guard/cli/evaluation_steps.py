@@ -12,7 +12,8 @@ import typer
 
 from semgrad_guard.cli.evaluation_output import Files
 from semgrad_guard.cli.help import ExitCode
-from semgrad_guard.cli.terminal import ERR, progress, say, say_problems
+from semgrad_guard.cli.loading import quietly
+from semgrad_guard.cli.terminal import progress, say, say_problems
 from semgrad_guard.errors import InputError
 
 if TYPE_CHECKING:
@@ -55,8 +56,9 @@ class Chosen:
         from semgrad_guard.estimators.suite import paper_suite
         from semgrad_guard.evaluation.graders.naming import entailment_model
 
-        nli = None if self.nli is None else NLIEquivalence(entailment_model(self.nli))
-        importance = None if self.cross_encoder is None else CrossEncoder.from_pretrained(self.cross_encoder)
+        with quietly("Loading what compares answers …"):
+            nli = None if self.nli is None else NLIEquivalence(entailment_model(self.nli))
+            importance = None if self.cross_encoder is None else CrossEncoder.from_pretrained(self.cross_encoder)
         suite = paper_suite(nli, importance, self.seed, max_new_tokens=max_new_tokens)
         known = {estimator.name: estimator for estimator in (*suite, FusedGrad())}
         wanted = list(dict.fromkeys(self.methods or known))
@@ -75,9 +77,12 @@ class Run:
 
 def load_graders(specs: Sequence[str], *, nli: str | None) -> Sequence[AnswerGrader]:
     """The graders, before hours of answering rather than after."""
+    from semgrad_guard.evaluation.graders import GRADERS
     from semgrad_guard.evaluation.graders.naming import load_graders
 
-    with ERR.status("Loading graders …"):
+    if set(specs) <= set(GRADERS):
+        return load_graders(specs)
+    with quietly("Loading graders …"):
         return load_graders(specs, nli=nli)
 
 

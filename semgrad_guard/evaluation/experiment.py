@@ -120,7 +120,7 @@ class Experiment:
                 rows=len(questions),
                 generation_ms=share,
                 ablations={name: ablation(generation.evidence) for name, ablation in self.ablations.items()},
-                samples=tuple(_samples(generation.evidence, plan) for plan in self._plans),
+                samples=tuple(_samples(generation.evidence, plan) for plan in self._plans if generation.response_ids),
             )
             for question, generation, row in zip(questions, generations, measured, strict=True)
         ]
