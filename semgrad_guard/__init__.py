@@ -9,6 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from semgrad_guard.calibrated import estimator_of
     from semgrad_guard.decision import (
         Binding,
         Calibration,
@@ -27,10 +28,13 @@ if TYPE_CHECKING:
     from semgrad_guard.engine.language_model import LanguageModel
     from semgrad_guard.engine.objective import Objective
     from semgrad_guard.engine.scores import GradientScores
+    from semgrad_guard.engine.segments import Segment
+    from semgrad_guard.engine.token_choice import TokenChoice
     from semgrad_guard.errors import SemGradGuardError
     from semgrad_guard.estimators import (
         Estimator,
         ExGrad,
+        FusedGrad,
         GreedyNLL,
         HybridGrad,
         MaxProbability,
@@ -42,6 +46,7 @@ if TYPE_CHECKING:
     from semgrad_guard.records import METADATA_KEY, Message, Score, SemanticToken, ToolCall, Verdict
 
 _HOMES = {
+    "semgrad_guard.calibrated": ("estimator_of",),
     "semgrad_guard.decision": (
         "Binding",
         "Calibration",
@@ -60,10 +65,13 @@ _HOMES = {
     "semgrad_guard.engine.language_model": ("LanguageModel",),
     "semgrad_guard.engine.objective": ("Objective",),
     "semgrad_guard.engine.scores": ("GradientScores",),
+    "semgrad_guard.engine.segments": ("Segment",),
+    "semgrad_guard.engine.token_choice": ("TokenChoice",),
     "semgrad_guard.errors": ("SemGradGuardError",),
     "semgrad_guard.estimators": (
         "Estimator",
         "ExGrad",
+        "FusedGrad",
         "GreedyNLL",
         "HybridGrad",
         "MaxProbability",
@@ -86,6 +94,7 @@ __all__ = [
     "Estimator",
     "Evidence",
     "ExGrad",
+    "FusedGrad",
     "Generation",
     "GenerationOptions",
     "GradientScores",
@@ -101,14 +110,17 @@ __all__ = [
     "Policy",
     "Promise",
     "Score",
+    "Segment",
     "SemGrad",
     "SemGradGuardError",
     "SemanticToken",
+    "TokenChoice",
     "ToolCall",
     "Verdict",
     "calibrate",
     "combined_promise",
     "drift",
+    "estimator_of",
     "gradient_scores",
     "split_delta",
 ]

@@ -32,6 +32,7 @@ class AnswerEquivalence(PairModel):
                 "labels and a [SEP] token, as kortukov/answer-equivalence-bem has"
             )
         self._separator = str(separator)
+        self.segments = int(getattr(self.config, "type_vocab_size", 0)) > 1  # whatever class of tokenizer a port has
 
     def probabilities(self, triples: Sequence[tuple[str, str, str]]) -> list[float]:
         """P(equivalent) in [0, 1] for each (question, reference, candidate)."""

@@ -56,30 +56,42 @@ class GenerationOptions:
         """The logits processors that turn a greedy search into this sampling; none where it is greedy already."""
         if self.temperature == 0:
             return LogitsProcessorList()
-        chain: list[LogitsProcessor] = [TemperatureLogitsWarper(self.temperature)]
-        if self.top_k:
-            chain.append(TopKLogitsWarper(self.top_k))
-        if self.top_p < 1:
-            chain.append(TopPLogitsWarper(self.top_p))
         seed = secrets.randbits(31) if self.seed is None else self.seed
-        return LogitsProcessorList([*chain, GumbelNoise(range(seed, seed + rows))])
+        return sampling_processors(
+            range(seed, seed + rows), temperature=self.temperature, top_p=self.top_p, top_k=self.top_k
+        )
+
+
+def sampling_processors(
+    seeds: Sequence[int], *, temperature: float, top_p: float = 1.0, top_k: int = 0
+) -> LogitsProcessorList:
+    """Processors that make the likeliest token a sample; row i draws from `seeds[i]`."""
+    chain: list[LogitsProcessor] = [TemperatureLogitsWarper(temperature)]
+    if top_k:
+        chain.append(TopKLogitsWarper(top_k))
+    if top_p < 1:
+        chain.append(TopPLogitsWarper(top_p))
+    return LogitsProcessorList([*chain, GumbelNoise(seeds)])
 
 
 class GumbelNoise(LogitsProcessor):
     """Makes the most likely token a sample: argmax(logits + Gumbel noise) is distributed as softmax(logits).
 
     The noise comes from generators of our own, one per row, so that the caller's random state is never read or moved,
-    concurrent generations do not disturb each other, and a row does not depend on its batch.
+    concurrent generations do not disturb each other, and a row does not depend on its batch. They live where the
+    scores do: a seed repeats an answer on the same kind of device.
     """
 
     def __init__(self, seeds: Sequence[int]) -> None:
-        self._generators = [torch.Generator().manual_seed(seed) for seed in seeds]
+        self._seeds = tuple(seeds)
+        self._generators: list[torch.Generator] = []
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> Any:
-        exponential = torch.stack(
-            [torch.empty(scores.shape[1], dtype=torch.float64).exponential_(generator=g) for g in self._generators]
-        )
-        return scores.double() - exponential.log().to(scores.device)
+        self._generators = self._generators or [torch.Generator(scores.device).manual_seed(s) for s in self._seeds]
+        exponential = torch.empty_like(scores, dtype=torch.float64)
+        for row, generator in zip(exponential, self._generators, strict=True):
+            row.exponential_(generator=generator)
+        return scores.double() - exponential.log_()
 
 
 @dataclass(frozen=True)

@@ -192,13 +192,23 @@ class Replayer:
             )
         return tuple(record[layer] for layer in span)
 
-    def generate(self, ids: torch.Tensor, mask: torch.Tensor, capture: Capture | None, **options: Any) -> Any:
+    def generate(
+        self,
+        ids: torch.Tensor,
+        mask: torch.Tensor,
+        capture: Capture | None = None,
+        *,
+        cache: Cache | None = None,
+        **options: Any,
+    ) -> Any:
         """`model.generate` on the shadow: no mode, hook or generation default of the user's model plays a part.
 
-        With `capture`, the cache keeps every key, so that `captured` can replay from what is left behind.
+        With `capture`, the cache keeps every key, so that `captured` can replay from what is left behind. A `cache`
+        (see `prefilled`) spares the columns that it holds.
         """
         table: dict[int, Tap] = {} if capture is None else {capture.layer: capture}
-        cache = None if capture is None else growing_cache()
+        if capture is not None:
+            cache = growing_cache()
         layers = self.layers if table else []
         with ExitStack() as stack:
             stack.enter_context(torch.no_grad())
@@ -208,6 +218,31 @@ class Replayer:
                 stack.callback(hook.remove)
             shadow: Any = self._shadow
             return shadow.generate(input_ids=ids, attention_mask=mask, past_key_values=cache, **options)
+
+    def prefilled(self, batch: TokenBatch, end: int, rows: Sequence[int]) -> Cache:
+        """A cache of columns [0, end) > 0 for several continuations: its row i continues the batch's row `rows[i]`."""
+        cache = growing_cache()
+        with torch.no_grad(), self._headless():
+            self._call(batch.inputs(0, end), past_key_values=cache, use_cache=True)
+            self._tap.take()
+        cache.reorder_cache(cast(torch.LongTensor, torch.tensor(rows, device=batch.ids.device)))
+        return cache
+
+    def read(
+        self, batch: TokenBatch, start: int, *, cache: Cache | None, layer: int | None
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """The model's own logits [B, T + 1, V], and h^(layer), from the column before the responses to their end.
+
+        T is the longest response's length. `cache` holds the columns before `start`, if there are any.
+        """
+        seen: list[torch.Tensor] = []
+        table: dict[int, Tap] = {} if layer is None else {layer: seen.append}
+        keep = max(batch.lengths) + 1
+        options = {"logits_to_keep": keep} if self._architecture.takes_logits_to_keep else {}
+        with torch.no_grad(), taps(self.layers if table else [], table):
+            inputs = batch.inputs(start, batch.end + 1)
+            output = self._call(inputs, past_key_values=cache, use_cache=cache is not None, **options)
+        return output.logits[:, -keep:], seen[0][:, -keep:] if seen else None
 
     def record(self, batch: TokenBatch, layer: int) -> Trace:
         """The trace that a generation of this batch would have left (for self-checks)."""

@@ -78,6 +78,10 @@ class Scorer:
                 )
             return found
 
+    def can_resume(self, batch: TokenBatch) -> bool:
+        """Whether these rows may go on from a cache of their prompts: it gives what one pass over everything gives."""
+        return "prefix" in self._tiers_for(batch)
+
     def _tiers_for(self, batch: TokenBatch) -> tuple[Tier, ...]:
         limit = self.architecture.fixed_positions
         too_long = limit is not None and int(batch.mask.sum(1).max()) > limit

@@ -1,16 +1,22 @@
-"""Models that judge pairs of texts: entailment (NLI) and similarity (cross-encoders), named by the user."""
+"""Models that judge pairs of texts: entailment (NLI) and similarity (cross-encoders), named by the user.
+
+Only safetensors are loaded. Older checkpoints on the hub hold pickles; `AutoModelForSequenceClassification` loads and
+`save_pretrained(folder)` writes them anew, the tokenizer beside it, for those who trust them.
+"""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from functools import partial
+from typing import Any, ClassVar, Literal, Self
 
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from semgrad_guard.engine.checkpoint import load_classifier
+from semgrad_guard.engine.pricing import charge, priced
 from semgrad_guard.engine.scoring import clean_slate
 from semgrad_guard.errors import UnsupportedModelError
 
@@ -41,15 +47,19 @@ class EntailmentScores:
 class PairModel:
     """A sequence classifier over pairs of texts. A pair is judged once, as long as it is remembered.
 
-    `name` is what it was loaded as. Thread-safe.
+    `name` is what it was loaded as. `cuts` says which end of a text goes where a pair is longer than the model can
+    read. Thread-safe.
     """
+
+    segments: bool | None = None  # whether the model is told which text a token belongs to; None: as its tokenizer says
+    cuts: ClassVar[Literal["left", "right"]] = "right"
 
     def __init__(
         self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, *, name: str, batch_size: int = 32
     ) -> None:
         self.name = name
         self._model, self._tokenizer, self._batch_size = model, tokenizer, batch_size
-        self._known: dict[Pair, tuple[float, ...]] = {}
+        self._known: dict[Pair, tuple[tuple[float, ...], float]] = {}  # outputs, and what they cost
         self._lock = threading.Lock()
 
     @classmethod
@@ -74,6 +84,7 @@ class PairModel:
             UnsupportedModelError: the checkpoint is no classifier of the wanted kind.
         """
         model, tokenizer = load_classifier(name_or_path, revision=revision, dtype=torch.float32)
+        tokenizer.truncation_side = cls.cuts
         place = device or torch.accelerator.current_accelerator() or "cpu"
         return cls(model.to(torch.device(place)), tokenizer, name=name_or_path, batch_size=batch_size)  # pyright: ignore
 
@@ -85,13 +96,16 @@ class PairModel:
     def judged(self, pairs: Sequence[Pair]) -> list[tuple[float, ...]]:
         """The model's output for each pair, one number per label, as `activate` leaves it."""
         with self._lock:
-            fresh = [pair for pair in dict.fromkeys(pairs) if pair not in self._known]
+            wanted = dict.fromkeys(pairs)
+            fresh = [pair for pair in wanted if pair not in self._known]
+            charge(sum(self._known[pair][1] for pair in wanted if pair in self._known))
             # Texts of a kind together: little padding.
             fresh.sort(key=lambda pair: len(pair[0]) + len(pair[1]))
             for start in range(0, len(fresh), self._batch_size):
                 batch = fresh[start : start + self._batch_size]
-                self._known.update(zip(batch, self._run(batch), strict=True))
-            found = [self._known[pair] for pair in pairs]
+                rows, price = priced(partial(self._run, batch))
+                self._known.update((pair, (row, price / len(batch))) for pair, row in zip(batch, rows, strict=True))
+            found = [self._known[pair][0] for pair in pairs]
             while len(self._known) > _REMEMBERED:
                 del self._known[next(iter(self._known))]
             return found
@@ -103,7 +117,13 @@ class PairModel:
     def _run(self, batch: Sequence[Pair]) -> list[tuple[float, ...]]:
         first, second = [pair[0] for pair in batch], [pair[1] for pair in batch]
         encoded: Any = self._tokenizer(
-            first, second, padding=True, truncation=True, max_length=self._longest(), return_tensors="pt"
+            first,
+            second,
+            padding=True,
+            truncation=True,
+            max_length=self._longest(),
+            return_token_type_ids=self.segments,
+            return_tensors="pt",
         )
         with clean_slate(), torch.no_grad():
             output: Any = self._model(**encoded.to(self._model.device))
@@ -119,9 +139,13 @@ class PairModel:
 class Entailment(PairModel):
     """A natural language inference model with labels for entailment, neutral and contradiction, in any order.
 
+    Texts are cut at their beginning: where they are a question and an answer, the answers must be left.
+
     Raises:
         UnsupportedModelError: the checkpoint's `id2label` does not name the three.
     """
+
+    cuts: ClassVar[Literal["left", "right"]] = "left"
 
     def __init__(
         self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, *, name: str, batch_size: int = 32
@@ -142,9 +166,13 @@ class Entailment(PairModel):
 class CrossEncoder(PairModel):
     """A model of the similarity of two texts with one output, such as `cross-encoder/stsb-roberta-large`.
 
+    Texts are cut at their beginning, as in `Entailment`.
+
     Raises:
         UnsupportedModelError: the checkpoint has more than one output.
     """
+
+    cuts: ClassVar[Literal["left", "right"]] = "left"
 
     def __init__(
         self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, *, name: str, batch_size: int = 32

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -12,11 +12,11 @@ from typing import Annotated, Any, Literal, cast
 
 from pydantic import AliasChoices, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
-from semgrad_guard.errors import DataFileError
+from semgrad_guard.errors import DataFileError, InputError
 from semgrad_guard.evaluation.sources import Entry, entries
 
-Need = Literal["answers", "response"]
-"""What a line must hold beside its question: reference answers (to calibrate), or a response (to score)."""
+Need = Literal["answers", "response", "question"]
+"""What a line must hold: reference answers (to calibrate), a response (to score), or a question and no more."""
 
 
 def _listed(value: Any) -> Any:
@@ -84,7 +84,7 @@ def read_questions(path: str | Path, *, needs: Need = "answers", strict: bool = 
     Args:
         path: one record a line, row or entry, UTF-8. In CSV the first row names the columns; several answers in one
             cell are a JSON list, or stand one a line.
-        needs: what every record must hold beside its question.
+        needs: what every record must hold.
         strict: stop at the first broken one instead of collecting it.
 
     Raises:
@@ -112,6 +112,21 @@ def read_questions(path: str | Path, *, needs: Need = "answers", strict: bool = 
     return QuestionFile(source, kept, tuple(problems), tuple(duplicates), _shared_ids(rows.values()))
 
 
+def with_paraphrases(questions: Sequence[Question]) -> list[Question]:
+    """Those that have a paraphrase, a wording other than their own.
+
+    Raises:
+        InputError: fewer than two have one: there is nothing to compare.
+    """
+    found = [question for question in questions if set(question.paraphrases) - {question.question}]
+    if len(found) < 2:
+        raise InputError(
+            f"{len(found)} of the {len(questions)} questions have paraphrases, and a probe needs two at least: add "
+            '"paraphrases": ["the same question in other words", ...] to the lines of the file.'
+        )
+    return found
+
+
 def _shared_ids(rows: Iterable[tuple[Entry, Question]]) -> tuple[str, ...]:
     firsts: dict[str, Entry] = {}
     notes: list[str] = []
@@ -122,14 +137,15 @@ def _shared_ids(rows: Iterable[tuple[Entry, Question]]) -> tuple[str, ...]:
 
 
 def _read(entry: Entry, needs: Need) -> Question:
-    if isinstance(entry.content, DataFileError):
-        raise entry.content
-    if not isinstance(entry.content, dict):
-        raise DataFileError(
-            f'{entry.place} is no JSON object: each {entry.unit} looks like {{"question": ..., "{needs}": ...}}.'
-        )
+    content: Any = entry.content
+    if isinstance(content, DataFileError):
+        raise content
+    if not isinstance(content, dict):
+        more = "" if needs == "question" else f', "{needs}": ...'
+        raise DataFileError(f'{entry.place} is no JSON object: each {entry.unit} looks like {{"question": ...{more}}}.')
+    record = cast("dict[str, Any]", content)
     try:
-        row = Question.model_validate(entry.content)
+        row = Question.model_validate(record)
     except (ValidationError, RecursionError) as error:
         raise DataFileError(f"{entry.place} {_fault(error)}.") from error
     _require(row, needs, entry.place)

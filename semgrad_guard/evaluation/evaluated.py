@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 from semgrad_guard.evaluation.run_file import Answer
 
@@ -23,8 +24,9 @@ class EvaluatedAnswer(Answer):
     """An answer with its references, its tokens, what every method measured and what that cost.
 
     `entropies` and `log_probs` (nats) have one entry per token of `token_ids`. `generation_ms` is the time of plain
-    generation, `milliseconds` every method's own time beyond it (see `metering`): a batch's time divided by its
-    `rows`. `ablations` are variants of SemGrad, by name.
+    generation (that of the batch, divided by its `rows`), `milliseconds` what each method costs beyond it: everything
+    that it needs, even if it was there already because another method needs it too (see `engine.pricing`).
+    `ablations` are variants of SemGrad, by name.
     """
 
     references: tuple[str, ...] = ()
@@ -35,8 +37,8 @@ class EvaluatedAnswer(Answer):
     log_probs: tuple[float, ...] = ()
     rows: int = 1
     generation_ms: float = 0.0
-    milliseconds: dict[str, float] = {}
-    ablations: dict[str, float | None] = {}
+    milliseconds: Mapping[str, float] = Field(default_factory=dict[str, float])
+    ablations: Mapping[str, float | None] = Field(default_factory=dict[str, float | None])
     samples: tuple[SampleSet, ...] = ()
 
     @property

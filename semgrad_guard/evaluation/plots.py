@@ -17,15 +17,15 @@ from semgrad_guard.evaluation.metrics import RiskCoverage, risk_coverage
 
 SUFFIXES = (".png", ".svg", ".pdf")
 
-_INK, _MUTED, _FAINT = "#1f2933", "#7b8794", "#e4e7eb"
-_LINE, _PROMISE, _POINT = "#2457a6", "#c2410c", "#0f766e"
-_STYLE = {
+INK, MUTED, FAINT = "#1f2933", "#7b8794", "#e4e7eb"
+LINE, PROMISE, POINT = "#2457a6", "#c2410c", "#0f766e"
+STYLE: dict[str, Any] = {
     "font.size": 10,
-    "text.color": _INK,
-    "axes.labelcolor": _INK,
-    "axes.edgecolor": _MUTED,
-    "xtick.color": _MUTED,
-    "ytick.color": _MUTED,
+    "text.color": INK,
+    "axes.labelcolor": INK,
+    "axes.edgecolor": MUTED,
+    "xtick.color": MUTED,
+    "ytick.color": MUTED,
     "svg.hashsalt": "semgrad-guard",
 }
 
@@ -65,18 +65,18 @@ def draw_risk_coverage(
     target = Path(path)
     require_drawable(target)
     curve = risk_coverage(uncertainties, correct)
-    with import_module("matplotlib").rc_context(_STYLE):
+    with import_module("matplotlib").rc_context(STYLE):
         figure: Any = import_module("matplotlib.figure").Figure(figsize=(7.4, 4.6), dpi=200, layout="constrained")
         axes = figure.add_subplot()
         base = 1.0 - float(np.mean(np.asarray(correct, dtype=float)))
         top = _top(curve, base, calibration)
         _dress(axes, import_module("matplotlib.ticker").PercentFormatter(1.0, decimals=0), top, title)
-        axes.plot(curve.coverage, curve.risk, color=_LINE, linewidth=2.2, zorder=4, label=label)
+        axes.plot(curve.coverage, curve.risk, color=LINE, linewidth=2.2, zorder=4, label=label)
         _draw_baselines(axes, base, correct)
         if calibration is not None:
             _draw_promise(axes, curve, calibration, top)
         axes.legend(loc="upper left", frameon=False, ncols=2, fontsize=9)
-        return write_beside(target, lambda beside: figure.savefig(beside, **_settled(target)))
+        return write_beside(target, lambda beside: figure.savefig(beside, **settled(target)))
 
 
 def _top(curve: RiskCoverage, base: float, calibration: Calibration | None) -> float:
@@ -93,7 +93,7 @@ def _dress(axes: Any, percent: Any, top: float, title: str) -> None:
     axes.set_title(title, loc="left", fontweight="bold", fontsize=12, pad=10)
     axes.xaxis.set_major_formatter(percent)
     axes.yaxis.set_major_formatter(percent)
-    axes.grid(color=_FAINT, linewidth=0.8)
+    axes.grid(color=FAINT, linewidth=0.8)
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
 
@@ -101,22 +101,22 @@ def _dress(axes: Any, percent: Any, top: float, title: str) -> None:
 def _draw_baselines(axes: Any, base: float, correct: Sequence[bool]) -> None:
     """Random answers are wrong at the base rate; an oracle lets every right answer through first."""
     ideal = risk_coverage([0.0 if right else 1.0 for right in correct], correct)
-    axes.plot([0, 1], [base, base], color=_MUTED, linestyle=(0, (5, 3)), linewidth=1.3, label="random")
-    axes.plot(ideal.coverage, ideal.risk, color=_MUTED, linestyle=(0, (1, 1.6)), linewidth=1.6, label="oracle")
+    axes.plot([0, 1], [base, base], color=MUTED, linestyle=(0, (5, 3)), linewidth=1.3, label="random")
+    axes.plot(ideal.coverage, ideal.risk, color=MUTED, linestyle=(0, (1, 1.6)), linewidth=1.6, label="oracle")
 
 
 def _draw_promise(axes: Any, curve: RiskCoverage, calibration: Calibration, top: float) -> None:
     alpha, coverage, bound = calibration.alpha, calibration.coverage, calibration.risk_bound
-    axes.axhline(alpha, color=_PROMISE, linewidth=1.3, zorder=3, label=f"promised: at most {alpha:.0%}")
+    axes.axhline(alpha, color=PROMISE, linewidth=1.3, zorder=3, label=f"promised: at most {alpha:.0%}")
     if calibration.threshold is None or bound is None:
-        axes.text(0.99, alpha + 0.015 * top, "no threshold keeps it", color=_PROMISE, ha="right", fontsize=9)
+        axes.text(0.99, alpha + 0.015 * top, "no threshold keeps it", color=PROMISE, ha="right", fontsize=9)
         return
     risk = float(curve.risk[min(len(curve.risk), max(1, round(coverage / curve.coverage[0]))) - 1])
-    axes.axvspan(0, coverage, color=_POINT, alpha=0.06, linewidth=0, zorder=0)
-    axes.plot([coverage, coverage], [risk, bound], color=_POINT, linewidth=2.4, solid_capstyle="butt", zorder=5)
-    axes.plot([coverage], [bound], marker="_", color=_POINT, markersize=12, markeredgewidth=2.4, zorder=5)
+    axes.axvspan(0, coverage, color=POINT, alpha=0.06, linewidth=0, zorder=0)
+    axes.plot([coverage, coverage], [risk, bound], color=POINT, linewidth=2.4, solid_capstyle="butt", zorder=5)
+    axes.plot([coverage], [bound], marker="_", color=POINT, markersize=12, markeredgewidth=2.4, zorder=5)
     axes.plot(
-        [coverage], [risk], marker="o", color=_POINT, markersize=8, markeredgecolor="white", clip_on=False, zorder=6
+        [coverage], [risk], marker="o", color=POINT, markersize=8, markeredgecolor="white", clip_on=False, zorder=6
     )
     _explain(axes, calibration, risk, height=alpha + 0.035 * top)
 
@@ -133,7 +133,7 @@ def _explain(axes: Any, calibration: Calibration, risk: float, *, height: float)
         textcoords="offset points",
         ha="left" if from_left else "right",
         va="bottom",
-        color=_POINT,
+        color=POINT,
         fontsize=9,
         fontweight="bold",
         zorder=7,
@@ -141,7 +141,7 @@ def _explain(axes: Any, calibration: Calibration, risk: float, *, height: float)
     )
 
 
-def _settled(target: Path) -> dict[str, Any]:
+def settled(target: Path) -> dict[str, Any]:
     """No dates in the file: the same data draw the same picture, byte for byte."""
     kind = target.suffix.lower().lstrip(".")
     dates = {"svg": {"Date": None}, "pdf": {"CreationDate": None}, "png": {}}

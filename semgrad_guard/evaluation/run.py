@@ -21,7 +21,7 @@ from semgrad_guard.evaluation.data import Question
 from semgrad_guard.evaluation.prompts import conversation, form_of, prompt_name
 from semgrad_guard.evaluation.run_file import A, Answer, AnswerScore, RunFile
 from semgrad_guard.guard import scoring_settings, template_name
-from semgrad_guard.records import Message
+from semgrad_guard.records import Message, Score
 
 Progress = Callable[[int, int], None]
 """Called with (answers there are, questions in all), at the start and after every batch."""
@@ -95,11 +95,13 @@ def run_settings(
 ) -> dict[str, Any]:
     """Everything that answers and scores depend on, as plain JSON; two runs may share a file if this is the same."""
     identity = model.identity
+    token = {} if model.semantic_token is None else {"semantic_token": model.semantic_token}
     return {
         "model": identity.name,
         "revision": identity.revision,
         "fingerprint": identity.fingerprint,
         "dtype": identity.dtype,
+        **token,
         "prompt_template": template_name(model, template),
         "estimators": {name: {"name": each.name, **each.settings()} for name, each in estimators.items()},
         "generation": {
@@ -173,8 +175,14 @@ def _scored(question: Question, generation: Generation, estimators: Mapping[str,
         question=question.question,
         text=generation.text,
         finish_reason=generation.finish_reason,
-        scores={name: AnswerScore(uncertainty=s.uncertainty, reason=s.reason) for name, s in found.items()},
+        scores={name: kept_score(score) for name, score in found.items()},
     )
+
+
+def kept_score(score: Score) -> AnswerScore:
+    """What the record of a run keeps of a score."""
+    features = None if score.features is None else dict(score.features)
+    return AnswerScore(uncertainty=score.uncertainty, reason=score.reason, features=features)
 
 
 def _unanswered(question: Question, estimators: Mapping[str, Estimator], reason: str) -> Answer:

@@ -21,12 +21,16 @@ _BEGINNING = b'{"semgrad_guard_run": 1, "settings": '
 
 
 class AnswerScore(BaseModel):
-    """One estimator's number for an answer; None, with a reason, where there is none."""
+    """One estimator's number for an answer; None, with a reason, where there is none.
+
+    `features` are what a learned estimator reads, kept so that it can be fitted on graded answers.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     uncertainty: float | None
     reason: str | None = None
+    features: dict[str, float] | None = None
 
 
 class Answer(BaseModel):

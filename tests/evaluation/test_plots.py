@@ -30,7 +30,7 @@ def test_the_suffix_decides_the_format(tmp_path: Path, suffix: str, beginning: b
 
 
 def test_the_operating_point_says_coverage_and_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(plots._STYLE, "svg.fonttype", "none")
+    monkeypatch.setitem(plots.STYLE, "svg.fonttype", "none")
     found = calibrate(SCORES, CORRECT, alpha=0.1, delta=0.1)
     assert found.threshold is not None
     text = svg(
@@ -45,7 +45,7 @@ def test_the_operating_point_says_coverage_and_bound(tmp_path: Path, monkeypatch
 
 
 def test_without_a_threshold_the_picture_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(plots._STYLE, "svg.fonttype", "none")
+    monkeypatch.setitem(plots.STYLE, "svg.fonttype", "none")
     found = calibrate(SCORES, [False] * 300, alpha=0.1, delta=0.1)
     assert "no threshold keeps it" in svg(draw_risk_coverage(tmp_path / "a.svg", SCORES, CORRECT, calibration=found))
 

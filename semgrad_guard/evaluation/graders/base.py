@@ -60,5 +60,5 @@ class WordGrader:
 def any_reference(answers: Sequence[Graded], judge: Callable[[list[tuple[Graded, str]]], Sequence[bool]]) -> Verdicts:
     """Judge every answer against each of its references at once: correct is what agrees with any of them."""
     pairs = [(answer, reference) for answer in answers for reference in answer.references]
-    agreeing = iter(judge(pairs))
-    return [any([next(agreeing) for _ in answer.references]) for answer in answers]  # the list: take all of them
+    agreeing = {pair for pair, agrees in zip(pairs, judge(pairs), strict=True) if agrees}
+    return [any((answer, reference) in agreeing for reference in answer.references) for answer in answers]

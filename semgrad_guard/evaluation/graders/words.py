@@ -1,21 +1,13 @@
-"""Exact match, token F1 and ROUGE-L, on words normalised as in SQuAD.
-
-Source: Rajpurkar et al., "SQuAD: 100,000+ questions for machine comprehension of text", EMNLP 2016.
-"""
+"""Exact match, token F1 and ROUGE-L, on words normalised as in SQuAD (see `engine.words`)."""
 
 from __future__ import annotations
 
-import re
-import string
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from semgrad_guard.engine.words import normalise, token_f1
 from semgrad_guard.errors import InputError
 from semgrad_guard.evaluation.graders.base import WordGrader
-
-_PUNCTUATION = str.maketrans("", "", string.punctuation)
-_ARTICLES = re.compile(r"\b(a|an|the)\b")
 
 
 @dataclass(frozen=True)
@@ -67,22 +59,6 @@ class RougeL(WordGrader):
 
     def __call__(self, text: str, answers: Iterable[str]) -> bool:
         return any(rouge_l(text, answer) >= self.threshold for answer in answers)
-
-
-def normalise(text: str) -> str:
-    """Lower case, without punctuation, articles and extra white space.
-
-    Where nothing would be left (the answer "A", or "+"), only case and outer white space go.
-    """
-    bare = _ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION))
-    return " ".join(bare.split()) or text.strip().lower()
-
-
-def token_f1(text: str, answer: str) -> float:
-    """Harmonic mean of precision and recall over the words of both, in [0, 1]."""
-    found, expected = normalise(text).split(), normalise(answer).split()
-    shared = sum((Counter(found) & Counter(expected)).values())
-    return 2 * shared / (len(found) + len(expected)) if shared else 0.0
 
 
 def rouge_l(text: str, answer: str) -> float:
