@@ -123,9 +123,10 @@ FITS: dict[str, Way] = {
     "FusedGrad": fused(),
     "FusedGrad, all layers x 8 tokens": fused("full"),
     "… no column trusted": fused(_TRUST=1.0),
-    "… all layers, no column trusted": fused("full", _TRUST=1.0),
+    "… all layers, C = .03": fused("full", _C=0.03),
     "… logs only": fused(_AS_IS=frozenset[str]()),
     "… C = .1": fused(_C=0.1),
+    "… C = .03": fused(_C=0.03),
     "… with per-token peaks": fused(beside=("max_nll", "max_entropy")),
     "boosted trees, rising": boosted,
 }

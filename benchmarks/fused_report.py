@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,9 @@ from fused_fits import FITS, LABEL_FREE, Answers, Scores, Way
 from numpy.typing import NDArray
 
 from semgrad_guard.decision import calibrate
+from semgrad_guard.decision.fixed_sequence import GRID_SIZE
 
-LABELS = (20, 30, 50, 100, 400, 700)
+LABELS = (30, 50, 100, 400, 700)
 SPLITS, TESTED, REPLICATES = 20, 500, 400
 SHIFT_LABELS = 300
 CLOSED = ("known", "rare", "unknown", "several")
@@ -85,9 +87,12 @@ class Table:
         draws = rng.multinomial(n, np.full(n, 1 / n), size=REPLICATES)
         self.weights = np.concatenate([np.ones((1, n)), draws]).astype(np.float64)
         self.values: dict[tuple[str, str], Floats] = {}
+        self.by_model: dict[tuple[str, str], list[Floats]] = {}
         for setting in SETTINGS:
             for way, scores in ways.items():
-                self.values[way, setting.name] = np.mean([self._of(m, setting, scores) for m in models], axis=0)
+                found = [self._of(m, setting, scores) for m in models]
+                self.by_model[way, setting.name] = found
+                self.values[way, setting.name] = np.mean(found, axis=0)
             tick()
 
     def _of(self, answers: Answers, setting: Setting, scores: Way) -> Floats:
@@ -103,10 +108,18 @@ class Table:
 
     def difference(self, way: str, other: str, setting: str) -> str:
         """way - other with its 95 % interval; bold where that excludes zero."""
-        gap = self.values[way, setting] - self.values[other, setting]
-        low, high = np.quantile(gap[1:], (0.025, 0.975))
-        text = f"{gap[0]:+.3f} [{low:+.3f}, {high:+.3f}]"
-        return f"**{text}**" if low > 0 or high < 0 else text
+        return _interval(self.values[way, setting] - self.values[other, setting])
+
+    def differences_by_model(self, way: str, other: str, setting: str) -> list[str]:
+        """The same for every model by itself."""
+        pairs = zip(self.by_model[way, setting], self.by_model[other, setting], strict=True)
+        return [_interval(one - another) for one, another in pairs]
+
+
+def _interval(gap: Floats) -> str:
+    low, high = np.quantile(gap[1:], (0.025, 0.975))
+    text = f"{gap[0]:+.3f} [{low:+.3f}, {high:+.3f}]"
+    return f"**{text}**" if low > 0 or high < 0 else text
 
 
 def weighted_auroc(scores: Scores, wrong: NDArray[np.bool_], weights: Floats) -> Floats:
@@ -125,9 +138,10 @@ def promise_rows(models: Sequence[Answers], *, alpha: float, delta: float = 0.1)
     ways = {
         "HybridGrad": ("HybridGrad", 0.0),
         "G-NLL": ("G-NLL", 0.0),
+        "HybridGrad, 1/4 for the grid": ("HybridGrad", 1 / 4),
         **{f"FusedGrad, 1/{parts} to fit": ("FusedGrad", 1 / parts) for parts in (4, 3, 2)},
-        "FusedGrad, all layers x 8 tokens, 1/3 to fit": ("FusedGrad, all layers x 8 tokens", 1 / 3),
-    }  # fmt: skip
+        "FusedGrad, all layers x 8 tokens, 1/4 to fit": ("FusedGrad, all layers x 8 tokens", 1 / 4),
+    }
     for title, (way, share) in ways.items():
         cells = [title]
         for budget in (200, 400, 700):
@@ -145,11 +159,12 @@ def _promise(
     answers: Answers, scores: Way, rows: Any, test: Any, *, share: float, alpha: float, delta: float
 ) -> tuple[float, float]:
     """(coverage of the tested questions, error rate among those let through)."""
-    size = int(len(rows) * share)
-    fit_on, rest = rows[:size], rows[size:]
-    values = scores(answers, fit_on if size else rest, np.concatenate([rest, test]))
-    found = calibrate(values[: len(rest)], ~answers.wrong[rest], alpha=alpha, delta=delta)
-    let = np.array([found.lets_through(float(value)) for value in values[len(rest) :]])
+    fit_on, rest = rows[: int(len(rows) * share)], rows[int(len(rows) * share) :]
+    values = scores(answers, fit_on if share else rest, np.concatenate([fit_on, rest, test]))
+    learned, tested, new = np.split(values, [len(fit_on), len(rows)])
+    grid = np.quantile(learned, np.linspace(0, 1, GRID_SIZE)) if share else None
+    found = calibrate(tested, ~answers.wrong[rest], alpha=alpha, delta=delta, grid=grid)
+    let = np.array([found.lets_through(float(value)) for value in new])
     return float(let.mean()), float(answers.wrong[test][let].mean()) if let.any() else 0.0
 
 
@@ -159,7 +174,8 @@ def report(files: Sequence[Path], target: Path) -> None:
     kept = target.read_text(encoding="utf-8").split(MARK)[0] if target.exists() else ""
     with _ticking(len(SETTINGS)) as tick:
         table = Table(models, FITS, tick)
-    lines = [MARK, "", *_models(models), *_figures(table), *_differences(table), *_promises(models), *_costs(models)]
+    parts = (_models(models), _figures(table), _differences(table), _each(table, models), _promises(models))
+    lines = [MARK, "", *chain(*parts, _costs(models))]
     target.write_text(kept + "\n".join(lines) + "\n", encoding="utf-8")
 
 
@@ -195,8 +211,17 @@ def _differences(table: Table) -> Iterator[str]:
     )
 
 
+def _each(table: Table, models: Sequence[Answers]) -> Iterator[str]:
+    yield "## FusedGrad − HybridGrad, model by model\n"
+    columns = [table.differences_by_model("FusedGrad", "HybridGrad", s.name) for s in SETTINGS]
+    yield from _table(
+        ["", *(s.name for s in SETTINGS)],
+        [[m.name, *cells] for m, cells in zip(models, zip(*columns, strict=True), strict=True)],
+    )
+
+
 def _promises(models: Sequence[Answers]) -> Iterator[str]:
-    for alpha in (0.1, 0.2):
+    for alpha in (0.1, 0.2, 0.3):
         yield f"## Coverage at an error rate of at most {alpha:g} with probability .9 (share of splits above it)\n"
         yield from _table(["", "200 labels in all", "400", "700"], list(promise_rows(models, alpha=alpha)))
 

@@ -9,6 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from semgrad_guard.calibrated import estimator_of
     from semgrad_guard.decision import (
         Binding,
         Calibration,
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from semgrad_guard.estimators import (
         Estimator,
         ExGrad,
+        FusedGrad,
         GreedyNLL,
         HybridGrad,
         MaxProbability,
@@ -44,6 +46,7 @@ if TYPE_CHECKING:
     from semgrad_guard.records import METADATA_KEY, Message, Score, SemanticToken, ToolCall, Verdict
 
 _HOMES = {
+    "semgrad_guard.calibrated": ("estimator_of",),
     "semgrad_guard.decision": (
         "Binding",
         "Calibration",
@@ -68,6 +71,7 @@ _HOMES = {
     "semgrad_guard.estimators": (
         "Estimator",
         "ExGrad",
+        "FusedGrad",
         "GreedyNLL",
         "HybridGrad",
         "MaxProbability",
@@ -90,6 +94,7 @@ __all__ = [
     "Estimator",
     "Evidence",
     "ExGrad",
+    "FusedGrad",
     "Generation",
     "GenerationOptions",
     "GradientScores",
@@ -115,6 +120,7 @@ __all__ = [
     "calibrate",
     "combined_promise",
     "drift",
+    "estimator_of",
     "gradient_scores",
     "split_delta",
 ]

@@ -73,7 +73,7 @@ def calibrate(  # noqa: PLR0913  # a command's options are its arguments
     The model answers every question of the file, the estimator scores the answers, the grader compares them with the
     references. The promise holds with probability 1 - delta, for questions drawn like those of the file. If no
     threshold keeps it, the command says so and what would help. An estimator that learns from labels (fused, auto)
-    does so on a third of the answers, and the threshold is chosen on the rest.
+    does so on a quarter of the answers, and the threshold is chosen on the rest.
     """
     files = _Files(output, answers or output.with_suffix(".answers.jsonl"), plot)
     _check_first(files, alpha=alpha, delta=delta)

@@ -82,7 +82,7 @@ def write(results: Results, files: Files) -> None:
     from semgrad_guard.evaluation.labels import write_sheet
 
     results.write_csv(files.table)
-    write_graded(files.run, results.graded_run())
+    write_graded(files.run, results.graded_run)
     if not files.sheet.exists():
         write_sheet(files.sheet, results.answers)
 
@@ -93,7 +93,7 @@ def report(results: Results, others: Sequence[GradedRun], probe: Probe | None, f
 
     with ERR.status("Writing the report …") as status:
         maps = None if probe is None else probe.maps
-        runs = [results.graded_run(), *others]
+        runs = [results.graded_run, *others]
         write_report(runs, files.folder, probe=maps, tell=lambda what: status.update(f"{what} …"))
 
 
@@ -103,7 +103,7 @@ def show(results: Results, files: Files, calibration: Calibration | None, *, as_
     from semgrad_guard.evaluation.shift import hold_against
 
     shift = None if calibration is None else hold_against(calibration, results)
-    graded = results.graded_run()
+    graded = results.graded_run
     rows = [
         (title, auroc(scores, graded.correct), aurc(scores, graded.correct), _mean(graded.milliseconds[title]))
         for title, scores in graded.scores.items()

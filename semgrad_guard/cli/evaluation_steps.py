@@ -12,7 +12,8 @@ import typer
 
 from semgrad_guard.cli.evaluation_output import Files
 from semgrad_guard.cli.help import ExitCode
-from semgrad_guard.cli.terminal import ERR, progress, say, say_problems
+from semgrad_guard.cli.loading import quietly
+from semgrad_guard.cli.terminal import progress, say, say_problems
 from semgrad_guard.errors import InputError
 
 if TYPE_CHECKING:
@@ -51,13 +52,15 @@ class Chosen:
         """The paper's methods with the models that the user named, or those among them that were chosen."""
         from semgrad_guard.engine.text_pairs import CrossEncoder
         from semgrad_guard.estimators.equivalence import NLIEquivalence
+        from semgrad_guard.estimators.fusedgrad import FusedGrad
         from semgrad_guard.estimators.suite import paper_suite
         from semgrad_guard.evaluation.graders.naming import entailment_model
 
-        nli = None if self.nli is None else NLIEquivalence(entailment_model(self.nli))
-        importance = None if self.cross_encoder is None else CrossEncoder.from_pretrained(self.cross_encoder)
+        with quietly("Loading what compares answers …"):
+            nli = None if self.nli is None else NLIEquivalence(entailment_model(self.nli))
+            importance = None if self.cross_encoder is None else CrossEncoder.from_pretrained(self.cross_encoder)
         suite = paper_suite(nli, importance, self.seed, max_new_tokens=max_new_tokens)
-        known = {estimator.name: estimator for estimator in suite}
+        known = {estimator.name: estimator for estimator in (*suite, FusedGrad())}
         wanted = list(dict.fromkeys(self.methods or known))
         if unknown := [name for name in wanted if name not in known]:
             raise InputError(f"there is no method {unknown[0]!r}; there are {', '.join(known)}")
@@ -74,9 +77,12 @@ class Run:
 
 def load_graders(specs: Sequence[str], *, nli: str | None) -> Sequence[AnswerGrader]:
     """The graders, before hours of answering rather than after."""
+    from semgrad_guard.evaluation.graders import GRADERS
     from semgrad_guard.evaluation.graders.naming import load_graders
 
-    with ERR.status("Loading graders …"):
+    if set(specs) <= set(GRADERS):
+        return load_graders(specs)
+    with quietly("Loading graders …"):
         return load_graders(specs, nli=nli)
 
 
@@ -172,6 +178,8 @@ def grade(
     results = Results(answers, grades, run.settings, _name(questions, files))
     for name, count in results.ungraded.items():
         say(f"{count} of {len(answers)} answers have no verdict by {name}; they are left out of the results.")
+    if results.unfitted is not None:
+        say(f"FusedGrad is left out. {results.unfitted}", label="Note")
     return results
 
 

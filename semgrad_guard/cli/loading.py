@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -25,14 +27,21 @@ def load_model(
     name: str, dtype: str | None = None, *, device: str | None = None, token: TokenChoice | None = None
 ) -> LanguageModel:
     """The model, without the chatter of the libraries that load it; `token` is the t* that a probe recommends."""
-    with ERR.status(f"Loading {name} …"):
-        from transformers.utils import logging
-
+    with quietly(f"Loading {name} …"):
         from semgrad_guard.engine.language_model import LanguageModel
+
+        return LanguageModel.from_pretrained(name, dtype=dtype, device_map=_place(device), semantic_token=token)
+
+
+@contextmanager
+def quietly(what: str) -> Generator[None]:
+    """Says what is being loaded, and keeps the libraries that load it from saying it too."""
+    with ERR.status(what):
+        from transformers.utils import logging
 
         logging.set_verbosity_error()
         logging.disable_progress_bar()
-        return LanguageModel.from_pretrained(name, dtype=dtype, device_map=_place(device), semantic_token=token)
+        yield
 
 
 def load_token(probe: Path | None) -> TokenChoice | None:

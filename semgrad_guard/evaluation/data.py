@@ -137,12 +137,13 @@ def _shared_ids(rows: Iterable[tuple[Entry, Question]]) -> tuple[str, ...]:
 
 
 def _read(entry: Entry, needs: Need) -> Question:
-    if isinstance(entry.content, DataFileError):
-        raise entry.content
-    if not isinstance(entry.content, dict):
+    content: Any = entry.content
+    if isinstance(content, DataFileError):
+        raise content
+    if not isinstance(content, dict):
         more = "" if needs == "question" else f', "{needs}": ...'
         raise DataFileError(f'{entry.place} is no JSON object: each {entry.unit} looks like {{"question": ...{more}}}.')
-    record = cast("dict[str, Any]", entry.content)
+    record = cast("dict[str, Any]", content)
     try:
         row = Question.model_validate(record)
     except (ValidationError, RecursionError) as error:

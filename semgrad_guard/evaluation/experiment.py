@@ -19,7 +19,15 @@ from semgrad_guard.evaluation.ablations import Ablation
 from semgrad_guard.evaluation.data import Question
 from semgrad_guard.evaluation.evaluated import EvaluatedAnswer, SampleSet
 from semgrad_guard.evaluation.prompts import Wording, conversation, form_of, prompt_name
-from semgrad_guard.evaluation.run import Progress, check_run, complete, run_settings, seeded, why_too_long
+from semgrad_guard.evaluation.run import (
+    Progress,
+    check_run,
+    complete,
+    kept_score,
+    run_settings,
+    seeded,
+    why_too_long,
+)
 from semgrad_guard.evaluation.run_file import AnswerScore, RunFile
 from semgrad_guard.records import Message, Score
 
@@ -112,7 +120,7 @@ class Experiment:
                 rows=len(questions),
                 generation_ms=share,
                 ablations={name: ablation(generation.evidence) for name, ablation in self.ablations.items()},
-                samples=tuple(_samples(generation.evidence, plan) for plan in self._plans),
+                samples=tuple(_samples(generation.evidence, plan) for plan in self._plans if generation.response_ids),
             )
             for question, generation, row in zip(questions, generations, measured, strict=True)
         ]
@@ -148,7 +156,7 @@ def _facts(question: Question, generation: Generation) -> dict[str, Any]:
 
 def _columns(row: Mapping[str, tuple[Score, float]]) -> dict[str, Any]:
     return {
-        "scores": {name: AnswerScore(uncertainty=s.uncertainty, reason=s.reason) for name, (s, _) in row.items()},
+        "scores": {name: kept_score(score) for name, (score, _) in row.items()},
         "milliseconds": {name: round(price, 3) for name, (_, price) in row.items()},
     }
 

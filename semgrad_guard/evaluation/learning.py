@@ -12,7 +12,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from semgrad_guard.decision import Binding, Calibration, EstimatorChoice, calibrate
+from semgrad_guard.decision import Binding, EstimatorChoice, calibrate
+from semgrad_guard.decision.fixed_sequence import GRID_SIZE
 from semgrad_guard.errors import FitError
 from semgrad_guard.estimators import (
     Estimator,
@@ -36,8 +37,9 @@ CANDIDATES: tuple[Estimator, ...] = (
 )  # fmt: skip
 """What `auto` chooses among: all that one ordinary replay yields."""
 
-LEARN_SHARE, LEARN_MOST = 1 / 3, 400
-"""How many of the answers are learned from: this share, and no more than so many."""
+LEARN_SHARE, LEARN_MOST = 1 / 4, 200
+"""How many of the answers are learned from: this share, and no more than so many. (What fitting takes, the threshold
+lacks: docs/results/fused.md.)"""
 
 _FOLDS = 5
 
@@ -104,9 +106,10 @@ def calibrate_fused(
             asked="fused", estimator=HybridGrad.name, reason=reason, questions=seen, split_seed=seed
         )
         rows = rest if seen else range(len(graded.questions))
-        return _calibrated(graded.part(rows), HybridGrad(), choice, bind=bind, alpha=alpha, delta=delta)
+        learned = part if seen else None
+        return _calibrated(graded.part(rows), HybridGrad(), choice, learned, bind=bind, alpha=alpha, delta=delta)
     choice = _choice("fused", found, f"Fitted on {len(learn)} answers.", part, seed=seed)
-    return _calibrated(graded.part(rest), found, choice, bind=bind, alpha=alpha, delta=delta)
+    return _calibrated(graded.part(rest), found, choice, part, bind=bind, alpha=alpha, delta=delta)
 
 
 def calibrate_best(
@@ -137,7 +140,7 @@ def calibrate_best(
     reason = f"The highest AUROC on {len(learn)} answers, {figures}.{refused}"
     found = _fit(part, best) if isinstance(best, FusedGrad) else best
     choice = _choice("auto", found, reason, part, seed=seed, aurocs=aurocs)
-    return _calibrated(graded.part(rest), found, choice, bind=bind, alpha=alpha, delta=delta)
+    return _calibrated(graded.part(rest), found, choice, part, bind=bind, alpha=alpha, delta=delta)
 
 
 def split(n: int, *, seed: int) -> tuple[list[int], list[int]]:
@@ -205,13 +208,23 @@ def _calibrated(
     rest: Graded,
     estimator: Estimator,
     choice: EstimatorChoice,
+    learned: Graded | None,
     *,
     bind: Callable[[Estimator], Binding],
     alpha: float,
     delta: float,
 ) -> Outcome:
+    """The threshold on the rest. What was learned from gives the thresholds to try, so that the rest is spared that."""
     scores = rest.scores(estimator)
-    found: Calibration = calibrate(
-        scores, rest.correct, alpha=alpha, delta=delta, binding=bind(estimator), groups=rest.questions, choice=choice
+    seen = [] if learned is None else [score for score in learned.scores(estimator) if score is not None]
+    found = calibrate(
+        scores,
+        rest.correct,
+        alpha=alpha,
+        delta=delta,
+        grid=np.quantile(seen, np.linspace(0, 1, GRID_SIZE)) if seen else None,
+        binding=bind(estimator),
+        groups=rest.questions,
+        choice=choice,
     )
     return Outcome(found, scores, list(rest.correct))

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from semgrad_guard.errors import GradingError
+from semgrad_guard.evaluation import fused_column
 from semgrad_guard.evaluation.evaluated import EvaluatedAnswer
 from semgrad_guard.evaluation.graded import GradedRun
 from semgrad_guard.evaluation.graders.base import Verdicts
@@ -35,31 +37,34 @@ class Results:
         missing = {name: verdicts.count(None) for name, verdicts in self.grades.items()}
         return {name: count for name, count in missing.items() if count}
 
-    def graded_run(self, *, extra_settings: Mapping[str, Any] | None = None) -> GradedRun:
-        """What tables and figures are made of: the answers that every grader came to a verdict on.
+    @cached_property
+    def kept(self) -> list[int]:
+        """Which answers every grader came to a verdict on."""
+        each = range(len(self.answers))
+        return [i for i in each if all(verdicts[i] is not None for verdicts in self.grades.values())]
+
+    @cached_property
+    def graded_run(self) -> GradedRun:
+        """What tables and figures are made of: the answers that are `kept`.
 
         Raises:
             GradingError: there is no such answer.
         """
-        kept = [
-            i for i in range(len(self.answers)) if all(verdicts[i] is not None for verdicts in self.grades.values())
-        ]
-        if not kept:
+        if not self.kept:
             raise GradingError(
                 "There is no answer that every grader came to a verdict on; grade again, or leave a grader out."
             )
-        answers = [self.answers[i] for i in kept]
-        correct, *others = ([bool(verdicts[i]) for i in kept] for verdicts in self.grades.values())
+        answers = [self.answers[i] for i in self.kept]
+        correct, *others = ([bool(verdicts[i]) for i in self.kept] for verdicts in self.grades.values())
         decides, *beside = self.grades
         model = str(self.settings["model"])
-        names = self.titles
         return GradedRun(
             title=f"{model} on {self.data}",
             model=model,
             data=self.data,
-            scores={title: [a.uncertainty(name) for a in answers] for name, title in names.items()},
+            scores={t: [self._uncertainty(name, i) for i in self.kept] for name, t in self._measured.items()},
             correct=correct,
-            milliseconds={title: [a.milliseconds.get(name, 0.0) for a in answers] for name, title in names.items()},
+            milliseconds={t: [a.milliseconds.get(name, 0.0) for a in answers] for name, t in self._measured.items()},
             generation_ms=[a.generation_ms for a in answers],
             mean_entropy=[a.mean_entropy for a in answers],
             kinds=[a.kind for a in answers],
@@ -69,12 +74,43 @@ class Results:
                 **self.settings,
                 "grader": decides,
                 "questions": len(self.answers),
-                "left out: no verdict": len(self.answers) - len(kept),
+                "left out: no verdict": len(self.answers) - len(answers),
                 "without an answer": sum(a.text is None for a in answers),
                 "answers generated together": sorted({a.rows for a in answers}),
-                **(extra_settings or {}),
+                **self._note,
             },
         )
+
+    @cached_property
+    def _fused(self) -> tuple[dict[int, float | None], str | None]:
+        """FusedGrad's scores, which need the labels first, by answer; or why there are none."""
+        if fused_column.NAME not in self.titles or not self.kept:
+            return {}, None
+        correct = [bool(next(iter(self.grades.values()))[i]) for i in self.kept]
+        scores, missing = fused_column.cross_fitted([self.answers[i] for i in self.kept], correct)
+        return dict(zip(self.kept, scores, strict=True)), missing
+
+    def _uncertainty(self, name: str, i: int) -> float | None:
+        return self._fused[0].get(i) if name == fused_column.NAME else self.answers[i].uncertainty(name)
+
+    @property
+    def unfitted(self) -> str | None:
+        """Why FusedGrad has no scores, if it was asked for and has none."""
+        return self._fused[1]
+
+    @property
+    def _measured(self) -> dict[str, str]:
+        """The methods that have numbers, with their titles."""
+        return {name: t for name, t in self.titles.items() if name != fused_column.NAME or self.unfitted is None}
+
+    @property
+    def _note(self) -> dict[str, str]:
+        """What is to be said of FusedGrad, if it was asked for."""
+        if fused_column.NAME not in self.titles:
+            return {}
+        missing = self.unfitted
+        said = "five-fold cross-validation on these answers" if missing is None else f"left out. {missing}"
+        return {self.titles[fused_column.NAME]: said}
 
     def write_csv(self, path: Path) -> Path:
         """One row per question: what was asked and answered, every grader's verdict, every method's score and cost."""
@@ -90,7 +126,7 @@ class Results:
                 "\n".join(answer.references),
                 answer.text,
                 *(_bit(verdicts[i]) for verdicts in self.grades.values()),
-                *(answer.uncertainty(name) for name in names),
+                *(self._uncertainty(name, i) for name in names),
                 *(answer.milliseconds.get(name) for name in names),
                 answer.generation_ms,
             ]

@@ -175,11 +175,12 @@ def _scored(question: Question, generation: Generation, estimators: Mapping[str,
         question=question.question,
         text=generation.text,
         finish_reason=generation.finish_reason,
-        scores={name: _kept(score) for name, score in found.items()},
+        scores={name: kept_score(score) for name, score in found.items()},
     )
 
 
-def _kept(score: Score) -> AnswerScore:
+def kept_score(score: Score) -> AnswerScore:
+    """What the record of a run keeps of a score."""
     features = None if score.features is None else dict(score.features)
     return AnswerScore(uncertainty=score.uncertainty, reason=score.reason, features=features)
 

@@ -6,8 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from semgrad_guard.calibrated import estimator_of
 from semgrad_guard.decision import Binding, Calibration, Drift, drift
 from semgrad_guard.errors import InputError
+from semgrad_guard.estimators import Estimator, FusedGrad
 from semgrad_guard.evaluation.results import Results
 
 
@@ -53,23 +55,30 @@ def hold_against(calibration: Calibration, results: Results) -> Shift:
             f"The calibration was made for {bound.estimator!r}, which this run did not measure; there are "
             f"{', '.join(results.titles)}."
         )
-    bound.require(_binding(bound.estimator, results.settings))
-    run = results.graded_run()
-    scores = run.scores[results.titles[bound.estimator]]
+    estimator, run = estimator_of(calibration), results.graded_run
+    bound.require(_binding(estimator, results.settings))
+    answers = [results.answers[i] for i in results.kept]
+    if isinstance(estimator, FusedGrad):
+        scores = [estimator.uncertainty(answer.scores[estimator.name].features)[0] for answer in answers]
+    else:
+        scores = [answer.uncertainty(estimator.name) for answer in answers]
     through = [right for score, right in zip(scores, run.correct, strict=True) if calibration.lets_through(score)]
     moved = drift(scores, calibration.scores)
     return Shift(run.n, len(through), through.count(False), calibration.alpha, moved)
 
 
-def _binding(estimator: str, settings: Mapping[str, Any]) -> Binding:
+def _binding(estimator: Estimator, settings: Mapping[str, Any]) -> Binding:
     """What a guard's answers of this run would say of themselves (greedy runs: decoding is no part of it)."""
-    measured = {key: value for key, value in settings["estimators"][estimator].items() if key not in ("name", "title")}
+    stated: Mapping[str, Any] = settings["estimators"][estimator.name]
+    measured = {key: value for key, value in stated.items() if key not in ("name", "title")}
+    if isinstance(estimator, FusedGrad):  # the run kept what its weights read
+        measured["weights"] = estimator.settings()["weights"]
     token = {name: settings[name] for name in ("semantic_token",) if name in settings}
     return Binding(
         model=settings["model"],
         revision=settings["revision"],
         fingerprint=settings["fingerprint"],
-        estimator=estimator,
+        estimator=estimator.name,
         settings={**measured, "dtype": settings["dtype"], **token},
         prompt_template=settings["prompt_template"],
     )

@@ -1,4 +1,4 @@
-"""`calibrate --estimator fused` and `auto`: learned on a third, calibrated on the rest, and then simply used."""
+"""`calibrate --estimator fused` and `auto`: learned on a quarter, calibrated on the rest, and then simply used."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from semgrad_guard import Calibration, GenerationOptions, LanguageModel
 from .helpers import TOKENS, flat, jsonl
 
 Run = Callable[..., Result]
-MANY = [f"Which is number {i}?" for i in range(165)]
+MANY = [f"Which is number {i}?" for i in range(204)]
 
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory, language_model: LanguageModel) -> Path:
     """Questions of which the tiny model answers three in four right."""
     options = GenerationOptions(max_new_tokens=TOKENS)
-    found = [one for i in range(0, 165, 33) for one in language_model.generate_batch(MANY[i : i + 33], options)]
+    found = [one for i in range(0, 204, 34) for one in language_model.generate_batch(MANY[i : i + 34], options)]
     rows = [
         {"question": question, "answers": [one.text if i % 4 else "seven"]}
         for i, (question, one) in enumerate(zip(MANY, found, strict=True))
@@ -31,7 +31,7 @@ def data(tmp_path_factory: pytest.TempPathFactory, language_model: LanguageModel
 
 @pytest.fixture(scope="module")
 def calibrate(run: Run, model_folder: Path, data: Path) -> Run:
-    fixed = ("--model", model_folder, "--max-new-tokens", TOKENS, "--batch-size", 33, "--alpha", 0.5)
+    fixed = ("--model", model_folder, "--max-new-tokens", TOKENS, "--batch-size", 34, "--alpha", 0.5)
     return lambda output, *arguments: run(
         "calibrate", *fixed, "--output", output, *(() if "--data" in arguments else ("--data", data)), *arguments
     )
@@ -43,15 +43,15 @@ def fused(calibrate: Run, tmp_path_factory: pytest.TempPathFactory) -> tuple[Res
     return calibrate(path, "--estimator", "fused"), path
 
 
-def test_fused_is_fitted_on_a_third_and_says_so(fused: tuple[Result, Path]) -> None:
+def test_fused_is_fitted_on_a_quarter_and_says_so(fused: tuple[Result, Path]) -> None:
     result, path = fused
     assert result.exit_code == 0, result.stderr
     made = Calibration.load(path)
-    assert "fused: Fitted on 55 answers" in flat(result.stderr)
+    assert "fused: Fitted on 51 answers" in flat(result.stderr)
     assert made.choice is not None
     assert made.choice.weights is not None
     assert made.binding is not None
-    assert (made.binding.estimator, made.n, len(made.choice.questions)) == ("fused", 110, 55)
+    assert (made.binding.estimator, made.n, len(made.choice.questions)) == ("fused", 153, 51)
 
 
 def test_ask_and_score_use_the_fitted_estimator(fused: tuple[Result, Path], run: Run, model_folder: Path) -> None:
@@ -92,7 +92,7 @@ def test_auto_names_the_best_and_its_rivals(calibrate: Run, tmp_path: Path) -> N
     assert choice["estimator"] == document["calibration"]["binding"]["estimator"]
     assert {"hybridgrad", "gnll", "fused"} <= figures.keys()
     assert "weights" not in choice
-    assert f"{choice['estimator']}: The highest AUROC on 55 answers" in flat(result.stderr)
+    assert f"{choice['estimator']}: The highest AUROC on 51 answers" in flat(result.stderr)
 
 
 def test_features_are_kept_with_the_answers_and_resumed(fused: tuple[Result, Path], calibrate: Run) -> None:

@@ -249,3 +249,20 @@ def test_a_calibration_from_elsewhere_is_held_against_the_run(
     other = evaluate("--data", mixed, "--calibration", calibration, "--prompt", "paper")
     assert other.exit_code == 1
     assert "prompt_template is 'paper-chat@" in flat(other.stderr)
+
+
+def test_fusedgrad_is_left_out_where_there_are_too_few_labels(
+    run: Run, model_folder: Path, mixed: Path, tmp_path: Path
+) -> None:
+    result = run(
+        "evaluate", "--model", model_folder, "--data", mixed, "--output", tmp_path / "out", "--no-report",
+        "--no-ablations", "--max-new-tokens", TOKENS, "--methods", "fused", "--methods", "gnll",
+    )  # fmt: skip
+    assert result.exit_code == 0, result.stderr
+    assert "Note: FusedGrad is left out. FusedGrad takes at least" in flat(result.stderr)
+    assert "FusedGrad" not in result.stdout
+    (answer, *_) = kept(tmp_path)
+    features = answer.scores["fused"].features
+    assert features is not None
+    assert features["gnll"] == pytest.approx(answer.uncertainty("gnll"))
+    assert table(tmp_path)[0]["FusedGrad"] == ""

@@ -36,11 +36,12 @@ def test_averages_are_those_of_the_nine_columns(metric: str, averages: dict[str,
 
 def test_methods_stand_in_the_papers_order_and_others_behind() -> None:
     assert paper.in_order(["Mine", "HybridGrad", "LN-PE"]) == ["LN-PE", "HybridGrad", "Mine"]
-    assert paper.OURS == max(paper.AUROC_AVERAGES, key=lambda method: paper.AUROC_AVERAGES[method])
+    assert max(paper.AUROC_AVERAGES, key=lambda method: paper.AUROC_AVERAGES[method]) == paper.OURS
 
 
 def test_run_times_are_shares_of_generation() -> None:
-    rows = dict(re.findall(r"^\| ([\w ]+?) \| (\+?[.\d]+ \| \| \+?[.\d]+ \| \| \+?[.\d]+) \| \|$", PAGE, re.MULTILINE))
+    section = PAGE.split("## Table 3")[1].split("## Table 4")[0]
+    rows = dict(re.findall(r"^\| ([\w ]+?) \| (\+?\..*|\+\d.*) \|$", section, re.MULTILINE))
     sums = {name: sum(map(float, re.findall(r"[.\d]+", row))) for name, row in rows.items()}
     plain = sums.pop("plain generation")
-    assert {name: pytest.approx(total / plain) for name, total in sums.items()} == dict(paper.RUN_TIME_SHARES)
+    assert {name: total / plain for name, total in sums.items()} == pytest.approx(dict(paper.RUN_TIME_SHARES))

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import csv
+import math
+import random
 from pathlib import Path
 
 import pytest
 
 from semgrad_guard.errors import GradingError
+from semgrad_guard.evaluation.evaluated import EvaluatedAnswer
 from semgrad_guard.evaluation.graders.base import Verdicts
 from semgrad_guard.evaluation.metrics import auroc
 from semgrad_guard.evaluation.results import Results
+from semgrad_guard.evaluation.run_file import AnswerScore
 
 from .made_answers import SETTINGS, made
 
@@ -20,7 +24,7 @@ def results(grades: dict[str, Verdicts], texts: tuple[str | None, ...] = ("a", "
 
 
 def test_the_graded_run_has_every_column() -> None:
-    run = results({"bem": [True, True, False, False], "judge": [True, False, False, False]}).graded_run()
+    run = results({"bem": [True, True, False, False], "judge": [True, False, False, False]}).graded_run
     assert (run.title, run.model, run.data) == ("tiny on questions", "tiny", "questions")
     assert list(run.correct) == [True, True, False, False]
     assert list(run.scores) == ["HybridGrad", "G-NLL"]
@@ -38,16 +42,16 @@ def test_the_graded_run_has_every_column() -> None:
 def test_answers_without_a_verdict_are_left_out_and_counted() -> None:
     found = results({"judge": [True, None, False, True], "human": [True, True, None, True]})
     assert found.ungraded == {"judge": 1, "human": 1}
-    run = found.graded_run()
+    run = found.graded_run
     assert (run.n, list(run.scores["G-NLL"]), run.settings["left out: no verdict"]) == (2, [0.0, 3.0], 2)
     with pytest.raises(GradingError, match="no answer that every grader came to a verdict on"):
-        results({"judge": [None] * 4}).graded_run()
+        print(results({"judge": [None] * 4}).graded_run)
 
 
 @pytest.mark.parametrize("verdict", [True, False])
 @pytest.mark.parametrize("count", [1, 4])
 def test_all_right_all_wrong_and_a_single_question(verdict: bool, count: int) -> None:
-    run = results({"em": [verdict] * count}, ("a",) * count).graded_run()
+    run = results({"em": [verdict] * count}, ("a",) * count).graded_run
     assert run.accuracy == verdict
     assert auroc(run.scores["HybridGrad"], run.correct) is None
 
@@ -61,3 +65,37 @@ def test_the_table_has_a_row_per_question_and_a_column_per_method(tmp_path: Path
     assert [row["correct: bem"] for row in rows] == ["1", "0", "0", ""]
     assert [float(row["HybridGrad"]) for row in rows] == [0, 1, 2, 3]
     assert rows[0]["ms: G-NLL"] == "0.5"
+
+
+def fused_answers(n: int) -> list[EvaluatedAnswer]:
+    """Answers whose features tell right (the even ones) from wrong, as FusedGrad would have kept them."""
+    rng = random.Random(0)
+    features = [{"semgrad": math.exp(i % 2 + rng.gauss(0, 0.5)), "length": 1.0 + i % 5} for i in range(n)]
+    scores = [{"fused": AnswerScore(uncertainty=None, reason="not fitted", features=each)} for each in features]
+    return [made(i).model_copy(update={"scores": {**made(i).scores, **more}}) for i, more in enumerate(scores)]
+
+
+def test_fusedgrad_is_cross_fitted_once_there_are_labels(tmp_path: Path) -> None:
+    pytest.importorskip("sklearn")
+    titles = {**SETTINGS["estimators"], "fused": {"name": "fused", "title": "FusedGrad"}}
+    settings = {**SETTINGS, "estimators": titles}
+    labels: Verdicts = [i % 2 == 0 for i in range(80)]
+    labels[7] = None
+    found = Results(fused_answers(80), {"human": labels}, settings, "questions")
+    run = found.graded_run
+    assert auroc(run.scores["FusedGrad"], run.correct) == pytest.approx(0.92, abs=0.06)
+    assert run.settings["FusedGrad"] == "five-fold cross-validation on these answers"
+    assert len(run.milliseconds["FusedGrad"]) == 79
+    with found.write_csv(tmp_path / "graded.csv").open(encoding="utf-8-sig", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["FusedGrad"] == "" for row in rows] == [i == 7 for i in range(80)]
+    assert rows[7]["G-NLL"] == "7.0"
+
+    few = Results(fused_answers(20), {"human": labels[8:28]}, settings, "questions").graded_run
+    assert set(few.scores) == set(few.milliseconds) == {"HybridGrad", "G-NLL"}
+    assert "left out. FusedGrad takes at least" in few.settings["FusedGrad"]
+
+
+def test_a_table_needs_no_verdict(tmp_path: Path) -> None:
+    path = results({"human": [None] * 4}).write_csv(tmp_path / "graded.csv")
+    assert path.read_text(encoding="utf-8-sig").count("\n") == 5

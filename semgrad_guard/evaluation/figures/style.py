@@ -10,6 +10,7 @@ import io
 import re
 from collections.abc import Callable
 from functools import wraps
+from html import escape
 from importlib import import_module
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
@@ -90,7 +91,7 @@ def inline_svg(figure: Any, name: str, *, description: str) -> str:
     Args:
         figure: a matplotlib figure.
         name: letters and digits; the prefix of every id in it, so that two figures of a page do not meet.
-        description: what it shows, for those who cannot see it.
+        description: what it shows, for those who cannot see it; no control characters.
     """
     text = io.StringIO()
     with import_module("matplotlib").rc_context({"svg.fonttype": "none"}):
@@ -100,5 +101,5 @@ def inline_svg(figure: Any, name: str, *, description: str) -> str:
     svg = re.sub(r'(href="#|url\(#)', rf"\g<1>{name}-", svg)
     for colour, variable in _PAGE_COLOURS.items():
         svg = svg.replace(colour, variable)
-    label = description.replace("&", "&amp;").replace("<", "&lt;").replace('"', "&quot;")
-    return re.sub(r'<svg ([^>]*?)width="[^"]*"', rf'<svg role="img" aria-label="{label}" \1', svg, count=1)
+    opening = f'<svg role="img" aria-label="{escape(description, quote=True)}" '
+    return re.sub(r'<svg ([^>]*?)width="[^"]*"', lambda found: opening + found[1], svg, count=1)
