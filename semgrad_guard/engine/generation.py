@@ -78,17 +78,20 @@ class GumbelNoise(LogitsProcessor):
     """Makes the most likely token a sample: argmax(logits + Gumbel noise) is distributed as softmax(logits).
 
     The noise comes from generators of our own, one per row, so that the caller's random state is never read or moved,
-    concurrent generations do not disturb each other, and a row does not depend on its batch.
+    concurrent generations do not disturb each other, and a row does not depend on its batch. They live where the
+    scores do: a seed repeats an answer on the same kind of device.
     """
 
     def __init__(self, seeds: Sequence[int]) -> None:
-        self._generators = [torch.Generator().manual_seed(seed) for seed in seeds]
+        self._seeds = tuple(seeds)
+        self._generators: list[torch.Generator] = []
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> Any:
-        exponential = torch.stack(
-            [torch.empty(scores.shape[1], dtype=torch.float64).exponential_(generator=g) for g in self._generators]
-        )
-        return scores.double() - exponential.log().to(scores.device)
+        self._generators = self._generators or [torch.Generator(scores.device).manual_seed(s) for s in self._seeds]
+        exponential = torch.empty_like(scores, dtype=torch.float64)
+        for row, generator in zip(exponential, self._generators, strict=True):
+            row.exponential_(generator=generator)
+        return scores.double() - exponential.log_()
 
 
 @dataclass(frozen=True)

@@ -90,6 +90,7 @@ def mean_log_prob(sample: Sample) -> float:
 def _plain(value: Any) -> Any:
     if isinstance(value, Sampling | DiverseBeams):
         return asdict(value)
-    if isinstance(value, tuple):
-        return [_plain(item) for item in cast("tuple[Any, ...]", value)]
+    if isinstance(value, tuple):  # tuples of tuples in one row: calibrations keep lists of plain values
+        parts = [_plain(item) for item in cast("tuple[Any, ...]", value)]
+        return [plain for part in parts for plain in (cast("list[Any]", part) if isinstance(part, list) else [part])]
     return value if value is None or isinstance(value, bool | int | float | str) else value.name

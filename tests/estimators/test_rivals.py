@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,11 +13,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from semgrad_guard import GenerationOptions, LanguageModel
+from semgrad_guard import Binding, Calibration, GenerationOptions, Guard, LanguageModel, Message, Policy, calibrate
 from semgrad_guard.engine.sampling import DiverseBeams, Sampling
 from semgrad_guard.engine.text_pairs import CrossEncoder, Entailment
 from semgrad_guard.engine.words import token_f1
-from semgrad_guard.errors import InputError
+from semgrad_guard.errors import BindingMismatchError, InputError
 from semgrad_guard.estimators import (
     ESTIMATORS,
     SAR,
@@ -358,8 +359,28 @@ def test_p_true_asks_through_the_chat_template(evidence, language_model: Languag
         true, false = p["True"] + p["(A)"], p["False"] + p["(B)"]
         assert PTrue()(row).uncertainty == pytest.approx(false / (true + false))
         assert PTrue(normalised=False)(row).uncertainty == pytest.approx(1 - true)
-    shown = PTrue(examples=(("Capital of Italy?", "Rome", True),))
-    assert shown(evidence[0]).uncertainty != PTrue()(evidence[0]).uncertainty
+
+
+def test_p_true_shows_examples_as_turns(make_language_model) -> None:
+    model = make_language_model(max_position_embeddings=512)
+    row = model.generate("q", GenerationOptions(max_new_tokens=3)).evidence
+    asked = "Question: {}\nProposed Answer: {}\nIs the proposed answer:\n (A) True\n (B) False\nThe proposed answer is:"
+    turns = [
+        Message("user", asked.format("1 + 1?", "3")),
+        Message("assistant", "False"),
+        Message("user", asked.format("q", row.text.strip())),
+    ]
+    ids = model.render(turns).ids
+    true, false = (
+        sum(math.exp(likelihood(model, ids, model.tokenizer(form)["input_ids"])) for form in forms)
+        for forms in (("True", "(A)"), ("False", "(B)"))
+    )
+    shown = PTrue(examples=(("1 + 1?", "3", False),))
+    assert shown(row).uncertainty == pytest.approx(false / (true + false))
+    assert Binding(model="m", estimator="p_true", settings=shown.settings()).settings == {
+        "normalised": True,
+        "examples": ["1 + 1?", "3", False],
+    }
 
 
 def test_p_true_writes_a_blank_before_the_word_where_the_prompt_ends_in_none(make_language_model) -> None:
@@ -410,6 +431,26 @@ def test_an_empty_answer_has_no_score(estimator, make_language_model) -> None:
         assert (foreign.uncertainty, foreign.reason) == (None, "all samples are empty")
     else:
         assert foreign.uncertainty is not None
+
+
+@pytest.mark.parametrize("estimator", [brief(estimator) for estimator in ASKING])
+def test_a_guard_can_be_calibrated_for_it(estimator, language_model: LanguageModel, tmp_path) -> None:
+    options = GenerationOptions(max_new_tokens=3)
+    draft = Guard(language_model, estimator, Policy(threshold=0.0), options=options)
+    score = draft("q").uncertainty
+    made = calibrate([score] * 60, [True] * 60, alpha=0.1, delta=0.1, binding=draft.binding)
+    made.save(tmp_path / "calibration.json")
+    policy = Policy.from_calibration(Calibration.load(tmp_path / "calibration.json"))
+    # 60 equal scores: the threshold is that score, give or take the last digits.
+    assert Guard(language_model, estimator, policy, options=options)("q").status == "scored"
+    with pytest.raises(BindingMismatchError):
+        Guard(language_model, replace_setting(estimator), policy, options=options)("q")
+
+
+def replace_setting(estimator):
+    if isinstance(estimator, PTrue):
+        return replace(estimator, normalised=not estimator.normalised)
+    return replace(estimator, plan=replace(estimator.plan, max_new_tokens=2))
 
 
 def test_questions_about_the_answer_must_fit(make_language_model) -> None:
