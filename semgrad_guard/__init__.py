@@ -27,8 +27,19 @@ if TYPE_CHECKING:
     from semgrad_guard.engine.language_model import LanguageModel
     from semgrad_guard.engine.objective import Objective
     from semgrad_guard.engine.scores import GradientScores
+    from semgrad_guard.engine.segments import Segment
+    from semgrad_guard.engine.token_choice import TokenChoice
     from semgrad_guard.errors import SemGradGuardError
-    from semgrad_guard.estimators import Estimator, GreedyNLL, HybridGrad, MeanEntropy, ParaGrad, SemGrad
+    from semgrad_guard.estimators import (
+        Estimator,
+        ExGrad,
+        GreedyNLL,
+        HybridGrad,
+        MaxProbability,
+        MeanEntropy,
+        ParaGrad,
+        SemGrad,
+    )
     from semgrad_guard.guard import Guard
     from semgrad_guard.records import METADATA_KEY, Message, Score, SemanticToken, ToolCall, Verdict
 
@@ -51,8 +62,19 @@ _HOMES = {
     "semgrad_guard.engine.language_model": ("LanguageModel",),
     "semgrad_guard.engine.objective": ("Objective",),
     "semgrad_guard.engine.scores": ("GradientScores",),
+    "semgrad_guard.engine.segments": ("Segment",),
+    "semgrad_guard.engine.token_choice": ("TokenChoice",),
     "semgrad_guard.errors": ("SemGradGuardError",),
-    "semgrad_guard.estimators": ("Estimator", "GreedyNLL", "HybridGrad", "MeanEntropy", "ParaGrad", "SemGrad"),
+    "semgrad_guard.estimators": (
+        "Estimator",
+        "ExGrad",
+        "GreedyNLL",
+        "HybridGrad",
+        "MaxProbability",
+        "MeanEntropy",
+        "ParaGrad",
+        "SemGrad",
+    ),
     "semgrad_guard.guard": ("Guard",),
     "semgrad_guard.records": ("METADATA_KEY", "Message", "Score", "SemanticToken", "ToolCall", "Verdict"),
 }
@@ -67,6 +89,7 @@ __all__ = [
     "DriftMonitor",
     "Estimator",
     "Evidence",
+    "ExGrad",
     "Generation",
     "GenerationOptions",
     "GradientScores",
@@ -74,6 +97,7 @@ __all__ = [
     "Guard",
     "HybridGrad",
     "LanguageModel",
+    "MaxProbability",
     "MeanEntropy",
     "Message",
     "Objective",
@@ -81,9 +105,11 @@ __all__ = [
     "Policy",
     "Promise",
     "Score",
+    "Segment",
     "SemGrad",
     "SemGradGuardError",
     "SemanticToken",
+    "TokenChoice",
     "ToolCall",
     "Verdict",
     "calibrate",

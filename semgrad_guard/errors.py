@@ -13,7 +13,9 @@
     │       └── UnsupportedToolsError the chat template knows no tools, or writes calls in an unknown form
     ├── ScoringError                an answer has no finite score and a number was demanded
     ├── CalibrationError            a calibration set or file that cannot be used
-    │   └── BindingMismatchError    made for another model, estimator, template or grader
+    │   ├── BindingMismatchError    made for another model, estimator, template or grader
+    │   └── FitError                graded answers that a learned estimator cannot be fitted on
+    ├── GradingError                answers cannot be graded (a judge cannot be asked, a sheet of labels is wrong)
     ├── UnenforcedPolicyError       a router attached to a model that would ignore it
     ├── LowConfidenceError          an answer is not let through, and an error says so (it holds the verdict)
     └── MissingExtraError           an optional dependency is absent (also an ImportError)
@@ -83,6 +85,14 @@ class CalibrationError(SemGradGuardError):
 
 class BindingMismatchError(CalibrationError):
     """A calibration was made for something else; the message names the difference."""
+
+
+class FitError(CalibrationError):
+    """A learned estimator cannot be fitted on these graded answers; the message says what is missing."""
+
+
+class GradingError(SemGradGuardError):
+    """Answers cannot be graded; the message says what stands in the way."""
 
 
 class UnenforcedPolicyError(SemGradGuardError):

@@ -6,12 +6,13 @@ from collections.abc import Callable, Mapping, Sequence
 from hashlib import sha256
 from typing import Any
 
+from semgrad_guard.calibrated import estimator_of
 from semgrad_guard.decision import Binding, DriftMonitor, Policy, Promise, combined_promise
 from semgrad_guard.engine.evidence import Evidence
 from semgrad_guard.engine.generation import Generation, GenerationOptions
 from semgrad_guard.engine.language_model import LanguageModel
 from semgrad_guard.errors import BindingMismatchError, InputError
-from semgrad_guard.estimators import Estimator, HybridGrad
+from semgrad_guard.estimators import Estimator
 from semgrad_guard.records import Conversation, Status, Verdict
 
 ABSTAIN_MESSAGE = "I don't know."
@@ -25,7 +26,7 @@ class Guard:
 
     Args:
         model: the language model that answers.
-        estimator: default HybridGrad.
+        estimator: default: the one that the policy was calibrated with, or else HybridGrad.
         policy: what to let through. Every answer's own record is checked against a calibrated policy's binding.
         escalate_to: asked, with the original conversation, for what is not let through. Another `Guard` is scored and
             decides for itself: its calibration must have been made on what this one did not let through. Any other
@@ -56,7 +57,7 @@ class Guard:
     ) -> None:
         if policy is None:
             raise InputError("a guard needs a policy: Policy(threshold=...) or Policy.from_calibration(calibration)")
-        self.model, self.estimator, self.policy = model, estimator or HybridGrad(), policy
+        self.model, self.estimator, self.policy = model, estimator or estimator_of(policy.calibration), policy
         self.escalate_to, self.prompt_template = escalate_to, prompt_template
         self._prepare = prepare
         self._options = options or GenerationOptions()
@@ -246,11 +247,12 @@ def binding_of(verdict: Verdict) -> Binding:
 
 
 def scoring_settings(model: LanguageModel, estimator: Estimator, options: GenerationOptions) -> dict[str, Any]:
-    """Everything but the model that moves scores: the estimator's settings, the dtype and the decoding."""
+    """Everything but the model that moves scores: the estimator's settings, an own t*, the dtype and the decoding."""
     decoding = {"temperature": options.temperature, "top_p": options.top_p, "top_k": options.top_k}
     sampled = {} if options.temperature == 0 else decoding
     grammar = {} if options.grammar is None else {"grammar": sha256(options.grammar.encode()).hexdigest()[:12]}
-    return {**estimator.settings(), "dtype": model.identity.dtype, **sampled, **grammar}
+    token = {} if model.semantic_token is None else {"semantic_token": model.semantic_token}
+    return {**estimator.settings(), "dtype": model.identity.dtype, **token, **sampled, **grammar}
 
 
 def template_name(model: LanguageModel, name: str, template_options: Mapping[str, Any] | None = None) -> str:

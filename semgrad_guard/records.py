@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import hashlib
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 METADATA_KEY = "semgrad_guard"
 """The one metadata key used in every integration."""
+
+LOG = "ln "
+"""Begins the name of a column that takes a feature's logarithm."""
 
 Action = Literal["answer", "escalate", "abstain"]
 Mode = Literal["enforce", "annotate", "observe", "raise"]
@@ -68,12 +73,67 @@ class SemanticToken:
 class Score:
     """An estimator's verdict on one answer: higher = less certain; None, with a reason, where there is none.
 
-    `details` holds the finite parts (semgrad, paragrad, mean_entropy, scored_tokens, scoring_ms, ...).
+    `details` holds the finite parts (semgrad, paragrad, mean_entropy, scored_tokens, scoring_ms, ...). `features` are
+    the numbers that a learned estimator reads, by name: runs keep them, so that it can be fitted afterwards.
     """
 
     uncertainty: float | None
     reason: str | None = None
     details: Mapping[str, Any] | None = None
+    features: Mapping[str, float] | None = None
+
+
+class FusedWeights(BaseModel):
+    """A fitted logistic regression as plain numbers: what a calibration file keeps of `FusedGrad`.
+
+    One entry per column. A column "ln NAME" takes the logarithm of the feature NAME, a column "NAME" the feature as it
+    is. Features are first held to [low, high], the range that fitting saw (for logarithms, its smallest positive value
+    on: a vanished gradient is a small number and not minus infinity); the column then enters as
+    (x - centre) / scale. `n` answers were fitted, `n_wrong` of them wrong.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    columns: tuple[str, ...] = Field(min_length=1)
+    lows: tuple[float, ...]
+    highs: tuple[float, ...]
+    centres: tuple[float, ...]
+    scales: tuple[float, ...]
+    weights: tuple[float, ...]
+    intercept: float
+    n: int
+    n_wrong: int
+
+    @model_validator(mode="after")
+    def _is_whole(self) -> Self:
+        series = (self.lows, self.highs, self.centres, self.scales, self.weights)
+        if any(len(numbers) != len(self.columns) for numbers in series):
+            raise ValueError("there must be one low, high, centre, scale and weight per column")
+        if any(name.startswith(LOG) and low <= 0 for name, low in zip(self.columns, self.lows, strict=True)):
+            raise ValueError("the lowest value of a logarithm's feature must be positive")
+        if min(self.scales) <= 0:
+            raise ValueError("scales must be positive")
+        return self
+
+    @property
+    def id(self) -> str:
+        """Twelve hex digits that name these numbers."""
+        return hashlib.sha256(self.model_dump_json().encode()).hexdigest()[:12]
+
+    @property
+    def features(self) -> frozenset[str]:
+        """The names of the features that are read."""
+        return frozenset(name.removeprefix(LOG) for name in self.columns)
+
+    def logit(self, features: Mapping[str, float]) -> float:
+        """ln P(wrong) / P(correct) for an answer's features, finite numbers; a missing one is a KeyError."""
+        held = (
+            min(high, max(low, features[name.removeprefix(LOG)]))
+            for name, low, high in zip(self.columns, self.lows, self.highs, strict=True)
+        )
+        series = zip(self.columns, held, self.centres, self.scales, self.weights, strict=True)
+        terms = (w * ((math.log(x) if name.startswith(LOG) else x) - c) / s for name, x, c, s, w in series)
+        return self.intercept + math.fsum(terms)
 
 
 class Verdict(BaseModel):

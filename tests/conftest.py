@@ -17,6 +17,8 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from semgrad_guard import LanguageModel
 
+from .engine.tiny_pair_models import save_pair_model
+
 torch.set_num_threads(1)
 
 CHATML = (
@@ -87,3 +89,13 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory, tokenizer: PreTrainedTo
     random_llama().float().save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
+
+
+@pytest.fixture(scope="session")
+def make_pair_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """A tiny random sequence classifier on disk: `make_pair_model(labels=MNLI, architecture="bert", seed=0)`."""
+
+    def make(**options: object) -> Path:
+        return save_pair_model(tmp_path_factory.mktemp("classifier") / "model", **options)  # type: ignore[arg-type]
+
+    return make

@@ -1,4 +1,4 @@
-"""The command line: `semgrad-guard ask | score | calibrate | demo`. torch loads only when a command needs it."""
+"""The command line: `semgrad-guard ask | score | calibrate | evaluate | probe | demo`; torch loads when needed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ import semgrad_guard
 from semgrad_guard.cli.ask import ask
 from semgrad_guard.cli.calibrate import calibrate
 from semgrad_guard.cli.demo import demo
-from semgrad_guard.cli.help import ASK, CALIBRATE, DEMO, EXIT_CODES, PROGRAM, SCORE, flowing
+from semgrad_guard.cli.evaluate import evaluate
+from semgrad_guard.cli.help import ASK, CALIBRATE, DEMO, EVALUATE, EXIT_CODES, PROBE, PROGRAM, SCORE, flowing
+from semgrad_guard.cli.probe import probe
 from semgrad_guard.cli.score import score
 from semgrad_guard.cli.terminal import typed_errors
 
@@ -49,4 +51,6 @@ def _add(command: Callable[..., None], epilog: str) -> None:
 _add(ask, ASK)
 _add(score, SCORE)
 _add(calibrate, CALIBRATE)
+_add(evaluate, EVALUATE)
+_add(probe, PROBE)
 _add(demo, DEMO)

@@ -28,9 +28,10 @@ def ask(
     *,
     model: options.Model = loading.POCKET,
     dtype: options.Dtype = None,
-    estimator: options.EstimatorOption = "hybridgrad",
+    estimator: options.EstimatorOption = None,
     calibration: options.CalibrationFile = None,
     threshold: options.Threshold = None,
+    probe: options.ProbeFile = None,
     max_new_tokens: options.MaxNewTokens = 256,
     temperature: options.Temperature = 0.0,
     seed: options.Seed = 0,
@@ -45,17 +46,18 @@ def ask(
     asked = sys.stdin.read().strip() if question == "-" else question
     if not asked.strip():
         raise EmptyPromptError("The question is empty; ask something.")
-    policy = loading.load_policy(calibration, threshold)
+    policy, token = loading.load_policy(calibration, threshold), loading.load_token(probe)
+    embedded = loading.pocket_policy() if policy is None and model == loading.POCKET else None
     asker = _Asker(
-        loading.load_model(model, dtype),
-        loading.load_estimator(estimator),
+        loading.load_model(model, dtype, token=token),
+        loading.load_estimator(estimator, policy or embedded),
         loading.decoding(max_new_tokens=max_new_tokens, temperature=temperature, seed=seed),
         system,
     )
     if policy is not None:
         policy.check(asker.binding)
-    elif model == loading.POCKET:
-        policy = _policy_of_pocket(asker.binding)
+    elif embedded is not None:
+        policy = _if_it_fits(embedded, asker.binding)
     verdict = asker(asked, policy)
     _show(verdict, asked, as_json=as_json)
     raise typer.Exit(ExitCode.ABSTAINED if verdict.action == "abstain" else ExitCode.OK)
@@ -96,15 +98,10 @@ class _Asker:
         return abstained(verdict, ABSTAIN_MESSAGE) if verdict.action == "abstain" else verdict
 
 
-def _policy_of_pocket(binding: Binding) -> Policy | None:
+def _if_it_fits(policy: Policy, binding: Binding) -> Policy | None:
     """The embedded model's own calibration, unless the options leave what it was made for: then it is left out."""
-    path = loading.pocket_calibration()
-    if path is None:
-        return None
-    policy = loading.load_policy(path, None)
     try:
-        if policy is not None:
-            policy.check(binding)
+        policy.check(binding)
     except BindingMismatchError as error:
         say(f"The embedded model's calibration does not fit and is left out. {error}", label="Note")
         return None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -15,8 +15,10 @@ from semgrad_guard.cli.help import ExitCode
 from semgrad_guard.cli.terminal import OUT, progress, say, say_problems
 
 if TYPE_CHECKING:
+    from semgrad_guard.decision import Binding
     from semgrad_guard.engine.generation import GenerationOptions
     from semgrad_guard.engine.language_model import LanguageModel
+    from semgrad_guard.engine.token_choice import TokenChoice
     from semgrad_guard.estimators import Estimator
     from semgrad_guard.evaluation.data import Question, QuestionFile
     from semgrad_guard.evaluation.outcome import Outcome
@@ -39,7 +41,7 @@ def calibrate(  # noqa: PLR0913  # a command's options are its arguments
         options.GraderName,
         typer.Option(metavar="NAME", help="What counts as correct: exact-match, or token-f1 (at least 0.5)."),
     ] = ("exact-match"),
-    estimator: options.EstimatorOption = "hybridgrad",
+    estimator: options.LearnedEstimatorOption = "hybridgrad",
     answers: Annotated[
         Path | None,
         typer.Option(
@@ -53,6 +55,7 @@ def calibrate(  # noqa: PLR0913  # a command's options are its arguments
     temperature: options.Temperature = 0.0,
     seed: options.Seed = 0,
     system: options.System = None,
+    probe: options.ProbeFile = None,
     plot: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Draw risk against coverage (.png, .svg, .pdf).")
     ] = None,
@@ -69,14 +72,17 @@ def calibrate(  # noqa: PLR0913  # a command's options are its arguments
 
     The model answers every question of the file, the estimator scores the answers, the grader compares them with the
     references. The promise holds with probability 1 - delta, for questions drawn like those of the file. If no
-    threshold keeps it, the command says so and what would help.
+    threshold keeps it, the command says so and what would help. An estimator that learns from labels (fused, auto)
+    does so on a third of the answers, and the threshold is chosen on the rest.
     """
     files = _Files(output, answers or output.with_suffix(".answers.jsonl"), plot)
     _check_first(files, alpha=alpha, delta=delta)
     questions = _read(data, strict=strict, alpha=alpha, delta=delta)
     decoding = loading.decoding(max_new_tokens=max_new_tokens, temperature=temperature, seed=seed)
-    run = _Run(model, dtype, estimator, decoding, system, batch_size)
+    run = _Run(model, dtype, estimator, decoding, system, batch_size, loading.load_token(probe))
     outcome = run(questions.rows, files.answers, grader=grader, alpha=alpha, delta=delta, upstream=upstream)
+    if outcome.calibration.choice is not None:
+        say(outcome.calibration.choice.reason, label=outcome.calibration.choice.estimator)
     outcome.calibration.save(output)
     if plot is not None:
         _draw(plot, outcome)
@@ -106,6 +112,7 @@ class _Run:
     decoding: GenerationOptions
     system: str | None
     batch_size: int
+    token: TokenChoice | None
 
     def __call__(
         self, rows: Sequence[Question], path: Path, *, grader: str, alpha: float, delta: float, upstream: str | None
@@ -117,19 +124,54 @@ class _Run:
         from semgrad_guard.evaluation.run import run_binding
 
         template = prompt_name(form_of(rows), system=self.system)
-        model, estimator = loading.load_model(self.model, self.dtype), loading.load_estimator(self.estimator)
+        model, estimators = loading.load_model(self.model, self.dtype, token=self.token), self._estimators()
+        answers = self._collect(rows, path, model, estimators)
+
+        def bind(estimator: Estimator) -> Binding:
+            return run_binding(model, estimator, options=self.decoding, template=template, upstream=upstream)
+
+        if self.estimator in ("fused", "auto"):
+            return self._learn(rows, answers, bind, grader=grader, alpha=alpha, delta=delta)
         return calibrate_answers(
             rows,
-            self._collect(rows, path, model, estimator),
-            estimator=estimator.name,
+            answers,
+            estimator=estimators[0].name,
             grader=GRADERS[grader],
-            binding=run_binding(model, estimator, options=self.decoding, template=template, upstream=upstream),
+            binding=bind(estimators[0]),
             alpha=alpha,
             delta=delta,
         )
 
+    def _estimators(self) -> Sequence[Estimator]:
+        """What is computed for every answer: one replay serves them all."""
+        from semgrad_guard.estimators import FusedGrad, HybridGrad
+        from semgrad_guard.evaluation.learning import CANDIDATES
+
+        if self.estimator == "auto":
+            return CANDIDATES
+        return [FusedGrad(), HybridGrad()] if self.estimator == "fused" else [loading.load_estimator(self.estimator)]
+
+    def _learn(
+        self,
+        rows: Sequence[Question],
+        answers: Sequence[Answer],
+        bind: Callable[[Estimator], Binding],
+        *,
+        grader: str,
+        alpha: float,
+        delta: float,
+    ) -> Outcome:
+        from semgrad_guard.estimators import FusedGrad
+        from semgrad_guard.evaluation.graders import GRADERS
+        from semgrad_guard.evaluation.learning import Graded, calibrate_best, calibrate_fused
+
+        graded = Graded.of(rows, answers, GRADERS[grader])
+        if self.estimator == "auto":
+            return calibrate_best(graded, bind=bind, alpha=alpha, delta=delta)
+        return calibrate_fused(graded, FusedGrad(), bind=bind, alpha=alpha, delta=delta)
+
     def _collect(
-        self, rows: Sequence[Question], path: Path, model: LanguageModel, estimator: Estimator
+        self, rows: Sequence[Question], path: Path, model: LanguageModel, estimators: Sequence[Estimator]
     ) -> list[Answer]:
         """The answers; on Ctrl-C say how many are kept, and how to go on."""
         from semgrad_guard.evaluation.run import collect_answers
@@ -147,7 +189,7 @@ class _Run:
                     rows,
                     path,
                     model=model,
-                    estimators={estimator.name: estimator},
+                    estimators={estimator.name: estimator for estimator in estimators},
                     options=self.decoding,
                     system=self.system,
                     batch_size=self.batch_size,
@@ -225,7 +267,11 @@ def _show(outcome: Outcome, questions: QuestionFile, files: _Files, *, as_json: 
 def _document(outcome: Outcome, questions: QuestionFile, files: _Files) -> dict[str, Any]:
     from semgrad_guard.cli.rendering import confidence_rows
 
-    long = {"scores", "grid", "confidence_map"}
+    long: dict[str, Any] = dict.fromkeys(("scores", "grid", "confidence_map"), True)
+    if outcome.calibration.choice is None:
+        long["choice"] = True
+    else:
+        long["choice"] = {"weights", "questions"}
     rows = confidence_rows(outcome.calibration)
     return {
         "calibration": outcome.calibration.model_dump(mode="json", exclude=long),

@@ -37,7 +37,7 @@ EXIT_CODES = """
 3  ask: abstained, the answer was too uncertain
 4  calibrate: no threshold keeps the promise (its record is saved all the same)
 5  done, but some lines of the data file were broken and left out
-130  interrupted; a calibration continues when the same command is run again
+130  interrupted; calibrations and evaluations continue when the same command is run again
 """.strip()
 
 ASK = """
@@ -55,6 +55,7 @@ SCORE = """
 semgrad-guard score --question "Who wrote Emma?" --response "Jane Austen"
 semgrad-guard score --data answers.jsonl --output scores.jsonl
 semgrad-guard score --data answers.jsonl --calibration calibration.json
+semgrad-guard score --data answers.jsonl --by sentence
 
 [bold]A line of the file[/]
 {"question": "Who wrote Emma?", "response": "Jane Austen"}
@@ -75,6 +76,36 @@ At alpha = delta = 0.1 fewer than 28 questions can never do; some hundreds usual
 
 [bold]Exit codes[/]
 0 done, 4 no threshold keeps the promise, 5 some lines were broken, 1 error, 2 wrong usage, 130 interrupted
+""".strip()  # noqa: E501  # a paragraph must be one line: the terminal breaks it
+
+EVALUATE = """
+[bold]Examples[/]
+semgrad-guard evaluate --data questions.jsonl --output results
+semgrad-guard evaluate --data questions.csv --output results --methods hybridgrad --methods gnll
+semgrad-guard evaluate --output results --regrade --grader rouge-l --grader judge=openai:gpt-4.1
+semgrad-guard evaluate --output results --regrade --labels results/labels.csv
+
+[bold]A line of the file[/] (and "kind": "...", to tell sorts of questions apart)
+{"question": "Who wrote Emma?", "answers": ["Jane Austen", "Austen"]}
+
+Every answer is kept as it comes: after Ctrl-C, run the same command again. People grade in results/labels.csv, which is never overwritten.
+
+[bold]Exit codes[/]
+0 done, 5 some lines were broken, 1 error, 2 wrong usage, 130 interrupted
+""".strip()  # noqa: E501  # a paragraph must be one line: the terminal breaks it
+
+PROBE = """
+[bold]Examples[/]
+semgrad-guard probe --data questions.jsonl --output probe.json
+semgrad-guard probe --data questions.jsonl --output probe.json --model ./my-model --no-answers
+
+[bold]A line of the file[/]
+{"question": "Who wrote Emma?", "paraphrases": ["Emma was written by whom?"], "answers": ["Jane Austen"]}
+
+The token that the chat template itself points to is kept unless graded answers speak against it; fifty right and fifty wrong ones can. After Ctrl-C, run the same command again.
+
+[bold]Exit codes[/]
+0 done, 5 some lines were broken, 1 error, 2 wrong usage, 130 interrupted
 """.strip()  # noqa: E501  # a paragraph must be one line: the terminal breaks it
 
 DEMO = """

@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
 
 from semgrad_guard.cli.terminal import ERR
+from semgrad_guard.errors import InputError, MissingExtraError
 
 if TYPE_CHECKING:
     from semgrad_guard.decision import Policy
     from semgrad_guard.engine.generation import GenerationOptions
     from semgrad_guard.engine.language_model import LanguageModel
+    from semgrad_guard.engine.token_choice import TokenChoice
     from semgrad_guard.estimators import Estimator
 
 POCKET = "pocket"
 
 
-def load_model(name: str, dtype: str | None = None) -> LanguageModel:
-    """The model, without the chatter of the libraries that load it."""
+def load_model(
+    name: str, dtype: str | None = None, *, device: str | None = None, token: TokenChoice | None = None
+) -> LanguageModel:
+    """The model, without the chatter of the libraries that load it; `token` is the t* that a probe recommends."""
     with ERR.status(f"Loading {name} …"):
         from transformers.utils import logging
 
@@ -27,13 +32,39 @@ def load_model(name: str, dtype: str | None = None) -> LanguageModel:
 
         logging.set_verbosity_error()
         logging.disable_progress_bar()
-        return LanguageModel.from_pretrained(name, dtype=dtype)
+        return LanguageModel.from_pretrained(name, dtype=dtype, device_map=_place(device), semantic_token=token)
 
 
-def load_estimator(name: str) -> Estimator:
-    """The estimator of that name, with its default settings."""
+def load_token(probe: Path | None) -> TokenChoice | None:
+    """The t* that a probe's record recommends, read before any work."""
+    from semgrad_guard.engine.token_choice import TokenChoice
+
+    return None if probe is None else TokenChoice.load(probe)
+
+
+def _place(device: str | None) -> str | None:
+    """The device, if there is one of that name and what it takes to load a model there."""
+    if device is None:
+        return None
+    import torch
+
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).strip().partition("\n")[0].rstrip(".")
+        raise InputError(f"There is no device {device!r} here: {reason}. Try --device cpu.") from error
+    if find_spec("accelerate") is None:
+        raise MissingExtraError("accelerate", extra="accelerate")
+    return device
+
+
+def load_estimator(name: str | None, policy: Policy | None = None) -> Estimator:
+    """The estimator of that name, with its default settings; without a name the calibration's own, or HybridGrad."""
+    from semgrad_guard.calibrated import estimator_of
     from semgrad_guard.estimators import ESTIMATORS
 
+    if name is None:
+        return estimator_of(None if policy is None else policy.calibration)
     return next(estimator for estimator in ESTIMATORS if estimator.name == name)()
 
 
@@ -53,6 +84,12 @@ def load_policy(calibration: Path | None, threshold: float | None) -> Policy | N
     if calibration is not None:
         return Policy.from_calibration(Calibration.load(calibration))
     return None if threshold is None else Policy(threshold=threshold)
+
+
+def pocket_policy() -> Policy | None:
+    """A policy with the embedded model's own calibration, if it is there."""
+    path = pocket_calibration()
+    return None if path is None else load_policy(path, None)
 
 
 def pocket_calibration() -> Path | None:

@@ -7,9 +7,26 @@ from typing import Annotated, Literal
 
 import typer
 
-EstimatorName = Literal["hybridgrad", "semgrad", "paragrad", "gnll", "mean_entropy"]
+EstimatorName = Literal[
+    "hybridgrad",
+    "semgrad",
+    "paragrad",
+    "exgrad",
+    "gnll",
+    "max_probability",
+    "mean_entropy",
+    "ln_pe",
+    "p_true",
+    "self_consistency",
+    "deg",
+    "inside",
+    "semantic_entropy",
+    "semantic_density",
+    "mutual_information",
+    "sar",
+]
 DtypeName = Literal["float32", "bfloat16", "float16"]
-GraderName = Literal["exact-match", "token-f1"]
+GraderName = Literal["exact-match", "token-f1", "rouge-l"]
 
 Model = Annotated[
     str,
@@ -21,12 +38,28 @@ Dtype = Annotated[
     DtypeName | None,
     typer.Option(metavar="NAME", help="float32, bfloat16 or float16, if not the checkpoint's own. Scores follow it."),
 ]
+_NAMES = (
+    "hybridgrad, semgrad, paragrad, exgrad, gnll, max_probability or mean_entropy, from one replay; p_true, by asking "
+    "the model; or by more answers, compared by their words: ln_pe, self_consistency, deg, inside, semantic_entropy, "
+    "semantic_density, mutual_information or sar"
+)
+LearnedName = Literal[EstimatorName, "fused", "auto"]
 EstimatorOption = Annotated[
-    EstimatorName,
+    EstimatorName | None,
     typer.Option(
         "--estimator",
         metavar="NAME",
-        help="How uncertainty is measured: hybridgrad, semgrad, paragrad, gnll or mean_entropy.",
+        help=f"How uncertainty is measured: {_NAMES}.",
+        show_default="the calibration's, or hybridgrad",
+    ),
+]
+LearnedEstimatorOption = Annotated[
+    LearnedName,
+    typer.Option(
+        "--estimator",
+        metavar="NAME",
+        help=f"How uncertainty is measured: {_NAMES}; fused, which is fitted on a part of the answers; or auto, the "
+        "best of these on that part.",
     ),
 ]
 CalibrationFile = Annotated[
@@ -35,9 +68,19 @@ CalibrationFile = Annotated[
         "--calibration", metavar="FILE", help="Made by `calibrate`: gives confidence, a threshold and its promise."
     ),
 ]
+ProbeFile = Annotated[
+    Path | None,
+    typer.Option("--probe", metavar="FILE", help="Made by `probe`: the token it recommends is used."),
+]
 Threshold = Annotated[
     float | None,
     typer.Option(metavar="X", help="Let through uncertainties at or below this one; promises nothing."),
+]
+By = Annotated[
+    Literal["sentence", "clause"] | None,
+    typer.Option(
+        metavar="UNIT", help="Score every sentence or clause of a text by itself, and mark the doubtful ones."
+    ),
 ]
 MaxNewTokens = Annotated[int, typer.Option(min=1, metavar="N", help="The longest answer, in tokens.")]
 Temperature = Annotated[

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from rich import box
 from rich.console import Group, RenderableType
@@ -12,7 +13,11 @@ from rich.text import Text
 
 from semgrad_guard.cli.terminal import printable
 from semgrad_guard.decision import Calibration, Drift
+from semgrad_guard.evaluation.highlight import Claim, shades
 from semgrad_guard.records import Verdict
+
+if TYPE_CHECKING:
+    from semgrad_guard.evaluation.probe_record import GradedGrid, Probe
 
 ROWS_SHOWN = 20
 _COLOURS = {"answer": "green", "escalate": "yellow", "abstain": "yellow"}
@@ -53,6 +58,28 @@ def scores_view(rows: Sequence[tuple[str, Verdict]], *, decided: bool) -> Render
     return Group(table, Text(f"… and {len(rows) - ROWS_SHOWN} more: --output FILE or --json gives them all."))
 
 
+def claims_view(question: str, claims: Sequence[Claim], *, estimator: str) -> RenderableType:
+    """A text with its doubtful segments marked, and their numbers below, in the text's order."""
+    body, table = Text(), Table(box=box.SIMPLE_HEAD, pad_edge=False, expand=True)
+    table.add_column("uncertainty", justify="right", no_wrap=True)
+    table.add_column("segment", ratio=1, no_wrap=True, overflow="ellipsis")
+    for (text, uncertainty), shade in zip(claims, shades([u for _, u in claims]), strict=True):
+        style = _shade_style(shade)
+        shown = printable(text)
+        body.append(shown.rstrip(), style=style).append(shown[len(shown.rstrip()) :])
+        table.add_row(figure(uncertainty), Text().append(_one_line(text), style=style))
+    panel = Panel(body, title=Text(_one_line(question)), title_align="left", border_style="dim", box=box.ROUNDED)
+    legend = Text(f"{estimator}, higher is less certain; the colours compare the segments of this text", style="dim")
+    return Group(panel, table, legend)
+
+
+def _shade_style(shade: float | None) -> str:
+    """The most doubtful third stands out, the middle one is underlined."""
+    if shade is None:
+        return "dim"
+    return "bold black on yellow" if shade > 2 / 3 else "underline" if shade > 1 / 3 else ""
+
+
 def drift_line(found: Drift) -> str:
     """One sentence on whether scores have moved since calibration."""
     test = f"two-sample test over {found.n} scores, p = {found.p_value:.2g}, level {found.level:g}"
@@ -75,6 +102,39 @@ def calibration_view(calibration: Calibration, *, auroc: float | None, aurc: flo
     if calibration.confidence_map is not None:
         parts += [Text(), _confidence_table(calibration)]
     return Group(*parts)
+
+
+def probe_view(found: Probe) -> RenderableType:
+    """The last prompt tokens with their scores, which of them is t*, and why."""
+    graded = found.graded
+    chosen = found.semantic_token.offset if found.semantic_token.offset is not None else found.own_token
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for heading in ("token", "text", "SPS", *(["AUROC of SemGrad"] if graded else []), ""):
+        table.add_column(heading, justify="left" if heading in ("text", "") else "right", no_wrap=True)
+    count = len(found.tokens)
+    for column, (name, preserved) in enumerate(zip(found.tokens, found.by_token, strict=True)):
+        offset = column - count
+        cells = [str(offset), Text("(differs)", style="dim") if name is None else Text(repr(name)), f"{preserved:.3f}"]
+        if graded:
+            known = graded.by_token[column]
+            cells.append("-" if known is None else f"{known:.3f}")
+        marks = ["t*"] * (offset == chosen) + ["the template's"] * (offset == found.own_token)
+        table.add_row(*cells, Text(", ".join(marks), style="bold green"))
+    facts = [
+        ("questions", f"{found.questions} with paraphrases, {found.without_paraphrases} without"),
+        ("layers", f"{found.upper_layers[0]} to {found.upper_layers[-1]}, averaged"),
+    ]
+    if graded:
+        facts.append(("answers", f"{graded.right} of {graded.answers} right ({graded.grader})"))
+        facts.append(("SPS and AUROC", _correlation(graded)))
+    reason = Text(f"t* = {chosen}: {printable(found.semantic_token.reason)}.")
+    return Group(table, _pairs(*facts), Text(), reason)
+
+
+def _correlation(graded: GradedGrid) -> str:
+    if graded.pearson is None or graded.spearman is None:
+        return "no correlation: the AUROC is undefined (all right, or all wrong), or does not vary"
+    return f"r = {graded.pearson:.2f}, rank correlation {graded.spearman:.2f}, over all layers and tokens"
 
 
 def confidence_rows(calibration: Calibration) -> list[tuple[float, float]]:

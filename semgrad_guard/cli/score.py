@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from semgrad_guard.cli import loading, options
+from semgrad_guard.cli import claims, loading, options
 from semgrad_guard.cli.help import ExitCode
 from semgrad_guard.cli.terminal import OUT, progress, say, say_problems
 from semgrad_guard.errors import EmptyPromptError, EmptyResponseError, InputError, PromptTooLongError
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 Scored = tuple["Question", "Verdict"]
 
 
-def score(
+def score(  # noqa: PLR0913  # a command's options are its arguments
     *,
     model: options.Model = loading.POCKET,
     dtype: options.Dtype = None,
@@ -34,8 +34,10 @@ def score(
     question: Annotated[str | None, typer.Option(metavar="TEXT", help="One question, instead of a file.")] = None,
     response: Annotated[str | None, typer.Option(metavar="TEXT", help="The text to score as its answer.")] = None,
     output: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the scores there, as JSON Lines.")] = None,
-    estimator: options.EstimatorOption = "hybridgrad",
+    estimator: options.EstimatorOption = None,
     calibration: options.CalibrationFile = None,
+    by: options.By = None,
+    probe: options.ProbeFile = None,
     system: options.System = None,
     strict: options.Strict = False,
     as_json: options.AsJson = False,
@@ -44,13 +46,33 @@ def score(
 
     The number says how uncertain this model is of the text as an answer to the question. With a calibration, every
     text also gets an action, and the scores are compared with the calibration's: have they moved?
+
+    With --by, every sentence or clause has a number of its own; all of them come from one replay.
     """
+    if by is not None and calibration is not None:
+        raise typer.BadParameter("a calibration is for whole answers; give --by or --calibration, not both")
     rows, problems = _rows(data, question, response, strict=strict)
     if output is not None:
         _require_writable(output)
+    token = loading.load_token(probe)
+    if by is not None:
+        failed = claims.score_claims(
+            rows,
+            loading.load_model(model, dtype, token=token),
+            claims.replay_estimator(estimator or "hybridgrad"),
+            by=by,
+            system=system,
+            output=output,
+            as_json=as_json,
+        )
+        raise typer.Exit(ExitCode.BROKEN_LINES if problems or failed else ExitCode.OK)
     policy = loading.load_policy(calibration, None)
     scored, failed = _score(
-        rows, loading.load_model(model, dtype), loading.load_estimator(estimator), policy=policy, system=system
+        rows,
+        loading.load_model(model, dtype, token=token),
+        loading.load_estimator(estimator, policy),
+        policy=policy,
+        system=system,
     )
     say_problems(failed)
     if not scored:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from semgrad_guard.decision.binding import Binding
 from semgrad_guard.decision.calibration import calibrate
 from semgrad_guard.decision.calibration_record import Calibration
+from semgrad_guard.decision.choice import EstimatorChoice
 from semgrad_guard.decision.drift import Drift, DriftMonitor, drift
 from semgrad_guard.decision.policy import Policy
 from semgrad_guard.decision.promise import Promise, combined_promise, split_delta
@@ -14,6 +15,7 @@ __all__ = [
     "Calibration",
     "Drift",
     "DriftMonitor",
+    "EstimatorChoice",
     "Policy",
     "Promise",
     "calibrate",

@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict
 from semgrad_guard.errors import BindingMismatchError
 
 SettingScalar = str | int | float | bool | None
-Setting = SettingScalar | list[SettingScalar]
+Setting = SettingScalar | list[SettingScalar] | dict[str, SettingScalar]
 
 ANSWER_TIME_FIELDS = ("model", "revision", "fingerprint", "estimator", "settings", "prompt_template")
 """What is known while answering, and so what an answer's own record should carry."""
@@ -21,9 +21,10 @@ CALIBRATION_TIME_FIELDS = ("grader", "upstream")
 class Binding(BaseModel):
     """The model, estimator and conditions that a calibration was made with. None means "not stated".
 
-    `revision` names the model's version and `fingerprint` its weights; `settings` are the estimator's (JSON scalars and
-    lists of them); `prompt_template` is a name or hash; `grader` decided what was correct. `upstream` is the id of the
-    calibration of the stage before, when this one was made on the questions that that stage did not let through.
+    `revision` names the model's version and `fingerprint` its weights; `settings` are the estimator's (JSON scalars,
+    lists and tables of them); `prompt_template` is a name or hash; `grader` decided what was correct. `upstream` is the
+    id of the calibration of the stage before, when this one was made on the questions that that stage did not let
+    through.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, protected_namespaces=())

@@ -18,6 +18,7 @@ from semgrad_guard.decision import binomial, fixed_sequence
 from semgrad_guard.decision.binding import Binding
 from semgrad_guard.decision.calibration_record import Calibration
 from semgrad_guard.decision.calibration_set import CalibrationSet, read_grid, read_rate, read_set
+from semgrad_guard.decision.choice import EstimatorChoice
 from semgrad_guard.decision.confidence import ConfidenceMethod, fit
 from semgrad_guard.errors import CalibrationError
 
@@ -42,6 +43,7 @@ def calibrate(
     seed: int = 0,
     groups: Iterable[Hashable] | None = None,
     created: str | None = None,
+    choice: EstimatorChoice | None = None,
 ) -> Calibration:
     """Find the largest threshold whose error rate is at most alpha, with probability at least 1 - delta.
 
@@ -53,12 +55,18 @@ def calibrate(
     `groups` names each answer's question. Copies of one question are not independent draws: they make the set look
     larger than it is, so only the first answer of each group is used, and the others are counted.
 
+    `choice` says how the estimator was learned from other answers, and is kept. If `groups` name a question among
+    those that it was learned from, the set is refused.
+
     Where no threshold keeps the promise, `threshold` is None and `reason` says why: nothing is then let through.
     """
     alpha, delta = read_rate(alpha, "alpha"), read_rate(delta, "delta")
     if confidence not in ("isotonic", "platt"):
         raise CalibrationError(f"confidence must be 'isotonic' or 'platt', not {confidence!r}.")
-    answers = read_set(uncertainties, correct, groups=groups)
+    named = list(groups) if isinstance(groups, Iterable) else groups
+    answers = read_set(uncertainties, correct, groups=named)
+    if choice is not None:
+        choice.require_others(map(str, named or ()))
     outside = None if grid is None else read_grid(grid)
     tested, thresholds, first = _prepare(answers, outside, alpha=alpha, delta=delta, seed=seed)
     outcome = _outcome(answers, tested, thresholds, first=first, alpha=alpha, delta=delta)
@@ -76,6 +84,7 @@ def calibrate(
         scores=tuple(np.sort(answers.scores).tolist()),
         confidence_map=fit(answers.scores, answers.correct, confidence) if len(answers.scores) else None,
         binding=binding,
+        choice=choice,
         **outcome,
     )
 

@@ -14,6 +14,7 @@ from typing import Any, Literal, Self, TypeGuard
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from semgrad_guard.decision.binding import Binding
+from semgrad_guard.decision.choice import EstimatorChoice
 from semgrad_guard.decision.confidence import ConfidenceMap
 from semgrad_guard.errors import CalibrationError
 
@@ -27,7 +28,8 @@ class Calibration(BaseModel):
     `n_answered_wrong` were wrong; it never exceeds alpha, and alpha is what is promised. `n` counts distinct questions,
     `n_wrong` the errors among them, `n_unscored` those without a finite score, `n_duplicates` repeats that were left
     out, `n_tested` the scored ones that were not spent on the grid. `split_seed` is None where the grid came from
-    outside. `scores` are the calibration scores, rising, kept for `drift`. `id` is a hash over all of it.
+    outside. `scores` are the calibration scores, rising, kept for `drift`. `choice` says how the estimator was
+    chosen or fitted, where that was learned from labels (not those of the threshold). `id` is a hash over all of it.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
@@ -53,6 +55,7 @@ class Calibration(BaseModel):
     scores: tuple[float, ...]
     confidence_map: ConfidenceMap | None
     binding: Binding | None
+    choice: EstimatorChoice | None = None
 
     @classmethod
     def seal(cls, **content: Any) -> Self:
@@ -133,16 +136,21 @@ def is_score(value: float | None) -> TypeGuard[float]:
 
 def _content_id(calibration: Calibration) -> str:
     """The first 16 hex digits of SHA-256 over the canonical JSON of every field but the id."""
-    content = calibration.model_dump(mode="json", exclude={"id"}, warnings=False)
+    content = _content(calibration)
+    del content["id"]
     canonical = json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
     return hashlib.sha256(canonical.encode()).hexdigest()[:16]
 
 
+def _content(calibration: Calibration) -> dict[str, Any]:
+    """The fields as plain JSON; without `choice` where there is none, as in files older than that field."""
+    absent = {"choice"} if calibration.choice is None else set[str]()
+    return calibration.model_dump(mode="json", exclude=absent, warnings=False)
+
+
 def _to_text(calibration: Calibration) -> str:
     """JSON with one line per field: readable, and small where a field is a long list."""
-    lines = [
-        f"  {json.dumps(name)}: {json.dumps(value)}" for name, value in calibration.model_dump(mode="json").items()
-    ]
+    lines = [f"  {json.dumps(name)}: {json.dumps(value)}" for name, value in _content(calibration).items()]
     return "{\n" + ",\n".join(lines) + "\n}\n"
 
 

@@ -10,7 +10,13 @@ from typing import Any, cast
 import torch
 from safetensors import SafetensorError
 from torch import nn
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 
 from semgrad_guard.errors import ModelNotFoundError, UnsupportedModelError
 
@@ -31,27 +37,43 @@ def load(name_or_path: str, **options: Any) -> tuple[PreTrainedModel, PreTrained
         UnsupportedModelError: the checkpoint is no causal LM, or wants code of its own.
     """
     path = str(files("semgrad_guard.pocket") / "weights") if name_or_path == POCKET else name_or_path
-    _require_safetensors(Path(path), name_or_path)
+    return _load(AutoModelForCausalLM, path, name_or_path, kind="causal LM", **options)
+
+
+def load_classifier(name_or_path: str, **options: Any) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """A sequence classifier in evaluation mode and its tokenizer, from a folder or a hub id, as safely as `load`.
+
+    Raises:
+        ModelNotFoundError: as `load`; a base model without a trained classification head is an incomplete checkpoint.
+        UnsupportedModelError: the checkpoint is no sequence classifier, or wants code of its own.
+    """
+    return _load(AutoModelForSequenceClassification, name_or_path, name_or_path, kind="sequence classifier", **options)
+
+
+def _load(
+    auto: Any, path: str, name: str, *, kind: str, **options: Any
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    _require_safetensors(Path(path), name)
     chosen = {key: value for key, value in options.items() if value is not None}
     tokenizer_options = {key: chosen[key] for key in ("revision", "local_files_only") if key in chosen}
     try:
         tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False, **tokenizer_options)
         model, report = cast(
             "tuple[PreTrainedModel, dict[str, Any]]",
-            AutoModelForCausalLM.from_pretrained(
+            auto.from_pretrained(
                 path, use_safetensors=True, trust_remote_code=False, output_loading_info=True, **chosen
             ),
         )
     except (OSError, SafetensorError, RuntimeError) as error:
         raise ModelNotFoundError(
-            f"cannot load {name_or_path!r}: {_first_line(error)} Check the name or path, that the download is "
+            f"cannot load {name!r}: {_first_line(error)} Check the name or path, that the download is "
             "complete, and that the hub is reachable if this is a hub id."
         ) from error
     except (ValueError, KeyError) as error:
-        raise UnsupportedModelError(f"{name_or_path!r} is no causal LM that transformers can load: {error}") from error
+        raise UnsupportedModelError(f"{name!r} is no {kind} that transformers can load: {error}") from error
     if missing := sorted(report["missing_keys"]):  # transformers would fill them with random numbers
         raise ModelNotFoundError(
-            f"the checkpoint {name_or_path!r} lacks {len(missing)} tensor(s), {missing[0]} among them; "
+            f"the checkpoint {name!r} lacks {len(missing)} tensor(s), {missing[0]} among them; "
             "download or save it again"
         )
     return model.eval(), tokenizer

@@ -24,21 +24,48 @@ from semgrad_guard.engine.hidden_states import Capture
 from semgrad_guard.engine.objective import Objective
 from semgrad_guard.engine.prompt import Prompt
 from semgrad_guard.engine.replay import Trace
+from semgrad_guard.engine.sampling import Plan, Sampler
 from semgrad_guard.engine.scoring import Scorer, clean_slate
+from semgrad_guard.engine.token_batch import TokenBatch
 from semgrad_guard.errors import EmptyLayerSpanError
+from semgrad_guard.records import Conversation
 
 Listener = tuple[BaseStreamer, StoppingCriteria]
 """Who hears each new token, and who may stop the run early."""
 
+_TOKENS = 1 << 15  # rows x columns of one run that draws samples
+
 
 class Decoder:
-    """Generates with one model. Holds the model's lock for the time of a run."""
+    """Generates with one model. Holds the model's lock for the time of a run.
 
-    def __init__(self, scorer: Scorer, tokenizer: PreTrainedTokenizerBase, *, end_tokens: tuple[int, ...]) -> None:
+    `render` and `window` (positions the model can attend over) are for the estimators that ask the model for more.
+    """
+
+    def __init__(
+        self,
+        scorer: Scorer,
+        tokenizer: PreTrainedTokenizerBase,
+        *,
+        end_tokens: tuple[int, ...],
+        render: Callable[[Conversation], Prompt],
+        window: int | None,
+    ) -> None:
         self._scorer, self._tokenizer = scorer, tokenizer
         self._end_tokens = end_tokens
         pad: Any = tokenizer.pad_token_id
         self._pad = int(pad) if pad is not None else next(iter(end_tokens), 0)
+        self._render, self._window = render, window
+
+    @property
+    def sampler(self) -> Sampler:
+        """What estimators ask for more answers, and for the model's opinion of answers."""
+        return Sampler(self._scorer, self, render=self._render, window=self._window)
+
+    def encode(self, text: str) -> tuple[int, ...]:
+        """The tokens of a piece of text, without any that the tokenizer adds of its own accord."""
+        encoding: Any = self._tokenizer(text, add_special_tokens=False)
+        return tuple(encoding["input_ids"])
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of response tokens, special tokens left out, white space as it is."""
@@ -65,7 +92,10 @@ class Decoder:
             ids[:count] if text.strip() else [] for (ids, _), (text, count, _) in zip(produced, visibles, strict=True)
         ]
         trace = None if capture is None else Trace(output.past_key_values, capture.layer, capture.states())
-        scoring = BatchScoring(self._scorer, prompts, responses, trace)
+        texts = [text for text, _, _ in visibles]
+        scoring = BatchScoring(
+            self._scorer, prompts, responses, trace, texts=texts, sampler=self.sampler, stop=options.stop
+        )
         return [
             Generation(
                 prompt=prompt,
@@ -82,7 +112,8 @@ class Decoder:
         ]
 
     def _capture(self, prompts: Sequence[Prompt], objective: Objective) -> Capture | None:
-        """Keep h^(k) from the earliest t* on, where this model's captured tier is known to be exact."""
+        """Keep h^(k) from the earliest token that will be asked for, where this model's captured tier is exact."""
+        firsts = [min(objective.positions(p.semantic_token.offset, len(p.ids))) for p in prompts]
         try:
             layer = objective.span(self._scorer.architecture.n_layers)[0]
         except EmptyLayerSpanError:  # generating is still possible; scoring will name the reason
@@ -90,7 +121,43 @@ class Decoder:
         if "captured" not in self._scorer.tiers():
             return None
         width = max(len(prompt.ids) for prompt in prompts)
-        return Capture(layer, width + min(prompt.semantic_token.offset for prompt in prompts))
+        return Capture(layer, width + min(firsts))
+
+    def draw(
+        self, prompts: Sequence[Sequence[int]], plan: Plan, *, window: int | None = None, stop: tuple[str, ...] = ()
+    ) -> list[list[int]]:
+        """`plan.count` answers to each prompt, prompt after prompt: token ids without the end token.
+
+        A prompt's own work is done once where its cache can serve all its answers.
+        """
+        drawn: list[list[int]] = []
+        rows = max(1, _TOKENS // (plan.count * (max(map(len, prompts)) + plan.max_new_tokens)))
+        step = rows if self._scorer.architecture.takes_positions else 1
+        with self._scorer.lock, clean_slate():
+            for start in range(0, len(prompts), step):
+                drawn += self._draw(prompts[start : start + step], plan, window, stop)
+        return drawn
+
+    def _draw(
+        self, prompts: Sequence[Sequence[int]], plan: Plan, window: int | None, stop: tuple[str, ...]
+    ) -> list[list[int]]:
+        batch = TokenBatch.of(prompts, [[0]] * len(prompts), [-1] * len(prompts), self._scorer.device)
+        width = batch.prompt_columns
+        room = plan.max_new_tokens if window is None else min(plan.max_new_tokens, window - width)
+        replayer, cache = self._scorer.current_replayer(), None
+        if width > 1 and self._scorer.can_resume(batch):
+            owners = [row for row in range(len(prompts)) for _ in range(plan.count)]
+            cache = replayer.prefilled(batch, width - 1, owners)
+        config, extra = self._config(room, stop)
+        output = replayer.generate(
+            batch.ids[:, :width].repeat_interleave(plan.count, dim=0),
+            batch.mask[:, :width].repeat_interleave(plan.count, dim=0),
+            cache=cache,
+            generation_config=config,
+            logits_processor=plan.processors(prompts, self._end_tokens),
+            **extra,
+        )
+        return [self._produced(row)[0] for row in output.sequences[:, width:].tolist()]
 
     def _generate(
         self,
@@ -103,15 +170,7 @@ class Decoder:
         device = self._scorer.device
         ids = torch.tensor([[self._pad] * (width - len(p.ids)) + list(p.ids) for p in prompts], device=device)
         mask = torch.tensor([[0] * (width - len(p.ids)) + [1] * len(p.ids) for p in prompts], device=device)
-        watched = [string for string in options.stop if self._can_watch(string)]
-        config = GenerationConfig(
-            max_new_tokens=options.max_new_tokens,
-            do_sample=False,
-            pad_token_id=self._pad,
-            eos_token_id=list(self._end_tokens) or None,
-            return_dict_in_generate=True,
-            stop_strings=watched or None,
-        )
+        config, extra = self._config(options.max_new_tokens, options.stop)
         streamer, stopper = listener or (None, None)
         return self._scorer.current_replayer().generate(
             ids,
@@ -121,8 +180,21 @@ class Decoder:
             logits_processor=self._processors(options, len(prompts), width),
             stopping_criteria=StoppingCriteriaList([stopper] if stopper else []),
             streamer=streamer,
-            tokenizer=self._tokenizer if watched else None,
+            **extra,
         )
+
+    def _config(self, max_new_tokens: int, stop: tuple[str, ...]) -> tuple[GenerationConfig, dict[str, Any]]:
+        """What every run is told, and the tokenizer where transformers watches for stop strings."""
+        watched = [string for string in stop if self._can_watch(string)]
+        config = GenerationConfig(
+            max_new_tokens=max_new_tokens,
+            do_sample=False,
+            pad_token_id=self._pad,
+            eos_token_id=list(self._end_tokens) or None,
+            return_dict_in_generate=True,
+            stop_strings=watched or None,
+        )
+        return config, {"tokenizer": self._tokenizer if watched else None}
 
     def _processors(self, options: GenerationOptions, rows: int, width: int) -> LogitsProcessorList:
         """The options' processors; a grammar goes first, so that sampling chooses among what it allows."""

@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from semgrad_guard.engine.objective import Objective
+from semgrad_guard.engine.pricing import charge, priced
 from semgrad_guard.engine.prompt import Prompt
 from semgrad_guard.engine.replay import Trace
 from semgrad_guard.engine.scores import GradientScores
 from semgrad_guard.engine.scoring import Scorer, clean_slate
 from semgrad_guard.engine.token_batch import TokenBatch
+
+if TYPE_CHECKING:
+    from semgrad_guard.engine.sampling import Plan, Sample, Sampler
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -23,10 +31,11 @@ class TimedScores:
 
 
 class BatchScoring:
-    """Scores the answers of one batch together, once per objective.
+    """What is found out about the answers of one batch: together, and once.
 
     `trace` is what the batch's generation left (KV cache and captured states); it is let go with the first scoring,
-    and a second objective prefills anew.
+    and a second objective prefills anew. `texts` are the answers as read, `sampler` asks the model for more, and
+    `stop` are the strings that ended the answers and end samples as well.
     """
 
     def __init__(
@@ -35,26 +44,62 @@ class BatchScoring:
         prompts: Sequence[Prompt],
         responses: Sequence[Sequence[int]],
         trace: Trace | None = None,
+        *,
+        texts: Sequence[str],
+        sampler: Sampler,
+        stop: tuple[str, ...] = (),
     ) -> None:
         self._scorer = scorer
-        self._prompts = [prompt.ids for prompt in prompts]
+        self.prompts, self.texts, self.sampler, self.stop = tuple(prompts), tuple(texts), sampler, stop
+        self._ids = [tuple(response) for response in responses]
         self._offsets = [prompt.semantic_token.offset for prompt in prompts]
         # An empty answer keeps its row with a filler token (left-padded rows must stay aligned with the trace).
         self._responses = [list(response) or [0] for response in responses]
         self._trace = trace
         self._done: dict[Objective, tuple[TimedScores, ...]] = {}
+        self._found: dict[Hashable, tuple[Sequence[Any], float]] = {}
+
+    @property
+    def evidence(self) -> tuple[Evidence, ...]:
+        """The evidence about every answer of the batch."""
+        return tuple(
+            Evidence(p, ids, self, row) for row, (p, ids) in enumerate(zip(self.prompts, self._ids, strict=True))
+        )
 
     def scores(self, objective: Objective, row: int) -> TimedScores:
         """The scores of one row; the first call scores the whole batch in one backward pass."""
         with self._scorer.lock:
             if objective not in self._done:
-                self._done[objective] = self._score(objective)
-            return self._done[objective][row]
+                self._done[objective], price = priced(partial(self._score, objective))
+                charge(-price)
+            found = self._done[objective][row]
+            charge(found.milliseconds)
+            return found
+
+    def together(self, key: Hashable, work: Callable[[Sequence[Evidence]], Sequence[T]], row: int) -> T:
+        """What `work` finds for one row; the first call under `key` has it done for the whole batch."""
+        with self._scorer.lock:
+            if key not in self._found:
+                values, price = priced(partial(work, self.evidence))
+                charge(-price)
+                self._found[key] = values, price / len(values)
+            values, share = self._found[key]
+            charge(share)
+            return values[row]
+
+    def timed(self, work: Callable[[], T]) -> tuple[T, float]:
+        """What `work` returns, and its price in milliseconds: its own time and its share of all that it has together.
+
+        The row that happens to come first does not pay for the batch, nor do later rows get it for nothing.
+        """
+        with self._scorer.lock:
+            return priced(work)
 
     def _score(self, objective: Objective) -> tuple[TimedScores, ...]:
         began = time.perf_counter()
         with clean_slate():
-            batch = TokenBatch.of(self._prompts, self._responses, self._offsets, self._scorer.device)
+            prompts = [prompt.ids for prompt in self.prompts]
+            batch = TokenBatch.of(prompts, self._responses, self._offsets, self._scorer.device, objective=objective)
         trace, self._trace = self._trace, None
         found = self._scorer.score(batch, objective, trace)
         share = (time.perf_counter() - began) * 1000 / len(found)
@@ -75,3 +120,43 @@ class Evidence:
         if not self.response_ids:
             return None
         return self.scoring.scores(objective or Objective(), self.row)
+
+    @property
+    def text(self) -> str:
+        """The answer as the user sees it."""
+        return self.scoring.texts[self.row]
+
+    @property
+    def question(self) -> str:
+        """What the user said last (with its context, where the prompt holds one)."""
+        return self.prompt.question
+
+    @property
+    def sampler(self) -> Sampler:
+        """For questions about the answer: renders prompts and reads answers to them."""
+        return self.scoring.sampler
+
+    def samples(self, plan: Plan, *, temperature: float = 1.0) -> tuple[Sample, ...]:
+        """`plan.count` more answers to the same prompt, drawn once for a plan and for the whole batch at a time.
+
+        `temperature` is that of the samples' log-probabilities, however they were drawn. Answers of other origin are
+        compared with what this model would say.
+        """
+        batch = self.scoring
+
+        def draw(_: Sequence[Evidence]) -> Sequence[tuple[Sample, ...]]:
+            return batch.sampler.drawn(batch.prompts, plan, stop=batch.stop)
+
+        def judge(rows: Sequence[Evidence]) -> Sequence[tuple[Sample, ...]]:
+            drafts = [row.together(plan, draw) for row in rows]
+            return batch.sampler.judged(batch.prompts, drafts, temperature=temperature)
+
+        return self.together((plan, temperature), judge)
+
+    def together(self, key: Hashable, work: Callable[[Sequence[Evidence]], Sequence[T]]) -> T:
+        """What `work` finds for this answer: done once for the whole batch, remembered under `key`."""
+        return self.scoring.together(key, work, self.row)
+
+    def timed(self, work: Callable[[], T]) -> tuple[T, float]:
+        """What `work` returns and what it cost, in milliseconds (see `BatchScoring.timed`)."""
+        return self.scoring.timed(work)

@@ -56,13 +56,22 @@ class GenerationOptions:
         """The logits processors that turn a greedy search into this sampling; none where it is greedy already."""
         if self.temperature == 0:
             return LogitsProcessorList()
-        chain: list[LogitsProcessor] = [TemperatureLogitsWarper(self.temperature)]
-        if self.top_k:
-            chain.append(TopKLogitsWarper(self.top_k))
-        if self.top_p < 1:
-            chain.append(TopPLogitsWarper(self.top_p))
         seed = secrets.randbits(31) if self.seed is None else self.seed
-        return LogitsProcessorList([*chain, GumbelNoise(range(seed, seed + rows))])
+        return sampling_processors(
+            range(seed, seed + rows), temperature=self.temperature, top_p=self.top_p, top_k=self.top_k
+        )
+
+
+def sampling_processors(
+    seeds: Sequence[int], *, temperature: float, top_p: float = 1.0, top_k: int = 0
+) -> LogitsProcessorList:
+    """Processors that make the likeliest token a sample; row i draws from `seeds[i]`."""
+    chain: list[LogitsProcessor] = [TemperatureLogitsWarper(temperature)]
+    if top_k:
+        chain.append(TopKLogitsWarper(top_k))
+    if top_p < 1:
+        chain.append(TopPLogitsWarper(top_p))
+    return LogitsProcessorList([*chain, GumbelNoise(seeds)])
 
 
 class GumbelNoise(LogitsProcessor):

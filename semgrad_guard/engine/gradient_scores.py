@@ -9,7 +9,7 @@ from typing import Any, cast, overload
 import torch
 from transformers import PreTrainedModel
 
-from semgrad_guard.engine.objective import Objective, Variant
+from semgrad_guard.engine.objective import Norm, Objective, Variant
 from semgrad_guard.engine.scores import GradientScores
 from semgrad_guard.engine.scoring import scorer_of
 from semgrad_guard.engine.token_batch import TokenBatch
@@ -25,6 +25,9 @@ def gradient_scores(
     semantic_token: int,
     variant: Variant = "paper",
     layers: Sequence[int] | None = None,
+    norm: Norm = "l1",
+    weighted: bool = True,
+    last_tokens: int | None = None,
 ) -> GradientScores: ...
 
 
@@ -37,6 +40,9 @@ def gradient_scores(
     semantic_token: int | Sequence[int],
     variant: Variant = "paper",
     layers: Sequence[int] | None = None,
+    norm: Norm = "l1",
+    weighted: bool = True,
+    last_tokens: int | None = None,
 ) -> list[GradientScores]: ...
 
 
@@ -48,6 +54,9 @@ def gradient_scores(
     semantic_token: int | Sequence[int],
     variant: Variant = "paper",
     layers: Sequence[int] | None = None,
+    norm: Norm = "l1",
+    weighted: bool = True,
+    last_tokens: int | None = None,
 ) -> GradientScores | list[GradientScores]:
     """SemGrad, ParaGrad and HybridGrad of a response, whoever wrote it.
 
@@ -59,6 +68,7 @@ def gradient_scores(
         variant: "paper" (sum over tokens, layers floor(L/2)+1 .. L-1) or "official" (mean over tokens, the last
             floor(L/2) of layers 0 .. L-1). With tied heads both count the head alone.
         layers: another span, as layer numbers 0 .. L-1.
+        norm, weighted, last_tokens: as in `Objective`.
 
     Returns:
         One `GradientScores`, or a list of them for a list of prompts.
@@ -72,13 +82,14 @@ def gradient_scores(
     prompts, responses = (_rows(ids, single=single) for ids in (prompt_ids, response_ids))
     offsets = [semantic_token] * len(prompts) if isinstance(semantic_token, int) else list(semantic_token)
     scorer = scorer_of(model)
-    objective = Objective(variant, None if layers is None else tuple(layers))
+    span = None if layers is None else tuple(layers)
+    objective = Objective(variant, span, norm=norm, weighted=weighted, last_tokens=last_tokens)
     objective.span(scorer.architecture.n_layers)
     embedding: Any = model.get_input_embeddings()
     vocabulary = min(int(embedding.weight.shape[0]), scorer.vocabulary)
     _validate(prompts, responses, offsets, vocabulary=vocabulary)
     with torch.inference_mode(False):
-        batch = TokenBatch.of(prompts, responses, offsets, embedding.weight.device)
+        batch = TokenBatch.of(prompts, responses, offsets, embedding.weight.device, objective=objective)
     scores = scorer.score(batch, objective)
     return scores[0] if single else list(scores)
 

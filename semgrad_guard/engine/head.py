@@ -6,7 +6,8 @@ With H the final states [n, d] of the n scored tokens, W the head [V, d] and w_t
     d loss / d H = A W                                      d loss / d W = A^T H
 
 so that ParaGrad = sum |A^T H| / (V d) and the seed of the backward pass are read off one block of A at a time. Neither
-V x d nor, above a small budget, n x V is ever held.
+V x d nor, above a small budget, n x V is ever held. (Without entropy weights, w_t = 1; with the l2 norm, ParaGrad is
+the root mean square of A^T H.)
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import torch
 from torch import nn
 
 from semgrad_guard.engine.architecture import LogitTransform
+from semgrad_guard.engine.objective import Norm
 
 _BLOCK = 8192  # vocabulary entries a step, fewer where many tokens share it:
 _LOGIT_ELEMENTS = 1 << 18  # n x block logits stay in a core's cache
@@ -58,6 +60,8 @@ def score_head(
     head: nn.Linear,
     transform: LogitTransform,
     averages: bool,
+    weighted: bool = True,
+    norm: Norm = "l1",
 ) -> HeadScores:
     """Everything the head contributes to the scores of a batch of answers.
 
@@ -68,14 +72,16 @@ def score_head(
         head: the output head, whose weight and bias are read only.
         transform: what the model does to the head's output before the softmax.
         averages: divide each answer's terms by its length (the official variant).
+        weighted: weigh tokens by their entropy.
+        norm: what ParaGrad takes of the head's gradient, "l1" or "l2", normalised by its size.
     """
     blocks = _Blocks(states, head, transform)
     distribution = _distributions(blocks)
-    weights = distribution.entropies
+    weights = distribution.entropies if weighted else torch.ones_like(distribution.entropies)
     if averages:
         weights = weights / torch.cat([weights.new_full((n,), float(n)) for n in lengths])
     seed = torch.zeros_like(blocks.states)
-    products = _AbsoluteProducts(blocks.states, lengths)
+    products = _Products(blocks.states, lengths, norm)
     target_logits = torch.zeros_like(weights)
     for start, logits in blocks:
         local = targets - start
@@ -86,7 +92,7 @@ def score_head(
         blocks.add_back(seed, sensitivity, start)
         products.add(sensitivity)
     log_probs = target_logits - distribution.peak - torch.log1p(distribution.rest)
-    return HeadScores(distribution.entropies, log_probs, seed, products.sums / head.weight.numel())
+    return HeadScores(distribution.entropies, log_probs, seed, products.means(head.weight.numel()))
 
 
 class _Blocks:
@@ -195,23 +201,34 @@ def _sensitivity(
     return block
 
 
-class _AbsoluteProducts:
-    """sum |A^T H| of each answer, A arriving block by block."""
+class _Products:
+    """sum |A^T H| of each answer, or with "l2" the sum of squares, A arriving block by block."""
 
-    def __init__(self, states: torch.Tensor, lengths: Sequence[int]) -> None:
-        self.sums = torch.zeros(len(lengths), dtype=torch.float64, device=states.device)
-        self._lengths = list(lengths)
+    def __init__(self, states: torch.Tensor, lengths: Sequence[int], norm: Norm) -> None:
+        self._sums = torch.zeros(len(lengths), dtype=torch.float64, device=states.device)
+        self._lengths, self._squares = list(lengths), norm == "l2"
         self._states = states.split(self._lengths)
-        self._magnitudes = [h.double().abs().sum() for h in self._states]
+        self._magnitudes = [self._total(h.to(torch.float64, copy=True)) for h in self._states]
         rows = max(64, _PRODUCT_ELEMENTS // states.shape[1])
         self._buffer = states.new_empty(rows, states.shape[1])
 
     def add(self, sensitivity: torch.Tensor) -> None:
         """Take in the next block of A [n, block]."""
         for answer, (a, h) in enumerate(zip(sensitivity.split(self._lengths), self._states, strict=True)):
-            if len(a) == 1:  # an outer product: its l1 norm factorises
-                self.sums[answer] += a.double().abs().sum() * self._magnitudes[answer]
+            if len(a) == 1:  # an outer product: its norm factorises
+                self._sums[answer] += self._total(a.to(torch.float64, copy=True)) * self._magnitudes[answer]
                 continue
             for part in a.t().split(len(self._buffer)):
-                # Not torch.norm(p=1): on CPU it accumulates serially in float32 and is wrong for large tensors.
-                self.sums[answer] += torch.mm(part, h, out=self._buffer[: len(part)]).abs_().sum()
+                self._sums[answer] += self._total(torch.mm(part, h, out=self._buffer[: len(part)]))
+
+    def means(self, size: int) -> torch.Tensor:
+        """The mean absolute value over `size` entries, or the root mean square, of each answer."""
+        means = self._sums / size
+        return means.sqrt() if self._squares else means
+
+    def _total(self, values: torch.Tensor) -> torch.Tensor:
+        """The sum over all entries, which are overwritten."""
+        if self._squares:
+            return values.double().square().sum()  # squares of float32's small numbers vanish in float32
+        # Not torch.norm(p=1): on CPU it accumulates serially in float32 and is wrong for large tensors.
+        return values.abs_().sum()

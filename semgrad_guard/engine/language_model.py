@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, cast, overload
 
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -16,10 +16,13 @@ from semgrad_guard.engine.decoding import Decoder, Listener
 from semgrad_guard.engine.evidence import BatchScoring, Evidence
 from semgrad_guard.engine.generation import Generation, GenerationOptions
 from semgrad_guard.engine.objective import Objective
-from semgrad_guard.engine.prompt import Prompt, chat_template, render, template_fingerprint
+from semgrad_guard.engine.prompt import Prompt, chat_template, render, template_fingerprint, tokenize
 from semgrad_guard.engine.scores import GradientScores
 from semgrad_guard.engine.scoring import scorer_of
+from semgrad_guard.engine.segments import By, Segment, score_segments
+from semgrad_guard.engine.semantic_preservation import last_states
 from semgrad_guard.engine.stream import TextStream
+from semgrad_guard.engine.token_choice import TokenChoice
 from semgrad_guard.engine.tool_format import ToolAnswer, ToolFormat, tool_format
 from semgrad_guard.errors import EmptyResponseError, InputError, PromptTooLongError
 from semgrad_guard.records import Conversation
@@ -46,16 +49,25 @@ class LanguageModel:
         *,
         name: str,
         revision: str | None = None,
-        semantic_token: int | None = None,
+        semantic_token: int | TokenChoice | None = None,
         template_options: Mapping[str, Any] | None = None,
     ) -> None:
         self.name, self.revision = name, revision
         self.tokenizer = tokenizer
         self._model = model
-        self._semantic_token = semantic_token
         self._template_options = dict(template_options or {})
+        if isinstance(semantic_token, TokenChoice):
+            semantic_token = semantic_token.offset_for(self.template_fingerprint())
+        self.semantic_token = semantic_token
         self._scorer = scorer_of(model)
-        self._decoder = Decoder(self._scorer, tokenizer, end_tokens=_end_tokens(model, tokenizer))
+        self._decoder = Decoder(
+            self._scorer,
+            tokenizer,
+            end_tokens=_end_tokens(model, tokenizer),
+            # no method of this object: the decoder must not keep it alive
+            render=partial(render, tokenizer, template_options=self._template_options),
+            window=self.context_window,
+        )
 
     @classmethod
     def from_pretrained(
@@ -68,7 +80,7 @@ class LanguageModel:
         quantization_config: Any = None,
         attn_implementation: str | None = None,
         local_files_only: bool | None = None,
-        semantic_token: int | None = None,
+        semantic_token: int | TokenChoice | None = None,
         template_options: Mapping[str, Any] | None = None,
     ) -> LanguageModel:
         """Load a checkpoint: "pocket" (the embedded model), a folder, or a hub id. Safetensors only, no remote code.
@@ -78,12 +90,14 @@ class LanguageModel:
             revision: a hub revision.
             dtype: default: the checkpoint's own, and float32 for the pocket model, which is meant for CPUs.
             device_map, quantization_config, attn_implementation, local_files_only: as in transformers.
-            semantic_token: t*, counted from the prompt's end, where the chat template's own should be overridden.
+            semantic_token: t*, counted from the prompt's end, where the chat template's own should be overridden; or
+                what a probe recommends, `TokenChoice.load("probe.json")`.
             template_options: given to the chat template with every prompt, e.g. {"enable_thinking": False}.
 
         Raises:
             ModelNotFoundError: nothing loadable at that name or path; the message says what is missing.
             UnsupportedModelError: no decoder-only causal LM, or one whose layers are spread over devices.
+            BindingMismatchError: t* was chosen for another chat template.
         """
         model, tokenizer = load(
             name_or_path,
@@ -113,7 +127,7 @@ class LanguageModel:
         *,
         name: str | None = None,
         revision: str | None = None,
-        semantic_token: int | None = None,
+        semantic_token: int | TokenChoice | None = None,
         template_options: Mapping[str, Any] | None = None,
     ) -> LanguageModel:
         """Wrap a model and tokenizer that are already loaded; both stay exactly as they are."""
@@ -164,12 +178,17 @@ class LanguageModel:
         config: Any = self._model.config.get_text_config(decoder=True)
         return cast("int | None", getattr(config, "max_position_embeddings", None))
 
+    @property
+    def n_layers(self) -> int:
+        """Decoder layers L; hidden states are h^(0) .. h^(L-1)."""
+        return self._scorer.architecture.n_layers
+
     def render(self, conversation: Conversation, **template_options: Any) -> Prompt:
         """The prompt the model will see: text, token ids and t*."""
         return render(
             self.tokenizer,
             conversation,
-            semantic_token=self._semantic_token,
+            semantic_token=self.semantic_token,
             template_options={**self._template_options, **template_options},
         )
 
@@ -250,11 +269,39 @@ class LanguageModel:
             raise PromptTooLongError(
                 f"prompt ({len(prompt.ids)} tokens) and response ({len(encoded)}) exceed the context window of {window}"
             )
-        return Evidence(prompt, tuple(encoded), BatchScoring(self._scorer, [prompt], [encoded]))
+        scoring = BatchScoring(self._scorer, [prompt], [encoded], texts=[text], sampler=self._decoder.sampler)
+        return Evidence(prompt, tuple(encoded), scoring)
 
-    def score(self, conversation: Conversation, text: str, *, objective: Objective | None = None) -> GradientScores:
-        """Gradient scores of a text as the answer to a conversation, whoever wrote it (see `evidence`)."""
-        timed = self.evidence(conversation, text).gradients(objective)
+    def last_states(self, prompts: Sequence[Prompt], count: int) -> torch.Tensor:
+        """Hidden states h^(0) .. h^(L-1) of the prompts' last `count` tokens, in one batch: [prompts, L, count, d].
+
+        Raises:
+            InputError: a prompt has fewer tokens.
+        """
+        return last_states(self._scorer, prompts, count)
+
+    @overload
+    def score(
+        self, conversation: Conversation, text: str, *, by: None = None, objective: Objective | None = None
+    ) -> GradientScores: ...
+
+    @overload
+    def score(
+        self, conversation: Conversation, text: str, *, by: By, objective: Objective | None = None
+    ) -> list[Segment]: ...
+
+    def score(
+        self, conversation: Conversation, text: str, *, by: By | None = None, objective: Objective | None = None
+    ) -> GradientScores | list[Segment]:
+        """Gradient scores of a text as the answer to a conversation, whoever wrote it (see `evidence`).
+
+        With `by="sentence"` or `by="clause"`, the text's segments with scores of their own (see `Segment`).
+        """
+        evidence = self.evidence(conversation, text)
+        if by is not None:
+            encoded = tokenize(self.tokenizer, text, add_special_tokens=False)
+            return score_segments(self._scorer, evidence.prompt, encoded, by=by, objective=objective or Objective())
+        timed = evidence.gradients(objective)
         if timed is None:
             raise EmptyResponseError("the response is empty; there is nothing to score")
         return timed.scores

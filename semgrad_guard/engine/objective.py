@@ -1,13 +1,14 @@
-"""What is differentiated: which layers at t*, and whether tokens are summed or averaged."""
+"""What is differentiated: which tokens' likelihood, by which hidden states, and how the gradient becomes a number."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Literal
 
 from semgrad_guard.errors import EmptyLayerSpanError, InputError
 
 Variant = Literal["paper", "official"]
+Norm = Literal["l1", "l2"]
 
 
 @dataclass(frozen=True)
@@ -18,19 +19,50 @@ class Objective:
     `variant="official"` averages over the tokens and takes the last floor(L/2) of layers 0 .. L-1, as the paper's
     published code does. `layers` overrides the span: layer 0 is the embedding output, layer l the output of the
     l-th decoder layer; the final, normalised state (layer L) is never part of it.
+
+    `norm` makes a number of a gradient g of n entries: "l1" its mean absolute value, ||g||_1 / n, "l2" its root mean
+    square, ||g||_2 / sqrt(n). (The paper's Table 2 replaces the norm and does not say by what it divides; for one
+    model every choice ranks answers alike, and this one stays on the scale of "l1", on which HybridGrad's mixture
+    depends.) `weighted=False` sets w_t = 1. `token` takes another prompt token than t*, counted from the prompt's end
+    (-1 is its last). `last_tokens` says how many of the prompt's last tokens `GradientScores.grid` covers; by default
+    it begins at the differentiated token, which costs nothing.
     """
 
     variant: Variant = "paper"
     layers: tuple[int, ...] | None = None
+    _: KW_ONLY
+    norm: Norm = "l1"
+    weighted: bool = True
+    token: int | None = None
+    last_tokens: int | None = None
 
     def __post_init__(self) -> None:
         if self.variant not in ("paper", "official"):
             raise InputError(f"variant must be 'paper' or 'official', not {self.variant!r}")
+        if self.norm not in ("l1", "l2"):
+            raise InputError(f"norm must be 'l1' or 'l2', not {self.norm!r}")
+        if self.token is not None and self.token >= 0:
+            raise InputError(f"token counts from the prompt's end, -1 being its last token; it is {self.token}")
+        if self.last_tokens is not None and self.last_tokens < 1:
+            raise InputError(f"last_tokens must be at least 1, not {self.last_tokens}")
 
     @property
     def averages(self) -> bool:
         """Whether the tokens' terms are averaged (official) or summed (paper)."""
         return self.variant == "official"
+
+    def positions(self, semantic_token: int, length: int) -> tuple[int, int]:
+        """The differentiated token and the grid's first, from the end of a prompt of `length` tokens with this t*.
+
+        A grid that would reach beyond the prompt begins with it.
+
+        Raises:
+            InputError: `token` lies outside the prompt.
+        """
+        token = semantic_token if self.token is None else self.token
+        if token < -length:
+            raise InputError(f"token={token} lies outside a prompt of {length} tokens: use -{length} .. -1")
+        return token, token if self.last_tokens is None else -min(self.last_tokens, length)
 
     def span(self, n_layers: int) -> tuple[int, ...]:
         """The layers of a model with `n_layers` decoder layers, ascending.

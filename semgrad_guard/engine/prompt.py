@@ -26,11 +26,15 @@ _TEMPLATE_FAILURES = (TemplateError, ValueError, TypeError, KeyError, AttributeE
 
 @dataclass(frozen=True)
 class Prompt:
-    """A rendered prompt. `text` is what was tokenised; `ids` are its tokens; `semantic_token` is t* among them."""
+    """A rendered prompt. `text` is what was tokenised; `ids` are its tokens; `semantic_token` is t* among them.
+
+    `question` is the last text the user wrote (the last text at all if no user spoke).
+    """
 
     text: str
     ids: tuple[int, ...]
     semantic_token: SemanticToken
+    question: str = ""
 
 
 def render(
@@ -51,17 +55,18 @@ def render(
     options = dict(template_options or {})
     if chat_template(tokenizer, options) is None:
         return _plain_prompt(tokenizer, turns, semantic_token)
+    question = turns[_asked(turns)]["content"]
     text = _apply_template(tokenizer, turns, options)
-    prompt = _tokenize(tokenizer, text, add_special_tokens=False)
+    prompt = tokenize(tokenizer, text, add_special_tokens=False)
     if semantic_token is not None:
-        return Prompt(text, prompt.ids, _override(semantic_token, len(prompt.ids)))
+        return Prompt(text, prompt.ids, _override(semantic_token, len(prompt.ids)), question)
     found = find_semantic_token(
         prompt,
         unprompted=_apply_template(tokenizer, turns, options, add_generation_prompt=False),
         marked=_apply_template(tokenizer, _marked(turns), options),
         special_tokens=[token.content for token in tokenizer.added_tokens_decoder.values()],
     )
-    return Prompt(text, prompt.ids, found)
+    return Prompt(text, prompt.ids, found, question)
 
 
 def template_fingerprint(tokenizer: PreTrainedTokenizerBase, template_options: Mapping[str, Any] | None = None) -> str:
@@ -122,10 +127,15 @@ def _as_call(call: ToolCall) -> Turn:
 
 
 def _marked(turns: Sequence[Turn]) -> list[Turn]:
-    """The turns with `MARK` right behind the last text the user wrote (the last text at all if no user spoke)."""
-    written = [i for i, turn in enumerate(turns) if turn["content"].strip()]
-    target = max((i for i in written if turns[i]["role"] == "user"), default=written[-1])
+    """The turns with `MARK` right behind the text that asks."""
+    target = _asked(turns)
     return [{**t, "content": t["content"].rstrip() + MARK} if i == target else t for i, t in enumerate(turns)]
+
+
+def _asked(turns: Sequence[Turn]) -> int:
+    """Which turn holds the last text the user wrote (the last text at all if no user spoke)."""
+    written = [i for i, turn in enumerate(turns) if turn["content"].strip()]
+    return max((i for i in written if turns[i]["role"] == "user"), default=written[-1])
 
 
 def chat_template(tokenizer: _Untyped, options: Mapping[str, Any]) -> str | None:
@@ -154,14 +164,16 @@ def _apply_template(
 
 
 def _plain_prompt(tokenizer: PreTrainedTokenizerBase, turns: Sequence[Turn], semantic_token: int | None) -> Prompt:
-    text = "\n\n".join(turn["content"] for turn in turns)
-    ids = _tokenize(tokenizer, text, add_special_tokens=True).ids
+    text, question = "\n\n".join(turn["content"] for turn in turns), turns[_asked(turns)]["content"]
+    ids = tokenize(tokenizer, text, add_special_tokens=True).ids
     if semantic_token is not None:
-        return Prompt(text, ids, _override(semantic_token, len(ids)))
-    return Prompt(text, ids, SemanticToken(-1, "last_token"))
+        return Prompt(text, ids, _override(semantic_token, len(ids)), question)
+    return Prompt(text, ids, SemanticToken(-1, "last_token"), question)
 
 
-def _tokenize(tokenizer: _Untyped, text: str, *, add_special_tokens: bool) -> TokenizedText:
+def tokenize(tokenizer: _Untyped, text: str, *, add_special_tokens: bool) -> TokenizedText:
+    """A text with its tokens, and where the tokenizer knows it, their places."""
+
     def encode(piece: str) -> tuple[int, ...]:
         return tuple(tokenizer(piece, add_special_tokens=False)["input_ids"])
 

@@ -38,12 +38,15 @@ class Trace:
     states: torch.Tensor
 
     def fits(self, batch: TokenBatch) -> bool:
-        """Whether these states begin at the batch's cut and reach its end, row for row (beams have more rows)."""
-        rows, columns = self.states.shape[:2]
-        if not can_be_cut(self.cache, batch.end):
+        """Whether these states reach from the batch's cut to its end, row for row (beams have more rows)."""
+        if not can_be_cut(self.cache, batch.end) or len(self.states) != len(batch.segments):
             return False
-        begins = self.cache.get_seq_length() - columns
-        return rows == len(batch.lengths) and begins == batch.cut and columns >= batch.end - batch.cut
+        return self.begins <= batch.cut and self.begins + self.states.shape[1] >= batch.end
+
+    @property
+    def begins(self) -> int:
+        """The column of the first state."""
+        return self.cache.get_seq_length() - self.states.shape[1]
 
 
 @dataclass(frozen=True)
@@ -86,7 +89,7 @@ class Replayer:
 
     def captured(self, batch: TokenBatch, span: Sequence[int], trace: Trace) -> Replayed:
         """Upper layers only, from the states and the cache of a generation (`trace.layer` <= the span's first)."""
-        states = trace.states[:, : batch.end - batch.cut]
+        states = trace.states[:, batch.cut - trace.begins : batch.end - trace.begins]
         if states.is_inference():
             states = states.clone()
         with self._bypassing(trace.layer):
@@ -111,11 +114,7 @@ class Replayer:
         def remember(_: nn.Module, args: tuple[Any, ...], output: torch.Tensor) -> None:
             seen["final"], seen["raw"] = args[0], output
 
-        def keep(layer: int) -> Tap:
-            return lambda states: inputs_of.__setitem__(layer, states)
-
-        layers: Sequence[nn.Module] | nn.ModuleList = () if self._architecture.layers is None else self.layers
-        table: dict[int, Tap] = {layer: keep(layer) for layer in span} if layers else {}
+        layers, table = self._watching(inputs_of, span)
         embedding: Any = self._shadow.get_input_embeddings()  # pyright: ignore
         with ExitStack() as stack:
             stack.callback(embedding.register_forward_hook(lambda *call: call[2].requires_grad_()).remove)
@@ -130,6 +129,29 @@ class Replayer:
         head_start = end - output.logits.shape[1]
         return Replayed(0, seen["final"], hidden, head_start, raw_logits=seen["raw"], logits=output.logits)
 
+    def last_states(self, batch: TokenBatch, count: int) -> torch.Tensor:
+        """h^(l) of the prompts for l = 0 .. L-1 at their last `count` tokens, without a graph: [B, L, count, d]."""
+        inputs_of: dict[int, torch.Tensor] = {}
+        span = range(self._architecture.n_layers)
+        options = {"logits_to_keep": 1} if self._architecture.takes_logits_to_keep else {}
+        with torch.no_grad(), taps(*self._watching(inputs_of, span)):
+            inputs = batch.inputs(0, batch.prompt_columns)
+            output = self._call(inputs, use_cache=False, output_hidden_states=True, **options)
+        hidden = self._recorded(output.hidden_states, inputs_of, span)
+        return torch.stack([states[:, -count:] for states in hidden], dim=1)
+
+    def _watching(
+        self, inputs_of: dict[int, torch.Tensor], span: Sequence[int]
+    ) -> tuple[Sequence[nn.Module] | nn.ModuleList, dict[int, Tap]]:
+        """Layers, and taps that note what those of the span receive (and the last one, which vouches for the rest)."""
+        if self._architecture.layers is None:
+            return (), {}
+
+        def keep(layer: int) -> Tap:
+            return lambda states: inputs_of.__setitem__(layer, states)
+
+        return self.layers, {layer: keep(layer) for layer in {*span, self._architecture.n_layers - 1}}
+
     def _recorded(
         self, recorded: Sequence[torch.Tensor] | None, inputs_of: dict[int, torch.Tensor], span: Sequence[int]
     ) -> tuple[torch.Tensor, ...]:
@@ -138,7 +160,8 @@ class Replayer:
         (Some models, Mamba for one, record the layers' outputs without the embedding: their numbering is off by one.)
         """
         record = recorded or ()
-        if all(any(states is inputs_of.get(layer) for states in record) for layer in span):
+        beyond_embedding = [states for layer, states in inputs_of.items() if layer]
+        if beyond_embedding and all(any(states is other for other in record) for states in beyond_embedding):
             return tuple(inputs_of[layer] for layer in span)
         if len(record) != self._architecture.n_layers + 1:
             raise UnsupportedModelError(
@@ -147,17 +170,52 @@ class Replayer:
             )
         return tuple(record[layer] for layer in span)
 
-    def generate(self, ids: torch.Tensor, mask: torch.Tensor, capture: Capture | None, **options: Any) -> Any:
+    def generate(
+        self,
+        ids: torch.Tensor,
+        mask: torch.Tensor,
+        capture: Capture | None = None,
+        *,
+        cache: Cache | None = None,
+        **options: Any,
+    ) -> Any:
         """`model.generate` on the shadow: no mode, hook or generation default of the user's model plays a part.
 
-        With `capture`, the cache keeps every key, so that `captured` can replay from what is left behind.
+        With `capture`, the cache keeps every key, so that `captured` can replay from what is left behind. A `cache`
+        (see `prefilled`) spares the columns that it holds.
         """
         table: dict[int, Tap] = {} if capture is None else {capture.layer: capture}
-        cache = None if capture is None else growing_cache()
+        if capture is not None:
+            cache = growing_cache()
         layers = self.layers if table else []
         with torch.no_grad(), taps(layers, table):
             shadow: Any = self._shadow
             return shadow.generate(input_ids=ids, attention_mask=mask, past_key_values=cache, **options)
+
+    def prefilled(self, batch: TokenBatch, end: int, rows: Sequence[int]) -> Cache:
+        """A cache of columns [0, end) > 0 for several continuations: its row i continues the batch's row `rows[i]`."""
+        cache = growing_cache()
+        with torch.no_grad(), self._headless():
+            self._call(batch.inputs(0, end), past_key_values=cache, use_cache=True)
+            self._tap.take()
+        cache.reorder_cache(cast(torch.LongTensor, torch.tensor(rows, device=batch.ids.device)))
+        return cache
+
+    def read(
+        self, batch: TokenBatch, start: int, *, cache: Cache | None, layer: int | None
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """The model's own logits [B, T + 1, V], and h^(layer), from the column before the responses to their end.
+
+        T is the longest response's length. `cache` holds the columns before `start`, if there are any.
+        """
+        seen: list[torch.Tensor] = []
+        table: dict[int, Tap] = {} if layer is None else {layer: seen.append}
+        keep = max(batch.lengths) + 1
+        options = {"logits_to_keep": keep} if self._architecture.takes_logits_to_keep else {}
+        with torch.no_grad(), taps(self.layers if table else [], table):
+            inputs = batch.inputs(start, batch.end + 1)
+            output = self._call(inputs, past_key_values=cache, use_cache=cache is not None, **options)
+        return output.logits[:, -keep:], seen[0][:, -keep:] if seen else None
 
     def record(self, batch: TokenBatch, layer: int) -> Trace:
         """The trace that a generation of this batch would have left (for self-checks)."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Literal
 
 import torch
@@ -12,15 +13,23 @@ import torch
 Tier = Literal["captured", "prefix", "full"]
 """The three ways of a replay, cheapest first (`replay.py`)."""
 
+Grid = tuple[tuple[float, ...], ...]
+"""Layers x prompt tokens."""
+
 
 @dataclass(frozen=True)
 class GradientScores:
     """The scores of one response; all higher = less certain, >= 0. None, with a `reason`, where not finite.
 
     `semgrad` is the mean absolute gradient at t* over the span (Eq. 4), `paragrad` that of the output head,
-    `hybridgrad` their mixture with tau = beta = 1. `entropies` and `log_probs` hold one value per response token
-    (nats), `mean_entropy` their mean entropy, `greedy_nll` the response's negative log-likelihood (nats).
-    `tier` tells how they were computed; every tier is exact.
+    `hybridgrad` their mixture with tau = beta = 1 (another norm or token where the objective says so). `entropies` and
+    `log_probs` hold one value per response token (nats), `mean_entropy` their mean entropy, `greedy_nll` the
+    response's negative log-likelihood (nats). `tier` tells how they were computed; every tier is exact.
+
+    `grid[i][j]` is the mean absolute gradient at the span's i-th layer, ascending, and at the prompt's token j - n,
+    n = len(grid[i]) (-1 is the prompt's last token). It covers the prompt from t* on, or its last tokens as the
+    objective asks (all of them, where it has fewer), and is empty where a gradient is not finite. SemGrad of any
+    layers at any of these tokens is the mean of its rows.
     """
 
     semgrad: float | None
@@ -31,6 +40,7 @@ class GradientScores:
     log_probs: tuple[float, ...]
     tier: Tier
     reason: str | None = None
+    grid: Grid = ()
 
     @property
     def hybridgrad(self) -> float | None:
@@ -49,18 +59,20 @@ def assemble(
     lengths: Sequence[int],
     tier: Tier,
     *,
-    semgrad: torch.Tensor,
-    paragrad: torch.Tensor,
+    semgrad: Sequence[float],
+    grids: Sequence[Grid],
+    paragrad: Sequence[float],
     entropies: torch.Tensor,
     log_probs: torch.Tensor,
-) -> tuple[GradientScores, ...]:
-    """One record per response from a batch's tensors: [B] for the gradients, all tokens in a row for the rest."""
-    rows = zip(semgrad.tolist(), paragrad.tolist(), entropies.split(lengths), log_probs.split(lengths), strict=True)
-    return tuple(_finite(s, p, w.double().tolist(), lp.double().tolist(), tier) for s, p, w, lp in rows)
+) -> list[GradientScores]:
+    """One record per response, or part of one: `semgrad`, `grids`, `paragrad` have one entry each, the tensors [n]
+    one per token, part after part."""
+    tokens = ([t.double().tolist() for t in series.split(list(lengths))] for series in (entropies, log_probs))
+    return [_finite(*row, tier=tier) for row in zip(semgrad, grids, paragrad, *tokens, strict=True)]
 
 
 def _finite(
-    semgrad: float, paragrad: float, entropies: list[float], log_probs: list[float], tier: Tier
+    semgrad: float, grid: Grid, paragrad: float, entropies: list[float], log_probs: list[float], *, tier: Tier
 ) -> GradientScores:
     if not all(map(math.isfinite, (*entropies, *log_probs))):
         return GradientScores(None, None, None, None, (), (), tier, "the model's logits are not finite")
@@ -68,7 +80,8 @@ def _finite(
     facts = (mean, nll, tuple(entropies), tuple(log_probs), tier)
     if not (math.isfinite(semgrad) and math.isfinite(paragrad)):
         return GradientScores(None, None, *facts, "a gradient overflowed in the model's dtype")
-    return GradientScores(semgrad, paragrad, *facts)
+    finite = all(map(math.isfinite, chain.from_iterable(grid)))
+    return GradientScores(semgrad, paragrad, *facts, grid=grid if finite else ())
 
 
 def agree(found: GradientScores, expected: GradientScores, tolerance: float) -> bool:

@@ -12,10 +12,10 @@ import torch
 from torch import nn
 
 from semgrad_guard.engine.architecture import Architecture, inspect_architecture
-from semgrad_guard.engine.head import score_head
+from semgrad_guard.engine.gradients import Rows, through_head, through_logits
 from semgrad_guard.engine.objective import Objective
 from semgrad_guard.engine.replay import Replayed, Replayer, Trace
-from semgrad_guard.engine.scores import GradientScores, Tier, agree, assemble
+from semgrad_guard.engine.scores import GradientScores, Tier, agree
 from semgrad_guard.engine.shadow import fingerprint
 from semgrad_guard.engine.token_batch import TokenBatch
 
@@ -56,19 +56,29 @@ class Scorer:
         return self.current_replayer().head.weight.shape[0]
 
     def score(self, batch: TokenBatch, objective: Objective, trace: Trace | None = None) -> tuple[GradientScores, ...]:
-        """Score every row of a batch; `trace` lets the captured tier reuse what its generation left."""
+        """Score every row of a batch as a whole; `trace` lets the captured tier reuse what its generation left."""
+        return tuple(parts[0] for parts in self.score_parts(batch, objective, trace))
+
+    def score_parts(self, batch: TokenBatch, objective: Objective, trace: Trace | None = None) -> Rows:
+        """Score every part of every row (`TokenBatch.segments`) from one replay."""
         span = objective.span(self.architecture.n_layers)
         with self.lock, clean_slate():
             tiers = self._tiers_for(batch)
             if not self.architecture.takes_positions and not bool(batch.mask.all()):
                 return self._score_singly(batch, objective, span, tiers)
             found = self._score(batch, objective, span, trace, tiers)
-            if len(found) > 1 and any(scores.reason for scores in found):
+            if len(found) > 1 and any(scores.reason for row in found for scores in row):
                 # Padding alone makes some attention kernels answer NaN: such rows are given a second chance.
                 singly = self._score_singly(batch, objective, span, tiers)
-                pairs = zip(found, singly, strict=True)
-                return tuple(single if scores.reason else scores for scores, single in pairs)
+                return tuple(
+                    tuple(b if a.reason else a for a, b in zip(*rows, strict=True))
+                    for rows in zip(found, singly, strict=True)
+                )
             return found
+
+    def can_resume(self, batch: TokenBatch) -> bool:
+        """Whether these rows may go on from a cache of their prompts: it gives what one pass over everything gives."""
+        return "prefix" in self._tiers_for(batch)
 
     def _tiers_for(self, batch: TokenBatch) -> tuple[Tier, ...]:
         limit = self.architecture.fixed_positions
@@ -77,7 +87,7 @@ class Scorer:
 
     def _score_singly(
         self, batch: TokenBatch, objective: Objective, span: Sequence[int], tiers: tuple[Tier, ...]
-    ) -> tuple[GradientScores, ...]:
+    ) -> Rows:
         """Row after row, without padding and so without a trace."""
         return tuple(self._score(row, objective, span, None, tiers)[0] for row in batch.rows())
 
@@ -88,40 +98,17 @@ class Scorer:
         span: Sequence[int],
         trace: Trace | None,
         tiers: tuple[Tier, ...],
-    ) -> tuple[GradientScores, ...]:
+    ) -> Rows:
         replayer = self.current_replayer()
         if trace is not None and "captured" in tiers and trace.layer <= span[0] and trace.fits(batch):
-            return self._through_head(batch, objective, replayer, replayer.captured(batch, span, trace), "captured")
+            return self._through_head(batch, objective, replayer.captured(batch, span, trace), "captured")
         if "prefix" in tiers:
-            return self._through_head(batch, objective, replayer, replayer.prefix(batch, span), "prefix")
-        return tuple(_through_logits(row, objective, replayer.full(row, span)) for row in batch.rows())
+            return self._through_head(batch, objective, replayer.prefix(batch, span), "prefix")
+        return tuple(through_logits(row, objective, replayer.full(row, span)) for row in batch.rows())
 
-    def _through_head(
-        self, batch: TokenBatch, objective: Objective, replayer: Replayer, replayed: Replayed, tier: Tier
-    ) -> tuple[GradientScores, ...]:
-        states = batch.predicting(replayed.final, replayed.head_start)
-        result = score_head(
-            states.detach(),
-            batch.targets(),
-            lengths=batch.lengths,
-            head=replayer.head,
-            transform=self.architecture.transform,
-            averages=objective.averages,
-        )
-        # A power of two per answer keeps the seed away from float16's and bfloat16's ends; it is divided out exactly.
-        scales = torch.cat([_scale_of(seed).expand(len(seed), 1) for seed in result.seed.split(batch.lengths)])
-        seed = (result.seed * scales).to(states.dtype)
-        gradients = torch.autograd.grad(states, replayed.hidden, grad_outputs=seed)
-        firsts = torch.tensor([0, *batch.lengths[:-1]], device=scales.device).cumsum(0)
-        semgrad = _mean_absolute(batch, gradients, replayed.start) / scales[firsts, 0]
-        return assemble(
-            batch.lengths,
-            tier,
-            semgrad=semgrad,
-            paragrad=result.paragrad,
-            entropies=result.entropies,
-            log_probs=result.log_probs,
-        )
+    def _through_head(self, batch: TokenBatch, objective: Objective, replayed: Replayed, tier: Tier) -> Rows:
+        head = self.current_replayer().head
+        return through_head(batch, objective, replayed, tier, head=head, transform=self.architecture.transform)
 
     def current_replayer(self) -> Replayer:
         """The shadow in use; made anew when the model was moved, cast, re-weighted or hooked since."""
@@ -143,14 +130,14 @@ class Scorer:
             return self._tiers
         batch, objective = self._check_batch(replayer), self._check_objective()
         span = objective.span(self.architecture.n_layers)
-        expected = _through_logits(batch, objective, replayer.full(batch, span))
+        (expected,) = through_logits(batch, objective, replayer.full(batch, span))
         if expected.reason is not None:  # nothing to compare by (broken weights): asked again next time
             return ("full",)
         agreeing: list[Tier] = []
         for tier in ("captured", "prefix"):
             try:
                 trace = replayer.record(batch, span[0]) if tier == "captured" else None
-                found = self._score(batch, objective, span, trace, (tier,))[0]
+                ((found,),) = self._score(batch, objective, span, trace, (tier,))
             except Exception as error:  # noqa: BLE001 - unknown model code may fail in any way; the next tier is tried
                 logger.warning("semgrad-guard: the %s tier fails on this model (%r)", tier, error)
                 continue
@@ -204,38 +191,3 @@ def clean_slate() -> Iterator[None]:
         if torch.get_default_device().type != "cpu":
             stack.enter_context(torch.device("cpu"))
         yield
-
-
-def _scale_of(seed: torch.Tensor) -> torch.Tensor:
-    peak = seed.abs().max()
-    usable = torch.isfinite(peak) & (peak > 0)
-    return torch.where(usable, torch.exp2(-torch.floor(torch.log2(peak))), torch.ones_like(peak))
-
-
-def _mean_absolute(batch: TokenBatch, gradients: Sequence[torch.Tensor], start: int) -> torch.Tensor:
-    """Mean |d loss / d h^(l)_{t*}| over layers and dimensions, per row [B], in double precision."""
-    rows = torch.arange(len(batch.lengths), device=gradients[0].device)
-    columns = torch.tensor(batch.semantic_columns, device=gradients[0].device) - start
-    at_token = torch.stack([gradient[rows, columns].double() for gradient in gradients])
-    return at_token.abs().mean(dim=(0, 2))
-
-
-def _through_logits(batch: TokenBatch, objective: Objective, replayed: Replayed) -> GradientScores:
-    """The full tier, for one row: autograd from the model's own logits to the head's output and the span."""
-    if replayed.logits is None or replayed.raw_logits is None:
-        raise RuntimeError("a full replay keeps its logits")
-    with torch.enable_grad():
-        logits = batch.predicting(replayed.logits, replayed.head_start).double()
-        log_p = torch.log_softmax(logits, dim=-1)
-        entropies = -(log_p.detach().exp() * log_p.detach()).sum(-1)
-        log_probs = log_p.gather(1, batch.targets()[:, None]).squeeze(1)
-        weights = entropies / batch.lengths[0] if objective.averages else entropies
-        loss = (weights * log_probs).sum()
-    raw, *hidden = torch.autograd.grad(loss, [replayed.raw_logits, *replayed.hidden])
-    sensitivity = batch.predicting(raw, replayed.head_start)
-    states = batch.predicting(replayed.final.detach(), replayed.head_start)
-    total = sum(float((part @ states).abs().double().sum()) for part in sensitivity.t().split(4096))
-    paragrad = torch.tensor([total / (raw.shape[-1] * states.shape[-1])], dtype=torch.float64)
-    semgrad = _mean_absolute(batch, hidden, replayed.start)
-    figures = {"semgrad": semgrad, "paragrad": paragrad, "entropies": entropies, "log_probs": log_probs.detach()}
-    return assemble(batch.lengths, "full", **figures)[0]

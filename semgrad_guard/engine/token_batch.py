@@ -4,30 +4,43 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import torch
+
+from semgrad_guard.engine.objective import Objective
 
 
 @dataclass(frozen=True)
 class TokenBatch:
     """Prompts padded on the left and responses padded on the right, so that all responses begin in one column.
 
-    `ids`, `mask` [B, N]; `prompt_columns` is where the responses begin; `lengths` their tokens; `semantic_columns`
-    the column of each row's t*.
+    `ids`, `mask` [B, N]; `prompt_columns` is where the responses begin. `segments` divides each row's response into
+    consecutive parts of so many tokens, scored each by itself (one part: the whole response). `token_columns` is the
+    column of each row's t*, or of the token taken in its place; `grid_columns` where each row's grid begins.
     """
 
     ids: torch.Tensor
     mask: torch.Tensor
     prompt_columns: int
-    lengths: tuple[int, ...]
-    semantic_columns: tuple[int, ...]
+    segments: tuple[tuple[int, ...], ...]
+    token_columns: tuple[int, ...]
+    grid_columns: tuple[int, ...]
 
     @classmethod
     def of(
-        cls, prompts: Sequence[Sequence[int]], responses: Sequence[Sequence[int]], offsets: Sequence[int], device: Any
+        cls,
+        prompts: Sequence[Sequence[int]],
+        responses: Sequence[Sequence[int]],
+        semantic_tokens: Sequence[int],
+        device: Any,
+        *,
+        objective: Objective | None = None,
+        segments: Sequence[Sequence[int]] | None = None,
     ) -> TokenBatch:
-        """Lay out token lists; `offsets` count each t* from its prompt's end (-1 = last token)."""
+        """Lay out token lists for what `objective` will ask; `semantic_tokens` count t* from the prompts' ends."""
+        objective = objective or Objective()
         width, tail = max(map(len, prompts)), max(map(len, responses))
         ids = torch.zeros(len(prompts), width + tail, dtype=torch.long, device="cpu")
         mask = torch.zeros_like(ids)
@@ -35,13 +48,30 @@ class TokenBatch:
             ids[row, width - len(prompt) : width] = torch.tensor(prompt, device="cpu")
             ids[row, width : width + len(response)] = torch.tensor(response, device="cpu")
             mask[row, width - len(prompt) :] = 1
-        columns = tuple(width + offset for offset in offsets)
-        return cls(ids.to(device), mask.to(device), width, tuple(map(len, responses)), columns)
+        places = [objective.positions(t, len(p)) for t, p in zip(semantic_tokens, prompts, strict=True)]
+        return cls(
+            ids.to(device),
+            mask.to(device),
+            width,
+            tuple(map(tuple, segments or [[len(response)] for response in responses])),
+            tuple(width + token for token, _ in places),
+            tuple(width + first for _, first in places),
+        )
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """Tokens of each row's response."""
+        return tuple(map(sum, self.segments))
+
+    @property
+    def parts(self) -> list[int]:
+        """Tokens of each part, row after row."""
+        return list(chain.from_iterable(self.segments))
 
     @property
     def cut(self) -> int:
-        """The first column that can matter to a gradient: the earliest t*."""
-        return min(self.semantic_columns)
+        """The first column that can matter to a gradient: the earliest differentiated token."""
+        return min(*self.token_columns, *self.grid_columns)
 
     @property
     def end(self) -> int:
@@ -53,8 +83,14 @@ class TokenBatch:
         for row, length in enumerate(self.lengths):
             skip = int((self.mask[row] == 0).sum())
             columns = slice(skip, self.prompt_columns + length)
-            ids, mask = self.ids[row : row + 1, columns], self.mask[row : row + 1, columns]
-            yield TokenBatch(ids, mask, self.prompt_columns - skip, (length,), (self.semantic_columns[row] - skip,))
+            yield TokenBatch(
+                self.ids[row : row + 1, columns],
+                self.mask[row : row + 1, columns],
+                self.prompt_columns - skip,
+                (self.segments[row],),
+                (self.token_columns[row] - skip,),
+                (self.grid_columns[row] - skip,),
+            )
 
     def inputs(self, start: int, end: int) -> dict[str, torch.Tensor]:
         """Model inputs for columns [start, end); the mask reaches back to column 0."""

@@ -1,11 +1,66 @@
-"""One method, one small file. `ESTIMATORS` lists them all; there is no registry."""
+"""One method, one small file. `ESTIMATORS` lists those that need no labels; `FusedGrad` is fitted first."""
 
+from semgrad_guard.engine.sampling import DiverseBeams, Sampling
 from semgrad_guard.estimators.base import Estimator
+from semgrad_guard.estimators.degree import Degree
+from semgrad_guard.estimators.equivalence import ExactMatchEquivalence, F1Equivalence, NLIEquivalence
+from semgrad_guard.estimators.exgrad import ExGrad
+from semgrad_guard.estimators.fusedgrad import FusedGrad
 from semgrad_guard.estimators.hybridgrad import HybridGrad
-from semgrad_guard.estimators.likelihood import GreedyNLL, MeanEntropy
+from semgrad_guard.estimators.inside import Inside
+from semgrad_guard.estimators.likelihood import GreedyNLL, MaxProbability, MeanEntropy
+from semgrad_guard.estimators.ln_pe import LengthNormalisedEntropy
+from semgrad_guard.estimators.mutual_information import MutualInformation
+from semgrad_guard.estimators.p_true import PTrue
 from semgrad_guard.estimators.paragrad import ParaGrad
+from semgrad_guard.estimators.sar import SAR
+from semgrad_guard.estimators.self_consistency import SelfConsistency
+from semgrad_guard.estimators.semantic_density import SemanticDensity
+from semgrad_guard.estimators.semantic_entropy import SemanticEntropy
 from semgrad_guard.estimators.semgrad import SemGrad
 
-ESTIMATORS = (HybridGrad, SemGrad, ParaGrad, GreedyNLL, MeanEntropy)
+ESTIMATORS = (
+    HybridGrad,
+    SemGrad,
+    ParaGrad,
+    ExGrad,
+    GreedyNLL,
+    MaxProbability,
+    MeanEntropy,
+    LengthNormalisedEntropy,
+    PTrue,
+    SelfConsistency,
+    Degree,
+    Inside,
+    SemanticEntropy,
+    SemanticDensity,
+    MutualInformation,
+    SAR,
+)
 
-__all__ = ["ESTIMATORS", "Estimator", "GreedyNLL", "HybridGrad", "MeanEntropy", "ParaGrad", "SemGrad"]
+__all__ = [
+    "ESTIMATORS",
+    "SAR",
+    "Degree",
+    "DiverseBeams",
+    "Estimator",
+    "ExGrad",
+    "ExactMatchEquivalence",
+    "F1Equivalence",
+    "FusedGrad",
+    "GreedyNLL",
+    "HybridGrad",
+    "Inside",
+    "LengthNormalisedEntropy",
+    "MaxProbability",
+    "MeanEntropy",
+    "MutualInformation",
+    "NLIEquivalence",
+    "PTrue",
+    "ParaGrad",
+    "Sampling",
+    "SelfConsistency",
+    "SemGrad",
+    "SemanticDensity",
+    "SemanticEntropy",
+]

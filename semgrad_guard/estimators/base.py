@@ -16,10 +16,12 @@ from semgrad_guard.records import Score
 class Estimator(Protocol):
     """One number per answer, higher = less certain.
 
-    `name` stands in verdicts and calibrations; `objective` tells the generator which states to keep for scoring.
+    `name` stands in verdicts and calibrations, `title` in tables and figures (the paper's spelling); `objective` tells
+    the generator which states to keep for scoring.
     """
 
     name: ClassVar[str]
+    title: ClassVar[str]
 
     @property
     def objective(self) -> Objective:
@@ -35,10 +37,15 @@ class Estimator(Protocol):
         ...
 
 
+_LATER_SETTINGS: dict[str, Any] = {"norm": "l1", "weighted": True, "token": None}
+"""Settings of existing estimators that came later, and their defaults: absent then, as in calibrations made before."""
+
+
 class ReplayEstimator:
     """An estimator that reads its number off one replay. Subclasses say which number, in `value`."""
 
     name: ClassVar[str]
+    title: ClassVar[str]
 
     @property
     def objective(self) -> Objective:
@@ -46,9 +53,10 @@ class ReplayEstimator:
         return Objective()
 
     def settings(self) -> dict[str, Any]:
-        """The dataclass fields, tuples as lists."""
+        """The dataclass fields, tuples as lists; `norm`, `weighted` and `token` only where they are not the default."""
         fields: dict[str, Any] = asdict(self)  # type: ignore[call-overload]  # every estimator is a dataclass
-        return {key: list(cast("tuple[Any, ...]", v)) if isinstance(v, tuple) else v for key, v in fields.items()}
+        told = {key: v for key, v in fields.items() if key not in _LATER_SETTINGS or v != _LATER_SETTINGS[key]}
+        return {key: list(cast("tuple[Any, ...]", v)) if isinstance(v, tuple) else v for key, v in told.items()}
 
     def value(self, scores: GradientScores) -> float | None:
         """The estimator's number for finite scores."""

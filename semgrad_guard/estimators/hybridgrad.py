@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import ClassVar
 
-from semgrad_guard.engine.objective import Objective, Variant
+from semgrad_guard.engine.objective import Norm, Objective, Variant
 from semgrad_guard.engine.scores import GradientScores
 from semgrad_guard.errors import InputError
 from semgrad_guard.estimators.base import ReplayEstimator
@@ -18,14 +18,20 @@ class HybridGrad(ReplayEstimator):
         S = (1 - a) SemGrad + beta a ParaGrad,    a = exp(-mean_t w_t / tau)
 
     Sharp answers (low entropy) lean on ParaGrad, open questions on SemGrad. `tau` > 0 and `beta` >= 0 are 1 in the
-    paper's method; small `tau` leans to SemGrad, large `tau` and `beta` to ParaGrad.
+    paper's method; small `tau` leans to SemGrad, large `tau` and `beta` to ParaGrad. The other settings are those of
+    `Objective`.
     """
 
     variant: Variant = "paper"
     layers: tuple[int, ...] | None = None
     tau: float = 1.0
     beta: float = 1.0
+    _: KW_ONLY
+    norm: Norm = "l1"
+    weighted: bool = True
+    token: int | None = None
     name: ClassVar[str] = "hybridgrad"
+    title: ClassVar[str] = "HybridGrad"
 
     def __post_init__(self) -> None:
         if not self.tau > 0 or not self.beta >= 0:
@@ -33,8 +39,8 @@ class HybridGrad(ReplayEstimator):
 
     @property
     def objective(self) -> Objective:
-        """The configured span and reduction."""
-        return Objective(self.variant, self.layers)
+        """The configured span, token and reduction."""
+        return Objective(self.variant, self.layers, norm=self.norm, weighted=self.weighted, token=self.token)
 
     def value(self, scores: GradientScores) -> float | None:
         """The mixture."""

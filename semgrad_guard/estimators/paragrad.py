@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import ClassVar
 
-from semgrad_guard.engine.objective import Objective, Variant
+from semgrad_guard.engine.objective import Norm, Objective, Variant
 from semgrad_guard.engine.scores import GradientScores
 from semgrad_guard.estimators.base import ReplayEstimator
 
@@ -16,16 +16,21 @@ class ParaGrad(ReplayEstimator):
 
         S = 1 / (V d) || d sum_t w_t log p(y_t) / d W_head ||_1
 
-    Of a tied head only the head's part counts. `variant="official"` averages over the tokens instead of summing.
+    Of a tied head only the head's part counts. `variant="official"` averages over the tokens instead of summing;
+    `norm` is that of `Objective`. Without its weights this is ExGrad.
     """
 
     variant: Variant = "paper"
+    _: KW_ONLY
+    norm: Norm = "l1"
+    weighted: bool = True
     name: ClassVar[str] = "paragrad"
+    title: ClassVar[str] = "ParaGrad"
 
     @property
     def objective(self) -> Objective:
         """The configured reduction."""
-        return Objective(self.variant)
+        return Objective(self.variant, norm=self.norm, weighted=self.weighted)
 
     def value(self, scores: GradientScores) -> float | None:
         """ParaGrad itself."""

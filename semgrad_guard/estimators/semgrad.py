@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import ClassVar
 
-from semgrad_guard.engine.objective import Objective, Variant
+from semgrad_guard.engine.objective import Norm, Objective, Variant
 from semgrad_guard.engine.scores import GradientScores
 from semgrad_guard.estimators.base import ReplayEstimator
 
@@ -17,17 +17,23 @@ class SemGrad(ReplayEstimator):
         S = 1 / |h| || d sum_t w_t log p(y_t) / d h ||_1,    h = h^(floor(L/2)+1 .. L-1) at t*
 
     A model that is sure keeps its answer when the meaning of the prompt moves a little: the gradient is small.
-    `variant` and `layers` are those of `Objective`.
+    The settings are those of `Objective`. The paper's ablation (Table 2) varies each: `norm="l2"`, `weighted=False`,
+    other `layers`, and `token=-1`, the prompt's last token in place of t*.
     """
 
     variant: Variant = "paper"
     layers: tuple[int, ...] | None = None
+    _: KW_ONLY
+    norm: Norm = "l1"
+    weighted: bool = True
+    token: int | None = None
     name: ClassVar[str] = "semgrad"
+    title: ClassVar[str] = "SemGrad"
 
     @property
     def objective(self) -> Objective:
-        """The configured span and reduction."""
-        return Objective(self.variant, self.layers)
+        """The configured span, token and reduction."""
+        return Objective(self.variant, self.layers, norm=self.norm, weighted=self.weighted, token=self.token)
 
     def value(self, scores: GradientScores) -> float | None:
         """SemGrad itself."""

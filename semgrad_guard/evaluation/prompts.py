@@ -1,4 +1,4 @@
-"""The two forms of prompt that the commands use, each with the name that a calibration is bound to."""
+"""The forms of prompt that the commands use, each with the name that a calibration is bound to."""
 
 from __future__ import annotations
 
@@ -11,11 +11,20 @@ from semgrad_guard.evaluation.data import Question
 from semgrad_guard.records import Message
 
 Form = Literal["chat", "context"]
+Wording = Literal["plain", "paper"]
+"""The question as it stands, or after the paper's instruction to answer in few words."""
+
+PAPER_PROMPT = "Please directly answer the following question with one or few words:\n{query}"
+"""The paper's template for question answering (appendix, "Prompt Templates")."""
 
 
-def conversation(question: str, context: str | None = None, *, system: str | None = None) -> list[Message]:
+def conversation(
+    question: str, context: str | None = None, *, system: str | None = None, wording: Wording = "plain"
+) -> list[Message]:
     """A user turn with the question, after its context if there is one, and a system message before it on request."""
     asked = question if context is None else f"Context: {context}\n\nQuestion: {question}"
+    if wording == "paper":
+        asked = PAPER_PROMPT.replace("{query}", asked)
     turns = [Message("user", asked)]
     return turns if system is None else [Message("system", system), *turns]
 
@@ -35,6 +44,7 @@ def form_of(rows: Sequence[Question]) -> Form:
     return "context" if contexts else "chat"
 
 
-def prompt_name(form: Form = "chat", *, system: str | None = None) -> str:
-    """What a calibration calls such prompts: another system message is another name."""
-    return form if system is None else f"{form}+system-{hashlib.sha256(system.encode()).hexdigest()[:8]}"
+def prompt_name(form: Form = "chat", *, system: str | None = None, wording: Wording = "plain") -> str:
+    """What a calibration calls such prompts: another system message or wording is another name."""
+    name = form if wording == "plain" else f"{wording}-{form}"
+    return name if system is None else f"{name}+system-{hashlib.sha256(system.encode()).hexdigest()[:8]}"

@@ -19,9 +19,9 @@ from semgrad_guard.errors import InputError
 from semgrad_guard.estimators import Estimator
 from semgrad_guard.evaluation.data import Question
 from semgrad_guard.evaluation.prompts import conversation, form_of, prompt_name
-from semgrad_guard.evaluation.run_file import Answer, AnswerScore, RunFile
+from semgrad_guard.evaluation.run_file import A, Answer, AnswerScore, RunFile
 from semgrad_guard.guard import scoring_settings, template_name
-from semgrad_guard.records import Message
+from semgrad_guard.records import Message, Score
 
 Progress = Callable[[int, int], None]
 """Called with (answers there are, questions in all), at the start and after every batch."""
@@ -53,22 +53,41 @@ def collect_answers(
     A question that does not fit the context window is kept without an answer, and with the reason.
     """
     options = options or GenerationOptions()
-    _check(estimators, options, batch_size)
+    check_run(estimators, options, batch_size)
     template = prompt_name(form_of(questions), system=system)
     settings = run_settings(model, estimators, options=options, template=template)
+
+    def answer(batch: Sequence[Question], start: int) -> list[Answer]:
+        return _answer(batch, model, estimators, options=seeded(options, start), system=system)
+
+    with RunFile(path, settings, Answer) as record:
+        return complete(record, questions, answer, batch_size=batch_size, on_progress=on_progress)
+
+
+def complete(
+    record: RunFile[A],
+    questions: Sequence[Question],
+    answer: Callable[[Sequence[Question], int], Sequence[A]],
+    *,
+    batch_size: int,
+    on_progress: Progress | None = None,
+) -> list[A]:
+    """Answer what is missing in the record, batch after batch; all answers, in the questions' order.
+
+    `answer` is handed a batch and the index of its first question.
+    """
     tell = on_progress or _say_nothing
-    with RunFile(path, settings) as record:
-        done = sum(question.key in record.answers for question in questions)
-        tell(done, len(questions))
-        for start in range(0, len(questions), batch_size):
-            batch = questions[start : start + batch_size]
-            missing = [question for question in batch if question.key not in record.answers]
-            if missing:
-                answers = _answer(batch, model, estimators, options=_seeded(options, start), system=system)
-                record.append(answer for answer in answers if answer.key not in record.answers)
-                done += len(missing)
-                tell(done, len(questions))
-        return [record.answers[question.key] for question in questions]
+    done = sum(question.key in record.answers for question in questions)
+    tell(done, len(questions))
+    for start in range(0, len(questions), batch_size):
+        batch = questions[start : start + batch_size]
+        missing = [question for question in batch if question.key not in record.answers]
+        if missing:
+            answers = answer(batch, start)
+            record.append(found for found in answers if found.key not in record.answers)
+            done += len(missing)
+            tell(done, len(questions))
+    return [record.answers[question.key] for question in questions]
 
 
 def run_settings(
@@ -76,11 +95,13 @@ def run_settings(
 ) -> dict[str, Any]:
     """Everything that answers and scores depend on, as plain JSON; two runs may share a file if this is the same."""
     identity = model.identity
+    token = {} if model.semantic_token is None else {"semantic_token": model.semantic_token}
     return {
         "model": identity.name,
         "revision": identity.revision,
         "fingerprint": identity.fingerprint,
         "dtype": identity.dtype,
+        **token,
         "prompt_template": template_name(model, template),
         "estimators": {name: {"name": each.name, **each.settings()} for name, each in estimators.items()},
         "generation": {
@@ -125,21 +146,24 @@ def _answer(
     system: str | None,
 ) -> list[Answer]:
     """Answers in the batch's order; those that do not fit the context window without text."""
-    too_long: dict[str, Answer] = {}
-    fitting: list[tuple[Question, list[Message]]] = []
-    for question in batch:
-        turns = conversation(question.question, question.context, system=system)
-        length, window = len(model.render(turns).ids), model.context_window
-        if window is not None and length >= window:
-            reason = f"the prompt has {length} tokens and the context window {window}: there is no room for an answer"
-            too_long[question.key] = _unanswered(question, estimators, reason)
-        else:
-            fitting.append((question, turns))
+    conversations = [conversation(each.question, each.context, system=system) for each in batch]
+    too_long = {i: reason for i, each in enumerate(conversations) if (reason := why_too_long(model, each))}
+    fitting = [i for i in range(len(batch)) if i not in too_long]
     objective = next(iter(estimators.values())).objective
-    generations = model.generate_batch([turns for _, turns in fitting], options, objective=objective)
-    found = [_scored(q, g, estimators) for (q, _), g in zip(fitting, generations, strict=True)]
-    answered = {answer.key: answer for answer in found}
-    return [answered.get(question.key) or too_long[question.key] for question in batch]
+    generations = model.generate_batch([conversations[i] for i in fitting], options, objective=objective)
+    answered = {i: _scored(batch[i], g, estimators) for i, g in zip(fitting, generations, strict=True)}
+    return [
+        answered[i] if i in answered else _unanswered(question, estimators, too_long[i])
+        for i, question in enumerate(batch)
+    ]
+
+
+def why_too_long(model: LanguageModel, turns: Sequence[Message]) -> str | None:
+    """Why a conversation cannot be answered: its prompt fills the context window. None where it can."""
+    length, window = len(model.render(turns).ids), model.context_window
+    if window is None or length < window:
+        return None
+    return f"the prompt has {length} tokens and the context window {window}: there is no room for an answer"
 
 
 def _scored(question: Question, generation: Generation, estimators: Mapping[str, Estimator]) -> Answer:
@@ -151,8 +175,13 @@ def _scored(question: Question, generation: Generation, estimators: Mapping[str,
         question=question.question,
         text=generation.text,
         finish_reason=generation.finish_reason,
-        scores={name: AnswerScore(uncertainty=s.uncertainty, reason=s.reason) for name, s in found.items()},
+        scores={name: _kept(score) for name, score in found.items()},
     )
+
+
+def _kept(score: Score) -> AnswerScore:
+    features = None if score.features is None else dict(score.features)
+    return AnswerScore(uncertainty=score.uncertainty, reason=score.reason, features=features)
 
 
 def _unanswered(question: Question, estimators: Mapping[str, Estimator], reason: str) -> Answer:
@@ -162,12 +191,13 @@ def _unanswered(question: Question, estimators: Mapping[str, Estimator], reason:
     )
 
 
-def _seeded(options: GenerationOptions, start: int) -> GenerationOptions:
+def seeded(options: GenerationOptions, start: int) -> GenerationOptions:
     """Row i of a batch draws from seed + i: with this, every question of a run has a seed of its own."""
     return options if options.seed is None else replace(options, seed=options.seed + start)
 
 
-def _check(estimators: Mapping[str, Estimator], options: GenerationOptions, batch_size: int) -> None:
+def check_run(estimators: Mapping[str, Estimator], options: GenerationOptions, batch_size: int) -> None:
+    """Raise InputError for a run that cannot be made, or could not be continued."""
     if not estimators:
         raise InputError("a run needs at least one estimator")
     if batch_size < 1:

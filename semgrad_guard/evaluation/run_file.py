@@ -10,7 +10,7 @@ import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, cast
+from typing import Any, Generic, Self, TypeVar, cast
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -21,12 +21,16 @@ _BEGINNING = b'{"semgrad_guard_run": 1, "settings": '
 
 
 class AnswerScore(BaseModel):
-    """One estimator's number for an answer; None, with a reason, where there is none."""
+    """One estimator's number for an answer; None, with a reason, where there is none.
+
+    `features` are what a learned estimator reads, kept so that it can be fitted on graded answers.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     uncertainty: float | None
     reason: str | None = None
+    features: dict[str, float] | None = None
 
 
 class Answer(BaseModel):
@@ -46,8 +50,13 @@ class Answer(BaseModel):
         return self.scores[estimator].uncertainty
 
 
-class RunFile:
+A = TypeVar("A", bound=Answer)
+
+
+class RunFile(Generic[A]):
     """The answers at `path`, for runs with the same `settings` only; a context manager.
+
+    `record` is what a line holds: `Answer`, or more.
 
     Raises:
         BindingMismatchError: the file belongs to a run with other settings.
@@ -55,9 +64,10 @@ class RunFile:
         InputError: it cannot be written, or is no record of a run.
     """
 
-    def __init__(self, path: Path, settings: Mapping[str, Any]) -> None:
+    def __init__(self, path: Path, settings: Mapping[str, Any], record: type[A]) -> None:
         self.path = path
-        self.answers: dict[str, Answer] = {}
+        self.answers: dict[str, A] = {}
+        self._record = record
         mine: dict[str, Any] = json.loads(json.dumps(settings))
         try:
             self._file = path.open("a+b", buffering=0)
@@ -77,7 +87,7 @@ class RunFile:
     ) -> None:
         self._file.close()
 
-    def append(self, answers: Iterable[Answer]) -> None:
+    def append(self, answers: Iterable[A]) -> None:
         """Write answers as whole lines."""
         added = list(answers)
         self._write("".join(answer.model_dump_json() + "\n" for answer in added))
@@ -88,25 +98,17 @@ class RunFile:
         content = self._file.read()
         whole = content[: content.rfind(b"\n") + 1]
         if not whole and not content.startswith(_BEGINNING[: len(content)]) and not content.startswith(_BEGINNING):
-            raise self._foreign()
-        header, *lines = whole.split(b"\n")
+            raise _foreign(self.path)
         if whole:
-            self._check(header, settings)
-            read = [self._read(line, number) for number, line in enumerate(lines, start=2) if line]
-            self.answers.update((answer.key, answer) for answer in read)
+            self._check(_settings(self.path, whole), settings)
+            self.answers.update((answer.key, answer) for answer in _answers(self.path, whole, self._record))
         if len(whole) < len(content):
             self._file.truncate(len(whole))
         if not whole:
             self._write(json.dumps({_MARK: 1, "settings": settings}) + "\n")
 
-    def _check(self, header: bytes, settings: dict[str, Any]) -> None:
-        try:
-            found: Any = json.loads(header)
-        except ValueError:
-            raise self._foreign() from None
-        if not isinstance(found, dict) or cast("dict[str, Any]", found).get(_MARK) != 1:
-            raise self._foreign()
-        theirs, mine = _flat(cast("dict[str, Any]", found)["settings"]), _flat(settings)
+    def _check(self, found: dict[str, Any], settings: dict[str, Any]) -> None:
+        theirs, mine = _flat(found), _flat(settings)
         changed = [key for key in {**theirs, **mine} if theirs.get(key) != mine.get(key)]
         if changed:
             named = "; ".join(f"{key} is {mine.get(key)!r} and was {theirs.get(key)!r}" for key in changed)
@@ -114,15 +116,6 @@ class RunFile:
                 f"The answers in {self.path} come from a run with other settings: {named}. "
                 "Continue it with the same settings, or start a new file of answers."
             )
-
-    def _read(self, line: bytes, number: int) -> Answer:
-        try:
-            return Answer.model_validate_json(line)
-        except ValidationError as error:
-            raise DataFileError(
-                f"{self.path}, line {number} is no answer of a run: {error.errors()[0]['msg']}. Delete the line (its "
-                "question will be asked again), or start a new file of answers."
-            ) from error
 
     def _write(self, text: str) -> None:
         rest = memoryview(text.encode())
@@ -132,8 +125,49 @@ class RunFile:
         except OSError as error:
             raise InputError(f"Cannot write {self.path}: {error.strerror or error}.") from error
 
-    def _foreign(self) -> InputError:
-        return InputError(f"{self.path} exists and is no record of a run; choose another path for the answers.")
+
+def read_run(path: Path, record: type[A]) -> tuple[dict[str, Any], list[A]]:
+    """The settings and the whole answers of a run, wherever it stands.
+
+    Raises:
+        DataFileError: a line of it is broken, other than by a kill.
+        InputError: it cannot be read, or is no record of a run.
+    """
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise InputError(f"Cannot read {path}: {error.strerror or error}. Run the evaluation first.") from error
+    whole = content[: content.rfind(b"\n") + 1]
+    return _settings(path, whole), _answers(path, whole, record)
+
+
+def _settings(path: Path, whole: bytes) -> dict[str, Any]:
+    try:
+        found: Any = json.loads(whole.partition(b"\n")[0])
+    except ValueError:
+        raise _foreign(path) from None
+    if not isinstance(found, dict) or cast("dict[str, Any]", found).get(_MARK) != 1:
+        raise _foreign(path)
+    return cast("dict[str, dict[str, Any]]", found)["settings"]
+
+
+def _answers(path: Path, whole: bytes, record: type[A]) -> list[A]:
+    lines = whole.split(b"\n")[1:]
+    return [_read(path, line, number, record) for number, line in enumerate(lines, start=2) if line]
+
+
+def _read(path: Path, line: bytes, number: int, record: type[A]) -> A:
+    try:
+        return record.model_validate_json(line)
+    except ValidationError as error:
+        raise DataFileError(
+            f"{path}, line {number} is no answer of a run: {error.errors()[0]['msg']}. Delete the line (its "
+            "question will be asked again), or start a new file of answers."
+        ) from error
+
+
+def _foreign(path: Path) -> InputError:
+    return InputError(f"{path} exists and is no record of a run; choose another path for the answers.")
 
 
 def _flat(settings: Any, prefix: str = "") -> dict[str, Any]:

@@ -135,3 +135,37 @@ def test_a_file_or_one_text_but_not_both(score: Run, arguments: tuple[str, ...])
     result = score(*arguments)
     assert result.exit_code == 2
     assert "give --data FILE, or --question and --response together" in flat(result.stderr)
+
+
+def test_by_sentence(score: Run, tmp_path: Path, language_model: LanguageModel) -> None:
+    text = "Tea is a drink. It grows in Assam."
+    given = ("--question", "What is tea?", "--response", text, "--by", "sentence")
+    (record,) = records(score(*given, "--json").stdout)
+    found = language_model.score("What is tea?", text, by="sentence")
+    assert "".join(part["text"] for part in record["segments"]) == text
+    assert [part["end"] for part in record["segments"]] == [16, 34]
+    for part, segment in zip(record["segments"], found, strict=True):
+        assert segment.scores is not None
+        assert part["uncertainty"] == pytest.approx(segment.scores.hybridgrad, rel=1e-4)
+    shown = flat(score(*given, "--output", tmp_path / "s.jsonl").stdout)
+    assert "Tea is a drink. It grows in Assam." in shown
+    assert f"{record['segments'][0]['uncertainty']:.4g}" in shown
+    assert records((tmp_path / "s.jsonl").read_text()) == [record]
+
+
+def test_by_sentence_over_a_file(score: Run, tmp_path: Path) -> None:
+    data = jsonl(
+        tmp_path / "r.jsonl",
+        [{"question": "q", "response": "One, two. Three."}, {"question": "q", "response": "long " * 100}],
+    )
+    result = score("--data", data, "--by", "clause", "--json", "--estimator", "gnll")
+    assert result.exit_code == 5
+    assert "is left out" in result.stderr
+    (record,) = records(result.stdout)
+    assert (record["by"], record["estimator"], len(record["segments"])) == ("clause", "gnll", 3)
+
+
+def test_thresholds_are_for_whole_answers(score: Run, tmp_path: Path) -> None:
+    result = score("--question", "q", "--response", "r", "--by", "sentence", "--calibration", tmp_path / "c.json")
+    assert result.exit_code == 2
+    assert "whole answers" in flat(result.stderr)

@@ -82,7 +82,7 @@ def test_what_either_side_does_not_state_is_not_compared() -> None:
         {"model": None},
         {"estimator": 3},
         {"settings": {"x": float("nan")}},
-        {"settings": {"x": {"y": 1}}},
+        {"settings": {"x": {"y": {"z": 1}}}},
         {"temper": 1},
     ],
 )

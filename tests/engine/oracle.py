@@ -28,6 +28,7 @@ class Reference:
     greedy_nll: float
     entropies: tuple[float, ...]
     log_probs: tuple[float, ...]
+    grid: tuple[tuple[float, ...], ...]
 
     @property
     def hybridgrad(self) -> float:
@@ -50,8 +51,15 @@ def reference_scores(
     layers: Sequence[int] | None = None,
     *,
     first_recorded: int = 0,
+    norm: Literal["l1", "l2"] = "l1",
+    weighted: bool = True,
+    grid_tokens: int | None = None,
+    part: slice = slice(None),
 ) -> Reference:
     """Score one response; works on a copy, so that the model under test stays as it was.
+
+    `part` of the response alone makes up the sum. `grid_tokens` is how many of the prompt's last tokens the grid holds
+    (by default, it begins at `semantic_token`).
 
     `first_recorded` is the layer whose state the model's `hidden_states` begin with: 0, the embedding, for all but the
     Mamba family, which records from the first layer's output on.
@@ -71,27 +79,39 @@ def reference_scores(
         log_p = output.logits[0, first : first + len(response)].double().log_softmax(-1)
         entropies = -(log_p.detach().exp() * log_p.detach()).sum(-1)
         log_probs = log_p[torch.arange(len(response)), torch.tensor(response)]
-        terms = entropies * log_probs
+        entropies, log_probs = entropies[part], log_probs[part]
+        terms = entropies * log_probs if weighted else log_probs
         loss = terms.mean() if variant == "official" else terms.sum()
 
     states = output.hidden_states[:-1]  # the last one is normalised, and none of the variants uses it
     paragradient, *gradients = torch.autograd.grad(loss, [weight, *states])
     span = official_span(model.config.num_hidden_layers, variant) if layers is None else layers
-    at_token = torch.stack([gradients[layer - first_recorded][0, len(prompt) + semantic_token] for layer in span])
+    prompt_part = torch.stack([gradients[layer - first_recorded][0, : len(prompt)] for layer in span])
+
+    first = semantic_token if grid_tokens is None else -grid_tokens
+
+    def number(gradient: torch.Tensor) -> float:
+        entries = gradient.flatten()
+        return float(entries.abs().mean() if norm == "l1" else entries.norm(2) / len(entries) ** 0.5)
+
     return Reference(
-        semgrad=float(at_token.abs().mean()),
-        paragrad=float(paragradient.abs().mean()),
+        semgrad=number(prompt_part[:, semantic_token]),
+        paragrad=number(paragradient),
         mean_entropy=float(entropies.mean()),
         greedy_nll=float(-log_probs.detach().sum()),
         entropies=tuple(entropies.tolist()),
         log_probs=tuple(log_probs.tolist()),
+        grid=tuple(map(tuple, prompt_part[:, first:].abs().mean(-1).tolist())),
     )
 
 
 def worst_relative_error(found: Any, expected: Reference) -> float:
-    """The largest relative error over every figure of a score (entropies and log-probabilities included)."""
+    """The largest relative error over every figure of a score (the grid, entropies, log-probabilities included)."""
     names = ("semgrad", "paragrad", "hybridgrad", "mean_entropy", "greedy_nll")
     pairs = [(getattr(found, name), getattr(expected, name)) for name in names]
+    for ours, theirs in zip(found.grid, expected.grid, strict=True):
+        pairs += [*zip(ours, theirs, strict=True)]
     pairs += [*zip(found.entropies, expected.entropies, strict=True)]
     pairs += [*zip(found.log_probs, expected.log_probs, strict=True)]
-    return max(abs(a - b) / abs(b) for a, b in pairs)
+    # Beyond the reach of sliding windows gradients are zero, exactly.
+    return max(abs(a - b) / abs(b) if a != b else 0.0 for a, b in pairs)

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from transformers import GenerationConfig
 
+from semgrad_guard.engine.gradients import Rows
 from semgrad_guard.engine.hidden_states import Capture
 from semgrad_guard.engine.objective import Objective
 from semgrad_guard.engine.replay import Trace
@@ -30,8 +31,18 @@ class Case:
 
     def reference(self, model: Any, objective: Objective, **options: Any) -> Reference:
         """What the oracle says."""
+        n = objective.last_tokens
         return reference_scores(
-            model, self.prompt, self.response, self.semantic_token, objective.variant, objective.layers, **options
+            model,
+            self.prompt,
+            self.response,
+            self.semantic_token if objective.token is None else objective.token,
+            objective.variant,
+            objective.layers,
+            norm=objective.norm,
+            weighted=objective.weighted,
+            grid_tokens=None if n is None else min(n, len(self.prompt)),
+            **options,
         )
 
 
@@ -44,27 +55,36 @@ CASES = (
 )
 
 
-def batch_of(cases: Sequence[Case]) -> TokenBatch:
-    """The cases as one padded batch."""
-    return TokenBatch.of(
-        [c.prompt for c in cases], [c.response for c in cases], [c.semantic_token for c in cases], "cpu"
-    )
+def batch_of(
+    cases: Sequence[Case], objective: Objective | None = None, segments: Sequence[Sequence[int]] | None = None
+) -> TokenBatch:
+    """The cases as one padded batch, laid out for an objective."""
+    prompts, responses = [c.prompt for c in cases], [c.response for c in cases]
+    tokens = [c.semantic_token for c in cases]
+    return TokenBatch.of(prompts, responses, tokens, "cpu", objective=objective, segments=segments)
 
 
 def score_in_tier(
     tier: Tier, model: Any, cases: Sequence[Case], objective: Objective, trace: Trace | None = None
 ) -> tuple[GradientScores, ...]:
     """Score the cases together in one tier, as the engine would if the self-check had left only that one."""
+    rows = score_parts_in_tier(tier, model, batch_of(cases, objective), objective, trace)
+    return tuple(parts[0] for parts in rows)
+
+
+def score_parts_in_tier(
+    tier: Tier, model: Any, batch: TokenBatch, objective: Objective, trace: Trace | None = None
+) -> Rows:
+    """Score the parts of a batch's responses in one tier."""
     scorer = Scorer(model)
     assert tier in scorer.tiers(), f"the self-check turned the {tier} tier down"
     scorer._tiers = (tier,) if tier == "full" else (tier, "full")
-    batch = batch_of(cases)
     with clean_slate():
         if tier == "captured" and trace is None:
             layer = objective.span(scorer.architecture.n_layers)[0]
             trace = scorer.current_replayer().record(batch, layer)
-    found = scorer.score(batch, objective, trace)
-    assert {scores.tier for scores in found} == {tier}
+    found = scorer.score_parts(batch, objective, trace)
+    assert {scores.tier for row in found for scores in row} == {tier}
     return found
 
 

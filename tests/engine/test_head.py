@@ -14,6 +14,7 @@ from torch import nn
 from semgrad_guard.engine import head as head_module
 from semgrad_guard.engine.architecture import LogitTransform
 from semgrad_guard.engine.head import HeadScores, score_head
+from semgrad_guard.engine.objective import Norm
 
 TRANSFORMS = {
     "plain": LogitTransform(),
@@ -41,6 +42,9 @@ def brute_force(
     lengths: list[int],
     transform: Callable[[torch.Tensor], torch.Tensor],
     averages: bool,
+    *,
+    weighted: bool = True,
+    norm: str = "l1",
 ) -> HeadScores:
     """Autograd through the whole head, answer by answer, with the full n x V logits."""
     entropies, log_probs, seeds, paragrads = [], [], [], []
@@ -49,12 +53,12 @@ def brute_force(
         log_p = transform(nn.functional.linear(leaf, weight, head.bias)).log_softmax(-1)
         entropy = -(log_p.exp() * log_p).sum(-1).detach()
         chosen = log_p.gather(1, aims[:, None]).squeeze(1)
-        loss = (entropy * chosen).sum() / (len(part) if averages else 1)
+        loss = ((entropy if weighted else 1) * chosen).sum() / (len(part) if averages else 1)
         seed, of_weight = torch.autograd.grad(loss, [leaf, weight])
         entropies.append(entropy)
         log_probs.append(chosen.detach())
         seeds.append(seed)
-        paragrads.append(of_weight.abs().mean())
+        paragrads.append(of_weight.abs().mean() if norm == "l1" else of_weight.square().mean().sqrt())
     return HeadScores(torch.cat(entropies), torch.cat(log_probs), torch.cat(seeds), torch.stack(paragrads))
 
 
@@ -87,6 +91,32 @@ def test_blocks_equal_brute_force(transform: str, bias: bool, averages: bool) ->
     found = score_head(states, targets, lengths=lengths, head=head, transform=TRANSFORMS[transform], averages=averages)
     expected = brute_force(states, targets, head, lengths, TRANSFORMS[transform], averages)
     assert_close(found, expected, 1e-12)
+
+
+@pytest.mark.usefixtures("block", "keep")
+@pytest.mark.parametrize("weighted", [False, True], ids=["unweighted", "weighted"])
+@pytest.mark.parametrize("norm", ["l1", "l2"])
+def test_norms_and_weights_equal_brute_force(norm: Norm, weighted: bool) -> None:
+    states, targets, head = make(6, 128, 9)
+    before = states.clone()
+    transform, lengths = TRANSFORMS["both"], [3, 1, 2]
+    found = score_head(
+        states, targets, lengths=lengths, head=head, transform=transform, averages=False, weighted=weighted, norm=norm
+    )
+    expected = brute_force(states, targets, head, lengths, transform, False, weighted=weighted, norm=norm)
+    assert_close(found, expected, 1e-12)
+    assert torch.equal(states, before)
+
+
+def test_squares_of_tiny_gradients_do_not_vanish() -> None:
+    """1e-25 squared is below float32's smallest number."""
+    states, targets, head = make(3, 50, 8)
+    tiny = (states * 1e-25).float()
+    found = score_head(
+        tiny, targets, lengths=[3], head=head.float(), transform=LogitTransform(), averages=False, norm="l2"
+    )
+    expected = brute_force(tiny.double(), targets, head.double(), [3], LogitTransform(), False, norm="l2")
+    assert math.isclose(float(found.paragrad[0]), float(expected.paragrad[0]), rel_tol=1e-4)
 
 
 @pytest.mark.parametrize(

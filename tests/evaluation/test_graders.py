@@ -1,11 +1,27 @@
-"""Graders: normalisation as in SQuAD, several references, and names that a calibration can be bound to."""
+"""Graders by words: normalisation as in SQuAD, several references, and names that a calibration can be bound to."""
 
 from __future__ import annotations
 
+from itertools import combinations
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from semgrad_guard.errors import InputError
-from semgrad_guard.evaluation.graders import GRADERS, ExactMatch, TokenF1, normalise, token_f1
+from semgrad_guard.evaluation.graders import (
+    GRADERS,
+    ExactMatch,
+    Graded,
+    RougeL,
+    TokenF1,
+    normalise,
+    rouge_l,
+    token_f1,
+)
+from semgrad_guard.evaluation.graders.words import longest_common_subsequence
+
+WORDS = st.lists(st.sampled_from("uvw"), max_size=6)
 
 
 @pytest.mark.parametrize(
@@ -56,10 +72,48 @@ def test_token_f1_lets_through_at_its_threshold() -> None:
 
 def test_names_tell_the_settings() -> None:
     assert (ExactMatch().name, TokenF1().name, TokenF1(0.8).name) == ("exact-match", "token-f1>=0.5", "token-f1>=0.8")
-    assert set(GRADERS) == {"exact-match", "token-f1"}
+    assert (RougeL().name, RougeL(0.5).name) == ("rouge-l>=0.3", "rouge-l>=0.5")
+    assert set(GRADERS) == {"exact-match", "token-f1", "rouge-l"}
 
 
 @pytest.mark.parametrize("threshold", [0.0, 1.1, -1.0, float("nan")])
 def test_a_threshold_that_is_none_is_refused(threshold: float) -> None:
-    with pytest.raises(InputError, match="lies in"):
-        TokenF1(threshold)
+    for grader in (TokenF1, RougeL):
+        with pytest.raises(InputError, match="lies in"):
+            grader(threshold)
+
+
+@pytest.mark.parametrize(
+    ("text", "answer", "f"),
+    [
+        ("Jane Austen", "jane austen", 1.0),
+        ("Austen Jane", "Jane Austen", 0.5),  # the order counts
+        ("the novelist Jane Austen wrote it", "Jane Austen", 4 / 7),
+        ("Jane the great Austen", "Jane Austen", 2 * 2 / 5),  # gaps are allowed
+        ("東京 です", "東京", 2 / 3),
+        ("London", "Paris", 0.0),
+        ("", "Paris", 0.0),
+    ],
+)
+def test_rouge_l(text: str, answer: str, f: float) -> None:
+    assert rouge_l(text, answer) == pytest.approx(f, abs=1e-15)
+
+
+@given(WORDS, WORDS)
+def test_the_longest_common_subsequence_is_that_of_brute_force(one: list[str], other: list[str]) -> None:
+    def all_of(words: list[str]) -> set[tuple[str, ...]]:
+        return {chosen for n in range(len(words) + 1) for chosen in combinations(words, n)}
+
+    longest = max(map(len, all_of(one) & all_of(other)))
+    assert longest_common_subsequence(one, other) == longest_common_subsequence(other, one) == longest
+
+
+@given(WORDS, WORDS)
+def test_the_order_can_only_cost(one: list[str], other: list[str]) -> None:
+    assert 0 <= rouge_l(" ".join(one), " ".join(other)) <= token_f1(" ".join(one), " ".join(other)) <= 1
+
+
+def test_many_answers_are_graded_in_order() -> None:
+    answers = [Graded("q", "Paris", ("paris",)), Graded("q", "Rome", ("Paris", "London")), Graded("q", "", ("x",))]
+    for grader in GRADERS.values():
+        assert grader.grade(answers) == [True, False, False]

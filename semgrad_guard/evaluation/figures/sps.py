@@ -53,7 +53,7 @@ def sps_figure(sps: ArrayLike, *, title: str, tokens: Sequence[str] | None = Non
     """The heat map; a ring marks the highest score."""
     values = _table(sps)
     layers, width = values.shape
-    figure = new_figure(max(4.2, 0.48 * width + 1.8), max(2.6, 0.13 * layers + 1.6))
+    figure = new_figure(max(4.2, 0.48 * width + 1.8), max(3.6, 0.13 * layers + 1.8))
     axes = figure.add_subplot()
     mesh = axes.pcolormesh(values, cmap="viridis", edgecolors="face", linewidth=0.2)
     row, column = np.unravel_index(int(np.nanargmax(values)), values.shape)

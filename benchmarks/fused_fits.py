@@ -1,0 +1,131 @@
+"""The ways to score an answer that `fused_report.py` compares: single scores, FusedGrad, and what was tried beside."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from sklearn.ensemble import HistGradientBoostingClassifier
+
+from semgrad_guard.estimators import fusedgrad
+from semgrad_guard.estimators.fusedgrad import fit_weights
+from semgrad_guard.evaluation.metrics import auroc
+from semgrad_guard.records import LOG, FusedWeights
+
+Scores = NDArray[np.float64]
+Way = Callable[["Answers", Any, Any], Scores]
+"""(answers, rows to fit on, rows to score) -> scores."""
+
+
+@dataclass(frozen=True)
+class Answers:
+    """One model's graded answers; `question` numbers the question of each row, the same in every model."""
+
+    name: str
+    question: NDArray[np.intp]
+    rows: list[dict[str, Any]]
+    wrong: NDArray[np.bool_]
+    seconds: Mapping[str, float]
+
+
+def single(feature: str) -> Way:
+    """A feature of the ordinary replay as it is."""
+    return lambda answers, _, rows: np.array([answers.rows[i]["cheap"][feature] for i in rows])
+
+
+def hybridgrad(answers: Answers, _: Any, rows: Any) -> Scores:
+    """The paper's mixture."""
+    parts = [answers.rows[i]["cheap"] for i in rows]
+    a = np.exp([-p["mean_entropy"] for p in parts])
+    return (1 - a) * [p["semgrad"] for p in parts] + a * [p["paragrad"] for p in parts]
+
+
+def best_single(answers: Answers, fit_on: Any, rows: Any) -> Scores:
+    """The single score with the highest AUROC on the labels at hand: what choosing alone gains."""
+
+    def known(way: Way) -> float:
+        return auroc(way(answers, None, fit_on).tolist(), (~answers.wrong[fit_on]).tolist()) or 0.0
+
+    return max(LABEL_FREE.values(), key=known)(answers, None, rows)
+
+
+def fused(tier: str = "cheap", *, beside: Sequence[str] = (), **changed: Any) -> Way:
+    """FusedGrad's fit, whatever the number of labels; `changed` are settings of its module, `beside` more features."""
+
+    def features(row: dict[str, Any]) -> dict[str, float]:
+        return {**row[tier], **{name: row[name] for name in beside}}
+
+    def scores(answers: Answers, fit_on: Any, rows: Any) -> Scores:
+        wrong = answers.wrong[fit_on]
+        if wrong.all() or not wrong.any():
+            return np.zeros(len(rows))
+        with settings(**changed):
+            weights = fit_weights([features(answers.rows[i]) for i in fit_on], wrong)
+        return logits(weights, [features(answers.rows[i]) for i in rows])
+
+    return scores
+
+
+def logits(weights: FusedWeights, records: Sequence[Mapping[str, float]]) -> Scores:
+    """`FusedWeights.logit` of many answers at once."""
+    raw = np.array([[record[name.removeprefix(LOG)] for name in weights.columns] for record in records])
+    held, logged = np.clip(raw, weights.lows, weights.highs), np.array([n.startswith(LOG) for n in weights.columns])
+    x = np.where(logged, np.log(np.where(logged, held, 1.0)), held)
+    return weights.intercept + ((x - weights.centres) / weights.scales) @ np.array(weights.weights)
+
+
+def boosted(answers: Answers, fit_on: Any, rows: Any) -> Scores:
+    """Boosted trees on the cheap tier, rising in every score, free in the answer's length."""
+    wrong = answers.wrong[fit_on]
+    if wrong.all() or not wrong.any():
+        return np.zeros(len(rows))
+    names = list(answers.rows[0]["cheap"])
+    x = np.array([[answers.rows[i]["cheap"][name] for name in names] for i in np.concatenate([fit_on, rows])])
+    trees = HistGradientBoostingClassifier(
+        max_iter=60,
+        learning_rate=0.08,
+        max_leaf_nodes=6,
+        min_samples_leaf=8,
+        l2_regularization=1.0,
+        monotonic_cst=[0 if name == "length" else 1 for name in names],
+    )
+    return trees.fit(x[: len(fit_on)], wrong).decision_function(x[len(fit_on) :])
+
+
+@contextmanager
+def settings(**changed: Any) -> Iterator[None]:
+    """Module settings of `fusedgrad` for the time of a block."""
+    before = {name: getattr(fusedgrad, name) for name in changed}
+    try:
+        for name, value in changed.items():
+            setattr(fusedgrad, name, value)
+        yield
+    finally:
+        for name, value in before.items():
+            setattr(fusedgrad, name, value)
+
+
+LABEL_FREE: dict[str, Way] = {
+    "HybridGrad": hybridgrad,
+    "SemGrad": single("semgrad"),
+    "ParaGrad": single("paragrad"),
+    "G-NLL": single("gnll"),
+    "Mean entropy": single("mean_entropy"),
+}
+
+FITS: dict[str, Way] = {
+    **LABEL_FREE,
+    "best single by the labels": best_single,
+    "FusedGrad": fused(),
+    "FusedGrad, all layers x 8 tokens": fused("full"),
+    "… no column trusted": fused(_TRUST=1.0),
+    "… all layers, no column trusted": fused("full", _TRUST=1.0),
+    "… logs only": fused(_AS_IS=frozenset[str]()),
+    "… C = .1": fused(_C=0.1),
+    "… with per-token peaks": fused(beside=("max_nll", "max_entropy")),
+    "boosted trees, rising": boosted,
+}

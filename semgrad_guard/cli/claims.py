@@ -1,0 +1,107 @@
+"""`semgrad-guard score --by sentence`: a number for every sentence or clause of a text."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from semgrad_guard.cli import loading
+from semgrad_guard.cli.terminal import OUT, progress, say, say_problems
+from semgrad_guard.errors import InputError, PromptTooLongError
+
+if TYPE_CHECKING:
+    from semgrad_guard.engine.language_model import LanguageModel
+    from semgrad_guard.engine.segments import By, Segment
+    from semgrad_guard.estimators.base import ReplayEstimator
+    from semgrad_guard.evaluation.data import Question
+    from semgrad_guard.evaluation.highlight import Claim
+
+Scored = tuple["Question", "list[Segment]"]
+
+
+def replay_estimator(name: str) -> ReplayEstimator:
+    """The estimator of that name, if it reads its number off a replay: only those know parts of an answer."""
+    from semgrad_guard.estimators.base import ReplayEstimator
+
+    estimator = loading.load_estimator(name)
+    if not isinstance(estimator, ReplayEstimator):
+        raise typer.BadParameter(
+            f"{name} compares whole answers; --by needs an estimator of one replay, e.g. hybridgrad"
+        )
+    return estimator
+
+
+def score_claims(
+    rows: Sequence[Question],
+    model: LanguageModel,
+    estimator: ReplayEstimator,
+    *,
+    by: By,
+    system: str | None,
+    output: Path | None,
+    as_json: bool,
+) -> list[str]:
+    """Score and show; what is to be said of texts that do not fit the context window."""
+    scored, failed = _score(rows, model, estimator, by=by, system=system)
+    say_problems(failed)
+    if not scored:
+        raise InputError("none of the texts could be scored")
+    lines = "".join(json.dumps(_record(each, estimator, by), ensure_ascii=False) + "\n" for each in scored)
+    if output is not None:
+        from semgrad_guard.evaluation.files import write_beside
+
+        write_beside(output, lambda beside: beside.write_text(lines, encoding="utf-8"))
+        say(f"{len(scored)} texts with their scores are in {output}.", style="green")
+    if as_json:
+        typer.echo(lines, nl=False)
+    else:
+        _show(scored, estimator)
+    return failed
+
+
+def _score(
+    rows: Sequence[Question], model: LanguageModel, estimator: ReplayEstimator, *, by: By, system: str | None
+) -> tuple[list[Scored], list[str]]:
+    from semgrad_guard.evaluation.prompts import conversation
+
+    scored: list[Scored] = []
+    failed: list[str] = []
+    with progress("Scoring") as tell:
+        tell(0, len(rows))
+        for number, row in enumerate(rows, start=1):
+            asked = conversation(row.question, row.context, system=system)
+            try:
+                found = model.score(asked, row.response or "", by=by, objective=estimator.objective)
+            except PromptTooLongError as error:
+                failed.append(f"{row.id or row.question[:60]!r} is left out: {error}")
+            else:
+                scored.append((row, found))
+            tell(number, len(rows))
+    return scored, failed
+
+
+def _claims(segments: Sequence[Segment], estimator: ReplayEstimator) -> list[Claim]:
+    return [(each.text, None if each.scores is None else estimator.value(each.scores)) for each in segments]
+
+
+def _record(scored: Scored, estimator: ReplayEstimator, by: By) -> dict[str, Any]:
+    row, segments = scored
+    parts = [
+        {"text": text, "start": each.start, "end": each.end, "uncertainty": uncertainty}
+        for each, (text, uncertainty) in zip(segments, _claims(segments, estimator), strict=True)
+    ]
+    asked = {"id": row.id, "question": row.question, "response": row.response}
+    return {**asked, "estimator": estimator.name, "by": by, "segments": parts}
+
+
+def _show(scored: Sequence[Scored], estimator: ReplayEstimator) -> None:
+    from semgrad_guard.cli.rendering import ROWS_SHOWN, claims_view
+
+    for row, segments in scored[:ROWS_SHOWN]:
+        OUT.print(claims_view(row.question, _claims(segments, estimator), estimator=estimator.name))
+    if len(scored) > ROWS_SHOWN:
+        OUT.print(f"… and {len(scored) - ROWS_SHOWN} more: --output FILE or --json gives them all.")

@@ -1,0 +1,205 @@
+"""The steps of `evaluate`: read, answer (or take what is kept), grade; the rest is in `evaluation_output`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from semgrad_guard.cli.evaluation_output import Files
+from semgrad_guard.cli.help import ExitCode
+from semgrad_guard.cli.terminal import ERR, progress, say, say_problems
+from semgrad_guard.errors import InputError
+
+if TYPE_CHECKING:
+    from semgrad_guard.decision import Calibration
+    from semgrad_guard.engine.language_model import LanguageModel
+    from semgrad_guard.estimators import Estimator
+    from semgrad_guard.evaluation.data import QuestionFile
+    from semgrad_guard.evaluation.evaluated import EvaluatedAnswer
+    from semgrad_guard.evaluation.graders import AnswerGrader
+    from semgrad_guard.evaluation.probe_record import Probe
+    from semgrad_guard.evaluation.prompts import Wording
+    from semgrad_guard.evaluation.results import Results
+
+
+@dataclass(frozen=True)
+class Asked:
+    """How questions are put to the model."""
+
+    wording: Wording
+    system: str | None
+    max_new_tokens: int
+    batch_size: int
+    ablations: bool
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """What is measured."""
+
+    methods: Sequence[str] | None
+    nli: str | None
+    cross_encoder: str | None
+    seed: int
+
+    def estimators(self, max_new_tokens: int) -> Sequence[Estimator]:
+        """The paper's methods with the models that the user named, or those among them that were chosen."""
+        from semgrad_guard.engine.text_pairs import CrossEncoder
+        from semgrad_guard.estimators.equivalence import NLIEquivalence
+        from semgrad_guard.estimators.suite import paper_suite
+        from semgrad_guard.evaluation.graders.naming import entailment_model
+
+        nli = None if self.nli is None else NLIEquivalence(entailment_model(self.nli))
+        importance = None if self.cross_encoder is None else CrossEncoder.from_pretrained(self.cross_encoder)
+        suite = paper_suite(nli, importance, self.seed, max_new_tokens=max_new_tokens)
+        known = {estimator.name: estimator for estimator in suite}
+        wanted = list(dict.fromkeys(self.methods or known))
+        if unknown := [name for name in wanted if name not in known]:
+            raise InputError(f"there is no method {unknown[0]!r}; there are {', '.join(known)}")
+        return [known[name] for name in wanted]
+
+
+@dataclass(frozen=True)
+class Run:
+    """Answers, and the settings of the run that gave them."""
+
+    answers: Sequence[EvaluatedAnswer]
+    settings: dict[str, Any]
+
+
+def load_graders(specs: Sequence[str], *, nli: str | None) -> Sequence[AnswerGrader]:
+    """The graders, before hours of answering rather than after."""
+    from semgrad_guard.evaluation.graders.naming import load_graders
+
+    with ERR.status("Loading graders …"):
+        return load_graders(specs, nli=nli)
+
+
+def load_calibration(path: Path | None) -> Calibration | None:
+    """The calibration to hold against the run, before any work."""
+    from semgrad_guard.decision import Calibration
+
+    return None if path is None else Calibration.load(path)
+
+
+def load_probe(path: Path | None) -> Probe | None:
+    """The probe whose t* to use, before any work."""
+    from semgrad_guard.evaluation.probe_record import Probe
+
+    return None if path is None else Probe.load(path)
+
+
+def read(data: str | None, *, limit: int | None, strict: bool, optional: bool) -> QuestionFile | None:
+    """The questions, with a word on what is left out."""
+    from semgrad_guard.evaluation.data import read_questions
+
+    if data is None:
+        if optional:
+            return None
+        raise typer.BadParameter("give --data SOURCE: the questions to ask (or --regrade the answers there are)")
+    questions = read_questions(data, strict=strict)
+    say_problems(questions.problems)
+    say_problems([*questions.duplicates, *questions.shared_ids], label="Note")
+    return replace(questions, rows=questions.rows[:limit])
+
+
+def answer(
+    questions: QuestionFile | None,
+    files: Files,
+    asked: Asked,
+    estimators: Sequence[Estimator],
+    *,
+    model: LanguageModel,
+) -> Run:
+    """Answer and measure what is missing; on Ctrl-C say how much is kept."""
+    from semgrad_guard.engine.generation import GenerationOptions
+    from semgrad_guard.evaluation.ablations import semgrad_ablations
+    from semgrad_guard.evaluation.experiment import Experiment
+
+    rows = () if questions is None else questions.rows
+    experiment = Experiment(
+        model,
+        estimators,
+        GenerationOptions(max_new_tokens=asked.max_new_tokens),
+        wording=asked.wording,
+        system=asked.system,
+        ablations=semgrad_ablations(model.n_layers) if asked.ablations else {},
+    )
+    with _kept_on_interrupt("Answering", f"answers are kept in {files.answers}") as tell:
+        answers = experiment.run(rows, files.answers, batch_size=asked.batch_size, on_progress=tell)
+    return Run(answers, experiment.settings(rows))
+
+
+def kept(files: Files, questions: QuestionFile | None) -> Run:
+    """The answers there are, with the references of the questions, if those are given."""
+    from semgrad_guard.evaluation.evaluated import EvaluatedAnswer
+    from semgrad_guard.evaluation.run_file import read_run
+
+    settings, answers = read_run(files.answers, EvaluatedAnswer)
+    if questions is not None:
+        known = {each.key: each for each in answers}
+        answers = [known[row.key] for row in questions.rows if row.key in known]
+        if missing := len(questions.rows) - len(answers):
+            say(f"{missing} of {len(questions.rows)} questions have no answer yet; without --regrade they get one.")
+    if not answers:
+        raise InputError(f"{files.answers} holds no answer to grade; run the command without --regrade.")
+    return Run(answers, settings)
+
+
+def grade(
+    run: Run, graders: Sequence[AnswerGrader], labels: Path | None, files: Files, questions: QuestionFile | None
+) -> Results:
+    """Every grader's verdicts; people, where there are labels, decide."""
+    from semgrad_guard.evaluation.graders.base import WordGrader
+    from semgrad_guard.evaluation.grading import GradeBook, grade, with_references
+    from semgrad_guard.evaluation.labels import NAME, read_sheet
+    from semgrad_guard.evaluation.results import Results
+
+    answers = run.answers if questions is None else with_references(run.answers, questions.rows)
+    grades = {} if labels is None else {NAME: read_sheet(labels, answers)}
+    book = GradeBook(files.grades)
+    for grader in graders:
+        if isinstance(grader, WordGrader):
+            grades[grader.name] = grade(answers, grader)
+            continue
+        with _kept_on_interrupt(f"Grading by {grader.name}", f"grades are kept in {files.grades}") as tell:
+            grades[grader.name] = grade(answers, grader, book, on_progress=tell)
+    results = Results(answers, grades, run.settings, _name(questions, files))
+    for name, count in results.ungraded.items():
+        say(f"{count} of {len(answers)} answers have no verdict by {name}; they are left out of the results.")
+    return results
+
+
+@contextmanager
+def _kept_on_interrupt(what: str, kept: str) -> Generator[Callable[[int, int], None]]:
+    """Progress; on Ctrl-C a word on how far it is and how to go on."""
+    reached, of = 0, 0
+    with progress(what) as tell:
+
+        def watch(done: int, total: int) -> None:
+            nonlocal reached, of
+            reached, of = done, total
+            tell(done, total)
+
+        try:
+            yield watch
+        except KeyboardInterrupt as error:
+            message = f"{reached} of {of} {kept}. Run the same command again to continue."
+            say(message, label="Interrupted")
+            raise typer.Exit(ExitCode.INTERRUPTED) from error
+
+
+def _name(questions: QuestionFile | None, files: Files) -> str:
+    """What the results call the questions: as their file or dataset, or as they were called last time."""
+    from semgrad_guard.evaluation.graded_file import read_graded
+    from semgrad_guard.evaluation.sources import HUB
+
+    if questions is None:
+        return read_graded(files.run).data if files.run.exists() else files.folder.name
+    source = str(questions.path)
+    return source.removeprefix(HUB) if source.startswith(HUB) else questions.path.stem

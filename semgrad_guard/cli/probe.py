@@ -1,0 +1,166 @@
+"""`semgrad-guard probe`: where a model keeps the meaning of a prompt, and which token SemGrad should use."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from semgrad_guard.cli import loading, options
+from semgrad_guard.cli.help import ExitCode
+from semgrad_guard.cli.terminal import OUT, progress, say, say_problems
+
+if TYPE_CHECKING:
+    from semgrad_guard.evaluation.data import QuestionFile
+    from semgrad_guard.evaluation.probe import ProbePlan
+    from semgrad_guard.evaluation.probe_record import Probe
+
+
+def probe(  # noqa: PLR0913  # a command's options are its arguments
+    *,
+    data: Annotated[
+        Path,
+        typer.Option(metavar="FILE", help='Questions with "paraphrases" and, best, "answers".', show_default=False),
+    ],
+    output: Annotated[Path, typer.Option(metavar="FILE", help="Where to save the record.", show_default=False)],
+    model: options.Model = loading.POCKET,
+    dtype: options.Dtype = None,
+    tokens: Annotated[
+        int, typer.Option(min=1, metavar="N", help="How many of a prompt's last tokens to look at.")
+    ] = 10,
+    answers: Annotated[
+        bool,
+        typer.Option("--answers/--no-answers", help="Let the model answer, and see where SemGrad works."),
+    ] = True,
+    grader: Annotated[options.GraderName, typer.Option(metavar="NAME", help="What counts as correct.")] = "exact-match",
+    batch_size: Annotated[int, typer.Option(min=1, metavar="N", help="Questions answered at once.")] = 8,
+    max_new_tokens: options.MaxNewTokens = 64,
+    system: options.System = None,
+    plots: Annotated[bool, typer.Option("--plots/--no-plots", help="Draw the pictures, beside the record.")] = True,
+    strict: options.Strict = False,
+    as_json: options.AsJson = False,
+) -> None:
+    """Find where a model keeps the meaning of a prompt, and which prompt token SemGrad should use.
+
+    Questions and their paraphrases give the Semantic Preservation Score of every layer and late token; answers, where
+    the file has references, tell where SemGrad works. The record says which token to use and why, and
+    LanguageModel takes it: semantic_token=TokenChoice.load(FILE).
+    """
+    files = _Files.beside(output, plots=plots)
+    files.check()
+    questions = _read(data, strict=strict)
+    found = _probe(
+        questions,
+        files,
+        model,
+        dtype,
+        answers=answers,
+        grader=grader,
+        plan=_plan(tokens, batch_size, max_new_tokens, system),
+    )
+    found.save(output)
+    drawn = _draw(found, files)
+    if as_json:
+        typer.echo(found.model_dump_json())
+    else:
+        _show(found, output, drawn)
+    raise typer.Exit(ExitCode.BROKEN_LINES if questions.problems else ExitCode.OK)
+
+
+@dataclass(frozen=True)
+class _Files:
+    """What the command writes: the record, and beside it what an interrupted run continues from, and pictures."""
+
+    record: Path
+    states: Path
+    answers: Path
+    map: Path | None
+    scatter: Path | None
+
+    @classmethod
+    def beside(cls, record: Path, *, plots: bool) -> _Files:
+        names = (".states.safetensors", ".answers.jsonl", ".sps.png", ".auroc.png")
+        states, answers, heat_map, scatter = (record.with_suffix(name) for name in names)
+        return cls(record, states, answers, heat_map if plots else None, scatter if plots else None)
+
+    def check(self) -> None:
+        """Everything that can be refused before any work."""
+        from semgrad_guard.evaluation.files import require_writable
+        from semgrad_guard.evaluation.plots import require_drawable
+
+        if self.map is not None:
+            require_drawable(self.map)
+        for path in (self.record, self.states, self.answers, self.map, self.scatter):
+            if path is not None:
+                require_writable(path)
+
+
+def _plan(tokens: int, batch_size: int, max_new_tokens: int, system: str | None) -> ProbePlan:
+    from semgrad_guard.evaluation.probe import ProbePlan
+
+    decoding = loading.decoding(max_new_tokens=max_new_tokens, temperature=0.0, seed=0)
+    return ProbePlan(tokens=tokens, batch_size=batch_size, system=system, options=decoding)
+
+
+def _read(data: Path, *, strict: bool) -> QuestionFile:
+    from semgrad_guard.evaluation.data import read_questions, with_paraphrases
+
+    questions = read_questions(data, needs="question", strict=strict)
+    say_problems(questions.problems)
+    say_problems(questions.duplicates, label="Note")
+    left_out = len(questions.rows) - len(with_paraphrases(questions.rows))
+    if left_out:
+        say(f"{left_out} of {len(questions.rows)} questions have no paraphrases; SPS leaves them out.", label="Note")
+    return questions
+
+
+def _probe(
+    questions: QuestionFile,
+    files: _Files,
+    model: str,
+    dtype: str | None,
+    *,
+    answers: bool,
+    grader: str,
+    plan: ProbePlan,
+) -> Probe:
+    from semgrad_guard.evaluation.graders import GRADERS
+    from semgrad_guard.evaluation.probe import probe
+
+    language_model = loading.load_model(model, dtype)
+    try:
+        return probe(
+            questions.rows,
+            model=language_model,
+            plan=plan,
+            data=questions.path.name,
+            states_path=files.states,
+            answers_path=files.answers if answers else None,
+            grader=GRADERS[grader],
+            phase=progress,
+        )
+    except KeyboardInterrupt as error:
+        say(f"What is done is kept beside {files.record}. Run the same command again to continue.", label="Interrupted")
+        raise typer.Exit(ExitCode.INTERRUPTED) from error
+
+
+def _draw(found: Probe, files: _Files) -> list[Path]:
+    from semgrad_guard.evaluation.figures import draw_sps, draw_sps_against_auroc
+
+    maps, drawn = found.maps, list[Path]()
+    if files.map is not None:
+        drawn.append(draw_sps(files.map, maps.sps, title=maps.title, tokens=maps.tokens))
+    if files.scatter is not None and maps.auroc is not None:
+        drawn.append(draw_sps_against_auroc(files.scatter, maps.sps, maps.auroc, title=maps.title))
+    return drawn
+
+
+def _show(found: Probe, record: Path, drawn: list[Path]) -> None:
+    from semgrad_guard.cli.rendering import probe_view
+
+    OUT.print(probe_view(found))
+    OUT.print(f"The record is {record}.", soft_wrap=True, markup=False)
+    if drawn:
+        OUT.print(f"Pictures: {', '.join(map(str, drawn))}.", soft_wrap=True, markup=False)

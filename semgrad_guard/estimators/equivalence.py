@@ -1,0 +1,135 @@
+"""Do two answers say the same? By their words, or by a natural language inference model that the user names."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from semgrad_guard.engine.text_pairs import Entailment, EntailmentScores, Pair
+from semgrad_guard.engine.words import normalise, token_f1
+from semgrad_guard.errors import InputError
+
+_SAME, _DIFFERENT = EntailmentScores(1.0, 0.0, 0.0), EntailmentScores(0.0, 0.0, 1.0)
+
+
+class Equivalence(Protocol):
+    """Compares answers to one question; symmetric in the two texts of a pair."""
+
+    @property
+    def name(self) -> str:
+        """What settings and calibrations call it."""
+        ...
+
+    def __call__(self, pairs: Sequence[Pair], question: str) -> list[bool]:
+        """Whether the answers of each pair say the same."""
+        ...
+
+    def relations(self, pairs: Sequence[Pair], question: str) -> list[EntailmentScores]:
+        """How the answers of each pair relate, the mean of both directions."""
+        ...
+
+
+@dataclass(frozen=True)
+class ExactMatchEquivalence:
+    """The same words, apart from case, punctuation and articles."""
+
+    @property
+    def name(self) -> str:
+        return "exact-match"
+
+    def __call__(self, pairs: Sequence[Pair], question: str) -> list[bool]:
+        return [normalise(first) == normalise(second) for first, second in pairs]
+
+    def relations(self, pairs: Sequence[Pair], question: str) -> list[EntailmentScores]:
+        """Entailment or contradiction with probability 1."""
+        return [_SAME if same else _DIFFERENT for same in self(pairs, question)]
+
+
+@dataclass(frozen=True)
+class F1Equivalence:
+    """Shares enough words: F1 above `threshold`, in [0, 1). "New York" and "New Delhi" share half of theirs."""
+
+    threshold: float = 0.5
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.threshold < 1:
+            raise InputError(f"an F1 threshold lies in [0, 1), for example 0.5; it is {self.threshold!r}")
+
+    @property
+    def name(self) -> str:
+        return f"token-f1>{self.threshold:g}"
+
+    def __call__(self, pairs: Sequence[Pair], question: str) -> list[bool]:
+        return [_f1(*pair) > self.threshold for pair in pairs]
+
+    def relations(self, pairs: Sequence[Pair], question: str) -> list[EntailmentScores]:
+        """F1 as the probability of entailment, the rest as that of contradiction."""
+        return [EntailmentScores(share, 0.0, 1.0 - share) for share in (_f1(*pair) for pair in pairs)]
+
+
+SHARED_WORDS = F1Equivalence()
+"""What serves where no NLI model is at hand."""
+
+
+@dataclass(frozen=True)
+class NLIEquivalence:
+    """Each answer entails the other, both read after the question.
+
+    `strict=False` asks less: no contradiction, and not neutral both ways. Source: Farquhar et al., "Detecting
+    hallucinations in large language models using semantic entropy", Nature 2024, and its published code.
+    """
+
+    model: Entailment
+    strict: bool = True
+
+    @property
+    def name(self) -> str:
+        return f"nli:{self.model.name}" + ("" if self.strict else ":lenient")
+
+    def __call__(self, pairs: Sequence[Pair], question: str) -> list[bool]:
+        return [self._same(*scores) for scores in self._both_ways(pairs, question)]
+
+    def relations(self, pairs: Sequence[Pair], question: str) -> list[EntailmentScores]:
+        """The mean of the model's probabilities in both directions."""
+        return [_mean(*scores) for scores in self._both_ways(pairs, question)]
+
+    def _both_ways(self, pairs: Sequence[Pair], question: str) -> list[tuple[EntailmentScores, EntailmentScores]]:
+        asked = [(f"{question} {first}", f"{question} {second}") for first, second in pairs]
+        found = self.model.probabilities([*asked, *((second, first) for first, second in asked)])
+        return list(zip(found[: len(asked)], found[len(asked) :], strict=True))
+
+    def _same(self, there: EntailmentScores, back: EntailmentScores) -> bool:
+        if self.strict:
+            return there.entails and back.entails
+        return not (there.contradicts or back.contradicts) and (there.entails or back.entails)
+
+
+def clusters(texts: Sequence[str], question: str, equivalence: Equivalence) -> list[int]:
+    """The number of each text's cluster: that of the first cluster whose first text it is equivalent to.
+
+    Equal texts are never asked about. Clusters are numbered from 0 in the order in which they appear.
+    """
+    distinct = list(dict.fromkeys(texts))
+    pairs = [(first, second) for i, first in enumerate(distinct) for second in distinct[i + 1 :]]
+    same = dict(zip(pairs, equivalence(pairs, question), strict=True))
+    heads: list[str] = []
+    number: dict[str, int] = {}
+    for text in distinct:
+        home = next((i for i, head in enumerate(heads) if same[head, text]), len(heads))
+        if home == len(heads):
+            heads.append(text)
+        number[text] = home
+    return [number[text] for text in texts]
+
+
+def _f1(first: str, second: str) -> float:
+    return 1.0 if normalise(first) == normalise(second) else token_f1(first, second)
+
+
+def _mean(there: EntailmentScores, back: EntailmentScores) -> EntailmentScores:
+    return EntailmentScores(
+        (there.entailment + back.entailment) / 2,
+        (there.neutral + back.neutral) / 2,
+        (there.contradiction + back.contradiction) / 2,
+    )

@@ -1,0 +1,95 @@
+"""What the estimators that ask the model for more have in common."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import asdict, fields
+from typing import Any, ClassVar, cast
+
+from semgrad_guard.engine.evidence import Evidence
+from semgrad_guard.engine.objective import Objective
+from semgrad_guard.engine.sampling import DiverseBeams, Sample, Sampling
+from semgrad_guard.errors import ScoringError
+from semgrad_guard.records import Score
+
+
+class AskingEstimator:
+    """An estimator that draws samples or asks the model about its answer. Subclasses say what to make of it."""
+
+    name: ClassVar[str]
+    title: ClassVar[str]
+
+    @property
+    def objective(self) -> Objective:
+        """Nothing is differentiated; the generator may keep what the default objective needs."""
+        return Objective()
+
+    def settings(self) -> dict[str, Any]:
+        """The dataclass fields: plans as their settings, auxiliary models by name."""
+        own: Any = self  # every estimator is a dataclass
+        return {field.name: _plain(getattr(self, field.name)) for field in fields(own)}
+
+    def value(self, evidence: Evidence) -> float:
+        """The estimator's number for an answer that is not empty.
+
+        Raises:
+            ScoringError: there is none; the message is the score's reason.
+        """
+        raise NotImplementedError
+
+    def __call__(self, evidence: Evidence) -> Score:
+        """`scoring_ms` is the price of everything the number needs, as if no other estimator had needed it before."""
+        if not evidence.response_ids:
+            return Score(None, "the response is empty")
+        found, milliseconds = evidence.timed(lambda: self._attempt(evidence))
+        details = {"scored_tokens": len(evidence.response_ids), "scoring_ms": round(milliseconds, 3)}
+        if isinstance(found, str):
+            return Score(None, found, details)
+        if not math.isfinite(found):
+            return Score(None, "the score is not finite", details)
+        return Score(found, None, details)
+
+    def _attempt(self, evidence: Evidence) -> float | str:
+        try:
+            return self.value(evidence)
+        except ScoringError as error:
+            return str(error)
+
+
+def texts_of(samples: Iterable[Sample]) -> list[str]:
+    """The samples' texts without outer white space."""
+    return [sample.text.strip() for sample in samples]
+
+
+def distinct(samples: Iterable[Sample]) -> dict[str, Sample]:
+    """The first sample of each text, in order."""
+    found: dict[str, Sample] = {}
+    for sample in samples:
+        found.setdefault(sample.text.strip(), sample)
+    return found
+
+
+def with_tokens(samples: tuple[Sample, ...]) -> list[Sample]:
+    """The samples that have a likelihood: the end token is never scored, so an empty sample has none.
+
+    Raises:
+        ScoringError: all of them are empty.
+    """
+    found = [sample for sample in samples if sample.ids]
+    if not found:
+        raise ScoringError("all samples are empty")
+    return found
+
+
+def mean_log_prob(sample: Sample) -> float:
+    """The length-normalised log-likelihood in nats per token."""
+    return math.fsum(sample.log_probs) / len(sample.log_probs)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Sampling | DiverseBeams):
+        return asdict(value)
+    if isinstance(value, tuple):
+        return [_plain(item) for item in cast("tuple[Any, ...]", value)]
+    return value if value is None or isinstance(value, bool | int | float | str) else value.name

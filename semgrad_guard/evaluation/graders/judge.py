@@ -1,0 +1,105 @@
+"""A chat model as a judge, through LangChain: any provider, one strict verdict per answer."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from semgrad_guard.errors import GradingError, MissingExtraError
+from semgrad_guard.evaluation.graders.base import Graded, Verdicts
+
+if TYPE_CHECKING:
+    from langchain_core.language_models import BaseChatModel
+
+logger = logging.getLogger("semgrad_guard")
+
+PROMPT = """You grade answers to questions.
+
+Question: {question}
+
+Reference answers, any of which is correct:
+{references}
+
+Answer to grade: {answer}
+
+The answer is correct if it means the same as one of the reference answers, in whatever words, and says nothing that \
+contradicts them. Do not judge by what you believe about the question. Reply with one word: CORRECT or INCORRECT."""
+"""Ours: the paper (appendix, "LLM-as-a-Judge") does not print the prompt that it used."""
+
+_THOUGHTS = re.compile(r"<think>.*?</think>", re.DOTALL)
+_VERDICT = re.compile(r"\W*(?:verdict\W+)?(correct|incorrect)\W*", re.IGNORECASE)
+
+
+class Judge:
+    """Asks a chat model whether an answer agrees with the references.
+
+    Args:
+        chat: any LangChain chat model; set its temperature to 0.
+        name: the model's name, for records; by default the chat model's own.
+        parallel: questions asked at once.
+    """
+
+    def __init__(self, chat: BaseChatModel, *, name: str | None = None, parallel: int = 8) -> None:
+        self._chat, self._parallel = chat, parallel
+        self._name = name or str(getattr(chat, "model", None) or getattr(chat, "model_name", None) or chat.get_name())
+
+    @classmethod
+    def from_name(cls, name: str) -> Judge:
+        """The chat model that LangChain knows by this name, for example "openai:gpt-4.1" or "deepseek:deepseek-chat".
+
+        Raises:
+            MissingExtraError: LangChain, or its package for the provider, is not installed.
+            GradingError: there is no such provider, or it is not set up (a key is missing).
+        """
+        try:
+            from langchain.chat_models import init_chat_model
+        except ModuleNotFoundError as error:
+            raise MissingExtraError("langchain", extra="agents") from error
+        try:
+            return cls(init_chat_model(name, temperature=0), name=name)
+        except Exception as error:
+            raise GradingError(
+                f"The judge {name!r} cannot be set up: {_first_line(error)} Name it as PROVIDER:MODEL, install the "
+                "provider's LangChain package, and set its key."
+            ) from error
+
+    @property
+    def name(self) -> str:
+        return f"judge({self._name})"
+
+    def grade(self, answers: Sequence[Graded]) -> Verdicts:
+        """A verdict for each answer, in order; None, with a warning, where the reply is no verdict.
+
+        Raises:
+            GradingError: the chat model cannot be asked.
+        """
+        prompts = [_prompt(answer) for answer in answers]
+        try:
+            replies = self._chat.batch([[("user", prompt)] for prompt in prompts], {"max_concurrency": self._parallel})
+        except Exception as error:
+            raise GradingError(
+                f"{self.name} cannot be asked: {_first_line(error)} Grades given so far are kept; run the same command "
+                "again to go on."
+            ) from error
+        return [read_verdict(reply.text) for reply in replies]
+
+
+def read_verdict(reply: str) -> bool | None:
+    """CORRECT or INCORRECT, and nothing else beside punctuation and marked thoughts; None for any other reply."""
+    found = _VERDICT.fullmatch(_THOUGHTS.sub("", reply).strip())
+    if found is None:
+        logger.warning("semgrad-guard: the judge's reply is no verdict: %r", reply[:200])
+        return None
+    return found.group(1).lower() == "correct"
+
+
+def _prompt(answer: Graded) -> str:
+    references = "\n".join(f"- {reference}" for reference in answer.references)
+    return PROMPT.format(question=answer.question, references=references, answer=answer.text)
+
+
+def _first_line(error: Exception) -> str:
+    line = str(error).strip().partition("\n")[0].rstrip(".")
+    return f"{line or type(error).__name__}."

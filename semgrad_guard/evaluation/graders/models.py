@@ -1,0 +1,59 @@
+"""Graders that are classifiers: natural language inference and BEM, from checkpoints that the user names."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from semgrad_guard.engine.answer_equivalence import AnswerEquivalence
+from semgrad_guard.engine.text_pairs import Entailment
+from semgrad_guard.evaluation.graders.base import Graded, Verdicts, any_reference
+from semgrad_guard.evaluation.graders.words import require_threshold
+
+
+@dataclass(frozen=True)
+class EntailmentGrader:
+    """Correct if question and answer entail question and reference: entailment is the likeliest of the three labels.
+
+    One direction only: an answer may say more than the reference.
+    """
+
+    model: Entailment
+
+    @property
+    def name(self) -> str:
+        return f"nli({self.model.name})"
+
+    def grade(self, answers: Sequence[Graded]) -> Verdicts:
+        """A verdict for each answer, in order."""
+        return any_reference(answers, self._entails)
+
+    def _entails(self, pairs: list[tuple[Graded, str]]) -> list[bool]:
+        texts = [(f"{one.question} {one.text}", f"{one.question} {reference}") for one, reference in pairs]
+        return [scores.entails for scores in self.model.probabilities(texts)]
+
+
+@dataclass(frozen=True)
+class Bem:
+    """Correct if BEM finds the answer equivalent to a reference: P at or above `threshold`, in (0, 1].
+
+    The paper's published code counts an answer as correct from .7 on.
+    """
+
+    model: AnswerEquivalence
+    threshold: float = 0.7
+
+    def __post_init__(self) -> None:
+        require_threshold(self.threshold, "BEM", 0.7)
+
+    @property
+    def name(self) -> str:
+        return f"bem({self.model.name})>={self.threshold:g}"
+
+    def grade(self, answers: Sequence[Graded]) -> Verdicts:
+        """A verdict for each answer, in order."""
+        return any_reference(answers, self._equivalent)
+
+    def _equivalent(self, pairs: list[tuple[Graded, str]]) -> list[bool]:
+        triples = [(one.question, reference, one.text) for one, reference in pairs]
+        return [p >= self.threshold for p in self.model.probabilities(triples)]

@@ -1,0 +1,75 @@
+"""Graders by the names that a command line gives them: `exact-match`, `bem=PATH`, `judge=PROVIDER:MODEL`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+from semgrad_guard.errors import InputError
+from semgrad_guard.evaluation.graders import GRADERS, AnswerGrader
+
+if TYPE_CHECKING:
+    from semgrad_guard.engine.text_pairs import Entailment
+
+_NEEDS_MODEL = {
+    "nli": "FOLDER or hub id",
+    "bem": "FOLDER or hub id",
+    "judge": "PROVIDER:MODEL, as LangChain has it",
+}
+
+
+def load_graders(specs: Sequence[str], *, nli: str | None = None) -> list[AnswerGrader]:
+    """The graders of these names, in order; all names are checked before any model is loaded.
+
+    Args:
+        specs: `exact-match`, `token-f1`, `rouge-l`, `nli[=MODEL]`, `bem=MODEL`, `judge=PROVIDER:MODEL`.
+        nli: what `nli` means where it names no model.
+
+    Raises:
+        InputError: an unknown name, a name that needs a model and has none, or a name twice.
+        ModelNotFoundError, UnsupportedModelError: a model cannot be loaded, or is of another kind.
+        GradingError, MissingExtraError: a judge cannot be set up.
+    """
+    found = [_loader(spec, nli) for spec in specs]
+    if not found:
+        raise InputError("grading needs at least one grader, for example exact-match")
+    graders = [load() for load in found]
+    names = [grader.name for grader in graders]
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise InputError(f"the grader {twice[0]} is named twice; name each once, the deciding one first")
+    return graders
+
+
+def _loader(spec: str, nli: str | None) -> Callable[[], AnswerGrader]:
+    name, _, model = spec.partition("=")
+    if name in GRADERS and not model:
+        return lambda: GRADERS[name]
+    if name not in _NEEDS_MODEL:
+        known = ", ".join([*GRADERS, *(f"{each}=..." for each in _NEEDS_MODEL)])
+        raise InputError(f"there is no grader {spec!r}; there are {known}")
+    model = model or (nli or "" if name == "nli" else "")
+    if not model:
+        raise InputError(f"the grader {name!r} needs a model: {name}={_NEEDS_MODEL[name]}")
+    return lambda: _load(name, model)
+
+
+def _load(name: str, model: str) -> AnswerGrader:
+    if name == "judge":
+        from semgrad_guard.evaluation.graders.judge import Judge
+
+        return Judge.from_name(model)
+    from semgrad_guard.engine.answer_equivalence import AnswerEquivalence
+    from semgrad_guard.evaluation.graders.models import Bem, EntailmentGrader
+
+    if name == "bem":
+        return Bem(AnswerEquivalence.from_pretrained(model))
+    return EntailmentGrader(entailment_model(model))
+
+
+@lru_cache(maxsize=1)
+def entailment_model(name: str) -> Entailment:
+    """The NLI model of this name, loaded once where methods and a grader share it."""
+    from semgrad_guard.engine.text_pairs import Entailment
+
+    return Entailment.from_pretrained(name)

@@ -1,0 +1,80 @@
+"""CSV as spreadsheet programs write and read it: byte order marks, semicolons, CRLF, cells with line breaks."""
+
+from __future__ import annotations
+
+import codecs
+import csv
+import io
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from semgrad_guard.errors import DataFileError
+from semgrad_guard.evaluation.files import write_beside
+
+_DELIMITERS = ",;\t"
+_FORMULA = ("=", "+", "-", "@", "\t", "\r")
+
+
+@dataclass(frozen=True)
+class Row:
+    """One row by column name (lower case). `number` is the spreadsheet's own: the header is row 1."""
+
+    number: int
+    cells: dict[str, str]
+    surplus: int = 0
+
+
+def read_table(path: Path) -> tuple[list[str], list[Row]]:
+    """(column names, rows that are not blank) of a CSV file; `surplus` counts cells beyond the last column.
+
+    Raises:
+        DataFileError: the file cannot be read, is no UTF-8, or its quotes do not match.
+    """
+    text = _text(path)
+    first = text.partition("\n")[0]
+    delimiter = max(
+        _DELIMITERS, key=lambda candidate: sum(len(row) for row in csv.reader([first], delimiter=candidate))
+    )
+    try:
+        header, *rows = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
+    except ValueError:
+        raise DataFileError(f"{path} is empty: its first row names the columns.") from None
+    except csv.Error as error:
+        raise DataFileError(f"{path} is no CSV file: {error}. Is every quotation mark closed?") from error
+    names = [name.strip().lower() for name in header]
+    return names, list(_filled(names, rows))
+
+
+def write_table(path: Path, header: Sequence[str], rows: Iterable[Sequence[object]]) -> Path:
+    """Write a CSV file that spreadsheet programs open as it is meant: marked as UTF-8, and no text is a formula."""
+    written = io.StringIO(newline="")
+    writer = csv.writer(written)
+    writer.writerow(header)
+    writer.writerows([_harmless(cell) if isinstance(cell, str) else cell for cell in row] for row in rows)
+    return write_beside(path, lambda beside: beside.write_bytes(codecs.BOM_UTF8 + written.getvalue().encode()))
+
+
+def _harmless(cell: str) -> str:
+    """Text that a spreadsheet would run as a formula gets an apostrophe before it."""
+    return f"'{cell}" if cell.startswith(_FORMULA) else cell
+
+
+def _filled(names: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[Row]:
+    for number, row in enumerate(rows, start=2):
+        if any(cell.strip() for cell in row):
+            cells = dict(zip(names, row, strict=False))
+            yield Row(number, cells, surplus=max(0, len(row) - len(names)))
+
+
+def _text(path: Path) -> str:
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise DataFileError(f"Cannot read {path}: {error.strerror or error}.") from error
+    if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        raise DataFileError(f'{path} is UTF-16 text; save it as "CSV UTF-8".')
+    try:
+        return content.removeprefix(codecs.BOM_UTF8).decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise DataFileError(f'{path} is not UTF-8 text (byte {error.start + 1}); save it as "CSV UTF-8".') from error

@@ -1,0 +1,106 @@
+"""`calibrate --estimator fused` and `auto`: learned on a third, calibrated on the rest, and then simply used."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from click.testing import Result
+
+from semgrad_guard import Calibration, GenerationOptions, LanguageModel
+
+from .helpers import TOKENS, flat, jsonl
+
+Run = Callable[..., Result]
+MANY = [f"Which is number {i}?" for i in range(165)]
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory, language_model: LanguageModel) -> Path:
+    """Questions of which the tiny model answers three in four right."""
+    options = GenerationOptions(max_new_tokens=TOKENS)
+    found = [one for i in range(0, 165, 33) for one in language_model.generate_batch(MANY[i : i + 33], options)]
+    rows = [
+        {"question": question, "answers": [one.text if i % 4 else "seven"]}
+        for i, (question, one) in enumerate(zip(MANY, found, strict=True))
+    ]
+    return jsonl(tmp_path_factory.mktemp("data") / "many.jsonl", rows)
+
+
+@pytest.fixture(scope="module")
+def calibrate(run: Run, model_folder: Path, data: Path) -> Run:
+    fixed = ("--model", model_folder, "--max-new-tokens", TOKENS, "--batch-size", 33, "--alpha", 0.5)
+    return lambda output, *arguments: run(
+        "calibrate", *fixed, "--output", output, *(() if "--data" in arguments else ("--data", data)), *arguments
+    )
+
+
+@pytest.fixture(scope="module")
+def fused(calibrate: Run, tmp_path_factory: pytest.TempPathFactory) -> tuple[Result, Path]:
+    path = tmp_path_factory.mktemp("fused") / "c.json"
+    return calibrate(path, "--estimator", "fused"), path
+
+
+def test_fused_is_fitted_on_a_third_and_says_so(fused: tuple[Result, Path]) -> None:
+    result, path = fused
+    assert result.exit_code == 0, result.stderr
+    made = Calibration.load(path)
+    assert "fused: Fitted on 55 answers" in flat(result.stderr)
+    assert made.choice is not None
+    assert made.choice.weights is not None
+    assert made.binding is not None
+    assert (made.binding.estimator, made.n, len(made.choice.questions)) == ("fused", 110, 55)
+
+
+def test_ask_and_score_use_the_fitted_estimator(fused: tuple[Result, Path], run: Run, model_folder: Path) -> None:
+    _, path = fused
+    made = Calibration.load(path)
+    given = ("--model", model_folder, "--calibration", path, "--json")
+    asked = json.loads(run("ask", MANY[0], "--max-new-tokens", TOKENS, *given).stdout)
+    assert made.binding is not None
+    assert asked["estimator"] == "fused"
+    assert asked["settings"] == made.binding.settings
+    assert asked["action"] == ("answer" if asked["uncertainty"] <= made.threshold else "abstain")
+    scored = json.loads(run("score", "--question", MANY[0], "--response", "some words", *given).stdout)
+    assert (scored["estimator"], scored["threshold"]) == ("fused", made.threshold)
+
+
+def test_another_estimator_is_refused_with_it(fused: tuple[Result, Path], run: Run, model_folder: Path) -> None:
+    result = run("ask", MANY[0], "--model", model_folder, "--calibration", fused[1], "--estimator", "hybridgrad")
+    assert result.exit_code == 1
+    assert "estimator is 'hybridgrad' and was 'fused' at calibration" in flat(result.stderr)
+
+
+def test_too_few_questions_fall_back_in_words(calibrate: Run, data: Path, tmp_path: Path) -> None:
+    few = jsonl(tmp_path / "few.jsonl", data.read_text().splitlines()[:60])
+    result = calibrate(tmp_path / "c.json", "--estimator", "fused", "--data", few)
+    said = flat(result.stderr)
+    assert "hybridgrad: HybridGrad takes the place of FusedGrad. FusedGrad takes at least 50 graded answers" in said
+    made = Calibration.load(tmp_path / "c.json")
+    assert made.binding is not None
+    assert (made.binding.estimator, made.n) == ("hybridgrad", 60)
+
+
+def test_auto_names_the_best_and_its_rivals(calibrate: Run, tmp_path: Path) -> None:
+    result = calibrate(tmp_path / "c.json", "--estimator", "auto", "--json")
+    document = json.loads(result.stdout)
+    choice = document["calibration"]["choice"]
+    figures = {name: value for name, value in choice["aurocs"].items() if value is not None}
+    assert choice["estimator"] == max(figures, key=figures.__getitem__)
+    assert choice["estimator"] == document["calibration"]["binding"]["estimator"]
+    assert {"hybridgrad", "gnll", "fused"} <= figures.keys()
+    assert "weights" not in choice
+    assert f"{choice['estimator']}: The highest AUROC on 55 answers" in flat(result.stderr)
+
+
+def test_features_are_kept_with_the_answers_and_resumed(fused: tuple[Result, Path], calibrate: Run) -> None:
+    _, path = fused
+    record = path.with_suffix(".answers.jsonl")
+    lines = record.read_text().splitlines(keepends=True)
+    assert json.loads(lines[1])["scores"]["fused"]["features"]["semgrad"] > 0
+    whole = Calibration.load(path)
+    record.write_text("".join(lines[:50]))
+    assert calibrate(path, "--estimator", "fused").exit_code == 0
+    assert Calibration.load(path).threshold == whole.threshold

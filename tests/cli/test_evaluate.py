@@ -1,0 +1,251 @@
+"""`evaluate`: every method on a user's questions, kept as it comes, graded afterwards and as often as one likes."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import Result
+
+from semgrad_guard import LanguageModel
+from semgrad_guard.cli import loading
+from semgrad_guard.evaluation.evaluated import EvaluatedAnswer
+from semgrad_guard.evaluation.run_file import read_run
+
+from .helpers import ASKED, TOKENS, flat, jsonl
+
+Run = Callable[..., Result]
+METHODS = ("--methods", "gnll", "--methods", "hybridgrad", "--methods", "ln_pe")
+
+
+@pytest.fixture
+def evaluate(run: Run, model_folder: Path, tmp_path: Path) -> Run:
+    fixed = ("--model", model_folder, "--output", tmp_path / "out", "--max-new-tokens", TOKENS, *METHODS)
+    quick = ("--no-ablations", "--no-report", "--batch-size", 4)
+    return lambda *arguments: run("evaluate", *fixed, *quick, *arguments)
+
+
+@pytest.fixture
+def again(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+    """Grade what is there; a model would be a mistake."""
+
+    def invoke(*arguments: object) -> Result:
+        with monkeypatch.context() as patched:
+            patched.setattr(loading, "load_model", lambda *_args, **_named: pytest.fail("a model was loaded"))
+            return run("evaluate", "--output", tmp_path / "out", "--regrade", "--no-report", *arguments)
+
+    return invoke
+
+
+@pytest.fixture
+def mixed(tmp_path: Path, texts: list[str]) -> Path:
+    """Eight questions; the model is right on the even ones."""
+    rows = [
+        {"question": q, "answers": [t if i % 2 == 0 else "seven"], "kind": "odd" if i % 2 else "even"}
+        for i, (q, t) in enumerate(zip(ASKED[:8], texts, strict=False))
+    ]
+    return jsonl(tmp_path / "mixed.jsonl", rows)
+
+
+def table(folder: Path) -> list[dict[str, str]]:
+    with (folder / "out" / "graded.csv").open(encoding="utf-8-sig", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def kept(folder: Path) -> list[EvaluatedAnswer]:
+    return read_run(folder / "out" / "answers.jsonl", EvaluatedAnswer)[1]
+
+
+def timeless(answers: list[EvaluatedAnswer]) -> list[dict[str, Any]]:
+    return [answer.model_dump(exclude={"milliseconds", "generation_ms"}) for answer in answers]
+
+
+def test_a_run_from_questions_to_a_table(evaluate: Run, mixed: Path, tmp_path: Path) -> None:
+    result = evaluate("--data", mixed)
+    assert result.exit_code == 0, result.stderr
+    shown = flat(result.stdout)
+    assert "tiny on mixed" in shown
+    assert all(word in shown for word in ("AUROC", "HybridGrad", "G-NLL", "LN-PE"))
+    assert "50.0% of 8 answers are right by exact-match." in shown
+    rows = table(tmp_path)
+    assert [row["correct: exact-match"] for row in rows] == ["1", "0"] * 4
+    assert [row["kind"] for row in rows] == ["even", "odd"] * 4
+    for row, answer in zip(rows, kept(tmp_path), strict=True):
+        assert float(row["LN-PE"]) == answer.uncertainty("ln_pe")
+        assert float(row["ms: LN-PE"]) == answer.milliseconds["ln_pe"] > 0
+    assert (
+        (tmp_path / "out" / "labels.csv").read_text(encoding="utf-8-sig").startswith("key,question,references,answer")
+    )
+
+
+def test_json_and_the_first_of_a_csv_file(evaluate: Run, tmp_path: Path, texts: list[str]) -> None:
+    data = tmp_path / "q.csv"
+    data.write_text("question;answers\r\n" + "".join(f"{q};seven\r\n" for q in ASKED[:5]), encoding="utf-8-sig")
+    result = evaluate("--data", data, "--limit", 2, "--json", "--prompt", "paper", "--grader", "token-f1")
+    document = json.loads(result.stdout)
+    assert (document["accuracy"], document["settings"]["questions"], document["settings"]["prompt"]) == (
+        0.0,
+        2,
+        "paper",
+    )
+    assert document["settings"]["grader"] == "token-f1>=0.5"
+    assert document["methods"]["G-NLL"]["auroc"] is None
+    assert document["methods"]["G-NLL"]["aurc"] == 1.0
+
+
+def test_regrading_needs_no_model(evaluate: Run, again: Run, mixed: Path, tmp_path: Path) -> None:
+    evaluate("--data", mixed)
+    before = (tmp_path / "out" / "answers.jsonl").read_bytes()
+    found = json.loads(again("--grader", "rouge-l", "--grader", "exact-match", "--json").stdout)
+    assert (found["settings"]["grader"], found["title"]) == ("rouge-l>=0.3", "tiny on mixed")
+    assert {"correct: rouge-l>=0.3", "correct: exact-match"} <= set(table(tmp_path)[0])
+    mended = [{"question": q, "answers": [a.text]} for q, a in zip(ASKED[:8], kept(tmp_path), strict=True)]
+    data = jsonl(tmp_path / "mended.jsonl", [*mended, {"question": "new", "answers": ["x"]}])
+    result = again("--data", data, "--json")
+    assert json.loads(result.stdout)["accuracy"] == 1.0
+    assert "1 of 9 questions have no answer yet" in result.stderr
+    assert (tmp_path / "out" / "answers.jsonl").read_bytes() == before
+
+
+def test_people_decide_where_there_are_labels(evaluate: Run, again: Run, mixed: Path, tmp_path: Path) -> None:
+    evaluate("--data", mixed)
+    sheet = tmp_path / "out" / "labels.csv"
+    with sheet.open(encoding="utf-8-sig", newline="") as file:
+        head, *rows = csv.reader(file)
+    for row, word in zip(rows, ["TRUE", *["FALSE"] * 6, ""], strict=True):
+        row[-1] = word
+    with sheet.open("w", encoding="utf-8", newline="") as file:
+        csv.writer(file, delimiter=";").writerows([head, *rows])
+    filled = sheet.read_bytes()
+    result = again("--labels", sheet, "--json")
+    document = json.loads(result.stdout)
+    assert (document["settings"]["grader"], document["accuracy"]) == ("human", pytest.approx(1 / 7))
+    assert document["ungraded"] == {"human": 1}
+    assert "1 of 8 answers have no verdict by human; they are left out of the results." in result.stderr
+    assert sheet.read_bytes() == filled  # a person's work is never overwritten
+    sheet.write_bytes(filled.replace(b"TRUE", b"perhaps"))
+    wrong = again("--labels", sheet)
+    assert wrong.exit_code == 1
+    assert "row 2 has 'perhaps' under correct" in flat(wrong.stderr)
+
+
+def test_ctrl_c_keeps_what_is_there_and_the_run_goes_on(
+    evaluate: Run, mixed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert evaluate("--data", mixed, "--output", tmp_path / "whole" / "out").exit_code == 0
+    calls: list[int] = []
+    generate = LanguageModel.generate_batch
+
+    def interrupted(*arguments: Any, **named: Any) -> Any:
+        calls.append(1)
+        if len(calls) == 3:  # the warm-up and the first batch have passed
+            raise KeyboardInterrupt
+        return generate(*arguments, **named)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(LanguageModel, "generate_batch", interrupted)
+        stopped = evaluate("--data", mixed)
+    assert (stopped.exit_code, stopped.stdout) == (130, "")
+    assert (
+        f"4 of 8 answers are kept in {tmp_path / 'out' / 'answers.jsonl'}. Run the same command again" in stopped.stderr
+    )
+    result = evaluate("--data", mixed)
+    assert "Answering: 4 of 8" in result.stderr
+    assert timeless(kept(tmp_path)) == timeless(kept(tmp_path / "whole"))
+
+
+def test_a_run_with_other_settings_is_refused_and_the_difference_named(evaluate: Run, mixed: Path) -> None:
+    evaluate("--data", mixed)
+    result = evaluate("--data", mixed, "--seed", 3)
+    assert result.exit_code == 1
+    assert "estimators.ln_pe.plan.seed is 3 and was 0" in flat(result.stderr)
+
+
+def test_bad_lines_are_named_and_the_rest_evaluated(evaluate: Run, tmp_path: Path) -> None:
+    data = jsonl(
+        tmp_path / "bad.jsonl",
+        [
+            {"question": "Größe\n\t„x“?\u2028", "answers": ["\N{SNOWMAN}", "二\n三"], "id": "a"},
+            {"question": "no reference"},
+            {"question": ASKED[0], "answers": ["x"], "id": "a"},
+            {"question": f" {ASKED[0]}", "answers": ["y"], "id": "b"},
+        ],
+    )
+    result = evaluate("--data", data)
+    assert result.exit_code == 5
+    assert f"Warning: {data}, line 2 has no reference answer" in result.stderr
+    assert f"Note: {data}, line 4 repeats line 3" in result.stderr
+    assert f"Note: {data}, line 3 has the id 'a' of line 1; both are kept." in result.stderr
+    assert "AUROC is undefined: there is nothing to tell apart" in flat(result.stdout)
+    assert [row["references"] for row in table(tmp_path)] == ["\N{SNOWMAN}\n二\n三", "x"]
+
+
+def test_one_question_answered_rightly(evaluate: Run, tmp_path: Path, texts: list[str]) -> None:
+    result = evaluate("--data", jsonl(tmp_path / "one.jsonl", [{"question": ASKED[0], "answers": [texts[0]]}]))
+    assert result.exit_code == 0
+    shown = flat(result.stdout)
+    assert "100.0% of 1 answers are right by exact-match; AUROC is undefined: there is nothing to tell apart." in shown
+
+
+def test_what_cannot_be_is_refused_before_a_model_is_loaded(
+    evaluate: Run, mixed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loading, "load_model", lambda *_args, **_named: pytest.fail("a model was loaded"))
+    (tmp_path / "file").write_text("")
+    for arguments, said in (
+        (("--data", tmp_path / "none.jsonl"), "No such file"),
+        (("--data", mixed, "--output", tmp_path / "file" / "out"), "Cannot make the folder"),
+        (("--data", mixed, "--grader", "guess"), "there is no grader 'guess'"),
+        (("--data", mixed, "--grader", f"bem={tmp_path}"), "holds no *.safetensors"),
+        (("--data", mixed, "--grader", "nli=./nowhere"), "there is no folder './nowhere'"),
+        (("--data", mixed, "--methods", "guess"), "there is no method 'guess'; there are hybridgrad, semgrad"),
+        (("--data", mixed, "--cross-encoder", "./nowhere"), "there is no folder './nowhere'"),
+        (("--regrade",), "Run the evaluation first"),
+        (("--data", mixed, "--beside", tmp_path), "Name the folder of an evaluation that has finished"),
+    ):
+        result = evaluate(*arguments)
+        assert (result.exit_code, result.stdout) == (1, ""), arguments
+        assert said in flat(result.stderr), (arguments, result.stderr)
+    assert evaluate().exit_code == 2
+
+
+def test_a_device_that_is_none(evaluate: Run, mixed: Path) -> None:
+    result = evaluate("--data", mixed, "--device", "cuda:99")
+    assert result.exit_code == 1
+    assert "There is no device 'cuda:99' here" in flat(result.stderr)
+
+
+def test_several_runs_make_one_report(evaluate: Run, mixed: Path, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    other = jsonl(tmp_path / "other.jsonl", [json.loads(line) for line in mixed.read_text().splitlines()[:4]])
+    assert evaluate("--data", other, "--output", tmp_path / "first").exit_code == 0
+    result = evaluate("--data", mixed, "--ablations", "--report", "--beside", tmp_path / "first")
+    assert result.exit_code == 0, result.stderr
+    page = (tmp_path / "out" / "report.html").read_text()
+    assert "tiny on mixed" in page
+    assert "tiny on other" in page
+    assert "report.html" in flat(result.stdout)
+    assert list((tmp_path / "out" / "tables").glob("*.csv"))
+
+
+def test_a_calibration_from_elsewhere_is_held_against_the_run(
+    evaluate: Run, calibration: Path, mixed: Path, right: Path, tmp_path: Path, texts: list[str]
+) -> None:
+    home = evaluate("--data", right, "--calibration", calibration, "--output", tmp_path / "home", "--batch-size", 60)
+    assert home.exit_code == 0, home.stderr
+    assert (
+        "of 60 answers are let through and 0.0% of those are wrong (promised: at most 10%); by the drift check no"
+        in (flat(home.stdout))
+    )
+    away = [{"question": q * 3, "answers": ["seven"]} for q in ASKED[:30]]
+    data = jsonl(tmp_path / "away.jsonl", away)
+    found = evaluate("--data", data, "--calibration", calibration, "--output", tmp_path / "away", "--json")
+    document = json.loads(found.stdout)["calibration"]
+    assert document["risk"] == (1.0 if document["answered"] else None)
+    other = evaluate("--data", mixed, "--calibration", calibration, "--prompt", "paper")
+    assert other.exit_code == 1
+    assert "prompt_template is 'paper-chat@" in flat(other.stderr)

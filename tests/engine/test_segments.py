@@ -1,0 +1,141 @@
+"""Sentences and clauses: where they end, which tokens they own, and their scores against plain autograd."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from semgrad_guard import LanguageModel, Objective
+from semgrad_guard.engine.prompt import tokenize
+from semgrad_guard.engine.replay import Replayer
+from semgrad_guard.engine.segments import By, split, token_counts
+from semgrad_guard.engine.semantic_token import TokenizedText
+from semgrad_guard.errors import EmptyResponseError
+
+from .oracle import reference_scores, worst_relative_error
+
+ANSWER = "Tea is a drink. It grows, they say, in Assam! Does it?\nYes."
+
+
+def texts(text: str, by: By = "sentence") -> list[str]:
+    return [text[start:end] for start, end in split(text, by)]
+
+
+@pytest.mark.parametrize(
+    ("text", "pieces"),
+    [
+        ("Paris. It is in France.", ["Paris. ", "It is in France."]),
+        ("Paris", ["Paris"]),
+        ("", [""]),
+        ("  Paris.  ", ["  Paris.  "]),
+        ("Dr. J. R. Smith came. So did St. Paul.", ["Dr. J. R. Smith came. ", "So did St. Paul."]),
+        ("Rest, e.g. on Sundays. OK.", ["Rest, e.g. on Sundays. ", "OK."]),
+        ("It is 3.14, i.e. pi. Or 1,000.", ["It is 3.14, i.e. pi. ", "Or 1,000."]),
+        ("What?! Really… Yes", ["What?! ", "Really… ", "Yes"]),
+        ('He said "No." She left.', ['He said "No." ', "She left."]),
+        ("1. Paris\n2. Rome\n\n- Oslo", ["1. Paris\n", "2. Rome\n\n", "- Oslo"]),
+        ("It ended in 1969. Then came 1970.", ["It ended in 1969. ", "Then came 1970."]),
+        ("approx. five of them vs. Ten", ["approx. five of them vs. Ten"]),
+        ("東京です。大阪ではない。", ["東京です。", "大阪ではない。"]),
+        ("**Bold.** Next.", ["**Bold.** ", "Next."]),
+        ("see no. seven", ["see no. seven"]),
+        ("No. It is Rome.", ["No. ", "It is Rome."]),
+    ],
+)  # fmt: skip
+def test_sentences(text: str, pieces: list[str]) -> None:
+    assert texts(text) == pieces
+
+
+def test_clauses() -> None:
+    text = "Tea, a drink: it grows – they say – in Assam; 1,000 m up. So."
+    assert texts(text, "clause") == [
+        "Tea, ",
+        "a drink: ",
+        "it grows – ",
+        "they say – ",
+        "in Assam; ",
+        "1,000 m up. ",
+        "So.",
+    ]
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.text(st.sampled_from('aZ1 .,;!?\n")—–。、…é𝄞'), max_size=40), st.sampled_from(["sentence", "clause"]))
+def test_segments_join_back_to_the_text_and_none_is_blank(text: str, by: By) -> None:
+    pieces = texts(text, by)
+    assert "".join(pieces) == text
+    assert len(pieces) == 1 or all(piece.strip() for piece in pieces)
+
+
+@settings(max_examples=80, deadline=None)
+@given(text=st.text(st.sampled_from("ab .,\n!é𝄞。"), min_size=1, max_size=30))
+def test_every_token_belongs_to_one_segment(tokenizer, text: str) -> None:
+    encoded = tokenize(tokenizer, text, add_special_tokens=False)
+    counts = token_counts(encoded, split(text, "clause"))
+    assert sum(counts) == len(encoded.ids)
+    begin = 0
+    for (start, end), count in zip(split(text, "clause"), counts, strict=True):
+        assert tokenizer.decode(list(encoded.ids[begin : begin + count])) == text[start:end]  # one token a byte
+        begin += count
+
+
+def test_a_token_belongs_where_its_last_character_stands() -> None:
+    text = "Yes. It is"
+    spans = ((0, 3), (3, 4), (4, 7), (7, 10))  # "Yes", ".", " It", " is"
+    known = TokenizedText(text, (1, 2, 3, 4), spans, lambda _: ())
+    assert token_counts(known, split(text)) == [2, 2]
+    prefixes = {"Yes. ": (1, 2, 9)}  # without spans: the ids that a prefix shares with the whole
+    unknown = TokenizedText(text, (1, 2, 3, 4), None, prefixes.__getitem__)
+    assert token_counts(unknown, split(text)) == [2, 2]
+
+
+def test_a_segment_inside_a_token_has_none() -> None:
+    text = "A! B! C"
+    known = TokenizedText(text, (1, 2), ((0, 2), (2, 7)), lambda _: ())
+    assert token_counts(known, split(text)) == [1, 0, 1]
+
+
+@pytest.mark.parametrize("objective", [None, Objective("official", norm="l2", layers=(0, 3), last_tokens=3)])
+def test_scores_equal_each_segments_own_objective(language_model: LanguageModel, objective: Objective | None) -> None:
+    found = language_model.score("What is tea?", ANSWER, by="clause", objective=objective)
+    assert [s.text for s in found] == [
+        "Tea is a drink. ",
+        "It grows, ",
+        "they say, ",
+        "in Assam! ",
+        "Does it?\n",
+        "Yes.",
+    ]
+    prompt, begin, asked = language_model.render("What is tea?"), 0, objective or Objective()
+    response = list(ANSWER.encode())
+    ids = language_model.tokenizer(ANSWER, add_special_tokens=False)["input_ids"]
+    for segment in found:
+        end = begin + len(segment.text)
+        assert (segment.start, segment.end) == (begin, end)
+        expected = reference_scores(
+            language_model._model, prompt.ids, ids, prompt.semantic_token.offset, asked.variant, asked.layers,
+            norm=asked.norm, grid_tokens=asked.last_tokens, part=slice(begin, end),
+        )  # fmt: skip
+        assert segment.scores is not None
+        assert worst_relative_error(segment.scores, expected) < 1e-9
+        begin = end
+    assert begin == len(response)
+
+
+def test_one_replay_serves_all(language_model: LanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    passes: list[object] = []
+    prefix = Replayer.prefix
+    monkeypatch.setattr(Replayer, "prefix", lambda self, *a: (passes.append(a), prefix(self, *a))[1])
+    assert len(language_model.score("q", ANSWER, by="clause")) == 6
+    assert len(passes) == 1
+
+
+def test_one_sentence_is_the_whole_answer(language_model: LanguageModel) -> None:
+    (segment,) = language_model.score("q", "Tea is a drink.", by="sentence")
+    assert segment.scores == language_model.score("q", "Tea is a drink.")
+
+
+def test_an_empty_response(language_model: LanguageModel) -> None:
+    with pytest.raises(EmptyResponseError):
+        language_model.score("q", " \n", by="sentence")

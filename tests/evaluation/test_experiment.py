@@ -1,0 +1,161 @@
+"""An evaluation's run: what is kept is enough to compute every number again, and it continues wherever it stopped."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from semgrad_guard import GenerationOptions, LanguageModel
+from semgrad_guard.errors import BindingMismatchError, InputError
+from semgrad_guard.estimators.suite import paper_suite
+from semgrad_guard.evaluation.ablations import semgrad_ablations
+from semgrad_guard.evaluation.data import Question
+from semgrad_guard.evaluation.evaluated import EvaluatedAnswer
+from semgrad_guard.evaluation.experiment import Experiment
+from semgrad_guard.evaluation.run_file import read_run
+
+TOKENS = 3
+QUESTIONS = [Question(question=f"item {'x' * (i % 3)} {i}?", answers=("a", "b"), id=str(i), kind="k") for i in range(5)]
+
+
+class Killed(BaseException):
+    """Like Ctrl-C, and nothing else."""
+
+
+@pytest.fixture(scope="module")
+def experiment(language_model: LanguageModel) -> Experiment:
+    suite = paper_suite(max_new_tokens=TOKENS)
+    options = GenerationOptions(max_new_tokens=TOKENS)
+    return Experiment(language_model, suite, options, ablations=semgrad_ablations(language_model.n_layers))
+
+
+@pytest.fixture(scope="module")
+def whole(experiment: Experiment, tmp_path_factory: pytest.TempPathFactory) -> list[EvaluatedAnswer]:
+    return experiment.run(QUESTIONS, tmp_path_factory.mktemp("whole") / "run.jsonl", batch_size=2)
+
+
+def timeless(answers: list[EvaluatedAnswer]) -> list[dict[str, Any]]:
+    return [answer.model_dump(exclude={"milliseconds", "generation_ms"}) for answer in answers]
+
+
+def test_scores_are_those_of_each_method_alone(experiment: Experiment, whole: list[EvaluatedAnswer]) -> None:
+    for question, answer in list(zip(QUESTIONS, whole, strict=True))[:2]:
+        assert set(answer.scores) == {estimator.name for estimator in experiment.estimators}
+        for estimator in experiment.estimators:
+            generation = experiment.model.generate(question.question, experiment.options)
+            assert generation.text == answer.text
+            assert answer.uncertainty(estimator.name) == pytest.approx(
+                estimator(generation.evidence).uncertainty, rel=1e-6
+            ), estimator.name
+
+
+def test_what_is_kept_is_enough_to_recompute(whole: list[EvaluatedAnswer]) -> None:
+    for answer in whole:
+        assert (answer.references, answer.kind, answer.id is not None) == (("a", "b"), "k", True)
+        assert len(answer.token_ids) == len(answer.entropies) == len(answer.log_probs) > 0
+        assert answer.uncertainty("gnll") == pytest.approx(-sum(answer.log_probs))
+        assert answer.uncertainty("mean_entropy") == pytest.approx(answer.mean_entropy)
+        semgrad, paragrad = answer.uncertainty("semgrad"), answer.uncertainty("paragrad")
+        assert semgrad is not None
+        assert paragrad is not None
+        assert answer.mean_entropy is not None
+        balance = math.exp(-answer.mean_entropy)
+        assert answer.uncertainty("hybridgrad") == pytest.approx((1 - balance) * semgrad + balance * paragrad)
+        assert set(answer.ablations) == set(semgrad_ablations(4))
+        plans = [(s.plan["kind"], s.plan["count"], s.plan.get("temperature")) for s in answer.samples]
+        assert ("Sampling", 10, 1.0) in plans
+        assert ("DiverseBeams", 10, None) in plans
+        assert len(plans) == len(set(plans)) == 6  # LN-PE and Semantic Entropy share theirs, Self-Con and Deg too
+        drawn = next(s for s in answer.samples if (s.plan["count"], s.plan.get("temperature")) == (10, 1.0))
+        assert len(drawn.texts) == 10
+        rates = [sum(p for p in tokens if p is not None) / len(tokens) for tokens in drawn.log_probs if tokens]
+        assert answer.uncertainty("ln_pe") == pytest.approx(-sum(rates) / len(rates), rel=1e-4)
+
+
+def test_methods_pay_for_what_they_share(whole: list[EvaluatedAnswer]) -> None:
+    """Time is noisy, so the best of the rows: a method that found its samples ready would cost next to nothing."""
+
+    def cost(name: str) -> float:
+        return min(answer.milliseconds[name] for answer in whole)
+
+    assert all(answer.generation_ms > 0 for answer in whole)
+    assert cost("semantic_entropy") > cost("ln_pe") / 2 > 0
+    assert cost("deg") > cost("self_consistency") / 2 > 0
+    assert cost("semgrad") > cost("hybridgrad") / 2 > 0
+    assert cost("ln_pe") > cost("semgrad")
+
+
+@pytest.mark.parametrize("reached", [0, 2, 4])
+def test_an_interrupted_run_continues(experiment: Experiment, tmp_path: Path, reached: int) -> None:
+    few = [each for each in experiment.estimators if each.name in ("hybridgrad", "ln_pe", "semantic_entropy")]
+    experiment = replace(experiment, estimators=few)
+    whole, path = experiment.run(QUESTIONS, tmp_path / "whole.jsonl", batch_size=2), tmp_path / "run.jsonl"
+
+    def kill(done: int, total: int) -> None:
+        if done >= reached:
+            raise Killed
+
+    with pytest.raises(Killed):
+        experiment.run(QUESTIONS, path, batch_size=2, on_progress=kill)
+    _, kept = read_run(path, EvaluatedAnswer)
+    assert timeless(kept) == timeless(whole[:reached])
+    content = path.read_bytes()
+    path.write_bytes(content + b'{"key": "half of a li')
+    again = experiment.run(QUESTIONS, path, batch_size=2)
+    assert timeless(again) == timeless(whole)
+    settings, answers = read_run(path, EvaluatedAnswer)
+    assert answers == again
+    assert settings == experiment.settings(QUESTIONS)
+
+
+def test_other_settings_are_refused_and_named(experiment: Experiment, tmp_path: Path) -> None:
+    path = tmp_path / "run.jsonl"
+    experiment.run(QUESTIONS[:1], path)
+    before = path.read_bytes()
+    other_seed = replace(experiment, estimators=paper_suite(seed=7, max_new_tokens=TOKENS))
+    fewer = replace(experiment, estimators=experiment.estimators[:2])
+    for changed, said in (
+        (other_seed, r"estimators\.ln_pe\.plan\.seed is 7 and was 0"),
+        (fewer, r"estimators\.paragrad\.name is None and was 'paragrad'"),
+        (replace(experiment, wording="paper"), r"prompt_template is 'paper-chat@"),
+        (replace(experiment, options=GenerationOptions(max_new_tokens=9)), r"max_new_tokens is 9 and was 3"),
+        (replace(experiment, ablations={}), r"ablations is \[\] and was \['l2 norm'"),
+    ):
+        with pytest.raises(BindingMismatchError, match=said):
+            changed.run(QUESTIONS[:1], path)
+    assert path.read_bytes() == before
+
+
+def test_the_papers_wording_is_what_the_model_sees(experiment: Experiment, tmp_path: Path) -> None:
+    free = experiment.estimators[:1]
+    (answer,) = replace(experiment, estimators=free, wording="paper").run(QUESTIONS[:1], tmp_path / "run.jsonl")
+    asked = f"Please directly answer the following question with one or few words:\n{QUESTIONS[0].question}"
+    assert answer.text == experiment.model.generate(asked, experiment.options).text
+    assert answer.question == QUESTIONS[0].question
+
+
+def test_a_question_over_the_window_is_kept_unanswered(
+    make_language_model: Callable[..., LanguageModel], tmp_path: Path
+) -> None:
+    model = make_language_model(max_position_embeddings=80)
+    free = paper_suite()[:1]
+    experiment = Experiment(model, free, GenerationOptions(max_new_tokens=2))
+    long = [Question(question="long " * 30, answers=("a",))]
+    for questions in (long, [QUESTIONS[0], *long]):
+        answers = experiment.run(questions, tmp_path / f"{len(questions)}.jsonl")
+        assert [answer.text is None for answer in answers] == [question in long for question in questions]
+        assert "context window 80" in str(answers[-1].scores["hybridgrad"].reason)
+        assert (answers[-1].milliseconds, answers[-1].mean_entropy, answers[-1].references) == ({}, None, ("a",))
+
+
+def test_mixed_forms_and_empty_suites_are_refused(experiment: Experiment, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="1 of the 2 questions have a context"):
+        experiment.run([QUESTIONS[0], Question(question="q", context="c")], tmp_path / "run.jsonl")
+    with pytest.raises(InputError, match="at least one estimator"):
+        replace(experiment, estimators=()).run(QUESTIONS, tmp_path / "run.jsonl")
+    assert not (tmp_path / "run.jsonl").exists()

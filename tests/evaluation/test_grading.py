@@ -1,0 +1,102 @@
+"""Grading after the run: kept, taken up again, and done anew where answer or references changed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from semgrad_guard.errors import InputError
+from semgrad_guard.evaluation.data import Question
+from semgrad_guard.evaluation.graders import ExactMatch, Graded
+from semgrad_guard.evaluation.graders.base import Verdicts
+from semgrad_guard.evaluation.grading import GradeBook, grade, with_references
+
+from .made_answers import made
+
+ANSWERS = [made(i, text="right" if i % 3 else "wrong") for i in range(70)]
+RIGHT = [bool(i % 3) for i in range(70)]
+
+
+class Stopped(BaseException):
+    """Like Ctrl-C."""
+
+
+class Counting:
+    """A costly grader that remembers what it was asked."""
+
+    name = "counting"
+
+    def __init__(self, *, stop_after: int = 10**6, none: Sequence[str] = ()) -> None:
+        self.asked: list[Graded] = []
+        self._stop_after, self._none = stop_after, none
+
+    def grade(self, answers: Sequence[Graded]) -> Verdicts:
+        if len(self.asked) + len(answers) > self._stop_after:
+            raise Stopped
+        self.asked += answers
+        return [None if answer.question in self._none else answer.text == "right" for answer in answers]
+
+
+def test_grades_are_kept_and_a_stopped_grading_goes_on(tmp_path: Path) -> None:
+    path, seen = tmp_path / "grades.jsonl", []
+    first = Counting(stop_after=64)
+    with pytest.raises(Stopped):
+        grade(ANSWERS, first, GradeBook(path))
+    second = Counting()
+    assert grade(ANSWERS, second, GradeBook(path), on_progress=lambda *at: seen.append(at)) == RIGHT
+    assert (len(first.asked), len(second.asked), seen) == (64, 6, [(64, 70), (70, 70)])
+    third = Counting()
+    assert grade(ANSWERS, third, GradeBook(path)) == RIGHT
+    assert third.asked == []
+
+
+@pytest.mark.parametrize("lost", [1, 30, 100, 300])
+def test_a_half_written_grade_is_given_again(tmp_path: Path, lost: int) -> None:
+    path = tmp_path / "grades.jsonl"
+    grade(ANSWERS[:5], Counting(), GradeBook(path))
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-lost])
+    assert grade(ANSWERS[:5], Counting(), GradeBook(path)) == RIGHT[:5]
+    assert path.read_bytes() == whole
+
+
+def test_a_broken_book_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "grades.jsonl"
+    for line in ('{"grader": "x"}', '{"grader": "x", "answer": "y", "correct": 1}', "nonsense", "[]"):
+        path.write_text(line + "\n")
+        with pytest.raises(InputError, match=r"line 1 is no grade; delete the line"):
+            GradeBook(path)
+
+
+def test_no_verdict_is_asked_for_again(tmp_path: Path) -> None:
+    book = GradeBook(tmp_path / "grades.jsonl")
+    found = grade(ANSWERS[:4], Counting(none=["question 2"]), book)
+    assert found == [False, True, None, False]
+    again = Counting()
+    assert grade(ANSWERS[:4], again, GradeBook(book.path)) == RIGHT[:4]
+    assert [answer.question for answer in again.asked] == ["question 2"]
+
+
+def test_changed_references_are_graded_anew(tmp_path: Path) -> None:
+    book = GradeBook(tmp_path / "grades.jsonl")
+    grade(ANSWERS[:3], Counting(), book)
+    mended = with_references(ANSWERS[:3], [Question(question="question 1", answers=("new",), kind="other")])
+    assert [answer.references for answer in mended] == [("Paris",), ("new",), ("Paris",)]
+    assert mended[1].kind == "other"
+    again = Counting()
+    grade(mended, again, book)
+    assert [answer.references for answer in again.asked] == [("new",)]
+
+
+def test_what_says_nothing_is_wrong_without_asking() -> None:
+    grader = Counting()
+    assert grade([made(1, text=None), made(2, text=" \n"), made(4, text="right")], grader) == [False, False, True]
+    assert len(grader.asked) == 1
+
+
+def test_words_are_graded_anew_every_time(tmp_path: Path) -> None:
+    book = GradeBook(tmp_path / "grades.jsonl")
+    assert grade([made(1), made(2, text="Rome")], ExactMatch(), book) == [True, False]
+    assert not book.path.exists()

@@ -1,0 +1,185 @@
+"""Choosing and fitting on one part, the threshold on the rest: the promise holds, and would not on the same answers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from semgrad_guard.decision import Binding, Calibration, calibrate
+from semgrad_guard.errors import CalibrationError
+from semgrad_guard.estimators import Estimator, FusedGrad, HybridGrad, SemGrad
+from semgrad_guard.evaluation.learning import LEARN_MOST, Graded, calibrate_best, calibrate_fused, out_of_fold, split
+from semgrad_guard.evaluation.metrics import auroc
+from semgrad_guard.records import LOG, FusedWeights
+
+ALPHA, DELTA, REPEATS = 0.3, 0.1, 50
+NOISE = 60
+
+
+def population(rng: np.random.Generator, n: int) -> Graded:
+    """Answers of which two scores know something, and sixty cells of a grid know nothing."""
+    hard = rng.normal(size=n)
+    names = ["semgrad", "paragrad", *(f"grid/0/{-1 - i}" for i in range(NOISE))]
+    values = np.exp(rng.normal(size=(n, len(names))))
+    values[:, :2] *= np.exp(2 * hard[:, None])
+    wrong = rng.random(n) < 1 / (1 + np.exp(-2 * hard))
+    features = [dict(zip(names, row, strict=True)) for row in values.tolist()]
+    singles = {name: values[:, i].tolist() for i, name in enumerate(("semgrad", "hybridgrad"))}
+    return Graded([f"q{i}" for i in range(n)], (~wrong).tolist(), features, singles)
+
+
+def bind(estimator: Estimator) -> Binding:
+    return Binding(model="m", estimator=estimator.name, settings=estimator.settings())
+
+
+def logits(weights: FusedWeights, graded: Graded) -> NDArray[np.float64]:
+    """`FusedWeights.logit` of many answers at once (only logarithms here)."""
+    raw = np.array([[r[c.removeprefix(LOG)] for c in weights.columns] for r in graded.features if r])
+    x = (np.log(np.clip(raw, weights.lows, weights.highs)) - weights.centres) / weights.scales
+    return weights.intercept + x @ np.array(weights.weights)
+
+
+def excess(found: Calibration, new: Graded) -> bool:
+    """Whether the true error rate behind the threshold is above alpha."""
+    if found.threshold is None or found.choice is None or found.choice.weights is None:
+        return False
+    let = logits(found.choice.weights, new) <= found.threshold
+    return bool(let.any()) and float(1 - np.array(new.correct)[let].mean()) > ALPHA
+
+
+def test_the_promise_holds_after_fitting_on_a_part() -> None:
+    rng = np.random.default_rng(0)
+    new = population(rng, 4000)
+    found = [
+        calibrate_fused(population(rng, 300), FusedGrad(), bind=bind, alpha=ALPHA, delta=DELTA, seed=s).calibration
+        for s in range(REPEATS)
+    ]
+    violations = np.mean([excess(c, new) for c in found])
+    answered = np.mean([c.threshold is not None for c in found])
+    print(f"violations {violations:.3f}, thresholds found {answered:.2f}")
+    assert violations <= DELTA
+    assert answered > 0.5  # the promise is not kept by letting nothing through
+
+
+def test_fitting_and_calibrating_on_the_same_answers_breaks_it() -> None:
+    rng = np.random.default_rng(0)
+    new = population(rng, 4000)
+    violations = 0
+    for repeat in range(REPEATS // 2):
+        answers = population(rng, 200)
+        fitted = FusedGrad.fit(answers.features, answers.correct)
+        found = calibrate(answers.scores(fitted), answers.correct, alpha=ALPHA, delta=DELTA, seed=repeat)
+        let = logits(fitted.weights, new) <= (-math.inf if found.threshold is None else found.threshold)
+        violations += bool(let.any()) and 1 - np.array(new.correct)[let].mean() > ALPHA
+    print(f"violations on the same answers {violations / (REPEATS // 2):.3f}")
+    assert violations / (REPEATS // 2) > 3 * DELTA
+
+
+def test_the_same_answers_are_refused() -> None:
+    answers = population(np.random.default_rng(1), 300)
+    choice = calibrate_fused(answers, FusedGrad(), bind=bind, alpha=ALPHA, delta=DELTA).calibration.choice
+    assert choice is not None
+    fitted = FusedGrad(weights=choice.weights)
+    with pytest.raises(CalibrationError, match="100 of the questions were used to choose or fit"):
+        calibrate(
+            answers.scores(fitted), answers.correct, alpha=ALPHA, delta=DELTA, groups=answers.questions, choice=choice
+        )
+
+
+def test_what_was_learned_and_from_what_is_kept() -> None:
+    answers = population(np.random.default_rng(2), 300)
+    outcome = calibrate_fused(answers, FusedGrad(), bind=bind, alpha=ALPHA, delta=DELTA, seed=3)
+    made, choice = outcome.calibration, outcome.calibration.choice
+    assert choice is not None
+    assert choice.weights is not None
+    assert (choice.asked, choice.estimator, choice.split_seed) == ("fused", "fused", 3)
+    assert (choice.weights.n, made.n, len(outcome.correct)) == (100, 200, 200)
+    assert made.binding is not None
+    assert (made.binding.estimator, made.binding.settings) == ("fused", FusedGrad(weights=choice.weights).settings())
+    learned = answers.part([int(name[1:]) for name in choice.questions])
+    assert FusedGrad.fit(learned.features, learned.correct).weights == choice.weights
+
+
+def test_too_few_answers_leave_all_of_them_to_hybridgrad() -> None:
+    answers = population(np.random.default_rng(3), 140)
+    made = calibrate_fused(answers, FusedGrad(), bind=bind, alpha=ALPHA, delta=DELTA).calibration
+    assert made.choice is not None
+    assert made.binding is not None
+    assert (made.choice.estimator, made.binding.estimator, made.n) == ("hybridgrad", "hybridgrad", 140)
+    assert made.choice.reason.startswith("HybridGrad takes the place of FusedGrad. FusedGrad takes at least 50")
+    assert "there are 46" in made.choice.reason
+    assert (made.choice.weights, made.choice.questions) == (None, ())
+    direct = calibrate(answers.uncertainties["hybridgrad"], answers.correct, alpha=ALPHA, delta=DELTA)
+    assert made.threshold == direct.threshold
+
+
+def test_too_few_wrong_ones_leave_the_rest_to_hybridgrad() -> None:
+    """That they were too few was read off labels: these answers may not choose the threshold as well."""
+    drawn = population(np.random.default_rng(4), 300)
+    answers = Graded(drawn.questions, [True] * 295 + [False] * 5, drawn.features, drawn.uncertainties)
+    made = calibrate_fused(answers, FusedGrad(), bind=bind, alpha=ALPHA, delta=DELTA).calibration
+    assert made.choice is not None
+    assert (made.choice.estimator, made.n, len(made.choice.questions)) == ("hybridgrad", 200, 100)
+
+
+def best(answers: Graded, candidates: Sequence[Estimator]) -> Calibration:
+    return calibrate_best(answers, candidates, bind=bind, alpha=ALPHA, delta=DELTA).calibration
+
+
+def test_auto_takes_the_best_and_says_why() -> None:
+    answers = population(np.random.default_rng(5), 300)
+    flipped = {
+        **answers.uncertainties,
+        "hybridgrad": [-x for x in answers.uncertainties["hybridgrad"] if x is not None],
+    }
+    answers = Graded(answers.questions, answers.correct, answers.features, flipped)
+    made = best(answers, (HybridGrad(), SemGrad()))
+    assert made.choice is not None
+    assert (made.choice.asked, made.choice.estimator, made.n) == ("auto", "semgrad", 200)
+    learned = answers.part([int(name[1:]) for name in made.choice.questions])
+    assert made.choice.aurocs == {
+        "hybridgrad": auroc(learned.uncertainties["hybridgrad"], learned.correct),
+        "semgrad": auroc(learned.uncertainties["semgrad"], learned.correct),
+    }
+    assert f"semgrad {made.choice.aurocs['semgrad']:.3f}" in made.choice.reason
+    fused = best(answers, (HybridGrad(), FusedGrad())).choice
+    assert fused is not None
+    assert fused.weights is not None
+    assert fused.weights.n == 100
+    assert fused.aurocs["fused"] == auroc(out_of_fold(learned, FusedGrad(), seed=0), learned.correct)
+
+
+def test_auto_with_nothing_to_tell_apart_keeps_the_first_and_says_so() -> None:
+    drawn = population(np.random.default_rng(6), 300)
+    answers = Graded(drawn.questions, [True] * 300, drawn.features, drawn.uncertainties)
+    choice = best(answers, (HybridGrad(), SemGrad(), FusedGrad())).choice
+    assert choice is not None
+    assert choice.estimator == "hybridgrad"
+    assert choice.aurocs == {"hybridgrad": None, "semgrad": None, "fused": None}
+    assert "right and 0 wrong" in choice.reason
+
+
+def test_out_of_fold_scores_are_honest() -> None:
+    """Labels that nothing can predict: an honest score has an AUROC of a half, one fitted on them has more."""
+    rng = np.random.default_rng(7)
+    drawn = population(rng, 400)
+    answers = Graded(drawn.questions, (rng.random(400) < 0.5).tolist(), drawn.features, drawn.uncertainties)
+    honest = auroc(out_of_fold(answers, FusedGrad(), seed=0), answers.correct)
+    fitted = auroc(answers.scores(FusedGrad.fit(answers.features, answers.correct)), answers.correct)
+    assert honest is not None
+    assert fitted is not None
+    assert abs(honest - 0.5) < 0.08
+    assert fitted > 0.65
+
+
+@pytest.mark.parametrize("n", [0, 1, 2, 3, 150, 5000])
+def test_a_split_takes_every_row_once_and_looks_at_nothing_but_the_seed(n: int) -> None:
+    learn, rest = split(n, seed=1)
+    assert sorted([*learn, *rest]) == list(range(n))
+    assert len(learn) == min(LEARN_MOST, n // 3)
+    assert split(n, seed=1) == (learn, rest)
+    assert n < 3 or split(n, seed=2) != (learn, rest)

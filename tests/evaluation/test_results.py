@@ -1,0 +1,63 @@
+"""From answers and grades to the graded run and the table of every answer."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+
+import pytest
+
+from semgrad_guard.errors import GradingError
+from semgrad_guard.evaluation.graders.base import Verdicts
+from semgrad_guard.evaluation.metrics import auroc
+from semgrad_guard.evaluation.results import Results
+
+from .made_answers import SETTINGS, made
+
+
+def results(grades: dict[str, Verdicts], texts: tuple[str | None, ...] = ("a", "b", "c", "d")) -> Results:
+    return Results([made(i, text) for i, text in enumerate(texts)], grades, SETTINGS, "questions")
+
+
+def test_the_graded_run_has_every_column() -> None:
+    run = results({"bem": [True, True, False, False], "judge": [True, False, False, False]}).graded_run()
+    assert (run.title, run.model, run.data) == ("tiny on questions", "tiny", "questions")
+    assert list(run.correct) == [True, True, False, False]
+    assert list(run.scores) == ["HybridGrad", "G-NLL"]
+    assert list(run.scores["G-NLL"]) == [0.0, 1.0, 2.0, 3.0]
+    assert list(run.milliseconds["G-NLL"]) == [0.5] * 4
+    assert list(run.generation_ms) == [10.0] * 4
+    assert list(run.mean_entropy) == [1.0] * 4
+    assert list(run.kinds) == ["even", "odd", "even", "odd"]
+    assert list(run.other_graders["judge"]) == [True, False, False, False]
+    assert list(run.ablations["l2 norm"]) == [0.0, 2.0, 4.0, 6.0]
+    assert (run.settings["grader"], run.settings["questions"]) == ("bem", 4)
+    assert auroc(run.scores["G-NLL"], run.correct) == 1.0
+
+
+def test_answers_without_a_verdict_are_left_out_and_counted() -> None:
+    found = results({"judge": [True, None, False, True], "human": [True, True, None, True]})
+    assert found.ungraded == {"judge": 1, "human": 1}
+    run = found.graded_run()
+    assert (run.n, list(run.scores["G-NLL"]), run.settings["left out: no verdict"]) == (2, [0.0, 3.0], 2)
+    with pytest.raises(GradingError, match="no answer that every grader came to a verdict on"):
+        results({"judge": [None] * 4}).graded_run()
+
+
+@pytest.mark.parametrize("verdict", [True, False])
+@pytest.mark.parametrize("count", [1, 4])
+def test_all_right_all_wrong_and_a_single_question(verdict: bool, count: int) -> None:
+    run = results({"em": [verdict] * count}, ("a",) * count).graded_run()
+    assert run.accuracy == verdict
+    assert auroc(run.scores["HybridGrad"], run.correct) is None
+
+
+def test_the_table_has_a_row_per_question_and_a_column_per_method(tmp_path: Path) -> None:
+    texts = ("=cmd()", 'line\nbreak, „quoted“ "too"', None, "d")
+    path = results({"bem": [True, False, False, None]}, texts).write_csv(tmp_path / "graded.csv")
+    with path.open(encoding="utf-8-sig", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["answer"] for row in rows] == ["'=cmd()", texts[1], "", "d"]
+    assert [row["correct: bem"] for row in rows] == ["1", "0", "0", ""]
+    assert [float(row["HybridGrad"]) for row in rows] == [0, 1, 2, 3]
+    assert rows[0]["ms: G-NLL"] == "0.5"

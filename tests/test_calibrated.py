@@ -1,0 +1,104 @@
+"""From a calibration back to its estimator: a guard needs nothing but the policy."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from semgrad_guard import Binding, Calibration, Guard, LanguageModel, Policy, calibrate
+from semgrad_guard.calibrated import estimator_of
+from semgrad_guard.decision import EstimatorChoice
+from semgrad_guard.errors import BindingMismatchError, CalibrationError
+from semgrad_guard.estimators import ESTIMATORS, Estimator, FusedGrad, HybridGrad, LengthNormalisedEntropy, SemGrad
+
+ASKED = [f"What is item {i}?" for i in range(6)]
+
+
+@pytest.fixture(scope="module")
+def fitted(language_model: LanguageModel) -> FusedGrad:
+    """Fitted on copies of the tiny model's own features, jittered, with labels at random."""
+    rng = np.random.default_rng(0)
+    evidence = language_model.generate("q").evidence
+    own = FusedGrad()(evidence).features
+    assert own is not None
+    records = [{k: v * float(np.exp(rng.normal())) for k, v in own.items()} for _ in range(60)]
+    return FusedGrad.fit(records, (rng.random(60) < 0.5).tolist())
+
+
+def calibration_for(binding: Binding, **content: object) -> Calibration:
+    return calibrate(
+        np.linspace(-3, 3, 200), [True] * 200, alpha=0.1, delta=0.1, binding=binding, **content  # type: ignore[arg-type]
+    )  # fmt: skip
+
+
+def fused_calibration(model: LanguageModel, fitted: FusedGrad) -> Calibration:
+    bound = Guard(model, fitted, Policy(threshold=0.0)).binding
+    choice = EstimatorChoice(asked="fused", estimator="fused", reason="why", weights=fitted.weights, questions=("a",))
+    return calibration_for(bound, choice=choice)
+
+
+def test_a_guard_takes_the_fitted_estimator_from_the_file(
+    language_model: LanguageModel, fitted: FusedGrad, tmp_path: Path
+) -> None:
+    saved = fused_calibration(language_model, fitted).save(tmp_path / "c.json")
+    guard = Guard(language_model, policy=Policy.from_calibration(Calibration.load(saved)))
+    assert guard.estimator == fitted
+    verdict = guard(ASKED[0])
+    expected = fitted(language_model.generate(ASKED[0]).evidence)
+    assert verdict.estimator == "fused"
+    assert verdict.uncertainty == pytest.approx(expected.uncertainty)
+    assert verdict.confidence is not None
+    assert verdict.semgrad is not None
+
+
+def test_another_model_and_other_weights_are_refused(
+    language_model: LanguageModel, fitted, make_language_model
+) -> None:
+    policy = Policy.from_calibration(fused_calibration(language_model, fitted))
+    with pytest.raises(BindingMismatchError, match="fingerprint"):
+        Guard(make_language_model(seed=1), policy=policy)(ASKED[0])
+    assert fitted.weights is not None
+    other = FusedGrad(weights=fitted.weights.model_copy(update={"intercept": 1.0}))
+    with pytest.raises(BindingMismatchError, match="weights"):
+        Guard(language_model, other, policy)(ASKED[0])
+
+
+@pytest.mark.parametrize("estimator", [kind() for kind in ESTIMATORS] + [HybridGrad(tau=2.0), SemGrad(layers=(1, 3))])
+def test_every_estimator_comes_back_with_its_settings(estimator: Estimator) -> None:
+    bound = Binding(model="m", estimator=estimator.name, settings={**estimator.settings(), "dtype": "float32"})
+    assert estimator_of(calibration_for(bound)) == estimator
+
+
+def test_without_a_calibration_or_a_binding_it_is_hybridgrad() -> None:
+    assert estimator_of(None) == HybridGrad()
+    unbound = calibrate([0.0] * 50, [True] * 50, alpha=0.2, delta=0.2)
+    assert estimator_of(unbound) == HybridGrad()
+
+
+def test_what_cannot_be_made_again_is_named() -> None:
+    with pytest.raises(CalibrationError, match="'oracle', which is not known here"):
+        estimator_of(calibration_for(Binding(model="m", estimator="oracle")))
+    settings = {"plan": {**LengthNormalisedEntropy().settings()["plan"], "temperature": 0.25}}
+    with pytest.raises(CalibrationError, match="cannot be made again from the file"):
+        estimator_of(calibration_for(Binding(model="m", estimator="ln_pe", settings=settings)))
+    with pytest.raises(CalibrationError, match="holds no weights"):
+        estimator_of(calibration_for(Binding(model="m", estimator="fused")))
+
+
+def test_a_learned_calibration_is_refused_when_its_weights_were_touched(
+    language_model: LanguageModel, fitted: FusedGrad, tmp_path: Path
+) -> None:
+    path = fused_calibration(language_model, fitted).save(tmp_path / "c.json")
+    text = path.read_text()
+    assert fitted.weights is not None
+    path.write_text(text.replace(repr(fitted.weights.intercept), "0.25"))
+    with pytest.raises(CalibrationError, match="not an intact calibration"):
+        Calibration.load(path)
+
+
+def test_calibrations_without_a_choice_are_written_as_before(tmp_path: Path) -> None:
+    plain = calibrate([0.1, 0.2], [True, False], alpha=0.1, delta=0.1, created="2026-01-31")
+    assert '"choice"' not in plain.save(tmp_path / "c.json").read_text()
+    assert Calibration.load(tmp_path / "c.json") == plain
