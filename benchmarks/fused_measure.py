@@ -1,4 +1,4 @@
-"""How well every way of `fused_fits.py` does on one model: AUROC in several settings, and what a promise lets through."""
+"""How well every way of `fused_fits.py` does on one model: AUROC in several settings, and a promise's coverage."""
 
 from __future__ import annotations
 
