@@ -31,6 +31,7 @@ def ask(
     estimator: options.EstimatorOption = None,
     calibration: options.CalibrationFile = None,
     threshold: options.Threshold = None,
+    probe: options.ProbeFile = None,
     max_new_tokens: options.MaxNewTokens = 256,
     temperature: options.Temperature = 0.0,
     seed: options.Seed = 0,
@@ -45,10 +46,10 @@ def ask(
     asked = sys.stdin.read().strip() if question == "-" else question
     if not asked.strip():
         raise EmptyPromptError("The question is empty; ask something.")
-    policy = loading.load_policy(calibration, threshold)
+    policy, token = loading.load_policy(calibration, threshold), loading.load_token(probe)
     embedded = loading.pocket_policy() if policy is None and model == loading.POCKET else None
     asker = _Asker(
-        loading.load_model(model, dtype),
+        loading.load_model(model, dtype, token=token),
         loading.load_estimator(estimator, policy or embedded),
         loading.decoding(max_new_tokens=max_new_tokens, temperature=temperature, seed=seed),
         system,

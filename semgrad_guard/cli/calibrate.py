@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from semgrad_guard.decision import Binding
     from semgrad_guard.engine.generation import GenerationOptions
     from semgrad_guard.engine.language_model import LanguageModel
+    from semgrad_guard.engine.token_choice import TokenChoice
     from semgrad_guard.estimators import Estimator
     from semgrad_guard.evaluation.data import Question, QuestionFile
     from semgrad_guard.evaluation.outcome import Outcome
@@ -54,6 +55,7 @@ def calibrate(  # noqa: PLR0913  # a command's options are its arguments
     temperature: options.Temperature = 0.0,
     seed: options.Seed = 0,
     system: options.System = None,
+    probe: options.ProbeFile = None,
     plot: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Draw risk against coverage (.png, .svg, .pdf).")
     ] = None,
@@ -77,7 +79,7 @@ def calibrate(  # noqa: PLR0913  # a command's options are its arguments
     _check_first(files, alpha=alpha, delta=delta)
     questions = _read(data, strict=strict, alpha=alpha, delta=delta)
     decoding = loading.decoding(max_new_tokens=max_new_tokens, temperature=temperature, seed=seed)
-    run = _Run(model, dtype, estimator, decoding, system, batch_size)
+    run = _Run(model, dtype, estimator, decoding, system, batch_size, loading.load_token(probe))
     outcome = run(questions.rows, files.answers, grader=grader, alpha=alpha, delta=delta, upstream=upstream)
     if outcome.calibration.choice is not None:
         say(outcome.calibration.choice.reason, label=outcome.calibration.choice.estimator)
@@ -110,6 +112,7 @@ class _Run:
     decoding: GenerationOptions
     system: str | None
     batch_size: int
+    token: TokenChoice | None
 
     def __call__(
         self, rows: Sequence[Question], path: Path, *, grader: str, alpha: float, delta: float, upstream: str | None
@@ -121,7 +124,7 @@ class _Run:
         from semgrad_guard.evaluation.run import run_binding
 
         template = prompt_name(form_of(rows), system=self.system)
-        model, estimators = loading.load_model(self.model, self.dtype), self._estimators()
+        model, estimators = loading.load_model(self.model, self.dtype, token=self.token), self._estimators()
         answers = self._collect(rows, path, model, estimators)
 
         def bind(estimator: Estimator) -> Binding:

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 
 import typer
 
+from semgrad_guard.cli import evaluation_output as writing
 from semgrad_guard.cli import evaluation_steps as steps
 from semgrad_guard.cli import loading, options
 from semgrad_guard.cli.help import ExitCode
@@ -64,6 +65,13 @@ def evaluate(  # noqa: PLR0913  # a command's options are its arguments
     beside: Annotated[
         list[Path] | None, typer.Option(metavar="FOLDER", help="Another finished evaluation for the same report.")
     ] = None,
+    calibration: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Made by `calibrate`, maybe elsewhere: does its promise hold here?"),
+    ] = None,
+    probe: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Made by `probe`: its t* is used, its maps are in the report.")
+    ] = None,
     strict: options.Strict = False,
     as_json: options.AsJson = False,
 ) -> None:
@@ -73,19 +81,22 @@ def evaluate(  # noqa: PLR0913  # a command's options are its arguments
     references. Every answer is kept as it comes, with all that the numbers are made of; grading comes after, and can be
     repeated with other graders.
     """
-    files = steps.Files.within(output)
-    others = steps.finished(beside or [], report=report)
+    files = writing.Files.within(output)
+    others, held = writing.finished(beside or [], report=report), steps.load_calibration(calibration)
+    probed = steps.load_probe(probe)
     graders = steps.load_graders(grader or ["exact-match"], nli=nli)
     questions = steps.read(data, limit=limit, strict=strict, optional=regrade)
     if regrade:
         run = steps.kept(files, questions)
     else:
-        asked = steps.Asked(prompt, system, max_new_tokens, batch_size)
-        chosen = steps.Chosen(methods, nli, cross_encoder, seed, ablations)
-        run = steps.answer(questions, files, chosen, asked, model=loading.load_model(model, dtype, device=device))
+        asked = steps.Asked(prompt, system, max_new_tokens, batch_size, ablations)
+        estimators = steps.Chosen(methods, nli, cross_encoder, seed).estimators(max_new_tokens)
+        token = None if probed is None else probed.semantic_token
+        loaded = loading.load_model(model, dtype, device=device, token=token)
+        run = steps.answer(questions, files, asked, estimators, model=loaded)
     results = steps.grade(run, graders, labels, files, questions)
-    steps.write(results, files)
+    writing.write(results, files)
     if report:
-        steps.report(results, others, files)
-    steps.show(results, files, as_json=as_json)
+        writing.report(results, others, probed, files)
+    writing.show(results, files, held, as_json=as_json)
     raise typer.Exit(ExitCode.BROKEN_LINES if questions is not None and questions.problems else ExitCode.OK)

@@ -15,13 +15,16 @@ if TYPE_CHECKING:
     from semgrad_guard.decision import Policy
     from semgrad_guard.engine.generation import GenerationOptions
     from semgrad_guard.engine.language_model import LanguageModel
+    from semgrad_guard.engine.token_choice import TokenChoice
     from semgrad_guard.estimators import Estimator
 
 POCKET = "pocket"
 
 
-def load_model(name: str, dtype: str | None = None, *, device: str | None = None) -> LanguageModel:
-    """The model, without the chatter of the libraries that load it; on the CPU unless a device is named."""
+def load_model(
+    name: str, dtype: str | None = None, *, device: str | None = None, token: TokenChoice | None = None
+) -> LanguageModel:
+    """The model, without the chatter of the libraries that load it; `token` is the t* that a probe recommends."""
     with ERR.status(f"Loading {name} …"):
         from transformers.utils import logging
 
@@ -29,7 +32,14 @@ def load_model(name: str, dtype: str | None = None, *, device: str | None = None
 
         logging.set_verbosity_error()
         logging.disable_progress_bar()
-        return LanguageModel.from_pretrained(name, dtype=dtype, device_map=_place(device))
+        return LanguageModel.from_pretrained(name, dtype=dtype, device_map=_place(device), semantic_token=token)
+
+
+def load_token(probe: Path | None) -> TokenChoice | None:
+    """The t* that a probe's record recommends, read before any work."""
+    from semgrad_guard.engine.token_choice import TokenChoice
+
+    return None if probe is None else TokenChoice.load(probe)
 
 
 def _place(device: str | None) -> str | None:

@@ -3,11 +3,28 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal, get_args
+from typing import Annotated, Literal
 
 import typer
 
-EstimatorName = Literal["hybridgrad", "semgrad", "paragrad", "exgrad", "gnll", "max_probability", "mean_entropy"]
+EstimatorName = Literal[
+    "hybridgrad",
+    "semgrad",
+    "paragrad",
+    "exgrad",
+    "gnll",
+    "max_probability",
+    "mean_entropy",
+    "ln_pe",
+    "p_true",
+    "self_consistency",
+    "deg",
+    "inside",
+    "semantic_entropy",
+    "semantic_density",
+    "mutual_information",
+    "sar",
+]
 DtypeName = Literal["float32", "bfloat16", "float16"]
 GraderName = Literal["exact-match", "token-f1", "rouge-l"]
 
@@ -21,7 +38,11 @@ Dtype = Annotated[
     DtypeName | None,
     typer.Option(metavar="NAME", help="float32, bfloat16 or float16, if not the checkpoint's own. Scores follow it."),
 ]
-_NAMES = ", ".join(get_args(EstimatorName))
+_NAMES = (
+    "hybridgrad, semgrad, paragrad, exgrad, gnll, max_probability or mean_entropy, from one replay; p_true, by asking "
+    "the model; or by more answers, compared by their words: ln_pe, self_consistency, deg, inside, semantic_entropy, "
+    "semantic_density, mutual_information or sar"
+)
 LearnedName = Literal[EstimatorName, "fused", "auto"]
 EstimatorOption = Annotated[
     EstimatorName | None,
@@ -46,6 +67,10 @@ CalibrationFile = Annotated[
     typer.Option(
         "--calibration", metavar="FILE", help="Made by `calibrate`: gives confidence, a threshold and its promise."
     ),
+]
+ProbeFile = Annotated[
+    Path | None,
+    typer.Option("--probe", metavar="FILE", help="Made by `probe`: the token it recommends is used."),
 ]
 Threshold = Annotated[
     float | None,

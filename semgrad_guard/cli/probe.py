@@ -105,8 +105,7 @@ def _plan(tokens: int, batch_size: int, max_new_tokens: int, system: str | None)
 
 
 def _read(data: Path, *, strict: bool) -> QuestionFile:
-    from semgrad_guard.evaluation.data import read_questions
-    from semgrad_guard.evaluation.probe import with_paraphrases
+    from semgrad_guard.evaluation.data import read_questions, with_paraphrases
 
     questions = read_questions(data, needs="question", strict=strict)
     say_problems(questions.problems)

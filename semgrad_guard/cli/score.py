@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 Scored = tuple["Question", "Verdict"]
 
 
-def score(
+def score(  # noqa: PLR0913  # a command's options are its arguments
     *,
     model: options.Model = loading.POCKET,
     dtype: options.Dtype = None,
@@ -37,6 +37,7 @@ def score(
     estimator: options.EstimatorOption = None,
     calibration: options.CalibrationFile = None,
     by: options.By = None,
+    probe: options.ProbeFile = None,
     system: options.System = None,
     strict: options.Strict = False,
     as_json: options.AsJson = False,
@@ -53,10 +54,11 @@ def score(
     rows, problems = _rows(data, question, response, strict=strict)
     if output is not None:
         _require_writable(output)
+    token = loading.load_token(probe)
     if by is not None:
         failed = claims.score_claims(
             rows,
-            loading.load_model(model, dtype),
+            loading.load_model(model, dtype, token=token),
             claims.replay_estimator(estimator or "hybridgrad"),
             by=by,
             system=system,
@@ -66,7 +68,11 @@ def score(
         raise typer.Exit(ExitCode.BROKEN_LINES if problems or failed else ExitCode.OK)
     policy = loading.load_policy(calibration, None)
     scored, failed = _score(
-        rows, loading.load_model(model, dtype), loading.load_estimator(estimator, policy), policy=policy, system=system
+        rows,
+        loading.load_model(model, dtype, token=token),
+        loading.load_estimator(estimator, policy),
+        policy=policy,
+        system=system,
     )
     say_problems(failed)
     if not scored:

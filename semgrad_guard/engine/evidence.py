@@ -142,7 +142,6 @@ class Evidence:
         `temperature` is that of the samples' log-probabilities, however they were drawn. Answers of other origin are
         compared with what this model would say.
         """
-
         batch = self.scoring
 
         def draw(_: Sequence[Evidence]) -> Sequence[tuple[Sample, ...]]:

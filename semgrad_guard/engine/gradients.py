@@ -48,15 +48,15 @@ def through_head(
     # A power of two per part keeps the seed away from float16's and bfloat16's ends; it is divided out exactly.
     scales = torch.stack([_scale_of(seed) for seed in result.seed.split(parts)])
     seed = result.seed * scales.repeat_interleave(torch.tensor(parts, device=scales.device))[:, None]
-    semgrad, grids = [0.0] * len(parts), [()] * len(parts)
+    semgrad, grids = [0.0] * len(parts), list[Grid]([()]) * len(parts)
     for members, chosen, is_last in _rounds(batch, seed):
         gradients = torch.autograd.grad(
             states, replayed.hidden, grad_outputs=chosen.to(states.dtype), retain_graph=not is_last
         )
         for row, part in members:
+            at_token, grid = _reduce(batch, row, gradients, start=replayed.start, norm=objective.norm)
             scale = float(scales[part])
-            semgrad[part], grids[part] = _reduce(batch, row, gradients, start=replayed.start, norm=objective.norm)
-            semgrad[part], grids[part] = semgrad[part] / scale, tuple(tuple(x / scale for x in r) for r in grids[part])
+            semgrad[part], grids[part] = at_token / scale, tuple(tuple(x / scale for x in layer) for layer in grid)
     tokens = {"entropies": result.entropies, "log_probs": result.log_probs}
     found = assemble(parts, tier, semgrad=semgrad, grids=grids, paragrad=result.paragrad.tolist(), **tokens)
     return _by_row(batch, found)

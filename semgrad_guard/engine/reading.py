@@ -43,10 +43,15 @@ def read(
         answers: for each prompt any number of answers' token ids.
         temperature: > 0; logits are divided by it before they become probabilities.
     """
-    found: list[list[Reading]] = []
+    units = list(_units(answers, scorer.vocabulary))
+    owners = [prompts[index] for index, _ in units]
+    parts = [part for _, part in units]
+    found: list[list[Reading]] = [[] for _ in answers]
     with scorer.lock, clean_slate(), torch.no_grad():
-        for rows in _pieces(scorer, prompts, answers):
-            found += _read(scorer, prompts[rows], answers[rows], temperature)
+        for rows in _pieces(owners, parts, scorer.vocabulary):
+            readings = _read(scorer, owners[rows], parts[rows], temperature)
+            for (index, _), part in zip(units[rows], readings, strict=True):
+                found[index] += part
     return found
 
 
@@ -55,15 +60,22 @@ def middle_layer(n_layers: int) -> int:
     return (n_layers + 1) // 2
 
 
-def _pieces(scorer: Scorer, prompts: Sequence[Ids], answers: Sequence[Sequence[Ids]]) -> Iterator[slice]:
-    """Successive prompts, as many as fit into one pass; at least one."""
+def _units(answers: Sequence[Sequence[Ids]], vocabulary: int) -> Iterator[tuple[int, Sequence[Ids]]]:
+    """A prompt's number and answers to it whose logits can be held at once."""
+    for index, own in enumerate(answers):
+        step = max(1, _LOGITS // (max([1, *map(len, own)]) * vocabulary))
+        yield from ((index, own[start : start + step]) for start in range(0, len(own), step))
+
+
+def _pieces(prompts: Sequence[Ids], answers: Sequence[Sequence[Ids]], vocabulary: int) -> Iterator[slice]:
+    """Successive units, as many as fit into one pass; at least one."""
     start, rows, width, tail = 0, 0, 0, 0
     for index, (prompt, own) in enumerate(zip(prompts, answers, strict=True)):
         rows += len(own)
         width, tail = max(width, len(prompt)), max(tail, *map(len, own), 1)
-        if index > start and (rows * (width + tail) > _TOKENS or rows * tail * scorer.vocabulary > _LOGITS):
+        if index > start and (rows * (width + tail) > _TOKENS or rows * tail * vocabulary > _LOGITS):
             yield slice(start, index)
-            start, rows, width, tail = index, len(own), len(prompt), max(map(len, own), default=1)
+            start, rows, width, tail = index, len(own), len(prompt), max(map(len, own))
     if start < len(prompts):
         yield slice(start, len(prompts))
 
@@ -73,8 +85,6 @@ def _read(
 ) -> list[list[Reading]]:
     owners = [index for index, own in enumerate(answers) for _ in own]
     flat = [list(answer) or [0] for own in answers for answer in own]  # a filler keeps an empty answer's row
-    if not flat:
-        return [[] for _ in answers]
     batch = TokenBatch.of([prompts[i] for i in owners], flat, [-1] * len(flat), scorer.device)
     if not scorer.architecture.takes_positions and not bool(batch.mask.all()):
         readings = [_pass(scorer, row, None, temperature)[0] for row in batch.rows()]

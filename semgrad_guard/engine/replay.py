@@ -198,7 +198,7 @@ class Replayer:
         with torch.no_grad(), self._headless():
             self._call(batch.inputs(0, end), past_key_values=cache, use_cache=True)
             self._tap.take()
-        cache.reorder_cache(torch.tensor(rows, device=batch.ids.device))
+        cache.reorder_cache(cast(torch.LongTensor, torch.tensor(rows, device=batch.ids.device)))
         return cache
 
     def read(

@@ -1,4 +1,8 @@
-"""Models that judge pairs of texts: entailment (NLI) and similarity (cross-encoders), named by the user."""
+"""Models that judge pairs of texts: entailment (NLI) and similarity (cross-encoders), named by the user.
+
+Only safetensors are loaded. Older checkpoints on the hub hold pickles; `AutoModelForSequenceClassification` loads and
+`save_pretrained(folder)` writes them anew, the tokenizer beside it, for those who trust them.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +10,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Self
+from typing import Any, ClassVar, Literal, Self
 
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -43,10 +47,12 @@ class EntailmentScores:
 class PairModel:
     """A sequence classifier over pairs of texts. A pair is judged once, as long as it is remembered.
 
-    `name` is what it was loaded as. Thread-safe.
+    `name` is what it was loaded as. `cuts` says which end of a text goes where a pair is longer than the model can
+    read. Thread-safe.
     """
 
     segments: bool | None = None  # whether the model is told which text a token belongs to; None: as its tokenizer says
+    cuts: ClassVar[Literal["left", "right"]] = "right"
 
     def __init__(
         self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, *, name: str, batch_size: int = 32
@@ -78,6 +84,7 @@ class PairModel:
             UnsupportedModelError: the checkpoint is no classifier of the wanted kind.
         """
         model, tokenizer = load_classifier(name_or_path, revision=revision, dtype=torch.float32)
+        tokenizer.truncation_side = cls.cuts
         place = device or torch.accelerator.current_accelerator() or "cpu"
         return cls(model.to(torch.device(place)), tokenizer, name=name_or_path, batch_size=batch_size)  # pyright: ignore
 
@@ -132,9 +139,13 @@ class PairModel:
 class Entailment(PairModel):
     """A natural language inference model with labels for entailment, neutral and contradiction, in any order.
 
+    Texts are cut at their beginning: where they are a question and an answer, the answers must be left.
+
     Raises:
         UnsupportedModelError: the checkpoint's `id2label` does not name the three.
     """
+
+    cuts: ClassVar[Literal["left", "right"]] = "left"
 
     def __init__(
         self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, *, name: str, batch_size: int = 32
@@ -155,9 +166,13 @@ class Entailment(PairModel):
 class CrossEncoder(PairModel):
     """A model of the similarity of two texts with one output, such as `cross-encoder/stsb-roberta-large`.
 
+    Texts are cut at their beginning, as in `Entailment`.
+
     Raises:
         UnsupportedModelError: the checkpoint has more than one output.
     """
+
+    cuts: ClassVar[Literal["left", "right"]] = "left"
 
     def __init__(
         self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, *, name: str, batch_size: int = 32

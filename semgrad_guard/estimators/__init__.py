@@ -1,7 +1,9 @@
 """One method, one small file. `ESTIMATORS` lists those that need no labels; `FusedGrad` is fitted first."""
 
+from semgrad_guard.engine.sampling import DiverseBeams, Sampling
 from semgrad_guard.estimators.base import Estimator
 from semgrad_guard.estimators.degree import Degree
+from semgrad_guard.estimators.equivalence import ExactMatchEquivalence, F1Equivalence, NLIEquivalence
 from semgrad_guard.estimators.exgrad import ExGrad
 from semgrad_guard.estimators.fusedgrad import FusedGrad
 from semgrad_guard.estimators.hybridgrad import HybridGrad
@@ -40,8 +42,11 @@ __all__ = [
     "ESTIMATORS",
     "SAR",
     "Degree",
+    "DiverseBeams",
     "Estimator",
     "ExGrad",
+    "ExactMatchEquivalence",
+    "F1Equivalence",
     "FusedGrad",
     "GreedyNLL",
     "HybridGrad",
@@ -50,8 +55,10 @@ __all__ = [
     "MaxProbability",
     "MeanEntropy",
     "MutualInformation",
+    "NLIEquivalence",
     "PTrue",
     "ParaGrad",
+    "Sampling",
     "SelfConsistency",
     "SemGrad",
     "SemanticDensity",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import asdict, fields, is_dataclass
+from dataclasses import asdict, fields
 from typing import Any, ClassVar, cast
 
 from semgrad_guard.engine.evidence import Evidence
@@ -92,6 +92,4 @@ def _plain(value: Any) -> Any:
         return asdict(value)
     if isinstance(value, tuple):
         return [_plain(item) for item in cast("tuple[Any, ...]", value)]
-    if is_dataclass(value) or hasattr(value, "name"):
-        return value.name
-    return value
+    return value if value is None or isinstance(value, bool | int | float | str) else value.name

@@ -34,7 +34,9 @@ class Similarity(Protocol):
 class WordOverlap:
     """Similarity by shared words (F1), where no cross-encoder is at hand."""
 
-    name: ClassVar[str] = "token-f1"
+    @property
+    def name(self) -> str:
+        return "token-f1"
 
     def similarities(self, pairs: Sequence[Pair]) -> list[float]:
         return [1.0 if first == second else token_f1(first, second) for first, second in pairs]

@@ -28,7 +28,7 @@ def paper_suite(
     *,
     max_new_tokens: int = 256,
 ) -> tuple[Estimator, ...]:
-    """The paper's methods. Those with equal plans share their samples: 45 answers are drawn for each question.
+    """The paper's methods. Those with equal plans share their samples: 55 answers are drawn for each question.
 
     Args:
         nli: tells equivalent answers (the paper: deberta-xlarge-mnli); default: shared words.

@@ -18,7 +18,7 @@ from semgrad_guard.evaluation.tally import Floats, Ints, Tally, tally
 
 RESAMPLES = 1000
 LEVEL = 0.95
-_BLOCK = 4_000_000
+_BLOCK = 2_000_000
 """Entries of a weight matrix that are handled at once: resamples x answers."""
 
 Metric = Callable[[Tally], Floats]
@@ -48,7 +48,7 @@ def resamples(n: int, *, data: str = "", count: int = RESAMPLES, seed: int = 0) 
     The draw depends on seed, n and the name of the `data` alone: all methods meet the same resamples, and so do
     several models on the same questions, whose answers are not independent of each other.
     """
-    rng = np.random.default_rng([seed, n, zlib.crc32(data.encode())])
+    rng = np.random.default_rng([seed, n, zlib.crc32(data.encode(errors="backslashreplace"))])
     rows = max(1, _BLOCK // n)
     for start in range(0, count, rows):
         size = min(rows, count - start)

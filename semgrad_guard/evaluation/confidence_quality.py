@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from semgrad_guard.decision.binomial import upper_bound
 from semgrad_guard.decision.confidence import ConfidenceMethod, fit
 from semgrad_guard.evaluation.bootstrap import RESAMPLES, Estimate, estimate, resamples
 from semgrad_guard.evaluation.tally import Floats, as_arrays
@@ -88,15 +89,14 @@ def expected_calibration_error(
 
 def reliability(confidence: Floats, correct: Sequence[bool]) -> Reliability:
     """The points of a reliability diagram."""
-    from scipy.stats import beta  # pyright: ignore[reportMissingTypeStubs]  # half a second that only figures need
-
     bins, right = _bins(confidence), np.asarray(correct, dtype=np.bool_)
     used = [b for b in range(BINS) if (bins == b).any()]
     count = np.array([(bins == b).sum() for b in used], dtype=np.int64)
     hits = np.array([right[bins == b].sum() for b in used], dtype=np.int64)
     means = np.array([confidence[bins == b].mean() for b in used], dtype=np.float64)
-    low = np.where(hits > 0, beta.ppf(0.025, np.maximum(hits, 1), count - hits + 1), 0.0)
-    high = np.where(hits < count, beta.ppf(0.975, hits + 1, np.maximum(count - hits, 1)), 1.0)
+    counts = list(zip(hits.tolist(), count.tolist(), strict=True))
+    low = np.array([1.0 - upper_bound(n - k, n, delta=0.025) for k, n in counts], dtype=np.float64)
+    high = np.array([upper_bound(k, n, delta=0.025) for k, n in counts], dtype=np.float64)
     return Reliability(means, hits / np.maximum(count, 1), low, high, count)
 
 

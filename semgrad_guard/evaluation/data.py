@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, cast
 
 from pydantic import AliasChoices, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
-from semgrad_guard.errors import DataFileError
+from semgrad_guard.errors import DataFileError, InputError
 from semgrad_guard.evaluation.sources import Entry, entries
 
 Need = Literal["answers", "response", "question"]
@@ -112,6 +112,21 @@ def read_questions(path: str | Path, *, needs: Need = "answers", strict: bool = 
     return QuestionFile(source, kept, tuple(problems), tuple(duplicates), _shared_ids(rows.values()))
 
 
+def with_paraphrases(questions: Sequence[Question]) -> list[Question]:
+    """Those that have a paraphrase, a wording other than their own.
+
+    Raises:
+        InputError: fewer than two have one: there is nothing to compare.
+    """
+    found = [question for question in questions if set(question.paraphrases) - {question.question}]
+    if len(found) < 2:
+        raise InputError(
+            f"{len(found)} of the {len(questions)} questions have paraphrases, and a probe needs two at least: add "
+            '"paraphrases": ["the same question in other words", ...] to the lines of the file.'
+        )
+    return found
+
+
 def _shared_ids(rows: Iterable[tuple[Entry, Question]]) -> tuple[str, ...]:
     firsts: dict[str, Entry] = {}
     notes: list[str] = []
@@ -127,8 +142,9 @@ def _read(entry: Entry, needs: Need) -> Question:
     if not isinstance(entry.content, dict):
         more = "" if needs == "question" else f', "{needs}": ...'
         raise DataFileError(f'{entry.place} is no JSON object: each {entry.unit} looks like {{"question": ...{more}}}.')
+    record = cast("dict[str, Any]", entry.content)
     try:
-        row = Question.model_validate(entry.content)
+        row = Question.model_validate(record)
     except (ValidationError, RecursionError) as error:
         raise DataFileError(f"{entry.place} {_fault(error)}.") from error
     _require(row, needs, entry.place)

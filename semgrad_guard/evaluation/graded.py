@@ -147,7 +147,7 @@ def _unique(what: str, names: Iterable[str]) -> None:
 
 def _label(value: Any) -> bool:
     if isinstance(value, bool | np.bool_) or (isinstance(value, int | float) and value in (0, 1)):
-        return bool(value)
+        return bool(cast(Any, value))
     raise TypeError(f"{value!r} is neither true nor false")
 
 

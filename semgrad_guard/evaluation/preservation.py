@@ -6,12 +6,9 @@ import hashlib
 import json
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
-
-import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 
 from semgrad_guard.engine.language_model import LanguageModel
 from semgrad_guard.engine.prompt import Prompt
@@ -72,11 +69,13 @@ def measure_preservation(
         groups = [wordings(model, question, system=system) for question in questions[done : done + step]]
         states = model.last_states([prompt for group in groups for prompt in group], tokens)
         sums = sums or SemanticPreservation.empty(states.shape[1], tokens, states.shape[-1])
-        for part in states.split([len(group) for group in groups]):
-            sums.add(part)
+        begin = 0
+        for group in groups:
+            sums.add(states[begin : begin + len(group)])
+            begin += len(group)
         done += len(groups)
         if done == len(questions) or time.monotonic() - saved > _SAVE_EVERY:
-            _save(path, sums, settings)
+            write_beside(path, partial(sums.write, settings=settings))
             saved = time.monotonic()
         on_progress(done, len(questions))
     if sums is None:
@@ -89,23 +88,10 @@ def _digest(questions: Sequence[Question]) -> str:
     return hashlib.sha256(content.encode("utf-8", "surrogatepass")).hexdigest()[:16]
 
 
-def _save(path: Path, sums: SemanticPreservation, settings: dict[str, Any]) -> None:
-    tensors = {"within": sums.within, "direction": sums.direction, "squares": sums.squares}
-    metadata = {"settings": json.dumps(settings), "queries": str(sums.queries)}
-    write_beside(path, lambda beside: save_file(tensors, beside, metadata=metadata))
-
-
 def _load(path: Path, settings: dict[str, Any]) -> SemanticPreservation | None:
     if not path.exists():
         return None
-    try:
-        with safe_open(path, framework="pt") as file:
-            metadata: dict[str, str] = file.metadata() or {}
-            found: dict[str, Any] = json.loads(metadata["settings"])
-            tensors: dict[str, torch.Tensor] = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        sums = SemanticPreservation(**tensors, queries=int(metadata["queries"]))
-    except (SafetensorError, OSError, KeyError, ValueError, TypeError) as error:
-        raise InputError(f"{path} holds no sums of a probe; choose another output, or delete it.") from error
+    sums, found = SemanticPreservation.read(path)
     changed = [key for key in settings if settings[key] != found.get(key)]
     if changed:
         named = "; ".join(f"{key} is {settings[key]!r} and was {found.get(key)!r}" for key in changed)

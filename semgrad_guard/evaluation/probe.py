@@ -9,10 +9,11 @@ from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
-from scipy import stats
+import torch
+from scipy import stats as _untyped_stats  # pyright: ignore[reportMissingTypeStubs]
 
 from semgrad_guard.engine.generation import GenerationOptions
 from semgrad_guard.engine.language_model import LanguageModel
@@ -20,15 +21,18 @@ from semgrad_guard.engine.objective import Objective
 from semgrad_guard.engine.semantic_preservation import SemanticPreservation
 from semgrad_guard.engine.token_choice import TokenChoice
 from semgrad_guard.errors import InputError
-from semgrad_guard.evaluation.data import Question
+from semgrad_guard.evaluation.data import Question, with_paraphrases
 from semgrad_guard.evaluation.graders import Grader
 from semgrad_guard.evaluation.grids import GridAnswer, collect_grids
 from semgrad_guard.evaluation.metrics import auroc
 from semgrad_guard.evaluation.preservation import Progress, measure_preservation, wordings
-from semgrad_guard.evaluation.probe_record import GradedGrid, Probe
+from semgrad_guard.evaluation.probe_record import GradedGrid, Probe, Table
 from semgrad_guard.evaluation.prompts import form_of, prompt_name
 from semgrad_guard.evaluation.token_rule import Recommendation, with_answers, without_answers
 from semgrad_guard.guard import template_name
+
+Correlations = tuple[float | None, float | None]
+_stats = cast(Any, _untyped_stats)
 
 Phase = Callable[[str], AbstractContextManager[Progress]]
 """Names a part of the work for as long as it lasts, and hands out what tells how far it is."""
@@ -66,21 +70,6 @@ class PromptEnds:
         return range(-min(shared + 1, self.count), 0)
 
 
-def with_paraphrases(questions: Sequence[Question]) -> list[Question]:
-    """Those that have a paraphrase, a wording other than their own.
-
-    Raises:
-        InputError: fewer than two have one: there is nothing to compare.
-    """
-    found = [question for question in questions if set(question.paraphrases) - {question.question}]
-    if len(found) < 2:
-        raise InputError(
-            f"{len(found)} of the {len(questions)} questions have paraphrases, and a probe needs two at least: add "
-            '"paraphrases": ["the same question in other words", ...] to the lines of the file.'
-        )
-    return found
-
-
 def prompt_ends(model: LanguageModel, questions: Sequence[Question], plan: ProbePlan) -> PromptEnds:
     """Read off the rendered prompts; the count covers every t*, and no more than the shortest prompt has."""
     prompts = [prompt for question in questions for prompt in wordings(model, question, system=plan.system)]
@@ -88,8 +77,8 @@ def prompt_ends(model: LanguageModel, questions: Sequence[Question], plan: Probe
     shortest = min(len(prompt.ids) for prompt in prompts)
     count = min(max(plan.tokens, -min(offsets)), shortest)
     ends = [set(column) for column in zip(*(prompt.ids[-count:] for prompt in prompts), strict=True)]
-    decode: Any = model.tokenizer.decode
-    names = tuple(str(decode(list(ids))) if len(ids) == 1 else None for ids in ends)
+    tokenizer: Any = model.tokenizer
+    names = tuple(str(tokenizer.decode(list(ids))) if len(ids) == 1 else None for ids in ends)
     return PromptEnds(count, names, offsets.most_common(1)[0][0])
 
 
@@ -134,7 +123,7 @@ def probe(
             batch_size=2 * plan.batch_size,
             on_progress=tell,
         )
-    scores: list[list[float]] = sums.scores.tolist()
+    scores = _rows(sums.scores)
     graded, recommendation = None, without_answers(ends.own_token, _by_offset(scores, upper, ends))
     gradable = [question for question in questions if any(answer.strip() for answer in question.answers)]
     if answers_path is not None and gradable:
@@ -169,7 +158,7 @@ def recommend(
     return with_answers(ends.own_token, [answer.semgrad(upper) for answer in answers], by_offset, correct)
 
 
-def correlations(preservation: Sequence[Sequence[float]], aurocs: Sequence[Sequence[float | None]]) -> tuple[Any, Any]:
+def correlations(preservation: Sequence[Sequence[float]], aurocs: Sequence[Sequence[float | None]]) -> Correlations:
     """Pearson's and Spearman's correlation over all layers and tokens; None where one side does not vary."""
     pairs = [
         (sps, found)
@@ -180,7 +169,7 @@ def correlations(preservation: Sequence[Sequence[float]], aurocs: Sequence[Seque
     x, y = np.array(pairs, dtype=np.float64).reshape(-1, 2).T
     if len(pairs) < 3 or not np.ptp(x) or not np.ptp(y):
         return None, None
-    return float(stats.pearsonr(x, y).statistic), float(stats.spearmanr(x, y).statistic)
+    return float(_stats.pearsonr(x, y).statistic), float(_stats.spearmanr(x, y).statistic)
 
 
 def _graded(
@@ -224,7 +213,6 @@ def _record(
     left_out: int,
 ) -> Probe:
     identity = model.identity
-    within, across, scores = (t.tolist() for t in (sums.similarity_within, sums.similarity_across, sums.scores))
     return Probe(
         created=datetime.date.today().isoformat(),
         model=identity.name,
@@ -238,9 +226,9 @@ def _record(
         tokens=ends.names,
         upper_layers=Objective().span(model.n_layers),
         own_token=ends.own_token,
-        preservation=scores,
-        within=within,
-        across=across,
+        preservation=_rows(sums.scores),
+        within=_rows(sums.similarity_within),
+        across=_rows(sums.similarity_across),
         graded=graded,
         semantic_token=TokenChoice(
             offset=found.offset, template=identity.template, model=identity.name, reason=found.reason
@@ -251,6 +239,10 @@ def _record(
 @contextmanager
 def _unseen(_: str) -> Generator[Progress]:
     yield lambda done, total: None
+
+
+def _rows(values: torch.Tensor) -> Table:
+    return tuple(tuple(float(number) for number in row) for row in values)
 
 
 def _by_offset(scores: Sequence[Sequence[float]], upper: Sequence[int], ends: PromptEnds) -> dict[int, float]:

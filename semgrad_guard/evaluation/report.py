@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
+from unicodedata import category
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
 
 from semgrad_guard.errors import InputError
 from semgrad_guard.evaluation import figures, paper
@@ -15,7 +19,7 @@ from semgrad_guard.evaluation.figures.sps import ProbeMaps
 from semgrad_guard.evaluation.files import require_writable, write_beside
 from semgrad_guard.evaluation.graded import GradedRun, require_distinct
 from semgrad_guard.evaluation.guarantee import ALPHAS, DELTA, SPLITS
-from semgrad_guard.evaluation.paper_settings import deviations
+from semgrad_guard.evaluation.paper_settings import deviations, flat
 from semgrad_guard.evaluation.plots import require_drawable
 from semgrad_guard.evaluation.summary import RunSummary, summarize
 from semgrad_guard.evaluation.tables import Table, all_tables, guaranteed_tables
@@ -24,6 +28,9 @@ FILE = "report.html"
 TABLES = "tables"
 _WIDTH = 11
 """Columns that fit on an upright A4 page."""
+_UNSEEN = ("Cc", "Cs", "Cn")
+_NARROW = 3
+"""Up to so many columns leave room for intervals on the same line."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +56,7 @@ class Standing:
 class Figure:
     """A drawing in the page, with what it shows in words."""
 
-    svg: str
+    svg: Markup
     caption: str
 
 
@@ -106,11 +113,10 @@ def _page(
     count: int,
     splits: int,
 ) -> str:
-    from jinja2 import Environment, PackageLoader, StrictUndefined
-
     environment = Environment(
         loader=PackageLoader("semgrad_guard", "evaluation"),
         autoescape=True,
+        finalize=_visible,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
@@ -123,7 +129,7 @@ def _page(
             "standing": standing(summary),
             "promised": table,
             "figures": _figures(summary, f"run{number}"),
-            "settings": _flat(summary.run.settings),
+            "settings": [(name, _written(value)) for name, value in flat(summary.run.settings)],
             "deviations": deviations(summary.run.settings),
         }
         for number, (summary, table) in enumerate(zip(summaries, promised, strict=True), start=1)
@@ -135,6 +141,7 @@ def _page(
         tables=tables[1:],
         probes=[_probe(each, f"probe{number}") for number, each in enumerate(maps, start=1)],
         width=_WIDTH,
+        narrow=_NARROW,
         ours=paper.OURS,
         source=paper.SOURCE,
         delta=DELTA,
@@ -179,8 +186,8 @@ def _figures(summary: RunSummary, name: str) -> list[Figure]:
         ),
         (
             figures.reliability_figure(run, confidence),
-            f"Reliability, {run.title}: P(correct) as said against the share that is right, with exact 95 % intervals. "
-            "On the diagonal it is honest.",
+            f"Reliability, {run.title}: P(correct) as said against the share that is right, with exact 95% intervals; "
+            "larger dots stand for more answers. On the diagonal it is honest.",
         ),
         (
             figures.histogram_figure(run),
@@ -193,33 +200,35 @@ def _figures(summary: RunSummary, name: str) -> list[Figure]:
             "right answers. Right: AUROC as tau and beta change; the thick line is beta 1."
         )
         drawn.append((figures.entropy_figure(run), caption))
-    return [
-        Figure(figures.inline_svg(figure, f"{name}f{number}", description=caption), caption)
-        for number, (figure, caption) in enumerate(drawn, start=1)
-    ]
+    return [_figure(figure, f"{name}f{number}", caption) for number, (figure, caption) in enumerate(drawn, start=1)]
+
+
+def _figure(figure: Any, name: str, caption: str) -> Figure:
+    return Figure(Markup(figures.inline_svg(figure, name, description=_visible(caption))), caption)  # noqa: S704 - ours
 
 
 def _probe(maps: ProbeMaps, name: str) -> dict[str, Any]:
     caption = f"Semantic Preservation Score by decoder layer and prompt token, {maps.title} (Figure 2 of the paper)."
     heat = figures.sps_figure(maps.sps, title=maps.title, tokens=maps.tokens)
-    drawn = [Figure(figures.inline_svg(heat, f"{name}a", description=caption), caption)]
+    drawn = [_figure(heat, f"{name}a", caption)]
     if maps.auroc is not None:
         caption = f"SemGrad's AUROC against SPS, one point per hidden state, {maps.title} (Figure 3 of the paper)."
         scatter = figures.sps_auroc_figure(maps.sps, maps.auroc, title=maps.title)
-        drawn.append(Figure(figures.inline_svg(scatter, f"{name}b", description=caption), caption))
+        drawn.append(_figure(scatter, f"{name}b", caption))
     return {"title": maps.title, "recommendation": maps.recommendation, "figures": drawn}
 
 
-def _flat(settings: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:
-    """Nested settings as (dotted name, value as JSON or plain text)."""
-    rows: list[tuple[str, str]] = []
-    for key, value in settings.items():
-        name = f"{prefix}.{key}" if prefix else str(key)
-        if isinstance(value, Mapping) and value:
-            rows += _flat(cast("Mapping[str, Any]", value), name)
-        else:
-            rows.append((name, value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)))
-    return rows
+def _visible(value: Any) -> Any:
+    """Text without characters that a page must not hold (controls, lone surrogates), written as escapes instead."""
+    if not isinstance(value, str) or isinstance(value, Markup):
+        return value
+    return "".join(
+        c.encode("unicode_escape").decode() if category(c) in _UNSEEN and c not in "\n\t" else c for c in value
+    )
+
+
+def _written(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
 
 
 def _make(folder: Path) -> Path:
@@ -232,4 +241,4 @@ def _make(folder: Path) -> Path:
 
 
 def _write(path: Path, text: str) -> Path:
-    return write_beside(path, lambda beside: beside.write_text(text, encoding="utf-8"))
+    return write_beside(path, lambda beside: beside.write_text(text, encoding="utf-8", errors="backslashreplace"))

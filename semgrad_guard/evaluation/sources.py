@@ -132,10 +132,10 @@ def _load(name: str, config: str | None, split: str | None) -> Iterable[Any]:
     try:
         found: Any = library.load_from_disk(name) if saved else library.load_dataset(name, config, split=split)
     except (OSError, ValueError, RuntimeError) as error:
-        reason = str(error).strip().partition("\n")[0]
+        reason = str(error).strip().partition("\n")[0].rstrip(".")
         raise DataFileError(
-            f"Cannot load the dataset {name!r}: {reason} Name it as {HUB}NAME[:CONFIG][@SPLIT], and check that the hub "
-            "can be reached."
+            f"Cannot load the dataset {name!r}: {reason}. Name it as {HUB}NAME[:CONFIG][@SPLIT], and check that the "
+            "hub can be reached."
         ) from error
     return _one_split(found, name, split if saved else None)
 

@@ -33,7 +33,9 @@ def read_table(path: Path) -> tuple[list[str], list[Row]]:
     """
     text = _text(path)
     first = text.partition("\n")[0]
-    delimiter = max(_DELIMITERS, key=lambda candidate: len(next(csv.reader([first], delimiter=candidate), [])))
+    delimiter = max(
+        _DELIMITERS, key=lambda candidate: sum(len(row) for row in csv.reader([first], delimiter=candidate))
+    )
     try:
         header, *rows = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
     except ValueError:

@@ -4,23 +4,32 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
 from semgrad_guard.evaluation import paper
-from semgrad_guard.evaluation.bootstrap import Estimate, bootstrap, combined, estimate, paired_difference, resamples
+from semgrad_guard.evaluation.bootstrap import (
+    Estimate,
+    Metric,
+    bootstrap,
+    combined,
+    estimate,
+    paired_difference,
+    resamples,
+)
 from semgrad_guard.evaluation.confidence_quality import brier, crossfitted, expected_calibration_error
 from semgrad_guard.evaluation.graded import GradedRun
 from semgrad_guard.evaluation.guarantee import ALPHAS, SPLITS, GuaranteedCoverage, guaranteed_coverage
 from semgrad_guard.evaluation.tally import Floats, Tally
 
 COVERAGES = (0.3, 0.5, 0.7, 0.9)
-AUROC = {"auroc": Tally.auroc}
-COMPARED = {"auroc": Tally.auroc, "aurc": Tally.aurc}
-QUALITY = {
+AUROC: Mapping[str, Metric] = {"auroc": Tally.auroc}
+COMPARED: Mapping[str, Metric] = {"auroc": Tally.auroc, "aurc": Tally.aurc}
+QUALITY: Mapping[str, Metric] = {
     **COMPARED,
     "prr": Tally.prr,
-    **{f"accuracy at {c:g}": (lambda counts, c=c: counts.accuracy_at(c)) for c in COVERAGES},
+    **{f"accuracy at {coverage:g}": partial(Tally.accuracy_at, coverage=coverage) for coverage in COVERAGES},
 }
 
 Scores = Sequence[float | None]

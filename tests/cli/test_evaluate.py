@@ -101,7 +101,7 @@ def test_regrading_needs_no_model(evaluate: Run, again: Run, mixed: Path, tmp_pa
     evaluate("--data", mixed)
     before = (tmp_path / "out" / "answers.jsonl").read_bytes()
     found = json.loads(again("--grader", "rouge-l", "--grader", "exact-match", "--json").stdout)
-    assert found["settings"]["grader"] == "rouge-l>=0.3"
+    assert (found["settings"]["grader"], found["title"]) == ("rouge-l>=0.3", "tiny on mixed")
     assert {"correct: rouge-l>=0.3", "correct: exact-match"} <= set(table(tmp_path)[0])
     mended = [{"question": q, "answers": [a.text]} for q, a in zip(ASKED[:8], kept(tmp_path), strict=True)]
     data = jsonl(tmp_path / "mended.jsonl", [*mended, {"question": "new", "answers": ["x"]}])
@@ -202,6 +202,8 @@ def test_what_cannot_be_is_refused_before_a_model_is_loaded(
         (("--data", mixed, "--grader", "guess"), "there is no grader 'guess'"),
         (("--data", mixed, "--grader", f"bem={tmp_path}"), "holds no *.safetensors"),
         (("--data", mixed, "--grader", "nli=./nowhere"), "there is no folder './nowhere'"),
+        (("--data", mixed, "--methods", "guess"), "there is no method 'guess'; there are hybridgrad, semgrad"),
+        (("--data", mixed, "--cross-encoder", "./nowhere"), "there is no folder './nowhere'"),
         (("--regrade",), "Run the evaluation first"),
         (("--data", mixed, "--beside", tmp_path), "Name the folder of an evaluation that has finished"),
     ):
@@ -211,15 +213,10 @@ def test_what_cannot_be_is_refused_before_a_model_is_loaded(
     assert evaluate().exit_code == 2
 
 
-def test_methods_models_and_devices_that_are_none(evaluate: Run, mixed: Path) -> None:
-    for arguments, said in (
-        (("--methods", "guess"), "there is no method 'guess'; there are hybridgrad, semgrad"),
-        (("--nli", "./nowhere"), "there is no folder './nowhere'"),
-        (("--device", "cuda:99"), "There is no device 'cuda:99' here"),
-    ):
-        result = evaluate("--data", mixed, *arguments)
-        assert result.exit_code == 1
-        assert said in flat(result.stderr), result.stderr
+def test_a_device_that_is_none(evaluate: Run, mixed: Path) -> None:
+    result = evaluate("--data", mixed, "--device", "cuda:99")
+    assert result.exit_code == 1
+    assert "There is no device 'cuda:99' here" in flat(result.stderr)
 
 
 def test_several_runs_make_one_report(evaluate: Run, mixed: Path, tmp_path: Path) -> None:
@@ -233,3 +230,22 @@ def test_several_runs_make_one_report(evaluate: Run, mixed: Path, tmp_path: Path
     assert "tiny on other" in page
     assert "report.html" in flat(result.stdout)
     assert list((tmp_path / "out" / "tables").glob("*.csv"))
+
+
+def test_a_calibration_from_elsewhere_is_held_against_the_run(
+    evaluate: Run, calibration: Path, mixed: Path, right: Path, tmp_path: Path, texts: list[str]
+) -> None:
+    home = evaluate("--data", right, "--calibration", calibration, "--output", tmp_path / "home", "--batch-size", 60)
+    assert home.exit_code == 0, home.stderr
+    assert (
+        "of 60 answers are let through and 0.0% of those are wrong (promised: at most 10%); by the drift check no"
+        in (flat(home.stdout))
+    )
+    away = [{"question": q * 3, "answers": ["seven"]} for q in ASKED[:30]]
+    data = jsonl(tmp_path / "away.jsonl", away)
+    found = evaluate("--data", data, "--calibration", calibration, "--output", tmp_path / "away", "--json")
+    document = json.loads(found.stdout)["calibration"]
+    assert document["risk"] == (1.0 if document["answered"] else None)
+    other = evaluate("--data", mixed, "--calibration", calibration, "--prompt", "paper")
+    assert other.exit_code == 1
+    assert "prompt_template is 'paper-chat@" in flat(other.stderr)

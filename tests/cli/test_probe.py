@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from click.testing import Result
 
+from semgrad_guard import LanguageModel, SemGrad
 from semgrad_guard.engine.token_choice import TokenChoice
 from semgrad_guard.evaluation import probe as probing
 
@@ -86,3 +87,23 @@ def test_an_output_that_cannot_be_written(run: Run, data: Path, tmp_path: Path) 
     result = run("probe", "--data", data, "--output", tmp_path / "absent" / "p.json")
     assert result.exit_code == 1
     assert "Cannot write" in result.stderr
+
+
+def test_other_commands_take_the_recommended_token(
+    run: Run, model_folder: Path, tmp_path: Path, language_model: LanguageModel
+) -> None:
+    choice = TokenChoice(offset=-4, template=language_model.identity.template, model="tiny", reason="measured")
+    path = tmp_path / "p.json"
+    path.write_text(json.dumps({"semantic_token": choice.model_dump()}))
+    expected = SemGrad(token=-4)(language_model.evidence("q", "an answer")).uncertainty
+    given = ("--model", model_folder, "--probe", path, "--estimator", "semgrad", "--json")
+    scored = json.loads(run("score", "--question", "q", "--response", "an answer", *given).stdout)
+    assert scored["uncertainty"] == pytest.approx(expected, rel=1e-4)
+    asked = json.loads(run("ask", "q", "--max-new-tokens", TOKENS, *given).stdout)
+    assert (asked["semantic_token"], asked["settings"]["semantic_token"]) == (-4, -4)
+    data = jsonl(tmp_path / "q.jsonl", ({"question": q, "answers": ["x"]} for q in ASKED[:4]))
+    made = tmp_path / "c.json"
+    run("calibrate", "--data", data, "--output", made, "--max-new-tokens", TOKENS, *given)
+    refused = run("ask", "q", "--model", model_folder, "--estimator", "semgrad", "--calibration", made)
+    assert refused.exit_code == 1
+    assert "'semantic_token': -4" in flat(refused.stderr)

@@ -65,7 +65,7 @@ def test_help_loads_nothing_heavy() -> None:
 
 
 def test_an_interrupt_ends_any_command_with_its_own_code(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupt(name: str, dtype: str | None = None) -> None:
+    def interrupt(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(loading, "load_model", interrupt)

@@ -194,6 +194,13 @@ def test_one_step_of_diversity(rows: list[list[float]], penalty: float) -> None:
         assert gain[0] >= gain[1] - 1e-9
 
 
+def test_groups_that_have_ended_take_nothing() -> None:
+    scores = torch.tensor([[3.0, 2.0, 0.0]] * 3, dtype=torch.float64)
+    processor = DiversityPenalty(3, 10.0, width=1, end_tokens=(2,))
+    produced = torch.tensor([[0, 1], [0, 2], [0, 1]])  # after a prompt of one token, the second group has ended
+    assert processor(produced, scores).argmax(-1).tolist() == [0, 1, 1]
+
+
 # --- readings
 
 
@@ -219,12 +226,13 @@ def test_readings_are_those_of_each_answer_alone(name: str) -> None:
                 assert reading.embedding == pytest.approx(output.hidden_states[middle][0, -1].tolist(), rel=1e-6)
 
 
-def test_readings_do_not_depend_on_how_the_work_is_split(monkeypatch) -> None:
+@pytest.mark.parametrize("limit", ["_TOKENS", "_LOGITS"])
+def test_readings_do_not_depend_on_how_the_work_is_split(monkeypatch, limit: str) -> None:
     scorer = scorer_of(shared("llama"))
     prompts = [token_ids(3 + i, i) for i in range(4)]
     answers = [[token_ids(1 + j, 10 + j) for j in range(i)] for i in range(4)]
     whole = read(scorer, prompts, answers)
-    monkeypatch.setattr("semgrad_guard.engine.reading._TOKENS", 1)
+    monkeypatch.setattr(f"semgrad_guard.engine.reading.{limit}", 1)
     split = read(scorer, prompts, answers)
     assert [len(own) for own in split] == [0, 1, 2, 3]
     for one, other in zip(whole, split, strict=True):

@@ -75,8 +75,11 @@ def test_a_pair_is_judged_once(tmp_path: Path) -> None:
 def test_long_texts_are_cut_to_what_the_model_can_read(tmp_path: Path) -> None:
     for architecture in ARCHITECTURES:
         folder = save_pair_model(tmp_path / architecture, labels=MNLI, architecture=architecture)
-        scores = Entailment.from_pretrained(str(folder)).probabilities([("a" * 100, "b" * 100)])[0]
-        assert scores.entailment + scores.neutral + scores.contradiction == pytest.approx(1.0)
+        asked = "A long question? " * 10
+        pairs = [(f"{asked} Paris", f"{asked} {answer}") for answer in ("Paris", "Rome")]
+        same, other = Entailment.from_pretrained(str(folder)).probabilities(pairs)
+        assert same.entailment + same.neutral + same.contradiction == pytest.approx(1.0)
+        assert same != other  # the answers at the end are read
 
 
 def test_what_cannot_be_loaded_is_named(tmp_path: Path) -> None:

@@ -124,15 +124,17 @@ def test_without_its_package_a_dataset_names_the_extra(monkeypatch: pytest.Monke
         read_questions("hub:allenai/sciq@validation")
 
 
-def test_a_dataset_saved_on_disk(tmp_path: Path) -> None:
+def test_a_dataset_saved_on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     datasets = pytest.importorskip("datasets")
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
     rows = [{"question": "q1", "answer": {"value": "a", "aliases": ["b"]}}, {"question": "q2", "answer": None}]
-    one = datasets.Dataset.from_list(rows)
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    one = datasets.load_dataset("json", data_files=str(tmp_path / "rows.jsonl"), split="train")
     one.save_to_disk(tmp_path / "one")
     found = read_questions(f"hub:{tmp_path / 'one'}")
     assert found.rows == (Question(question="q1", answers=("a", "b")),)
     assert "row 2 has no reference answer" in str(found.problems[0])
-    datasets.DatasetDict({"train": one, "test": one.select([0])}).save_to_disk(tmp_path / "two")
+    datasets.DatasetDict({"train": one, "test": one}).save_to_disk(tmp_path / "two")
     with pytest.raises(DataFileError, match="has the splits train, test; choose one"):
         read_questions(f"hub:{tmp_path / 'two'}")
     assert len(read_questions(f"hub:{tmp_path / 'two'}@test").rows) == 1

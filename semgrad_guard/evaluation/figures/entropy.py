@@ -48,22 +48,22 @@ def _histogram(axes: Any, run: GradedRun) -> None:
         axes.text(0.5, 0.5, "not recorded", ha="center", transform=axes.transAxes)
         return
     edges = np.linspace(0.0, float(entropy[known].max()) or 1.0, 31)
+    axes.margins(y=0.12)
     axes.hist(entropy[known], bins=edges, color=RIGHT, alpha=0.3, label="all answers")
     axes.hist(entropy[known & correct], bins=edges, color=RIGHT, alpha=0.9, label="right answers")
     if (known & correct).any():
-        for share, level in zip((50, 75), np.percentile(entropy[known & correct], [50, 75]), strict=True):
+        levels = np.percentile(entropy[known & correct], [50, 75])
+        for label, level, align, shift in zip(("50%", "75%"), levels, ("right", "left"), (-2, 2), strict=True):
             axes.axvline(level, color=INK, linestyle=(0, (4, 3)), linewidth=1.1)
-            axes.annotate(
-                f"{share} %", (level, 1.0), (2, -2), xycoords=("data", "axes fraction"), textcoords="offset points",
-                va="top" if share == 50 else "bottom", fontsize=8,
-            )  # fmt: skip
+            where = {"xycoords": ("data", "axes fraction"), "textcoords": "offset points", "ha": align, "va": "top"}
+            axes.annotate(label, (level, 1.0), (shift, -1), fontsize=8, **where)
     axes.legend(
         frameon=False, fontsize=8.5, loc="center right", title="lines: percentiles of\nright answers", title_fontsize=8
     )
 
 
 def _curves(axes: Any, run: GradedRun) -> None:
-    dress(axes, title="AUROC of HybridGrad", x="tau: small leans to SemGrad, large to ParaGrad")
+    dress(axes, title="AUROC of HybridGrad", x="tau (small: SemGrad, large: ParaGrad)")
     parts = [run.scores.get("SemGrad"), run.scores.get("ParaGrad"), run.mean_entropy or None]
     if any(part is None for part in parts):
         axes.text(0.5, 0.5, "needs SemGrad, ParaGrad\nand the mean entropy", ha="center", transform=axes.transAxes)
@@ -93,7 +93,7 @@ def _curves(axes: Any, run: GradedRun) -> None:
         axes.axhline(level, color=MUTED, linestyle=(0, (5, 3)), linewidth=1.1)
         where = {"xytext": (0, 2), "xycoords": ("axes fraction", "data"), "textcoords": "offset points", "ha": align}
         axes.annotate(name, (side, level), fontsize=8, color=MUTED, **where)
-    percent_axis(axes.yaxis)
+    percent_axis(axes.yaxis, digits=None)
     axes.legend(frameon=False, fontsize=8)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from semgrad_guard.evaluation import paper
-from semgrad_guard.evaluation.figures.style import LINES, OURS_COLOUR, dress, new_figure, percent_axis, styled
+from semgrad_guard.evaluation.figures.style import LINES, OURS_COLOUR, dress, new_figure, percent_axis, plain, styled
 from semgrad_guard.evaluation.graded import GradedRun
 from semgrad_guard.evaluation.metrics import aurc, risk_coverage
 from semgrad_guard.evaluation.plots import MUTED
@@ -27,7 +27,7 @@ def risk_coverage_figure(run: GradedRun) -> Any:
         axes.plot(*_curve(run, method), color=MUTED, linewidth=0.8, alpha=0.6)
     for method, (colour, marker, dash) in zip([m for m in named if m != paper.OURS], LINES, strict=False):
         x, y = _curve(run, method)
-        axes.plot(x, y, color=colour, linestyle=dash, marker=marker, markevery=0.12, markersize=5, label=method)
+        axes.plot(x, y, color=colour, linestyle=dash, marker=marker, markevery=0.12, markersize=5, label=plain(method))
     if paper.OURS in named:
         x, y = _curve(run, paper.OURS)
         axes.plot(x, y, color=OURS_COLOUR, linewidth=3, marker="o", markevery=0.12, label=paper.OURS, zorder=5)

@@ -17,6 +17,7 @@ from semgrad_guard.evaluation.plots import MUTED
 from semgrad_guard.evaluation.tally import Floats
 
 _COLUMNS = 4
+_TITLE = 18
 _WIDE = 30.0
 """Positive scores that span more than this ratio are drawn on a log axis."""
 
@@ -25,16 +26,21 @@ _WIDE = 30.0
 def reliability_figure(run: GradedRun, confidence: Mapping[str, Floats]) -> Any:
     """Share of right answers against P(correct), with exact 95 % intervals: HybridGrad and the three best others.
 
+    Areas grow with the number of answers.
+
     `confidence` is each method's cross-fitted P(correct), [answers], nan where there is no score.
     """
     methods = [m for m in _best(run, 4) if np.isfinite(confidence[m]).any()]
     figure, panels = _panels(len(methods), height=2.3)
     for axes, method in zip(panels, methods, strict=True):
         found = reliability(confidence[method], run.correct)
-        dress(axes, title=method)
+        dress(axes, title=method, width=_TITLE)
         axes.plot([0, 1], [0, 1], color=MUTED, linestyle=(0, (5, 3)), linewidth=1.1)
         spread = np.abs(np.stack([found.accuracy - found.low, found.high - found.accuracy]))
-        axes.errorbar(found.confidence, found.accuracy, yerr=spread, color=RIGHT, fmt="o-", markersize=4, linewidth=1.2)
+        axes.errorbar(found.confidence, found.accuracy, yerr=spread, color=RIGHT, fmt="none", elinewidth=1.2)
+        axes.scatter(
+            found.confidence, found.accuracy, s=6 + 160 * found.count / found.count.sum(), color=RIGHT, zorder=3
+        )
         axes.set(xlim=(0, 1), ylim=(0, 1))
         percent_axis(axes.xaxis)
         percent_axis(axes.yaxis)
@@ -51,7 +57,7 @@ def histogram_figure(run: GradedRun) -> Any:
     correct = np.array(run.correct)
     for axes, method in zip(panels, methods, strict=True):
         scores = np.array([np.nan if s is None else s for s in run.scores[method]], dtype=np.float64)
-        dress(axes, title=method, grid=False)
+        dress(axes, title=method, grid=False, width=_TITLE)
         axes.set_yticks([])
         axes.tick_params(labelsize=8)
         _histogram(axes, scores[correct & np.isfinite(scores)], scores[~correct & np.isfinite(scores)])

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from semgrad_guard.errors import InputError
-from semgrad_guard.evaluation.figures.style import LINES, OURS_COLOUR, dress, new_figure, save, styled
+from semgrad_guard.evaluation.figures.style import LINES, OURS_COLOUR, dress, new_figure, plain, save, styled
 from semgrad_guard.evaluation.plots import INK
 
 
@@ -59,7 +59,7 @@ def sps_figure(sps: ArrayLike, *, title: str, tokens: Sequence[str] | None = Non
     row, column = np.unravel_index(int(np.nanargmax(values)), values.shape)
     axes.plot(column + 0.5, row + 0.5, marker="o", markersize=9, fillstyle="none", color="#d55e00", markeredgewidth=2)
     dress(axes, title=title, x="prompt token, from the end", y="decoder layer", grid=False)
-    labels = tokens if tokens is not None else [str(t - width) for t in range(width)]
+    labels = [str(t - width) for t in range(width)] if tokens is None else [plain(t, width=24) for t in tokens]
     turned = max(len(label) for label in labels) > 4
     axes.set_xticks(np.arange(width) + 0.5, labels, rotation=45 if turned else 0, ha="right" if turned else "center")
     step = max(1, layers // 8)

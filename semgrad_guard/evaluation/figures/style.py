@@ -48,20 +48,26 @@ def new_figure(width: float, height: float) -> Any:
     return import_module("matplotlib.figure").Figure(figsize=(width, height), dpi=200, layout="constrained")
 
 
-def dress(axes: Any, *, title: str = "", x: str = "", y: str = "", grid: bool = True) -> None:
-    """Labels, a light grid, and no frame where nothing is measured."""
+def dress(axes: Any, *, title: str = "", x: str = "", y: str = "", grid: bool = True, width: int = 60) -> None:
+    """Labels, a light grid, and no frame where nothing is measured; titles are cut at `width` characters."""
     axes.set_xlabel(x)
     axes.set_ylabel(y)
-    axes.set_title(title, loc="left", fontsize=10.5, fontweight="bold")
+    axes.set_title(plain(title, width=width), loc="left", fontsize=10.5, fontweight="bold")
     if grid:
         axes.grid(color=FAINT, linewidth=0.8)
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
 
 
-def percent_axis(axis: Any) -> None:
-    """Write an axis of shares in per cent."""
-    axis.set_major_formatter(import_module("matplotlib.ticker").PercentFormatter(1.0, decimals=0))
+def plain(text: str, *, width: int = 200) -> str:
+    """A name as matplotlib should write it: no formula between dollar signs, no line breaks, nothing invisible."""
+    shown = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+    return (shown if len(shown) <= width else shown[: width - 1] + "…").replace("$", r"\$")
+
+
+def percent_axis(axis: Any, *, digits: int | None = 0) -> None:
+    """Write an axis of shares in per cent; `digits` None where the range decides how many decimals."""
+    axis.set_major_formatter(import_module("matplotlib.ticker").PercentFormatter(1.0, decimals=digits))
 
 
 @styled

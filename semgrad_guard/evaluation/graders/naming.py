@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import lru_cache
+from typing import TYPE_CHECKING
 
 from semgrad_guard.errors import InputError
 from semgrad_guard.evaluation.graders import GRADERS, AnswerGrader
+
+if TYPE_CHECKING:
+    from semgrad_guard.engine.text_pairs import Entailment
 
 _NEEDS_MODEL = {
     "nli": "FOLDER or hub id",
@@ -55,9 +60,16 @@ def _load(name: str, model: str) -> AnswerGrader:
 
         return Judge.from_name(model)
     from semgrad_guard.engine.answer_equivalence import AnswerEquivalence
-    from semgrad_guard.engine.text_pairs import Entailment
     from semgrad_guard.evaluation.graders.models import Bem, EntailmentGrader
 
     if name == "bem":
         return Bem(AnswerEquivalence.from_pretrained(model))
-    return EntailmentGrader(Entailment.from_pretrained(model))
+    return EntailmentGrader(entailment_model(model))
+
+
+@lru_cache(maxsize=1)
+def entailment_model(name: str) -> Entailment:
+    """The NLI model of this name, loaded once where methods and a grader share it."""
+    from semgrad_guard.engine.text_pairs import Entailment
+
+    return Entailment.from_pretrained(name)

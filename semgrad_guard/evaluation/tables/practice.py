@@ -30,10 +30,10 @@ def guaranteed(summary: RunSummary, *, key: str = "guaranteed_coverage") -> Tabl
     ]
     text = (
         "Share of all questions answered, in per cent, when the error rate among the answered is promised to stay "
-        f"within the figure above the column, with {1 - DELTA:.0%} probability. Calibrated on one half of the questions, "
-        "measured on the other: the mean over seeded halves, and the range of the middle 80 per cent of them. “Over” is the share "
-        f"of halves, in per cent, whose error rate came out above the promise: about {100 * DELTA:.0f} or less is right; "
-        "small measuring halves scatter above it."
+        f"within the figure above the column, with {1 - DELTA:.0%} probability. Calibrated on one half of the "
+        "questions, measured on the other: the mean over seeded halves, and the range of the middle 80 per cent of "
+        "them. “Over” is the share of halves, in per cent, whose error rate came out above the promise: about "
+        f"{100 * DELTA:.0f} or less is right; small measuring halves scatter above it."
     )
     return marked(Table(key, "Coverage at a guaranteed error rate", tuple(columns), tuple(rows), text))
 

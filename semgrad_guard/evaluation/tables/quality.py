@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 from semgrad_guard.evaluation import paper
 from semgrad_guard.evaluation.bootstrap import Estimate, known, mean
@@ -15,7 +16,7 @@ AVERAGE = "Avg."
 
 def auroc(summaries: Sequence[RunSummary]) -> Table:
     """Table 1 of the paper."""
-    return _by_run(
+    table = _by_run(
         summaries,
         "table1_auroc",
         "AUROC",
@@ -24,6 +25,7 @@ def auroc(summaries: Sequence[RunSummary]) -> Table:
         reference=paper.AUROC_AVERAGES,
         explanation="How often a wrong answer is less certain than a right one, in per cent: 50 is chance.",
     )
+    return replace(table, notes=_unscored(summaries))
 
 
 def aurc(summaries: Sequence[RunSummary]) -> Table:
@@ -147,7 +149,7 @@ def _by_run(
         if reference is not None:
             cells.append(Cell(known(reference[method])) if method in reference else Cell())
         rows.append(Row(method, tuple(cells)))
-    return marked(Table(key, title, tuple(columns), tuple(rows), explanation, _unscored(summaries)))
+    return marked(Table(key, title, tuple(columns), tuple(rows), explanation))
 
 
 def _cell(summary: RunSummary, method: str, pick: Pick) -> Cell:
@@ -171,12 +173,14 @@ def _average(summaries: Sequence[RunSummary], method: str, pick: Pick) -> Cell:
 def _unscored(summaries: Sequence[RunSummary]) -> tuple[str, ...]:
     """Which methods have answers without a score, in words."""
     found = [
-        f"{method} has no score for {each.unscored} of the {s.run.n} answers of {s.run.title}."
+        f"{method} {each.unscored} of {s.run.n} ({s.run.title})"
         for s in summaries
         for method, each in s.methods.items()
         if each.unscored
     ]
-    return (*found, "Answers without a score are left out of AUROC and never let through.") if found else ()
+    if not found:
+        return ()
+    return (f"Answers without a score are left out of AUROC and never let through: {'; '.join(found)}.",)
 
 
 def _name(summary: RunSummary, summaries: Sequence[RunSummary]) -> str:

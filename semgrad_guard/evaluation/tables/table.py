@@ -82,6 +82,11 @@ class Table:
                 spans.append((column.group, 1))
         return spans if any(group for group, _ in spans) else []
 
+    @property
+    def intervals(self) -> int:
+        """How many columns have an interval."""
+        return sum(any(row.cells[i].estimate.low is not None for row in self.rows) for i in range(len(self.columns)))
+
     def reasons(self) -> list[str]:
         """Why entries are undefined, each reason once."""
         return list(
@@ -131,6 +136,8 @@ def _marks(column: Column, cells: Sequence[Cell]) -> list[Mark]:
     values = [cell.estimate.value for cell in cells]
     defined = [value for value in values if value is not None]
     if column.better is None or column.reference or len(defined) < 2:
+        return [""] * len(cells)
+    if min(defined) == max(defined):
         return [""] * len(cells)
     goal = max(defined) if column.better == "higher" else min(defined)
     best = cells[values.index(goal)].estimate

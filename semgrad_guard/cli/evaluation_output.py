@@ -1,0 +1,136 @@
+"""What `evaluate` keeps and writes in its folder, and what it shows at the end."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+from rich import box
+from rich.table import Table
+
+from semgrad_guard.cli.terminal import ERR, OUT
+from semgrad_guard.errors import InputError
+
+if TYPE_CHECKING:
+    from semgrad_guard.decision import Calibration
+    from semgrad_guard.evaluation.graded import GradedRun
+    from semgrad_guard.evaluation.probe_record import Probe
+    from semgrad_guard.evaluation.results import Results
+
+
+@dataclass(frozen=True)
+class Files:
+    """What an evaluation keeps and writes in its folder."""
+
+    folder: Path
+
+    @classmethod
+    def within(cls, folder: Path) -> Files:
+        """The folder, made if need be, and known to be writable."""
+        from semgrad_guard.evaluation.files import require_writable
+
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise InputError(f"Cannot make the folder {folder}: {error.strerror or error}.") from error
+        require_writable(folder / "answers.jsonl")
+        return cls(folder)
+
+    @property
+    def answers(self) -> Path:
+        """The record of the run."""
+        return self.folder / "answers.jsonl"
+
+    @property
+    def grades(self) -> Path:
+        """What models and judges said of the answers."""
+        return self.folder / "grades.jsonl"
+
+    @property
+    def table(self) -> Path:
+        """A row for every question."""
+        return self.folder / "graded.csv"
+
+    @property
+    def run(self) -> Path:
+        """What the report is made of, for reports on several runs."""
+        return self.folder / "run.json"
+
+    @property
+    def sheet(self) -> Path:
+        """The sheet for human labels."""
+        return self.folder / "labels.csv"
+
+
+def finished(folders: Sequence[Path], *, report: bool) -> Sequence[GradedRun]:
+    """Other evaluations for the same report, and whether there can be one, before any work."""
+    from semgrad_guard.evaluation.graded_file import read_graded
+    from semgrad_guard.evaluation.plots import require_drawable
+
+    if report:
+        require_drawable(Path("report.svg"))
+    return [read_graded(Files(folder).run) for folder in folders]
+
+
+def write(results: Results, files: Files) -> None:
+    """The table, and the sheet for people unless there is one: it may be half filled in."""
+    from semgrad_guard.evaluation.graded_file import write_graded
+    from semgrad_guard.evaluation.labels import write_sheet
+
+    results.write_csv(files.table)
+    write_graded(files.run, results.graded_run())
+    if not files.sheet.exists():
+        write_sheet(files.sheet, results.answers)
+
+
+def report(results: Results, others: Sequence[GradedRun], probe: Probe | None, files: Files) -> None:
+    """Tables, figures and the page, of this run and those beside it."""
+    from semgrad_guard.evaluation.report import write_report
+
+    with ERR.status("Writing the report …") as status:
+        maps = None if probe is None else probe.maps
+        runs = [results.graded_run(), *others]
+        write_report(runs, files.folder, probe=maps, tell=lambda what: status.update(f"{what} …"))
+
+
+def show(results: Results, files: Files, calibration: Calibration | None, *, as_json: bool) -> None:
+    """The methods, best first, what a calibration makes of the run, and where everything is."""
+    from semgrad_guard.evaluation.metrics import aurc, auroc
+    from semgrad_guard.evaluation.shift import hold_against
+
+    shift = None if calibration is None else hold_against(calibration, results)
+    graded = results.graded_run()
+    rows = [
+        (title, auroc(scores, graded.correct), aurc(scores, graded.correct), _mean(graded.milliseconds[title]))
+        for title, scores in graded.scores.items()
+    ]
+    if as_json:
+        methods = {title: {"auroc": a, "aurc": r, "milliseconds": ms} for title, a, r, ms in rows}
+        document = {"title": graded.title, "accuracy": graded.accuracy, "ungraded": results.ungraded}
+        about = {"settings": graded.settings, "folder": str(files.folder)}
+        if shift is not None:
+            about["calibration"] = {"answered": shift.answered, "risk": shift.risk, "drift": shift.drift.model_dump()}
+        typer.echo(json.dumps({**document, "methods": methods, **about}))
+        return
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, title=graded.title, title_justify="left")
+    for name in ("method", "AUROC", "AURC", "+ ms"):
+        table.add_column(name, justify="left" if name == "method" else "right")
+    for title, a, r, ms in sorted(rows, key=lambda row: -(row[1] or 0.0)):
+        table.add_row(title, *("none" if x is None else f"{x:.3f}" for x in (a, r)), f"{ms:.1f}")
+    OUT.print(table)
+    right = f"{100 * graded.accuracy:.1f}% of {graded.n} answers are right by {graded.settings['grader']}"
+    undefined = "; AUROC is undefined: there is nothing to tell apart" if graded.accuracy in (0, 1) else ""
+    OUT.print(f"{right}{undefined}.", soft_wrap=True, markup=False)
+    if shift is not None:
+        OUT.print(f"By the calibration {shift.in_words}", soft_wrap=True, markup=False)
+    page = files.folder / "report.html"
+    places = f"{files.table.name}, {files.answers.name}" + (f" and {page.name}" if page.exists() else "")
+    OUT.print(f"Everything is in {files.folder}: {places}.", soft_wrap=True, markup=False)
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
