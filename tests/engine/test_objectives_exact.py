@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 
 import pytest
+import torch
 
 from semgrad_guard import GenerationOptions, LanguageModel, gradient_scores
 from semgrad_guard.engine.evidence import Evidence
 from semgrad_guard.engine.objective import Objective
-from semgrad_guard.engine.scores import Tier
+from semgrad_guard.engine.scores import Tier, assemble
 from semgrad_guard.errors import InputError
 
 from .oracle import reference_scores, worst_relative_error
@@ -88,7 +89,7 @@ def test_one_part_is_the_whole() -> None:
 
 @pytest.mark.parametrize(
     "objective",
-    [Objective(layers=(0, 1, 2, 3), last_tokens=12), Objective(token=-14), Objective(token=-1)],
+    [Objective(layers=(0, 1, 2, 3), last_tokens=30), Objective(token=-14), Objective(token=-1)],
     ids=["grid", "earlier", "later"],
 )
 def test_a_generation_keeps_what_will_be_asked_for(language_model: LanguageModel, objective: Objective) -> None:
@@ -105,7 +106,7 @@ def test_a_generation_keeps_what_will_be_asked_for(language_model: LanguageModel
             answer.response_ids,
             prompt.semantic_token.offset if objective.token is None else objective.token,
             layers=objective.layers,
-            grid_tokens=objective.last_tokens,
+            grid_tokens=objective.last_tokens and min(objective.last_tokens, len(prompt.ids)),
         )
         assert worst_relative_error(timed.scores, expected) < 1e-9
 
@@ -154,3 +155,14 @@ def test_a_token_outside_the_prompt_is_named_before_anything_runs(language_model
 def test_bad_objectives(bad: dict[str, object], message: str) -> None:
     with pytest.raises(InputError, match=message):
         Objective(**bad)  # type: ignore[arg-type]
+
+
+def test_a_grid_that_is_not_finite_is_left_out_and_the_scores_stay() -> None:
+    one = torch.ones(1, dtype=torch.float64)
+    grids = [((1.0, math.inf),), ((1.0, 2.0),)]
+    found = assemble(
+        [1, 1], "prefix", semgrad=[1.0, 1.0], grids=grids, paragrad=[1.0, 1.0], entropies=one.repeat(2),
+        log_probs=-one.repeat(2),
+    )  # fmt: skip
+    assert [scores.grid for scores in found] == [(), ((1.0, 2.0),)]
+    assert all(scores.semgrad == 1.0 and scores.reason is None for scores in found)
