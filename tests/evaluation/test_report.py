@@ -18,8 +18,9 @@ from semgrad_guard.errors import InputError, MissingExtraError
 from semgrad_guard.evaluation import metrics, paper, plots
 from semgrad_guard.evaluation.figures import ProbeMaps
 from semgrad_guard.evaluation.graded import GradedRun, example_run
+from semgrad_guard.evaluation.headline import standing
 from semgrad_guard.evaluation.paper_settings import STANDING, deviations
-from semgrad_guard.evaluation.report import standing, write_report
+from semgrad_guard.evaluation.report import write_report
 from semgrad_guard.evaluation.summary import summarize
 
 METHODS = ("HybridGrad", "SemGrad", "ParaGrad", "SAR")
