@@ -18,7 +18,8 @@ from semgrad_guard.evaluation.bootstrap import LEVEL, RESAMPLES
 from semgrad_guard.evaluation.figures.sps import ProbeMaps
 from semgrad_guard.evaluation.files import require_writable, write_beside
 from semgrad_guard.evaluation.graded import GradedRun, require_distinct
-from semgrad_guard.evaluation.guarantee import ALPHAS, DELTA, SPLITS
+from semgrad_guard.evaluation.guarantee import DELTA, SPLITS
+from semgrad_guard.evaluation.headline import promises, standing
 from semgrad_guard.evaluation.highlight import Claim, highlighted_html
 from semgrad_guard.evaluation.paper_settings import deviations, flat
 from semgrad_guard.evaluation.plots import require_drawable
@@ -32,25 +33,6 @@ _WIDTH = 11
 _UNSEEN = ("Cc", "Cs", "Cn")
 _NARROW = 3
 """Up to so many columns leave room for intervals on the same line."""
-
-
-@dataclass(frozen=True)
-class Promised:
-    """What a run's reader decides by: for one alpha, what HybridGrad answers, and what the best method does."""
-
-    alpha: float
-    ours: float | None
-    best: str
-    best_coverage: float
-
-
-@dataclass(frozen=True)
-class Standing:
-    """Methods by the interval of their AUROC's difference to HybridGrad's: above zero, below it, or holding it."""
-
-    better: list[str]
-    worse: list[str]
-    undecided: list[str]
 
 
 @dataclass(frozen=True)
@@ -130,7 +112,7 @@ def _page(
         {
             "summary": summary,
             "id": f"run-{number}",
-            "promises": _promises(summary),
+            "promises": promises(summary),
             "standing": standing(summary),
             "promised": table,
             "figures": _figures(summary, f"run{number}"),
@@ -156,30 +138,6 @@ def _page(
         splits=splits,
         folder=TABLES,
     )
-
-
-def standing(summary: RunSummary) -> Standing | None:
-    """Which methods beat HybridGrad's AUROC on a run, which it beats, and which are too close to tell."""
-    found = Standing([], [], [])
-    for method, each in summary.methods.items():
-        difference = each.difference.get("auroc")
-        if method == paper.OURS or difference is None or difference.value is None or difference.low is None:
-            continue
-        if not difference.excludes_zero:
-            found.undecided.append(method)
-        else:
-            (found.better if difference.value > 0 else found.worse).append(method)
-    return found if found.better or found.worse or found.undecided else None
-
-
-def _promises(summary: RunSummary) -> list[Promised]:
-    found: list[Promised] = []
-    for alpha in ALPHAS:
-        coverage = {m: g.mean_coverage for m, s in summary.methods.items() if (g := s.guaranteed[alpha]) is not None}
-        if coverage:
-            best = max(coverage, key=lambda method: (coverage[method], method == paper.OURS))
-            found.append(Promised(alpha, coverage.get(paper.OURS), best, coverage[best]))
-    return found
 
 
 def _figures(summary: RunSummary, name: str) -> list[Figure]:

@@ -18,8 +18,9 @@ from semgrad_guard.errors import InputError, MissingExtraError
 from semgrad_guard.evaluation import metrics, paper, plots
 from semgrad_guard.evaluation.figures import ProbeMaps
 from semgrad_guard.evaluation.graded import GradedRun, example_run
+from semgrad_guard.evaluation.headline import standing
 from semgrad_guard.evaluation.paper_settings import STANDING, deviations
-from semgrad_guard.evaluation.report import standing, write_report
+from semgrad_guard.evaluation.report import write_report
 from semgrad_guard.evaluation.summary import summarize
 
 METHODS = ("HybridGrad", "SemGrad", "ParaGrad", "SAR")
@@ -166,6 +167,11 @@ def test_claims_of_longer_answers_are_marked(tmp_path: Path) -> None:
     assert "It is &lt;b&gt;blue&lt;/b&gt;." in section
     assert section.count("<mark ") == 2
     assert 'title="uncertainty 5"' in section
+
+
+def test_too_few_questions_for_a_promise_are_said(tmp_path: Path) -> None:
+    cards = re.findall(r'class="rest">(.*?)</div>', write(tmp_path, example_run(n=80)).read_text(), re.DOTALL)
+    assert [re.findall(r"takes (\d+) questions", card) for card in cards] == [["114"], [], []]
 
 
 def test_progress_is_told(tmp_path: Path) -> None:
