@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from semgrad_guard.evaluation.figures.sps import ProbeMaps
 from semgrad_guard.evaluation.files import require_writable, write_beside
 from semgrad_guard.evaluation.graded import GradedRun, require_distinct
 from semgrad_guard.evaluation.guarantee import ALPHAS, DELTA, SPLITS
+from semgrad_guard.evaluation.highlight import Claim, highlighted_html
 from semgrad_guard.evaluation.paper_settings import deviations, flat
 from semgrad_guard.evaluation.plots import require_drawable
 from semgrad_guard.evaluation.summary import RunSummary, summarize
@@ -65,6 +66,7 @@ def write_report(
     folder: str | Path,
     *,
     probe: ProbeMaps | Sequence[ProbeMaps] | None = None,
+    claims: Mapping[str, Sequence[Claim]] | None = None,
     title: str = "How well the guard knows",
     count: int = RESAMPLES,
     splits: int = SPLITS,
@@ -76,6 +78,7 @@ def write_report(
         runs: one graded run, or several with titles of their own (models x data sets).
         folder: where to.
         probe: maps of SPS, and of SemGrad's AUROC, by layer and token.
+        claims: question -> the segments of a longer answer with an uncertainty each, shown as marked text.
         title: the page's heading.
         count: bootstrap resamples behind every interval.
         splits: random halves behind the coverage at a guaranteed error rate.
@@ -100,7 +103,8 @@ def write_report(
         tell(f"{table.key}.csv")
         _write(target.parent / TABLES / f"{table.key}.csv", table.csv())
     tell(FILE)
-    return _write(target, _page(summaries, promised, tables, maps, title=title, count=count, splits=splits))
+    shown = {question: Markup(highlighted_html(_segments(each))) for question, each in (claims or {}).items()}  # noqa: S704
+    return _write(target, _page(summaries, promised, tables, maps, shown, title=title, count=count, splits=splits))
 
 
 def _page(
@@ -108,6 +112,7 @@ def _page(
     promised: Sequence[Table],
     tables: Sequence[Table],
     maps: Sequence[ProbeMaps],
+    claims: Mapping[str, Markup],
     *,
     title: str,
     count: int,
@@ -140,6 +145,7 @@ def _page(
         main=tables[0],
         tables=tables[1:],
         probes=[_probe(each, f"probe{number}") for number, each in enumerate(maps, start=1)],
+        claims=claims,
         width=_WIDTH,
         narrow=_NARROW,
         ours=paper.OURS,
@@ -201,6 +207,10 @@ def _figures(summary: RunSummary, name: str) -> list[Figure]:
         )
         drawn.append((figures.entropy_figure(run), caption))
     return [_figure(figure, f"{name}f{number}", caption) for number, (figure, caption) in enumerate(drawn, start=1)]
+
+
+def _segments(claims: Sequence[Claim]) -> list[Claim]:
+    return [(_visible(text), uncertainty) for text, uncertainty in claims]
 
 
 def _figure(figure: Any, name: str, caption: str) -> Figure:

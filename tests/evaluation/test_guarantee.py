@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from semgrad_guard.decision import calibrate
-from semgrad_guard.evaluation.guarantee import guaranteed_coverage, halves, threshold
+from semgrad_guard.evaluation.guarantee import GuaranteedCoverage, guaranteed_coverage, halves, threshold
 
 RNG = np.random.default_rng(0)
 
@@ -68,3 +68,8 @@ def test_nothing_is_let_through_where_no_promise_can_be_kept() -> None:
         assert found is not None
         assert (found.mean_coverage, found.violations, found.nothing) == (0.0, 0.0, 1.0)
     assert guaranteed_coverage([0.1], [True], alpha=0.1) is None
+
+
+def test_shares_are_of_all_halves() -> None:
+    found = GuaranteedCoverage(0.1, 0.1, np.array([0.5, 0.3, 0.0, 0.0]), np.array([0.12, 0.1, math.nan, math.nan]))
+    assert (found.mean_coverage, found.violations, found.nothing) == (pytest.approx(0.2), 0.25, 0.5)

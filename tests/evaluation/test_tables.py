@@ -171,6 +171,18 @@ def test_the_best_is_marked_and_what_may_equal_it() -> None:
     assert marks("higher", 0.9) == [""]
 
 
+def test_high_is_good_for_auroc_and_low_for_aurc_and_brier(summaries: list[RunSummary]) -> None:
+    for table, best in (
+        (quality.auroc(summaries), max),
+        (quality.prr(summaries), max),
+        (quality.aurc(summaries), min),
+        (practice.confidence(summaries), min),
+    ):
+        column = {row.name: row.cells[0] for row in table.rows}
+        (winner,) = [name for name, cell in column.items() if cell.mark == "best"]
+        assert column[winner].estimate.value == best(cell.estimate.value for cell in column.values())  # type: ignore[type-var]
+
+
 def test_numbers_are_written_for_readers() -> None:
     assert Column("c").text(0.76594) == "76.6"
     assert Column("c", signed=True).text(-0.0213) == "−2.1"
