@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -30,18 +30,26 @@ class Answers:
     rows: list[dict[str, Any]]
     wrong: NDArray[np.bool_]
     seconds: Mapping[str, float]
+    tables: dict[str, dict[str, Scores]] = field(default_factory=dict)
+
+    def table(self, tier: str, beside: Sequence[str] = ()) -> dict[str, Scores]:
+        """The features of a tier, column by column, and others of the record beside them."""
+        if tier not in self.tables:
+            names = self.rows[0][tier]
+            self.tables[tier] = {name: np.array([row[tier][name] for row in self.rows]) for name in names}
+        return {**self.tables[tier], **{name: np.array([row[name] for row in self.rows]) for name in beside}}
 
 
 def single(feature: str) -> Way:
     """A feature of the ordinary replay as it is."""
-    return lambda answers, _, rows: np.array([answers.rows[i]["cheap"][feature] for i in rows])
+    return lambda answers, _, rows: answers.table("cheap")[feature][rows]
 
 
 def hybridgrad(answers: Answers, _: Any, rows: Any) -> Scores:
     """The paper's mixture."""
-    parts = [answers.rows[i]["cheap"] for i in rows]
-    a = np.exp([-p["mean_entropy"] for p in parts])
-    return (1 - a) * [p["semgrad"] for p in parts] + a * [p["paragrad"] for p in parts]
+    table = answers.table("cheap")
+    a = np.exp(-table["mean_entropy"][rows])
+    return (1 - a) * table["semgrad"][rows] + a * table["paragrad"][rows]
 
 
 def best_single(answers: Answers, fit_on: Any, rows: Any) -> Scores:
@@ -65,14 +73,14 @@ def fused(tier: str = "cheap", *, beside: Sequence[str] = (), **changed: Any) ->
             return np.zeros(len(rows))
         with settings(**changed):
             weights = fit_weights([features(answers.rows[i]) for i in fit_on], wrong)
-        return logits(weights, [features(answers.rows[i]) for i in rows])
+        return logits(weights, answers.table(tier, beside), rows)
 
     return scores
 
 
-def logits(weights: FusedWeights, records: Sequence[Mapping[str, float]]) -> Scores:
+def logits(weights: FusedWeights, table: Mapping[str, Scores], rows: Any) -> Scores:
     """`FusedWeights.logit` of many answers at once."""
-    raw = np.array([[record[name.removeprefix(LOG)] for name in weights.columns] for record in records])
+    raw = np.stack([table[name.removeprefix(LOG)][rows] for name in weights.columns], axis=1)
     held, logged = np.clip(raw, weights.lows, weights.highs), np.array([n.startswith(LOG) for n in weights.columns])
     x = np.where(logged, np.log(np.where(logged, held, 1.0)), held)
     return weights.intercept + ((x - weights.centres) / weights.scales) @ np.array(weights.weights)
@@ -83,15 +91,15 @@ def boosted(answers: Answers, fit_on: Any, rows: Any) -> Scores:
     wrong = answers.wrong[fit_on]
     if wrong.all() or not wrong.any():
         return np.zeros(len(rows))
-    names = list(answers.rows[0]["cheap"])
-    x = np.array([[answers.rows[i]["cheap"][name] for name in names] for i in np.concatenate([fit_on, rows])])
+    table = answers.table("cheap")
+    x = np.stack([column[np.concatenate([fit_on, rows])] for column in table.values()], axis=1)
     trees = HistGradientBoostingClassifier(
         max_iter=60,
         learning_rate=0.08,
         max_leaf_nodes=6,
         min_samples_leaf=8,
         l2_regularization=1.0,
-        monotonic_cst=[0 if name == "length" else 1 for name in names],
+        monotonic_cst=[0 if name == "length" else 1 for name in table],
     )
     return trees.fit(x[: len(fit_on)], wrong).decision_function(x[len(fit_on) :])
 

@@ -132,7 +132,7 @@ def calibrate_best(
     for each in candidates:
         try:
             scores = out_of_fold(part, each, seed=seed) if isinstance(each, FusedGrad) else part.scores(each)
-            aurocs[each.name] = auroc(scores, part.correct)
+            aurocs[each.name] = auroc(scores, part.correct) if scores else None
         except FitError as error:
             aurocs[each.name], refused = None, f" {error}"
     best = max(candidates, key=lambda each: -math.inf if aurocs[each.name] is None else aurocs[each.name] or 0.0)

@@ -163,6 +163,14 @@ def test_auto_with_nothing_to_tell_apart_keeps_the_first_and_says_so() -> None:
     assert "right and 0 wrong" in choice.reason
 
 
+@pytest.mark.parametrize("n", [1, 5])
+def test_a_handful_of_answers_is_no_crash(n: int) -> None:
+    answers = population(np.random.default_rng(8), n)
+    fused = calibrate_fused(answers, FusedGrad(), bind=bind, alpha=ALPHA, delta=DELTA).calibration
+    assert (fused.n, fused.threshold) == (n, None)
+    assert best(answers, (HybridGrad(), FusedGrad())).threshold is None
+
+
 def test_out_of_fold_scores_are_honest() -> None:
     """Labels that nothing can predict: an honest score has an AUROC of a half, one fitted on them has more."""
     rng = np.random.default_rng(7)
