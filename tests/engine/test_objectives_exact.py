@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 
 import pytest
+import torch
 
 from semgrad_guard import GenerationOptions, LanguageModel, gradient_scores
 from semgrad_guard.engine.evidence import Evidence
 from semgrad_guard.engine.objective import Objective
-from semgrad_guard.engine.scores import Tier
+from semgrad_guard.engine.scores import Tier, assemble
 from semgrad_guard.errors import InputError
 
 from .oracle import reference_scores, worst_relative_error
@@ -152,3 +153,14 @@ def test_a_token_outside_the_prompt_is_named_before_anything_runs(language_model
 def test_bad_objectives(bad: dict[str, object], message: str) -> None:
     with pytest.raises(InputError, match=message):
         Objective(**bad)  # type: ignore[arg-type]
+
+
+def test_a_grid_that_is_not_finite_is_left_out_and_the_scores_stay() -> None:
+    one = torch.ones(1, dtype=torch.float64)
+    grids = [((1.0, math.inf),), ((1.0, 2.0),)]
+    found = assemble(
+        [1, 1], "prefix", semgrad=[1.0, 1.0], grids=grids, paragrad=[1.0, 1.0], entropies=one.repeat(2),
+        log_probs=-one.repeat(2),
+    )  # fmt: skip
+    assert [scores.grid for scores in found] == [(), ((1.0, 2.0),)]
+    assert all(scores.semgrad == 1.0 and scores.reason is None for scores in found)
