@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, cast, get_args
 
 from pydantic import BaseModel, ConfigDict
+
+from semgrad_guard.errors import InputError
 
 METADATA_KEY = "semgrad_guard"
 """The one metadata key used in every integration."""
@@ -23,6 +25,17 @@ TokenSource = Literal["assistant_header", "user_text", "last_token", "override"]
 def withholds(mode: Mode) -> bool:
     """Whether a mode may keep an answer back, so that nothing of it may leave before it is judged."""
     return mode in ("enforce", "raise")
+
+
+def require_mode(mode: object) -> Mode:
+    """The mode itself.
+
+    Raises:
+        InputError: there is no such mode.
+    """
+    if mode not in get_args(Mode):
+        raise InputError(f"mode must be one of {', '.join(map(repr, get_args(Mode)))}, not {mode!r}")
+    return cast("Mode", mode)
 
 
 @dataclass(frozen=True)
