@@ -140,3 +140,12 @@ class Verdict(BaseModel):
         if self.escalated is not None:
             record["escalated"] = self.escalated.metadata(keep_draft=keep_draft)
         return {"schema": self.schema_version, **record}
+
+
+def trace_fields(record: Mapping[str, Any]) -> dict[str, str | bool | int | float]:
+    """A verdict's `metadata()` as flat names and plain values: what traces can be filtered by. A draft is left out.
+
+    `{"semgrad_guard.action": "abstain", "semgrad_guard.uncertainty": 0.004, ...}`
+    """
+    plain = {name: value for name, value in record.items() if isinstance(value, (str, bool, int, float))}
+    return {f"{METADATA_KEY}.{name}": value for name, value in plain.items() if name != "draft"}
