@@ -24,7 +24,7 @@ $(LOWEST)/.installed: pyproject.toml constraints.txt scripts/lowest_bounds.py
 	$(PYTHON) -m venv $(LOWEST)
 	$(PYTHON) scripts/lowest_bounds.py > $(LOWEST)/constraints.txt
 	$(LOWEST)/bin/pip install --quiet -c $(LOWEST)/constraints.txt torch==2.13.0
-	$(LOWEST)/bin/pip install --quiet -c $(LOWEST)/constraints.txt -e '.[all,dev]'
+	$(LOWEST)/bin/pip install --progress-bar off -c $(LOWEST)/constraints.txt -e '.[all,dev]'
 	touch $@
 
 check-lowest: $(LOWEST)/.installed  ## the tests again, with the oldest versions that pyproject.toml allows
