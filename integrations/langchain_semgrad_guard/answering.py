@@ -91,8 +91,10 @@ class AnsweringChatModel(EnforcingChatModel):
     @property
     def language_model(self) -> LanguageModel:
         """The model itself, loaded now if it was not."""
-        self._weights = weights_of(self, self._weights)
-        return self._weights.get()
+        weights = weights_of(self, self._weights)
+        if weights is not self._weights:  # assigning a private attribute costs more than the comparison
+            self._weights = weights
+        return weights.get()
 
     # What LangChain asks for.
 
@@ -144,7 +146,8 @@ class AnsweringChatModel(EnforcingChatModel):
 
     @contextmanager
     def _together(self, calls: Sequence[Call], limit: int | None) -> Generator[None]:
-        requests = [request for request in map(self._announced_request, calls) if request is not None]
+        several = calls if len(calls) > 1 else ()
+        requests = [request for request in map(self._announced_request, several) if request is not None]
         if len(requests) < 2:
             yield
             return

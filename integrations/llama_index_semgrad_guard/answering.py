@@ -69,8 +69,10 @@ class AnsweringLLM(LLM):
     @property
     def language_model(self) -> LanguageModel:
         """The model itself, loaded now if it was not."""
-        self._weights = weights_of(self, self._weights)
-        return self._weights.get()
+        weights = weights_of(self, self._weights)
+        if weights is not self._weights:  # assigning a private attribute costs more than the comparison
+            self._weights = weights
+        return weights.get()
 
     def _answer(self, conversation: Conversation, options: GenerationOptions) -> tuple[Generation, dict[str, Any]]:
         generation = self.language_model.generate(conversation, options, objective=self.estimator.objective)
