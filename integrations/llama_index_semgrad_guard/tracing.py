@@ -19,8 +19,8 @@ class UncertaintyTracer(BaseEventHandler):
 
         get_dispatcher().add_event_handler(UncertaintyTracer())
 
-    The span is the current one: OpenInference's, if its LlamaIndex instrumentor is on, or whichever is open around the
-    call. Its attributes are the verdict's fields (`semgrad_guard.uncertainty`, `semgrad_guard.action`, ...); a log
+    The span is the current one: OpenInference's, if its LlamaIndex instrumentor (4.6.1 or later) is on, or whichever is
+    open around the call. Its attributes are the verdict's fields (`semgrad_guard.uncertainty`, `semgrad_guard.action`, ...); a log
     event `gen_ai.evaluation.result` is tied to it. No text is written.
 
     Args:
