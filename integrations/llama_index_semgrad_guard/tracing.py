@@ -20,8 +20,8 @@ class UncertaintyTracer(BaseEventHandler):
         get_dispatcher().add_event_handler(UncertaintyTracer())
 
     The span is the current one: OpenInference's, if its LlamaIndex instrumentor (4.6.1 or later) is on, or whichever is
-    open around the call. Its attributes are the verdict's fields (`semgrad_guard.uncertainty`, `semgrad_guard.action`, ...); a log
-    event `gen_ai.evaluation.result` is tied to it. No text is written.
+    open around the call. Its attributes are the verdict's fields (`semgrad_guard.uncertainty`, `semgrad_guard.action`,
+    ...); a log event `gen_ai.evaluation.result` is tied to it. No text is written.
 
     Args:
         logger_provider: where events go; default: OpenTelemetry's global one.
