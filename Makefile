@@ -3,8 +3,9 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+LOWEST := .venv-lowest
 
-.PHONY: check demo bench bench-full format train-pocket clean
+.PHONY: check check-lowest demo bench bench-full format train-pocket clean
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -18,6 +19,16 @@ check: $(STAMP)  ## lint, types, import rules, tests with coverage
 	$(BIN)/pyright --pythonpath $(BIN)/python
 	$(BIN)/lint-imports
 	$(BIN)/python -m pytest --cov --cov-report=term:skip-covered --cov-fail-under=90
+
+$(LOWEST)/.installed: pyproject.toml constraints.txt scripts/lowest_bounds.py
+	$(PYTHON) -m venv $(LOWEST)
+	$(PYTHON) scripts/lowest_bounds.py > $(LOWEST)/constraints.txt
+	$(LOWEST)/bin/pip install --quiet -c $(LOWEST)/constraints.txt torch==2.13.0
+	$(LOWEST)/bin/pip install --progress-bar off -c $(LOWEST)/constraints.txt -e '.[all,dev]'
+	touch $@
+
+check-lowest: $(LOWEST)/.installed  ## the tests again, with the oldest versions that pyproject.toml allows
+	$(LOWEST)/bin/python -m pytest
 
 demo: $(STAMP)  ## a guarded RAG chain on the embedded model
 	$(BIN)/semgrad-guard demo --output output/demo
@@ -41,4 +52,4 @@ train-pocket: $(STAMP)  ## the embedded model again, from scratch (nearly four h
 	$(BIN)/python -m semgrad_guard.pocket.train --output output/pocket
 
 clean:
-	rm -rf $(VENV) output dist .coverage
+	rm -rf $(VENV) $(LOWEST) output dist .coverage

@@ -1,6 +1,9 @@
-"""What the LangChain wrapper costs: a guarded answer through a chain, over generation and scoring alone.
+"""What the frameworks' wrappers cost: a guarded answer through a chain or an engine, over generation and scoring alone.
 
-    python benchmarks/wrappers.py [--model pocket] [--rounds 20] [--output results.json]
+    python benchmarks/wrappers.py [--model pocket | --layers 12 --width 768] [--rounds 20] [--output results.json]
+
+The pocket model answers within milliseconds, which shows what a wrapper adds. Random weights of a given size answer
+as slowly as models in use, which shows what that is worth.
 
 The ways take turns within each round, in one process and in an order that alternates, so that whatever else the machine
 does falls on all of them; times are CPU seconds of this process. Ratios are taken round by round: median (quartiles).
@@ -19,11 +22,14 @@ from typing import Any
 import torch
 from langchain_core.messages import AIMessage
 from langchain_core.prompts import ChatPromptTemplate
+from llama_index.core.query_engine import CustomQueryEngine
 from machine import about
 from rich.console import Console
 from rich.table import Table
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from langchain_semgrad_guard import ChatSemGrad, UncertaintyRouter
+from llama_index_semgrad_guard import GuardedQueryEngine, SemGradLLM
 from semgrad_guard import GenerationOptions, HybridGrad, LanguageModel, Policy
 
 QUESTIONS = (
@@ -36,6 +42,33 @@ BARE = "bare: generate, score"
 EVERYTHING = Policy(threshold=1e308)
 
 
+class Asking(CustomQueryEngine):
+    """The thinnest query engine there is: it asks the LLM, with nothing retrieved."""
+
+    llm: SemGradLLM
+
+    def custom_query(self, query_str: str) -> str:
+        return self.llm.complete(query_str).text
+
+
+def random_model(layers: int, width: int) -> LanguageModel:
+    """A Llama of random weights, in the pocket model's tokens; its answers are gibberish of full length."""
+    tokenizer = LanguageModel.from_pretrained("pocket").tokenizer
+    config = LlamaConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=width,
+        intermediate_size=4 * width,
+        num_hidden_layers=layers,
+        num_attention_heads=width // 64,
+        num_key_value_heads=width // 64,
+        pad_token_id=tokenizer.pad_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        bos_token_id=None,
+    )
+    torch.manual_seed(0)
+    return LanguageModel.from_transformers(LlamaForCausalLM(config).eval(), tokenizer)
+
+
 def ways(model: LanguageModel, max_tokens: int) -> dict[str, Callable[[], Sequence[str]]]:
     """The ways to the same answers, each with its scores."""
     options, estimator = GenerationOptions(max_new_tokens=max_tokens), HybridGrad()
@@ -43,6 +76,8 @@ def ways(model: LanguageModel, max_tokens: int) -> dict[str, Callable[[], Sequen
     router = UncertaintyRouter(chat, EVERYTHING)
     annotating = UncertaintyRouter(chat, EVERYTHING, mode="annotate")
     chain = ChatPromptTemplate.from_template("{question}") | router
+    llm = SemGradLLM.from_model(model, max_tokens=max_tokens)
+    engine = GuardedQueryEngine(Asking(llm=llm), EVERYTHING)
 
     def bare() -> list[str]:
         texts: list[str] = []
@@ -64,6 +99,8 @@ def ways(model: LanguageModel, max_tokens: int) -> dict[str, Callable[[], Sequen
         "UncertaintyRouter.invoke": through(router),
         "prompt | UncertaintyRouter": through(chain, "question"),
         "annotated live stream": streamed,
+        "SemGradLLM.complete": lambda: [llm.complete(question).text for question in QUESTIONS],
+        "GuardedQueryEngine.query": lambda: [str(engine.query(question)) for question in QUESTIONS],
     }
 
 
@@ -97,22 +134,25 @@ def ratios(seconds: Mapping[str, Sequence[float]]) -> dict[str, list[float]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="pocket", help="what to answer with (pocket, the fastest: the hardest case)")
+    parser.add_argument("--layers", type=int, help="measure on random weights with so many layers instead")
+    parser.add_argument("--width", type=int, default=768, help="of those random weights, a multiple of 64 (768)")
     parser.add_argument("--rounds", type=int, default=20, help="how often each way takes its turn, 2 or more (20)")
     parser.add_argument("--max-tokens", type=int, default=24)
     parser.add_argument("--output", type=Path, help="where the figures go (JSON)")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    seconds = measure(ways(LanguageModel.from_pretrained(arguments.model), arguments.max_tokens), arguments.rounds)
+    layers, width = arguments.layers, arguments.width
+    model = random_model(layers, width) if layers else LanguageModel.from_pretrained(arguments.model)
+    name = f"random weights, {layers} layers of {width}" if layers else arguments.model
+    seconds = measure(ways(model, arguments.max_tokens), arguments.rounds)
     shares, console = ratios(seconds), Console(width=120)
-    table = Table(
-        "way", "ms per answer", "over bare (quartiles)", title=f"{arguments.model}, {arguments.rounds} rounds"
-    )
-    for name, (middle, lower, upper) in shares.items():
-        milliseconds = 1000 * statistics.median(seconds[name]) / len(QUESTIONS)
-        table.add_row(name, f"{milliseconds:.1f}", f"{middle:.3f} ({lower:.3f}-{upper:.3f})")
+    table = Table("way", "ms per answer", "over bare (quartiles)", title=f"{name}, {arguments.rounds} rounds")
+    for way, (middle, lower, upper) in shares.items():
+        milliseconds = 1000 * statistics.median(seconds[way]) / len(QUESTIONS)
+        table.add_row(way, f"{milliseconds:.1f}", f"{middle:.3f} ({lower:.3f}-{upper:.3f})")
     console.print(table)
     if arguments.output:
-        report = {"machine": about(), "model": arguments.model, "seconds": seconds, "over_bare": shares}
+        report = {"machine": about(), "model": name, "seconds": seconds, "over_bare": shares}
         arguments.output.write_text(json.dumps(report, indent=1))
 
 

@@ -102,15 +102,21 @@ class UnenforcedPolicyError(SemGradGuardError):
 class LowConfidenceError(SemGradGuardError):
     """An answer is not let through, and nothing is delivered instead: the mode is to raise, or the answer a structure.
 
-    `verdict` holds the decision and, in `draft`, the answer.
+    `verdict` holds the decision; its `text` is empty, and its `draft` is the withheld answer.
+
+    Args:
+        verdict: what was decided.
+        draft: the withheld answer; None where it was put away before and `keep_draft` was not set.
+        advice: what to do about it, at the end of the message. The answer itself stands nowhere in the message.
     """
 
-    def __init__(self, verdict: Verdict, advice: str = "") -> None:
+    def __init__(self, verdict: Verdict, *, draft: str | None, advice: str = "") -> None:
+        kept = " and the withheld answer (`draft`)" if draft else ""
         super().__init__(
             f"the answer is not let through: {verdict.reason or 'no reason given'} (decision: {verdict.action}). "
-            f"The error's `verdict` holds the score and the withheld answer (`draft`). {advice}".rstrip()
+            f"The error's `verdict` holds the score{kept}. {advice}".rstrip()
         )
-        self.verdict = verdict
+        self.verdict = verdict.model_copy(update={"text": "", "draft": draft})
 
 
 class MissingExtraError(SemGradGuardError, ImportError):

@@ -8,10 +8,11 @@ from typing import Any
 
 from semgrad_guard.calibrated import estimator_of
 from semgrad_guard.decision import Binding, DriftMonitor, Policy, Promise, combined_promise
+from semgrad_guard.decision.policy import require_policy
 from semgrad_guard.engine.evidence import Evidence
 from semgrad_guard.engine.generation import Generation, GenerationOptions
 from semgrad_guard.engine.language_model import LanguageModel
-from semgrad_guard.errors import BindingMismatchError, InputError
+from semgrad_guard.errors import BindingMismatchError
 from semgrad_guard.estimators import Estimator
 from semgrad_guard.records import Conversation, Status, Verdict
 
@@ -55,16 +56,15 @@ class Guard:
         abstain_message: str = ABSTAIN_MESSAGE,
         monitor: DriftMonitor | None = None,
     ) -> None:
-        if policy is None:
-            raise InputError("a guard needs a policy: Policy(threshold=...) or Policy.from_calibration(calibration)")
-        self.model, self.estimator, self.policy = model, estimator or estimator_of(policy.calibration), policy
+        self.policy = require_policy(policy)
+        self.model, self.estimator = model, estimator or estimator_of(self.policy.calibration)
         self.escalate_to, self.prompt_template = escalate_to, prompt_template
         self._prepare = prepare
         self._options = options or GenerationOptions()
         self._abstain_message = abstain_message
         self._monitor = monitor
         if isinstance(escalate_to, Guard):
-            require_sequel(policy, escalate_to.policy)
+            require_sequel(self.policy, escalate_to.policy)
 
     @property
     def promise(self) -> Promise | None:

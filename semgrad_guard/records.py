@@ -6,9 +6,11 @@ import hashlib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, cast, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from semgrad_guard.errors import InputError
 
 METADATA_KEY = "semgrad_guard"
 """The one metadata key used in every integration."""
@@ -28,6 +30,17 @@ TokenSource = Literal["assistant_header", "user_text", "last_token", "override"]
 def withholds(mode: Mode) -> bool:
     """Whether a mode may keep an answer back, so that nothing of it may leave before it is judged."""
     return mode in ("enforce", "raise")
+
+
+def require_mode(mode: object) -> Mode:
+    """The mode itself.
+
+    Raises:
+        InputError: there is no such mode.
+    """
+    if mode not in get_args(Mode):
+        raise InputError(f"mode must be one of {', '.join(map(repr, get_args(Mode)))}, not {mode!r}")
+    return cast("Mode", mode)
 
 
 @dataclass(frozen=True)
@@ -187,3 +200,12 @@ class Verdict(BaseModel):
         if self.escalated is not None:
             record["escalated"] = self.escalated.metadata(keep_draft=keep_draft)
         return {"schema": self.schema_version, **record}
+
+
+def trace_fields(record: Mapping[str, Any]) -> dict[str, str | bool | int | float]:
+    """A verdict's `metadata()` as flat names and plain values: what traces can be filtered by. A draft is left out.
+
+    `{"semgrad_guard.action": "abstain", "semgrad_guard.uncertainty": 0.004, ...}`
+    """
+    plain = {name: value for name, value in record.items() if isinstance(value, (str, bool, int, float))}
+    return {f"{METADATA_KEY}.{name}": value for name, value in plain.items() if name != "draft"}

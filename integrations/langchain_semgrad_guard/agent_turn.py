@@ -81,7 +81,7 @@ class Turn:
             return None
         verdict = convert.get_verdict(message)
         if verdict is not None and verdict.action == "abstain":
-            self._refuse_text_for_structure(verdict)
+            self._refuse_text_for_structure(verdict, draft=verdict.draft)
         return self._request.override(model=Announcer.of(message, profile=self._request.model.profile))
 
     # The model's own message.
@@ -148,11 +148,11 @@ class Turn:
         elif verdict.action == "answer" or not verdict.enforced:
             self._delivered = _replaced(self._draft_response, convert.decided(self._draft, verdict))
         elif terms.mode == "raise":
-            raise LowConfidenceError(abstained(verdict, ""))
+            raise LowConfidenceError(verdict, draft=verdict.text)
         elif verdict.action == "escalate":
             self._await_review()
         else:
-            self._refuse_text_for_structure(verdict)
+            self._refuse_text_for_structure(verdict, draft=verdict.text)
             withheld = abstained(verdict, terms.abstain_message)
             message = convert.abstention(self._draft, withheld, keep_draft=terms.keep_draft)
             self._delivered = ModelResponse(result=[message.model_copy(update={"name": self._draft.name})])
@@ -194,9 +194,10 @@ class Turn:
         placeholder, self._waiting = agent_review.opened(self._draft, self._verdict)
         self._delivered = ModelResponse(result=[placeholder])
 
-    def _refuse_text_for_structure(self, verdict: Verdict) -> None:
+    def _refuse_text_for_structure(self, verdict: Verdict, *, draft: str | None) -> None:
         if self._request.response_format is not None:
-            raise LowConfidenceError(verdict, "The agent owes a structured response, and no text can stand in for it.")
+            advice = "The agent owes a structured response, and no text can stand in for it."
+            raise LowConfidenceError(verdict, draft=draft, advice=advice)
 
 
 def _quiet(request: Request, model: BaseChatModel) -> Request:

@@ -28,15 +28,14 @@ from semgrad_guard import (
     LanguageModel,
     Verdict,
 )
+from semgrad_guard.engine.settings import call_options, weights_of
 from semgrad_guard.engine.tool_format import ToolAnswer
-from semgrad_guard.engine.weights import Weights, key_of
-from semgrad_guard.errors import InputError, SemGradGuardError
+from semgrad_guard.engine.weights import Weights
+from semgrad_guard.errors import SemGradGuardError
 from semgrad_guard.guard import assess
 
-LOADING = ("revision", "dtype", "device_map", "attn_implementation", "template_options")
-_PER_CALL = frozenset({"max_tokens", "temperature", "top_p", "top_k", "seed", "stop"})
-_IGNORED = frozenset({"stream", "logprobs"})
-"""Options of a call that change nothing about how its answer is generated."""
+_CALL_OPTIONS = FORM_OPTIONS | {"logprobs", "stream"}
+"""What a call may say besides how its answer is generated."""
 _LANGCHAINS_OWN = frozenset({"ls_structured_output_format", "structured_output_format"})
 """Options that LangChain takes away before it asks for an answer."""
 
@@ -92,9 +91,10 @@ class AnsweringChatModel(EnforcingChatModel):
     @property
     def language_model(self) -> LanguageModel:
         """The model itself, loaded now if it was not."""
-        if self._weights is None or self._weights.key != key_of(self._loading):
-            self._weights = Weights.shared(**self._loading)
-        return self._weights.get()
+        weights = weights_of(self, self._weights)
+        if weights is not self._weights:  # assigning a private attribute costs more than the comparison
+            self._weights = weights
+        return weights.get()
 
     # What LangChain asks for.
 
@@ -146,7 +146,8 @@ class AnsweringChatModel(EnforcingChatModel):
 
     @contextmanager
     def _together(self, calls: Sequence[Call], limit: int | None) -> Generator[None]:
-        requests = [request for request in map(self._announced_request, calls) if request is not None]
+        several = calls if len(calls) > 1 else ()
+        requests = [request for request in map(self._announced_request, several) if request is not None]
         if len(requests) < 2:
             yield
             return
@@ -205,19 +206,7 @@ class AnsweringChatModel(EnforcingChatModel):
 
     def _options(self, stop: Sequence[str] | None, kwargs: Mapping[str, Any]) -> GenerationOptions:
         """The options of one call: the fields, and what the call says otherwise."""
-        unknown = sorted(kwargs.keys() - _PER_CALL - FORM_OPTIONS - _IGNORED)
-        if unknown:
-            known = ", ".join(sorted((_PER_CALL | FORM_OPTIONS | _IGNORED) - {"stream"}))
-            raise InputError(f"ChatSemGrad takes no {', '.join(unknown)}; a call may set {known}")
-        chosen = {name: kwargs.get(name, getattr(self, name)) for name in _PER_CALL}
-        longest, own_stop = chosen.pop("max_tokens"), chosen.pop("stop")
-        limits: dict[str, Any] = {} if longest is None else {"max_new_tokens": longest}
-        return GenerationOptions(**limits, **chosen, stop=tuple((own_stop if stop is None else stop) or ()))
-
-    @property
-    def _loading(self) -> dict[str, Any]:
-        """The arguments of `LanguageModel.from_pretrained`."""
-        return {"name_or_path": self.model, **{name: getattr(self, name) for name in LOADING}}
+        return call_options(self, kwargs if stop is None else {**kwargs, "stop": stop}, also=_CALL_OPTIONS)
 
 
 def _info(record: Mapping[str, Any]) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, get_args
+from typing import Any
 from uuid import UUID
 
 from langchain_core.callbacks import BaseCallbackHandler
@@ -14,9 +14,10 @@ from langchain_semgrad_guard.docket import is_escalating, open_for
 from langchain_semgrad_guard.judging import judgement
 from langchain_semgrad_guard.observing import report
 from semgrad_guard import Policy, Verdict
+from semgrad_guard.decision.policy import require_policy
 from semgrad_guard.errors import InputError, LowConfidenceError, UnenforcedPolicyError
 from semgrad_guard.guard import ABSTAIN_MESSAGE
-from semgrad_guard.records import Mode, withholds
+from semgrad_guard.records import Mode, require_mode, withholds
 
 _REMEDY = (
     "Use ChatSemGrad(...) and one of invoke, ainvoke, batch, abatch, generate, stream, astream or their event streams, "
@@ -68,16 +69,12 @@ class UncertaintyRouterCallback(BaseCallbackHandler):
         abstain_message: str = ABSTAIN_MESSAGE,
         keep_draft: bool = False,
     ) -> None:
-        if not isinstance(policy, Policy):  # pyright: ignore[reportUnnecessaryIsInstance] - callers may have no checker
-            raise InputError("a router needs a policy: Policy(threshold=...) or Policy.from_calibration(calibration)")
         if escalate_to is not None and not isinstance(escalate_to, Runnable):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise InputError(
                 f"escalate_to must be a Runnable, not a {type(escalate_to).__name__}; wrap a function in RunnableLambda"
             )
-        if mode not in get_args(Mode):
-            raise InputError(f"mode must be one of {', '.join(get_args(Mode))}, not {mode!r}")
-        self.policy, self.escalate_to = policy, escalate_to
-        self.mode: Mode = mode
+        self.policy, self.escalate_to = require_policy(policy), escalate_to
+        self.mode: Mode = require_mode(mode)
         self.abstain_message, self.keep_draft = abstain_message, keep_draft
 
     @property
@@ -128,4 +125,4 @@ class UncertaintyRouterCallback(BaseCallbackHandler):
 def require_confidence(verdict: Verdict) -> None:
     """Raise `LowConfidenceError`, with the answer as the verdict's draft, unless the answer is let through."""
     if verdict.action != "answer":
-        raise LowConfidenceError(verdict.model_copy(update={"text": "", "draft": verdict.text}))
+        raise LowConfidenceError(verdict, draft=verdict.text)

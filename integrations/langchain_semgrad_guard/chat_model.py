@@ -13,7 +13,7 @@ from pydantic import BaseModel
 
 from langchain_semgrad_guard import messages as convert
 from langchain_semgrad_guard.answer_form import AnswerForm, AnyTool, openai_tools
-from langchain_semgrad_guard.answering import LOADING, AnsweringChatModel
+from langchain_semgrad_guard.answering import AnsweringChatModel
 from langchain_semgrad_guard.batching import Request
 from langchain_semgrad_guard.logprobs import openai_logprobs
 from langchain_semgrad_guard.profile import profile_of, profile_on_disk
@@ -22,7 +22,7 @@ from semgrad_guard import (
     METADATA_KEY,
     LanguageModel,
 )
-from semgrad_guard.engine.weights import Weights, key_of
+from semgrad_guard.engine.settings import loaded_weights, require_loaded
 from semgrad_guard.errors import InputError
 from semgrad_guard.guard import template_name
 
@@ -45,11 +45,9 @@ class ChatSemGrad(AnsweringChatModel):
         Raises:
             InputError: a field that only loading could honour.
         """
-        loading = sorted({"model", *LOADING} & fields.keys())
-        if loading:
-            raise InputError(f"the model is loaded already: set {', '.join(loading)} on the LanguageModel instead")
+        require_loaded(fields)
         chat = cls(model=language_model.name, revision=language_model.revision, **fields)
-        chat._weights = Weights.of(language_model, key_of(chat._loading))
+        chat._weights = loaded_weights(chat, language_model)
         if "profile" not in fields:
             chat.profile = profile_of(language_model)
         return chat

@@ -15,12 +15,11 @@ from langchain_core.outputs import ChatGeneration, LLMResult
 
 from langchain_semgrad_guard.docket import current_router
 from langchain_semgrad_guard.messages import get_verdict, message_text
-from semgrad_guard import METADATA_KEY, Policy, Verdict
+from semgrad_guard import Policy, Verdict
 from semgrad_guard.guard import decide, decide_unscored
 
 Judge = Callable[[AIMessage], Verdict]
 
-_PLAIN = (str, bool, int, float)
 _judge: ContextVar[Judge | None] = ContextVar("semgrad_guard_judge", default=None)
 
 
@@ -74,9 +73,3 @@ def verdict_of(response: LLMResult) -> Verdict | None:
         return router.judge(response)
     judge = _judge.get()
     return get_verdict(message) if judge is None else judge(message)
-
-
-def trace_fields(verdict: Verdict) -> dict[str, str | bool | int | float]:
-    """A verdict as flat names and plain values, `semgrad_guard.action` and so on: what traces can be filtered by."""
-    record = verdict.metadata()
-    return {f"{METADATA_KEY}.{name}": value for name, value in record.items() if isinstance(value, _PLAIN)}

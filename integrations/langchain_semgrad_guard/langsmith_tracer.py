@@ -9,7 +9,8 @@ from langchain_core.outputs import LLMResult
 from langchain_core.tracers import LangChainTracer
 from langchain_core.tracers.schemas import Run
 
-from langchain_semgrad_guard.judging import trace_fields, verdict_of
+from langchain_semgrad_guard.judging import verdict_of
+from semgrad_guard.records import trace_fields
 
 
 class UncertaintyLangChainTracer(LangChainTracer):
@@ -26,5 +27,5 @@ class UncertaintyLangChainTracer(LangChainTracer):
         """Add the verdict, if the answer carries one, before the run is sent."""
         verdict, run = verdict_of(response), self.run_map.get(str(run_id))
         if verdict is not None and run is not None:
-            run.add_metadata(trace_fields(verdict))
+            run.add_metadata(trace_fields(verdict.metadata()))
         return super().on_llm_end(response, run_id=run_id, **kwargs)

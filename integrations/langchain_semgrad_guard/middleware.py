@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Collection
-from typing import Annotated, Any, NotRequired, get_args
+from typing import Annotated, Any, NotRequired
 
 from langchain.agents.middleware.types import AgentMiddleware, AgentState, PrivateStateAttr, hook_config
 from langchain_core.callbacks import adispatch_custom_event, dispatch_custom_event
@@ -17,9 +17,10 @@ from langchain_semgrad_guard.audience import unheard
 from langchain_semgrad_guard.judging import judged_by
 from langchain_semgrad_guard.review import HumanReview
 from semgrad_guard import METADATA_KEY, Policy
+from semgrad_guard.decision.policy import require_policy
 from semgrad_guard.errors import InputError
 from semgrad_guard.guard import ABSTAIN_MESSAGE
-from semgrad_guard.records import Mode
+from semgrad_guard.records import Mode, require_mode
 
 
 class UncertaintyState(AgentState[Any]):
@@ -66,10 +67,10 @@ class UncertaintyMiddleware(AgentMiddleware[UncertaintyState, Any, Any]):
         keep_draft: bool = False,
     ) -> None:
         super().__init__()
-        _check(policy, mode, escalate_to, trusted_tools)
+        _check(escalate_to, trusted_tools)
         self.terms = Terms(
-            policy=policy,
-            mode=mode,
+            policy=require_policy(policy),
+            mode=require_mode(mode),
             escalate_to=escalate_to,
             abstain_message=abstain_message,
             trusted_tools=frozenset(trusted_tools),
@@ -138,11 +139,7 @@ class UncertaintyMiddleware(AgentMiddleware[UncertaintyState, Any, Any]):
         return self.after_model(state, runtime)
 
 
-def _check(policy: Any, mode: Any, escalate_to: Any, trusted_tools: Any) -> None:
-    if not isinstance(policy, Policy):
-        raise InputError("a middleware needs a policy: Policy(threshold=...) or Policy.from_calibration(calibration)")
-    if mode not in get_args(Mode):
-        raise InputError(f"mode must be one of {', '.join(map(repr, get_args(Mode)))}, not {mode!r}")
+def _check(escalate_to: Any, trusted_tools: Any) -> None:
     if escalate_to is not None and not isinstance(escalate_to, (Runnable, HumanReview)):
         raise InputError(
             f"escalate_to must be a Runnable or HumanReview(), not a {type(escalate_to).__name__}; "

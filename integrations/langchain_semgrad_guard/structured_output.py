@@ -89,7 +89,7 @@ def _checked(message: AIMessage, before: str) -> str:
         advice = (
             f"{text!r} is no object: give the router an escalate_to that answers in the same form, or use include_raw."
         )
-        raise LowConfidenceError(verdict, advice)
+        raise LowConfidenceError(verdict, draft=verdict.draft, advice=advice)
     if message.response_metadata.get("finish_reason") == "length" and not _is_json(before + text):
         raise OutputParserException(
             f"the answer reached max_tokens before it was complete: {before + text!r}; raise max_tokens",

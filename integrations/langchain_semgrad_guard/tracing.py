@@ -10,14 +10,11 @@ from uuid import UUID
 from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.messages import BaseMessage
 from langchain_core.outputs import LLMResult
-from opentelemetry._logs import LoggerProvider, LogRecord, get_logger
-from opentelemetry.trace import Span, get_current_span, set_span_in_context
+from opentelemetry._logs import LoggerProvider
+from opentelemetry.trace import Span, get_current_span
 
-from langchain_semgrad_guard.judging import trace_fields, verdict_of
-from semgrad_guard import Verdict
-
-EVENT = "gen_ai.evaluation.result"
-"""The event's name in OpenTelemetry's semantic conventions for generative AI."""
+from langchain_semgrad_guard.judging import verdict_of
+from semgrad_guard.telemetry import EvaluationLog
 
 _OPENINFERENCE = "openinference.instrumentation.langchain"
 _log = logging.getLogger(__name__)
@@ -42,7 +39,7 @@ class UncertaintyTracer(BaseCallbackHandler):
     run_inline = True  # on the caller's thread, where the current span is, and before tracers that end spans
 
     def __init__(self, *, logger_provider: LoggerProvider | None = None) -> None:
-        self._logger = get_logger(__name__, logger_provider=logger_provider)
+        self._evaluations = EvaluationLog(__name__, logger_provider=logger_provider)
         self._spans: dict[UUID, Span] = {}
 
     def on_chat_model_start(
@@ -58,31 +55,17 @@ class UncertaintyTracer(BaseCallbackHandler):
         if verdict is None:
             return
         span = _open_span_of(run_id) or begun or get_current_span()
-        if span.is_recording():
-            span.set_attributes(trace_fields(verdict))
-        elif span.get_span_context().is_valid:
+        if span.get_span_context().is_valid and not span.is_recording():
             _log.warning(
                 "the span of run %s had ended before its verdict came, which is therefore an event only. "
                 'Give UncertaintyTracer in a config: {"callbacks": [UncertaintyTracer()]}.',
                 run_id,
             )
-        context = set_span_in_context(span)
-        self._logger.emit(LogRecord(context=context, event_name=EVENT, attributes=_evaluation(verdict)))
+        self._evaluations.write(verdict.metadata(), span)
 
     def on_llm_error(self, error: BaseException, *, run_id: UUID, **kwargs: Any) -> None:
         """Forget the span."""
         self._spans.pop(run_id, None)
-
-
-def _evaluation(verdict: Verdict) -> dict[str, str | float]:
-    """The event's attributes: the estimator is the metric, the action is the label."""
-    fields: dict[str, str | float | None] = {
-        "gen_ai.evaluation.name": verdict.estimator,
-        "gen_ai.evaluation.score.value": verdict.uncertainty,
-        "gen_ai.evaluation.score.label": verdict.action,
-        "gen_ai.evaluation.explanation": verdict.reason,
-    }
-    return {name: value for name, value in fields.items() if value is not None}
 
 
 def _span_of(run_id: UUID) -> Span:

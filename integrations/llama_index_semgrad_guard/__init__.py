@@ -9,7 +9,9 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
 
 from semgrad_guard.errors import LowConfidenceError, MissingExtraError
 
@@ -25,6 +27,9 @@ from llama_index_semgrad_guard.llm import SemGradLLM
 from llama_index_semgrad_guard.query_engine import GuardedQueryEngine
 from llama_index_semgrad_guard.records import get_verdict
 
+if TYPE_CHECKING:
+    from llama_index_semgrad_guard.tracing import UncertaintyTracer
+
 __all__ = [
     "GuardedChatEngine",
     "GuardedQueryEngine",
@@ -35,6 +40,15 @@ __all__ = [
     "UncertaintyEvent",
     "UncertaintyEventHandler",
     "UncertaintyRouterCallback",
+    "UncertaintyTracer",
     "ask_person",
     "get_verdict",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name != "UncertaintyTracer":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if find_spec("opentelemetry") is None:
+        raise MissingExtraError("opentelemetry", extra="tracing")
+    return import_module(f"{__name__}.tracing").UncertaintyTracer

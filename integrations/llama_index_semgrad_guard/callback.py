@@ -11,6 +11,7 @@ from llama_index_semgrad_guard.calls import current_collector
 from llama_index_semgrad_guard.events import report
 from llama_index_semgrad_guard.records import completed
 from semgrad_guard import Policy, Verdict
+from semgrad_guard.decision.policy import require_policy
 from semgrad_guard.errors import InputError, LowConfidenceError
 from semgrad_guard.guard import decide, decide_unscored
 from semgrad_guard.records import Mode
@@ -45,9 +46,7 @@ class UncertaintyRouterCallback(BaseCallbackHandler):
                 f"a LlamaIndex callback can 'raise' or 'observe', not {mode!r}; "
                 "put a GuardedQueryEngine or a GuardedChatEngine around the engine instead"
             )
-        if not isinstance(policy, Policy):  # pyright: ignore[reportUnnecessaryIsInstance] - callers may have no checker
-            raise InputError("a router needs a policy: Policy(threshold=...) or Policy.from_calibration(calibration)")
-        self._policy, self._mode = policy, mode
+        self._policy, self._mode = require_policy(policy), mode
 
     def on_event_end(
         self, event_type: CBEventType, payload: dict[str, Any] | None = None, event_id: str = "", **kwargs: Any
@@ -61,9 +60,8 @@ class UncertaintyRouterCallback(BaseCallbackHandler):
         if self._mode == "observe":
             report(verdict.model_copy(update={"enforced": False}), "callback")
         elif verdict.action != "answer":
-            withheld = verdict.model_copy(update={"text": "", "draft": verdict.text})
-            report(withheld, "callback")
-            raise LowConfidenceError(withheld)
+            report(verdict, "callback")
+            raise LowConfidenceError(verdict, draft=verdict.text)
 
     def _judged(self, answer: str | Verdict) -> Verdict:
         if isinstance(answer, Verdict):

@@ -4,30 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import copy
-import inspect
-from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Sequence
+from collections.abc import AsyncGenerator, Generator
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 from llama_index.core.base.llms.types import ChatMessage, ChatResponse, MessageRole
 from llama_index.core.chat_engine.types import AgentChatResponse, BaseChatEngine, StreamingAgentChatResponse
-from llama_index.core.llms.llm import LLM
 from llama_index.core.memory import BaseMemory
 
 from llama_index_semgrad_guard.aggregation import Aggregate, aggregate_for
 from llama_index_semgrad_guard.calls import CallCollector
 from llama_index_semgrad_guard.memory import StagedMemory
 from llama_index_semgrad_guard.query_engine import GuardedQueryEngine
-from llama_index_semgrad_guard.records import completed, get_verdict
+from llama_index_semgrad_guard.records import get_verdict
 from llama_index_semgrad_guard.routing import Router
+from llama_index_semgrad_guard.targets import ChatTarget, aask_chat, ask_chat
 from semgrad_guard import Policy, Verdict
 from semgrad_guard.errors import InputError, LowConfidenceError
 from semgrad_guard.guard import ABSTAIN_MESSAGE, abstained, escalated, require_sequel
 from semgrad_guard.records import Mode
-
-Reply = str | Verdict | AgentChatResponse
-ChatTarget = BaseChatEngine | LLM | Callable[[Sequence[ChatMessage]], Reply | Awaitable[Reply]]
-"""Somewhere to escalate a conversation to: a chat engine, guarded or not, an LLM, or what answers messages."""
 
 
 @dataclass
@@ -111,10 +106,12 @@ class GuardedChatEngine(BaseChatEngine):
             response = cast("AgentChatResponse", self._staged(memory).chat(message, _copied(chat_history)))
         try:
             verdict = self._decided(response, collector)
-        except LowConfidenceError as error:
-            memory.settle(error.verdict.text)
+        except LowConfidenceError:
+            memory.settle(self._router.abstain_message)
             raise
-        answer = self._ask(self._messages(message, chat_history)) if _is_handed_on(verdict) else None
+        target, answer = self._target(verdict), None
+        if target is not None:
+            answer = ask_chat(target, self._messages(message, chat_history))
         reply = self._reply(response, verdict, answer)
         memory.settle(None if reply.response == response.response else reply.response)
         return reply
@@ -126,10 +123,12 @@ class GuardedChatEngine(BaseChatEngine):
             response = cast("AgentChatResponse", await self._staged(memory).achat(message, _copied(chat_history)))
         try:
             verdict = await asyncio.to_thread(self._decided, response, collector)
-        except LowConfidenceError as error:
-            await memory.asettle(error.verdict.text)
+        except LowConfidenceError:
+            await memory.asettle(self._router.abstain_message)
             raise
-        answer = await self._aask(await self._amessages(message, chat_history)) if _is_handed_on(verdict) else None
+        target, answer = self._target(verdict), None
+        if target is not None:
+            answer = await aask_chat(target, await self._amessages(message, chat_history))
         reply = self._reply(response, verdict, answer)
         await memory.asettle(None if reply.response == response.response else reply.response)
         return reply
@@ -166,6 +165,10 @@ class GuardedChatEngine(BaseChatEngine):
 
     def _decided(self, response: AgentChatResponse, collector: CallCollector) -> Verdict:
         return self._router.decided(response.response, collector.calls)
+
+    def _target(self, verdict: Verdict) -> ChatTarget | None:
+        """Who must answer instead."""
+        return self._escalate_to if verdict.action == "escalate" and verdict.enforced else None
 
     def _reply(self, response: AgentChatResponse, verdict: Verdict, answer: Any) -> AgentChatResponse:
         """What is delivered. `sources` of a withheld answer go with it: they may quote it."""
@@ -209,30 +212,6 @@ class GuardedChatEngine(BaseChatEngine):
 
     async def _amessages(self, message: str, chat_history: list[ChatMessage] | None) -> list[ChatMessage]:
         return await self._memory.aget(input=message) if chat_history is None else [*chat_history, _question(message)]
-
-    def _ask(self, messages: list[ChatMessage]) -> Any:
-        target = self._escalate_to
-        if isinstance(target, BaseChatEngine):
-            return target.chat(messages[-1].content or "", chat_history=messages[:-1])
-        if isinstance(target, LLM):
-            return completed(target.chat(messages))
-        answer: Any = target(messages) if target else None
-        if inspect.isawaitable(answer):
-            raise InputError("the escalation target is async; use achat")
-        return answer
-
-    async def _aask(self, messages: list[ChatMessage]) -> Any:
-        target = self._escalate_to
-        if isinstance(target, BaseChatEngine):
-            return await target.achat(messages[-1].content or "", chat_history=messages[:-1])
-        if isinstance(target, LLM):
-            return completed(await target.achat(messages))
-        answer: Any = await asyncio.to_thread(target, messages) if target else None
-        return await answer if inspect.isawaitable(answer) else answer
-
-
-def _is_handed_on(verdict: Verdict) -> bool:
-    return verdict.action == "escalate" and verdict.enforced
 
 
 def _copied(chat_history: list[ChatMessage] | None) -> list[ChatMessage] | None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import inspect
-from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,38 +14,28 @@ from llama_index.core.base.response.schema import (
     Response,
     StreamingResponse,
 )
-from llama_index.core.llms.llm import LLM
 from llama_index.core.prompts.mixin import PromptMixinType
 from llama_index.core.schema import NodeWithScore, QueryBundle
 
 from llama_index_semgrad_guard.aggregation import Aggregate, aggregate_for
 from llama_index_semgrad_guard.calls import CallCollector
-from llama_index_semgrad_guard.records import completed, get_verdict
+from llama_index_semgrad_guard.records import get_verdict
 from llama_index_semgrad_guard.routing import Router
-from llama_index_semgrad_guard.streams import adeliver, alive, deliver, live
+from llama_index_semgrad_guard.streams import Whole, adeliver, alive, awhole, deliver, live
+from llama_index_semgrad_guard.targets import Target, aask, ask
 from semgrad_guard import METADATA_KEY, Policy, Verdict
 from semgrad_guard.errors import InputError
 from semgrad_guard.guard import ABSTAIN_MESSAGE, abstained, escalated, require_sequel
 from semgrad_guard.records import Mode
-
-Answer = str | Verdict | Response | PydanticResponse
-Target = BaseQueryEngine | LLM | Callable[[str], Answer | Awaitable[Answer]]
-"""Somewhere to escalate to: a query engine (guarded or not), an LLM, or anything that answers a query string."""
-
-_Whole = Response | PydanticResponse
 
 
 @dataclass(frozen=True)
 class _Draft:
     """A whole response, what was decided about it, and whether it came as a stream."""
 
-    response: _Whole
+    response: Whole
     verdict: Verdict
     streamed: bool
-
-    @property
-    def is_handed_on(self) -> bool:
-        return self.verdict.action == "escalate" and self.verdict.enforced
 
 
 class GuardedQueryEngine(BaseQueryEngine):
@@ -122,9 +110,9 @@ class GuardedQueryEngine(BaseQueryEngine):
                 return live(response, collector, self._router)
             whole = response.get_response() if isinstance(response, StreamingResponse) else response
         draft = self._decided(whole, collector, streamed=whole is not response)
-        if draft.is_handed_on:
-            return deliver(self._escalated(draft, self._ask(query_bundle)), draft.streamed)
-        return deliver(self._settled(draft), draft.streamed)
+        target = self._target(draft.verdict)
+        settled = self._settled(draft) if target is None else self._escalated(draft, ask(target, query_bundle))
+        return deliver(settled, draft.streamed)
 
     async def _aquery(self, query_bundle: QueryBundle) -> RESPONSE_TYPE:
         with self._router.collecting() as collector:
@@ -133,35 +121,39 @@ class GuardedQueryEngine(BaseQueryEngine):
                 return alive(response, collector, self._router)
             if isinstance(response, StreamingResponse) and not self._router.withholds:
                 return live(response, collector, self._router)
-            whole = await _awhole(response)
+            whole = await awhole(response)
         draft = await asyncio.to_thread(self._decided, whole, collector, streamed=whole is not response)
-        if draft.is_handed_on:
-            return adeliver(self._escalated(draft, await self._aask(query_bundle)), draft.streamed)
-        return adeliver(self._settled(draft), draft.streamed)
+        target = self._target(draft.verdict)
+        settled = self._settled(draft) if target is None else self._escalated(draft, await aask(target, query_bundle))
+        return adeliver(settled, draft.streamed)
 
     # Deciding.
 
-    def _decided(self, response: _Whole, collector: CallCollector, *, streamed: bool) -> _Draft:
+    def _decided(self, response: Whole, collector: CallCollector, *, streamed: bool) -> _Draft:
         if METADATA_KEY in (response.metadata or {}):
             raise InputError("the inner engine's response has been decided about already; guard it once")
         structured = isinstance(response, PydanticResponse)
         verdict = self._router.decided(str(response), collector.calls, structured=structured)
         return _Draft(response, verdict, streamed)
 
-    def _settled(self, draft: _Draft) -> _Whole:
+    def _target(self, verdict: Verdict) -> Target | None:
+        """Who must answer instead."""
+        return self._escalate_to if verdict.action == "escalate" and verdict.enforced else None
+
+    def _settled(self, draft: _Draft) -> Whole:
         """The response for a draft that is not escalated."""
         if draft.verdict.action == "answer" or not draft.verdict.enforced:
             return self._recorded(draft.response, draft.verdict)
         if isinstance(draft.response, PydanticResponse):
-            raise self._router.refused(draft.verdict, "; text cannot stand in for a structured answer")
+            raise self._router.refused(draft.verdict, "Text cannot stand in for a structured answer.")
         verdict = abstained(draft.verdict, self._router.abstain_message)
         return self._recorded(replace(draft.response, response=verdict.text), verdict)
 
-    def _escalated(self, draft: _Draft, answer: Any) -> _Whole:
+    def _escalated(self, draft: _Draft, answer: Any) -> Whole:
         """The response for an escalated draft, with the target's passages where it has its own."""
         if isinstance(draft.response, PydanticResponse) and not isinstance(answer, PydanticResponse):
             kind = type(answer).__name__
-            raise self._router.refused(draft.verdict, f"; the target must answer with a structure, not with a {kind}")
+            raise self._router.refused(draft.verdict, f"The target must answer with a structure, not with a {kind}.")
         if isinstance(answer, (Response, PydanticResponse)):
             verdict = escalated(draft.verdict, get_verdict(answer) or str(answer))
             return self._recorded(answer, verdict)
@@ -170,37 +162,5 @@ class GuardedQueryEngine(BaseQueryEngine):
         verdict = escalated(draft.verdict, answer)
         return self._recorded(Response(verdict.text, draft.response.source_nodes, draft.response.metadata), verdict)
 
-    def _recorded(self, response: _Whole, verdict: Verdict) -> _Whole:
+    def _recorded(self, response: Whole, verdict: Verdict) -> Whole:
         return replace(response, metadata=self._router.attached(response.metadata, verdict))
-
-    # Escalating.
-
-    def _ask(self, query_bundle: QueryBundle) -> Any:
-        target = self._escalate_to
-        if isinstance(target, BaseQueryEngine):
-            response = target.query(query_bundle)
-            return response.get_response() if isinstance(response, StreamingResponse) else response
-        if isinstance(target, LLM):
-            return completed(target.complete(query_bundle.query_str))
-        answer: Any = target(query_bundle.query_str) if target else None
-        if inspect.isawaitable(answer):
-            raise InputError("the escalation target is async; use aquery")
-        return answer
-
-    async def _aask(self, query_bundle: QueryBundle) -> Any:
-        target = self._escalate_to
-        if isinstance(target, BaseQueryEngine):
-            return await _awhole(await target.aquery(query_bundle))
-        if isinstance(target, LLM):
-            return completed(await target.acomplete(query_bundle.query_str))
-        answer: Any = await asyncio.to_thread(target, query_bundle.query_str) if target else None
-        return await answer if inspect.isawaitable(answer) else answer
-
-
-async def _awhole(response: RESPONSE_TYPE) -> _Whole:
-    """A response with its stream, if it has one, read to the end."""
-    if isinstance(response, AsyncStreamingResponse):
-        return await response.get_response()
-    if isinstance(response, StreamingResponse):
-        return await asyncio.to_thread(response.get_response)
-    return response

@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, get_args
+from typing import Any
 
 from llama_index_semgrad_guard.aggregation import Aggregate, aggregated, uncalled, wrote
 from llama_index_semgrad_guard.calls import CallCollector, ModelCall, collecting
 from llama_index_semgrad_guard.events import Source, report
 from semgrad_guard import METADATA_KEY, Policy, Verdict
-from semgrad_guard.errors import InputError, LowConfidenceError
+from semgrad_guard.decision.policy import require_policy
+from semgrad_guard.errors import LowConfidenceError
 from semgrad_guard.guard import decide
-from semgrad_guard.records import Mode, withholds
+from semgrad_guard.records import Mode, require_mode, withholds
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,10 +34,8 @@ class Router:
     aggregate: Aggregate = "last"
 
     def __post_init__(self) -> None:
-        if not isinstance(self.policy, Policy):  # pyright: ignore[reportUnnecessaryIsInstance] - callers may have no checker
-            raise InputError("a guard needs a policy: Policy(threshold=...) or Policy.from_calibration(calibration)")
-        if self.mode not in get_args(Mode):
-            raise InputError(f"mode must be {', '.join(map(repr, get_args(Mode)))}, not {self.mode!r}")
+        require_policy(self.policy)
+        require_mode(self.mode)
 
     @property
     def withholds(self) -> bool:
@@ -59,12 +58,11 @@ class Router:
             raise self.refused(verdict)
         return verdict if self.withholds else verdict.model_copy(update={"enforced": False})
 
-    def refused(self, verdict: Verdict, reason: str = "") -> LowConfidenceError:
-        """The error for a draft that is not let through; it goes to the event handlers as well."""
-        changes = {"text": self.abstain_message, "draft": verdict.text, "reason": (verdict.reason or "") + reason}
-        withheld = verdict.model_copy(update=changes)
-        report(withheld, self.source, keep_draft=self.keep_draft)
-        return LowConfidenceError(withheld)
+    def refused(self, verdict: Verdict, advice: str = "") -> LowConfidenceError:
+        """The error for a draft that is not let through; its verdict goes to the event handlers as well."""
+        error = LowConfidenceError(verdict, draft=verdict.text, advice=advice)
+        report(error.verdict, self.source, keep_draft=self.keep_draft)
+        return error
 
     def attached(self, metadata: Mapping[str, Any] | None, verdict: Verdict) -> dict[str, Any]:
         """The metadata with the final verdict's record (without, where the mode only observes); reports it as well."""

@@ -16,6 +16,8 @@ from llama_index.core.base.response.schema import (
 from llama_index_semgrad_guard.calls import CallCollector, acollected, collected
 from llama_index_semgrad_guard.routing import Router
 
+Whole = Response | PydanticResponse
+
 
 def live(response: StreamingResponse, collector: CallCollector, router: Router) -> StreamingResponse:
     """The stream as it is; once it has ended, its metadata holds the record."""
@@ -46,7 +48,16 @@ def alive(response: AsyncStreamingResponse, collector: CallCollector, router: Ro
     return AsyncStreamingResponse(pieces(), response.source_nodes, metadata)
 
 
-def deliver(response: Response | PydanticResponse, streamed: bool) -> RESPONSE_TYPE:
+async def awhole(response: RESPONSE_TYPE) -> Whole:
+    """A response with its stream, if it has one, read to the end."""
+    if isinstance(response, AsyncStreamingResponse):
+        return await response.get_response()
+    if isinstance(response, StreamingResponse):
+        return await asyncio.to_thread(response.get_response)
+    return response
+
+
+def deliver(response: Whole, streamed: bool) -> RESPONSE_TYPE:
     """The response in the form in which the inner engine gave it: a stream becomes a stream of one piece."""
     if not streamed or isinstance(response, PydanticResponse):
         return response
@@ -57,7 +68,7 @@ def deliver(response: Response | PydanticResponse, streamed: bool) -> RESPONSE_T
     return StreamingResponse(pieces(), response.source_nodes, response.metadata)
 
 
-def adeliver(response: Response | PydanticResponse, streamed: bool) -> RESPONSE_TYPE:
+def adeliver(response: Whole, streamed: bool) -> RESPONSE_TYPE:
     """As `deliver`, for the async methods."""
     if not streamed or isinstance(response, PydanticResponse):
         return response

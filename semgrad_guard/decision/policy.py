@@ -70,6 +70,17 @@ class Policy:
             self.binding.require(binding)
 
 
+def require_policy(policy: object) -> Policy:
+    """The policy itself; whoever hands one in may have no type checker.
+
+    Raises:
+        InputError: it is none.
+    """
+    if not isinstance(policy, Policy):
+        raise InputError("a guard needs a policy: Policy(threshold=...) or Policy.from_calibration(calibration)")
+    return policy
+
+
 def _threshold(value: Any, calibration: Calibration | None) -> float | None:
     """The threshold as a float, checked; a calibration's own threshold cannot be overridden."""
     if value is None:

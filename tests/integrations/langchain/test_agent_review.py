@@ -193,8 +193,10 @@ def test_structured_responses(caller: ToolCaller, run: Run) -> None:
     state = run(agent, resume(edit("Reply", word="better")), CONFIG)
     assert state["structured_response"] == Reply(word="better")
     run(agent, ASKED, CONFIG)
-    with pytest.raises(LowConfidenceError, match="rejected by a person"):
+    with pytest.raises(LowConfidenceError, match="rejected by a person") as caught:
         run(agent, resume(REJECT), CONFIG)
+    assert caught.value.verdict.draft is None
+    assert "withheld answer" not in str(caught.value)
     asked = len(caller.asked)
     assert "__interrupt__" in run(agent, ASKED, CONFIG), "what was decided about one question is not said to another"
     assert len(caller.asked) == asked + 1

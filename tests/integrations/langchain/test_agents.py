@@ -249,8 +249,9 @@ def test_structured_responses(chat: ChatSemGrad, run: Run, with_tool: bool) -> N
     assert state["structured_response"] == Reply(word="x")
     state = run(agent(NOTHING, escalate_to=caller.model_copy()), ASKED, None)
     assert state["structured_response"] == Reply(word="x")
-    with pytest.raises(LowConfidenceError, match="above the threshold"):
+    with pytest.raises(LowConfidenceError, match=r"above the threshold.*owes a structured response") as caught:
         run(agent(NOTHING), ASKED, None)
+    assert caught.value.verdict.draft == caller.scored.invoke(QUESTION).text
     with pytest.raises(InputError, match="must be a chat model"):
         run(agent(NOTHING, escalate_to=RunnableLambda(lambda _: "text")), ASKED, None)
 

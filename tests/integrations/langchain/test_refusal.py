@@ -117,5 +117,5 @@ def test_a_router_needs_a_policy_a_runnable_and_a_known_mode() -> None:
         UncertaintyRouterCallback(policy=0.5)  # type: ignore[arg-type]
     with pytest.raises(InputError, match="RunnableLambda"):
         UncertaintyRouterCallback(policy=EVERYTHING, escalate_to=lambda messages: "x")  # type: ignore[arg-type]
-    with pytest.raises(InputError, match="one of enforce, annotate, observe, raise"):
+    with pytest.raises(InputError, match="one of 'enforce', 'annotate', 'observe', 'raise'"):
         UncertaintyRouterCallback(policy=EVERYTHING, mode="warn")  # type: ignore[arg-type]

@@ -120,8 +120,10 @@ def test_an_answer_that_was_cut_is_an_error_not_half_an_object(chat: ChatSemGrad
 def test_a_withheld_object_is_an_error(chat: ChatSemGrad, name: str, method: Any) -> None:
     structured = chat.with_structured_output(Wall, method=method)
     config: dict[str, Any] = {"callbacks": [UncertaintyRouterCallback(policy=NOTHING)]}
-    with pytest.raises(LowConfidenceError, match="not let through"):
+    with pytest.raises(LowConfidenceError, match="not let through") as caught:
         ROUTES[name](structured, QUESTION, config)
+    assert (caught.value.verdict.text, caught.value.verdict.draft) == ("", None)
+    assert "withheld answer" not in str(caught.value)
     through = ROUTES[name](structured, QUESTION, {"callbacks": [UncertaintyRouterCallback(policy=EVERYTHING)]})
     _check(through[-1])
 
@@ -132,6 +134,11 @@ def test_raw_keeps_the_abstention(chat: ChatSemGrad) -> None:
     assert found["parsed"] is None
     assert isinstance(found["parsing_error"], LowConfidenceError)
     assert found["raw"].text == "I don't know."
+    assert found["parsing_error"].verdict.draft is None
+    keeping: Any = {"callbacks": [UncertaintyRouterCallback(policy=NOTHING, keep_draft=True)]}
+    found = chat.with_structured_output(Wall, include_raw=True).invoke(QUESTION, keeping)
+    assert found["parsing_error"].verdict.draft.startswith("{")
+    assert "withheld answer (`draft`)" in str(found["parsing_error"])
 
 
 def test_an_escalation_may_answer_in_the_same_form(chat: ChatSemGrad) -> None:

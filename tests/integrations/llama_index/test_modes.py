@@ -87,7 +87,7 @@ def test_raising_gives_the_verdict_and_the_draft(way: str, make_engine: Maker) -
     with pytest.raises(LowConfidenceError, match="above the threshold") as raised:
         ask(GuardedQueryEngine(inner, STOP, mode="raise", escalate_to=lambda _: "elsewhere"), way)
     verdict = raised.value.verdict
-    assert (verdict.action, verdict.text) == ("escalate", "I don't know.")
+    assert (verdict.action, verdict.text) == ("escalate", "")
     assert verdict.draft == ask(inner, way).response
     passed = ask(GuardedQueryEngine(inner, PASS, mode="raise"), way)
     assert passed.metadata["semgrad_guard"]["enforced"] is True
@@ -126,7 +126,7 @@ def test_what_no_model_wrote_is_unscored_though_a_model_was_asked(make_engine: M
 
 
 def test_modes_and_policies_are_checked_at_once(make_engine: Maker) -> None:
-    with pytest.raises(InputError, match="mode must be 'enforce', 'annotate', 'observe', 'raise', not 'loud'"):
+    with pytest.raises(InputError, match="mode must be one of 'enforce', 'annotate', 'observe', 'raise', not 'loud'"):
         GuardedQueryEngine(make_engine(), PASS, mode="loud")  # type: ignore[arg-type]
     with pytest.raises(InputError, match="needs a policy"):
         GuardedQueryEngine(make_engine(), None)  # type: ignore[arg-type]

@@ -51,7 +51,7 @@ def test_a_score_in_raw_never_reaches_the_user(mode: str, make_engine: Maker) ->
 def test_an_event_handler_cannot_abstain(make_engine: Maker) -> None:
     class Raising(BaseEventHandler):
         def handle(self, event: Any, **_: Any) -> None:
-            raise LowConfidenceError(event)
+            raise LowConfidenceError(event, draft=None)
 
     root, handler = get_dispatcher(), Raising()
     root.add_event_handler(handler)

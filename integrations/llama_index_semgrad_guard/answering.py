@@ -1,0 +1,141 @@
+"""`AnsweringLLM`: how a local model answers what LlamaIndex asks, every answer with its score."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Generator, Mapping
+from typing import Annotated, Any
+
+from llama_index.core.llms.llm import LLM
+from pydantic import Field, PrivateAttr, SkipValidation
+
+from llama_index_semgrad_guard.calls import ModelCall, current_collector
+from llama_index_semgrad_guard.events import report
+from llama_index_semgrad_guard.records import raw_record
+from semgrad_guard import METADATA_KEY, Estimator, Generation, GenerationOptions, HybridGrad, LanguageModel, Verdict
+from semgrad_guard.engine.evidence import Evidence
+from semgrad_guard.engine.settings import call_options, weights_of
+from semgrad_guard.engine.stream import TextStream
+from semgrad_guard.engine.weights import Weights
+from semgrad_guard.errors import InputError
+from semgrad_guard.guard import assess
+from semgrad_guard.records import Conversation
+
+_CALL_OPTIONS = frozenset({"formatted"})
+"""What a call may say besides how its answer is generated."""
+
+Piece = tuple[str, str, dict[str, Any] | None]
+"""A piece of an answer, the answer so far, and the record: None in all pieces but the last."""
+
+
+class AnsweringLLM(LLM):
+    """The fields of an LLM that runs here, and its answers: whole and streamed, on the caller's thread or off it."""
+
+    model: str = "pocket"
+    """"pocket" (the embedded model), a folder, or a hub id."""
+    revision: str | None = None
+    dtype: Any = None
+    """As in transformers ("bfloat16", torch.float32); default: the checkpoint's own, float32 for the pocket model."""
+    device_map: Any = None
+    attn_implementation: str | None = None
+    template_options: Mapping[str, Any] | None = None
+    """Given to the chat template with every prompt, e.g. {"enable_thinking": False}."""
+
+    max_tokens: int = Field(default=256, ge=1)
+    """Longest answer in tokens."""
+    temperature: float = 0.0
+    """0 is greedy, and the default: scores are made for greedy answers."""
+    top_p: float = 1.0
+    top_k: int = 0
+    seed: int | None = None
+    stop: list[str] | None = None
+    """Strings that end an answer; those of a call replace them."""
+    context_window: int | None = None
+    """What LlamaIndex packs prompts for; default: the model's own, but at least 1024."""
+
+    estimator: Annotated[Estimator, SkipValidation] = Field(default_factory=HybridGrad, exclude=True)
+    prompt_template: str = "chat"
+    """A name for the form of the prompts; a calibration for another form is refused."""
+
+    _weights: Weights | None = PrivateAttr(default=None)
+
+    def __init__(self, **fields: Any) -> None:
+        unknown = sorted(fields.keys() - type(self).model_fields.keys())
+        if unknown:
+            raise InputError(f"{type(self).__name__} has no field {', '.join(unknown)}")
+        super().__init__(**fields)
+        self._options({})
+
+    @property
+    def language_model(self) -> LanguageModel:
+        """The model itself, loaded now if it was not."""
+        weights = weights_of(self, self._weights)
+        if weights is not self._weights:  # assigning a private attribute costs more than the comparison
+            self._weights = weights
+        return weights.get()
+
+    def _answer(self, conversation: Conversation, options: GenerationOptions) -> tuple[Generation, dict[str, Any]]:
+        generation = self.language_model.generate(conversation, options, objective=self.estimator.objective)
+        return generation, self._record(generation, options)
+
+    async def _aanswer(
+        self, conversation: Conversation, options: GenerationOptions
+    ) -> tuple[Generation, dict[str, Any]]:
+        """As a stream, because a stream can be stopped: a thread cannot."""
+        stream = await asyncio.to_thread(self._open, conversation, options)
+        try:
+            generation = await asyncio.to_thread(lambda: stream.generation)
+        finally:
+            stream.close()
+        return generation, await asyncio.to_thread(self._record, generation, options)
+
+    def _pieces(self, conversation: Conversation, options: GenerationOptions) -> Generator[Piece]:
+        text = ""
+        with self._open(conversation, options) as stream:
+            for piece in stream:
+                text += piece
+                yield piece, text, None
+            record = self._record(stream.generation, options)
+        yield "", text, record
+
+    async def _apieces(self, conversation: Conversation, options: GenerationOptions) -> AsyncGenerator[Piece]:
+        text = ""
+        stream = await asyncio.to_thread(self._open, conversation, options)
+        try:
+            while piece := await asyncio.to_thread(next, stream, ""):
+                text += piece
+                yield piece, text, None
+            record = await asyncio.to_thread(self._record, stream.generation, options)
+        finally:
+            stream.close()
+        yield "", text, record
+
+    def _open(self, conversation: Conversation, options: GenerationOptions) -> TextStream:
+        return self.language_model.stream(conversation, options, objective=self.estimator.objective)
+
+    def _record(self, generation: Generation, options: GenerationOptions) -> dict[str, Any]:
+        """Model, usage and, unless a query engine collects its calls and scores what it needs, the score."""
+        record, call = raw_record(generation, self.model), ModelCall(generation, lambda g: self._assess(g, options))
+        collector = current_collector()
+        if collector is None:
+            report(call.verdict, "llm")
+            return {**record, METADATA_KEY: call.verdict.metadata()}
+        collector.add(call)
+        return record
+
+    def _assess(self, generation: Generation, options: GenerationOptions) -> Verdict:
+        return self._assessed(generation.evidence, generation.text, options)
+
+    def _assessed(self, evidence: Evidence, text: str, options: GenerationOptions) -> Verdict:
+        return assess(
+            self.language_model,
+            self.estimator,
+            evidence,
+            text=text,
+            options=options,
+            prompt_template=self.prompt_template,
+        )
+
+    def _options(self, kwargs: Mapping[str, Any]) -> GenerationOptions:
+        """The options of one call: the fields, and what the call says otherwise."""
+        return call_options(self, kwargs, also=_CALL_OPTIONS)

@@ -1,0 +1,44 @@
+"""Verdicts in OpenTelemetry: attributes of a span, and an evaluation event tied to it. Needs the extra `tracing`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from opentelemetry._logs import LoggerProvider, LogRecord, get_logger
+from opentelemetry.trace import Span, set_span_in_context
+
+from semgrad_guard.records import trace_fields
+
+EVENT = "gen_ai.evaluation.result"
+"""The event's name in OpenTelemetry's semantic conventions for generative AI."""
+
+
+class EvaluationLog:
+    """Writes records of verdicts (`Verdict.metadata()`) to spans and to a logger; no text of an answer.
+
+    Args:
+        name: of the instrumentation, in what is exported.
+        logger_provider: where events go; default: OpenTelemetry's global one.
+    """
+
+    def __init__(self, name: str, *, logger_provider: LoggerProvider | None = None) -> None:
+        self._logger = get_logger(name, logger_provider=logger_provider)
+
+    def write(self, record: Mapping[str, Any], span: Span) -> None:
+        """Write one verdict. A span that has ended takes no attributes; the event is tied to it all the same."""
+        if span.is_recording():
+            span.set_attributes(trace_fields(record))
+        context = set_span_in_context(span)
+        self._logger.emit(LogRecord(context=context, event_name=EVENT, attributes=_evaluation(record)))
+
+
+def _evaluation(record: Mapping[str, Any]) -> dict[str, str | float]:
+    """The event's attributes: the estimator is the metric, the action is the label."""
+    fields = {
+        "gen_ai.evaluation.name": record["estimator"],
+        "gen_ai.evaluation.score.value": record["uncertainty"],
+        "gen_ai.evaluation.score.label": record["action"],
+        "gen_ai.evaluation.explanation": record["reason"],
+    }
+    return {name: value for name, value in fields.items() if value is not None}
