@@ -130,7 +130,6 @@ FITS: dict[str, Way] = {
     "best single by the labels": best_single,
     "FusedGrad": fused(),
     "FusedGrad, all layers x 8 tokens": fused("full"),
-    "… no column trusted": fused(_TRUST=1.0),
     "… all layers, C = .03": fused("full", _C=0.03),
     "… logs only": fused(_AS_IS=frozenset[str]()),
     "… C = .1": fused(_C=0.1),

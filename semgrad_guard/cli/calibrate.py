@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from semgrad_guard.cli import loading, options
+from semgrad_guard.cli import learning, loading, options
 from semgrad_guard.cli.help import ExitCode
 from semgrad_guard.cli.terminal import OUT, progress, say, say_problems
 
@@ -118,57 +118,17 @@ class _Run:
         self, rows: Sequence[Question], path: Path, *, grader: str, alpha: float, delta: float, upstream: str | None
     ) -> Outcome:
         """Answer what is missing at `path`, grade, and calibrate."""
-        from semgrad_guard.evaluation.graders import GRADERS
-        from semgrad_guard.evaluation.outcome import calibrate_answers
         from semgrad_guard.evaluation.prompts import form_of, prompt_name
         from semgrad_guard.evaluation.run import run_binding
 
         template = prompt_name(form_of(rows), system=self.system)
-        model, estimators = loading.load_model(self.model, self.dtype, token=self.token), self._estimators()
-        answers = self._collect(rows, path, model, estimators)
+        model = loading.load_model(self.model, self.dtype, token=self.token)
+        answers = self._collect(rows, path, model, learning.estimators_for(self.estimator))
 
         def bind(estimator: Estimator) -> Binding:
             return run_binding(model, estimator, options=self.decoding, template=template, upstream=upstream)
 
-        if self.estimator in ("fused", "auto"):
-            return self._learn(rows, answers, bind, grader=grader, alpha=alpha, delta=delta)
-        return calibrate_answers(
-            rows,
-            answers,
-            estimator=estimators[0].name,
-            grader=GRADERS[grader],
-            binding=bind(estimators[0]),
-            alpha=alpha,
-            delta=delta,
-        )
-
-    def _estimators(self) -> Sequence[Estimator]:
-        """What is computed for every answer: one replay serves them all."""
-        from semgrad_guard.estimators import FusedGrad, HybridGrad
-        from semgrad_guard.evaluation.learning import CANDIDATES
-
-        if self.estimator == "auto":
-            return CANDIDATES
-        return [FusedGrad(), HybridGrad()] if self.estimator == "fused" else [loading.load_estimator(self.estimator)]
-
-    def _learn(
-        self,
-        rows: Sequence[Question],
-        answers: Sequence[Answer],
-        bind: Callable[[Estimator], Binding],
-        *,
-        grader: str,
-        alpha: float,
-        delta: float,
-    ) -> Outcome:
-        from semgrad_guard.estimators import FusedGrad
-        from semgrad_guard.evaluation.graders import GRADERS
-        from semgrad_guard.evaluation.learning import Graded, calibrate_best, calibrate_fused
-
-        graded = Graded.of(rows, answers, GRADERS[grader])
-        if self.estimator == "auto":
-            return calibrate_best(graded, bind=bind, alpha=alpha, delta=delta)
-        return calibrate_fused(graded, FusedGrad(), bind=bind, alpha=alpha, delta=delta)
+        return learning.outcome_of(self.estimator, rows, answers, bind, grader=grader, alpha=alpha, delta=delta)
 
     def _collect(
         self, rows: Sequence[Question], path: Path, model: LanguageModel, estimators: Sequence[Estimator]

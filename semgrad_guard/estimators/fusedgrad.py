@@ -27,10 +27,6 @@ MIN_EACH = 8
 _C = 0.3
 """Inverse strength of the ridge penalty (scikit-learn's C); docs/results/fused.md compares others."""
 
-_TRUST = 3.0
-_TRUSTED = frozenset(LOG + name for name in ("semgrad", "paragrad", "mean_entropy", "gnll"))
-"""Scores in their own right: with few labels these lead, the other columns refine."""
-
 _AS_IS = frozenset({"mean_entropy", "gnll", "mean_nll", "length", "first_nll", "first_entropy"})
 """Features that enter as they are besides their logarithms."""
 
@@ -181,8 +177,7 @@ def _column(name: str, records: Sequence[Features]) -> _Column | None:
     centre, spread = float(values.mean()), float(values.std())
     if spread <= 1e-9 * (1 + abs(centre)):
         return None
-    # A column with a smaller scale is penalised less: the trusted ones may speak before there are many labels.
-    return _Column(name, low, high, centre, spread / (_TRUST if name in _TRUSTED else 1), values)
+    return _Column(name, low, high, centre, spread, values)
 
 
 def _linear_model() -> Any:

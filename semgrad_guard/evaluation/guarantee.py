@@ -95,6 +95,15 @@ def threshold(scores: Floats, correct: NDArray[np.bool_], *, alpha: float, delta
     return None if walk.accepted is None else float(grid[walk.accepted])
 
 
+def fewest_questions(*, alpha: float, delta: float = DELTA) -> int:
+    """How many scored questions it takes before half of them could show an error rate of at most alpha at all."""
+    needed = binomial.fewest_answers(alpha=alpha, delta=delta)
+    half = needed
+    while len(fixed_sequence.split(half, seed=0)[1]) < needed:
+        half += 1
+    return 2 * half
+
+
 def _measure(scores: Floats, correct: NDArray[np.bool_], limit: float | None) -> tuple[float, float]:
     """(coverage, risk) of a threshold; scores that are nan are never let through."""
     let_through = np.isfinite(scores) & (scores <= limit) if limit is not None else np.zeros(len(scores), np.bool_)

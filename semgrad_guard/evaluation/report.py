@@ -18,7 +18,7 @@ from semgrad_guard.evaluation.bootstrap import LEVEL, RESAMPLES
 from semgrad_guard.evaluation.figures.sps import ProbeMaps
 from semgrad_guard.evaluation.files import require_writable, write_beside
 from semgrad_guard.evaluation.graded import GradedRun, require_distinct
-from semgrad_guard.evaluation.guarantee import ALPHAS, DELTA, SPLITS
+from semgrad_guard.evaluation.guarantee import ALPHAS, DELTA, SPLITS, fewest_questions
 from semgrad_guard.evaluation.highlight import Claim, highlighted_html
 from semgrad_guard.evaluation.paper_settings import deviations, flat
 from semgrad_guard.evaluation.plots import require_drawable
@@ -36,12 +36,16 @@ _NARROW = 3
 
 @dataclass(frozen=True)
 class Promised:
-    """What a run's reader decides by: for one alpha, what HybridGrad answers, and what the best method does."""
+    """What a run's reader decides by: for one alpha, what HybridGrad answers, and what the best method does.
+
+    `needs` is how many questions it takes to promise this at all, where the run has fewer.
+    """
 
     alpha: float
     ours: float | None
     best: str
     best_coverage: float
+    needs: int | None
 
 
 @dataclass(frozen=True)
@@ -178,7 +182,9 @@ def _promises(summary: RunSummary) -> list[Promised]:
         coverage = {m: g.mean_coverage for m, s in summary.methods.items() if (g := s.guaranteed[alpha]) is not None}
         if coverage:
             best = max(coverage, key=lambda method: (coverage[method], method == paper.OURS))
-            found.append(Promised(alpha, coverage.get(paper.OURS), best, coverage[best]))
+            needed = fewest_questions(alpha=alpha)
+            needs = needed if summary.run.n < needed else None
+            found.append(Promised(alpha, coverage.get(paper.OURS), best, coverage[best], needs))
     return found
 
 

@@ -8,7 +8,13 @@ import numpy as np
 import pytest
 
 from semgrad_guard.decision import calibrate
-from semgrad_guard.evaluation.guarantee import GuaranteedCoverage, guaranteed_coverage, halves, threshold
+from semgrad_guard.evaluation.guarantee import (
+    GuaranteedCoverage,
+    fewest_questions,
+    guaranteed_coverage,
+    halves,
+    threshold,
+)
 
 RNG = np.random.default_rng(0)
 
@@ -73,3 +79,12 @@ def test_nothing_is_let_through_where_no_promise_can_be_kept() -> None:
 def test_shares_are_of_all_halves() -> None:
     found = GuaranteedCoverage(0.1, 0.1, np.array([0.5, 0.3, 0.0, 0.0]), np.array([0.12, 0.1, math.nan, math.nan]))
     assert (found.mean_coverage, found.violations, found.nothing) == (pytest.approx(0.2), 0.25, 0.5)
+
+
+@pytest.mark.parametrize("alpha", [0.05, 0.1, 0.2])
+def test_the_fewest_questions_could_just_keep_the_promise(alpha: float) -> None:
+    n = fewest_questions(alpha=alpha)
+    for questions, kept in ((n, True), (n - 2, False)):
+        half = questions // 2
+        found = threshold(np.zeros(half), np.ones(half, dtype=np.bool_), alpha=alpha, delta=0.1)
+        assert (found is not None) == kept

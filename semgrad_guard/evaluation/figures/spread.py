@@ -38,9 +38,8 @@ def reliability_figure(run: GradedRun, confidence: Mapping[str, Floats]) -> Any:
         axes.plot([0, 1], [0, 1], color=MUTED, linestyle=(0, (5, 3)), linewidth=1.1)
         spread = np.abs(np.stack([found.accuracy - found.low, found.high - found.accuracy]))
         axes.errorbar(found.confidence, found.accuracy, yerr=spread, color=RIGHT, fmt="none", elinewidth=1.2)
-        axes.scatter(
-            found.confidence, found.accuracy, s=6 + 160 * found.count / found.count.sum(), color=RIGHT, zorder=3
-        )
+        sizes = 6 + 160 * found.count / found.count.sum()
+        axes.scatter(found.confidence, found.accuracy, s=sizes, color=RIGHT, zorder=3, clip_on=False)
         axes.set(xlim=(0, 1), ylim=(0, 1))
         percent_axis(axes.xaxis)
         percent_axis(axes.yaxis)
