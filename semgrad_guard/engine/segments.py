@@ -64,7 +64,7 @@ def token_counts(text: TokenizedText, spans: Sequence[tuple[int, int]]) -> list[
     """
     reached = [0]
     for _, end in spans[:-1]:
-        reached.append(max(reached[-1], text.tokens_within(end)))
+        reached.append(max(reached[-1], text.first_token_of(end)))
     return [after - before for before, after in pairwise([*reached, len(text.ids)])]
 
 

@@ -50,12 +50,6 @@ class TokenizedText:
             return shared - 1 if shared == len(prefix) else shared
         return max((i for i, (start, end) in enumerate(self.spans) if start <= position and end > 0), default=0)
 
-    def tokens_within(self, position: int) -> int:
-        """How many of the first tokens end at or before `position`."""
-        if self.spans is None:
-            return _shared(self.ids, self.encode(self.text[:position]))
-        return next((i for i, (_, end) in enumerate(self.spans) if end > position), len(self.ids))
-
 
 def find_semantic_token(
     prompt: TokenizedText, *, unprompted: str, marked: str, special_tokens: Iterable[str] = ()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -139,3 +141,11 @@ def test_one_sentence_is_the_whole_answer(language_model: LanguageModel) -> None
 def test_an_empty_response(language_model: LanguageModel) -> None:
     with pytest.raises(EmptyResponseError):
         language_model.score("q", " \n", by="sentence")
+
+
+def test_a_segment_without_a_token_has_no_scores(make_language_model: Callable[..., LanguageModel]) -> None:
+    model = make_language_model(vocab_size=259)
+    model.tokenizer.add_tokens(["! B! C"])
+    segments = model.score("q", "A! B! C", by="sentence")
+    assert [segment.text for segment in segments] == ["A! ", "B! ", "C"]
+    assert [segment.scores is None for segment in segments] == [False, True, False]
