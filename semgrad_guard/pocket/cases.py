@@ -62,13 +62,17 @@ def _reading_cases(kind: str, readings: list[Reading]) -> Iterator[Case]:
             yield Case(f"{kind}/{number}/{index}", kind, messages, (answer,))
 
 
+def fresh(random: Random) -> Reading:
+    """An invented passage with questions in wordings that the training never shows."""
+    makers = (lambda r: record(r, held_out=True), lambda r: record(r, held_out=True), event, attribute)
+    return random.choice(makers)(random)
+
+
 def reading(size: int = 300, seed: int = SEED) -> list[Case]:
     """Fresh invented passages, one question each, and every held-out frame once."""
     random = Random(seed)
-    makers = (lambda r: record(r, held_out=True), lambda r: record(r, held_out=True), event, attribute)
-    fresh = [random.choice(makers)(random) for _ in range(size)]
+    first = [replace(reading, questions=reading.questions[:1]) for reading in (fresh(random) for _ in range(size))]
     frames = [plain(frame, random) for frame in bank()[1]]
-    first = [replace(r, questions=r.questions[:1]) for r in fresh]
     return [*_reading_cases("invented", first), *_reading_cases("frames", frames)]
 
 
