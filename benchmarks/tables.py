@@ -15,10 +15,12 @@ HEADER = (
     "decode steps",
     "over floor",
     "scoring, prefix",
+    "scoring, frugal",
     "official",
     "official/ours",
     "kept MB",
     "peak MB",
+    "frugal peak MB",
     "official peak MB",
 )
 
@@ -35,10 +37,12 @@ def cells(row: Mapping[str, Any]) -> tuple[str, ...]:
         ranged(row.get("decode_steps"), digits=1),
         ranged(row.get("over_floor"), digits=2),
         ranged(shares["prefix"]),
+        ranged(shares.get("frugal")),
         ranged(shares.get("naive")),
         f"{row['naive_over_captured'][0]:.1f}" if "naive_over_captured" in row else "left out",
         f"{memory['kept']:.0f}",
         f"{memory['captured']:.0f}",
+        f"{memory['frugal']:.0f}" if "frugal" in memory else "",
         f"{memory['naive']:.0f}" if "naive" in memory else "",
     )
 
