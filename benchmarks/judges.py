@@ -7,17 +7,17 @@ what the published tokenizers do with each other's words.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import (
+    AutoModelForSequenceClassification,
     DebertaV2Config,
-    DebertaV2ForSequenceClassification,
     PreTrainedConfig,
     PreTrainedTokenizerFast,
     RobertaConfig,
-    RobertaForSequenceClassification,
 )
 
 from semgrad_guard.engine.text_pairs import CrossEncoder, Entailment
@@ -69,6 +69,7 @@ def _deberta(hidden_size: int, **changes: Any) -> DebertaV2Config:
         pos_att_type=["p2c", "c2p"],
         position_biased_input=False,
         id2label=dict(enumerate(MNLI)),
+        label2id={label: number for number, label in enumerate(MNLI)},
         **changes,
     )
 
@@ -100,12 +101,21 @@ class Judge:
 
     def build(self) -> Entailment | CrossEncoder:
         """The judge with random weights, on the CPU in float32 (as the checkpoints are loaded)."""
+        model, tokenizer = self._random()
+        kind = CrossEncoder if self.config.num_labels == 1 else Entailment
+        return kind(model, tokenizer, name=self.name)
+
+    def save(self, folder: Path) -> None:
+        """The same as a checkpoint."""
+        for part in self._random():
+            part.save_pretrained(folder)
+
+    def _random(self) -> tuple[Any, Any]:
         torch.manual_seed(0)
-        tokenizer: Any = word_tokenizer(self.config.vocab_size)
+        model = AutoModelForSequenceClassification.from_config(self.config).eval()
+        tokenizer = word_tokenizer(self.config.vocab_size)
         tokenizer.truncation_side = "left"
-        if isinstance(self.config, RobertaConfig):
-            return CrossEncoder(RobertaForSequenceClassification(self.config).eval(), tokenizer, name=self.name)
-        return Entailment(DebertaV2ForSequenceClassification(self.config).eval(), tokenizer, name=self.name)
+        return model, tokenizer
 
 
 LARGE_NLI = Judge("deberta-v3-large", _deberta(1024))

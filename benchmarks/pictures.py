@@ -55,7 +55,7 @@ def floor_steps(row: Row) -> Sequence[float] | None:
 
 SHARES = (
     Curve("official algorithm", MUTED, ":", "^", share("naive")),
-    Curve("any text, nothing kept", POINT, "--", "s", share("prefix")),
+    Curve("HybridGrad of any text", POINT, "--", "s", share("prefix")),
     Curve("HybridGrad", LINE, "-", "o", share("captured")),
 )
 STEPS = (

@@ -1,0 +1,125 @@
+"""HybridGrad beside LM-Polygraph's estimators: extra time over plain greedy generation, process by process in turns.
+
+    python -m venv output/polygraph
+    output/polygraph/bin/pip install torch==2.13.0 lm-polygraph==0.7.0            (2.2 GB on disk)
+    python benchmarks/polygraph.py --environment output/polygraph [--rounds 5] [--output polygraph.json] [--quick]
+
+LM-Polygraph (https://github.com/IINemo/lm-polygraph) has an environment of its own because it brings sixty packages;
+0.7.0 runs with torch 2.13 and transformers 5. Both sides load one checkpoint of random weights and answer a prompt of
+the same length. Every round is a process of each side, in an order that alternates; a process measures plain generation
+and then its own ways, in CPU seconds, imports and loading left out. A way is the answer with its score, as a user of
+the library calls it. Its extra time is a ratio to plain generation in the same process, minus 1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from judges import LARGE_NLI, TINY_NLI, word_tokenizer
+from machine import about, spread
+from rich.console import Console
+from shapes import SHAPES, Setting, build
+from tables import machine_line, ranged, table
+
+from semgrad_guard.evaluation.files import write_beside
+
+SETTINGS = (Setting(60, 8), Setting(60, 32))
+SIDES = ("ours", "polygraph")
+PLAIN = "plain"
+
+
+def save_models(folder: Path, shape: str, dtype: str, *, quick: bool) -> None:
+    """The checkpoints that both sides load: `folder`/model and `folder`/judge."""
+    model = build(shape, getattr(torch, dtype))
+    model.save_pretrained(folder / "model")
+    word_tokenizer(model.config.vocab_size).save_pretrained(folder / "model")
+    (TINY_NLI if quick else LARGE_NLI).save(folder / "judge")
+
+
+def run(side: str, python: str, folder: Path, setting: Setting) -> dict[str, float]:
+    """CPU seconds of one side's ways, from a process of its own.
+
+    Raises:
+        SystemExit: the process failed; the message ends with what it said.
+    """
+    found = folder / "seconds.json"
+    worker = str(Path(__file__).with_name("polygraph_worker.py"))
+    command = [python, worker, side, str(folder), str(setting.prompt), str(setting.answer), str(found)]
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+    if side == "polygraph":  # nothing of this environment
+        environment.pop("PYTHONPATH", None)
+    done = subprocess.run(command, check=False, capture_output=True, text=True, env=environment)
+    if done.returncode:
+        sys.exit(f"{' '.join(command)} failed; it said at last:\n{done.stderr[-2000:]}")
+    return json.loads(found.read_text())
+
+
+def measure(pythons: Mapping[str, str], folder: Path, setting: Setting, rounds: int) -> dict[str, Any]:
+    """One setting: seconds per way and round, by side, and the extra time over plain generation."""
+    runs: dict[str, list[dict[str, float]]] = {side: [] for side in SIDES}
+    console = Console(stderr=True)
+    for number in range(rounds):
+        for side in SIDES if number % 2 == 0 else reversed(SIDES):
+            with console.status(f"{setting}: round {number + 1} of {rounds}, {side}"):
+                runs[side].append(run(side, pythons[side], folder, setting))
+    return {"setting": str(setting), "seconds": runs, "extra": {side: extra(runs[side]) for side in SIDES}}
+
+
+def extra(runs: Sequence[Mapping[str, float]]) -> dict[str, list[float]]:
+    """Each way over plain generation, minus 1: median, least, greatest of the processes."""
+    return {way: spread([run[way] / run[PLAIN] - 1 for run in runs]) for way in runs[0] if way != PLAIN}
+
+
+def markdown(report: Mapping[str, Any]) -> str:
+    """The table for a page of the documentation."""
+    lines = [
+        (row["setting"], way, f"{statistics.median(run[way] for run in row['seconds'][side]):.2f}", ranged(found))
+        for row in report["rows"]
+        for side in SIDES
+        for way, found in row["extra"][side].items()
+    ]
+    header = ("prompt/answer", "answer and score", "seconds", "extra over plain generation")
+    return "\n".join([machine_line(report), "", *table(header, lines)]) + "\n"
+
+
+def main() -> None:
+    arguments = parsed()
+    theirs = arguments.environment / "bin" / "python"
+    if not theirs.exists():
+        sys.exit(f"{theirs} does not exist; make the environment first, as --help says")
+    shape, rounds = ("small", 1) if arguments.quick else (arguments.shape, arguments.rounds)
+    report = {"shape": shape, "device": "cpu", "dtype": arguments.dtype, "machine": about(), "rows": []}
+    report["machine"]["threads"] = 1
+    with tempfile.TemporaryDirectory() as name:
+        save_models(Path(name), shape, arguments.dtype, quick=arguments.quick)
+        for setting in SETTINGS[:1] if arguments.quick else SETTINGS:
+            pythons = {"ours": sys.executable, "polygraph": str(theirs)}
+            report["rows"].append(measure(pythons, Path(name), setting, rounds))
+            if arguments.output:
+                write_beside(arguments.output, lambda path: path.write_text(json.dumps(report, indent=1)))
+    print(markdown(report))
+
+
+def parsed() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--environment", type=Path, required=True, help="the environment that LM-Polygraph is in")
+    parser.add_argument("--shape", choices=sorted(SHAPES), default="0.5B")
+    parser.add_argument("--dtype", choices=["bfloat16", "float32"], default="float32")
+    parser.add_argument("--rounds", type=int, default=5, help="processes of each side (5)")
+    parser.add_argument("--quick", action="store_true", help="small shapes, one round: does everything run?")
+    parser.add_argument("--output", type=Path, help="where the figures go (JSON)")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()
