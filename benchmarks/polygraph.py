@@ -29,12 +29,12 @@ from judges import LARGE_NLI, TINY_NLI, word_tokenizer
 from machine import about, spread
 from rich.console import Console
 from shapes import SHAPES, Setting, build
-from tables import machine_line, ranged, table
+from tables import machine_line, table
 
 from semgrad_guard.evaluation.files import write_beside
 
 SETTINGS = (Setting(60, 8), Setting(60, 32))
-SIDES = ("ours", "polygraph")
+SIDES = {"ours": "semgrad-guard", "polygraph": "LM-Polygraph"}
 PLAIN = "plain"
 
 
@@ -69,27 +69,45 @@ def measure(pythons: Mapping[str, str], folder: Path, setting: Setting, rounds: 
     runs: dict[str, list[dict[str, float]]] = {side: [] for side in SIDES}
     console = Console(stderr=True)
     for number in range(rounds):
-        for side in SIDES if number % 2 == 0 else reversed(SIDES):
+        for side in SIDES if number % 2 == 0 else reversed(list(SIDES)):
             with console.status(f"{setting}: round {number + 1} of {rounds}, {side}"):
                 runs[side].append(run(side, pythons[side], folder, setting))
-    return {"setting": str(setting), "seconds": runs, "extra": {side: extra(runs[side]) for side in SIDES}}
+    return {"setting": str(setting), "seconds": runs, "extra": {side: extra_time(runs[side]) for side in SIDES}}
 
 
-def extra(runs: Sequence[Mapping[str, float]]) -> dict[str, list[float]]:
+def extra_time(runs: Sequence[Mapping[str, float]]) -> dict[str, list[float]]:
     """Each way over plain generation, minus 1: median, least, greatest of the processes."""
     return {way: spread([run[way] / run[PLAIN] - 1 for run in runs]) for way in runs[0] if way != PLAIN}
 
 
 def markdown(report: Mapping[str, Any]) -> str:
     """The table for a page of the documentation."""
-    lines = [
-        (row["setting"], way, f"{statistics.median(run[way] for run in row['seconds'][side]):.2f}", ranged(found))
-        for row in report["rows"]
-        for side in SIDES
-        for way, found in row["extra"][side].items()
-    ]
-    header = ("prompt/answer", "answer and score", "seconds", "extra over plain generation")
-    return "\n".join([machine_line(report), "", *table(header, lines)]) + "\n"
+    lines: list[tuple[str, ...]] = []
+    for row in report["rows"]:
+        for side, name in SIDES.items():
+            for way, (middle, low, high) in row["extra"][side].items():
+                seconds = statistics.median(run[way] for run in row["seconds"][side])
+                share = f"{middle:+.0%} ({low:+.0%} to {high:+.0%})"
+                lines.append((row["setting"], name, way, f"{seconds:.2f}", share))
+    header = ("prompt/answer", "environment", "answer and score", "seconds", "extra over plain generation")
+    theirs = ", ".join(f"{package} {version}" for package, version in report["theirs"].items())
+    return "\n".join([machine_line(report), "", f"Their environment: {theirs}.", "", *table(header, lines)]) + "\n"
+
+
+def versions(python: Path) -> dict[str, str]:
+    """What is measured in the other environment.
+
+    Raises:
+        SystemExit: LM-Polygraph is not there.
+    """
+    packages = ("lm-polygraph", "torch", "transformers")
+    code = (
+        f"import json; from importlib.metadata import version; print(json.dumps({{p: version(p) for p in {packages}}}))"
+    )
+    done = subprocess.run([str(python), "-c", code], check=False, capture_output=True, text=True)
+    if done.returncode:
+        sys.exit(f"{python} knows no LM-Polygraph; install it as --help says")
+    return json.loads(done.stdout)
 
 
 def main() -> None:
@@ -98,8 +116,9 @@ def main() -> None:
     if not theirs.exists():
         sys.exit(f"{theirs} does not exist; make the environment first, as --help says")
     shape, rounds = ("small", 1) if arguments.quick else (arguments.shape, arguments.rounds)
-    report = {"shape": shape, "device": "cpu", "dtype": arguments.dtype, "machine": about(), "rows": []}
-    report["machine"]["threads"] = 1
+    machine = {**about(), "threads": 1}
+    report: dict[str, Any] = {"shape": shape, "device": "cpu", "dtype": arguments.dtype, "machine": machine, "rows": []}
+    report["theirs"] = versions(theirs)
     with tempfile.TemporaryDirectory() as name:
         save_models(Path(name), shape, arguments.dtype, quick=arguments.quick)
         for setting in SETTINGS[:1] if arguments.quick else SETTINGS:
