@@ -1,8 +1,8 @@
 """HybridGrad beside LM-Polygraph's estimators: extra time over plain greedy generation, process by process in turns.
 
-    python -m venv output/polygraph
-    output/polygraph/bin/pip install torch==2.13.0 lm-polygraph==0.7.0            (2.2 GB on disk)
-    python benchmarks/polygraph.py --environment output/polygraph [--rounds 5] [--output polygraph.json] [--quick]
+    python -m venv .venv-polygraph
+    .venv-polygraph/bin/pip install torch==2.13.0 lm-polygraph==0.7.0     (2.2 GB on disk with torch's CPU build)
+    python benchmarks/polygraph.py --environment .venv-polygraph [--rounds 5] [--output polygraph.json] [--quick]
 
 LM-Polygraph (https://github.com/IINemo/lm-polygraph) has an environment of its own because it brings sixty packages;
 0.7.0 runs with torch 2.13 and transformers 5. Both sides load one checkpoint of random weights and answer a prompt of

@@ -80,14 +80,10 @@ class TestLeavingOut:
         usual: dict[str, Any] = {"element": 4, "flops_per_second": 1e9, "free_bytes": 1 << 30, "rounds": 5}
         return shapes.leaves_naive_out(CONFIG, shapes.Setting(60, 8), **{**usual, **changes})
 
-    @settings(deadline=None)  # the first call imports
-    @given(st.floats(1, 1e20), st.floats(1, 1e15), st.integers(1, 9))
-    def test_a_rival_takes_as_many_rounds_as_fit(self, load: Load, operations: float, rate: float, wanted: int) -> None:
-        found = load("rivals").affordable_rounds(operations, rate, wanted)
-        limit = 60 * load("shapes").NAIVE_MINUTES
-        assert 0 <= found <= wanted
-        assert found * operations / rate <= limit * (1 + 1e-9)
-        assert found == wanted or (found + 1) * operations / rate >= limit * (1 - 1e-9)
+    @pytest.mark.parametrize(("seconds", "rounds"), [(1201, 0), (1200, 1), (601, 1), (600, 2), (400, 3), (1, 3)])
+    def test_a_rival_takes_as_many_rounds_as_fit(self, load: Load, seconds: float, rounds: int) -> None:
+        assert load("shapes").NAIVE_MINUTES == 20
+        assert load("rivals").affordable_rounds(seconds * 1e9, 1e9, 3) == rounds
 
     def test_a_judge_reads_every_pair_both_ways(self, load: Load) -> None:
         judges, rivals, setting = load("judges"), load("rivals"), load("shapes").Setting(60, 8)
@@ -202,6 +198,28 @@ def test_the_frugal_way_says_the_same_and_leaves_the_budgets_alone(load: Load) -
     assert bench.frugal() == [pytest.approx(scores, rel=1e-4) for scores in usual]
     assert bench.scorer.memory == Memory()
     assert load("scoring").difference(usual, usual) == 0
+
+
+def test_every_rival_scores_an_answer_of_its_own_in_its_own_rounds(load: Load) -> None:
+    rivals, judges = load("rivals"), load("judges")
+    config = Qwen2Config(**{**vars(CONFIG), "hidden_size": 16, "intermediate_size": 24, "vocab_size": 2100})
+    torch.manual_seed(0)
+    model = Qwen2ForCausalLM(config).eval()
+    arena = rivals.Arena(model, judges.word_tokenizer(2100), load("shapes").Setting(20, 3))
+    built: dict[str, Any] = {}
+    entered = {
+        rival.title: rivals.enter(rival, 1 if rival.judge else 2, built)
+        for rival in rivals.rivals((judges.TINY_NLI,), judges.TINY_CROSS)
+    }
+    seconds = rivals.measure(arena, entered, 2)
+    assert {name: len(values) for name, values in seconds.items()} == {
+        "plain": 2,
+        "with capture": 2,
+        **{name: rounds for name, (_, rounds, _) in entered.items()},
+    }
+    assert len(built) == 2
+    assert all(value > 0 for values in seconds.values() for value in values)
+    assert rivals.enter(rivals.rivals((judges.TINY_NLI,), judges.TINY_CROSS)[0], 0, {}).startswith("one round")
 
 
 def test_a_word_is_a_token(load: Load) -> None:
