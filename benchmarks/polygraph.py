@@ -20,7 +20,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -64,15 +64,15 @@ def run(side: str, python: str, folder: Path, setting: Setting) -> dict[str, flo
     return json.loads(found.read_text())
 
 
-def measure(pythons: Mapping[str, str], folder: Path, setting: Setting, rounds: int) -> dict[str, Any]:
-    """One setting: seconds per way and round, by side, and the extra time over plain generation."""
+def measured(pythons: Mapping[str, str], folder: Path, setting: Setting, rounds: int) -> Iterator[dict[str, Any]]:
+    """One setting, after every round: seconds per way and round, by side, and the extra time over plain generation."""
     runs: dict[str, list[dict[str, float]]] = {side: [] for side in SIDES}
     console = Console(stderr=True)
     for number in range(rounds):
         for side in SIDES if number % 2 == 0 else reversed(list(SIDES)):
             with console.status(f"{setting}: round {number + 1} of {rounds}, {side}"):
                 runs[side].append(run(side, pythons[side], folder, setting))
-    return {"setting": str(setting), "seconds": runs, "extra": {side: extra_time(runs[side]) for side in SIDES}}
+        yield {"setting": str(setting), "seconds": runs, "extra": {side: extra_time(runs[side]) for side in SIDES}}
 
 
 def extra_time(runs: Sequence[Mapping[str, float]]) -> dict[str, list[float]]:
@@ -123,9 +123,12 @@ def main() -> None:
         save_models(Path(name), shape, arguments.dtype, quick=arguments.quick)
         for setting in SETTINGS[:1] if arguments.quick else SETTINGS:
             pythons = {"ours": sys.executable, "polygraph": str(theirs)}
-            report["rows"].append(measure(pythons, Path(name), setting, rounds))
-            if arguments.output:
-                write_beside(arguments.output, lambda path: path.write_text(json.dumps(report, indent=1)))
+            rows: list[dict[str, Any]] = report["rows"]
+            rows.append({})
+            for row in measured(pythons, Path(name), setting, rounds):
+                rows[-1] = row
+                if arguments.output:
+                    write_beside(arguments.output, lambda path: path.write_text(json.dumps(report, indent=1)))
     print(markdown(report))
 
 

@@ -20,7 +20,7 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -152,8 +152,10 @@ def enter(rival: Rival, rounds: int, judges: dict[str, Any]) -> Entry | str:
     return rival, rounds, judges[rival.judge.name]
 
 
-def measure(arena: Arena, entered: Mapping[str, Entry], rounds: int) -> dict[str, list[float]]:
-    """CPU seconds of each way, round by round."""
+def measured(
+    arena: Arena, entered: Mapping[str, Entry], rounds: int, tell: Callable[[str], object] = lambda text: None
+) -> Iterator[dict[str, list[float]]]:
+    """CPU seconds of each way so far, after every round; `tell` hears what is at work."""
     seconds: dict[str, list[float]] = {name: [] for name in (PLAIN, CAPTURING, *entered)}
     for number in range(rounds):
         plan = Sampling(count=SAMPLES, seed=number, max_new_tokens=arena.setting.answer)
@@ -165,8 +167,9 @@ def measure(arena: Arena, entered: Mapping[str, Entry], rounds: int) -> dict[str
             if number < own_rounds:
                 turns[name] = lambda make=rival.make, judge=judge, plan=plan: arena.scoring(make(plan, judge))
         for name in turns if number % 2 == 0 else reversed(list(turns)):
+            tell(f"{arena.setting}, round {number + 1} of {rounds}: {name}")
             seconds[name].append(turns[name]())
-    return seconds
+        yield seconds
 
 
 def ratios(seconds: Mapping[str, list[float]]) -> dict[str, dict[str, list[float]]]:
@@ -208,6 +211,8 @@ def main() -> None:
     judges: dict[str, Any] = {}
     report: dict[str, Any] = {"shape": shape, "device": "cpu", "dtype": arguments.dtype, "machine": about(), "rows": []}
     for setting in SETTINGS[:1] if arguments.quick else SETTINGS:
+        if arguments.only not in str(setting):
+            continue
         entered: dict[str, Entry] = {}
         left_out: dict[str, str] = {}
         for rival in rivals(nli, cross):
@@ -218,12 +223,14 @@ def main() -> None:
                 left_out[rival.title] = found
             else:
                 entered[rival.title] = found
-        with console.status(f"{setting}: " + ", ".join(f"{name} ({one[1]} rounds)" for name, one in entered.items())):
-            seconds = measure(Arena(model, tokenizer, setting), entered, rounds)
-        row = {"setting": str(setting), "left_out": left_out, "seconds": seconds, "ratios": ratios(seconds)}
+        row: dict[str, Any] = {"setting": str(setting), "left_out": left_out}
         report["rows"].append(row)
-        if arguments.output:
-            write_beside(arguments.output, lambda path: path.write_text(json.dumps(report, indent=1)))
+        with console.status(f"{setting}: warming up") as status:
+            arena = Arena(model, tokenizer, setting)
+            for seconds in measured(arena, entered, rounds, status.update):
+                row |= {"seconds": seconds, "ratios": ratios(seconds)}
+                if arguments.output:
+                    write_beside(arguments.output, lambda path: path.write_text(json.dumps(report, indent=1)))
     print(markdown(report))
 
 
@@ -233,6 +240,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--dtype", choices=["bfloat16", "float32"], default="float32")
     parser.add_argument("--rounds", type=int, default=5, help="how often each way takes its turn at most (5)")
     parser.add_argument("--quick", action="store_true", help="small shapes, two rounds: does everything run?")
+    parser.add_argument("--only", default="", help="only the setting whose name holds this text, for example 60/8")
     parser.add_argument("--output", type=Path, help="where the figures go (JSON)")
     return parser.parse_args()
 

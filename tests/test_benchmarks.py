@@ -211,7 +211,7 @@ def test_every_rival_scores_an_answer_of_its_own_in_its_own_rounds(load: Load) -
         rival.title: rivals.enter(rival, 1 if rival.judge else 2, built)
         for rival in rivals.rivals((judges.TINY_NLI,), judges.TINY_CROSS)
     }
-    seconds = rivals.measure(arena, entered, 2)
+    *_, seconds = rivals.measured(arena, entered, 2)
     assert {name: len(values) for name, values in seconds.items()} == {
         "plain": 2,
         "with capture": 2,
