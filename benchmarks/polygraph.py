@@ -31,7 +31,7 @@ from rich.console import Console
 from shapes import SHAPES, Setting, build
 from tables import machine_line, table
 
-from semgrad_guard.evaluation.files import write_beside
+from semgrad_guard.evaluation.files import require_writable, write_beside
 
 SETTINGS = (Setting(60, 8), Setting(60, 32))
 SIDES = {"ours": "semgrad-guard", "polygraph": "LM-Polygraph"}
@@ -140,7 +140,10 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=5, help="processes of each side (5)")
     parser.add_argument("--quick", action="store_true", help="small shapes, one round: does everything run?")
     parser.add_argument("--output", type=Path, help="where the figures go (JSON)")
-    return parser.parse_args()
+    arguments = parser.parse_args()
+    if arguments.output:
+        require_writable(arguments.output)
+    return arguments
 
 
 if __name__ == "__main__":

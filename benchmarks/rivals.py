@@ -37,7 +37,7 @@ from transformers import GenerationConfig
 from semgrad_guard import GenerationOptions, HybridGrad, LanguageModel
 from semgrad_guard.engine.sampling import Sampling
 from semgrad_guard.estimators import SAR, LengthNormalisedEntropy, NLIEquivalence, PTrue, SemanticEntropy
-from semgrad_guard.evaluation.files import write_beside
+from semgrad_guard.evaluation.files import require_writable, write_beside
 
 SAMPLES = 10
 P_TRUE_WORDS = 25
@@ -242,7 +242,10 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="small shapes, two rounds: does everything run?")
     parser.add_argument("--only", default="", help="only the setting whose name holds this text, for example 60/8")
     parser.add_argument("--output", type=Path, help="where the figures go (JSON)")
-    return parser.parse_args()
+    arguments = parser.parse_args()
+    if arguments.output:
+        require_writable(arguments.output)
+    return arguments
 
 
 if __name__ == "__main__":

@@ -31,7 +31,7 @@ from shapes import FULL, QUICK, SHAPES, USUAL, Setting, build, leaves_naive_out
 from tables import HEADER, cells, markdown
 from ways import Bench
 
-from semgrad_guard.evaluation.files import write_beside
+from semgrad_guard.evaluation.files import require_writable, write_beside
 
 GENERATING = ("plain", "first_token", "capturing")
 SCORING = ("captured", "prefix", "frugal", "naive")
@@ -172,7 +172,12 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--frugal", action="store_true", help="also measure scoring with FRUGAL memory")
     parser.add_argument("--output", type=Path, help="where the figures go (JSON; a table in markdown beside it)")
     parser.add_argument("--compare", type=Path, help="recorded ratios to hold the new ones against")
-    return parser.parse_args()
+    arguments = parser.parse_args()
+    if arguments.output:
+        require_writable(arguments.output)
+    if arguments.compare and not arguments.compare.exists():
+        parser.error(f"{arguments.compare} does not exist; a file that --output wrote here can be recorded as it")
+    return arguments
 
 
 if __name__ == "__main__":
