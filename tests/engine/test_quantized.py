@@ -39,6 +39,9 @@ class Int8Weight(torch.Tensor):
         made.scale = scale
         return made
 
+    def __deepcopy__(self, _: object) -> Int8Weight:
+        return self
+
     @classmethod
     def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if function is not F.linear:
