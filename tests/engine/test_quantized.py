@@ -35,7 +35,7 @@ class Int8Weight(torch.Tensor):
     @classmethod
     def of(cls, weight: torch.Tensor) -> Int8Weight:
         scale = weight.abs().amax(dim=1, keepdim=True) / 127
-        made = torch.round(weight / scale).to(torch.int8).as_subclass(cls)
+        made = torch.round(weight / scale).as_subclass(cls)  # libraries' tensors claim the dtype they had as well
         made.scale = scale
         return made
 
@@ -50,7 +50,7 @@ class Int8Weight(torch.Tensor):
                 made.scale = args[0].scale  # a parameter is a detached tensor
             return made
         states, weight, *bias = args
-        plain = weight.as_subclass(torch.Tensor).to(states.dtype) * weight.scale
+        plain = weight.as_subclass(torch.Tensor) * weight.scale
         return F.linear(states, plain, *bias)
 
 
