@@ -86,8 +86,7 @@ def _calibrated(
 ) -> Runnable[LanguageModelInput, AIMessage]:
     """The model; where nobody chose how it scores, a copy that scores as the policy's calibration did."""
     if isinstance(llm, RunnableBinding):
-        binding = cast("RunnableBinding[LanguageModelInput, AIMessage]", llm)
-        return binding.model_copy(update={"bound": _calibrated(binding.bound, policy)})
+        return llm.model_copy(update={"bound": _calibrated(llm.bound, policy)})
     scored = isinstance(llm, AnsweringChatModel | ScoredChatModel)
     if not scored or policy.calibration is None or "estimator" in llm.model_fields_set:
         return llm
