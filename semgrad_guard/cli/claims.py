@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from semgrad_guard.cli import loading
+from semgrad_guard.cli.estimator_spec import EstimatorSpec
 from semgrad_guard.cli.terminal import OUT, progress, say, say_problems
 from semgrad_guard.errors import InputError, PromptTooLongError
 
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
 Scored = tuple["Question", "list[Segment]"]
 
 
-def replay_estimator(name: str) -> ReplayEstimator:
-    """The estimator of that name, if it reads its number off a replay: only those know parts of an answer."""
+def replay_estimator(spec: EstimatorSpec) -> ReplayEstimator:
+    """The estimator asked for, if it reads its number off a replay: only those know parts of an answer."""
     from semgrad_guard.estimators.base import ReplayEstimator
 
-    estimator = loading.load_estimator(name)
+    estimator = spec.estimator()
     if not isinstance(estimator, ReplayEstimator):
         raise typer.BadParameter(
-            f"{name} compares whole answers; --by needs an estimator of one replay, e.g. hybridgrad"
+            f"{estimator.name} compares whole answers; --by needs an estimator of one replay, e.g. hybridgrad"
         )
     return estimator
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -13,6 +14,7 @@ from semgrad_guard.cli.help import ExitCode
 from semgrad_guard.cli.terminal import OUT, progress, say, say_problems
 
 if TYPE_CHECKING:
+    from semgrad_guard.engine.language_model import LanguageModel
     from semgrad_guard.evaluation.data import QuestionFile
     from semgrad_guard.evaluation.probe import ProbePlan
     from semgrad_guard.evaluation.probe_record import Probe
@@ -27,6 +29,7 @@ def probe(  # noqa: PLR0913  # a command's options are its arguments
     output: Annotated[Path, typer.Option(metavar="FILE", help="Where to save the record.", show_default=False)],
     model: options.Model = loading.POCKET,
     dtype: options.Dtype = None,
+    device: options.Device = None,
     tokens: Annotated[
         int, typer.Option(min=1, metavar="N", help="How many of a prompt's last tokens to look at.")
     ] = 10,
@@ -54,8 +57,7 @@ def probe(  # noqa: PLR0913  # a command's options are its arguments
     found = _probe(
         questions,
         files,
-        model,
-        dtype,
+        lambda: loading.load_model(model, dtype, device=device),
         answers=answers,
         grader=grader,
         plan=_plan(tokens, batch_size, max_new_tokens, system),
@@ -119,8 +121,7 @@ def _read(data: Path, *, strict: bool) -> QuestionFile:
 def _probe(
     questions: QuestionFile,
     files: _Files,
-    model: str,
-    dtype: str | None,
+    load: Callable[[], LanguageModel],
     *,
     answers: bool,
     grader: str,
@@ -129,7 +130,7 @@ def _probe(
     from semgrad_guard.evaluation.graders import GRADERS
     from semgrad_guard.evaluation.probe import probe
 
-    language_model = loading.load_model(model, dtype)
+    language_model = load()
     try:
         return probe(
             questions.rows,

@@ -11,11 +11,15 @@ from semgrad_guard.evaluation.run_file import Answer
 
 
 class SampleSet(BaseModel):
-    """The samples that a plan drew: their texts, and the log-probability of each of their tokens (nats)."""
+    """The samples that a plan drew: their texts, and the log-probability of each of their tokens (nats).
+
+    The probabilities are those of logits divided by `temperature`, as the methods that share the plan read them.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     plan: dict[str, Any]
+    temperature: float = 1.0
     texts: tuple[str, ...]
     log_probs: tuple[tuple[float | None, ...], ...]
 

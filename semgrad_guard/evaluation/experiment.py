@@ -82,10 +82,17 @@ class Experiment:
         return {estimator.name: estimator for estimator in self.estimators}
 
     @property
-    def _plans(self) -> list[Any]:
-        """The sampling plans of the estimators, each once."""
-        plans = [getattr(estimator, "plan", None) for estimator in self.estimators]
-        return [plan for plan in dict.fromkeys(plans) if plan is not None]
+    def _plans(self) -> dict[Any, float]:
+        """The sampling plans of the estimators, and at which temperature their samples are read: 1 if any does that.
+
+        What the record keeps of the samples is then there already, and needs no further pass.
+        """
+        plans: dict[Any, float] = {}
+        for estimator in self.estimators:
+            plan, temperature = getattr(estimator, "plan", None), getattr(estimator, "temperature", 1.0)
+            if plan is not None and plans.get(plan) != 1.0:
+                plans[plan] = temperature
+        return plans
 
     def _warm_up(self) -> None:
         """What happens once per process (the self-check, kernels that load) belongs to no question's run time."""
@@ -120,7 +127,11 @@ class Experiment:
                 rows=len(questions),
                 generation_ms=share,
                 ablations={name: ablation(generation.evidence) for name, ablation in self.ablations.items()},
-                samples=tuple(_samples(generation.evidence, plan) for plan in self._plans if generation.response_ids),
+                samples=tuple(
+                    _samples(generation.evidence, plan, temperature)
+                    for plan, temperature in self._plans.items()
+                    if generation.response_ids
+                ),
             )
             for question, generation, row in zip(questions, generations, measured, strict=True)
         ]
@@ -161,10 +172,11 @@ def _columns(row: Mapping[str, tuple[Score, float]]) -> dict[str, Any]:
     }
 
 
-def _samples(evidence: Evidence, plan: Any) -> SampleSet:
-    drawn = evidence.samples(plan)
+def _samples(evidence: Evidence, plan: Any, temperature: float) -> SampleSet:
+    drawn = evidence.samples(plan, temperature=temperature)
     return SampleSet(
         plan={"kind": type(plan).__name__, **asdict(plan)},
+        temperature=temperature,
         texts=tuple(sample.text for sample in drawn),
         log_probs=tuple(tuple(_short(value) for value in sample.log_probs) for sample in drawn),
     )

@@ -84,6 +84,7 @@ class Graded:
 def calibrate_fused(
     graded: Graded,
     estimator: FusedGrad,
+    instead: HybridGrad | None = None,
     *,
     bind: Callable[[Estimator], Binding],
     alpha: float,
@@ -92,8 +93,9 @@ def calibrate_fused(
 ) -> Outcome:
     """Fit FusedGrad on one part of the answers and choose the threshold on the rest.
 
-    Where it cannot be fitted, HybridGrad takes its place: the calibration's binding and `choice` say so. The rest is
-    then all answers if their mere number is the reason, for nothing was learned from a label.
+    Where it cannot be fitted, HybridGrad takes its place (`instead`, for one with settings of its own): the
+    calibration's binding and `choice` say so. The rest is then all answers if their mere number is the reason, for
+    nothing was learned from a label.
     """
     learn, rest = split(len(graded.questions), seed=seed)
     part = graded.part(learn)
@@ -107,7 +109,8 @@ def calibrate_fused(
         )
         rows = rest if seen else range(len(graded.questions))
         learned = part if seen else None
-        return _calibrated(graded.part(rows), HybridGrad(), choice, learned, bind=bind, alpha=alpha, delta=delta)
+        found = instead or HybridGrad()
+        return _calibrated(graded.part(rows), found, choice, learned, bind=bind, alpha=alpha, delta=delta)
     choice = _choice("fused", found, f"Fitted on {len(learn)} answers.", part, seed=seed)
     return _calibrated(graded.part(rest), found, choice, part, bind=bind, alpha=alpha, delta=delta)
 

@@ -8,7 +8,7 @@ from typing import Literal
 
 from semgrad_guard.errors import InputError
 from semgrad_guard.evaluation.data import Question
-from semgrad_guard.records import Message
+from semgrad_guard.records import Message, in_context
 
 Form = Literal["chat", "context"]
 Wording = Literal["plain", "paper"]
@@ -21,11 +21,14 @@ PAPER_PROMPT = "Please directly answer the following question with one or few wo
 def conversation(
     question: str, context: str | None = None, *, system: str | None = None, wording: Wording = "plain"
 ) -> list[Message]:
-    """A user turn with the question, after its context if there is one, and a system message before it on request."""
-    asked = question if context is None else f"Context: {context}\n\nQuestion: {question}"
+    """A user turn with the question, after its context if there is one, and a system message before it on request.
+
+    The turn names the bare question, which methods that compare or ask again see without the instruction.
+    """
+    asked = in_context(question, context)
     if wording == "paper":
         asked = PAPER_PROMPT.replace("{query}", asked)
-    turns = [Message("user", asked)]
+    turns = [Message("user", asked, question=question, context=context)]
     return turns if system is None else [Message("system", system), *turns]
 
 
