@@ -7,12 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from semgrad_guard.engine.trace import Capture, Trace
 from transformers import GenerationConfig
 
 from semgrad_guard.engine.gradients import Rows
-from semgrad_guard.engine.hidden_states import Capture
 from semgrad_guard.engine.objective import Objective
-from semgrad_guard.engine.replay import Trace
 from semgrad_guard.engine.scores import GradientScores, Tier
 from semgrad_guard.engine.scoring import Scorer, clean_slate
 from semgrad_guard.engine.token_batch import TokenBatch

@@ -8,10 +8,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from semgrad_guard.engine.trace import Capture
 from transformers.cache_utils import DynamicCache, DynamicLayer
 
 from semgrad_guard.engine.gradient_scores import gradient_scores
-from semgrad_guard.engine.hidden_states import Capture
 from semgrad_guard.engine.prefix_cache import cut
 from semgrad_guard.engine.scores import GradientScores
 from semgrad_guard.engine.scoring import Scorer

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 import torch
+from semgrad_guard.engine.trace import Trace
 from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.models.llama import modeling_llama as llama
 
 from semgrad_guard.engine.gradient_scores import gradient_scores
 from semgrad_guard.engine.objective import Objective
-from semgrad_guard.engine.replay import Trace
 from semgrad_guard.engine.scores import Tier
 from semgrad_guard.engine.scoring import Scorer, scorer_of
 

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 import torch
+from semgrad_guard.engine.trace import Capture
 
 from semgrad_guard.engine.gradient_scores import gradient_scores
-from semgrad_guard.engine.hidden_states import Capture
 from semgrad_guard.engine.objective import Objective
 from semgrad_guard.engine.scores import GradientScores, Tier
 from semgrad_guard.engine.scoring import scorer_of
