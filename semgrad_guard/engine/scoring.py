@@ -15,10 +15,11 @@ from semgrad_guard.engine.architecture import Architecture, inspect_architecture
 from semgrad_guard.engine.gradients import Rows, no_gradient, through_head, through_logits
 from semgrad_guard.engine.memory import Memory
 from semgrad_guard.engine.objective import Objective
-from semgrad_guard.engine.replay import Replayed, Replayer, Trace
+from semgrad_guard.engine.replay import Replayed, Replayer
 from semgrad_guard.engine.scores import GradientScores, Tier, agree
 from semgrad_guard.engine.shadow import fingerprint
 from semgrad_guard.engine.token_batch import TokenBatch
+from semgrad_guard.engine.trace import Trace
 
 logger = logging.getLogger("semgrad_guard")
 
