@@ -10,15 +10,15 @@ from semgrad_guard.cli import loading
 if TYPE_CHECKING:
     from semgrad_guard.decision import Binding
     from semgrad_guard.estimators import Estimator
-    from semgrad_guard.evaluation.data import Question
-    from semgrad_guard.evaluation.outcome import Outcome
-    from semgrad_guard.evaluation.run_file import Answer
+    from semgrad_guard.evaluation.calibrating.outcome import Outcome
+    from semgrad_guard.evaluation.questions.data import Question
+    from semgrad_guard.evaluation.runs.run_file import Answer
 
 
 def estimators_for(name: str) -> Sequence[Estimator]:
     """The estimators behind an `--estimator`: those of "fused" and "auto" share one replay."""
     from semgrad_guard.estimators import FusedGrad, HybridGrad
-    from semgrad_guard.evaluation.learning import CANDIDATES
+    from semgrad_guard.evaluation.calibrating.learning import CANDIDATES
 
     if name == "auto":
         return CANDIDATES
@@ -37,9 +37,9 @@ def outcome_of(
 ) -> Outcome:
     """Grade the answers and calibrate; for "fused" and "auto", learn on a part of them first."""
     from semgrad_guard.estimators import FusedGrad
+    from semgrad_guard.evaluation.calibrating.learning import Graded, calibrate_best, calibrate_fused
+    from semgrad_guard.evaluation.calibrating.outcome import calibrate_answers
     from semgrad_guard.evaluation.graders import GRADERS
-    from semgrad_guard.evaluation.learning import Graded, calibrate_best, calibrate_fused
-    from semgrad_guard.evaluation.outcome import calibrate_answers
 
     if name == "auto":
         return calibrate_best(Graded.of(rows, answers, GRADERS[grader]), bind=bind, alpha=alpha, delta=delta)

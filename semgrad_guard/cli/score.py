@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from semgrad_guard.decision import Drift, Policy
     from semgrad_guard.engine.language_model import LanguageModel
     from semgrad_guard.estimators import Estimator
-    from semgrad_guard.evaluation.data import Question
+    from semgrad_guard.evaluation.questions.data import Question
     from semgrad_guard.records import Verdict
 
 Scored = tuple["Question", "Verdict"]
@@ -88,7 +88,7 @@ def _rows(
     data: Path | None, question: str | None, response: str | None, *, strict: bool
 ) -> tuple[Sequence[Question], Sequence[Exception]]:
     """The rows to score, from a file or from the command line, and the broken lines."""
-    from semgrad_guard.evaluation.data import Question, read_questions
+    from semgrad_guard.evaluation.questions.data import Question, read_questions
 
     if (data is None) == (question is None and response is None) or (question is None) != (response is None):
         raise typer.BadParameter("give --data FILE, or --question and --response together")
@@ -135,7 +135,7 @@ def _score(
 def _verdict(
     row: Question, model: LanguageModel, estimator: Estimator, *, policy: Policy | None, system: str | None
 ) -> Verdict:
-    from semgrad_guard.evaluation.prompts import conversation, form_of, prompt_name
+    from semgrad_guard.evaluation.questions.prompts import conversation, form_of, prompt_name
     from semgrad_guard.guard import assess, decide
 
     response = row.response or ""

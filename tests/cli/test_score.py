@@ -11,8 +11,8 @@ import pytest
 from click.testing import Result
 
 from semgrad_guard import GenerationOptions, HybridGrad, LanguageModel, calibrate
-from semgrad_guard.evaluation.prompts import prompt_name
-from semgrad_guard.evaluation.run import run_binding
+from semgrad_guard.evaluation.questions.prompts import prompt_name
+from semgrad_guard.evaluation.runs.run import run_binding
 
 from .helpers import ASKED, flat, jsonl
 

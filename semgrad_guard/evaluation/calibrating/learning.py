@@ -26,11 +26,11 @@ from semgrad_guard.estimators import (
     SemGrad,
 )
 from semgrad_guard.estimators.fusedgrad import MIN_ANSWERS, Features, fit_weights
-from semgrad_guard.evaluation.data import Question
+from semgrad_guard.evaluation.calibrating.outcome import Outcome
 from semgrad_guard.evaluation.graders import Grader
 from semgrad_guard.evaluation.metrics import auroc
-from semgrad_guard.evaluation.outcome import Outcome
-from semgrad_guard.evaluation.run_file import Answer
+from semgrad_guard.evaluation.questions.data import Question
+from semgrad_guard.evaluation.runs.run_file import Answer
 
 CANDIDATES: tuple[Estimator, ...] = (
     HybridGrad(), SemGrad(), ParaGrad(), GreedyNLL(), MaxProbability(), MeanEntropy(), FusedGrad(),

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from semgrad_guard.errors import InputError
-from semgrad_guard.evaluation.tally import Floats, tally
+from semgrad_guard.evaluation.metrics.tally import Floats, tally
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, cast
 from pydantic import AliasChoices, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from semgrad_guard.errors import DataFileError, InputError
-from semgrad_guard.evaluation.sources import Entry, entries
+from semgrad_guard.evaluation.questions.sources import Entry, entries
 
 Need = Literal["answers", "response", "question"]
 """What a line must hold: reference answers (to calibrate), a response (to score), or a question and no more."""

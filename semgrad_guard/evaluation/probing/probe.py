@@ -21,14 +21,14 @@ from semgrad_guard.engine.objective import Objective
 from semgrad_guard.engine.semantic_preservation import SemanticPreservation
 from semgrad_guard.engine.token_choice import TokenChoice
 from semgrad_guard.errors import InputError
-from semgrad_guard.evaluation.data import Question, with_paraphrases
 from semgrad_guard.evaluation.graders import Grader
-from semgrad_guard.evaluation.grids import GridAnswer, collect_grids
 from semgrad_guard.evaluation.metrics import auroc
-from semgrad_guard.evaluation.preservation import Progress, measure_preservation, wordings
-from semgrad_guard.evaluation.probe_record import GradedGrid, Probe, Table
-from semgrad_guard.evaluation.prompts import form_of, prompt_name
-from semgrad_guard.evaluation.token_rule import Recommendation, with_answers, without_answers
+from semgrad_guard.evaluation.probing.grids import GridAnswer, collect_grids
+from semgrad_guard.evaluation.probing.preservation import Progress, measure_preservation, wordings
+from semgrad_guard.evaluation.probing.probe_record import GradedGrid, Probe, Table
+from semgrad_guard.evaluation.probing.token_rule import Recommendation, with_answers, without_answers
+from semgrad_guard.evaluation.questions.data import Question, with_paraphrases
+from semgrad_guard.evaluation.questions.prompts import form_of, prompt_name
 from semgrad_guard.guard import template_name
 
 Correlations = tuple[float | None, float | None]

@@ -14,9 +14,9 @@ from semgrad_guard.engine.language_model import LanguageModel
 from semgrad_guard.engine.prompt import Prompt
 from semgrad_guard.engine.semantic_preservation import SemanticPreservation
 from semgrad_guard.errors import BindingMismatchError, InputError
-from semgrad_guard.evaluation.data import Question
 from semgrad_guard.evaluation.files import write_beside
-from semgrad_guard.evaluation.prompts import conversation, form_of, prompt_name
+from semgrad_guard.evaluation.questions.data import Question
+from semgrad_guard.evaluation.questions.prompts import conversation, form_of, prompt_name
 from semgrad_guard.guard import template_name
 
 Progress = Callable[[int, int], None]

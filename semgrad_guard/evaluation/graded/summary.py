@@ -9,7 +9,8 @@ from functools import partial
 import numpy as np
 
 from semgrad_guard.evaluation import paper
-from semgrad_guard.evaluation.bootstrap import (
+from semgrad_guard.evaluation.graded import GradedRun
+from semgrad_guard.evaluation.metrics.bootstrap import (
     Estimate,
     Metric,
     bootstrap,
@@ -18,10 +19,9 @@ from semgrad_guard.evaluation.bootstrap import (
     paired_difference,
     resamples,
 )
-from semgrad_guard.evaluation.confidence_quality import brier, crossfitted, expected_calibration_error
-from semgrad_guard.evaluation.graded import GradedRun
-from semgrad_guard.evaluation.guarantee import ALPHAS, SPLITS, GuaranteedCoverage, guaranteed_coverage
-from semgrad_guard.evaluation.tally import Floats, Tally
+from semgrad_guard.evaluation.metrics.confidence_quality import brier, crossfitted, expected_calibration_error
+from semgrad_guard.evaluation.metrics.guarantee import ALPHAS, SPLITS, GuaranteedCoverage, guaranteed_coverage
+from semgrad_guard.evaluation.metrics.tally import Floats, Tally
 
 COVERAGES = (0.3, 0.5, 0.7, 0.9)
 AUROC: Mapping[str, Metric] = {"auroc": Tally.auroc}

@@ -22,9 +22,9 @@ from typing import TypeVar
 
 import numpy as np
 
-from semgrad_guard.evaluation.bootstrap import Estimate, paired_difference
 from semgrad_guard.evaluation.metrics import auroc
-from semgrad_guard.evaluation.tally import Tally
+from semgrad_guard.evaluation.metrics.bootstrap import Estimate, paired_difference
+from semgrad_guard.evaluation.metrics.tally import Tally
 
 FEWEST = 25
 """Right answers, and wrong ones, that each half needs: intervals of a handful are not to be trusted."""

@@ -15,11 +15,11 @@ from semgrad_guard.engine.language_model import LanguageModel
 from semgrad_guard.engine.objective import Objective
 from semgrad_guard.engine.pricing import priced
 from semgrad_guard.estimators import Estimator
-from semgrad_guard.evaluation.ablations import Ablation
-from semgrad_guard.evaluation.data import Question
-from semgrad_guard.evaluation.evaluated import EvaluatedAnswer, SampleSet
-from semgrad_guard.evaluation.prompts import Wording, conversation, form_of, prompt_name
-from semgrad_guard.evaluation.run import (
+from semgrad_guard.evaluation.questions.data import Question
+from semgrad_guard.evaluation.questions.prompts import Wording, conversation, form_of, prompt_name
+from semgrad_guard.evaluation.runs.ablations import Ablation
+from semgrad_guard.evaluation.runs.evaluated import EvaluatedAnswer, SampleSet
+from semgrad_guard.evaluation.runs.run import (
     Progress,
     check_run,
     complete,
@@ -28,7 +28,7 @@ from semgrad_guard.evaluation.run import (
     seeded,
     why_too_long,
 )
-from semgrad_guard.evaluation.run_file import AnswerScore, RunFile
+from semgrad_guard.evaluation.runs.run_file import AnswerScore, RunFile
 from semgrad_guard.records import Message, Score
 
 _DIGITS = 6

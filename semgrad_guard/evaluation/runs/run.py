@@ -17,9 +17,9 @@ from semgrad_guard.engine.generation import Generation, GenerationOptions
 from semgrad_guard.engine.language_model import LanguageModel
 from semgrad_guard.errors import InputError
 from semgrad_guard.estimators import Estimator
-from semgrad_guard.evaluation.data import Question
-from semgrad_guard.evaluation.prompts import conversation, form_of, prompt_name
-from semgrad_guard.evaluation.run_file import A, Answer, AnswerScore, RunFile
+from semgrad_guard.evaluation.questions.data import Question
+from semgrad_guard.evaluation.questions.prompts import conversation, form_of, prompt_name
+from semgrad_guard.evaluation.runs.run_file import A, Answer, AnswerScore, RunFile
 from semgrad_guard.guard import scoring_settings, template_name
 from semgrad_guard.records import Message, Score
 

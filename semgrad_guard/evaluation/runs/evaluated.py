@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from semgrad_guard.evaluation.run_file import Answer
+from semgrad_guard.evaluation.runs.run_file import Answer
 
 
 class SampleSet(BaseModel):

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from semgrad_guard.decision import Binding, Calibration, calibrate
-from semgrad_guard.evaluation.data import Question
 from semgrad_guard.evaluation.graders import Grader
 from semgrad_guard.evaluation.metrics import aurc, auroc
-from semgrad_guard.evaluation.run_file import Answer
+from semgrad_guard.evaluation.questions.data import Question
+from semgrad_guard.evaluation.runs.run_file import Answer
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from semgrad_guard.calibrated import estimator_of
 from semgrad_guard.decision import Binding, Calibration, Drift, drift
 from semgrad_guard.errors import InputError
 from semgrad_guard.estimators import Estimator, FusedGrad
-from semgrad_guard.evaluation.results import Results
+from semgrad_guard.evaluation.graded.results import Results
 
 
 @dataclass(frozen=True)

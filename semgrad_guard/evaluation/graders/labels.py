@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from semgrad_guard.errors import GradingError
-from semgrad_guard.evaluation.evaluated import EvaluatedAnswer
-from semgrad_guard.evaluation.spreadsheet import Row, read_table, write_table
+from semgrad_guard.evaluation.questions.spreadsheet import Row, read_table, write_table
+from semgrad_guard.evaluation.runs.evaluated import EvaluatedAnswer
 
 COLUMNS = ("key", "question", "references", "answer", "correct")
 NAME = "human"

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from semgrad_guard.errors import GradingError
-from semgrad_guard.evaluation import fused_column
-from semgrad_guard.evaluation.evaluated import EvaluatedAnswer
+from semgrad_guard.evaluation.calibrating import fused_column
 from semgrad_guard.evaluation.graded import GradedRun
 from semgrad_guard.evaluation.graders.base import Verdicts
-from semgrad_guard.evaluation.spreadsheet import write_table
+from semgrad_guard.evaluation.questions.spreadsheet import write_table
+from semgrad_guard.evaluation.runs.evaluated import EvaluatedAnswer
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from semgrad_guard.errors import DataFileError, MissingExtraError
-from semgrad_guard.evaluation.spreadsheet import read_table
+from semgrad_guard.evaluation.questions.spreadsheet import read_table
 
 HUB = "hub:"
 """Before the name of a Hugging Face dataset: hub:NAME[:CONFIG][@SPLIT]."""

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 from semgrad_guard.errors import InputError
-from semgrad_guard.evaluation.data import Question
+from semgrad_guard.evaluation.questions.data import Question
 from semgrad_guard.records import Message
 
 Form = Literal["chat", "context"]

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any, cast
 
 from semgrad_guard.errors import InputError
-from semgrad_guard.evaluation.data import Question
-from semgrad_guard.evaluation.evaluated import EvaluatedAnswer
 from semgrad_guard.evaluation.graders.base import AnswerGrader, Graded, Verdicts, WordGrader
+from semgrad_guard.evaluation.questions.data import Question
+from semgrad_guard.evaluation.runs.evaluated import EvaluatedAnswer
 
 _AT_ONCE = 32
 

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from semgrad_guard.decision.binomial import upper_bound
 from semgrad_guard.decision.confidence import ConfidenceMethod, fit
-from semgrad_guard.evaluation.bootstrap import RESAMPLES, Estimate, estimate, resamples
-from semgrad_guard.evaluation.tally import Floats, as_arrays
+from semgrad_guard.evaluation.metrics.bootstrap import RESAMPLES, Estimate, estimate, resamples
+from semgrad_guard.evaluation.metrics.tally import Floats, as_arrays
 
 FOLDS = 5
 BINS = 10

@@ -14,16 +14,16 @@ from markupsafe import Markup
 
 from semgrad_guard.errors import InputError
 from semgrad_guard.evaluation import figures, paper
-from semgrad_guard.evaluation.bootstrap import LEVEL, RESAMPLES
+from semgrad_guard.evaluation.figures.plots import require_drawable
 from semgrad_guard.evaluation.figures.sps import ProbeMaps
 from semgrad_guard.evaluation.files import require_writable, write_beside
 from semgrad_guard.evaluation.graded import GradedRun, require_distinct
-from semgrad_guard.evaluation.guarantee import DELTA, SPLITS
-from semgrad_guard.evaluation.headline import promises, standing
+from semgrad_guard.evaluation.graded.summary import RunSummary, summarize
 from semgrad_guard.evaluation.highlight import Claim, highlighted_html
-from semgrad_guard.evaluation.paper_settings import deviations, flat
-from semgrad_guard.evaluation.plots import require_drawable
-from semgrad_guard.evaluation.summary import RunSummary, summarize
+from semgrad_guard.evaluation.metrics.bootstrap import LEVEL, RESAMPLES
+from semgrad_guard.evaluation.metrics.guarantee import DELTA, SPLITS
+from semgrad_guard.evaluation.report.headline import promises, standing
+from semgrad_guard.evaluation.report.paper_settings import deviations, flat
 from semgrad_guard.evaluation.tables import Table, all_tables, guaranteed_tables
 
 FILE = "report.html"
@@ -101,7 +101,7 @@ def _page(
     splits: int,
 ) -> str:
     environment = Environment(
-        loader=PackageLoader("semgrad_guard", "evaluation"),
+        loader=PackageLoader("semgrad_guard", "evaluation/report"),
         autoescape=True,
         finalize=_visible,
         undefined=StrictUndefined,

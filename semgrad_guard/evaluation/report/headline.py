@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from semgrad_guard.evaluation import paper
-from semgrad_guard.evaluation.guarantee import ALPHAS, fewest_questions
-from semgrad_guard.evaluation.summary import RunSummary
+from semgrad_guard.evaluation.graded.summary import RunSummary
+from semgrad_guard.evaluation.metrics.guarantee import ALPHAS, fewest_questions
 
 
 @dataclass(frozen=True)

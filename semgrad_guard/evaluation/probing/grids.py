@@ -9,10 +9,10 @@ from pathlib import Path
 from semgrad_guard.engine.generation import Generation, GenerationOptions
 from semgrad_guard.engine.language_model import LanguageModel
 from semgrad_guard.engine.objective import Objective
-from semgrad_guard.evaluation.data import Question
-from semgrad_guard.evaluation.prompts import conversation, form_of, prompt_name
-from semgrad_guard.evaluation.run import Progress, complete, run_settings, why_too_long
-from semgrad_guard.evaluation.run_file import Answer, RunFile
+from semgrad_guard.evaluation.questions.data import Question
+from semgrad_guard.evaluation.questions.prompts import conversation, form_of, prompt_name
+from semgrad_guard.evaluation.runs.run import Progress, complete, run_settings, why_too_long
+from semgrad_guard.evaluation.runs.run_file import Answer, RunFile
 
 
 class GridAnswer(Answer):

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from semgrad_guard.errors import FitError, MissingExtraError
 from semgrad_guard.estimators.fusedgrad import FusedGrad
-from semgrad_guard.evaluation.learning import Graded, out_of_fold
-from semgrad_guard.evaluation.run_file import Answer
+from semgrad_guard.evaluation.calibrating.learning import Graded, out_of_fold
+from semgrad_guard.evaluation.runs.run_file import Answer
 
 NAME = FusedGrad.name
 
