@@ -107,7 +107,9 @@ class StandIns:
             hook = self.layers[0].register_forward_hook(lambda *call: seen.append(isinstance(call[2], tuple)))
             try:
                 with torch.no_grad(), self.headless() as tap:
-                    self._shadow(input_ids=torch.zeros(1, 1, dtype=torch.long, device=self.head.weight.device))
+                    token = torch.zeros(1, 1, dtype=torch.long, device=self.head.weight.device)
+                    # with its mask: without one, transformers warns of padding where the token is the padding's
+                    self._shadow(input_ids=token, attention_mask=torch.ones_like(token))
                     tap.take()
             finally:
                 hook.remove()
