@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 from naive import naive_scores
-from semgrad_guard.engine.trace import Capture, Trace
 from shapes import SEMANTIC_TOKEN, Setting
 from transformers import GenerationConfig
 
@@ -15,6 +14,7 @@ from semgrad_guard.engine.memory import FRUGAL
 from semgrad_guard.engine.objective import Objective
 from semgrad_guard.engine.scoring import scorer_of
 from semgrad_guard.engine.token_batch import TokenBatch
+from semgrad_guard.engine.trace import Capture, Trace
 
 OBJECTIVE = Objective("official")
 Scores = list[tuple[float, float]]

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from semgrad_guard.engine.trace import Capture, Trace
 from transformers import GenerationConfig
 
 from semgrad_guard.engine.gradients import Rows
@@ -15,6 +14,7 @@ from semgrad_guard.engine.objective import Objective
 from semgrad_guard.engine.scores import GradientScores, Tier
 from semgrad_guard.engine.scoring import Scorer, clean_slate
 from semgrad_guard.engine.token_batch import TokenBatch
+from semgrad_guard.engine.trace import Capture, Trace
 
 from .oracle import Reference, reference_scores
 from .tiny_models import token_ids

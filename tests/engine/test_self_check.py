@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from semgrad_guard.engine.trace import Trace
 from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.models.llama import modeling_llama as llama
 
@@ -15,6 +14,7 @@ from semgrad_guard.engine.gradient_scores import gradient_scores
 from semgrad_guard.engine.objective import Objective
 from semgrad_guard.engine.scores import Tier
 from semgrad_guard.engine.scoring import Scorer, scorer_of
+from semgrad_guard.engine.trace import Trace
 
 from .oracle import worst_relative_error
 from .scoring_paths import CASES, batch_of
