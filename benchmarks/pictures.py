@@ -23,8 +23,8 @@ from matplotlib.ticker import PercentFormatter, ScalarFormatter
 from shapes import Setting
 
 from semgrad_guard.errors import InputError
+from semgrad_guard.evaluation.figures.plots import FAINT, INK, LINE, MUTED, POINT, PROMISE, STYLE, require_drawable
 from semgrad_guard.evaluation.files import write_beside
-from semgrad_guard.evaluation.plots import FAINT, INK, LINE, MUTED, POINT, PROMISE, STYLE, require_drawable
 
 Row = Mapping[str, Any]
 PROMPT = 60

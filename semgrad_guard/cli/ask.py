@@ -75,8 +75,8 @@ class _Asker:
     def __init__(
         self, model: LanguageModel, estimator: Estimator, decoding: GenerationOptions, system: str | None
     ) -> None:
-        from semgrad_guard.evaluation.prompts import prompt_name
-        from semgrad_guard.evaluation.run import run_binding
+        from semgrad_guard.evaluation.questions.prompts import prompt_name
+        from semgrad_guard.evaluation.runs.run import run_binding
 
         self._model, self._estimator, self._decoding, self._system = model, estimator, decoding, system
         self._template = prompt_name(system=system)
@@ -84,7 +84,7 @@ class _Asker:
 
     def __call__(self, question: str, policy: Policy | None) -> Verdict:
         """Answer; without a policy nothing is withheld."""
-        from semgrad_guard.evaluation.prompts import conversation
+        from semgrad_guard.evaluation.questions.prompts import conversation
         from semgrad_guard.guard import ABSTAIN_MESSAGE, abstained, assess, decide
 
         with ERR.status("Answering …"):

@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from semgrad_guard.engine.language_model import LanguageModel
     from semgrad_guard.engine.token_choice import TokenChoice
     from semgrad_guard.estimators import Estimator
-    from semgrad_guard.evaluation.data import Question, QuestionFile
-    from semgrad_guard.evaluation.outcome import Outcome
-    from semgrad_guard.evaluation.run_file import Answer
+    from semgrad_guard.evaluation.calibrating.outcome import Outcome
+    from semgrad_guard.evaluation.questions.data import Question, QuestionFile
+    from semgrad_guard.evaluation.runs.run_file import Answer
 
 
 def calibrate(  # noqa: PLR0913  # a command's options are its arguments
@@ -126,8 +126,8 @@ class _Run:
         self, rows: Sequence[Question], path: Path, *, grader: str, alpha: float, delta: float, upstream: str | None
     ) -> Outcome:
         """Answer what is missing at `path`, grade, and calibrate."""
-        from semgrad_guard.evaluation.prompts import form_of, prompt_name
-        from semgrad_guard.evaluation.run import run_binding
+        from semgrad_guard.evaluation.questions.prompts import form_of, prompt_name
+        from semgrad_guard.evaluation.runs.run import run_binding
 
         template = prompt_name(form_of(rows), system=self.system)
         model = loading.load_model(self.model, self.dtype, device=self.device, token=self.token)
@@ -142,7 +142,7 @@ class _Run:
         self, rows: Sequence[Question], path: Path, model: LanguageModel, estimators: Sequence[Estimator]
     ) -> list[Answer]:
         """The answers; on Ctrl-C say how many are kept, and how to go on."""
-        from semgrad_guard.evaluation.run import collect_answers
+        from semgrad_guard.evaluation.runs.run import collect_answers
 
         reached = 0
         try:
@@ -174,8 +174,8 @@ class _Run:
 def _check_first(files: _Files, *, alpha: float, delta: float) -> None:
     """Everything that can be refused before any work."""
     from semgrad_guard.decision.calibration_set import read_rate
+    from semgrad_guard.evaluation.figures.plots import require_drawable
     from semgrad_guard.evaluation.files import require_writable
-    from semgrad_guard.evaluation.plots import require_drawable
 
     read_rate(alpha, "alpha")
     read_rate(delta, "delta")
@@ -189,7 +189,7 @@ def _check_first(files: _Files, *, alpha: float, delta: float) -> None:
 def _read(data: Path, *, strict: bool, alpha: float, delta: float) -> QuestionFile:
     """The questions, with a word on what is left out, and on files that are too small whatever the answers."""
     from semgrad_guard.decision import binomial, fixed_sequence
-    from semgrad_guard.evaluation.data import read_questions
+    from semgrad_guard.evaluation.questions.data import read_questions
 
     questions = read_questions(data, strict=strict)
     say_problems(questions.problems)
@@ -206,7 +206,7 @@ def _read(data: Path, *, strict: bool, alpha: float, delta: float) -> QuestionFi
 
 
 def _draw(path: Path, outcome: Outcome) -> None:
-    from semgrad_guard.evaluation.plots import draw_risk_coverage
+    from semgrad_guard.evaluation.figures.plots import draw_risk_coverage
 
     made_for = outcome.calibration.binding
     draw_risk_coverage(

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from semgrad_guard.engine.language_model import LanguageModel
     from semgrad_guard.engine.segments import By, Segment
     from semgrad_guard.estimators.base import ReplayEstimator
-    from semgrad_guard.evaluation.data import Question
     from semgrad_guard.evaluation.highlight import Claim
+    from semgrad_guard.evaluation.questions.data import Question
 
 Scored = tuple["Question", "list[Segment]"]
 
@@ -66,7 +66,7 @@ def score_claims(
 def _score(
     rows: Sequence[Question], model: LanguageModel, estimator: ReplayEstimator, *, by: By, system: str | None
 ) -> tuple[list[Scored], list[str]]:
-    from semgrad_guard.evaluation.prompts import conversation
+    from semgrad_guard.evaluation.questions.prompts import conversation
 
     scored: list[Scored] = []
     failed: list[str] = []

@@ -10,16 +10,16 @@ from semgrad_guard.cli.estimator_spec import EstimatorSpec
 if TYPE_CHECKING:
     from semgrad_guard.decision import Binding
     from semgrad_guard.estimators import Estimator
-    from semgrad_guard.evaluation.data import Question
-    from semgrad_guard.evaluation.outcome import Outcome
-    from semgrad_guard.evaluation.run_file import Answer
+    from semgrad_guard.evaluation.calibrating.outcome import Outcome
+    from semgrad_guard.evaluation.questions.data import Question
+    from semgrad_guard.evaluation.runs.run_file import Answer
 
 
 def estimators_for(spec: EstimatorSpec) -> Sequence[Estimator]:
     """The estimators behind an `--estimator`. Those of "fused" share one replay, and so do those of "auto" unless a
     setting that only some of them take tells them apart."""
     from semgrad_guard.estimators import FusedGrad, HybridGrad
-    from semgrad_guard.evaluation.learning import CANDIDATES
+    from semgrad_guard.evaluation.calibrating.learning import CANDIDATES
 
     if spec.name == "auto":
         return [spec.set_where_taken(candidate) for candidate in CANDIDATES]
@@ -40,9 +40,9 @@ def outcome_of(
 ) -> Outcome:
     """Grade the answers and calibrate; for "fused" and "auto", learn on a part of them first."""
     from semgrad_guard.estimators import FusedGrad, HybridGrad
+    from semgrad_guard.evaluation.calibrating.learning import Graded, calibrate_best, calibrate_fused
+    from semgrad_guard.evaluation.calibrating.outcome import calibrate_answers
     from semgrad_guard.evaluation.graders import GRADERS
-    from semgrad_guard.evaluation.learning import Graded, calibrate_best, calibrate_fused
-    from semgrad_guard.evaluation.outcome import calibrate_answers
 
     if spec.name == "auto":
         graded = Graded.of(rows, answers, GRADERS[grader])

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from semgrad_guard.engine.evidence import Evidence
     from semgrad_guard.engine.language_model import LanguageModel
     from semgrad_guard.estimators import Estimator
-    from semgrad_guard.evaluation.data import Question
+    from semgrad_guard.evaluation.questions.data import Question
     from semgrad_guard.records import Verdict
 
 Scored = tuple["Question", "Verdict"]
@@ -95,7 +95,7 @@ def _rows(
     data: Path | None, question: str | None, response: str | None, *, strict: bool
 ) -> tuple[Sequence[Question], Sequence[Exception]]:
     """The rows to score, from a file or from the command line, and the broken lines."""
-    from semgrad_guard.evaluation.data import Question, read_questions
+    from semgrad_guard.evaluation.questions.data import Question, read_questions
 
     if (data is None) == (question is None and response is None) or (question is None) != (response is None):
         raise typer.BadParameter("give --data FILE, or --question and --response together")
@@ -128,7 +128,7 @@ class _Scorer:
 
     def evidence(self, row: Question) -> Evidence:
         """Evidence about one text by itself."""
-        from semgrad_guard.evaluation.prompts import conversation
+        from semgrad_guard.evaluation.questions.prompts import conversation
 
         return self.model.evidence(conversation(row.question, row.context, system=self.system), row.response or "")
 
@@ -140,7 +140,7 @@ class _Scorer:
         return [(row, self._verdict(row, each)) for row, each in zip(rows, together, strict=True)]
 
     def _verdict(self, row: Question, evidence: Evidence) -> Verdict:
-        from semgrad_guard.evaluation.prompts import form_of, prompt_name
+        from semgrad_guard.evaluation.questions.prompts import form_of, prompt_name
         from semgrad_guard.guard import assess, decide
 
         template = prompt_name(form_of([row]), system=self.system)

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from semgrad_guard.engine.objective import Objective
 from semgrad_guard.engine.pricing import charge, priced
 from semgrad_guard.engine.prompt import Prompt
-from semgrad_guard.engine.replay import Trace
 from semgrad_guard.engine.scores import GradientScores
 from semgrad_guard.engine.scoring import Scorer, clean_slate
 from semgrad_guard.engine.token_batch import TokenBatch
+from semgrad_guard.engine.trace import Trace
 from semgrad_guard.records import in_context
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from click.testing import Result
 from semgrad_guard import Calibration
 from semgrad_guard.cli.estimator_spec import EstimatorSpec
 from semgrad_guard.cli.learning import estimators_for
-from semgrad_guard.evaluation.learning import CANDIDATES
+from semgrad_guard.evaluation.calibrating.learning import CANDIDATES
 
 from .helpers import ASKED, TOKENS, flat, jsonl
 

@@ -41,7 +41,7 @@ from semgrad_guard.estimators.self_consistency import disagreement
 from semgrad_guard.estimators.semantic_density import density
 from semgrad_guard.estimators.semantic_entropy import cluster_entropy
 from semgrad_guard.estimators.suite import paper_suite
-from semgrad_guard.evaluation.prompts import Wording, conversation
+from semgrad_guard.evaluation.questions.prompts import Wording, conversation
 
 LOG_PROBS = st.floats(-30, 0)
 ASKING = (

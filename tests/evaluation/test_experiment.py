@@ -15,11 +15,11 @@ from semgrad_guard.engine.sampling import Sampler
 from semgrad_guard.errors import BindingMismatchError, InputError
 from semgrad_guard.estimators import SemanticDensity
 from semgrad_guard.estimators.suite import paper_suite
-from semgrad_guard.evaluation.ablations import semgrad_ablations
-from semgrad_guard.evaluation.data import Question
-from semgrad_guard.evaluation.evaluated import EvaluatedAnswer
-from semgrad_guard.evaluation.experiment import Experiment
-from semgrad_guard.evaluation.run_file import read_run
+from semgrad_guard.evaluation.questions.data import Question
+from semgrad_guard.evaluation.runs.ablations import semgrad_ablations
+from semgrad_guard.evaluation.runs.evaluated import EvaluatedAnswer
+from semgrad_guard.evaluation.runs.experiment import Experiment
+from semgrad_guard.evaluation.runs.run_file import read_run
 
 TOKENS = 3
 QUESTIONS = [Question(question=f"item {'x' * (i % 3)} {i}?", answers=("a", "b"), id=str(i), kind="k") for i in range(5)]
