@@ -110,4 +110,4 @@ def test_a_calibration_with_sampled_rows_is_another_calibration(language_model: 
     policy = Policy.from_calibration(calibration)
     assert Guard(language_model, policy=policy).estimator == sampled
     with pytest.raises(BindingMismatchError, match="sampled_rows"):
-        Guard(language_model, HybridGrad(), policy)
+        Guard(language_model, HybridGrad(), policy)(ASKED[0])
