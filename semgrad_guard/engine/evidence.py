@@ -73,7 +73,7 @@ class BatchScoring:
                 self._done[objective], price = priced(partial(self._score, objective))
                 charge(-price)
             found = self._done[objective][row]
-            charge(found.milliseconds)
+            charge(found.milliseconds, once=(id(self), objective, row))
             return found
 
     def together(self, key: Hashable, work: Callable[[Sequence[Evidence]], Sequence[T]], row: int) -> T:
@@ -84,7 +84,7 @@ class BatchScoring:
                 charge(-price)
                 self._found[key] = values, price / len(values)
             values, share = self._found[key]
-            charge(share)
+            charge(share, once=(id(self), key, row))
             return values[row]
 
     def timed(self, work: Callable[[], T]) -> tuple[T, float]:

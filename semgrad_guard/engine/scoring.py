@@ -144,7 +144,7 @@ class Scorer:
         (expected,) = through_logits(batch, objective, replayer.full(batch, span))
         if expected.reason is not None:  # nothing to compare by (broken weights): asked again next time
             return ("full",)
-        if expected.semgrad == 0:
+        if expected.semgrad == 0 and expected.paragrad:  # the head has something to send back, and none of it arrives
             raise no_gradient()
         agreeing: list[Tier] = []
         for tier in ("captured", "prefix"):

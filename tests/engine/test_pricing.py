@@ -27,6 +27,17 @@ def test_a_price_is_time_and_credit() -> None:
     assert priced(lambda: None)[1] < 50.0  # what was charged before is not charged again
 
 
+def test_what_is_asked_for_twice_is_paid_once() -> None:
+    def twice() -> None:
+        charge(1000.0, once="samples")
+        charge(1000.0, once="samples")
+        charge(1000.0, once="replay")
+
+    assert 2000.0 <= priced(twice)[1] < 2500.0
+    assert 2000.0 <= priced(twice)[1] < 2500.0  # by everyone who asks
+    assert 4000.0 <= priced(lambda: [priced(twice) for _ in range(2)])[1] < 4500.0
+
+
 def test_threads_do_not_charge_each_other() -> None:
     def work() -> None:
         other = threading.Thread(target=charge, args=(1e6,))
