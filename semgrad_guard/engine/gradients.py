@@ -105,7 +105,9 @@ def through_logits(batch: TokenBatch, objective: Objective, replayed: Replayed) 
         semgrad.append(at_token)
         grids.append(grid)
     tokens = {"entropies": entropies, "log_probs": log_probs.detach()}
-    return tuple(assemble(parts, "full", semgrad=semgrad, grids=grids, paragrad=paragrad, **tokens))
+    return tuple(
+        assemble(parts, "full", semgrad=semgrad, grids=grids, paragrad=paragrad, paragrad_errors=None, **tokens)
+    )
 
 
 def _rounds(batch: TokenBatch, seed: torch.Tensor) -> Iterator[tuple[list[tuple[int, int]], torch.Tensor, bool]]:
