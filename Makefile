@@ -4,8 +4,9 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 LOWEST := .venv-lowest
+POLYGRAPH := .venv-polygraph
 
-.PHONY: check check-lowest demo bench bench-full format train-pocket clean
+.PHONY: check check-lowest demo bench bench-full bench-rivals format train-pocket clean
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -39,10 +40,22 @@ bench: $(STAMP)  ## what a score costs, held against the recorded ratios (minute
 
 bench-full: $(STAMP)  ## the whole grid, both dtypes, cold start, wrappers (hours)
 	mkdir -p output
-	$(BIN)/python benchmarks/scoring.py --cells full --dtype float32 --dtype bfloat16 --output output/scoring-full.json
+	$(BIN)/python benchmarks/scoring.py --cells full --dtype float32 --dtype bfloat16 --frugal \
+		--output output/scoring-full.json
+	$(BIN)/python benchmarks/pictures.py output/scoring-full.json --output output/cost.svg
 	$(BIN)/python benchmarks/scoring.py --shape 1.5B --dtype bfloat16 --output output/scoring-1.5B.json
 	$(BIN)/python benchmarks/cold_start.py
 	$(BIN)/python benchmarks/wrappers.py
+
+$(POLYGRAPH)/.installed:
+	$(PYTHON) -m venv $(POLYGRAPH)
+	$(POLYGRAPH)/bin/pip install --progress-bar off torch==2.13.0 lm-polygraph==0.7.0
+	touch $@
+
+bench-rivals: $(STAMP) $(POLYGRAPH)/.installed  ## beside other scores, and beside LM-Polygraph (2.2 GB; an hour or two)
+	mkdir -p output
+	$(BIN)/python benchmarks/rivals.py --output output/rivals.json
+	$(BIN)/python benchmarks/polygraph.py --environment $(POLYGRAPH) --output output/polygraph.json
 
 format: $(STAMP)
 	$(BIN)/ruff format .
@@ -52,4 +65,4 @@ train-pocket: $(STAMP)  ## the embedded model again, from scratch (nearly four h
 	$(BIN)/python -m semgrad_guard.pocket.train --output output/pocket
 
 clean:
-	rm -rf $(VENV) $(LOWEST) output dist .coverage
+	rm -rf $(VENV) $(LOWEST) $(POLYGRAPH) output dist .coverage

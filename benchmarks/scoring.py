@@ -2,6 +2,7 @@
 
     python benchmarks/scoring.py [--shape 0.5B] [--cells usual] [--dtype float32] [--output results.json]
     python benchmarks/scoring.py --compare benchmarks/recorded.json      (exit status 1 if a ratio has worsened)
+    python benchmarks/scoring.py --frugal           (also the mode that holds least memory: its time and its peak)
 
 Models of known shapes with random weights, one thread. The ways below take turns within each round, in one process, so
 that whatever else the machine does falls on all of them; times are CPU seconds of this process (wall-clock seconds with
@@ -30,7 +31,10 @@ from shapes import FULL, QUICK, SHAPES, USUAL, Setting, build, leaves_naive_out
 from tables import HEADER, cells, markdown
 from ways import Bench
 
-WAYS = ("plain", "first_token", "capturing", "captured", "prefix", "naive")
+from semgrad_guard.evaluation.files import require_writable, write_beside
+
+GENERATING = ("plain", "first_token", "capturing")
+SCORING = ("captured", "prefix", "frugal", "naive")
 CELLS = {"quick": QUICK, "usual": USUAL, "full": FULL}
 
 
@@ -47,20 +51,22 @@ def main() -> None:
             if arguments.only and arguments.only not in str(setting):
                 continue
             with console.status(f"{dtype}, {setting}"):
-                rows.append({"dtype": dtype, **measure(model, setting, rates, arguments.rounds)})
+                rows.append(
+                    {"dtype": dtype, **measure(model, setting, rates, arguments.rounds, frugal=arguments.frugal)}
+                )
             console.print(*cells(rows[-1]), sep="  ")
     report = {"shape": arguments.shape, "device": arguments.device, "machine": about(), "rows": rows}
     print(markdown(report))
     if arguments.output:
-        arguments.output.write_text(json.dumps(report, indent=1))
-        arguments.output.with_suffix(".md").write_text(markdown(report))
+        write_beside(arguments.output, lambda path: path.write_text(json.dumps(report, indent=1)))
+        write_beside(arguments.output.with_suffix(".md"), lambda path: path.write_text(markdown(report)))
     if arguments.compare:
         complaints = worsened(report, json.loads(arguments.compare.read_text()))
         print("\n".join(complaints) or f"No ratio is worse than in {arguments.compare}.")
         sys.exit(bool(complaints))
 
 
-def measure(model: Any, setting: Setting, rates: Rates, rounds: int) -> dict[str, Any]:
+def measure(model: Any, setting: Setting, rates: Rates, rounds: int, *, frugal: bool) -> dict[str, Any]:
     """One cell: seconds per way and round, ratios, the agreement with the official algorithm, peak memory."""
     bench, on_cpu = Bench(model, setting), model.device.type == "cpu"
     element = model.dtype.itemsize
@@ -72,9 +78,10 @@ def measure(model: Any, setting: Setting, rates: Rates, rounds: int) -> dict[str
         free_bytes=free_bytes(model),
         rounds=rounds,
     )
-    ways = WAYS if reason is None else WAYS[:-1]
-    seconds, results = take_turns(bench, ways, rounds)
-    memory = {"kept": bench.kept_mb(), **{way: peak(bench, way) for way in ways[3:]}}
+    left_out = {"naive": reason is not None, "frugal": not frugal}
+    scoring = tuple(way for way in SCORING if not left_out.get(way))
+    seconds, results = take_turns(bench, (*GENERATING, *scoring), rounds)
+    memory = {"kept": bench.kept_mb(), **{way: peak(bench, way) for way in scoring}}
     floor = scoring_floor(model.config, setting, rates, element) if on_cpu else None
     return {
         "setting": str(setting),
@@ -82,6 +89,7 @@ def measure(model: Any, setting: Setting, rates: Rates, rounds: int) -> dict[str
         "seconds": seconds,
         "peak_mb": memory,
         "worst_relative_difference_to_naive": None if reason else difference(results["captured"], results["naive"]),
+        "worst_relative_difference_to_frugal": difference(results["captured"], results["frugal"]) if frugal else None,
         "floor_seconds": floor,
         **ratios(seconds, setting, floor),
     }
@@ -161,9 +169,15 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--dtype", action="append", choices=["bfloat16", "float16", "float32"], help="float32")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--rounds", type=int, default=5, help="how often each way takes its turn (5)")
+    parser.add_argument("--frugal", action="store_true", help="also measure scoring with FRUGAL memory")
     parser.add_argument("--output", type=Path, help="where the figures go (JSON; a table in markdown beside it)")
     parser.add_argument("--compare", type=Path, help="recorded ratios to hold the new ones against")
-    return parser.parse_args()
+    arguments = parser.parse_args()
+    if arguments.output:
+        require_writable(arguments.output)
+    if arguments.compare and not arguments.compare.exists():
+        parser.error(f"{arguments.compare} does not exist; a file that --output wrote here can be recorded as it")
+    return arguments
 
 
 if __name__ == "__main__":

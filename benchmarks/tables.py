@@ -15,10 +15,12 @@ HEADER = (
     "decode steps",
     "over floor",
     "scoring, prefix",
+    "scoring, frugal",
     "official",
     "official/ours",
     "kept MB",
     "peak MB",
+    "frugal peak MB",
     "official peak MB",
 )
 
@@ -35,10 +37,12 @@ def cells(row: Mapping[str, Any]) -> tuple[str, ...]:
         ranged(row.get("decode_steps"), digits=1),
         ranged(row.get("over_floor"), digits=2),
         ranged(shares["prefix"]),
+        ranged(shares.get("frugal")),
         ranged(shares.get("naive")),
         f"{row['naive_over_captured'][0]:.1f}" if "naive_over_captured" in row else "left out",
         f"{memory['kept']:.0f}",
         f"{memory['captured']:.0f}",
+        f"{memory['frugal']:.0f}" if "frugal" in memory else "",
         f"{memory['naive']:.0f}" if "naive" in memory else "",
     )
 
@@ -53,16 +57,25 @@ def ranged(values: Sequence[float] | None, *, digits: int = 3) -> str:
 
 def markdown(report: Mapping[str, Any]) -> str:
     """The table for a page of the documentation, and the cells without the official algorithm by name."""
+    left_out = [
+        f"- {row['dtype']} {row['setting']}: {row['without_official']}"
+        for row in report["rows"]
+        if row["without_official"]
+    ]
+    lines = [machine_line(report), "", *table(HEADER, [cells(row) for row in report["rows"]]), "", *left_out]
+    return "\n".join(lines) + "\n"
+
+
+def machine_line(report: Mapping[str, Any]) -> str:
+    """What was measured, on what and when."""
     machine = report["machine"]
-    lines = [
+    return (
         f"{report['shape']} shape, random weights; {machine['cpu']} ({machine['capability']}), {report['device']}, "
         f"{machine['threads']} thread, torch {machine['torch']}, transformers {machine['transformers']}, "
-        f"{machine['date']}. Shares of plain greedy generation: median (least-greatest) of interleaved rounds.",
-        "",
-        "| " + " | ".join(HEADER) + " |",
-        "|" + " --- |" * len(HEADER),
-    ]
-    lines += ["| " + " | ".join(cells(row)) + " |" for row in report["rows"]]
-    left_out = [f"- {row['dtype']} {row['setting']}: {row['without_official']}" for row in report["rows"]]
-    lines += ["", *(line for line, row in zip(left_out, report["rows"], strict=True) if row["without_official"])]
-    return "\n".join(lines) + "\n"
+        f"{machine['date']}. Shares of plain greedy generation: median (least-greatest) of interleaved rounds."
+    )
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """Lines of a markdown table."""
+    return [f"| {' | '.join(row)} |" for row in (header, ["---"] * len(header), *rows)]

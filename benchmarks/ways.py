@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -9,11 +10,11 @@ from naive import naive_scores
 from shapes import SEMANTIC_TOKEN, Setting
 from transformers import GenerationConfig
 
-from semgrad_guard.engine.hidden_states import Capture
+from semgrad_guard.engine.memory import FRUGAL
 from semgrad_guard.engine.objective import Objective
-from semgrad_guard.engine.replay import Trace
 from semgrad_guard.engine.scoring import scorer_of
 from semgrad_guard.engine.token_batch import TokenBatch
+from semgrad_guard.engine.trace import Capture, Trace
 
 OBJECTIVE = Objective("official")
 Scores = list[tuple[float, float]]
@@ -58,6 +59,15 @@ class Bench:
     def captured(self) -> Scores:
         """Scoring what was just generated."""
         return self._score(self.trace)
+
+    def frugal(self) -> Scores:
+        """Scoring in the mode that holds least, after a generation that kept no logits."""
+        usual = self.scorer.memory
+        self.scorer.memory = FRUGAL
+        try:
+            return self._score(None if self.trace is None else replace(self.trace, logits=()))
+        finally:
+            self.scorer.memory = usual
 
     def prefix(self) -> Scores:
         """Scoring the same text as if it came from anywhere else."""

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any, cast
 
-from semgrad_guard.decision import Calibration
+from semgrad_guard.decision import Calibration, Policy
 from semgrad_guard.errors import CalibrationError
 from semgrad_guard.estimators import ESTIMATORS, Estimator, FusedGrad, HybridGrad
 from semgrad_guard.estimators.base import ReplayEstimator
@@ -36,6 +36,17 @@ def estimator_of(calibration: Calibration | None) -> Estimator:
             "Pass the estimator itself."
         )
     return found
+
+
+def as_estimator(given: Estimator | Calibration | Policy) -> Estimator:
+    """An estimator as it is; of a calibration, or of a policy with one, the estimator that it was made for.
+
+    Raises:
+        CalibrationError: as `estimator_of`.
+    """
+    if isinstance(given, Policy):
+        return estimator_of(given.calibration)
+    return estimator_of(given) if isinstance(given, Calibration) else given
 
 
 def _made(kind: Any, settings: Mapping[str, Any], calibration: Calibration) -> Estimator:

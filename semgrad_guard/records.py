@@ -57,7 +57,11 @@ class Message:
     """One turn of a conversation. `role` is system, user, assistant, tool or whatever the chat template knows.
 
     `tool_calls` are an assistant's; `tool_call_id` and `name` say which call a tool's turn answers. The template is
-    handed what is set, in transformers' form.
+    handed what is set of all these, in transformers' form.
+
+    `question` and `context` are for a user's turn whose content says more than it asks: the bare question, and the
+    passage it is about. The model is not shown them; methods that put the question to it again, or to an NLI model,
+    leave the rest of the content (an instruction, say) away. Without them, the content is the question.
     """
 
     role: str
@@ -65,6 +69,13 @@ class Message:
     tool_calls: tuple[ToolCall, ...] = ()
     tool_call_id: str | None = None
     name: str | None = None
+    question: str | None = None
+    context: str | None = None
+
+
+def in_context(question: str, context: str | None) -> str:
+    """A question as a prompt puts it: after the passage it is about, if there is one."""
+    return question if context is None else f"Context: {context}\n\nQuestion: {question}"
 
 
 Conversation = str | Sequence[Message | Mapping[str, Any]]

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Self
 from langchain_core.callbacks import CallbackManagerForLLMRun
 from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage
 from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
-from pydantic import ConfigDict, Field, PrivateAttr, SecretStr, SkipValidation, model_validator
+from pydantic import BeforeValidator, ConfigDict, Field, PrivateAttr, SecretStr, SkipValidation, model_validator
 
 from langchain_semgrad_guard import messages as convert
 from langchain_semgrad_guard.answer_form import FORM_OPTIONS, AnswerForm
@@ -28,6 +28,7 @@ from semgrad_guard import (
     LanguageModel,
     Verdict,
 )
+from semgrad_guard.calibrated import as_estimator
 from semgrad_guard.engine.settings import call_options, weights_of
 from semgrad_guard.engine.tool_format import ToolAnswer
 from semgrad_guard.engine.weights import Weights
@@ -65,7 +66,8 @@ class AnsweringChatModel(EnforcingChatModel):
     stop: list[str] | None = None
     """Strings that end an answer; those of a call replace them."""
 
-    estimator: Annotated[Estimator, SkipValidation] = Field(default_factory=HybridGrad)
+    estimator: Annotated[Estimator, SkipValidation, BeforeValidator(as_estimator)] = Field(default_factory=HybridGrad)
+    """An estimator; or a calibration or a policy, which stand for the one they were made for."""
     prompt_template: str = "chat"
     """A name for the form of the prompts; a calibration for another form is refused."""
     max_batch_size: int = Field(default=16, ge=1)

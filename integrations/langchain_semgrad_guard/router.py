@@ -11,10 +11,11 @@ from langchain_core.runnables import Runnable, RunnableConfig
 from langchain_core.runnables.base import RunnableBinding, RunnableBindingBase
 from langchain_core.runnables.config import ensure_config
 
+from langchain_semgrad_guard.answering import AnsweringChatModel
 from langchain_semgrad_guard.callback import UncertaintyRouterCallback
 from langchain_semgrad_guard.enforcement import EnforcingChatModel
 from langchain_semgrad_guard.scored_model import ScoredChatModel
-from semgrad_guard import Estimator, LanguageModel, Policy
+from semgrad_guard import Estimator, LanguageModel, Policy, estimator_of
 from semgrad_guard.errors import InputError
 from semgrad_guard.guard import ABSTAIN_MESSAGE
 from semgrad_guard.records import Mode
@@ -38,7 +39,8 @@ class UncertaintyRouter(RunnableBindingBase[LanguageModelInput, AIMessage]):
         abstain_message: delivered in place of an answer that is neither let through nor escalated.
         keep_draft: keep the text of withheld answers in the metadata (`draft`).
         scorer: the local copy of the weights that `llm` serves.
-        estimator: of the scorer; default HybridGrad.
+        estimator: of the scorer. By default, and for a `ChatSemGrad` that was made without one, it is the one that the
+            policy was calibrated with, or else HybridGrad.
         prompt_template: the scorer's name for the prompts' form. A calibration made for the scorer's own answers
             ("chat") is refused by default; naming it here vouches for what cannot be checked from here: that `llm`
             serves these weights with this chat template and decodes as the calibrated model did.
@@ -65,7 +67,7 @@ class UncertaintyRouter(RunnableBindingBase[LanguageModelInput, AIMessage]):
         router = UncertaintyRouterCallback(
             policy, escalate_to, mode=mode, abstain_message=abstain_message, keep_draft=keep_draft
         )
-        bound = _routable(llm, scorer, scoring, any_model=mode == "observe")
+        bound = _calibrated(_routable(llm, scorer, scoring, any_model=mode == "observe"), policy)
         super().__init__(bound=bound, kwargs={}, config={"callbacks": [router]})
 
     def _merge_configs(self, *configs: RunnableConfig | None) -> RunnableConfig:
@@ -77,6 +79,18 @@ class UncertaintyRouter(RunnableBindingBase[LanguageModelInput, AIMessage]):
     def is_lc_serializable(cls) -> bool:
         """Not by LangChain's `dumps`: weights and policies are objects of this process."""
         return False
+
+
+def _calibrated(
+    llm: Runnable[LanguageModelInput, AIMessage], policy: Policy
+) -> Runnable[LanguageModelInput, AIMessage]:
+    """The model; where nobody chose how it scores, a copy that scores as the policy's calibration did."""
+    if isinstance(llm, RunnableBinding):
+        return llm.model_copy(update={"bound": _calibrated(llm.bound, policy)})
+    scored = isinstance(llm, AnsweringChatModel | ScoredChatModel)
+    if not scored or policy.calibration is None or "estimator" in llm.model_fields_set:
+        return llm
+    return llm.model_copy(update={"estimator": estimator_of(policy.calibration)})
 
 
 def _routable(

@@ -14,13 +14,14 @@ from langchain_core.runnables import RunnableConfig
 from langchain_core.runnables.config import run_in_executor
 from langchain_core.tracers.base import BaseTracer
 from langsmith.run_helpers import tracing_context  # pyright: ignore[reportUnknownVariableType]
-from pydantic import ConfigDict, Field, SkipValidation
+from pydantic import BeforeValidator, ConfigDict, Field, SkipValidation
 
 from langchain_semgrad_guard import messages as convert
 from langchain_semgrad_guard.audience import is_audience
 from langchain_semgrad_guard.docket import astepped, stepped
 from langchain_semgrad_guard.enforcement import EnforcingChatModel
 from semgrad_guard import METADATA_KEY, Estimator, GenerationOptions, HybridGrad, LanguageModel, Verdict
+from semgrad_guard.calibrated import as_estimator
 from semgrad_guard.errors import EmptyResponseError, PromptTooLongError
 from semgrad_guard.guard import assess, scoring_settings, template_name
 from semgrad_guard.records import Conversation
@@ -39,7 +40,8 @@ class ScoredChatModel(EnforcingChatModel):
 
     served: Annotated[BaseChatModel, SkipValidation]
     scorer: LanguageModel
-    estimator: Annotated[Estimator, SkipValidation] = Field(default_factory=HybridGrad)
+    estimator: Annotated[Estimator, SkipValidation, BeforeValidator(as_estimator)] = Field(default_factory=HybridGrad)
+    """An estimator; or a calibration or a policy, which stand for the one they were made for."""
     prompt_template: str = "served"
 
     @classmethod

@@ -7,12 +7,13 @@ from collections.abc import AsyncGenerator, Generator, Mapping
 from typing import Annotated, Any
 
 from llama_index.core.llms.llm import LLM
-from pydantic import Field, PrivateAttr, SkipValidation
+from pydantic import BeforeValidator, Field, PrivateAttr, SkipValidation
 
 from llama_index_semgrad_guard.calls import ModelCall, current_collector
 from llama_index_semgrad_guard.events import report
 from llama_index_semgrad_guard.records import raw_record
 from semgrad_guard import METADATA_KEY, Estimator, Generation, GenerationOptions, HybridGrad, LanguageModel, Verdict
+from semgrad_guard.calibrated import as_estimator
 from semgrad_guard.engine.evidence import Evidence
 from semgrad_guard.engine.settings import call_options, weights_of
 from semgrad_guard.engine.stream import TextStream
@@ -53,7 +54,10 @@ class AnsweringLLM(LLM):
     context_window: int | None = None
     """What LlamaIndex packs prompts for; default: the model's own, but at least 1024."""
 
-    estimator: Annotated[Estimator, SkipValidation] = Field(default_factory=HybridGrad, exclude=True)
+    estimator: Annotated[Estimator, SkipValidation, BeforeValidator(as_estimator)] = Field(
+        default_factory=HybridGrad, exclude=True
+    )
+    """An estimator; or a calibration or a policy, which stand for the one they were made for."""
     prompt_template: str = "chat"
     """A name for the form of the prompts; a calibration for another form is refused."""
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from semgrad_guard.cli import loading, options
+from semgrad_guard.cli.estimator_spec import EstimatorSpec
 from semgrad_guard.cli.help import ExitCode
 from semgrad_guard.cli.terminal import ERR, OUT, say
 from semgrad_guard.errors import BindingMismatchError, EmptyPromptError
@@ -21,14 +22,18 @@ if TYPE_CHECKING:
     from semgrad_guard.records import Verdict
 
 
-def ask(
+def ask(  # noqa: PLR0913  # a command's options are its arguments
     question: Annotated[
         str, typer.Argument(metavar="QUESTION", help='What to ask; "-" reads it from stdin.', show_default=False)
     ],
     *,
     model: options.Model = loading.POCKET,
     dtype: options.Dtype = None,
+    device: options.Device = None,
     estimator: options.EstimatorOption = None,
+    variant: options.Variant = None,
+    tau: options.Tau = None,
+    beta: options.Beta = None,
     calibration: options.CalibrationFile = None,
     threshold: options.Threshold = None,
     probe: options.ProbeFile = None,
@@ -48,9 +53,10 @@ def ask(
         raise EmptyPromptError("The question is empty; ask something.")
     policy, token = loading.load_policy(calibration, threshold), loading.load_token(probe)
     embedded = loading.pocket_policy() if policy is None and model == loading.POCKET else None
+    chosen = EstimatorSpec(estimator, variant, tau, beta).estimator(policy or embedded)
     asker = _Asker(
-        loading.load_model(model, dtype, token=token),
-        loading.load_estimator(estimator, policy or embedded),
+        loading.load_model(model, dtype, device=device, token=token),
+        chosen,
         loading.decoding(max_new_tokens=max_new_tokens, temperature=temperature, seed=seed),
         system,
     )
@@ -69,8 +75,8 @@ class _Asker:
     def __init__(
         self, model: LanguageModel, estimator: Estimator, decoding: GenerationOptions, system: str | None
     ) -> None:
-        from semgrad_guard.evaluation.prompts import prompt_name
-        from semgrad_guard.evaluation.run import run_binding
+        from semgrad_guard.evaluation.questions.prompts import prompt_name
+        from semgrad_guard.evaluation.runs.run import run_binding
 
         self._model, self._estimator, self._decoding, self._system = model, estimator, decoding, system
         self._template = prompt_name(system=system)
@@ -78,7 +84,7 @@ class _Asker:
 
     def __call__(self, question: str, policy: Policy | None) -> Verdict:
         """Answer; without a policy nothing is withheld."""
-        from semgrad_guard.evaluation.prompts import conversation
+        from semgrad_guard.evaluation.questions.prompts import conversation
         from semgrad_guard.guard import ABSTAIN_MESSAGE, abstained, assess, decide
 
         with ERR.status("Answering …"):

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from semgrad_guard.cli import learning, loading, options
+from semgrad_guard.cli.estimator_spec import EstimatorSpec
 from semgrad_guard.cli.help import ExitCode
 from semgrad_guard.cli.terminal import OUT, progress, say, say_problems
 
@@ -20,9 +21,9 @@ if TYPE_CHECKING:
     from semgrad_guard.engine.language_model import LanguageModel
     from semgrad_guard.engine.token_choice import TokenChoice
     from semgrad_guard.estimators import Estimator
-    from semgrad_guard.evaluation.data import Question, QuestionFile
-    from semgrad_guard.evaluation.outcome import Outcome
-    from semgrad_guard.evaluation.run_file import Answer
+    from semgrad_guard.evaluation.calibrating.outcome import Outcome
+    from semgrad_guard.evaluation.questions.data import Question, QuestionFile
+    from semgrad_guard.evaluation.runs.run_file import Answer
 
 
 def calibrate(  # noqa: PLR0913  # a command's options are its arguments
@@ -33,6 +34,7 @@ def calibrate(  # noqa: PLR0913  # a command's options are its arguments
     output: Annotated[Path, typer.Option(metavar="FILE", help="Where to save the calibration.", show_default=False)],
     model: options.Model = loading.POCKET,
     dtype: options.Dtype = None,
+    device: options.Device = None,
     alpha: Annotated[
         float, typer.Option(metavar="X", help="The error rate to promise among the answers let through.")
     ] = 0.1,
@@ -42,6 +44,9 @@ def calibrate(  # noqa: PLR0913  # a command's options are its arguments
         typer.Option(metavar="NAME", help="What counts as correct: exact-match, or token-f1 (at least 0.5)."),
     ] = ("exact-match"),
     estimator: options.LearnedEstimatorOption = "hybridgrad",
+    variant: options.Variant = None,
+    tau: options.Tau = None,
+    beta: options.Beta = None,
     answers: Annotated[
         Path | None,
         typer.Option(
@@ -76,10 +81,12 @@ def calibrate(  # noqa: PLR0913  # a command's options are its arguments
     does so on a quarter of the answers, and the threshold is chosen on the rest.
     """
     files = _Files(output, answers or output.with_suffix(".answers.jsonl"), plot)
+    spec = EstimatorSpec(estimator, variant, tau, beta)
     _check_first(files, alpha=alpha, delta=delta)
     questions = _read(data, strict=strict, alpha=alpha, delta=delta)
+    learning.estimators_for(spec)  # refuses settings that they do not take, before any work
     decoding = loading.decoding(max_new_tokens=max_new_tokens, temperature=temperature, seed=seed)
-    run = _Run(model, dtype, estimator, decoding, system, batch_size, loading.load_token(probe))
+    run = _Run(model, dtype, device, spec, decoding, system, batch_size, loading.load_token(probe))
     outcome = run(questions.rows, files.answers, grader=grader, alpha=alpha, delta=delta, upstream=upstream)
     if outcome.calibration.choice is not None:
         say(outcome.calibration.choice.reason, label=outcome.calibration.choice.estimator)
@@ -108,7 +115,8 @@ class _Run:
 
     model: str
     dtype: str | None
-    estimator: str
+    device: str | None
+    estimator: EstimatorSpec
     decoding: GenerationOptions
     system: str | None
     batch_size: int
@@ -118,11 +126,11 @@ class _Run:
         self, rows: Sequence[Question], path: Path, *, grader: str, alpha: float, delta: float, upstream: str | None
     ) -> Outcome:
         """Answer what is missing at `path`, grade, and calibrate."""
-        from semgrad_guard.evaluation.prompts import form_of, prompt_name
-        from semgrad_guard.evaluation.run import run_binding
+        from semgrad_guard.evaluation.questions.prompts import form_of, prompt_name
+        from semgrad_guard.evaluation.runs.run import run_binding
 
         template = prompt_name(form_of(rows), system=self.system)
-        model = loading.load_model(self.model, self.dtype, token=self.token)
+        model = loading.load_model(self.model, self.dtype, device=self.device, token=self.token)
         answers = self._collect(rows, path, model, learning.estimators_for(self.estimator))
 
         def bind(estimator: Estimator) -> Binding:
@@ -134,7 +142,7 @@ class _Run:
         self, rows: Sequence[Question], path: Path, model: LanguageModel, estimators: Sequence[Estimator]
     ) -> list[Answer]:
         """The answers; on Ctrl-C say how many are kept, and how to go on."""
-        from semgrad_guard.evaluation.run import collect_answers
+        from semgrad_guard.evaluation.runs.run import collect_answers
 
         reached = 0
         try:
@@ -166,8 +174,8 @@ class _Run:
 def _check_first(files: _Files, *, alpha: float, delta: float) -> None:
     """Everything that can be refused before any work."""
     from semgrad_guard.decision.calibration_set import read_rate
+    from semgrad_guard.evaluation.figures.plots import require_drawable
     from semgrad_guard.evaluation.files import require_writable
-    from semgrad_guard.evaluation.plots import require_drawable
 
     read_rate(alpha, "alpha")
     read_rate(delta, "delta")
@@ -181,7 +189,7 @@ def _check_first(files: _Files, *, alpha: float, delta: float) -> None:
 def _read(data: Path, *, strict: bool, alpha: float, delta: float) -> QuestionFile:
     """The questions, with a word on what is left out, and on files that are too small whatever the answers."""
     from semgrad_guard.decision import binomial, fixed_sequence
-    from semgrad_guard.evaluation.data import read_questions
+    from semgrad_guard.evaluation.questions.data import read_questions
 
     questions = read_questions(data, strict=strict)
     say_problems(questions.problems)
@@ -198,7 +206,7 @@ def _read(data: Path, *, strict: bool, alpha: float, delta: float) -> QuestionFi
 
 
 def _draw(path: Path, outcome: Outcome) -> None:
-    from semgrad_guard.evaluation.plots import draw_risk_coverage
+    from semgrad_guard.evaluation.figures.plots import draw_risk_coverage
 
     made_for = outcome.calibration.binding
     draw_risk_coverage(

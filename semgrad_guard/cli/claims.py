@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from semgrad_guard.cli import loading
+from semgrad_guard.cli.estimator_spec import EstimatorSpec
 from semgrad_guard.cli.terminal import OUT, progress, say, say_problems
 from semgrad_guard.errors import InputError, PromptTooLongError
 
@@ -17,20 +17,20 @@ if TYPE_CHECKING:
     from semgrad_guard.engine.language_model import LanguageModel
     from semgrad_guard.engine.segments import By, Segment
     from semgrad_guard.estimators.base import ReplayEstimator
-    from semgrad_guard.evaluation.data import Question
     from semgrad_guard.evaluation.highlight import Claim
+    from semgrad_guard.evaluation.questions.data import Question
 
 Scored = tuple["Question", "list[Segment]"]
 
 
-def replay_estimator(name: str) -> ReplayEstimator:
-    """The estimator of that name, if it reads its number off a replay: only those know parts of an answer."""
+def replay_estimator(spec: EstimatorSpec) -> ReplayEstimator:
+    """The estimator asked for, if it reads its number off a replay: only those know parts of an answer."""
     from semgrad_guard.estimators.base import ReplayEstimator
 
-    estimator = loading.load_estimator(name)
+    estimator = spec.estimator()
     if not isinstance(estimator, ReplayEstimator):
         raise typer.BadParameter(
-            f"{name} compares whole answers; --by needs an estimator of one replay, e.g. hybridgrad"
+            f"{estimator.name} compares whole answers; --by needs an estimator of one replay, e.g. hybridgrad"
         )
     return estimator
 
@@ -66,7 +66,7 @@ def score_claims(
 def _score(
     rows: Sequence[Question], model: LanguageModel, estimator: ReplayEstimator, *, by: By, system: str | None
 ) -> tuple[list[Scored], list[str]]:
-    from semgrad_guard.evaluation.prompts import conversation
+    from semgrad_guard.evaluation.questions.prompts import conversation
 
     scored: list[Scored] = []
     failed: list[str] = []

@@ -28,7 +28,7 @@ def evaluate(  # noqa: PLR0913  # a command's options are its arguments
     ] = None,
     model: options.Model = loading.POCKET,
     dtype: options.Dtype = None,
-    device: Annotated[str | None, typer.Option(metavar="NAME", help="Where the model goes: cpu, cuda, cuda:1.")] = None,
+    device: options.Device = None,
     methods: Annotated[
         list[str] | None, typer.Option(metavar="NAME", help="A method to compare; several times for several.")
     ] = None,

@@ -18,8 +18,8 @@ from semgrad_guard.errors import InputError
 if TYPE_CHECKING:
     from semgrad_guard.decision import Calibration
     from semgrad_guard.evaluation.graded import GradedRun
-    from semgrad_guard.evaluation.probe_record import Probe
-    from semgrad_guard.evaluation.results import Results
+    from semgrad_guard.evaluation.graded.results import Results
+    from semgrad_guard.evaluation.probing.probe_record import Probe
 
 
 @dataclass(frozen=True)
@@ -68,8 +68,8 @@ class Files:
 
 def finished(folders: Sequence[Path], *, report: bool) -> Sequence[GradedRun]:
     """Other evaluations for the same report, and whether there can be one, before any work."""
-    from semgrad_guard.evaluation.graded_file import read_graded
-    from semgrad_guard.evaluation.plots import require_drawable
+    from semgrad_guard.evaluation.figures.plots import require_drawable
+    from semgrad_guard.evaluation.graded.graded_file import read_graded
 
     if report:
         require_drawable(Path("report.svg"))
@@ -78,8 +78,8 @@ def finished(folders: Sequence[Path], *, report: bool) -> Sequence[GradedRun]:
 
 def write(results: Results, files: Files) -> None:
     """The table, and the sheet for people unless there is one: it may be half filled in."""
-    from semgrad_guard.evaluation.graded_file import write_graded
-    from semgrad_guard.evaluation.labels import write_sheet
+    from semgrad_guard.evaluation.graded.graded_file import write_graded
+    from semgrad_guard.evaluation.graders.labels import write_sheet
 
     results.write_csv(files.table)
     write_graded(files.run, results.graded_run)
@@ -99,8 +99,8 @@ def report(results: Results, others: Sequence[GradedRun], probe: Probe | None, f
 
 def show(results: Results, files: Files, calibration: Calibration | None, *, as_json: bool) -> None:
     """The methods, best first, what a calibration makes of the run, and where everything is."""
+    from semgrad_guard.evaluation.graded.shift import hold_against
     from semgrad_guard.evaluation.metrics import aurc, auroc
-    from semgrad_guard.evaluation.shift import hold_against
 
     shift = None if calibration is None else hold_against(calibration, results)
     graded = results.graded_run

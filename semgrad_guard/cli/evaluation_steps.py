@@ -20,12 +20,12 @@ if TYPE_CHECKING:
     from semgrad_guard.decision import Calibration
     from semgrad_guard.engine.language_model import LanguageModel
     from semgrad_guard.estimators import Estimator
-    from semgrad_guard.evaluation.data import QuestionFile
-    from semgrad_guard.evaluation.evaluated import EvaluatedAnswer
+    from semgrad_guard.evaluation.graded.results import Results
     from semgrad_guard.evaluation.graders import AnswerGrader
-    from semgrad_guard.evaluation.probe_record import Probe
-    from semgrad_guard.evaluation.prompts import Wording
-    from semgrad_guard.evaluation.results import Results
+    from semgrad_guard.evaluation.probing.probe_record import Probe
+    from semgrad_guard.evaluation.questions.data import QuestionFile
+    from semgrad_guard.evaluation.questions.prompts import Wording
+    from semgrad_guard.evaluation.runs.evaluated import EvaluatedAnswer
 
 
 @dataclass(frozen=True)
@@ -95,14 +95,14 @@ def load_calibration(path: Path | None) -> Calibration | None:
 
 def load_probe(path: Path | None) -> Probe | None:
     """The probe whose t* to use, before any work."""
-    from semgrad_guard.evaluation.probe_record import Probe
+    from semgrad_guard.evaluation.probing.probe_record import Probe
 
     return None if path is None else Probe.load(path)
 
 
 def read(data: str | None, *, limit: int | None, strict: bool, optional: bool) -> QuestionFile | None:
     """The questions, with a word on what is left out."""
-    from semgrad_guard.evaluation.data import read_questions
+    from semgrad_guard.evaluation.questions.data import read_questions
 
     if data is None:
         if optional:
@@ -124,8 +124,8 @@ def answer(
 ) -> Run:
     """Answer and measure what is missing; on Ctrl-C say how much is kept."""
     from semgrad_guard.engine.generation import GenerationOptions
-    from semgrad_guard.evaluation.ablations import semgrad_ablations
-    from semgrad_guard.evaluation.experiment import Experiment
+    from semgrad_guard.evaluation.runs.ablations import semgrad_ablations
+    from semgrad_guard.evaluation.runs.experiment import Experiment
 
     rows = () if questions is None else questions.rows
     experiment = Experiment(
@@ -143,8 +143,8 @@ def answer(
 
 def kept(files: Files, questions: QuestionFile | None) -> Run:
     """The answers there are, with the references of the questions, if those are given."""
-    from semgrad_guard.evaluation.evaluated import EvaluatedAnswer
-    from semgrad_guard.evaluation.run_file import read_run
+    from semgrad_guard.evaluation.runs.evaluated import EvaluatedAnswer
+    from semgrad_guard.evaluation.runs.run_file import read_run
 
     settings, answers = read_run(files.answers, EvaluatedAnswer)
     if questions is not None:
@@ -161,10 +161,10 @@ def grade(
     run: Run, graders: Sequence[AnswerGrader], labels: Path | None, files: Files, questions: QuestionFile | None
 ) -> Results:
     """Every grader's verdicts; people, where there are labels, decide."""
+    from semgrad_guard.evaluation.graded.results import Results
     from semgrad_guard.evaluation.graders.base import WordGrader
-    from semgrad_guard.evaluation.grading import GradeBook, grade, with_references
-    from semgrad_guard.evaluation.labels import NAME, read_sheet
-    from semgrad_guard.evaluation.results import Results
+    from semgrad_guard.evaluation.graders.grading import GradeBook, grade, with_references
+    from semgrad_guard.evaluation.graders.labels import NAME, read_sheet
 
     answers = run.answers if questions is None else with_references(run.answers, questions.rows)
     grades = {} if labels is None else {NAME: read_sheet(labels, answers)}
@@ -204,8 +204,8 @@ def _kept_on_interrupt(what: str, kept: str) -> Generator[Callable[[int, int], N
 
 def _name(questions: QuestionFile | None, files: Files) -> str:
     """What the results call the questions: as their file or dataset, or as they were called last time."""
-    from semgrad_guard.evaluation.graded_file import read_graded
-    from semgrad_guard.evaluation.sources import HUB
+    from semgrad_guard.evaluation.graded.graded_file import read_graded
+    from semgrad_guard.evaluation.questions.sources import HUB
 
     if questions is None:
         return read_graded(files.run).data if files.run.exists() else files.folder.name

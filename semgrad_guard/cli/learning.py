@@ -5,28 +5,31 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from semgrad_guard.cli import loading
+from semgrad_guard.cli.estimator_spec import EstimatorSpec
 
 if TYPE_CHECKING:
     from semgrad_guard.decision import Binding
     from semgrad_guard.estimators import Estimator
-    from semgrad_guard.evaluation.data import Question
-    from semgrad_guard.evaluation.outcome import Outcome
-    from semgrad_guard.evaluation.run_file import Answer
+    from semgrad_guard.evaluation.calibrating.outcome import Outcome
+    from semgrad_guard.evaluation.questions.data import Question
+    from semgrad_guard.evaluation.runs.run_file import Answer
 
 
-def estimators_for(name: str) -> Sequence[Estimator]:
-    """The estimators behind an `--estimator`: those of "fused" and "auto" share one replay."""
+def estimators_for(spec: EstimatorSpec) -> Sequence[Estimator]:
+    """The estimators behind an `--estimator`. Those of "fused" share one replay, and so do those of "auto" unless a
+    setting that only some of them take tells them apart."""
     from semgrad_guard.estimators import FusedGrad, HybridGrad
-    from semgrad_guard.evaluation.learning import CANDIDATES
+    from semgrad_guard.evaluation.calibrating.learning import CANDIDATES
 
-    if name == "auto":
-        return CANDIDATES
-    return [FusedGrad(), HybridGrad()] if name == "fused" else [loading.load_estimator(name)]
+    if spec.name == "auto":
+        return [spec.set_where_taken(candidate) for candidate in CANDIDATES]
+    if spec.name == "fused":
+        return [spec.set_on(FusedGrad()), spec.set_where_taken(HybridGrad())]
+    return [spec.estimator()]
 
 
 def outcome_of(
-    name: str,
+    spec: EstimatorSpec,
     rows: Sequence[Question],
     answers: Sequence[Answer],
     bind: Callable[[Estimator], Binding],
@@ -36,17 +39,19 @@ def outcome_of(
     delta: float,
 ) -> Outcome:
     """Grade the answers and calibrate; for "fused" and "auto", learn on a part of them first."""
-    from semgrad_guard.estimators import FusedGrad
+    from semgrad_guard.estimators import FusedGrad, HybridGrad
+    from semgrad_guard.evaluation.calibrating.learning import Graded, calibrate_best, calibrate_fused
+    from semgrad_guard.evaluation.calibrating.outcome import calibrate_answers
     from semgrad_guard.evaluation.graders import GRADERS
-    from semgrad_guard.evaluation.learning import Graded, calibrate_best, calibrate_fused
-    from semgrad_guard.evaluation.outcome import calibrate_answers
 
-    if name == "auto":
-        return calibrate_best(Graded.of(rows, answers, GRADERS[grader]), bind=bind, alpha=alpha, delta=delta)
-    if name == "fused":
+    if spec.name == "auto":
         graded = Graded.of(rows, answers, GRADERS[grader])
-        return calibrate_fused(graded, FusedGrad(), bind=bind, alpha=alpha, delta=delta)
-    (estimator,) = estimators_for(name)
+        return calibrate_best(graded, estimators_for(spec), bind=bind, alpha=alpha, delta=delta)
+    if spec.name == "fused":
+        fused, instead = spec.set_on(FusedGrad()), spec.set_where_taken(HybridGrad())
+        graded = Graded.of(rows, answers, GRADERS[grader])
+        return calibrate_fused(graded, fused, instead, bind=bind, alpha=alpha, delta=delta)
+    estimator = spec.estimator()
     return calibrate_answers(
         rows,
         answers,

@@ -38,6 +38,7 @@ Dtype = Annotated[
     DtypeName | None,
     typer.Option(metavar="NAME", help="float32, bfloat16 or float16, if not the checkpoint's own. Scores follow it."),
 ]
+Device = Annotated[str | None, typer.Option(metavar="NAME", help="Where the model goes: cpu, cuda, cuda:1.")]
 _NAMES = (
     "hybridgrad, semgrad, paragrad, exgrad, gnll, max_probability or mean_entropy, from one replay; p_true, by asking "
     "the model; or by more answers, compared by their words: ln_pe, self_consistency, deg, inside, semantic_entropy, "
@@ -61,6 +62,26 @@ LearnedEstimatorOption = Annotated[
         help=f"How uncertainty is measured: {_NAMES}; fused, which is fitted on a part of the answers; or auto, the "
         "best of these on that part.",
     ),
+]
+Variant = Annotated[
+    Literal["paper", "official"] | None,
+    typer.Option(
+        metavar="NAME",
+        help="The gradients of hybridgrad, semgrad, paragrad, exgrad or fused: the paper's, or its published code's.",
+        show_default="the calibration's, or paper",
+    ),
+]
+Tau = Annotated[
+    float | None,
+    typer.Option(
+        metavar="X",
+        help="hybridgrad's: a small one leans to SemGrad, a large one to ParaGrad.",
+        show_default="the calibration's, or 1",
+    ),
+]
+Beta = Annotated[
+    float | None,
+    typer.Option(metavar="X", help="hybridgrad's: the weight of ParaGrad.", show_default="the calibration's, or 1"),
 ]
 CalibrationFile = Annotated[
     Path | None,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -13,9 +14,10 @@ from semgrad_guard.cli.help import ExitCode
 from semgrad_guard.cli.terminal import OUT, progress, say, say_problems
 
 if TYPE_CHECKING:
-    from semgrad_guard.evaluation.data import QuestionFile
-    from semgrad_guard.evaluation.probe import ProbePlan
-    from semgrad_guard.evaluation.probe_record import Probe
+    from semgrad_guard.engine.language_model import LanguageModel
+    from semgrad_guard.evaluation.probing.probe import ProbePlan
+    from semgrad_guard.evaluation.probing.probe_record import Probe
+    from semgrad_guard.evaluation.questions.data import QuestionFile
 
 
 def probe(  # noqa: PLR0913  # a command's options are its arguments
@@ -27,6 +29,7 @@ def probe(  # noqa: PLR0913  # a command's options are its arguments
     output: Annotated[Path, typer.Option(metavar="FILE", help="Where to save the record.", show_default=False)],
     model: options.Model = loading.POCKET,
     dtype: options.Dtype = None,
+    device: options.Device = None,
     tokens: Annotated[
         int, typer.Option(min=1, metavar="N", help="How many of a prompt's last tokens to look at.")
     ] = 10,
@@ -54,8 +57,7 @@ def probe(  # noqa: PLR0913  # a command's options are its arguments
     found = _probe(
         questions,
         files,
-        model,
-        dtype,
+        lambda: loading.load_model(model, dtype, device=device),
         answers=answers,
         grader=grader,
         plan=_plan(tokens, batch_size, max_new_tokens, system),
@@ -87,8 +89,8 @@ class _Files:
 
     def check(self) -> None:
         """Everything that can be refused before any work."""
+        from semgrad_guard.evaluation.figures.plots import require_drawable
         from semgrad_guard.evaluation.files import require_writable
-        from semgrad_guard.evaluation.plots import require_drawable
 
         if self.map is not None:
             require_drawable(self.map)
@@ -98,14 +100,14 @@ class _Files:
 
 
 def _plan(tokens: int, batch_size: int, max_new_tokens: int, system: str | None) -> ProbePlan:
-    from semgrad_guard.evaluation.probe import ProbePlan
+    from semgrad_guard.evaluation.probing.probe import ProbePlan
 
     decoding = loading.decoding(max_new_tokens=max_new_tokens, temperature=0.0, seed=0)
     return ProbePlan(tokens=tokens, batch_size=batch_size, system=system, options=decoding)
 
 
 def _read(data: Path, *, strict: bool) -> QuestionFile:
-    from semgrad_guard.evaluation.data import read_questions, with_paraphrases
+    from semgrad_guard.evaluation.questions.data import read_questions, with_paraphrases
 
     questions = read_questions(data, needs="question", strict=strict)
     say_problems(questions.problems)
@@ -119,17 +121,16 @@ def _read(data: Path, *, strict: bool) -> QuestionFile:
 def _probe(
     questions: QuestionFile,
     files: _Files,
-    model: str,
-    dtype: str | None,
+    load: Callable[[], LanguageModel],
     *,
     answers: bool,
     grader: str,
     plan: ProbePlan,
 ) -> Probe:
     from semgrad_guard.evaluation.graders import GRADERS
-    from semgrad_guard.evaluation.probe import probe
+    from semgrad_guard.evaluation.probing.probe import probe
 
-    language_model = loading.load_model(model, dtype)
+    language_model = load()
     try:
         return probe(
             questions.rows,

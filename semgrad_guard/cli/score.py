@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from semgrad_guard.cli import claims, loading, options
+from semgrad_guard.cli.estimator_spec import EstimatorSpec
 from semgrad_guard.cli.help import ExitCode
 from semgrad_guard.cli.terminal import OUT, progress, say, say_problems
 from semgrad_guard.errors import EmptyPromptError, EmptyResponseError, InputError, PromptTooLongError
 
 if TYPE_CHECKING:
     from semgrad_guard.decision import Drift, Policy
+    from semgrad_guard.engine.evidence import Evidence
     from semgrad_guard.engine.language_model import LanguageModel
     from semgrad_guard.estimators import Estimator
-    from semgrad_guard.evaluation.data import Question
+    from semgrad_guard.evaluation.questions.data import Question
     from semgrad_guard.records import Verdict
 
 Scored = tuple["Question", "Verdict"]
@@ -28,13 +31,20 @@ def score(  # noqa: PLR0913  # a command's options are its arguments
     *,
     model: options.Model = loading.POCKET,
     dtype: options.Dtype = None,
+    device: options.Device = None,
     data: Annotated[
         Path | None, typer.Option(metavar="FILE", help='JSON Lines with "question" and "response".')
     ] = None,
     question: Annotated[str | None, typer.Option(metavar="TEXT", help="One question, instead of a file.")] = None,
     response: Annotated[str | None, typer.Option(metavar="TEXT", help="The text to score as its answer.")] = None,
     output: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the scores there, as JSON Lines.")] = None,
+    batch_size: Annotated[
+        int, typer.Option(min=1, metavar="N", help="Texts scored at once; with --by, one after the other.")
+    ] = 8,
     estimator: options.EstimatorOption = None,
+    variant: options.Variant = None,
+    tau: options.Tau = None,
+    beta: options.Beta = None,
     calibration: options.CalibrationFile = None,
     by: options.By = None,
     probe: options.ProbeFile = None,
@@ -54,12 +64,13 @@ def score(  # noqa: PLR0913  # a command's options are its arguments
     rows, problems = _rows(data, question, response, strict=strict)
     if output is not None:
         _require_writable(output)
-    token = loading.load_token(probe)
+    token, spec = loading.load_token(probe), EstimatorSpec(estimator, variant, tau, beta)
     if by is not None:
+        chosen = claims.replay_estimator(spec)
         failed = claims.score_claims(
             rows,
-            loading.load_model(model, dtype, token=token),
-            claims.replay_estimator(estimator or "hybridgrad"),
+            loading.load_model(model, dtype, device=device, token=token),
+            chosen,
             by=by,
             system=system,
             output=output,
@@ -67,13 +78,9 @@ def score(  # noqa: PLR0913  # a command's options are its arguments
         )
         raise typer.Exit(ExitCode.BROKEN_LINES if problems or failed else ExitCode.OK)
     policy = loading.load_policy(calibration, None)
-    scored, failed = _score(
-        rows,
-        loading.load_model(model, dtype, token=token),
-        loading.load_estimator(estimator, policy),
-        policy=policy,
-        system=system,
-    )
+    asked = spec.estimator(policy)
+    scorer = _Scorer(loading.load_model(model, dtype, device=device, token=token), asked, policy, system)
+    scored, failed = _score(rows, scorer, batch_size)
     say_problems(failed)
     if not scored:
         raise InputError("none of the texts could be scored")
@@ -88,7 +95,7 @@ def _rows(
     data: Path | None, question: str | None, response: str | None, *, strict: bool
 ) -> tuple[Sequence[Question], Sequence[Exception]]:
     """The rows to score, from a file or from the command line, and the broken lines."""
-    from semgrad_guard.evaluation.data import Question, read_questions
+    from semgrad_guard.evaluation.questions.data import Question, read_questions
 
     if (data is None) == (question is None and response is None) or (question is None) != (response is None):
         raise typer.BadParameter("give --data FILE, or --question and --response together")
@@ -110,39 +117,54 @@ def _require_writable(output: Path) -> None:
     require_writable(output)
 
 
-def _score(
-    rows: Sequence[Question],
-    model: LanguageModel,
-    estimator: Estimator,
-    *,
-    policy: Policy | None,
-    system: str | None,
-) -> tuple[list[Scored], list[str]]:
+@dataclass(frozen=True)
+class _Scorer:
+    """How texts are scored and decided about."""
+
+    model: LanguageModel
+    estimator: Estimator
+    policy: Policy | None
+    system: str | None
+
+    def evidence(self, row: Question) -> Evidence:
+        """Evidence about one text by itself."""
+        from semgrad_guard.evaluation.questions.prompts import conversation
+
+        return self.model.evidence(conversation(row.question, row.context, system=self.system), row.response or "")
+
+    def verdicts(self, rows: Sequence[Question], evidence: Sequence[Evidence]) -> list[Scored]:
+        """The rows with their verdicts, from one backward pass for all of them."""
+        from semgrad_guard.engine.evidence import BatchScoring
+
+        together = BatchScoring.joined(evidence).evidence if evidence else ()
+        return [(row, self._verdict(row, each)) for row, each in zip(rows, together, strict=True)]
+
+    def _verdict(self, row: Question, evidence: Evidence) -> Verdict:
+        from semgrad_guard.evaluation.questions.prompts import form_of, prompt_name
+        from semgrad_guard.guard import assess, decide
+
+        template = prompt_name(form_of([row]), system=self.system)
+        draft = assess(self.model, self.estimator, evidence, text=evidence.text, prompt_template=template)
+        return draft if self.policy is None else decide(draft, self.policy, can_escalate=False)
+
+
+def _score(rows: Sequence[Question], scorer: _Scorer, batch_size: int) -> tuple[list[Scored], list[str]]:
     """Rows with their verdicts, and what is to be said of those that do not fit the context window."""
     scored: list[Scored] = []
     failed: list[str] = []
     with progress("Scoring") as tell:
         tell(0, len(rows))
-        for number, row in enumerate(rows, start=1):
-            try:
-                scored.append((row, _verdict(row, model, estimator, policy=policy, system=system)))
-            except PromptTooLongError as error:
-                failed.append(f"{row.id or row.question[:60]!r} is left out: {error}")
-            tell(number, len(rows))
+        for start in range(0, len(rows), batch_size):
+            batch = rows[start : start + batch_size]
+            fitting: list[tuple[Question, Evidence]] = []
+            for row in batch:
+                try:
+                    fitting.append((row, scorer.evidence(row)))
+                except PromptTooLongError as error:
+                    failed.append(f"{row.id or row.question[:60]!r} is left out: {error}")
+            scored += scorer.verdicts([row for row, _ in fitting], [each for _, each in fitting])
+            tell(start + len(batch), len(rows))
     return scored, failed
-
-
-def _verdict(
-    row: Question, model: LanguageModel, estimator: Estimator, *, policy: Policy | None, system: str | None
-) -> Verdict:
-    from semgrad_guard.evaluation.prompts import conversation, form_of, prompt_name
-    from semgrad_guard.guard import assess, decide
-
-    response = row.response or ""
-    evidence = model.evidence(conversation(row.question, row.context, system=system), response)
-    template = prompt_name(form_of([row]), system=system)
-    draft = assess(model, estimator, evidence, text=response, prompt_template=template)
-    return draft if policy is None else decide(draft, policy, can_escalate=False)
 
 
 def _drift(scored: Sequence[Scored], policy: Policy | None) -> Drift | None:

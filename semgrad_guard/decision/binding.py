@@ -14,6 +14,8 @@ Setting = SettingScalar | list[SettingScalar] | dict[str, SettingScalar]
 ANSWER_TIME_FIELDS = ("model", "revision", "fingerprint", "estimator", "settings", "prompt_template")
 """What is known while answering, and so what an answer's own record should carry."""
 
+_OF_ESTIMATORS = frozenset({"estimator", "settings"})
+
 CALIBRATION_TIME_FIELDS = ("grader", "upstream")
 """What only a calibration knows: an answer's record leaves them None."""
 
@@ -54,7 +56,8 @@ class Binding(BaseModel):
         named = "; ".join(_named(field, mine, theirs) for field, (mine, theirs) in found.items())
         raise BindingMismatchError(
             f"The calibration was made for something else: {named}. "
-            "Calibrate again with what answers now, or answer with what was calibrated."
+            "Calibrate again with what answers now, or answer with what was calibrated"
+            + (" (semgrad_guard.estimator_of(calibration) scores as it did)." if _OF_ESTIMATORS & found.keys() else ".")
         )
 
 

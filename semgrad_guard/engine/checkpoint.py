@@ -18,6 +18,7 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
+from semgrad_guard.engine.hub import silence
 from semgrad_guard.errors import ModelNotFoundError, UnsupportedModelError
 
 POCKET = "pocket"
@@ -29,7 +30,7 @@ def load(name_or_path: str, **options: Any) -> tuple[PreTrainedModel, PreTrained
 
     Args:
         name_or_path: "pocket", a folder, or the id of a hub repository (downloaded by transformers if the hub is
-            reachable).
+            reachable; where it does not answer, at most what is in the local cache is loaded, without its retries).
         options: passed to transformers (revision, dtype, device_map, quantization_config, attn_implementation).
 
     Raises:
@@ -55,6 +56,10 @@ def _load(
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     _require_safetensors(Path(path), name)
     chosen = {key: value for key, value in options.items() if value is not None}
+    silent = None
+    if not Path(path).exists() and not chosen.get("local_files_only"):
+        silent = silence(path, chosen.get("revision"))
+        chosen["local_files_only"] = silent is not None
     tokenizer_options = {key: chosen[key] for key in ("revision", "local_files_only") if key in chosen}
     try:
         tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False, **tokenizer_options)
@@ -65,10 +70,7 @@ def _load(
             ),
         )
     except (OSError, SafetensorError, RuntimeError) as error:
-        raise ModelNotFoundError(
-            f"cannot load {name!r}: {_first_line(error)} Check the name or path, that the download is "
-            "complete, and that the hub is reachable if this is a hub id."
-        ) from error
+        raise ModelNotFoundError(f"cannot load {name!r}: {_first_line(error)} {_advice(silent)}") from error
     except (ValueError, KeyError) as error:
         raise UnsupportedModelError(f"{name!r} is no {kind} that transformers can load: {error}") from error
     if missing := sorted(report["missing_keys"]):  # transformers would fill them with random numbers
@@ -110,6 +112,15 @@ def _require_safetensors(path: Path, name: str) -> None:
             f"{name!r} holds no *.safetensors{found}. Only safetensors are loaded; save the model with "
             "model.save_pretrained(folder)."
         )
+
+
+def _advice(silent: str | None) -> str:
+    if silent is None:
+        return "Check the name or path, and that the download is complete."
+    return (
+        f"Only what is in the local cache could be loaded, because {silent}. Check the name and the network, or give a "
+        "folder that holds the model."
+    )
 
 
 def _first_line(error: BaseException) -> str:

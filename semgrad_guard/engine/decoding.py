@@ -20,13 +20,12 @@ from transformers.generation.streamers import BaseStreamer
 from semgrad_guard.engine.evidence import BatchScoring
 from semgrad_guard.engine.generation import Generation, GenerationOptions, visible
 from semgrad_guard.engine.grammar import GrammarCompiler
-from semgrad_guard.engine.hidden_states import Capture
 from semgrad_guard.engine.objective import Objective
 from semgrad_guard.engine.prompt import Prompt
-from semgrad_guard.engine.replay import Trace
 from semgrad_guard.engine.sampling import Plan, Sampler
 from semgrad_guard.engine.scoring import Scorer, clean_slate
 from semgrad_guard.engine.token_batch import TokenBatch
+from semgrad_guard.engine.trace import Capture, Trace
 from semgrad_guard.errors import EmptyLayerSpanError
 from semgrad_guard.records import Conversation
 

@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from semgrad_guard.engine.objective import Objective
 from semgrad_guard.engine.pricing import charge, priced
 from semgrad_guard.engine.prompt import Prompt
-from semgrad_guard.engine.replay import Trace
 from semgrad_guard.engine.scores import GradientScores
 from semgrad_guard.engine.scoring import Scorer, clean_slate
 from semgrad_guard.engine.token_batch import TokenBatch
+from semgrad_guard.engine.trace import Trace
+from semgrad_guard.records import in_context
 
 if TYPE_CHECKING:
     from semgrad_guard.engine.sampling import Plan, Sample, Sampler
@@ -58,6 +59,22 @@ class BatchScoring:
         self._trace = trace
         self._done: dict[Objective, tuple[TimedScores, ...]] = {}
         self._found: dict[Hashable, tuple[Sequence[Any], float]] = {}
+
+    @classmethod
+    def joined(cls, answers: Sequence[Evidence]) -> BatchScoring:
+        """Answers of one model that came one by one (`LanguageModel.evidence`) as one batch: one backward pass for all.
+
+        Whatever was found out about them before is found out anew; `stop` strings are the first answer's.
+        """
+        first = answers[0].scoring
+        return cls(
+            first._scorer,
+            [answer.prompt for answer in answers],
+            [answer.response_ids for answer in answers],
+            texts=[answer.text for answer in answers],
+            sampler=first.sampler,
+            stop=first.stop,
+        )
 
     @property
     def evidence(self) -> tuple[Evidence, ...]:
@@ -128,8 +145,13 @@ class Evidence:
 
     @property
     def question(self) -> str:
-        """What the user said last (with its context, where the prompt holds one)."""
+        """What the user asked: the bare question where its `Message` names it, else all that the user said last."""
         return self.prompt.question
+
+    @property
+    def question_in_context(self) -> str:
+        """The question after the passage that its `Message` names, if it does: for putting it to the model again."""
+        return in_context(self.prompt.question, self.prompt.context)
 
     @property
     def sampler(self) -> Sampler:

@@ -1,4 +1,4 @@
-"""Hooks that expose h^(l), the input of decoder layer l: to keep it while generating, to differentiate by it after."""
+"""h^(l), the input of decoder layer l: hooks that expose it, and how a pass of the whole model tells it for certain."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from typing import Any, cast
 
 import torch
 from torch import nn
+
+from semgrad_guard.errors import UnsupportedModelError
 
 Tap = Callable[[torch.Tensor], torch.Tensor | None]
 
@@ -35,52 +37,44 @@ def taps(layers: Sequence[nn.Module] | nn.ModuleList, table: Mapping[int, Tap]) 
         yield
 
 
-_EXACT = (torch.float32, torch.float64)
+class LayerInputs:
+    """h^(l) of a span in one pass over the model's own code, from what its decoder layers receive.
 
-
-class Capture:
-    """Keeps h^(k) at positions >= `start` while a model generates (prefill in any number of pieces, then tokens).
-
-    It also keeps the head's output at every step, which spares scoring a pass through the head, as long as all of it
-    stays within `logit_bytes`. In half precision it does not: at logits of 16 to 32 a bfloat16 is rounded to an eighth.
+    `layers` are the decoder layers, None where the architecture has no known list of them.
     """
 
-    def __init__(self, layer: int, start: int, *, logit_bytes: int = 0) -> None:
-        self.layer = layer
-        self._logit_bytes = logit_bytes
-        self._start = start
-        self._seen = 0
-        self._pieces: list[torch.Tensor] = []
-        self._steps: list[torch.Tensor] | None = []
+    def __init__(self, layers: nn.ModuleList | None, n_layers: int, span: Sequence[int]) -> None:
+        self._layers, self._n_layers, self._span = layers, n_layers, span
+        self._seen: dict[int, torch.Tensor] = {}
 
-    def __call__(self, hidden: torch.Tensor) -> None:
-        first = max(0, self._start - self._seen)
-        self._seen += hidden.shape[1]
-        if first < hidden.shape[1]:
-            # The prefill's slice is copied: a view would keep the whole prompt's states alive.
-            self._pieces.append(hidden[:, first:].detach().clone() if first else hidden.detach())
-
-    def see_logits(self, raw: torch.Tensor) -> None:
-        """Take in the head's output [batch, positions, V] of one step, of which the last position counts."""
-        if self._steps is None:
+    @contextmanager
+    def watched(self) -> Iterator[None]:
+        """Note what the span's layers receive (and the last one, which vouches for the rest)."""
+        if self._layers is None:
+            yield
             return
-        last = raw[:, -1].detach()
-        if raw.dtype not in _EXACT or (len(self._steps) + 1) * last.numel() * last.itemsize > self._logit_bytes:
-            self._steps = None
-            return
-        self._steps.append(last.clone() if raw.shape[1] > 1 else last)
 
-    def states(self) -> torch.Tensor:
-        """h^(k) at every position from `start` on: [batch, positions, d]."""
-        return torch.cat(self._pieces, dim=1)
+        def keep(layer: int) -> Tap:
+            return lambda states: self._seen.__setitem__(layer, states)
 
-    def logits(self) -> tuple[torch.Tensor, ...]:
-        """The head's output [batch, V] at every step; empty where not all of it was kept."""
-        return tuple(self._steps or ())
+        with taps(self._layers, {layer: keep(layer) for layer in {*self._span, self._n_layers - 1}}):
+            yield
 
+    def vouched(self, recorded: Sequence[torch.Tensor] | None, model: str) -> tuple[torch.Tensor, ...]:
+        """h^(l) as the decoder layers received it, vouched for by the model's own record; else from that record.
 
-@contextmanager
-def capturing(layers: Sequence[nn.Module], capture: Capture) -> Iterator[None]:
-    """Let `capture` see the inputs of its layer for the time of a block."""
-    with taps(layers, {capture.layer: capture}):
-        yield
+        (Some models, Mamba for one, record the layers' outputs without the embedding: their numbering is off by one.)
+
+        Raises:
+            UnsupportedModelError: which recorded state belongs to which layer of this kind of `model` is not known.
+        """
+        record = recorded or ()
+        beyond_embedding = [states for layer, states in self._seen.items() if layer]
+        if beyond_embedding and all(any(states is other for other in record) for states in beyond_embedding):
+            return tuple(self._seen[layer] for layer in self._span)
+        if len(record) != self._n_layers + 1:
+            raise UnsupportedModelError(
+                f"{model} reports {len(record)} hidden states for its {self._n_layers} decoder layers; which one "
+                "belongs to which layer is not known"
+            )
+        return tuple(record[layer] for layer in self._span)

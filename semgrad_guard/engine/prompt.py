@@ -28,13 +28,15 @@ _TEMPLATE_FAILURES = (TemplateError, ValueError, TypeError, KeyError, AttributeE
 class Prompt:
     """A rendered prompt. `text` is what was tokenised; `ids` are its tokens; `semantic_token` is t* among them.
 
-    `question` is the last text the user wrote (the last text at all if no user spoke).
+    `question` is the last text the user wrote (the last text at all if no user spoke), or what its `Message` names as
+    the bare question; `context` is the passage that it names, if it does.
     """
 
     text: str
     ids: tuple[int, ...]
     semantic_token: SemanticToken
     question: str = ""
+    context: str | None = None
 
 
 def render(
@@ -54,19 +56,19 @@ def render(
     turns = _turns(conversation)
     options = dict(template_options or {})
     if chat_template(tokenizer, options) is None:
-        return _plain_prompt(tokenizer, turns, semantic_token)
-    question = turns[_asked(turns)]["content"]
+        return _plain_prompt(tokenizer, turns, semantic_token, _question(conversation, turns))
+    asked = _question(conversation, turns)
     text = _apply_template(tokenizer, turns, options)
     prompt = tokenize(tokenizer, text, add_special_tokens=False)
     if semantic_token is not None:
-        return Prompt(text, prompt.ids, _override(semantic_token, len(prompt.ids)), question)
+        return Prompt(text, prompt.ids, _override(semantic_token, len(prompt.ids)), *asked)
     found = find_semantic_token(
         prompt,
         unprompted=_apply_template(tokenizer, turns, options, add_generation_prompt=False),
         marked=_apply_template(tokenizer, _marked(turns), options),
         special_tokens=[token.content for token in tokenizer.added_tokens_decoder.values()],
     )
-    return Prompt(text, prompt.ids, found, question)
+    return Prompt(text, prompt.ids, found, *asked)
 
 
 def template_fingerprint(tokenizer: PreTrainedTokenizerBase, template_options: Mapping[str, Any] | None = None) -> str:
@@ -163,12 +165,26 @@ def _apply_template(
         raise InputError(f"The chat template refused the conversation (roles: {roles}). It said: {error}") from error
 
 
-def _plain_prompt(tokenizer: PreTrainedTokenizerBase, turns: Sequence[Turn], semantic_token: int | None) -> Prompt:
-    text, question = "\n\n".join(turn["content"] for turn in turns), turns[_asked(turns)]["content"]
+def _question(conversation: Conversation, turns: Sequence[Turn]) -> tuple[str, str | None]:
+    """The question and its context: as the message that asks names them, or its whole content and None."""
+    index = _asked(turns)
+    message = conversation if isinstance(conversation, str) else conversation[index]
+    if isinstance(message, Message) and message.question is not None:
+        return message.question, message.context
+    return turns[index]["content"], None
+
+
+def _plain_prompt(
+    tokenizer: PreTrainedTokenizerBase,
+    turns: Sequence[Turn],
+    semantic_token: int | None,
+    asked: tuple[str, str | None],
+) -> Prompt:
+    text = "\n\n".join(turn["content"] for turn in turns)
     ids = tokenize(tokenizer, text, add_special_tokens=True).ids
     if semantic_token is not None:
-        return Prompt(text, ids, _override(semantic_token, len(ids)), question)
-    return Prompt(text, ids, SemanticToken(-1, "last_token"), question)
+        return Prompt(text, ids, _override(semantic_token, len(ids)), *asked)
+    return Prompt(text, ids, SemanticToken(-1, "last_token"), *asked)
 
 
 def tokenize(tokenizer: _Untyped, text: str, *, add_special_tokens: bool) -> TokenizedText:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 import weakref
 from collections.abc import Iterator, Sequence
@@ -12,20 +11,15 @@ import torch
 from torch import nn
 
 from semgrad_guard.engine.architecture import Architecture, inspect_architecture
-from semgrad_guard.engine.gradients import Rows, no_gradient, through_head, through_logits
+from semgrad_guard.engine.gradients import Rows, through_head, through_logits
 from semgrad_guard.engine.memory import Memory
 from semgrad_guard.engine.objective import Objective
-from semgrad_guard.engine.replay import Replayed, Replayer, Trace
-from semgrad_guard.engine.scores import GradientScores, Tier, agree
+from semgrad_guard.engine.replay import Replayed, Replayer
+from semgrad_guard.engine.scores import GradientScores, Tier
+from semgrad_guard.engine.self_check import exact_tiers
 from semgrad_guard.engine.shadow import fingerprint
 from semgrad_guard.engine.token_batch import TokenBatch
-
-logger = logging.getLogger("semgrad_guard")
-
-# How far two exact computations may differ in each dtype: kernels of other shapes round differently, and scores of
-# nearly certain answers carry that noise (bfloat16: up to 15 % at a mean entropy of 0.3).
-_TOLERANCE = {torch.float64: 1e-7, torch.float32: 1e-3, torch.float16: 0.05, torch.bfloat16: 0.25}
-_CHECK_PROMPT, _CHECK_RESPONSE = 9, 4
+from semgrad_guard.engine.trace import Trace
 
 
 class Scorer:
@@ -134,44 +128,12 @@ class Scorer:
         return self._replayer
 
     def _check(self, replayer: Replayer) -> tuple[Tier, ...]:
-        """Compare the fast tiers with plain autograd on a short prompt, in the model's own dtype."""
-        if self.architecture.layers is None or not self.architecture.cuttable:
-            logger.info("semgrad-guard replays whole sequences: this architecture's states cannot be cut at t*")
-            self._tiers = ("full",)
-            return self._tiers
-        batch, objective = self._check_batch(replayer), self._check_objective()
-        span = objective.span(self.architecture.n_layers)
-        (expected,) = through_logits(batch, objective, replayer.full(batch, span))
-        if expected.reason is not None:  # nothing to compare by (broken weights): asked again next time
-            return ("full",)
-        if expected.semgrad == 0 and expected.paragrad:  # the head has something to send back, and none of it arrives
-            raise no_gradient()
-        agreeing: list[Tier] = []
-        for tier in ("captured", "prefix"):
-            try:
-                trace = replayer.record(batch, span[0]) if tier == "captured" else None
-                ((found,),) = self._score(batch, objective, span, trace, (tier,))
-            except Exception as error:  # noqa: BLE001 - unknown model code may fail in any way; the next tier is tried
-                logger.warning("semgrad-guard: the %s tier fails on this model (%r)", tier, error)
-                continue
-            if found.tier == tier and agree(found, expected, _TOLERANCE.get(replayer.head.weight.dtype, 0.25)):
-                agreeing.append(tier)
-            else:
-                logger.warning("semgrad-guard: the %s tier disagrees with autograd: %s, %s", tier, found, expected)
-        if len(agreeing) < 2:
-            logger.warning("semgrad-guard steps down to slower scoring for this model: %s", [*agreeing, "full"])
-        self._tiers = (*agreeing, "full")
-        return self._tiers
+        def score(batch: TokenBatch, objective: Objective, trace: Trace | None, tier: Tier) -> GradientScores:
+            span = objective.span(self.architecture.n_layers)
+            return self._score(batch, objective, span, trace, (tier,))[0][0]
 
-    def _check_batch(self, replayer: Replayer) -> TokenBatch:
-        vocabulary = replayer.head.weight.shape[0]
-        ids = [(7919 * i + 104729) % vocabulary for i in range(_CHECK_PROMPT + _CHECK_RESPONSE)]
-        device = replayer.head.weight.device
-        return TokenBatch.of([ids[:_CHECK_PROMPT]], [ids[_CHECK_PROMPT:]], [-3], device)
-
-    def _check_objective(self) -> Objective:
-        n = self.architecture.n_layers
-        return Objective(layers=(n // 2 + 1,) if n // 2 + 1 < n else (n - 1,))
+        self._tiers = exact_tiers(self.architecture, replayer, score)
+        return self._tiers or ("full",)
 
 
 _scorers: weakref.WeakKeyDictionary[nn.Module, Scorer] = weakref.WeakKeyDictionary()

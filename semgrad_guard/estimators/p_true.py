@@ -51,7 +51,7 @@ class PTrue(AskingEstimator):
     def _ask(self, batch: Sequence[Evidence]) -> list[tuple[list[float], list[float]] | None]:
         """For each answer the log-probabilities of the forms of "true" and of "false", None where they do not fit."""
         sampler = batch[0].sampler
-        prompts = [sampler.render(self._conversation(evidence.question, evidence.text)) for evidence in batch]
+        prompts = [sampler.render(self._conversation(each.question_in_context, each.text)) for each in batch]
         # Templates that end in white space (a new line after the role) take the word as it is, others after a blank.
         lead = ["" if prompt.text[-1:].isspace() else " " for prompt in prompts]
         forms = [[sampler.encode(before + form) for form in (*_TRUE, *_FALSE)] for before in lead]

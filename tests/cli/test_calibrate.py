@@ -11,6 +11,9 @@ import pytest
 from click.testing import Result
 
 from semgrad_guard import Calibration
+from semgrad_guard.cli.estimator_spec import EstimatorSpec
+from semgrad_guard.cli.learning import estimators_for
+from semgrad_guard.evaluation.calibrating.learning import CANDIDATES
 
 from .helpers import ASKED, TOKENS, flat, jsonl
 
@@ -142,3 +145,44 @@ def test_a_prompt_over_the_window_counts_as_unscored(calibrate: Run, right: Path
     document = json.loads(calibrate(data, "--json").stdout)
     assert (document["calibration"]["n"], document["calibration"]["n_unscored"]) == (61, 1)
     assert document["calibration"]["n_wrong"] == 1
+
+
+def test_settings_of_the_estimator_are_bound_and_come_back(
+    calibrate: Run, run: Run, right: Path, model_folder: Path, tmp_path: Path
+) -> None:
+    calibrate(right, "--variant", "official", "--tau", 0.5)
+    made = Calibration.load(tmp_path / "c.json")
+    assert made.binding is not None
+    assert made.binding.settings is not None
+    assert (made.binding.settings["variant"], made.binding.settings["tau"]) == ("official", 0.5)
+    ask = ("ask", ASKED[0], "--model", model_folder, "--calibration", tmp_path / "c.json", "--json")
+    record = json.loads(run(*ask).stdout)
+    assert record["settings"]["variant"] == "official"
+    assert record["calibration_id"] == made.id
+    other = run(*ask, "--variant", "paper")
+    assert other.exit_code == 1
+    assert "'variant': 'paper'" in flat(other.stderr)
+    assert "estimator_of(calibration)" in flat(other.stderr)
+
+
+def test_learned_estimators_take_what_they_know(calibrate: Run, right: Path) -> None:
+    refused = calibrate(right, "--estimator", "fused", "--beta", 2)
+    assert refused.exit_code == 2
+    assert "fused takes no --beta" in flat(refused.stderr)
+
+
+def test_a_stand_in_has_the_settings_too(calibrate: Run, right: Path, tmp_path: Path) -> None:
+    calibrate(right, "--estimator", "fused", "--variant", "official")  # too few answers to fit
+    binding = Calibration.load(tmp_path / "c.json").binding
+    assert binding is not None
+    assert binding.settings is not None
+    assert (binding.estimator, binding.settings["variant"]) == ("hybridgrad", "official")
+
+
+def test_auto_sets_what_each_candidate_takes() -> None:
+    found = {each.name: each.settings() for each in estimators_for(EstimatorSpec("auto", "official", tau=2.0))}
+    assert {name for name, settings in found.items() if settings.get("variant") == "official"} == {
+        "hybridgrad", "semgrad", "paragrad", "fused",
+    }  # fmt: skip
+    assert found["hybridgrad"]["tau"] == 2.0
+    assert len(found) == len(CANDIDATES)

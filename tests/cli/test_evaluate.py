@@ -13,8 +13,8 @@ from click.testing import Result
 
 from semgrad_guard import LanguageModel
 from semgrad_guard.cli import loading
-from semgrad_guard.evaluation.evaluated import EvaluatedAnswer
-from semgrad_guard.evaluation.run_file import read_run
+from semgrad_guard.evaluation.runs.evaluated import EvaluatedAnswer
+from semgrad_guard.evaluation.runs.run_file import read_run
 
 from .helpers import ASKED, TOKENS, flat, jsonl
 

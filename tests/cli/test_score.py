@@ -10,9 +10,11 @@ from typing import Any
 import pytest
 from click.testing import Result
 
-from semgrad_guard import GenerationOptions, HybridGrad, LanguageModel, calibrate
-from semgrad_guard.evaluation.prompts import prompt_name
-from semgrad_guard.evaluation.run import run_binding
+from semgrad_guard import GenerationOptions, HybridGrad, LanguageModel, SemGrad, calibrate
+from semgrad_guard.engine.scoring import Scorer
+from semgrad_guard.engine.token_batch import TokenBatch
+from semgrad_guard.evaluation.questions.prompts import prompt_name
+from semgrad_guard.evaluation.runs.run import run_binding
 
 from .helpers import ASKED, flat, jsonl
 
@@ -169,3 +171,70 @@ def test_thresholds_are_for_whole_answers(score: Run, tmp_path: Path) -> None:
     result = score("--question", "q", "--response", "r", "--by", "sentence", "--calibration", tmp_path / "c.json")
     assert result.exit_code == 2
     assert "whole answers" in flat(result.stderr)
+
+
+@pytest.mark.parametrize("size", [1, 2, 50])
+def test_batches_change_nothing_but_the_time(score: Run, tmp_path: Path, size: int) -> None:
+    rows = [{"question": q, "response": "ab " * (i + 1), "id": str(i)} for i, q in enumerate(ASKED[:5])]
+    long = {"question": "q", "response": "long " * 100, "id": "long"}
+    data = jsonl(tmp_path / "r.jsonl", [*rows[:2], long, *rows[2:]])
+    result = score("--data", data, "--json", "--batch-size", size)
+    assert result.exit_code == 5
+    assert result.stderr.count("'long' is left out") == 1
+    found = records(result.stdout)
+    assert [record["id"] for record in found] == [row["id"] for row in rows]
+    for row, record in zip(rows, found, strict=True):
+        (alone,) = records(score("--question", row["question"], "--response", row["response"], "--json").stdout)
+        assert record["uncertainty"] == pytest.approx(alone["uncertainty"], rel=1e-9)
+        same = {"response", "status", "scored_tokens", "semantic_token", "prompt_template", "settings"}
+        assert {key: record[key] for key in same} == {key: alone[key] for key in same}
+
+
+def test_a_batch_is_one_replay(score: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows: list[int] = []
+    score_parts = Scorer.score_parts
+
+    def counted(self: Scorer, batch: TokenBatch, *arguments: Any) -> Any:
+        rows.append(len(batch.lengths))
+        return score_parts(self, batch, *arguments)
+
+    monkeypatch.setattr(Scorer, "score_parts", counted)
+    score("--data", responses(tmp_path, 5), "--json", "--batch-size", 3)
+    assert rows == [3, 2]
+
+
+def test_settings_of_an_estimator(score: Run, language_model: LanguageModel) -> None:
+    given = ("--question", "Who wrote Emma?", "--response", "Jane Austen", "--json")
+    evidence = language_model.evidence("Who wrote Emma?", "Jane Austen")
+    for options, estimator in (
+        (("--variant", "official"), HybridGrad("official")),
+        (("--tau", 0.5, "--beta", 2), HybridGrad(tau=0.5, beta=2)),
+        (("--estimator", "semgrad", "--variant", "official"), SemGrad("official")),
+    ):
+        (record,) = records(score(*given, *options).stdout)
+        assert record["uncertainty"] == pytest.approx(estimator(evidence).uncertainty, rel=1e-12)
+        assert {**record["settings"], **estimator.settings()} == record["settings"]
+    by = records(score(*given, "--by", "sentence", "--variant", "official").stdout)[0]["segments"][0]
+    assert by["uncertainty"] == pytest.approx(HybridGrad("official")(evidence).uncertainty, rel=1e-6)
+
+
+def test_settings_that_an_estimator_does_not_take(score: Run) -> None:
+    given = ("--question", "q", "--response", "r")
+    for name, option, takers in (
+        ("gnll", ("--variant", "official"), "hybridgrad, semgrad, paragrad, exgrad, fused"),
+        ("semgrad", ("--tau", 2), "hybridgrad"),
+        ("sar", ("--beta", 2), "hybridgrad"),
+    ):
+        result = score(*given, "--estimator", name, *option)
+        assert result.exit_code == 2
+        assert f"{name} takes no {option[0]}: it is for {takers}" in flat(result.stderr)
+    assert score(*given, "--variant", "other").exit_code == 2
+    wrong = score(*given, "--tau", 0)
+    assert wrong.exit_code == 1
+    assert "tau > 0" in flat(wrong.stderr)
+
+
+def test_a_device_that_is_not_there(score: Run) -> None:
+    result = score("--question", "q", "--response", "r", "--device", "nowhere")
+    assert result.exit_code == 1
+    assert "There is no device 'nowhere' here" in flat(result.stderr)

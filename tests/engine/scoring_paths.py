@@ -10,12 +10,11 @@ import torch
 from transformers import GenerationConfig
 
 from semgrad_guard.engine.gradients import Rows
-from semgrad_guard.engine.hidden_states import Capture
 from semgrad_guard.engine.objective import Objective
-from semgrad_guard.engine.replay import Trace
 from semgrad_guard.engine.scores import GradientScores, Tier
 from semgrad_guard.engine.scoring import Scorer, clean_slate
 from semgrad_guard.engine.token_batch import TokenBatch
+from semgrad_guard.engine.trace import Capture, Trace
 
 from .oracle import Reference, reference_scores
 from .tiny_models import token_ids

@@ -8,10 +8,9 @@ import pytest
 import torch
 
 from semgrad_guard.engine.head import score_head
-from semgrad_guard.engine.hidden_states import Capture
 from semgrad_guard.engine.objective import Objective
-from semgrad_guard.engine.replay import Trace
 from semgrad_guard.engine.scoring import Scorer
+from semgrad_guard.engine.trace import Capture, Trace
 
 from .scoring_paths import CASES, Case, generate, score_in_tier
 from .tiny_models import shared

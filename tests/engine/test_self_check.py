@@ -12,9 +12,9 @@ from transformers.models.llama import modeling_llama as llama
 
 from semgrad_guard.engine.gradient_scores import gradient_scores
 from semgrad_guard.engine.objective import Objective
-from semgrad_guard.engine.replay import Trace
 from semgrad_guard.engine.scores import Tier
 from semgrad_guard.engine.scoring import Scorer, scorer_of
+from semgrad_guard.engine.trace import Trace
 
 from .oracle import worst_relative_error
 from .scoring_paths import CASES, batch_of

@@ -41,6 +41,7 @@ from semgrad_guard.estimators.self_consistency import disagreement
 from semgrad_guard.estimators.semantic_density import density
 from semgrad_guard.estimators.semantic_entropy import cluster_entropy
 from semgrad_guard.estimators.suite import paper_suite
+from semgrad_guard.evaluation.questions.prompts import Wording, conversation
 
 LOG_PROBS = st.floats(-30, 0)
 ASKING = (
@@ -496,3 +497,21 @@ def test_the_suite_shares_samples_and_tells_its_settings(nli: Entailment, cross_
 def test_bad_settings(make) -> None:
     with pytest.raises(InputError):
         make()
+
+
+@pytest.mark.parametrize("wording", ["plain", "paper"])
+@pytest.mark.parametrize("context", [None, "A passage."])
+def test_the_bare_question_is_what_is_compared_under(
+    language_model: LanguageModel, wording: Wording, context: str | None
+) -> None:
+    turns = conversation("Who?", context, wording=wording, system="Be brief.")
+    evidence = language_model.evidence(turns, "Nobody")
+    assert evidence.question == "Who?"
+    asked = "Who?" if context is None else "Context: A passage.\n\nQuestion: Who?"
+    assert evidence.question_in_context == asked
+    bare = [Message(turn.role, turn.content) for turn in turns]
+    assert language_model.render(bare).ids == evidence.prompt.ids, "the model sees the content alone"
+    as_it_stands = language_model.evidence(bare, "Nobody")
+    assert as_it_stands.question == as_it_stands.question_in_context == turns[-1].content
+    asked_plainly = language_model.evidence(asked, "Nobody")
+    assert PTrue()(evidence).uncertainty == pytest.approx(PTrue()(asked_plainly).uncertainty, rel=1e-9)

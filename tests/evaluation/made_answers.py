@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from semgrad_guard.evaluation.data import Question
-from semgrad_guard.evaluation.evaluated import EvaluatedAnswer
-from semgrad_guard.evaluation.run_file import AnswerScore
+from semgrad_guard.evaluation.questions.data import Question
+from semgrad_guard.evaluation.runs.evaluated import EvaluatedAnswer
+from semgrad_guard.evaluation.runs.run_file import AnswerScore
 
 SETTINGS: dict[str, Any] = {
     "model": "tiny",

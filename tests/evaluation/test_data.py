@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from semgrad_guard.errors import DataFileError
-from semgrad_guard.evaluation.data import Question, read_questions
+from semgrad_guard.evaluation.questions.data import Question, read_questions
 
 GOOD = '{"question": "Who wrote Emma?", "answers": ["Jane Austen"]}'
 OTHER = '{"question": "Who wrote Persuasion?", "answers": ["Jane Austen"]}'

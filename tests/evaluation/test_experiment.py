@@ -11,13 +11,15 @@ from typing import Any
 import pytest
 
 from semgrad_guard import GenerationOptions, LanguageModel
+from semgrad_guard.engine.sampling import Sampler
 from semgrad_guard.errors import BindingMismatchError, InputError
+from semgrad_guard.estimators import SemanticDensity
 from semgrad_guard.estimators.suite import paper_suite
-from semgrad_guard.evaluation.ablations import semgrad_ablations
-from semgrad_guard.evaluation.data import Question
-from semgrad_guard.evaluation.evaluated import EvaluatedAnswer
-from semgrad_guard.evaluation.experiment import Experiment
-from semgrad_guard.evaluation.run_file import read_run
+from semgrad_guard.evaluation.questions.data import Question
+from semgrad_guard.evaluation.runs.ablations import semgrad_ablations
+from semgrad_guard.evaluation.runs.evaluated import EvaluatedAnswer
+from semgrad_guard.evaluation.runs.experiment import Experiment
+from semgrad_guard.evaluation.runs.run_file import read_run
 
 TOKENS = 3
 QUESTIONS = [Question(question=f"item {'x' * (i % 3)} {i}?", answers=("a", "b"), id=str(i), kind="k") for i in range(5)]
@@ -159,3 +161,25 @@ def test_mixed_forms_and_empty_suites_are_refused(experiment: Experiment, tmp_pa
     with pytest.raises(InputError, match="at least one estimator"):
         replace(experiment, estimators=()).run(QUESTIONS, tmp_path / "run.jsonl")
     assert not (tmp_path / "run.jsonl").exists()
+
+
+def test_samples_are_read_once(experiment: Experiment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Semantic Density reads its samples at a temperature of its own, and the record keeps just that."""
+    readings: list[float] = []
+    judged = Sampler.judged
+
+    def counted(self: Sampler, *arguments: Any, temperature: float = 1.0) -> Any:
+        readings.append(temperature)
+        return judged(self, *arguments, temperature=temperature)
+
+    monkeypatch.setattr(Sampler, "judged", counted)
+    few = [each for each in experiment.estimators if each.name in ("semantic_density", "ln_pe", "semantic_entropy")]
+    (answer,) = replace(experiment, estimators=few).run(QUESTIONS[:1], tmp_path / "run.jsonl")
+    assert sorted(readings) == [0.1, 1.0]
+    kept = {sample.plan["kind"]: sample for sample in answer.samples}
+    assert (kept["DiverseBeams"].temperature, kept["Sampling"].temperature) == (0.1, 1.0)
+    evidence = experiment.model.generate(QUESTIONS[0].question, experiment.options).evidence
+    density = next(each for each in few if isinstance(each, SemanticDensity))
+    drawn = evidence.samples(density.plan, temperature=0.1)
+    for tokens, sample in zip(kept["DiverseBeams"].log_probs, drawn, strict=True):
+        assert tokens == pytest.approx(sample.log_probs, abs=1e-5)

@@ -14,9 +14,9 @@ import pytest
 
 from semgrad_guard.errors import InputError
 from semgrad_guard.evaluation import figures, metrics
-from semgrad_guard.evaluation.confidence_quality import crossfitted
 from semgrad_guard.evaluation.figures.entropy import BETAS, TAUS, hybrid
 from semgrad_guard.evaluation.graded import GradedRun, example_run
+from semgrad_guard.evaluation.metrics.confidence_quality import crossfitted
 
 RUN = example_run(n=120, methods=("HybridGrad", "SemGrad", "ParaGrad", "SAR", "Deg", "G-NLL", "M.I."))
 SPS = np.add.outer(np.arange(6), np.arange(4)) / 10.0

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from semgrad_guard.errors import InputError
-from semgrad_guard.evaluation.data import Question
 from semgrad_guard.evaluation.graders import ExactMatch, Graded
 from semgrad_guard.evaluation.graders.base import Verdicts
-from semgrad_guard.evaluation.grading import GradeBook, grade, with_references
+from semgrad_guard.evaluation.graders.grading import GradeBook, grade, with_references
+from semgrad_guard.evaluation.questions.data import Question
 
 from .made_answers import made
 

@@ -12,7 +12,14 @@ from numpy.typing import NDArray
 from semgrad_guard.decision import Binding, Calibration, calibrate
 from semgrad_guard.errors import CalibrationError
 from semgrad_guard.estimators import Estimator, FusedGrad, HybridGrad, SemGrad
-from semgrad_guard.evaluation.learning import LEARN_MOST, Graded, calibrate_best, calibrate_fused, out_of_fold, split
+from semgrad_guard.evaluation.calibrating.learning import (
+    LEARN_MOST,
+    Graded,
+    calibrate_best,
+    calibrate_fused,
+    out_of_fold,
+    split,
+)
 from semgrad_guard.evaluation.metrics import auroc
 from semgrad_guard.records import LOG, FusedWeights
 

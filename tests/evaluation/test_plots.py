@@ -10,8 +10,8 @@ import pytest
 
 from semgrad_guard import calibrate
 from semgrad_guard.errors import InputError, MissingExtraError
-from semgrad_guard.evaluation import plots
-from semgrad_guard.evaluation.plots import draw_risk_coverage, require_drawable
+from semgrad_guard.evaluation.figures import plots
+from semgrad_guard.evaluation.figures.plots import draw_risk_coverage, require_drawable
 
 RNG = np.random.default_rng(0)
 CORRECT = (RNG.random(300) < 0.7).tolist()

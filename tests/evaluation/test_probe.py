@@ -15,12 +15,12 @@ import torch
 from semgrad_guard import GenerationOptions, LanguageModel, Objective
 from semgrad_guard.engine.token_choice import TokenChoice
 from semgrad_guard.errors import BindingMismatchError, InputError
-from semgrad_guard.evaluation import grids, preservation
-from semgrad_guard.evaluation.data import Question
 from semgrad_guard.evaluation.graders import ExactMatch
 from semgrad_guard.evaluation.metrics import auroc
-from semgrad_guard.evaluation.probe import ProbePlan, correlations, probe, prompt_ends
-from semgrad_guard.evaluation.probe_record import Probe
+from semgrad_guard.evaluation.probing import grids, preservation
+from semgrad_guard.evaluation.probing.probe import ProbePlan, correlations, probe, prompt_ends
+from semgrad_guard.evaluation.probing.probe_record import Probe
+from semgrad_guard.evaluation.questions.data import Question
 
 OPTIONS = GenerationOptions(max_new_tokens=4)
 PLAN = ProbePlan(tokens=5, batch_size=3, options=OPTIONS)

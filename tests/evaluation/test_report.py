@@ -15,13 +15,13 @@ import numpy as np
 import pytest
 
 from semgrad_guard.errors import InputError, MissingExtraError
-from semgrad_guard.evaluation import metrics, paper, plots
-from semgrad_guard.evaluation.figures import ProbeMaps
+from semgrad_guard.evaluation import metrics, paper
+from semgrad_guard.evaluation.figures import ProbeMaps, plots
 from semgrad_guard.evaluation.graded import GradedRun, example_run
-from semgrad_guard.evaluation.headline import standing
-from semgrad_guard.evaluation.paper_settings import STANDING, deviations
+from semgrad_guard.evaluation.graded.summary import summarize
 from semgrad_guard.evaluation.report import write_report
-from semgrad_guard.evaluation.summary import summarize
+from semgrad_guard.evaluation.report.headline import standing
+from semgrad_guard.evaluation.report.paper_settings import STANDING, deviations
 
 METHODS = ("HybridGrad", "SemGrad", "ParaGrad", "SAR")
 RUN = example_run(n=80, methods=METHODS)

@@ -11,12 +11,12 @@ import pytest
 
 from semgrad_guard import GenerationOptions, GreedyNLL, Guard, HybridGrad, LanguageModel, Policy, SemGrad
 from semgrad_guard.errors import BindingMismatchError, DataFileError, InputError
-from semgrad_guard.evaluation.data import Question
+from semgrad_guard.evaluation.calibrating.outcome import calibrate_answers
 from semgrad_guard.evaluation.graders import ExactMatch
-from semgrad_guard.evaluation.outcome import calibrate_answers
-from semgrad_guard.evaluation.prompts import prompt_name
-from semgrad_guard.evaluation.run import collect_answers, run_binding
-from semgrad_guard.evaluation.run_file import Answer
+from semgrad_guard.evaluation.questions.data import Question
+from semgrad_guard.evaluation.questions.prompts import prompt_name
+from semgrad_guard.evaluation.runs.run import collect_answers, run_binding
+from semgrad_guard.evaluation.runs.run_file import Answer
 
 Make = Callable[..., LanguageModel]
 QUESTIONS = [Question(question=f"question {'x' * (i % 4)} {i}", id=str(i)) for i in range(11)]

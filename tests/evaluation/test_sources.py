@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from semgrad_guard.errors import DataFileError, MissingExtraError
-from semgrad_guard.evaluation.data import Question, read_questions
+from semgrad_guard.evaluation.questions.data import Question, read_questions
 
 ROWS = [
     {"question": "Who wrote Emma?", "answers": ["Jane Austen", "Austen"], "id": "1", "kind": "book"},

@@ -11,10 +11,10 @@ import pytest
 from sklearn.metrics import cohen_kappa_score
 
 from semgrad_guard.evaluation import metrics, paper
-from semgrad_guard.evaluation.bootstrap import Estimate, estimate
 from semgrad_guard.evaluation.graded import GradedRun, example_run
-from semgrad_guard.evaluation.guarantee import guaranteed_coverage
-from semgrad_guard.evaluation.summary import RunSummary, summarize
+from semgrad_guard.evaluation.graded.summary import RunSummary, summarize
+from semgrad_guard.evaluation.metrics.bootstrap import Estimate, estimate
+from semgrad_guard.evaluation.metrics.guarantee import guaranteed_coverage
 from semgrad_guard.evaluation.tables import Cell, Column, Row, Table, all_tables, guaranteed_tables, practice, quality
 from semgrad_guard.evaluation.tables.table import marked
 

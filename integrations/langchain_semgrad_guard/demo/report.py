@@ -14,7 +14,7 @@ from langchain_semgrad_guard.demo.library import Question
 from langchain_semgrad_guard.demo.stages import GRADER, graded
 from langchain_semgrad_guard.messages import get_verdict
 from semgrad_guard import Calibration, Verdict
-from semgrad_guard.evaluation.plots import draw_risk_coverage
+from semgrad_guard.evaluation.figures.plots import draw_risk_coverage
 
 _STYLES = {"answer": "green", "escalate": "cyan", "abstain": "yellow"}
 

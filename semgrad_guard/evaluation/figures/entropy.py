@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 
+from semgrad_guard.evaluation.figures.plots import INK, MUTED
 from semgrad_guard.evaluation.figures.style import LINES, OURS_COLOUR, RIGHT, dress, new_figure, percent_axis, styled
 from semgrad_guard.evaluation.graded import GradedRun
 from semgrad_guard.evaluation.metrics import auroc
-from semgrad_guard.evaluation.plots import INK, MUTED
-from semgrad_guard.evaluation.tally import Floats
+from semgrad_guard.evaluation.metrics.tally import Floats
 
 TAUS = np.geomspace(0.01, 100.0, 25)
 BETAS = (0.1, 0.5, 1.0, 2.0, 10.0)

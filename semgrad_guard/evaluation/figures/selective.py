@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 
 from semgrad_guard.evaluation import paper
+from semgrad_guard.evaluation.figures.plots import MUTED
 from semgrad_guard.evaluation.figures.style import LINES, OURS_COLOUR, dress, new_figure, percent_axis, plain, styled
 from semgrad_guard.evaluation.graded import GradedRun
 from semgrad_guard.evaluation.metrics import aurc, risk_coverage
-from semgrad_guard.evaluation.plots import MUTED
-from semgrad_guard.evaluation.tally import Floats
+from semgrad_guard.evaluation.metrics.tally import Floats
 
 _POINTS = 160
 """Points of a curve: enough for a page, and a page with many curves stays small."""

@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 
 from semgrad_guard.evaluation import paper
-from semgrad_guard.evaluation.confidence_quality import reliability
+from semgrad_guard.evaluation.figures.plots import MUTED
 from semgrad_guard.evaluation.figures.style import RIGHT, WRONG, dress, new_figure, percent_axis, styled
 from semgrad_guard.evaluation.graded import GradedRun
 from semgrad_guard.evaluation.metrics import auroc
-from semgrad_guard.evaluation.plots import MUTED
-from semgrad_guard.evaluation.tally import Floats
+from semgrad_guard.evaluation.metrics.confidence_quality import reliability
+from semgrad_guard.evaluation.metrics.tally import Floats
 
 _COLUMNS = 4
 _TITLE = 18

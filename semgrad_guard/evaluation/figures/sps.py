@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from semgrad_guard.errors import InputError
+from semgrad_guard.evaluation.figures.plots import INK
 from semgrad_guard.evaluation.figures.style import LINES, OURS_COLOUR, dress, new_figure, plain, save, styled
-from semgrad_guard.evaluation.plots import INK
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
+from semgrad_guard.evaluation.figures.plots import FAINT, INK, MUTED, STYLE, require_drawable, settled
 from semgrad_guard.evaluation.files import write_beside
-from semgrad_guard.evaluation.plots import FAINT, INK, MUTED, STYLE, require_drawable, settled
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from semgrad_guard.evaluation.summary import RunSummary
+from semgrad_guard.evaluation.graded.summary import RunSummary
 from semgrad_guard.evaluation.tables import practice, quality
 from semgrad_guard.evaluation.tables.table import Cell, Column, Row, Table
 

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from semgrad_guard.evaluation import paper
-from semgrad_guard.evaluation.bootstrap import Estimate, estimate, known
-from semgrad_guard.evaluation.guarantee import ALPHAS, DELTA, GuaranteedCoverage
-from semgrad_guard.evaluation.summary import RunSummary
+from semgrad_guard.evaluation.graded.summary import RunSummary
+from semgrad_guard.evaluation.metrics.bootstrap import Estimate, estimate, known
+from semgrad_guard.evaluation.metrics.guarantee import ALPHAS, DELTA, GuaranteedCoverage
 from semgrad_guard.evaluation.tables.quality import methods, why_undefined
 from semgrad_guard.evaluation.tables.table import NOTHING, Cell, Column, Row, Table, marked
 

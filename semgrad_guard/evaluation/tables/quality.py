@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from semgrad_guard.evaluation import paper
-from semgrad_guard.evaluation.bootstrap import Estimate, known, mean
-from semgrad_guard.evaluation.summary import COVERAGES, MethodSummary, RunSummary
+from semgrad_guard.evaluation.graded.summary import COVERAGES, MethodSummary, RunSummary
+from semgrad_guard.evaluation.metrics.bootstrap import Estimate, known, mean
 from semgrad_guard.evaluation.tables.table import Better, Cell, Column, Row, Table, marked
 
 Pick = Callable[[MethodSummary], Estimate]

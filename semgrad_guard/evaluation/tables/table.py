@@ -10,7 +10,7 @@ from typing import Literal
 
 import numpy as np
 
-from semgrad_guard.evaluation.bootstrap import Estimate, combined, estimate
+from semgrad_guard.evaluation.metrics.bootstrap import Estimate, combined, estimate
 
 Better = Literal["higher", "lower"] | None
 Mark = Literal["best", "tied", ""]

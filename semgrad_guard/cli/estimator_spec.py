@@ -1,0 +1,69 @@
+"""`--estimator` and its settings: what was asked for, and the estimator that it stands for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+import typer
+
+from semgrad_guard.cli import loading
+
+if TYPE_CHECKING:
+    from semgrad_guard.decision import Policy
+    from semgrad_guard.estimators import Estimator
+
+E = TypeVar("E", bound="Estimator")
+
+
+@dataclass(frozen=True)
+class EstimatorSpec:
+    """What the options say; None is what they leave to the calibration, or to the estimator's own default."""
+
+    name: str | None = None
+    variant: str | None = None
+    tau: float | None = None
+    beta: float | None = None
+
+    def estimator(self, policy: Policy | None = None) -> Estimator:
+        """The estimator of that name, or the policy's own without one, with the settings that were given.
+
+        Raises:
+            BadParameter: it takes no such setting.
+            InputError: a setting is out of its range.
+            CalibrationError: the policy's own estimator cannot be made again from its calibration.
+        """
+        return self.set_on(loading.load_estimator(self.name, policy))
+
+    def set_on(self, estimator: E) -> E:
+        """The estimator with the settings that were given.
+
+        Raises:
+            BadParameter: it takes no such setting; the message names those that do.
+        """
+        for name in self._given:
+            if name not in _settings_of(estimator):
+                raise typer.BadParameter(f"{estimator.name} takes no --{name}: it is for {', '.join(_takers(name))}")
+        return self.set_where_taken(estimator)
+
+    def set_where_taken(self, estimator: E) -> E:
+        """The estimator with those of the given settings that it takes: for many at once."""
+        taken = {name: value for name, value in self._given.items() if name in _settings_of(estimator)}
+        return cast("E", replace(cast(Any, estimator), **taken))
+
+    @property
+    def _given(self) -> dict[str, Any]:
+        asked = {"variant": self.variant, "tau": self.tau, "beta": self.beta}
+        return {name: value for name, value in asked.items() if value is not None}
+
+
+def _settings_of(estimator: Any) -> set[str]:
+    return {field.name for field in fields(estimator)}
+
+
+def _takers(setting: str) -> list[str]:
+    """The names of all estimators that take a setting."""
+    from semgrad_guard.estimators import ESTIMATORS, FusedGrad
+
+    known: tuple[Any, ...] = (*ESTIMATORS, FusedGrad)
+    return [estimator.name for estimator in known if setting in _settings_of(estimator)]

@@ -1,0 +1,195 @@
+"""What was loaded, and what it says of itself: identity, chat template, context window, forms of tool calls."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Self, cast
+
+import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from semgrad_guard.engine.checkpoint import POCKET, load, weight_fingerprint
+from semgrad_guard.engine.memory import Memory
+from semgrad_guard.engine.prompt import Prompt, chat_template, render, template_fingerprint
+from semgrad_guard.engine.scoring import scorer_of
+from semgrad_guard.engine.token_choice import TokenChoice
+from semgrad_guard.engine.tool_format import ToolFormat, tool_format
+from semgrad_guard.records import Conversation
+
+
+@dataclass(frozen=True)
+class ModelIdentity:
+    """What a calibration is bound to. `fingerprint` follows the weights, `template` the chat template."""
+
+    name: str
+    revision: str | None
+    fingerprint: str
+    dtype: str
+    template: str
+
+
+class LoadedModel:
+    """A causal LM with its tokenizer, however it was loaded; `LanguageModel` is what it does."""
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
+        *,
+        name: str,
+        revision: str | None = None,
+        semantic_token: int | TokenChoice | None = None,
+        template_options: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.name, self.revision = name, revision
+        self.tokenizer = tokenizer
+        self._model = model
+        self._template_options = dict(template_options or {})
+        if isinstance(semantic_token, TokenChoice):
+            semantic_token = semantic_token.offset_for(self.template_fingerprint())
+        self.semantic_token = semantic_token
+        self._scorer = scorer_of(model)
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        name_or_path: str,
+        *,
+        revision: str | None = None,
+        dtype: torch.dtype | str | None = None,
+        device_map: Any = None,
+        quantization_config: Any = None,
+        attn_implementation: str | None = None,
+        local_files_only: bool | None = None,
+        semantic_token: int | TokenChoice | None = None,
+        template_options: Mapping[str, Any] | None = None,
+    ) -> Self:
+        """Load a checkpoint: "pocket" (the embedded model), a folder, or a hub id. Safetensors only, no remote code.
+
+        Args:
+            name_or_path: what to load.
+            revision: a hub revision.
+            dtype: default: the checkpoint's own, and float32 for the pocket model, which is meant for CPUs.
+            device_map, quantization_config, attn_implementation, local_files_only: as in transformers.
+            semantic_token: t*, counted from the prompt's end, where the chat template's own should be overridden; or
+                what a probe recommends, `TokenChoice.load("probe.json")`.
+            template_options: given to the chat template with every prompt, e.g. {"enable_thinking": False}.
+
+        Raises:
+            ModelNotFoundError: nothing loadable at that name or path; the message says what is missing.
+            UnsupportedModelError: no decoder-only causal LM, or one whose layers are spread over devices.
+            BindingMismatchError: t* was chosen for another chat template.
+        """
+        model, tokenizer = load(
+            name_or_path,
+            revision=revision,
+            dtype=dtype if dtype is not None else torch.float32 if name_or_path == POCKET else "auto",
+            device_map=device_map,
+            quantization_config=quantization_config,
+            attn_implementation=attn_implementation,
+            local_files_only=local_files_only,
+        )
+        name = Path(name_or_path).resolve().name if Path(name_or_path).is_dir() else name_or_path
+        found_revision = revision or getattr(model.config, "_commit_hash", None)
+        return cls(
+            model,
+            tokenizer,
+            name=name,
+            revision=found_revision,
+            semantic_token=semantic_token,
+            template_options=template_options,
+        )
+
+    @classmethod
+    def from_transformers(
+        cls,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
+        *,
+        name: str | None = None,
+        revision: str | None = None,
+        semantic_token: int | TokenChoice | None = None,
+        template_options: Mapping[str, Any] | None = None,
+    ) -> Self:
+        """Wrap a model and tokenizer that are already loaded; both stay exactly as they are."""
+        known = name or str(getattr(model, "name_or_path", "") or type(model).__name__)
+        return cls(
+            model,
+            tokenizer,
+            name=known,
+            revision=revision,
+            semantic_token=semantic_token,
+            template_options=template_options,
+        )
+
+    @cached_property
+    def identity(self) -> ModelIdentity:
+        """Name, revision, weight fingerprint, dtype and chat template, read once."""
+        return ModelIdentity(
+            name=self.name,
+            revision=self.revision,
+            fingerprint=weight_fingerprint(self._model),
+            dtype=str(self._model.dtype).removeprefix("torch."),
+            template=self.template_fingerprint(),
+        )
+
+    def template_fingerprint(self, template_options: Mapping[str, Any] | None = None) -> str:
+        """Twelve hex digits for the chat template with the model's options and these (tools among them)."""
+        return template_fingerprint(self.tokenizer, {**self._template_options, **(template_options or {})})
+
+    @property
+    def memory(self) -> Memory:
+        """How much scoring may hold above a generation; set it to `FRUGAL` where memory is short."""
+        return self._scorer.memory
+
+    @memory.setter
+    def memory(self, memory: Memory) -> None:
+        self._scorer.memory = memory
+
+    @cached_property
+    def tool_format(self) -> ToolFormat:
+        """How this model writes tool calls.
+
+        Raises:
+            UnsupportedToolsError: its chat template knows no tools, or an unknown form of calls.
+        """
+        # A tokenizer may hold a second template for conversations with tools, chosen where there are any.
+        return tool_format(self.tokenizer, chat_template(self.tokenizer, {"tools": [], **self._template_options}))
+
+    @cached_property
+    def special_tokens(self) -> Mapping[str, int]:
+        """The tokens that are left out of answers' texts, and their ids."""
+        added: Any = self.tokenizer.added_tokens_decoder
+        return {token.content: number for number, token in added.items() if token.special}
+
+    @property
+    def context_window(self) -> int | None:
+        """Positions the model can attend over, None if it states no limit."""
+        config: Any = self._model.config.get_text_config(decoder=True)
+        return cast("int | None", getattr(config, "max_position_embeddings", None))
+
+    @property
+    def n_layers(self) -> int:
+        """Decoder layers L; hidden states are h^(0) .. h^(L-1)."""
+        return self._scorer.architecture.n_layers
+
+    def render(self, conversation: Conversation, **template_options: Any) -> Prompt:
+        """The prompt the model will see: text, token ids and t*."""
+        return render(
+            self.tokenizer,
+            conversation,
+            semantic_token=self.semantic_token,
+            template_options={**self._template_options, **template_options},
+        )
+
+    @property
+    def _end_tokens(self) -> tuple[int, ...]:
+        """Every token that ends an answer: the generation config's (chat models list several) and the tokenizer's."""
+        config: Any = getattr(self._model, "generation_config", None)
+        listed: Any = getattr(config, "eos_token_id", None)
+        ids = list(listed) if isinstance(listed, (list, tuple)) else [listed]
+        own: Any = self.tokenizer.eos_token_id
+        return tuple(sorted({int(i) for i in [*ids, own] if i is not None}))

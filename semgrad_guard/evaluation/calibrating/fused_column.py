@@ -1,0 +1,25 @@
+"""FusedGrad among the other methods: every answer scored by weights that were fitted without it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from semgrad_guard.errors import FitError, MissingExtraError
+from semgrad_guard.estimators.fusedgrad import FusedGrad
+from semgrad_guard.evaluation.calibrating.learning import Graded, out_of_fold
+from semgrad_guard.evaluation.runs.run_file import Answer
+
+NAME = FusedGrad.name
+
+
+def cross_fitted(answers: Sequence[Answer], correct: Sequence[bool]) -> tuple[list[float | None], str | None]:
+    """Scores from the features that a run kept, by five-fold cross-validation; none, and the reason, where that fails.
+
+    Each fold has weights of its own, so its scores are on a scale of their own, too: close, not equal.
+    """
+    features = [answer.scores[NAME].features for answer in answers]
+    part = Graded([answer.key for answer in answers], list(correct), features, {})
+    try:
+        return out_of_fold(part, FusedGrad(), seed=0), None
+    except (FitError, MissingExtraError) as error:
+        return [None] * len(answers), str(error)

@@ -1,0 +1,54 @@
+"""From the answers of a run to a calibration: graded, measured, bound to what made them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from semgrad_guard.decision import Binding, Calibration, calibrate
+from semgrad_guard.evaluation.graders import Grader
+from semgrad_guard.evaluation.metrics import aurc, auroc
+from semgrad_guard.evaluation.questions.data import Question
+from semgrad_guard.evaluation.runs.run_file import Answer
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Graded answers and the calibration made from them; `uncertainties` and `correct` are in the questions' order."""
+
+    calibration: Calibration
+    uncertainties: list[float | None]
+    correct: list[bool]
+
+    @property
+    def auroc(self) -> float | None:
+        """P(a wrong answer is less certain than a right one); None where all are right, or all wrong."""
+        return auroc(self.uncertainties, self.correct)
+
+    @property
+    def aurc(self) -> float | None:
+        """Mean selective risk; None where no answer has a score."""
+        return aurc(self.uncertainties, self.correct)
+
+
+def calibrate_answers(
+    questions: Sequence[Question],
+    answers: Sequence[Answer],
+    *,
+    estimator: str,
+    grader: Grader,
+    binding: Binding,
+    alpha: float,
+    delta: float,
+) -> Outcome:
+    """Grade the answers of a run and calibrate on them.
+
+    `estimator` is the name that the run gave to the estimator to use. The binding gets the grader's name. A question
+    that could not be asked counts as unscored and wrong.
+    """
+    pairs = list(zip(questions, answers, strict=True))
+    uncertainties = [answer.uncertainty(estimator) for answer in answers]
+    correct = [answer.text is not None and grader(answer.text, question.answers) for question, answer in pairs]
+    bound = binding.model_copy(update={"grader": grader.name})
+    found = calibrate(uncertainties, correct, alpha=alpha, delta=delta, binding=bound)
+    return Outcome(found, uncertainties, correct)

@@ -1,0 +1,139 @@
+"""From answers and grades to what is read: the graded run that the report is made of, and a table of every answer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from semgrad_guard.errors import GradingError
+from semgrad_guard.evaluation.calibrating import fused_column
+from semgrad_guard.evaluation.graded import GradedRun
+from semgrad_guard.evaluation.graders.base import Verdicts
+from semgrad_guard.evaluation.questions.spreadsheet import write_table
+from semgrad_guard.evaluation.runs.evaluated import EvaluatedAnswer
+
+
+@dataclass(frozen=True)
+class Results:
+    """A run's answers with the verdicts of its graders, the deciding one first; `settings` are the run's own."""
+
+    answers: Sequence[EvaluatedAnswer]
+    grades: Mapping[str, Verdicts]
+    settings: Mapping[str, Any]
+    data: str
+
+    @property
+    def titles(self) -> dict[str, str]:
+        """The methods' names and how the paper spells them."""
+        named: Mapping[str, Mapping[str, Any]] = self.settings["estimators"]
+        return {name: str(each.get("title", name)) for name, each in named.items()}
+
+    @property
+    def ungraded(self) -> dict[str, int]:
+        """How many answers each grader came to no verdict on, where there are any."""
+        missing = {name: verdicts.count(None) for name, verdicts in self.grades.items()}
+        return {name: count for name, count in missing.items() if count}
+
+    @cached_property
+    def kept(self) -> list[int]:
+        """Which answers every grader came to a verdict on."""
+        each = range(len(self.answers))
+        return [i for i in each if all(verdicts[i] is not None for verdicts in self.grades.values())]
+
+    @cached_property
+    def graded_run(self) -> GradedRun:
+        """What tables and figures are made of: the answers that are `kept`.
+
+        Raises:
+            GradingError: there is no such answer.
+        """
+        if not self.kept:
+            raise GradingError(
+                "There is no answer that every grader came to a verdict on; grade again, or leave a grader out."
+            )
+        answers = [self.answers[i] for i in self.kept]
+        correct, *others = ([bool(verdicts[i]) for i in self.kept] for verdicts in self.grades.values())
+        decides, *beside = self.grades
+        model = str(self.settings["model"])
+        return GradedRun(
+            title=f"{model} on {self.data}",
+            model=model,
+            data=self.data,
+            scores={t: [self._uncertainty(name, i) for i in self.kept] for name, t in self._measured.items()},
+            correct=correct,
+            milliseconds={t: [a.milliseconds.get(name, 0.0) for a in answers] for name, t in self._measured.items()},
+            generation_ms=[a.generation_ms for a in answers],
+            mean_entropy=[a.mean_entropy for a in answers],
+            kinds=[a.kind for a in answers],
+            other_graders=dict(zip(beside, others, strict=True)),
+            ablations={name: [a.ablations.get(name) for a in answers] for name in self.settings.get("ablations", ())},
+            settings={
+                **self.settings,
+                "grader": decides,
+                "questions": len(self.answers),
+                "left out: no verdict": len(self.answers) - len(answers),
+                "without an answer": sum(a.text is None for a in answers),
+                "answers generated together": sorted({a.rows for a in answers}),
+                **self._note,
+            },
+        )
+
+    @cached_property
+    def _fused(self) -> tuple[dict[int, float | None], str | None]:
+        """FusedGrad's scores, which need the labels first, by answer; or why there are none."""
+        if fused_column.NAME not in self.titles or not self.kept:
+            return {}, None
+        correct = [bool(next(iter(self.grades.values()))[i]) for i in self.kept]
+        scores, missing = fused_column.cross_fitted([self.answers[i] for i in self.kept], correct)
+        return dict(zip(self.kept, scores, strict=True)), missing
+
+    def _uncertainty(self, name: str, i: int) -> float | None:
+        return self._fused[0].get(i) if name == fused_column.NAME else self.answers[i].uncertainty(name)
+
+    @property
+    def unfitted(self) -> str | None:
+        """Why FusedGrad has no scores, if it was asked for and has none."""
+        return self._fused[1]
+
+    @property
+    def _measured(self) -> dict[str, str]:
+        """The methods that have numbers, with their titles."""
+        return {name: t for name, t in self.titles.items() if name != fused_column.NAME or self.unfitted is None}
+
+    @property
+    def _note(self) -> dict[str, str]:
+        """What is to be said of FusedGrad, if it was asked for."""
+        if fused_column.NAME not in self.titles:
+            return {}
+        missing = self.unfitted
+        said = "five-fold cross-validation on these answers" if missing is None else f"left out. {missing}"
+        return {self.titles[fused_column.NAME]: said}
+
+    def write_csv(self, path: Path) -> Path:
+        """One row per question: what was asked and answered, every grader's verdict, every method's score and cost."""
+        names = self.titles
+        header = ["id", "key", "kind", "question", "references", "answer", *(f"correct: {g}" for g in self.grades)]
+        header += [*names.values(), *(f"ms: {title}" for title in names.values()), "ms: generation"]
+        rows = [
+            [
+                answer.id,
+                answer.key,
+                answer.kind,
+                answer.question,
+                "\n".join(answer.references),
+                answer.text,
+                *(_bit(verdicts[i]) for verdicts in self.grades.values()),
+                *(self._uncertainty(name, i) for name in names),
+                *(answer.milliseconds.get(name) for name in names),
+                answer.generation_ms,
+            ]
+            for i, answer in enumerate(self.answers)
+        ]
+        return write_table(path, header, rows)
+
+
+def _bit(verdict: bool | None) -> int | None:
+    return None if verdict is None else int(verdict)

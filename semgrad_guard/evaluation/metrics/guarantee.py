@@ -1,0 +1,112 @@
+"""Coverage at a guaranteed error rate: what a promise leaves to answer, measured on questions it has not seen.
+
+For a promised error rate alpha, half of the questions calibrate a threshold and the other half measures what it lets
+through; over many seeded halves. This is what a user of the guard gets, which neither AUROC nor AURC says.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from semgrad_guard.decision import binomial, fixed_sequence
+from semgrad_guard.evaluation.metrics.tally import Floats, as_arrays
+
+ALPHAS = (0.05, 0.1, 0.2)
+DELTA = 0.1
+SPLITS = 100
+
+
+@dataclass(frozen=True)
+class GuaranteedCoverage:
+    """What a promise of at most `alpha` errors, with probability 1 - `delta`, lets through. One entry per split.
+
+    `coverage` is the share of the measuring half that is let through, in [0, 1], and 0 where no threshold keeps the
+    promise; `risk` is the share of wrong answers among those, nan where nothing is let through.
+    """
+
+    alpha: float
+    delta: float
+    coverage: Floats
+    risk: Floats
+
+    @property
+    def mean_coverage(self) -> float:
+        """The mean over all splits, those that let nothing through included."""
+        return float(self.coverage.mean())
+
+    @property
+    def violations(self) -> float:
+        """The share of splits whose error rate in the measuring half exceeds alpha.
+
+        The promise concerns the error rate over all questions. A measuring half scatters around it, so this share may
+        exceed delta somewhat where the promise is kept with little to spare.
+        """
+        return float((self.risk > self.alpha).mean())
+
+    @property
+    def nothing(self) -> float:
+        """The share of splits in which no threshold keeps the promise, or nothing is below it."""
+        return float(np.isnan(self.risk).mean())
+
+
+def guaranteed_coverage(
+    uncertainties: Sequence[float | None],
+    correct: Sequence[bool],
+    *,
+    alpha: float,
+    delta: float = DELTA,
+    splits: int = SPLITS,
+    seed: int = 0,
+) -> GuaranteedCoverage | None:
+    """Calibrate on a random half and measure on the other, `splits` times; None with fewer than two questions."""
+    scores, labels = as_arrays(uncertainties, correct)
+    if len(scores) < 2:
+        return None
+    found = [
+        _measure(scores[rest], labels[rest], threshold(scores[half], labels[half], alpha=alpha, delta=delta))
+        for half, rest in halves(len(scores), splits=splits, seed=seed)
+    ]
+    coverage, risk = np.array(found, dtype=np.float64).T
+    return GuaranteedCoverage(alpha, delta, coverage, risk)
+
+
+def halves(n: int, *, splits: int, seed: int) -> Iterator[tuple[NDArray[np.intp], NDArray[np.intp]]]:
+    """(calibrating rows, measuring rows) of n; the same for every method."""
+    rng = np.random.default_rng([seed, n])
+    for _ in range(splits):
+        order = rng.permutation(n)
+        yield np.sort(order[: n // 2]), np.sort(order[n // 2 :])
+
+
+def threshold(scores: Floats, correct: NDArray[np.bool_], *, alpha: float, delta: float) -> float | None:
+    """The threshold that `decision.calibrate` would choose from these answers, without the rest of its record."""
+    finite = np.isfinite(scores)
+    scores, wrong = scores[finite], ~correct[finite]
+    for_grid, tested = fixed_sequence.split(len(scores), seed=0)
+    if not len(for_grid) or len(tested) < binomial.fewest_answers(alpha=alpha, delta=delta):
+        return None
+    grid = fixed_sequence.split_grid(scores[for_grid], n_tested=len(tested), alpha=alpha, delta=delta)
+    walk = fixed_sequence.walk(scores[tested], wrong[tested], grid, first=0, alpha=alpha, delta=delta)
+    return None if walk.accepted is None else float(grid[walk.accepted])
+
+
+def fewest_questions(*, alpha: float, delta: float = DELTA) -> int:
+    """How many scored questions it takes before half of them could show an error rate of at most alpha at all."""
+    needed = binomial.fewest_answers(alpha=alpha, delta=delta)
+    half = needed
+    while len(fixed_sequence.split(half, seed=0)[1]) < needed:
+        half += 1
+    return 2 * half
+
+
+def _measure(scores: Floats, correct: NDArray[np.bool_], limit: float | None) -> tuple[float, float]:
+    """(coverage, risk) of a threshold; scores that are nan are never let through."""
+    let_through = np.isfinite(scores) & (scores <= limit) if limit is not None else np.zeros(len(scores), np.bool_)
+    if not let_through.any():
+        return 0.0, math.nan
+    return float(let_through.mean()), float((~correct[let_through]).mean())

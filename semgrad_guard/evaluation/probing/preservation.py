@@ -1,0 +1,102 @@
+"""Semantic preservation over a file of questions: one pass over all wordings, which a later run can take up again."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from semgrad_guard.engine.language_model import LanguageModel
+from semgrad_guard.engine.prompt import Prompt
+from semgrad_guard.engine.semantic_preservation import SemanticPreservation
+from semgrad_guard.errors import BindingMismatchError, InputError
+from semgrad_guard.evaluation.files import write_beside
+from semgrad_guard.evaluation.questions.data import Question
+from semgrad_guard.evaluation.questions.prompts import conversation, form_of, prompt_name
+from semgrad_guard.guard import template_name
+
+Progress = Callable[[int, int], None]
+_SAVE_EVERY = 20.0
+
+
+def wordings(model: LanguageModel, question: Question, *, system: str | None = None) -> list[Prompt]:
+    """The prompts of a question and of its paraphrases."""
+    asked = dict.fromkeys((question.question, *question.paraphrases))
+    return [model.render(conversation(text, question.context, system=system)) for text in asked]
+
+
+def measure_preservation(
+    questions: Sequence[Question],
+    path: Path,
+    *,
+    model: LanguageModel,
+    tokens: int,
+    system: str | None = None,
+    batch_size: int = 16,
+    on_progress: Progress,
+) -> SemanticPreservation:
+    """Sums over all questions, each with a paraphrase at least; kept at `path` now and then, and at the end.
+
+    Args:
+        questions: distinct ones.
+        path: the sums so far (safetensors); a run with other settings does not continue it.
+        model: whose hidden states are measured.
+        tokens: how many of the prompts' last tokens.
+        system: a system message for every question.
+        batch_size: prompts in one forward pass, roughly: a question's wordings stay together.
+        on_progress: told (questions done, questions in all).
+
+    Raises:
+        BindingMismatchError: the sums at `path` are another run's.
+    """
+    settings = {
+        "model": model.identity.name,
+        "fingerprint": model.identity.fingerprint,
+        "dtype": model.identity.dtype,
+        "prompt_template": template_name(model, prompt_name(form_of(questions), system=system)),
+        "tokens": tokens,
+        "questions": _digest(questions),
+    }
+    sums = _load(path, settings)
+    step = max(1, batch_size // (1 + max(len(question.paraphrases) for question in questions)))
+    done, saved = 0 if sums is None else sums.queries, time.monotonic()
+    on_progress(done, len(questions))
+    while done < len(questions):
+        groups = [wordings(model, question, system=system) for question in questions[done : done + step]]
+        states = model.last_states([prompt for group in groups for prompt in group], tokens)
+        sums = sums or SemanticPreservation.empty(states.shape[1], tokens, states.shape[-1])
+        begin = 0
+        for group in groups:
+            sums.add(states[begin : begin + len(group)])
+            begin += len(group)
+        done += len(groups)
+        if done == len(questions) or time.monotonic() - saved > _SAVE_EVERY:
+            write_beside(path, partial(sums.write, settings=settings))
+            saved = time.monotonic()
+        on_progress(done, len(questions))
+    if sums is None:
+        raise InputError("there are no questions to measure")
+    return sums
+
+
+def _digest(questions: Sequence[Question]) -> str:
+    content = json.dumps([[question.key, *question.paraphrases] for question in questions])
+    return hashlib.sha256(content.encode("utf-8", "surrogatepass")).hexdigest()[:16]
+
+
+def _load(path: Path, settings: dict[str, Any]) -> SemanticPreservation | None:
+    if not path.exists():
+        return None
+    sums, found = SemanticPreservation.read(path)
+    changed = [key for key in settings if settings[key] != found.get(key)]
+    if changed:
+        named = "; ".join(f"{key} is {settings[key]!r} and was {found.get(key)!r}" for key in changed)
+        raise BindingMismatchError(
+            f"The sums in {path} come from a probe with other settings: {named}. Continue with the same ones, or "
+            "choose another output."
+        )
+    return sums

@@ -1,0 +1,152 @@
+"""Where questions come from: JSON Lines, a JSON list, CSV, or a Hugging Face dataset; each as records with a place."""
+
+from __future__ import annotations
+
+import codecs
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+from semgrad_guard.errors import DataFileError, MissingExtraError
+from semgrad_guard.evaluation.questions.spreadsheet import read_table
+
+HUB = "hub:"
+"""Before the name of a Hugging Face dataset: hub:NAME[:CONFIG][@SPLIT]."""
+
+_LISTS = ("answers", "answer", "correct_answers", "paraphrases")
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One record of a source, or what is wrong with it. `number` counts in the source's own `unit`, from 1."""
+
+    source: str
+    unit: str
+    number: int
+    content: Any
+
+    @property
+    def place(self) -> str:
+        """Where it stands, to be named in messages."""
+        return f"{self.source}, {self.unit} {self.number}"
+
+
+def entries(source: str) -> Iterator[Entry]:
+    """The entries of a file (.csv and .tsv, .json, or JSON Lines) or of a dataset (`hub:...`).
+
+    Raises:
+        DataFileError: the whole source cannot be read.
+        MissingExtraError: a dataset is asked for and `datasets` is not installed.
+    """
+    if source.startswith(HUB):
+        return _dataset(source)
+    path = Path(source)
+    if path.suffix.lower() in (".csv", ".tsv"):
+        return _csv(path)
+    content = _content(path)
+    listed = path.suffix.lower() == ".json" and content.lstrip().startswith(b"[")
+    return _json_list(path, content) if listed else _json_lines(path, content)
+
+
+def _content(path: Path) -> bytes:
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise DataFileError(f"Cannot read {path}: {error.strerror or error}.") from error
+    if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        raise DataFileError(f"{path} is UTF-16 text; save it as UTF-8.")
+    return content.removeprefix(codecs.BOM_UTF8)
+
+
+def _json_lines(path: Path, content: bytes) -> Iterator[Entry]:
+    """Only line feeds end a line: JSON strings may hold U+2028."""
+    for number, line in enumerate(content.split(b"\n"), start=1):
+        if line.strip():
+            place = f"{path}, line {number}"
+            yield Entry(str(path), "line", number, _parsed(line, place, span="of the line"))
+
+
+def _json_list(path: Path, content: bytes) -> Iterator[Entry]:
+    found = _parsed(content, str(path), span="of the file")
+    if isinstance(found, DataFileError):
+        raise found
+    for number, record in enumerate(cast("list[Any]", found), start=1):
+        yield Entry(str(path), "entry", number, record)
+
+
+def _parsed(text: bytes, place: str, *, span: str) -> Any:
+    try:
+        return json.loads(text.decode("utf-8"))
+    except UnicodeDecodeError as error:
+        return DataFileError(f"{place} is not UTF-8 text (byte {error.start + 1} {span}).")
+    except json.JSONDecodeError as error:
+        where = f"column {error.colno}" if error.lineno == 1 else f"line {error.lineno}, column {error.colno}"
+        return DataFileError(f"{place} is not valid JSON: {error.msg} at {where}.")
+    except RecursionError:
+        return DataFileError(f"{place} is nested too deeply.")
+
+
+def _csv(path: Path) -> Iterator[Entry]:
+    names, rows = read_table(path)
+    if "question" not in names:
+        raise DataFileError(f'{path} has no column "question"; its first row names the columns: {", ".join(names)}.')
+    for row in rows:
+        entry = Entry(str(path), "row", row.number, {name: _cell(name, cell) for name, cell in row.cells.items()})
+        if row.surplus:
+            fault = DataFileError(f"{entry.place} has more cells than there are columns; quote texts that hold commas.")
+            entry = Entry(entry.source, entry.unit, entry.number, fault)
+        yield entry
+
+
+def _cell(name: str, cell: str) -> Any:
+    """Several answers in one cell are a JSON list, or stand one a line; an empty cell is none at all."""
+    if not cell.strip():
+        return "" if name == "question" else None
+    if name not in _LISTS:
+        return cell
+    try:
+        found: Any = json.loads(cell)
+    except ValueError:
+        found = None
+    if isinstance(found, list):
+        return cast("list[Any]", found)
+    return [line.strip() for line in cell.splitlines() if line.strip()]
+
+
+def _dataset(source: str) -> Iterator[Entry]:
+    name, _, split = source.removeprefix(HUB).partition("@")
+    name, _, config = name.partition(":")
+    for number, record in enumerate(_load(name, config or None, split or None), start=1):
+        yield Entry(source, "row", number, record)
+
+
+def _load(name: str, config: str | None, split: str | None) -> Iterable[Any]:
+    try:
+        import datasets  # pyright: ignore[reportMissingImports]
+    except ModuleNotFoundError as error:
+        raise MissingExtraError("datasets", extra="datasets") from error
+    library: Any = datasets
+    saved = any((Path(name) / marker).is_file() for marker in ("dataset_info.json", "dataset_dict.json"))
+    try:
+        found: Any = library.load_from_disk(name) if saved else library.load_dataset(name, config, split=split)
+    except (OSError, ValueError, RuntimeError) as error:
+        reason = str(error).strip().partition("\n")[0].rstrip(".")
+        raise DataFileError(
+            f"Cannot load the dataset {name!r}: {reason}. Name it as {HUB}NAME[:CONFIG][@SPLIT], and check that the "
+            "hub can be reached."
+        ) from error
+    return _one_split(found, name, split if saved else None)
+
+
+def _one_split(found: Any, name: str, split: str | None) -> Iterable[Any]:
+    """The rows; where there are several splits, one must have been named."""
+    if not isinstance(found, dict):
+        return found
+    splits = cast("dict[str, Iterable[Any]]", found)
+    if split is None and len(splits) == 1:
+        return next(iter(splits.values()))
+    if split not in splits:
+        raise DataFileError(f"The dataset {name!r} has the splits {', '.join(splits)}; choose one: {HUB}{name}@SPLIT.")
+    return splits[split]

@@ -1,0 +1,212 @@
+"""The report: one HTML file without any outside request, and a CSV file for every table."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from unicodedata import category
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from semgrad_guard.errors import InputError
+from semgrad_guard.evaluation import figures, paper
+from semgrad_guard.evaluation.figures.plots import require_drawable
+from semgrad_guard.evaluation.figures.sps import ProbeMaps
+from semgrad_guard.evaluation.files import require_writable, write_beside
+from semgrad_guard.evaluation.graded import GradedRun, require_distinct
+from semgrad_guard.evaluation.graded.summary import RunSummary, summarize
+from semgrad_guard.evaluation.highlight import Claim, highlighted_html
+from semgrad_guard.evaluation.metrics.bootstrap import LEVEL, RESAMPLES
+from semgrad_guard.evaluation.metrics.guarantee import DELTA, SPLITS
+from semgrad_guard.evaluation.report.headline import promises, standing
+from semgrad_guard.evaluation.report.paper_settings import deviations, flat
+from semgrad_guard.evaluation.tables import Table, all_tables, guaranteed_tables
+
+FILE = "report.html"
+TABLES = "tables"
+_WIDTH = 11
+"""Columns that fit on an upright A4 page."""
+_UNSEEN = ("Cc", "Cs", "Cn")
+_NARROW = 3
+"""Up to so many columns leave room for intervals on the same line."""
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A drawing in the page, with what it shows in words."""
+
+    svg: Markup
+    caption: str
+
+
+def write_report(
+    runs: GradedRun | Sequence[GradedRun],
+    folder: str | Path,
+    *,
+    probe: ProbeMaps | Sequence[ProbeMaps] | None = None,
+    claims: Mapping[str, Sequence[Claim]] | None = None,
+    title: str = "How well the guard knows",
+    count: int = RESAMPLES,
+    splits: int = SPLITS,
+    tell: Callable[[str], object] = lambda _: None,
+) -> Path:
+    """Write `report.html` and `tables/*.csv` into a folder, which is made if it is not there.
+
+    Args:
+        runs: one graded run, or several with titles of their own (models x data sets).
+        folder: where to.
+        probe: maps of SPS, and of SemGrad's AUROC, by layer and token.
+        claims: question -> the segments of a longer answer with an uncertainty each, shown as marked text.
+        title: the page's heading.
+        count: bootstrap resamples behind every interval.
+        splits: random halves behind the coverage at a guaranteed error rate.
+        tell: called with what is being done, for a progress display.
+
+    Returns:
+        The path of the HTML file.
+
+    Raises:
+        InputError: two runs of one title, or a folder that cannot be written.
+        MissingExtraError: matplotlib is absent.
+    """
+    given = [runs] if isinstance(runs, GradedRun) else list(runs)
+    maps = [probe] if isinstance(probe, ProbeMaps) else list(probe or ())
+    require_distinct(given)
+    target = _make(Path(folder))
+    require_drawable(target.with_suffix(".svg"))
+    require_writable(target)
+    summaries = [summarize(run, count=count, splits=splits, tell=tell) for run in given]
+    promised, tables = guaranteed_tables(summaries), all_tables(summaries)
+    for table in (*promised, *tables):
+        tell(f"{table.key}.csv")
+        _write(target.parent / TABLES / f"{table.key}.csv", table.csv())
+    tell(FILE)
+    shown = {question: Markup(highlighted_html(_segments(each))) for question, each in (claims or {}).items()}  # noqa: S704
+    return _write(target, _page(summaries, promised, tables, maps, shown, title=title, count=count, splits=splits))
+
+
+def _page(
+    summaries: Sequence[RunSummary],
+    promised: Sequence[Table],
+    tables: Sequence[Table],
+    maps: Sequence[ProbeMaps],
+    claims: Mapping[str, Markup],
+    *,
+    title: str,
+    count: int,
+    splits: int,
+) -> str:
+    environment = Environment(
+        loader=PackageLoader("semgrad_guard", "evaluation/report"),
+        autoescape=True,
+        finalize=_visible,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    sections = [
+        {
+            "summary": summary,
+            "id": f"run-{number}",
+            "promises": promises(summary),
+            "standing": standing(summary),
+            "promised": table,
+            "figures": _figures(summary, f"run{number}"),
+            "settings": [(name, _written(value)) for name, value in flat(summary.run.settings)],
+            "deviations": deviations(summary.run.settings),
+        }
+        for number, (summary, table) in enumerate(zip(summaries, promised, strict=True), start=1)
+    ]
+    return environment.get_template("report.html.jinja").render(
+        title=title,
+        sections=sections,
+        main=tables[0],
+        tables=tables[1:],
+        probes=[_probe(each, f"probe{number}") for number, each in enumerate(maps, start=1)],
+        claims=claims,
+        width=_WIDTH,
+        narrow=_NARROW,
+        ours=paper.OURS,
+        source=paper.SOURCE,
+        delta=DELTA,
+        level=LEVEL,
+        count=count,
+        splits=splits,
+        folder=TABLES,
+    )
+
+
+def _figures(summary: RunSummary, name: str) -> list[Figure]:
+    run = summary.run
+    confidence = {method: each.confidence for method, each in summary.methods.items()}
+    drawn = [
+        (
+            figures.risk_coverage_figure(run),
+            f"Risk against coverage, {run.title}. The lower a curve, the fewer of the answers let through are wrong.",
+        ),
+        (
+            figures.reliability_figure(run, confidence),
+            f"Reliability, {run.title}: P(correct) as said against the share that is right, with exact 95% intervals; "
+            "larger dots stand for more answers. On the diagonal it is honest.",
+        ),
+        (
+            figures.histogram_figure(run),
+            f"Scores of right and wrong answers, {run.title}; to the right is less certain. Every scale is its own.",
+        ),
+    ]
+    if figures.has_entropy(run):
+        caption = (
+            f"The balance of {paper.OURS}, {run.title} (Figure 5 of the paper). Left: mean token entropy of all and of "
+            "right answers. Right: AUROC as tau and beta change; the thick line is beta 1."
+        )
+        drawn.append((figures.entropy_figure(run), caption))
+    return [_figure(figure, f"{name}f{number}", caption) for number, (figure, caption) in enumerate(drawn, start=1)]
+
+
+def _segments(claims: Sequence[Claim]) -> list[Claim]:
+    return [(_visible(text), uncertainty) for text, uncertainty in claims]
+
+
+def _figure(figure: Any, name: str, caption: str) -> Figure:
+    return Figure(Markup(figures.inline_svg(figure, name, description=_visible(caption))), caption)  # noqa: S704 - ours
+
+
+def _probe(maps: ProbeMaps, name: str) -> dict[str, Any]:
+    caption = f"Semantic Preservation Score by decoder layer and prompt token, {maps.title} (Figure 2 of the paper)."
+    heat = figures.sps_figure(maps.sps, title=maps.title, tokens=maps.tokens)
+    drawn = [_figure(heat, f"{name}a", caption)]
+    if maps.auroc is not None:
+        caption = f"SemGrad's AUROC against SPS, one point per hidden state, {maps.title} (Figure 3 of the paper)."
+        scatter = figures.sps_auroc_figure(maps.sps, maps.auroc, title=maps.title)
+        drawn.append(_figure(scatter, f"{name}b", caption))
+    return {"title": maps.title, "recommendation": maps.recommendation, "figures": drawn}
+
+
+def _visible(value: Any) -> Any:
+    """Text without characters that a page must not hold (controls, lone surrogates), written as escapes instead."""
+    if not isinstance(value, str) or isinstance(value, Markup):
+        return value
+    return "".join(
+        c.encode("unicode_escape").decode() if category(c) in _UNSEEN and c not in "\n\t" else c for c in value
+    )
+
+
+def _written(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+
+
+def _make(folder: Path) -> Path:
+    """The page's path, in a folder that is there."""
+    try:
+        (folder / TABLES).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"Cannot make the folder {folder}: {error.strerror or error}. Choose another.") from error
+    return folder / FILE
+
+
+def _write(path: Path, text: str) -> Path:
+    return write_beside(path, lambda beside: beside.write_text(text, encoding="utf-8", errors="backslashreplace"))

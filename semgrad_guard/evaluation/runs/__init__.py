@@ -1,0 +1,1 @@
+"""Answers as they come: resumable runs of a model over questions, and the records they leave behind."""

@@ -1,0 +1,186 @@
+"""An evaluation's run: every method on every answer, with its cost, batch after batch into a record that continues."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from semgrad_guard.engine.evidence import Evidence
+from semgrad_guard.engine.generation import Generation, GenerationOptions
+from semgrad_guard.engine.language_model import LanguageModel
+from semgrad_guard.engine.objective import Objective
+from semgrad_guard.engine.pricing import priced
+from semgrad_guard.estimators import Estimator
+from semgrad_guard.evaluation.questions.data import Question
+from semgrad_guard.evaluation.questions.prompts import Wording, conversation, form_of, prompt_name
+from semgrad_guard.evaluation.runs.ablations import Ablation
+from semgrad_guard.evaluation.runs.evaluated import EvaluatedAnswer, SampleSet
+from semgrad_guard.evaluation.runs.run import (
+    Progress,
+    check_run,
+    complete,
+    kept_score,
+    run_settings,
+    seeded,
+    why_too_long,
+)
+from semgrad_guard.evaluation.runs.run_file import AnswerScore, RunFile
+from semgrad_guard.records import Message, Score
+
+_DIGITS = 6
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """What is asked, how, and what is measured.
+
+    Args:
+        model: answers.
+        estimators: score, each under its own name.
+        options: how to answer; greedy by default, as in the paper.
+        wording: the question as it stands, or after the paper's instruction.
+        system: a system message for every question.
+        ablations: variants of SemGrad to record besides.
+    """
+
+    model: LanguageModel
+    estimators: Sequence[Estimator]
+    options: GenerationOptions = field(default_factory=GenerationOptions)
+    wording: Wording = "plain"
+    system: str | None = None
+    ablations: Mapping[str, Ablation] = field(default_factory=dict[str, Ablation])
+
+    def settings(self, questions: Sequence[Question]) -> dict[str, Any]:
+        """What answers and scores depend on, as plain JSON; the titles of the methods with it."""
+        template = prompt_name(form_of(questions), system=self.system, wording=self.wording)
+        found = run_settings(self.model, self._named, options=self.options, template=template)
+        for name, estimator in self._named.items():
+            found["estimators"][name]["title"] = estimator.title
+        return {**found, "prompt": self.wording, "ablations": list(self.ablations)}
+
+    def run(
+        self, questions: Sequence[Question], path: Path, *, batch_size: int = 8, on_progress: Progress | None = None
+    ) -> list[EvaluatedAnswer]:
+        """Answer and measure what the record at `path` does not hold yet; every answer, in the questions' order.
+
+        Raises:
+            BindingMismatchError: the record belongs to a run with other settings; the message names them.
+            InputError: questions with and without context are mixed, or the run could not be continued.
+        """
+        check_run(self._named, self.options, batch_size)
+        with RunFile(path, self.settings(questions), EvaluatedAnswer) as record:
+            if any(question.key not in record.answers for question in questions):
+                self._warm_up()
+            return complete(record, questions, self._answer, batch_size=batch_size, on_progress=on_progress)
+
+    @property
+    def _named(self) -> dict[str, Estimator]:
+        return {estimator.name: estimator for estimator in self.estimators}
+
+    @property
+    def _plans(self) -> dict[Any, float]:
+        """The sampling plans of the estimators, and at which temperature their samples are read: 1 if any does that.
+
+        What the record keeps of the samples is then there already, and needs no further pass.
+        """
+        plans: dict[Any, float] = {}
+        for estimator in self.estimators:
+            plan, temperature = getattr(estimator, "plan", None), getattr(estimator, "temperature", 1.0)
+            if plan is not None and plans.get(plan) != 1.0:
+                plans[plan] = temperature
+        return plans
+
+    def _warm_up(self) -> None:
+        """What happens once per process (the self-check, kernels that load) belongs to no question's run time."""
+        short = replace(self.options, max_new_tokens=2, temperature=0.0)
+        self.model.generate(conversation("?"), short, objective=Objective()).evidence.gradients(Objective())
+
+    def _answer(self, batch: Sequence[Question], start: int) -> list[EvaluatedAnswer]:
+        asked = [conversation(q.question, q.context, system=self.system, wording=self.wording) for q in batch]
+        too_long = {i: reason for i, turns in enumerate(asked) if (reason := why_too_long(self.model, turns))}
+        fitting = [i for i in range(len(batch)) if i not in too_long]
+        measured = self._measure([batch[i] for i in fitting], [asked[i] for i in fitting], start) if fitting else []
+        answered = dict(zip(fitting, measured, strict=True))
+        return [
+            answered[i] if i in answered else self._unanswered(question, too_long[i])
+            for i, question in enumerate(batch)
+        ]
+
+    def _measure(
+        self, questions: Sequence[Question], asked: Sequence[list[Message]], start: int
+    ) -> list[EvaluatedAnswer]:
+        generate = partial(self.model.generate_batch, asked, seeded(self.options, start), objective=Objective())
+        generations, generating = priced(generate)
+        measured: list[dict[str, tuple[Score, float]]] = [{} for _ in questions]
+        for name, estimator in self._named.items():  # method after method: what a batch shares is done for all its rows
+            for generation, row in zip(generations, measured, strict=True):
+                row[name] = priced(partial(estimator, generation.evidence))
+        share = round(generating / len(questions), 3)
+        return [
+            EvaluatedAnswer(
+                **_facts(question, generation),
+                **_columns(row),
+                rows=len(questions),
+                generation_ms=share,
+                ablations={name: ablation(generation.evidence) for name, ablation in self.ablations.items()},
+                samples=tuple(
+                    _samples(generation.evidence, plan, temperature)
+                    for plan, temperature in self._plans.items()
+                    if generation.response_ids
+                ),
+            )
+            for question, generation, row in zip(questions, generations, measured, strict=True)
+        ]
+
+    def _unanswered(self, question: Question, reason: str) -> EvaluatedAnswer:
+        none = AnswerScore(uncertainty=None, reason=reason)
+        return EvaluatedAnswer(**_asked(question), text=None, scores=dict.fromkeys(self._named, none))
+
+
+def _asked(question: Question) -> dict[str, Any]:
+    return {
+        "key": question.key,
+        "id": question.id,
+        "question": question.question,
+        "references": question.answers,
+        "kind": question.kind,
+        "context": question.context,
+    }
+
+
+def _facts(question: Question, generation: Generation) -> dict[str, Any]:
+    """What plain generation and one replay say; the replay is shared with the methods."""
+    timed = generation.evidence.gradients(Objective())
+    return {
+        **_asked(question),
+        "text": generation.text,
+        "finish_reason": generation.finish_reason,
+        "token_ids": generation.response_ids,
+        "entropies": timed.scores.entropies if timed else (),
+        "log_probs": timed.scores.log_probs if timed else (),
+    }
+
+
+def _columns(row: Mapping[str, tuple[Score, float]]) -> dict[str, Any]:
+    return {
+        "scores": {name: kept_score(score) for name, (score, _) in row.items()},
+        "milliseconds": {name: round(price, 3) for name, (_, price) in row.items()},
+    }
+
+
+def _samples(evidence: Evidence, plan: Any, temperature: float) -> SampleSet:
+    drawn = evidence.samples(plan, temperature=temperature)
+    return SampleSet(
+        plan={"kind": type(plan).__name__, **asdict(plan)},
+        temperature=temperature,
+        texts=tuple(sample.text for sample in drawn),
+        log_probs=tuple(tuple(_short(value) for value in sample.log_probs) for sample in drawn),
+    )
+
+
+def _short(value: float) -> float | None:
+    return round(value, _DIGITS) if math.isfinite(value) else None

@@ -1,0 +1,211 @@
+"""A resumable run: a model answers questions, estimators score the answers, and every answer is kept as it comes.
+
+Batches are fixed by the order of the questions and the batch size, so a run that was interrupted and continued gives
+exactly the answers and scores of one that was not: a batch of which some answers are missing is asked again as a whole.
+(Another batch size may change the last digits of a score.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from semgrad_guard.decision import Binding
+from semgrad_guard.engine.generation import Generation, GenerationOptions
+from semgrad_guard.engine.language_model import LanguageModel
+from semgrad_guard.errors import InputError
+from semgrad_guard.estimators import Estimator
+from semgrad_guard.evaluation.questions.data import Question
+from semgrad_guard.evaluation.questions.prompts import conversation, form_of, prompt_name
+from semgrad_guard.evaluation.runs.run_file import A, Answer, AnswerScore, RunFile
+from semgrad_guard.guard import scoring_settings, template_name
+from semgrad_guard.records import Message, Score
+
+Progress = Callable[[int, int], None]
+"""Called with (answers there are, questions in all), at the start and after every batch."""
+
+
+def collect_answers(
+    questions: Sequence[Question],
+    path: Path,
+    *,
+    model: LanguageModel,
+    estimators: Mapping[str, Estimator],
+    options: GenerationOptions | None = None,
+    system: str | None = None,
+    batch_size: int = 8,
+    on_progress: Progress | None = None,
+) -> list[Answer]:
+    """Answer and score the questions, in order, keeping every answer at `path`; what is there already is not redone.
+
+    Args:
+        questions: distinct ones, as `read_questions` gives them.
+        path: the record of the run (see `RunFile`).
+        model: answers.
+        estimators: score, each under a name of the caller's choice; they share a replay where their objectives agree.
+        options: how to generate; greedy by default. Sampled runs need a seed.
+        system: a system message for every question.
+        batch_size: questions answered and scored at once.
+        on_progress: told how far it is.
+
+    A question that does not fit the context window is kept without an answer, and with the reason.
+    """
+    options = options or GenerationOptions()
+    check_run(estimators, options, batch_size)
+    template = prompt_name(form_of(questions), system=system)
+    settings = run_settings(model, estimators, options=options, template=template)
+
+    def answer(batch: Sequence[Question], start: int) -> list[Answer]:
+        return _answer(batch, model, estimators, options=seeded(options, start), system=system)
+
+    with RunFile(path, settings, Answer) as record:
+        return complete(record, questions, answer, batch_size=batch_size, on_progress=on_progress)
+
+
+def complete(
+    record: RunFile[A],
+    questions: Sequence[Question],
+    answer: Callable[[Sequence[Question], int], Sequence[A]],
+    *,
+    batch_size: int,
+    on_progress: Progress | None = None,
+) -> list[A]:
+    """Answer what is missing in the record, batch after batch; all answers, in the questions' order.
+
+    `answer` is handed a batch and the index of its first question.
+    """
+    tell = on_progress or _say_nothing
+    done = sum(question.key in record.answers for question in questions)
+    tell(done, len(questions))
+    for start in range(0, len(questions), batch_size):
+        batch = questions[start : start + batch_size]
+        missing = [question for question in batch if question.key not in record.answers]
+        if missing:
+            answers = answer(batch, start)
+            record.append(found for found in answers if found.key not in record.answers)
+            done += len(missing)
+            tell(done, len(questions))
+    return [record.answers[question.key] for question in questions]
+
+
+def run_settings(
+    model: LanguageModel, estimators: Mapping[str, Estimator], *, options: GenerationOptions, template: str
+) -> dict[str, Any]:
+    """Everything that answers and scores depend on, as plain JSON; two runs may share a file if this is the same."""
+    identity = model.identity
+    token = {} if model.semantic_token is None else {"semantic_token": model.semantic_token}
+    return {
+        "model": identity.name,
+        "revision": identity.revision,
+        "fingerprint": identity.fingerprint,
+        "dtype": identity.dtype,
+        **token,
+        "prompt_template": template_name(model, template),
+        "estimators": {name: {"name": each.name, **each.settings()} for name, each in estimators.items()},
+        "generation": {
+            "max_new_tokens": options.max_new_tokens,
+            "temperature": options.temperature,
+            "top_p": options.top_p,
+            "top_k": options.top_k,
+            "seed": options.seed if options.temperature else None,
+            "stop": list(options.stop),
+        },
+    }
+
+
+def run_binding(
+    model: LanguageModel,
+    estimator: Estimator,
+    *,
+    options: GenerationOptions,
+    template: str,
+    grader: str | None = None,
+    upstream: str | None = None,
+) -> Binding:
+    """What a calibration made from such a run is bound to; the same as a guard's with this prompt template."""
+    return Binding(
+        model=model.identity.name,
+        revision=model.identity.revision,
+        fingerprint=model.identity.fingerprint,
+        estimator=estimator.name,
+        settings=scoring_settings(model, estimator, options),
+        prompt_template=template_name(model, template),
+        grader=grader,
+        upstream=upstream,
+    )
+
+
+def _answer(
+    batch: Sequence[Question],
+    model: LanguageModel,
+    estimators: Mapping[str, Estimator],
+    *,
+    options: GenerationOptions,
+    system: str | None,
+) -> list[Answer]:
+    """Answers in the batch's order; those that do not fit the context window without text."""
+    conversations = [conversation(each.question, each.context, system=system) for each in batch]
+    too_long = {i: reason for i, each in enumerate(conversations) if (reason := why_too_long(model, each))}
+    fitting = [i for i in range(len(batch)) if i not in too_long]
+    objective = next(iter(estimators.values())).objective
+    generations = model.generate_batch([conversations[i] for i in fitting], options, objective=objective)
+    answered = {i: _scored(batch[i], g, estimators) for i, g in zip(fitting, generations, strict=True)}
+    return [
+        answered[i] if i in answered else _unanswered(question, estimators, too_long[i])
+        for i, question in enumerate(batch)
+    ]
+
+
+def why_too_long(model: LanguageModel, turns: Sequence[Message]) -> str | None:
+    """Why a conversation cannot be answered: its prompt fills the context window. None where it can."""
+    length, window = len(model.render(turns).ids), model.context_window
+    if window is None or length < window:
+        return None
+    return f"the prompt has {length} tokens and the context window {window}: there is no room for an answer"
+
+
+def _scored(question: Question, generation: Generation, estimators: Mapping[str, Estimator]) -> Answer:
+    evidence = generation.evidence
+    found = {name: estimator(evidence) for name, estimator in estimators.items()}
+    return Answer(
+        key=question.key,
+        id=question.id,
+        question=question.question,
+        text=generation.text,
+        finish_reason=generation.finish_reason,
+        scores={name: kept_score(score) for name, score in found.items()},
+    )
+
+
+def kept_score(score: Score) -> AnswerScore:
+    """What the record of a run keeps of a score."""
+    features = None if score.features is None else dict(score.features)
+    return AnswerScore(uncertainty=score.uncertainty, reason=score.reason, features=features)
+
+
+def _unanswered(question: Question, estimators: Mapping[str, Estimator], reason: str) -> Answer:
+    none = AnswerScore(uncertainty=None, reason=reason)
+    return Answer(
+        key=question.key, id=question.id, question=question.question, text=None, scores=dict.fromkeys(estimators, none)
+    )
+
+
+def seeded(options: GenerationOptions, start: int) -> GenerationOptions:
+    """Row i of a batch draws from seed + i: with this, every question of a run has a seed of its own."""
+    return options if options.seed is None else replace(options, seed=options.seed + start)
+
+
+def check_run(estimators: Mapping[str, Estimator], options: GenerationOptions, batch_size: int) -> None:
+    """Raise InputError for a run that cannot be made, or could not be continued."""
+    if not estimators:
+        raise InputError("a run needs at least one estimator")
+    if batch_size < 1:
+        raise InputError(f"batch_size must be at least 1, not {batch_size}")
+    if options.temperature and options.seed is None:
+        raise InputError("a sampled run needs a seed, or it could not be continued")
+
+
+def _say_nothing(done: int, total: int) -> None:
+    """Progress that nobody watches."""
