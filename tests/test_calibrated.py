@@ -102,3 +102,12 @@ def test_calibrations_without_a_choice_are_written_as_before(tmp_path: Path) -> 
     plain = calibrate([0.1, 0.2], [True, False], alpha=0.1, delta=0.1, created="2026-01-31")
     assert '"choice"' not in plain.save(tmp_path / "c.json").read_text()
     assert Calibration.load(tmp_path / "c.json") == plain
+
+
+def test_a_calibration_with_sampled_rows_is_another_calibration(language_model: LanguageModel) -> None:
+    sampled = HybridGrad(sampled_rows=100)
+    calibration = calibration_for(Guard(language_model, sampled, Policy(threshold=0.0)).binding)
+    policy = Policy.from_calibration(calibration)
+    assert Guard(language_model, policy=policy).estimator == sampled
+    with pytest.raises(BindingMismatchError, match="sampled_rows"):
+        Guard(language_model, HybridGrad(), policy)(ASKED[0])

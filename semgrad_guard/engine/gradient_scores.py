@@ -28,6 +28,7 @@ def gradient_scores(
     norm: Norm = "l1",
     weighted: bool = True,
     last_tokens: int | None = None,
+    sampled_rows: int | None = None,
 ) -> GradientScores: ...
 
 
@@ -43,6 +44,7 @@ def gradient_scores(
     norm: Norm = "l1",
     weighted: bool = True,
     last_tokens: int | None = None,
+    sampled_rows: int | None = None,
 ) -> list[GradientScores]: ...
 
 
@@ -57,6 +59,7 @@ def gradient_scores(
     norm: Norm = "l1",
     weighted: bool = True,
     last_tokens: int | None = None,
+    sampled_rows: int | None = None,
 ) -> GradientScores | list[GradientScores]:
     """SemGrad, ParaGrad and HybridGrad of a response, whoever wrote it.
 
@@ -68,7 +71,7 @@ def gradient_scores(
         variant: "paper" (sum over tokens, layers floor(L/2)+1 .. L-1) or "official" (mean over tokens, the last
             floor(L/2) of layers 0 .. L-1). With tied heads both count the head alone.
         layers: another span, as layer numbers 0 .. L-1.
-        norm, weighted, last_tokens: as in `Objective`.
+        norm, weighted, last_tokens, sampled_rows: as in `Objective`.
 
     Returns:
         One `GradientScores`, or a list of them for a list of prompts.
@@ -83,7 +86,9 @@ def gradient_scores(
     offsets = [semantic_token] * len(prompts) if isinstance(semantic_token, int) else list(semantic_token)
     scorer = scorer_of(model)
     span = None if layers is None else tuple(layers)
-    objective = Objective(variant, span, norm=norm, weighted=weighted, last_tokens=last_tokens)
+    objective = Objective(
+        variant, span, norm=norm, weighted=weighted, last_tokens=last_tokens, sampled_rows=sampled_rows
+    )
     objective.span(scorer.architecture.n_layers)
     embedding: Any = model.get_input_embeddings()
     vocabulary = min(int(embedding.weight.shape[0]), scorer.vocabulary)

@@ -48,6 +48,7 @@ def through_head(
         norm=objective.norm,
         raw_logits=replayed.kept_logits,
         kept_bytes=kept_bytes,
+        sampled_rows=objective.sampled_rows,
     )
     # A power of two per part keeps the seed away from float16's and bfloat16's ends; it is divided out exactly.
     scales = torch.stack([_scale_of(seed) for seed in result.seed.split(parts)])
@@ -62,7 +63,8 @@ def through_head(
             scale = float(scales[part])
             semgrad[part], grids[part] = at_token / scale, tuple(tuple(x / scale for x in layer) for layer in grid)
     tokens = {"entropies": result.entropies, "log_probs": result.log_probs}
-    found = assemble(parts, tier, semgrad=semgrad, grids=grids, paragrad=result.paragrad.tolist(), **tokens)
+    paragrad, errors = result.paragrad.tolist(), result.paragrad_errors
+    found = assemble(parts, tier, semgrad=semgrad, grids=grids, paragrad=paragrad, paragrad_errors=errors, **tokens)
     return _by_row(batch, found)
 
 
@@ -103,7 +105,9 @@ def through_logits(batch: TokenBatch, objective: Objective, replayed: Replayed) 
         semgrad.append(at_token)
         grids.append(grid)
     tokens = {"entropies": entropies, "log_probs": log_probs.detach()}
-    return tuple(assemble(parts, "full", semgrad=semgrad, grids=grids, paragrad=paragrad, **tokens))
+    return tuple(
+        assemble(parts, "full", semgrad=semgrad, grids=grids, paragrad=paragrad, paragrad_errors=None, **tokens)
+    )
 
 
 def _rounds(batch: TokenBatch, seed: torch.Tensor) -> Iterator[tuple[list[tuple[int, int]], torch.Tensor, bool]]:

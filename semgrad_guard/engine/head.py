@@ -7,11 +7,12 @@ With H the final states [n, d] of the n scored tokens, W the head [V, d] and w_t
 
 so that ParaGrad = sum |A^T H| / (V d) and the seed of the backward pass are read off one block of A at a time. Neither
 V x d nor, above a small budget, n x V is ever held. (Without entropy weights, w_t = 1; with the l2 norm, ParaGrad is
-the root mean square of A^T H.)
+the root mean square of A^T H.) The products A^T H can be sampled (`row_sample.py`); everything else stays exact.
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -21,21 +22,25 @@ from torch import nn
 from semgrad_guard.engine.architecture import LogitTransform
 from semgrad_guard.engine.few_rows import multiplies_well
 from semgrad_guard.engine.objective import Norm
+from semgrad_guard.engine.products import Products, SampledProducts
 
 _BLOCK = 8192  # vocabulary entries a step, fewer where many tokens share it:
 _LOGIT_ELEMENTS = 1 << 18  # n x block logits stay in a core's cache
 _PIECE = 256  # rows of the head converted at a time, for the same reason
-_PRODUCT_ELEMENTS = 1 << 18  # and a block of A^T H
 
 
 @dataclass(frozen=True)
 class HeadScores:
-    """Per scored token `entropies`, `log_probs` [n] in nats, `seed` = d loss / d H [n, d]; per answer `paragrad`."""
+    """Per scored token `entropies`, `log_probs` [n] in nats, `seed` = d loss / d H [n, d]; per answer `paragrad`.
+
+    `paragrad_errors` are the standard errors of the answers' ParaGrad, None where it is exact.
+    """
 
     entropies: torch.Tensor
     log_probs: torch.Tensor
     seed: torch.Tensor
     paragrad: torch.Tensor
+    paragrad_errors: tuple[float | None, ...]
 
 
 @dataclass(frozen=True)
@@ -43,12 +48,24 @@ class Distribution:
     """Next-token distributions by their mode: p(v) = exp(logit_v - peak) / (1 + rest), [n] each.
 
     `rest` sums every term but the mode's own, so that 1 - p(mode) = rest / (1 + rest) keeps its digits where the
-    model is nearly certain; there the naive difference is rounding noise.
+    model is nearly certain; there the naive difference is rounding noise. `aims` are the targets' logits.
     """
 
     peak: torch.Tensor
     rest: torch.Tensor
     entropies: torch.Tensor
+    aims: torch.Tensor
+
+    @property
+    def log_probs(self) -> torch.Tensor:
+        """log p(y_t)."""
+        return self.aims - self.peak - torch.log1p(self.rest)
+
+    @property
+    def complements(self) -> torch.Tensor:
+        """1 - p(y_t)."""
+        others = 1 + self.rest - (self.aims - self.peak).exp()
+        return torch.where(self.aims == self.peak, self.rest, others) / (1 + self.rest)
 
 
 @torch.no_grad()
@@ -64,6 +81,8 @@ def score_head(
     norm: Norm = "l1",
     raw_logits: Sequence[torch.Tensor] | None = None,
     kept_bytes: int = 0,
+    sampled_rows: int | None = None,
+    seed: int = 0,
 ) -> HeadScores:
     """Everything the head contributes to the scores of a batch of answers.
 
@@ -79,25 +98,27 @@ def score_head(
         raw_logits: the head's output [V] for each of the n tokens, where a generation kept it: the head is then read
             once instead of twice.
         kept_bytes: logits up to this size are kept between the two passes over them instead of computed again.
+        sampled_rows: estimate ParaGrad's l1 norm from that many draws of the vocabulary's rows, where it has more.
+        seed: of the draws, which depend on it and on an answer's tokens alone, not on the batch.
     """
     blocks = _Blocks(states, head, transform, raw_logits, kept_bytes)
-    distribution = _distributions(blocks)
+    distribution = _distributions(blocks, targets)
     weights = distribution.entropies if weighted else torch.ones_like(distribution.entropies)
     if averages:
         weights = weights / torch.cat([weights.new_full((n,), float(n)) for n in lengths])
-    seed = torch.zeros_like(blocks.states)
-    products = _Products(blocks.states, lengths, norm)
-    target_logits = torch.zeros_like(weights)
+    if sampled_rows is None or sampled_rows >= len(head.weight):
+        products = Products(blocks.states, lengths, norm)
+    else:
+        limits = 2 * abs(transform.scale) * weights * distribution.complements  # sum_v |A_tv|; a soft cap lowers it
+        seeds = [_seed_of(aims.tolist(), seed) for aims in targets.split(list(lengths))]
+        products = SampledProducts(blocks.states, lengths, limits=limits, draws=sampled_rows, seeds=seeds)
+    backward = torch.zeros_like(blocks.states)
     for start, logits in blocks:
-        local = targets - start
-        hit = ((local >= 0) & (local < logits.shape[1])).nonzero().squeeze(1)
-        column = local[hit]
-        target_logits[hit] = logits[hit, column]
-        sensitivity = _sensitivity(logits, hit, column, weights, distribution).mul_(transform.derivative(logits))
-        blocks.add_back(seed, sensitivity, start)
+        sensitivity = _sensitivity(logits, targets - start, weights, distribution).mul_(transform.derivative(logits))
+        blocks.add_back(backward, sensitivity, start)
         products.add(sensitivity)
-    log_probs = target_logits - distribution.peak - torch.log1p(distribution.rest)
-    return HeadScores(distribution.entropies, log_probs, seed, products.means(head.weight.numel()))
+    means, errors = products.means(head.weight.numel()), products.errors(head.weight.numel())
+    return HeadScores(distribution.entropies, distribution.log_probs, backward, means, errors)
 
 
 class _Blocks:
@@ -168,13 +189,14 @@ class _Blocks:
             yield slice(begin, begin + len(source)), self._converted[: len(source)].copy_(source)
 
 
-def _distributions(blocks: _Blocks) -> Distribution:
-    """Mode, normaliser and entropy of each token's distribution in one pass (online log-sum-exp)."""
+def _distributions(blocks: _Blocks, targets: torch.Tensor) -> Distribution:
+    """Mode, normaliser, entropy and target's logit of each token's distribution in one pass (online log-sum-exp)."""
     n, device = blocks.states.shape[0], blocks.states.device
     peak = torch.full((n,), float("-inf"), dtype=blocks.precision, device=device)
     # Sums of e^x and x e^x, x = logit - peak, without the terms at the peak itself (x = 0), which are counted.
     rest, moment, at_peak = torch.zeros_like(peak), torch.zeros_like(peak), torch.zeros_like(peak)
-    for _, logits in blocks:
+    aims = torch.zeros_like(peak)
+    for start, logits in blocks:
         new_peak = torch.maximum(peak, logits.amax(dim=1))
         shift = torch.where(torch.isinf(peak), 0.0, peak - new_peak)
         decay = torch.where(torch.isinf(peak), 0.0, shift.exp())
@@ -188,16 +210,20 @@ def _distributions(blocks: _Blocks) -> Distribution:
         moment += centred.mul_(terms).sum(dim=1)
         at_peak = at_peak - demoted + tops.sum(dim=1)
         peak = new_peak
+        local = (targets - start)[:, None]
+        inside = local.clamp(0, logits.shape[1] - 1)
+        aims = torch.where(local == inside, logits.gather(1, inside), aims[:, None]).squeeze(1)
     rest += at_peak - 1
     entropies = (torch.log1p(rest) - moment / (1 + rest)).clamp_(min=0)
-    return Distribution(peak, rest, entropies)
+    return Distribution(peak, rest, entropies, aims)
 
 
 def _sensitivity(
-    logits: torch.Tensor, hit: torch.Tensor, column: torch.Tensor, weights: torch.Tensor, distribution: Distribution
+    logits: torch.Tensor, local: torch.Tensor, weights: torch.Tensor, distribution: Distribution
 ) -> torch.Tensor:
-    """w_t (1[v = y_t] - p_tv) for one block [n, block]; `hit` lists the tokens whose target is in a `column` of it."""
-    total = 1 + distribution.rest
+    """w_t (1[v = y_t] - p_tv) for one block [n, block]; `local` [n] are the targets as columns of it."""
+    hit = ((local >= 0) & (local < logits.shape[1])).nonzero().squeeze(1)
+    column, total = local[hit], 1 + distribution.rest
     block = (logits - distribution.peak[:, None]).exp_().mul_((-weights / total)[:, None])
     is_mode = logits[hit, column] == distribution.peak[hit]
     certain = weights[hit] * distribution.rest[hit] / total[hit]
@@ -205,34 +231,6 @@ def _sensitivity(
     return block
 
 
-class _Products:
-    """sum |A^T H| of each answer, or with "l2" the sum of squares, A arriving block by block."""
-
-    def __init__(self, states: torch.Tensor, lengths: Sequence[int], norm: Norm) -> None:
-        self._sums = torch.zeros(len(lengths), dtype=torch.float64, device=states.device)
-        self._lengths, self._squares = list(lengths), norm == "l2"
-        self._states = states.split(self._lengths)
-        self._magnitudes = [self._total(h.to(torch.float64, copy=True)) for h in self._states]
-        rows = max(64, _PRODUCT_ELEMENTS // states.shape[1])
-        self._buffer = states.new_empty(rows, states.shape[1])
-
-    def add(self, sensitivity: torch.Tensor) -> None:
-        """Take in the next block of A [n, block]."""
-        for answer, (a, h) in enumerate(zip(sensitivity.split(self._lengths), self._states, strict=True)):
-            if len(a) == 1:  # an outer product: its norm factorises
-                self._sums[answer] += self._total(a.to(torch.float64, copy=True)) * self._magnitudes[answer]
-                continue
-            for part in a.t().split(len(self._buffer)):
-                self._sums[answer] += self._total(torch.mm(part, h, out=self._buffer[: len(part)]))
-
-    def means(self, size: int) -> torch.Tensor:
-        """The mean absolute value over `size` entries, or the root mean square, of each answer."""
-        means = self._sums / size
-        return means.sqrt() if self._squares else means
-
-    def _total(self, values: torch.Tensor) -> torch.Tensor:
-        """The sum over all entries, which are overwritten."""
-        if self._squares:
-            return values.double().square().sum()  # squares of float32's small numbers vanish in float32
-        # Not torch.norm(p=1): on CPU it accumulates serially in float32 and is wrong for large tensors.
-        return values.abs_().sum()
+def _seed_of(tokens: list[int], seed: int) -> int:
+    """The seed of an answer's draws."""
+    return int.from_bytes(hashlib.sha256(f"{seed} {tokens}".encode()).digest()[:7])

@@ -25,6 +25,7 @@ class GradientScores:
     `hybridgrad` their mixture with tau = beta = 1 (another norm or token where the objective says so). `entropies` and
     `log_probs` hold one value per response token (nats), `mean_entropy` their mean entropy, `greedy_nll` the
     response's negative log-likelihood (nats). `tier` tells how they were computed; every tier is exact.
+    `paragrad_error` is the standard error of a ParaGrad that was sampled, None where it is exact.
 
     `grid[i][j]` is the mean absolute gradient at the span's i-th layer, ascending, and at the prompt's token j - n,
     n = len(grid[i]) (-1 is the prompt's last token). It covers the prompt from t* on, or its last tokens as the
@@ -41,6 +42,7 @@ class GradientScores:
     tier: Tier
     reason: str | None = None
     grid: Grid = ()
+    paragrad_error: float | None = None
 
     @property
     def hybridgrad(self) -> float | None:
@@ -64,16 +66,22 @@ def assemble(
     paragrad: Sequence[float],
     entropies: torch.Tensor,
     log_probs: torch.Tensor,
+    paragrad_errors: Sequence[float | None] | None = None,
 ) -> list[GradientScores]:
-    """One record per response, or part of one: `semgrad`, `grids`, `paragrad` have one entry each, the tensors [n]
-    one per token, part after part."""
-    tokens = ([t.double().tolist() for t in series.split(list(lengths))] for series in (entropies, log_probs))
-    return [_finite(*row, tier=tier) for row in zip(semgrad, grids, paragrad, *tokens, strict=True)]
+    """One record per response, or part of one: `semgrad`, `grids`, `paragrad` and `paragrad_errors` (None: all exact)
+    have one entry each, the tensors [n] one per token, part after part."""
+    errors = [None] * len(lengths) if paragrad_errors is None else paragrad_errors
+    by_token = zip(
+        *([t.double().tolist() for t in series.split(list(lengths))] for series in (entropies, log_probs)), strict=True
+    )
+    by_part = zip(semgrad, grids, zip(paragrad, errors, strict=True), by_token, strict=True)
+    return [_finite(*part, tier=tier) for part in by_part]
 
 
 def _finite(
-    semgrad: float, grid: Grid, paragrad: float, entropies: list[float], log_probs: list[float], *, tier: Tier
+    semgrad: float, grid: Grid, sampled: tuple[float, float | None], tokens: tuple[list[float], list[float]], tier: Tier
 ) -> GradientScores:
+    (paragrad, error), (entropies, log_probs) = sampled, tokens
     if not all(map(math.isfinite, (*entropies, *log_probs))):
         return GradientScores(None, None, None, None, (), (), tier, "the model's logits are not finite")
     mean, nll = math.fsum(entropies) / len(entropies), -math.fsum(log_probs)
@@ -81,7 +89,7 @@ def _finite(
     if not (math.isfinite(semgrad) and math.isfinite(paragrad)):
         return GradientScores(None, None, *facts, "a gradient overflowed in the model's dtype")
     finite = all(map(math.isfinite, chain.from_iterable(grid)))
-    return GradientScores(semgrad, paragrad, *facts, grid=grid if finite else ())
+    return GradientScores(semgrad, paragrad, *facts, grid=grid if finite else (), paragrad_error=error)
 
 
 def agree(found: GradientScores, expected: GradientScores, tolerance: float) -> bool:

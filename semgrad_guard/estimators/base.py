@@ -37,7 +37,7 @@ class Estimator(Protocol):
         ...
 
 
-_LATER_SETTINGS: dict[str, Any] = {"norm": "l1", "weighted": True, "token": None}
+_LATER_SETTINGS: dict[str, Any] = {"norm": "l1", "weighted": True, "token": None, "sampled_rows": None}
 """Settings of existing estimators that came later, and their defaults: absent then, as in calibrations made before."""
 
 
@@ -53,7 +53,7 @@ class ReplayEstimator:
         return Objective()
 
     def settings(self) -> dict[str, Any]:
-        """The dataclass fields, tuples as lists; `norm`, `weighted` and `token` only where they are not the default."""
+        """The dataclass fields, tuples as lists; those that came later only where they are not the default."""
         fields: dict[str, Any] = asdict(self)  # type: ignore[call-overload]  # every estimator is a dataclass
         told = {key: v for key, v in fields.items() if key not in _LATER_SETTINGS or v != _LATER_SETTINGS[key]}
         return {key: list(cast("tuple[Any, ...]", v)) if isinstance(v, tuple) else v for key, v in told.items()}
@@ -80,6 +80,8 @@ def read_off(evidence: Evidence, objective: Objective, value: Callable[[Gradient
         "scoring_ms": round(timed.milliseconds, 3),
         "tier": scores.tier,
     }
+    if scores.paragrad_error is not None:
+        details["paragrad_error"] = scores.paragrad_error
     number = value(scores)
     if number is None or not math.isfinite(number):
         return Score(None, scores.reason or "the score is not finite", details)

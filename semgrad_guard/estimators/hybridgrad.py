@@ -30,17 +30,26 @@ class HybridGrad(ReplayEstimator):
     norm: Norm = "l1"
     weighted: bool = True
     token: int | None = None
+    sampled_rows: int | None = None
     name: ClassVar[str] = "hybridgrad"
     title: ClassVar[str] = "HybridGrad"
 
     def __post_init__(self) -> None:
         if not self.tau > 0 or not self.beta >= 0:
             raise InputError(f"HybridGrad needs tau > 0 and beta >= 0, not tau={self.tau}, beta={self.beta}")
+        Objective(norm=self.norm, sampled_rows=self.sampled_rows)  # refuses what cannot be sampled
 
     @property
     def objective(self) -> Objective:
         """The configured span, token and reduction."""
-        return Objective(self.variant, self.layers, norm=self.norm, weighted=self.weighted, token=self.token)
+        return Objective(
+            self.variant,
+            self.layers,
+            norm=self.norm,
+            weighted=self.weighted,
+            token=self.token,
+            sampled_rows=self.sampled_rows,
+        )
 
     def value(self, scores: GradientScores) -> float | None:
         """The mixture."""

@@ -17,20 +17,25 @@ class ParaGrad(ReplayEstimator):
         S = 1 / (V d) || d sum_t w_t log p(y_t) / d W_head ||_1
 
     Of a tied head only the head's part counts. `variant="official"` averages over the tokens instead of summing;
-    `norm` is that of `Objective`. Without its weights this is ExGrad.
+    `norm` and `sampled_rows` (an estimate with a standard error, for less time) are those of `Objective`. Without its
+    weights this is ExGrad.
     """
 
     variant: Variant = "paper"
     _: KW_ONLY
     norm: Norm = "l1"
     weighted: bool = True
+    sampled_rows: int | None = None
     name: ClassVar[str] = "paragrad"
     title: ClassVar[str] = "ParaGrad"
+
+    def __post_init__(self) -> None:
+        Objective(norm=self.norm, sampled_rows=self.sampled_rows)  # refuses what cannot be sampled
 
     @property
     def objective(self) -> Objective:
         """The configured reduction."""
-        return Objective(self.variant, norm=self.norm, weighted=self.weighted)
+        return Objective(self.variant, norm=self.norm, weighted=self.weighted, sampled_rows=self.sampled_rows)
 
     def value(self, scores: GradientScores) -> float | None:
         """ParaGrad itself."""

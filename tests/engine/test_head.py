@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from semgrad_guard.engine import head as head_module
+from semgrad_guard.engine import products as products_module
 from semgrad_guard.engine.architecture import LogitTransform
 from semgrad_guard.engine.head import HeadScores, score_head
 from semgrad_guard.engine.objective import Norm
@@ -59,7 +60,8 @@ def brute_force(
         log_probs.append(chosen.detach())
         seeds.append(seed)
         paragrads.append(of_weight.abs().mean() if norm == "l1" else of_weight.square().mean().sqrt())
-    return HeadScores(torch.cat(entropies), torch.cat(log_probs), torch.cat(seeds), torch.stack(paragrads))
+    exact = (None,) * len(lengths)
+    return HeadScores(torch.cat(entropies), torch.cat(log_probs), torch.cat(seeds), torch.stack(paragrads), exact)
 
 
 def assert_close(found: HeadScores, expected: HeadScores, tolerance: float) -> None:
@@ -226,7 +228,7 @@ def test_the_size_of_a_block_changes_nothing(
     whole = score_head(states, targets, **options)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(head_module, "_BLOCK", block)
-        patch.setattr(head_module, "_PRODUCT_ELEMENTS", 17)
+        patch.setattr(products_module, "PRODUCT_ELEMENTS", 17)
         found = score_head(states, targets, **options, kept_bytes=64 << 20 if keep else 0)
         assert_close(found, whole, 1e-11)
 
