@@ -116,10 +116,10 @@ def _require_safetensors(path: Path, name: str) -> None:
 
 def _advice(silent: str | None) -> str:
     if silent is None:
-        return "Check the name or path, and that the download is complete."
+        return "Check the name or path, and that the download from the hub is complete."
     return (
-        f"Only what is in the local cache could be loaded, because {silent}. Check the name and the network, or give a "
-        "folder that holds the model."
+        f"Only the local cache was searched, not the hub: {silent}. Check the name and the network, or give a folder "
+        "that holds the model."
     )
 
 
