@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -30,9 +30,15 @@ def multiplies_well(tensor: torch.Tensor) -> bool:
     float16 would lose small probabilities and overflow sums. CPUs without bfloat16 units take it ten times as long.
     """
     if tensor.dtype == torch.bfloat16 and tensor.device.type == "cpu":
-        found = torch.cpu.get_capabilities()
-        return bool(found.get("amx_bf16") or found.get("avx512_bf16"))
+        return _cpu_has_bfloat16()
     return tensor.dtype != torch.float16
+
+
+@cache
+def _cpu_has_bfloat16() -> bool:
+    """Asked once: every linear layer of a replay wants to know."""
+    found = torch.cpu.get_capabilities()
+    return bool(found.get("amx_bf16") or found.get("avx512_bf16"))
 
 
 class FewRows:

@@ -42,9 +42,8 @@ def checkpointed(layers: Sequence[nn.Module], again: Callable[[], AbstractContex
     """
     with ExitStack() as stack:
         for layer in layers:
-            before = vars(layer).get("forward")
-            vars(layer)["forward"] = _Checkpoint(layer.forward, again)
-            stack.callback(_put_back, layer, before)
+            vars(layer)["forward"] = _Checkpoint(layer.forward, again)  # a shadow's layers have none of their own
+            stack.callback(vars(layer).pop, "forward")
         yield
 
 
@@ -61,9 +60,3 @@ class _Checkpoint:
     def _run(self, *args: Any, **kwargs: Any) -> Any:
         with self._again():
             return self._forward(*args, **kwargs)
-
-
-def _put_back(layer: nn.Module, forward: Any) -> None:
-    vars(layer).pop("forward")
-    if forward is not None:
-        vars(layer)["forward"] = forward

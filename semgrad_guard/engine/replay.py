@@ -54,6 +54,7 @@ class Replayer:
 
     def __init__(self, model: nn.Module, architecture: Architecture) -> None:
         self.memory = Memory()
+        self._bytes_per_position: dict[int, int] = {}  # from a first layer on; a walk over all weights otherwise
         self._architecture = architecture
         self._shadow = shadow_of(model)
         self._stand_ins = StandIns(self._shadow, architecture)
@@ -208,8 +209,10 @@ class Replayer:
     def _graph(self, first: int, positions: int) -> Iterator[None]:
         """Record a graph from layer `first` on; where it would not fit, no more of it than the layers' inputs."""
         layers = list(self.layers)[first:]
+        if first not in self._bytes_per_position:
+            self._bytes_per_position[first] = activation_bytes(layers, 1)
         with torch.enable_grad(), ExitStack() as stack:
-            if activation_bytes(layers, positions) > self.memory.activations:
+            if self._bytes_per_position[first] * positions > self.memory.activations:
                 stack.enter_context(checkpointed(layers, self._few_rows.quickened))
             yield
 
