@@ -8,7 +8,7 @@ from typing import Any, cast
 
 from semgrad_guard.decision import Calibration, Policy
 from semgrad_guard.errors import CalibrationError
-from semgrad_guard.estimators import ESTIMATORS, Estimator, FusedGrad, HybridGrad
+from semgrad_guard.estimators import KIND_OF, Estimator, FusedGrad, HybridGrad
 from semgrad_guard.estimators.base import ReplayEstimator
 
 
@@ -22,13 +22,12 @@ def estimator_of(calibration: Calibration | None) -> Estimator:
     if calibration is None or calibration.binding is None:
         return HybridGrad()
     name, settings = calibration.binding.estimator, calibration.binding.settings or {}
-    known: dict[str, Any] = {estimator.name: estimator for estimator in (*ESTIMATORS, FusedGrad)}
-    if name not in known:
+    if name not in KIND_OF:
         raise CalibrationError(
             f"The calibration was made for the estimator {name!r}, which is not known here. Known are "
-            f"{', '.join(known)}. Pass the estimator itself, or calibrate again."
+            f"{', '.join(KIND_OF)}. Pass the estimator itself, or calibrate again."
         )
-    found = _made(known[name], settings, calibration)
+    found = _made(KIND_OF[name], settings, calibration)
     own = found.settings()
     if own != {key: settings.get(key, value) for key, value in own.items()}:
         raise CalibrationError(

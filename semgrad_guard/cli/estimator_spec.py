@@ -63,7 +63,6 @@ def _settings_of(estimator: Any) -> set[str]:
 
 def _takers(setting: str) -> list[str]:
     """The names of all estimators that take a setting."""
-    from semgrad_guard.estimators import ESTIMATORS, FusedGrad
+    from semgrad_guard.estimators import KIND_OF
 
-    known: tuple[Any, ...] = (*ESTIMATORS, FusedGrad)
-    return [estimator.name for estimator in known if setting in _settings_of(estimator)]
+    return [name for name, kind in KIND_OF.items() if setting in _settings_of(kind)]

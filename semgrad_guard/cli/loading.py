@@ -70,11 +70,11 @@ def _place(device: str | None) -> str | None:
 def load_estimator(name: str | None, policy: Policy | None = None) -> Estimator:
     """The estimator of that name, with its default settings; without a name the calibration's own, or HybridGrad."""
     from semgrad_guard.calibrated import estimator_of
-    from semgrad_guard.estimators import ESTIMATORS
+    from semgrad_guard.estimators import KIND_OF
 
     if name is None:
         return estimator_of(None if policy is None else policy.calibration)
-    return next(estimator for estimator in ESTIMATORS if estimator.name == name)()
+    return KIND_OF[name]()
 
 
 def decoding(*, max_new_tokens: int, temperature: float, seed: int) -> GenerationOptions:

@@ -1,4 +1,10 @@
-"""One method, one small file. `ESTIMATORS` lists those that need no labels; `FusedGrad` is fitted first."""
+"""One method, one small file. `ESTIMATORS` lists those that need no labels; `FusedGrad` is fitted first.
+
+`KIND_OF` knows all of them, `FusedGrad` too, by the names that commands and files use.
+"""
+
+from collections.abc import Mapping
+from typing import Any
 
 from semgrad_guard.engine.sampling import DiverseBeams, Sampling
 from semgrad_guard.estimators.base import Estimator
@@ -37,9 +43,11 @@ ESTIMATORS = (
     MutualInformation,
     SAR,
 )
+KIND_OF: Mapping[str, Any] = {kind.name: kind for kind in (*ESTIMATORS, FusedGrad)}
 
 __all__ = [
     "ESTIMATORS",
+    "KIND_OF",
     "SAR",
     "Degree",
     "DiverseBeams",
