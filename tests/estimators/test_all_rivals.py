@@ -1,0 +1,154 @@
+"""What holds for every rival that samples or asks: batches, empty answers, calibration, settings."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from semgrad_guard import Calibration, GenerationOptions, Guard, LanguageModel, Message, Policy, calibrate
+from semgrad_guard.engine.sampling import DiverseBeams, Sampling
+from semgrad_guard.engine.text_pairs import CrossEncoder, Entailment
+from semgrad_guard.errors import BindingMismatchError, InputError
+from semgrad_guard.estimators import (
+    ESTIMATORS,
+    SAR,
+    Degree,
+    Inside,
+    LengthNormalisedEntropy,
+    MutualInformation,
+    PTrue,
+    SelfConsistency,
+    SemanticDensity,
+    SemanticEntropy,
+)
+from semgrad_guard.estimators.equivalence import NLIEquivalence
+from semgrad_guard.estimators.suite import paper_suite
+from semgrad_guard.evaluation.questions.prompts import Wording, conversation
+
+ASKING = (
+    LengthNormalisedEntropy,
+    PTrue,
+    SelfConsistency,
+    Degree,
+    Inside,
+    SemanticEntropy,
+    SemanticDensity,
+    MutualInformation,
+    SAR,
+)
+
+
+def brief(estimator):
+    """With few and short samples."""
+    if estimator is PTrue:
+        return PTrue()
+    return estimator(
+        DiverseBeams(3, max_new_tokens=3) if estimator is SemanticDensity else Sampling(3, max_new_tokens=3)
+    )
+
+
+@pytest.mark.parametrize("estimator", ASKING)
+def test_a_score_does_not_depend_on_its_batch(estimator, evidence, language_model: LanguageModel) -> None:
+    alone = language_model.generate(evidence[1].question, GenerationOptions(max_new_tokens=5)).evidence
+    together, single = brief(estimator)(evidence[1]), brief(estimator)(alone)
+    assert single.uncertainty == pytest.approx(together.uncertainty, rel=1e-5, abs=1e-9)
+    assert single.details.keys() == {"scored_tokens", "scoring_ms"}
+
+
+@pytest.mark.parametrize("estimator", ASKING)
+def test_an_empty_answer_has_no_score(estimator, make_language_model) -> None:
+    model = make_language_model()
+    model._decoder._end_tokens = tuple(range(258))
+    empty = model.generate("q", GenerationOptions(max_new_tokens=3)).evidence
+    assert empty.response_ids == ()
+    assert brief(estimator)(empty).uncertainty is None
+    foreign = brief(estimator)(model.evidence("q", "An answer."))
+    if estimator in (LengthNormalisedEntropy, Inside, SemanticEntropy, SemanticDensity, MutualInformation, SAR):
+        assert (foreign.uncertainty, foreign.reason) == (None, "all samples are empty")
+    else:
+        assert foreign.uncertainty is not None
+
+
+@pytest.mark.parametrize("estimator", [brief(estimator) for estimator in ASKING])
+def test_a_guard_can_be_calibrated_for_it(estimator, language_model: LanguageModel, tmp_path) -> None:
+    options = GenerationOptions(max_new_tokens=3)
+    draft = Guard(language_model, estimator, Policy(threshold=0.0), options=options)
+    score = draft("q").uncertainty
+    made = calibrate([score] * 60, [True] * 60, alpha=0.1, delta=0.1, binding=draft.binding)
+    made.save(tmp_path / "calibration.json")
+    policy = Policy.from_calibration(Calibration.load(tmp_path / "calibration.json"))
+    # 60 equal scores: the threshold is that score, give or take the last digits.
+    assert Guard(language_model, estimator, policy, options=options)("q").status == "scored"
+    with pytest.raises(BindingMismatchError):
+        Guard(language_model, replace_setting(estimator), policy, options=options)("q")
+
+
+def replace_setting(estimator):
+    if isinstance(estimator, PTrue):
+        return replace(estimator, normalised=not estimator.normalised)
+    return replace(estimator, plan=replace(estimator.plan, max_new_tokens=2))
+
+
+def test_questions_about_the_answer_must_fit(make_language_model) -> None:
+    model = make_language_model(max_position_embeddings=64)
+    rows = [generation.evidence for generation in model.generate_batch(["q"], GenerationOptions(max_new_tokens=5))]
+    for estimator in (PTrue(), MutualInformation(Sampling(6, max_new_tokens=4))):
+        score = estimator(rows[0])
+        assert score.uncertainty is None
+        assert "does not fit the context window" in score.reason
+
+
+def test_the_suite_shares_samples_and_tells_its_settings(nli: Entailment, cross_encoder: CrossEncoder) -> None:
+    suite = paper_suite(NLIEquivalence(nli), cross_encoder, 7, max_new_tokens=32)
+    settings = {
+        estimator.title: json.loads(json.dumps(estimator.settings()))
+        for estimator in suite
+        if hasattr(estimator, "title")
+    }
+    assert settings["Semantic Entropy"]["plan"] == settings["LN-PE"]["plan"]
+    assert settings["Self-Con"]["plan"] == settings["Deg"]["plan"]
+    assert settings["INSIDE"]["plan"] == {
+        "count": 10, "temperature": 0.5, "top_p": 0.99, "top_k": 5, "seed": 7, "max_new_tokens": 32,
+    }  # fmt: skip
+    assert settings["Semantic Density"]["plan"] == {"count": 10, "penalty": 1.0, "max_new_tokens": 32}
+    assert settings["Deg"]["equivalence"] == f"nli:{nli.name}"
+    assert settings["SAR"]["similarity"] == cross_encoder.name
+    assert len({estimator.name for estimator in ESTIMATORS}) == len(ESTIMATORS)
+    # The defaults of each method alone are those of the suite.
+    for estimator in paper_suite():
+        assert estimator == type(estimator)()
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: Inside(alpha=0.0),
+        lambda: SemanticDensity(temperature=0.0),
+        lambda: SAR(t=0.0),
+        lambda: MutualInformation(gamma1=-1.0),
+        lambda: MutualInformation(f1=1.0),
+    ],
+)
+def test_bad_settings(make) -> None:
+    with pytest.raises(InputError):
+        make()
+
+
+@pytest.mark.parametrize("wording", ["plain", "paper"])
+@pytest.mark.parametrize("context", [None, "A passage."])
+def test_the_bare_question_is_what_is_compared_under(
+    language_model: LanguageModel, wording: Wording, context: str | None
+) -> None:
+    turns = conversation("Who?", context, wording=wording, system="Be brief.")
+    evidence = language_model.evidence(turns, "Nobody")
+    assert evidence.question == "Who?"
+    asked = "Who?" if context is None else "Context: A passage.\n\nQuestion: Who?"
+    assert evidence.question_in_context == asked
+    bare = [Message(turn.role, turn.content) for turn in turns]
+    assert language_model.render(bare).ids == evidence.prompt.ids, "the model sees the content alone"
+    as_it_stands = language_model.evidence(bare, "Nobody")
+    assert as_it_stands.question == as_it_stands.question_in_context == turns[-1].content
+    asked_plainly = language_model.evidence(asked, "Nobody")
+    assert PTrue()(evidence).uncertainty == pytest.approx(PTrue()(asked_plainly).uncertainty, rel=1e-9)
