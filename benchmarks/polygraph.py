@@ -24,14 +24,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import command
 import torch
 from judges import LARGE_NLI, TINY_NLI, word_tokenizer
 from machine import about, spread
 from rich.console import Console
-from shapes import SHAPES, Setting, build
+from shapes import Setting, build
 from tables import machine_line, table
-
-from semgrad_guard.evaluation.files import require_writable, write_beside
 
 SETTINGS = (Setting(60, 8), Setting(60, 32))
 SIDES = {"ours": "semgrad-guard", "polygraph": "LM-Polygraph"}
@@ -54,13 +53,13 @@ def run(side: str, python: str, folder: Path, setting: Setting) -> dict[str, flo
     """
     found = folder / "seconds.json"
     worker = str(Path(__file__).with_name("polygraph_worker.py"))
-    command = [python, worker, side, str(folder), str(setting.prompt), str(setting.answer), str(found)]
+    line = [python, worker, side, str(folder), str(setting.prompt), str(setting.answer), str(found)]
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
     if side == "polygraph":  # nothing of this environment
         environment.pop("PYTHONPATH", None)
-    done = subprocess.run(command, check=False, capture_output=True, text=True, env=environment)
+    done = subprocess.run(line, check=False, capture_output=True, text=True, env=environment)
     if done.returncode:
-        sys.exit(f"{' '.join(command)} failed; it said at last:\n{done.stderr[-2000:]}")
+        sys.exit(f"{' '.join(line)} failed; it said at last:\n{done.stderr[-2000:]}")
     return json.loads(found.read_text())
 
 
@@ -127,23 +126,16 @@ def main() -> None:
             rows.append({})
             for row in measured(pythons, Path(name), setting, rounds):
                 rows[-1] = row
-                if arguments.output:
-                    write_beside(arguments.output, lambda path: path.write_text(json.dumps(report, indent=1)))
+                command.keep(report, arguments.output)
     print(markdown(report))
 
 
 def parsed() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--environment", type=Path, required=True, help="the environment that LM-Polygraph is in")
-    parser.add_argument("--shape", choices=sorted(SHAPES), default="0.5B")
-    parser.add_argument("--dtype", choices=["bfloat16", "float32"], default="float32")
-    parser.add_argument("--rounds", type=int, default=5, help="processes of each side (5)")
-    parser.add_argument("--quick", action="store_true", help="small shapes, one round: does everything run?")
-    parser.add_argument("--output", type=Path, help="where the figures go (JSON)")
-    arguments = parser.parse_args()
-    if arguments.output:
-        require_writable(arguments.output)
-    return arguments
+    options = command.parser(__doc__, rounds="processes of each side")
+    options.add_argument("--environment", type=Path, required=True, help="the environment that LM-Polygraph is in")
+    options.add_argument("--dtype", choices=["bfloat16", "float32"], default="float32")
+    options.add_argument("--quick", action="store_true", help="small shapes, one round: does everything run?")
+    return command.parsed(options)
 
 
 if __name__ == "__main__":

@@ -18,26 +18,24 @@ out, by name, where not one does or where the memory does not hold its judge.
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
+import command
 import psutil
 import torch
 from judges import LARGE_CROSS, LARGE_NLI, TINY_CROSS, TINY_NLI, XLARGE_NLI, Judge, word_tokenizer
 from machine import about, cpu_seconds, measured_rates, spread
 from rich.console import Console
-from shapes import NAIVE_MINUTES, SEMANTIC_TOKEN, SHAPES, Setting, build, layer_weights
+from shapes import NAIVE_MINUTES, SEMANTIC_TOKEN, Setting, build, layer_weights
 from tables import machine_line, ranged, table
 from transformers import GenerationConfig
 
 from semgrad_guard import GenerationOptions, HybridGrad, LanguageModel
 from semgrad_guard.engine.sampling import Sampling
 from semgrad_guard.estimators import SAR, LengthNormalisedEntropy, NLIEquivalence, PTrue, SemanticEntropy
-from semgrad_guard.evaluation.files import require_writable, write_beside
 
 SAMPLES = 10
 P_TRUE_WORDS = 25
@@ -229,23 +227,16 @@ def main() -> None:
             arena = Arena(model, tokenizer, setting)
             for seconds in measured(arena, entered, rounds, status.update):
                 row |= {"seconds": seconds, "ratios": ratios(seconds)}
-                if arguments.output:
-                    write_beside(arguments.output, lambda path: path.write_text(json.dumps(report, indent=1)))
+                command.keep(report, arguments.output)
     print(markdown(report))
 
 
 def parsed() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--shape", choices=sorted(SHAPES), default="0.5B")
-    parser.add_argument("--dtype", choices=["bfloat16", "float32"], default="float32")
-    parser.add_argument("--rounds", type=int, default=5, help="how often each way takes its turn at most (5)")
-    parser.add_argument("--quick", action="store_true", help="small shapes, two rounds: does everything run?")
-    parser.add_argument("--only", default="", help="only the setting whose name holds this text, for example 60/8")
-    parser.add_argument("--output", type=Path, help="where the figures go (JSON)")
-    arguments = parser.parse_args()
-    if arguments.output:
-        require_writable(arguments.output)
-    return arguments
+    options = command.parser(__doc__, rounds="how often each way takes its turn at most")
+    options.add_argument("--dtype", choices=["bfloat16", "float32"], default="float32")
+    options.add_argument("--quick", action="store_true", help="small shapes, two rounds: does everything run?")
+    options.add_argument("--only", default="", help="only the setting whose name holds this text, for example 60/8")
+    return command.parsed(options)
 
 
 if __name__ == "__main__":

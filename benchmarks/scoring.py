@@ -20,6 +20,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import command
 import psutil
 import torch
 from floor import scoring_floor
@@ -27,11 +28,11 @@ from machine import Rates, about, cpu_seconds, measured_rates, spread
 from memory import peak_above_start
 from recorded import worsened
 from rich.console import Console
-from shapes import FULL, QUICK, SHAPES, USUAL, Setting, build, leaves_naive_out
+from shapes import FULL, QUICK, USUAL, Setting, build, leaves_naive_out
 from tables import HEADER, cells, markdown
 from ways import Bench
 
-from semgrad_guard.evaluation.files import require_writable, write_beside
+from semgrad_guard.evaluation.files import write_beside
 
 GENERATING = ("plain", "first_token", "capturing")
 SCORING = ("captured", "prefix", "frugal", "naive")
@@ -57,8 +58,8 @@ def main() -> None:
             console.print(*cells(rows[-1]), sep="  ")
     report = {"shape": arguments.shape, "device": arguments.device, "machine": about(), "rows": rows}
     print(markdown(report))
+    command.keep(report, arguments.output)
     if arguments.output:
-        write_beside(arguments.output, lambda path: path.write_text(json.dumps(report, indent=1)))
         write_beside(arguments.output.with_suffix(".md"), lambda path: path.write_text(markdown(report)))
     if arguments.compare:
         complaints = worsened(report, json.loads(arguments.compare.read_text()))
@@ -162,21 +163,18 @@ def free_bytes(model: Any) -> int:
 
 
 def parsed() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--shape", choices=sorted(SHAPES), default="0.5B")
-    parser.add_argument("--cells", choices=sorted(CELLS), default="usual", help="quick, usual (minutes) or full")
-    parser.add_argument("--only", help="only the cells whose name holds this text, for example 60/8")
-    parser.add_argument("--dtype", action="append", choices=["bfloat16", "float16", "float32"], help="float32")
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--rounds", type=int, default=5, help="how often each way takes its turn (5)")
-    parser.add_argument("--frugal", action="store_true", help="also measure scoring with FRUGAL memory")
-    parser.add_argument("--output", type=Path, help="where the figures go (JSON; a table in markdown beside it)")
-    parser.add_argument("--compare", type=Path, help="recorded ratios to hold the new ones against")
-    arguments = parser.parse_args()
-    if arguments.output:
-        require_writable(arguments.output)
+    options = command.parser(
+        __doc__, rounds="how often each way takes its turn", output="where the figures go (JSON; a table beside it)"
+    )
+    options.add_argument("--cells", choices=sorted(CELLS), default="usual", help="quick, usual (minutes) or full")
+    options.add_argument("--only", help="only the cells whose name holds this text, for example 60/8")
+    options.add_argument("--dtype", action="append", choices=["bfloat16", "float16", "float32"], help="float32")
+    options.add_argument("--device", default="cpu")
+    options.add_argument("--frugal", action="store_true", help="also measure scoring with FRUGAL memory")
+    options.add_argument("--compare", type=Path, help="recorded ratios to hold the new ones against")
+    arguments = command.parsed(options)
     if arguments.compare and not arguments.compare.exists():
-        parser.error(f"{arguments.compare} does not exist; a file that --output wrote here can be recorded as it")
+        options.error(f"{arguments.compare} does not exist; a file that --output wrote here can be recorded as it")
     return arguments
 
 

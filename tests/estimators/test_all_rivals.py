@@ -14,30 +14,19 @@ from semgrad_guard.errors import BindingMismatchError, InputError
 from semgrad_guard.estimators import (
     ESTIMATORS,
     SAR,
-    Degree,
     Inside,
     LengthNormalisedEntropy,
     MutualInformation,
     PTrue,
-    SelfConsistency,
     SemanticDensity,
     SemanticEntropy,
 )
 from semgrad_guard.estimators.equivalence import NLIEquivalence
+from semgrad_guard.estimators.sampled import AskingEstimator
 from semgrad_guard.estimators.suite import paper_suite
 from semgrad_guard.evaluation.questions.prompts import Wording, conversation
 
-ASKING = (
-    LengthNormalisedEntropy,
-    PTrue,
-    SelfConsistency,
-    Degree,
-    Inside,
-    SemanticEntropy,
-    SemanticDensity,
-    MutualInformation,
-    SAR,
-)
+ASKING = tuple(kind for kind in ESTIMATORS if issubclass(kind, AskingEstimator))
 
 
 def brief(estimator):
