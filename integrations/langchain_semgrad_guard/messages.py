@@ -39,9 +39,12 @@ def to_conversation(messages: Sequence[BaseMessage]) -> tuple[Message, ...]:
 
 
 def usage(generation: Generation) -> UsageMetadata:
-    """Tokens read and tokens produced (the end token counts)."""
+    """Tokens read, those among them that an earlier prompt had in common, and tokens produced (the end token counts)."""
     read, produced = len(generation.prompt.ids), generation.completion_tokens
-    return UsageMetadata(input_tokens=read, output_tokens=produced, total_tokens=read + produced)
+    found = UsageMetadata(input_tokens=read, output_tokens=produced, total_tokens=read + produced)
+    if generation.reused_tokens:
+        found["input_token_details"] = {"cache_read": generation.reused_tokens}
+    return found
 
 
 def response_metadata(finish_reason: str, verdict: Verdict) -> dict[str, Any]:

@@ -83,7 +83,7 @@ class Decoder:
         with self._scorer.lock:
             capture = self._capture(prompts, objective)
             with clean_slate():
-                output = self._generate(prompts, options, capture, listener)
+                output, reused = self._generate(prompts, options, capture, listener)
         width = max(len(prompt.ids) for prompt in prompts)
         produced = [self._produced(row) for row in output.sequences[:, width:].tolist()]
         visibles = [visible(ids, options.stop, self.decode) for ids, _ in produced]
@@ -102,6 +102,7 @@ class Decoder:
                 response_ids=tuple(response),
                 finish_reason="stop" if ended or cut else "length",
                 completion_tokens=len(ids) + ended,
+                reused_tokens=reused,
                 scoring=scoring,
                 row=row,
             )
@@ -144,7 +145,7 @@ class Decoder:
         width = batch.prompt_columns
         room = plan.max_new_tokens if window is None else min(plan.max_new_tokens, window - width)
         replayer, cache = self._scorer.current_replayer(), None
-        if width > 1 and self._scorer.can_resume(batch):
+        if width > 1 and self._scorer.can_resume(batch.longest):
             owners = [row for row in range(len(prompts)) for _ in range(plan.count)]
             cache = replayer.prefilled(batch, width - 1, owners)
         config, extra = self._config(room, stop)
@@ -164,23 +165,38 @@ class Decoder:
         options: GenerationOptions,
         capture: Capture | None,
         listener: Listener | None,
-    ) -> Any:
+    ) -> tuple[Any, int]:
+        """What `generate` returns, and how many columns of the prompt an earlier run had read."""
         width = max(len(prompt.ids) for prompt in prompts)
         device = self._scorer.device
         ids = torch.tensor([[self._pad] * (width - len(p.ids)) + list(p.ids) for p in prompts], device=device)
         mask = torch.tensor([[0] * (width - len(p.ids)) + [1] * len(p.ids) for p in prompts], device=device)
         config, extra = self._config(options.max_new_tokens, options.stop)
         streamer, stopper = listener or (None, None)
-        return self._scorer.current_replayer().generate(
+        replayer, budget = self._scorer.current_replayer(), self._prompt_budget(prompts, options, capture)
+        cache = replayer.prompts.begin(prompts[0].ids, min(capture.start, width - 1)) if capture and budget else None
+        reused = 0 if cache is None else cache.get_seq_length()
+        output = replayer.generate(
             ids,
             mask,
             capture,
+            cache=cache,
             generation_config=config,
             logits_processor=self._processors(options, len(prompts), width),
             stopping_criteria=StoppingCriteriaList([stopper] if stopper else []),
             streamer=streamer,
             **extra,
         )
+        if budget:
+            replayer.prompts.keep(output.sequences[0].tolist(), output.past_key_values, budget)
+        return output, reused
+
+    def _prompt_budget(self, prompts: Sequence[Prompt], options: GenerationOptions, capture: Capture | None) -> int:
+        """Bytes for what these prompts leave to later ones: none where a cache may not be taken up again."""
+        budget = self._scorer.memory.prompts
+        if not budget or capture is None or len(prompts) > 1:
+            return 0
+        return budget if self._scorer.can_resume(len(prompts[0].ids) + options.max_new_tokens) else 0
 
     def _config(self, max_new_tokens: int, stop: tuple[str, ...]) -> tuple[GenerationConfig, dict[str, Any]]:
         """What every run is told, and the tokenizer where transformers watches for stop strings."""

@@ -100,7 +100,8 @@ class Generation:
 
     `text` is what the user sees: up to, and without, the end token or a stop string. `response_ids` are the tokens
     that carry it and exactly the tokens that are scored: the end token and tokens wholly beyond a stop string do not
-    count. `completion_tokens` counts everything the model produced. `evidence` is what scoring needs; while it has
+    count. `completion_tokens` counts everything the model produced, `reused_tokens` those of the prompt that an earlier
+    generation had read (see `Memory.prompts`). `evidence` is what scoring needs; while it has
     not been used, it holds the answer's KV cache, so let generations go once they are scored.
     """
 
@@ -111,6 +112,7 @@ class Generation:
     completion_tokens: int
     scoring: BatchScoring = field(repr=False, compare=False)
     row: int = 0
+    reused_tokens: int = 0
 
     @property
     def evidence(self) -> Evidence:

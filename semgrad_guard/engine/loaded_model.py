@@ -142,12 +142,14 @@ class LoadedModel:
 
     @property
     def memory(self) -> Memory:
-        """How much scoring may hold above a generation; set it to `FRUGAL` where memory is short."""
+        """How much may be held beside the model: `FRUGAL` where memory is short, `Memory(prompts=...)` for chats."""
         return self._scorer.memory
 
     @memory.setter
     def memory(self, memory: Memory) -> None:
-        self._scorer.memory = memory
+        with self._scorer.lock:
+            self._scorer.memory = memory
+            self._scorer.current_replayer().prompts.trim(memory.prompts)
 
     @cached_property
     def tool_format(self) -> ToolFormat:

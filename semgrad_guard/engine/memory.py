@@ -1,4 +1,4 @@
-"""How much scoring may hold above a generation, and what it does where that is too little."""
+"""How much may be held beside the model, and what scoring does where that is too little."""
 
 from __future__ import annotations
 
@@ -18,10 +18,15 @@ class Memory:
     `logits`: the head's outputs that a generation keeps, and those kept between the two passes over the vocabulary;
     beyond it they are computed again. `activations`: what the replay keeps for its backward pass; beyond it only every
     decoder layer's input is kept, and the layer is run once more (about a forward pass of the upper layers).
+
+    `prompts`: keys and values kept from one generation to the next, so that the next turn of a chat, or another prompt
+    with the same instructions, is read only from where it differs. 0 (the default) keeps none: then nothing is held
+    between calls, and no answer's last digits depend on what was asked before. Batches of one prompt alone use it.
     """
 
     logits: int = 96 << 20
     activations: int = 512 << 20
+    prompts: int = 0
 
 
 FRUGAL = Memory(logits=0, activations=0)

@@ -107,7 +107,7 @@ def _pass(
     """Every row of a batch; `shared` are the prompts, once each, and which of them each row continues."""
     replayer, architecture = scorer.current_replayer(), scorer.architecture
     start, cache = 0, None
-    if shared is not None and batch.prompt_columns > 1 and scorer.can_resume(batch):
+    if shared is not None and batch.prompt_columns > 1 and scorer.can_resume(batch.longest):
         start = batch.prompt_columns - 1
         cache = replayer.prefilled(shared[0], start, shared[1])
     layer = middle_layer(architecture.n_layers)

@@ -25,6 +25,7 @@ from semgrad_guard.engine.few_rows import FewRows
 from semgrad_guard.engine.hidden_states import LayerInputs, Tap, taps
 from semgrad_guard.engine.memory import Memory, activation_bytes, checkpointed
 from semgrad_guard.engine.prefix_cache import cut, growing_cache
+from semgrad_guard.engine.prompt_store import PromptStore
 from semgrad_guard.engine.shadow import shadow_of
 from semgrad_guard.engine.stand_ins import StandIns
 from semgrad_guard.engine.token_batch import TokenBatch
@@ -54,6 +55,7 @@ class Replayer:
 
     def __init__(self, model: nn.Module, architecture: Architecture) -> None:
         self.memory = Memory()
+        self.prompts = PromptStore()
         self._bytes_per_position: dict[int, int] = {}  # from a first layer on; a walk over all weights otherwise
         self._architecture = architecture
         self._shadow = shadow_of(model)
@@ -134,11 +136,12 @@ class Replayer:
         """`model.generate` on the shadow: no mode, hook or generation default of the user's model plays a part.
 
         With `capture`, the cache keeps every key, so that `captured` can replay from what is left behind. A `cache`
-        (see `prefilled`) spares the columns that it holds.
+        (see `prefilled` and `PromptStore`) spares the columns that it holds.
         """
         table: dict[int, Tap] = {} if capture is None else {capture.layer: capture}
         if capture is not None:
-            cache = growing_cache()
+            cache = growing_cache() if cache is None else cache
+            capture.skip(cache.get_seq_length())
         layers = self.layers if table else []
         with ExitStack() as stack:
             stack.enter_context(torch.no_grad())

@@ -17,7 +17,7 @@ from semgrad_guard.engine.objective import Objective
 from semgrad_guard.engine.replay import Replayed, Replayer
 from semgrad_guard.engine.scores import GradientScores, Tier
 from semgrad_guard.engine.self_check import exact_tiers
-from semgrad_guard.engine.shadow import fingerprint
+from semgrad_guard.engine.shadow import edits, fingerprint
 from semgrad_guard.engine.token_batch import TokenBatch
 from semgrad_guard.engine.trace import Trace
 
@@ -29,7 +29,7 @@ class Scorer:
         self.lock = threading.RLock()
         # Weak: the table below must not keep a model alive that its owner has dropped.
         self._model = weakref.ref(model)
-        self._fingerprint = None
+        self._fingerprint, self._edits = None, 0
         self.memory = Memory()
         with clean_slate():
             self.architecture: Architecture = inspect_architecture(model)
@@ -59,7 +59,7 @@ class Scorer:
         """Score every part of every row (`TokenBatch.segments`) from one replay."""
         span = objective.span(self.architecture.n_layers)
         with self.lock, clean_slate():
-            tiers = self._tiers_for(batch)
+            tiers = self._tiers_at(batch.longest)
             if not self.architecture.takes_positions and not bool(batch.mask.all()):
                 return self._score_singly(batch, objective, span, tiers)
             found = self._score(batch, objective, span, trace, tiers)
@@ -72,14 +72,13 @@ class Scorer:
                 )
             return found
 
-    def can_resume(self, batch: TokenBatch) -> bool:
-        """Whether these rows may go on from a cache of their prompts: it gives what one pass over everything gives."""
-        return "prefix" in self._tiers_for(batch)
+    def can_resume(self, positions: int) -> bool:
+        """Whether so many positions may be read in two goes, the second from a cache: it gives what one pass gives."""
+        return "prefix" in self._tiers_at(positions)
 
-    def _tiers_for(self, batch: TokenBatch) -> tuple[Tier, ...]:
+    def _tiers_at(self, positions: int) -> tuple[Tier, ...]:
         limit = self.architecture.fixed_positions
-        too_long = limit is not None and int(batch.mask.sum(1).max()) > limit
-        return ("full",) if too_long else self.tiers()
+        return ("full",) if limit is not None and positions > limit else self.tiers()
 
     def _score_singly(
         self, batch: TokenBatch, objective: Objective, span: Sequence[int], tiers: tuple[Tier, ...]
@@ -124,6 +123,9 @@ class Scorer:
             with clean_slate():
                 self._replayer = Replayer(model, self.architecture)
             self._fingerprint, self._tiers = now, None
+        if (edited := edits(model)) != self._edits:
+            self._replayer.prompts.trim(0)
+            self._edits = edited
         self._replayer.memory = self.memory
         return self._replayer
 

@@ -46,6 +46,11 @@ def fingerprint(model: nn.Module) -> Hashable:
     return tensors, hooks
 
 
+def edits(model: nn.Module) -> int:
+    """A number that grows with every edit of a weight in place (a training step, say): a shadow follows, a cache not."""
+    return sum(0 if p.is_inference() else p._version for p in model.parameters())
+
+
 def _copy(module: nn.Module, done: dict[int, nn.Module], parameters: dict[int, nn.Parameter]) -> nn.Module:
     """`done` and `parameters` map originals to copies: what is used in two places stays one."""
     if id(module) in done:

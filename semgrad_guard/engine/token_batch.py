@@ -69,6 +69,11 @@ class TokenBatch:
         return list(chain.from_iterable(self.segments))
 
     @property
+    def longest(self) -> int:
+        """Tokens of the longest prompt with room for the longest response: what a row without padding spans."""
+        return self.ids.shape[1]
+
+    @property
     def cut(self) -> int:
         """The first column that can matter to a gradient: the earliest differentiated token."""
         return min(*self.token_columns, *self.grid_columns)

@@ -23,13 +23,17 @@ class Capture:
     def __init__(self, layer: int, start: int, *, logit_bytes: int = 0) -> None:
         self.layer = layer
         self._logit_bytes = logit_bytes
-        self._start = start
+        self.start = start
         self._seen = 0
         self._pieces: list[torch.Tensor] = []
         self._steps: list[torch.Tensor] | None = []
 
+    def skip(self, columns: int) -> None:
+        """So many columns come from a cache; the first hidden states are those that follow."""
+        self._seen = columns
+
     def __call__(self, hidden: torch.Tensor) -> None:
-        first = max(0, self._start - self._seen)
+        first = max(0, self.start - self._seen)
         self._seen += hidden.shape[1]
         if first < hidden.shape[1]:
             # The prefill's slice is copied: a view would keep the whole prompt's states alive.
