@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedConfig, Qwen2Config, Qwen2ForCausalLM
 
+from semgrad_guard import LanguageModel
+
 _HALF_BILLION = Qwen2Config(
     hidden_size=896,
     num_hidden_layers=24,
@@ -92,6 +94,24 @@ def build(shape: str, dtype: torch.dtype, device: str = "cpu") -> Any:
             return kind(config).eval()
     finally:
         torch.set_default_dtype(default)
+
+
+def speaking_model(layers: int, width: int) -> LanguageModel:
+    """A Llama of random weights, in the pocket model's tokens; its answers are gibberish of full length."""
+    tokenizer = LanguageModel.from_pretrained("pocket").tokenizer
+    config = LlamaConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=width,
+        intermediate_size=4 * width,
+        num_hidden_layers=layers,
+        num_attention_heads=width // 64,
+        num_key_value_heads=width // 64,
+        pad_token_id=tokenizer.pad_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        bos_token_id=None,
+    )
+    torch.manual_seed(0)
+    return LanguageModel.from_transformers(LlamaForCausalLM(config).eval(), tokenizer)
 
 
 def naive_bytes(config: Any, setting: Setting, element: int) -> int:

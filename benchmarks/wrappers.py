@@ -26,7 +26,7 @@ from llama_index.core.query_engine import CustomQueryEngine
 from machine import about
 from rich.console import Console
 from rich.table import Table
-from transformers import LlamaConfig, LlamaForCausalLM
+from shapes import speaking_model
 
 from langchain_semgrad_guard import ChatSemGrad, UncertaintyRouter
 from llama_index_semgrad_guard import GuardedQueryEngine, SemGradLLM
@@ -49,24 +49,6 @@ class Asking(CustomQueryEngine):
 
     def custom_query(self, query_str: str) -> str:
         return self.llm.complete(query_str).text
-
-
-def random_model(layers: int, width: int) -> LanguageModel:
-    """A Llama of random weights, in the pocket model's tokens; its answers are gibberish of full length."""
-    tokenizer = LanguageModel.from_pretrained("pocket").tokenizer
-    config = LlamaConfig(
-        vocab_size=len(tokenizer),
-        hidden_size=width,
-        intermediate_size=4 * width,
-        num_hidden_layers=layers,
-        num_attention_heads=width // 64,
-        num_key_value_heads=width // 64,
-        pad_token_id=tokenizer.pad_token_id,
-        eos_token_id=tokenizer.eos_token_id,
-        bos_token_id=None,
-    )
-    torch.manual_seed(0)
-    return LanguageModel.from_transformers(LlamaForCausalLM(config).eval(), tokenizer)
 
 
 def ways(model: LanguageModel, max_tokens: int) -> dict[str, Callable[[], Sequence[str]]]:
@@ -142,7 +124,7 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     layers, width = arguments.layers, arguments.width
-    model = random_model(layers, width) if layers else LanguageModel.from_pretrained(arguments.model)
+    model = speaking_model(layers, width) if layers else LanguageModel.from_pretrained(arguments.model)
     name = f"random weights, {layers} layers of {width}" if layers else arguments.model
     seconds = measure(ways(model, arguments.max_tokens), arguments.rounds)
     shares, console = ratios(seconds), Console(width=120)

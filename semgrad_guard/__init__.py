@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from semgrad_guard.engine.generation import Generation, GenerationOptions
     from semgrad_guard.engine.gradient_scores import gradient_scores
     from semgrad_guard.engine.language_model import LanguageModel
+    from semgrad_guard.engine.memory import FRUGAL, Memory
     from semgrad_guard.engine.objective import Objective
     from semgrad_guard.engine.scores import GradientScores
     from semgrad_guard.engine.segments import Segment
@@ -63,6 +64,7 @@ _HOMES = {
     "semgrad_guard.engine.generation": ("Generation", "GenerationOptions"),
     "semgrad_guard.engine.gradient_scores": ("gradient_scores",),
     "semgrad_guard.engine.language_model": ("LanguageModel",),
+    "semgrad_guard.engine.memory": ("FRUGAL", "Memory"),
     "semgrad_guard.engine.objective": ("Objective",),
     "semgrad_guard.engine.scores": ("GradientScores",),
     "semgrad_guard.engine.segments": ("Segment",),
@@ -86,6 +88,7 @@ _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 __version__ = "0.1.0"
 __all__ = [
+    "FRUGAL",
     "METADATA_KEY",
     "Binding",
     "Calibration",
@@ -104,6 +107,7 @@ __all__ = [
     "LanguageModel",
     "MaxProbability",
     "MeanEntropy",
+    "Memory",
     "Message",
     "Objective",
     "ParaGrad",

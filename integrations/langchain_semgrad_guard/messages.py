@@ -39,7 +39,7 @@ def to_conversation(messages: Sequence[BaseMessage]) -> tuple[Message, ...]:
 
 
 def usage(generation: Generation) -> UsageMetadata:
-    """Tokens read, those among them that an earlier prompt had in common, and tokens produced (the end token counts)."""
+    """Tokens read, how many of them an earlier prompt had in common, and tokens produced (the end token counts)."""
     read, produced = len(generation.prompt.ids), generation.completion_tokens
     found = UsageMetadata(input_tokens=read, output_tokens=produced, total_tokens=read + produced)
     if generation.reused_tokens:

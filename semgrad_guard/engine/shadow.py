@@ -47,7 +47,7 @@ def fingerprint(model: nn.Module) -> Hashable:
 
 
 def edits(model: nn.Module) -> int:
-    """A number that grows with every edit of a weight in place (a training step, say): a shadow follows, a cache not."""
+    """A number that grows with every edit of weights in place (by training, say): shadows follow, caches do not."""
     return sum(0 if p.is_inference() else p._version for p in model.parameters())
 
 

@@ -45,7 +45,8 @@ def chat(model: LanguageModel) -> list[Generation]:
 
 def semgrad(generation: Generation) -> float:
     timed = generation.evidence.gradients()
-    assert timed is not None and timed.scores.tier == "captured"
+    assert timed is not None
+    assert timed.scores.tier == "captured"
     return timed.scores.semgrad
 
 
