@@ -38,14 +38,15 @@ bench: $(STAMP)  ## what a score costs, held against the recorded ratios (minute
 	mkdir -p output
 	$(BIN)/python benchmarks/scoring.py --output output/scoring.json --compare benchmarks/recorded.json
 
-bench-full: $(STAMP)  ## the whole grid, both dtypes, cold start, wrappers (hours)
+bench-full: $(STAMP)  ## the whole grid, both dtypes, cold start, wrappers (hours; can be stopped and resumed)
 	mkdir -p output
 	$(BIN)/python benchmarks/scoring.py --cells full --dtype float32 --dtype bfloat16 --frugal \
-		--output output/scoring-full.json
+		--output output/scoring-full.json --resume
 	$(BIN)/python benchmarks/pictures.py output/scoring-full.json --output output/cost.svg
-	$(BIN)/python benchmarks/scoring.py --shape 1.5B --dtype bfloat16 --output output/scoring-1.5B.json
+	$(BIN)/python benchmarks/scoring.py --shape 1.5B --dtype bfloat16 --output output/scoring-1.5B.json --resume
 	$(BIN)/python benchmarks/cold_start.py
 	$(BIN)/python benchmarks/wrappers.py
+	$(BIN)/python benchmarks/turns.py --output output/turns.json
 
 $(POLYGRAPH)/.installed:
 	$(PYTHON) -m venv $(POLYGRAPH)

@@ -31,3 +31,11 @@ def scoring_floor(config: Any, setting: Setting, rates: Rates, element: int) -> 
     seed = max(head * element / rates.bytes_per_second, 2.0 * tokens * head / rates.flops_per_second)
     products = 2.0 * tokens * head / rates.flops_per_second if setting.answer > 1 else 0.0
     return 2 * replay + seed + products
+
+
+def generation_floor(config: Any, setting: Setting, rates: Rates, element: int) -> float:
+    """Seconds that generating a batch takes at least: one pass over the prompts, then one over all weights a token."""
+    weights = layer_weights(config) * config.num_hidden_layers + config.vocab_size * config.hidden_size
+    prompts = 2.0 * setting.rows * setting.prompt * weights / rates.flops_per_second
+    step = max(weights * element / rates.bytes_per_second, 2.0 * setting.rows * weights / rates.flops_per_second)
+    return prompts + setting.answer * step

@@ -3,6 +3,7 @@
     python benchmarks/scoring.py [--shape 0.5B] [--cells usual] [--dtype float32] [--output results.json]
     python benchmarks/scoring.py --compare benchmarks/recorded.json      (exit status 1 if a ratio has worsened)
     python benchmarks/scoring.py --frugal           (also the mode that holds least memory: its time and its peak)
+    python benchmarks/scoring.py --cells full --output results.json --resume          (go on where a run was stopped)
 
 Models of known shapes with random weights, one thread. The ways below take turns within each round, in one process, so
 that whatever else the machine does falls on all of them; times are CPU seconds of this process (wall-clock seconds with
@@ -16,22 +17,24 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import command
 import psutil
 import torch
-from floor import scoring_floor
+from floor import generation_floor, scoring_floor
 from machine import Rates, about, cpu_seconds, measured_rates, spread
 from memory import peak_above_start
 from recorded import worsened
 from rich.console import Console
+from rich.progress import Progress, TimeElapsedColumn, TimeRemainingColumn
 from shapes import FULL, QUICK, USUAL, Setting, build, leaves_naive_out
 from tables import HEADER, cells, markdown
 from ways import Bench
 
+from semgrad_guard.errors import InputError
 from semgrad_guard.evaluation.files import write_beside
 
 GENERATING = ("plain", "first_token", "capturing")
@@ -42,29 +45,61 @@ CELLS = {"quick": QUICK, "usual": USUAL, "full": FULL}
 def main() -> None:
     arguments = parsed()
     torch.set_num_threads(1)
-    console, rows = Console(width=220, stderr=True), []
+    console = Console(width=220, stderr=True)
+    report: dict[str, Any] = {"shape": arguments.shape, "device": arguments.device, "machine": about(), "rows": []}
+    if arguments.resume and arguments.output.exists():
+        report["rows"] = resumed(json.loads(arguments.output.read_text()), report)
+        console.print(f"{len(report['rows'])} cells are taken from {arguments.output}; delete it to measure them anew.")
     for dtype in arguments.dtype or ["float32"]:
-        with console.status(f"building the {arguments.shape} shape in {dtype} on {arguments.device}"):
-            model = build(arguments.shape, getattr(torch, dtype), arguments.device)
-            rates = measured_rates(model.dtype)
-        console.print(*HEADER, sep="  ")
-        for setting in CELLS[arguments.cells]:
-            if arguments.only and arguments.only not in str(setting):
-                continue
-            with console.status(f"{dtype}, {setting}"):
-                rows.append(
-                    {"dtype": dtype, **measure(model, setting, rates, arguments.rounds, frugal=arguments.frugal)}
-                )
-            console.print(*cells(rows[-1]), sep="  ")
-    report = {"shape": arguments.shape, "device": arguments.device, "machine": about(), "rows": rows}
+        known = {row["setting"] for row in report["rows"] if row["dtype"] == dtype}
+        settings = [s for s in CELLS[arguments.cells] if arguments.only in str(s) and str(s) not in known]
+        if settings:
+            measure_all(settings, dtype, arguments, report, console)
     print(markdown(report))
-    command.keep(report, arguments.output)
     if arguments.output:
         write_beside(arguments.output.with_suffix(".md"), lambda path: path.write_text(markdown(report)))
     if arguments.compare:
         complaints = worsened(report, json.loads(arguments.compare.read_text()))
         print("\n".join(complaints) or f"No ratio is worse than in {arguments.compare}.")
         sys.exit(bool(complaints))
+
+
+def measure_all(
+    settings: Sequence[Setting], dtype: str, arguments: argparse.Namespace, report: dict[str, Any], console: Console
+) -> None:
+    """Add the cells of one dtype to the report, and keep it after each."""
+    with console.status(f"building the {arguments.shape} shape in {dtype} on {arguments.device}"):
+        model = build(arguments.shape, getattr(torch, dtype), arguments.device)
+        rates = measured_rates(model.dtype)
+    expected = [generation_floor(model.config, setting, rates, model.dtype.itemsize) for setting in settings]
+    columns = (*Progress.get_default_columns()[:3], TimeElapsedColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console) as progress:
+        task = progress.add_task(dtype, total=sum(expected))
+        console.print(*HEADER, sep="  ")
+        for setting, seconds in zip(settings, expected, strict=True):
+            progress.update(task, description=f"{dtype}, {setting}")
+            row = measure(model, setting, rates, arguments.rounds, frugal=arguments.frugal)
+            report["rows"].append({"dtype": dtype, "date": about()["date"], **row})
+            command.keep(report, arguments.output)
+            console.print(*cells(row | {"dtype": dtype}), sep="  ")
+            progress.advance(task, seconds)
+
+
+def resumed(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The cells of a run that was stopped.
+
+    Raises:
+        InputError: it measured something else, or elsewhere.
+    """
+    said = [
+        (report["shape"], report["device"], *(report["machine"][name] for name in ("cpu", "torch", "transformers")))
+        for report in (before, now)
+    ]
+    if said[0] != said[1]:
+        raise InputError(
+            f"the figures so far are of {said[0]}, this run would be of {said[1]}: choose another --output"
+        )
+    return list(before["rows"])
 
 
 def measure(model: Any, setting: Setting, rates: Rates, rounds: int, *, frugal: bool) -> dict[str, Any]:
@@ -167,12 +202,15 @@ def parsed() -> argparse.Namespace:
         __doc__, rounds="how often each way takes its turn", output="where the figures go (JSON; a table beside it)"
     )
     options.add_argument("--cells", choices=sorted(CELLS), default="usual", help="quick, usual (minutes) or full")
-    options.add_argument("--only", help="only the cells whose name holds this text, for example 60/8")
+    options.add_argument("--only", default="", help="only the cells whose name holds this text, for example 60/8")
     options.add_argument("--dtype", action="append", choices=["bfloat16", "float16", "float32"], help="float32")
     options.add_argument("--device", default="cpu")
     options.add_argument("--frugal", action="store_true", help="also measure scoring with FRUGAL memory")
+    options.add_argument("--resume", action="store_true", help="keep the cells that --output holds already")
     options.add_argument("--compare", type=Path, help="recorded ratios to hold the new ones against")
     arguments = command.parsed(options)
+    if arguments.resume and not arguments.output:
+        options.error("--resume goes on with the figures in --output, which is not given")
     if arguments.compare and not arguments.compare.exists():
         options.error(f"{arguments.compare} does not exist; a file that --output wrote here can be recorded as it")
     return arguments

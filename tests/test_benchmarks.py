@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -60,6 +60,11 @@ class TestFloor:
         rates = load("machine").Rates(bytes_per_second=1e30, flops_per_second=1.0)
         found = load("floor").scoring_floor(CONFIG, load("shapes").Setting(60, 1), rates, 4)
         assert found == pytest.approx(2 * (2 * 3 * UPPER) + 2 * HEAD)
+
+    def test_generation_reads_all_weights_for_every_token(self, load: Load) -> None:
+        rates = load("machine").Rates(bytes_per_second=1.0, flops_per_second=1e30)
+        found = load("floor").generation_floor(CONFIG, load("shapes").Setting(60, 3), rates, 4)
+        assert found == pytest.approx(3 * 4 * (2 * UPPER + HEAD))
 
 
 class TestLeavingOut:
@@ -125,6 +130,20 @@ class TestRatios:
         assert load("polygraph").extra_time([{"plain": 2.0, "way": 3.0}, {"plain": 1.0, "way": 3.0}]) == {
             "way": [1.25, 0.5, 2.0]
         }
+
+
+class TestResuming:
+    MACHINE: ClassVar = {"cpu": "A", "torch": "2", "transformers": "5", "date": "yesterday"}
+    BEFORE: ClassVar = {"shape": "0.5B", "device": "cpu", "machine": MACHINE, "rows": [{"setting": "60/8"}]}
+
+    def test_what_was_measured_is_kept(self, load: Load) -> None:
+        now = {**self.BEFORE, "machine": {**self.MACHINE, "date": "today"}, "rows": []}
+        assert load("scoring").resumed(self.BEFORE, now) == [{"setting": "60/8"}]
+
+    @pytest.mark.parametrize("change", [{"shape": "8B"}, {"machine": {**MACHINE, "cpu": "B"}}])
+    def test_not_beside_other_figures(self, load: Load, change: dict[str, Any]) -> None:
+        with pytest.raises(InputError, match="another --output"):
+            load("scoring").resumed(self.BEFORE, {**self.BEFORE, **change})
 
 
 class TestWorsened:
