@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from transformers.cache_utils import Cache
@@ -60,7 +61,8 @@ class PromptStore:
         """
         length = min(cache.get_seq_length(), len(ids))
         if budget and length and can_be_cut(cache, length):
-            layers = tuple((layer.keys[..., :length, :], layer.values[..., :length, :]) for layer in cache.layers)
+            held: list[Any] = cache.layers
+            layers = tuple((layer.keys[..., :length, :], layer.values[..., :length, :]) for layer in held)
             new = _Entry(tuple(ids[:length]), layers)
             self._entries = [old for old in self._entries if _common(old.ids, new.ids) < len(old.ids)]
             self._entries.append(new)
