@@ -169,7 +169,7 @@ class Verdict(BaseModel):
     and `escalated` the target's own verdict. Where `enforced` is False the action is advice: the text is the model's
     own answer, delivered whatever the decision. `promised` tells whether a calibrated threshold let the delivered text
     through; bare thresholds and unscored targets promise nothing. `model` to `prompt_template` are what a calibration
-    is checked against.
+    is checked against. `paragrad_error` is the standard error of a sampled ParaGrad.
     """
 
     model_config = ConfigDict(frozen=True, allow_inf_nan=False, ser_json_inf_nan="null")
@@ -192,6 +192,7 @@ class Verdict(BaseModel):
     prompt_template: str | None = None
     semgrad: float | None = None
     paragrad: float | None = None
+    paragrad_error: float | None = None
     mean_entropy: float | None = None
     scored_tokens: int = 0
     scoring_ms: float | None = None

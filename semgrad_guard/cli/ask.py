@@ -34,6 +34,7 @@ def ask(  # noqa: PLR0913  # a command's options are its arguments
     variant: options.Variant = None,
     tau: options.Tau = None,
     beta: options.Beta = None,
+    sampled_rows: options.SampledRows = None,
     calibration: options.CalibrationFile = None,
     threshold: options.Threshold = None,
     probe: options.ProbeFile = None,
@@ -53,7 +54,7 @@ def ask(  # noqa: PLR0913  # a command's options are its arguments
         raise EmptyPromptError("The question is empty; ask something.")
     policy, token = loading.load_policy(calibration, threshold), loading.load_token(probe)
     embedded = loading.pocket_policy() if policy is None and model == loading.POCKET else None
-    chosen = EstimatorSpec(estimator, variant, tau, beta).estimator(policy or embedded)
+    chosen = EstimatorSpec(estimator, variant, tau, beta, sampled_rows).estimator(policy or embedded)
     asker = _Asker(
         loading.load_model(model, dtype, device=device, token=token),
         chosen,

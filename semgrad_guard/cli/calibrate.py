@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from semgrad_guard.cli import learning, loading, options
+from semgrad_guard.cli.calibrate_output import Files, draw, show
 from semgrad_guard.cli.estimator_spec import EstimatorSpec
 from semgrad_guard.cli.help import ExitCode
-from semgrad_guard.cli.terminal import OUT, progress, say, say_problems
+from semgrad_guard.cli.terminal import progress, say, say_problems
 
 if TYPE_CHECKING:
     from semgrad_guard.decision import Binding
@@ -47,6 +47,7 @@ def calibrate(  # noqa: PLR0913  # a command's options are its arguments
     variant: options.Variant = None,
     tau: options.Tau = None,
     beta: options.Beta = None,
+    sampled_rows: options.SampledRows = None,
     answers: Annotated[
         Path | None,
         typer.Option(
@@ -80,8 +81,8 @@ def calibrate(  # noqa: PLR0913  # a command's options are its arguments
     threshold keeps it, the command says so and what would help. An estimator that learns from labels (fused, auto)
     does so on a quarter of the answers, and the threshold is chosen on the rest.
     """
-    files = _Files(output, answers or output.with_suffix(".answers.jsonl"), plot)
-    spec = EstimatorSpec(estimator, variant, tau, beta)
+    files = Files(output, answers or output.with_suffix(".answers.jsonl"), plot)
+    spec = EstimatorSpec(estimator, variant, tau, beta, sampled_rows)
     _check_first(files, alpha=alpha, delta=delta)
     questions = _read(data, strict=strict, alpha=alpha, delta=delta)
     learning.estimators_for(spec)  # refuses settings that they do not take, before any work
@@ -92,21 +93,12 @@ def calibrate(  # noqa: PLR0913  # a command's options are its arguments
         say(outcome.calibration.choice.reason, label=outcome.calibration.choice.estimator)
     outcome.calibration.save(output)
     if plot is not None:
-        _draw(plot, outcome)
-    _show(outcome, questions, files, as_json=as_json)
+        draw(plot, outcome)
+    show(outcome, questions, files, as_json=as_json)
     kept = outcome.calibration.threshold is not None
     raise typer.Exit(
         ExitCode.NO_THRESHOLD if not kept else ExitCode.BROKEN_LINES if questions.problems else ExitCode.OK
     )
-
-
-@dataclass(frozen=True)
-class _Files:
-    """What the command writes."""
-
-    output: Path
-    answers: Path
-    plot: Path | None
 
 
 @dataclass(frozen=True)
@@ -171,7 +163,7 @@ class _Run:
             raise typer.Exit(ExitCode.INTERRUPTED) from error
 
 
-def _check_first(files: _Files, *, alpha: float, delta: float) -> None:
+def _check_first(files: Files, *, alpha: float, delta: float) -> None:
     """Everything that can be refused before any work."""
     from semgrad_guard.decision.calibration_set import read_rate
     from semgrad_guard.evaluation.figures.plots import require_drawable
@@ -203,52 +195,3 @@ def _read(data: Path, *, strict: bool, alpha: float, delta: float) -> QuestionFi
             label="Warning",
         )
     return questions
-
-
-def _draw(path: Path, outcome: Outcome) -> None:
-    from semgrad_guard.evaluation.figures.plots import draw_risk_coverage
-
-    made_for = outcome.calibration.binding
-    draw_risk_coverage(
-        path,
-        outcome.uncertainties,
-        outcome.correct,
-        calibration=outcome.calibration,
-        title=f"{made_for.model if made_for else ''}: {len(outcome.correct)} questions",
-        label=made_for.estimator if made_for else "",
-    )
-
-
-def _show(outcome: Outcome, questions: QuestionFile, files: _Files, *, as_json: bool) -> None:
-    from semgrad_guard.cli.rendering import calibration_view
-
-    if as_json:
-        typer.echo(json.dumps(_document(outcome, questions, files)))
-        return
-    OUT.print(calibration_view(outcome.calibration, auroc=outcome.auroc, aurc=outcome.aurc))
-    OUT.print(f"The calibration {outcome.calibration.id} is in {files.output},", soft_wrap=True, markup=False)
-    OUT.print(f"the answers are in {files.answers}.", soft_wrap=True, markup=False)
-    if files.plot is not None:
-        OUT.print(f"The picture is {files.plot}.", soft_wrap=True, markup=False)
-
-
-def _document(outcome: Outcome, questions: QuestionFile, files: _Files) -> dict[str, Any]:
-    from semgrad_guard.cli.rendering import confidence_rows
-
-    long: dict[str, Any] = dict.fromkeys(("scores", "grid", "confidence_map"), True)
-    if outcome.calibration.choice is None:
-        long["choice"] = True
-    else:
-        long["choice"] = {"weights", "questions"}
-    rows = confidence_rows(outcome.calibration)
-    return {
-        "calibration": outcome.calibration.model_dump(mode="json", exclude=long),
-        "auroc": outcome.auroc,
-        "aurc": outcome.aurc,
-        "confidence": [{"uncertainty": score, "confidence": confidence} for score, confidence in rows],
-        "broken_lines": [str(problem) for problem in questions.problems],
-        "duplicates": list(questions.duplicates),
-        "output": str(files.output),
-        "answers": str(files.answers),
-        "plot": None if files.plot is None else str(files.plot),
-    }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import typer
@@ -24,6 +24,7 @@ class EstimatorSpec:
     variant: str | None = None
     tau: float | None = None
     beta: float | None = None
+    sampled_rows: int | None = None
 
     def estimator(self, policy: Policy | None = None) -> Estimator:
         """The estimator of that name, or the policy's own without one, with the settings that were given.
@@ -43,7 +44,8 @@ class EstimatorSpec:
         """
         for name in self._given:
             if name not in _settings_of(estimator):
-                raise typer.BadParameter(f"{estimator.name} takes no --{name}: it is for {', '.join(_takers(name))}")
+                option = name.replace("_", "-")
+                raise typer.BadParameter(f"{estimator.name} takes no --{option}: it is for {', '.join(_takers(name))}")
         return self.set_where_taken(estimator)
 
     def set_where_taken(self, estimator: E) -> E:
@@ -53,8 +55,7 @@ class EstimatorSpec:
 
     @property
     def _given(self) -> dict[str, Any]:
-        asked = {"variant": self.variant, "tau": self.tau, "beta": self.beta}
-        return {name: value for name, value in asked.items() if value is not None}
+        return {name: value for name, value in asdict(self).items() if name != "name" and value is not None}
 
 
 def _settings_of(estimator: Any) -> set[str]:

@@ -83,6 +83,15 @@ Beta = Annotated[
     float | None,
     typer.Option(metavar="X", help="hybridgrad's: the weight of ParaGrad.", show_default="the calibration's, or 1"),
 ]
+SampledRows = Annotated[
+    int | None,
+    typer.Option(
+        min=2,
+        metavar="N",
+        help="Estimate ParaGrad from N rows of the output head (2,000 to 4,000): a little faster, with an error bar.",
+        show_default="the calibration's, or all",
+    ),
+]
 CalibrationFile = Annotated[
     Path | None,
     typer.Option(

@@ -45,6 +45,7 @@ def score(  # noqa: PLR0913  # a command's options are its arguments
     variant: options.Variant = None,
     tau: options.Tau = None,
     beta: options.Beta = None,
+    sampled_rows: options.SampledRows = None,
     calibration: options.CalibrationFile = None,
     by: options.By = None,
     probe: options.ProbeFile = None,
@@ -64,7 +65,7 @@ def score(  # noqa: PLR0913  # a command's options are its arguments
     rows, problems = _rows(data, question, response, strict=strict)
     if output is not None:
         _require_writable(output)
-    token, spec = loading.load_token(probe), EstimatorSpec(estimator, variant, tau, beta)
+    token, spec = loading.load_token(probe), EstimatorSpec(estimator, variant, tau, beta, sampled_rows)
     if by is not None:
         chosen = claims.replay_estimator(spec)
         failed = claims.score_claims(

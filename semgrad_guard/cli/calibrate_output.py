@@ -1,0 +1,76 @@
+"""What `semgrad-guard calibrate` leaves: files, a picture, and a summary for people or programs."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from semgrad_guard.cli.terminal import OUT
+
+if TYPE_CHECKING:
+    from semgrad_guard.evaluation.calibrating.outcome import Outcome
+    from semgrad_guard.evaluation.questions.data import QuestionFile
+
+
+@dataclass(frozen=True)
+class Files:
+    """What the command writes."""
+
+    output: Path
+    answers: Path
+    plot: Path | None
+
+
+def draw(path: Path, outcome: Outcome) -> None:
+    """Risk against coverage, as a picture."""
+    from semgrad_guard.evaluation.figures.plots import draw_risk_coverage
+
+    made_for = outcome.calibration.binding
+    draw_risk_coverage(
+        path,
+        outcome.uncertainties,
+        outcome.correct,
+        calibration=outcome.calibration,
+        title=f"{made_for.model if made_for else ''}: {len(outcome.correct)} questions",
+        label=made_for.estimator if made_for else "",
+    )
+
+
+def show(outcome: Outcome, questions: QuestionFile, files: Files, *, as_json: bool) -> None:
+    """What was found, on the terminal, or as JSON."""
+    from semgrad_guard.cli.rendering import calibration_view
+
+    if as_json:
+        typer.echo(json.dumps(_document(outcome, questions, files)))
+        return
+    OUT.print(calibration_view(outcome.calibration, auroc=outcome.auroc, aurc=outcome.aurc))
+    OUT.print(f"The calibration {outcome.calibration.id} is in {files.output},", soft_wrap=True, markup=False)
+    OUT.print(f"the answers are in {files.answers}.", soft_wrap=True, markup=False)
+    if files.plot is not None:
+        OUT.print(f"The picture is {files.plot}.", soft_wrap=True, markup=False)
+
+
+def _document(outcome: Outcome, questions: QuestionFile, files: Files) -> dict[str, Any]:
+    from semgrad_guard.cli.rendering import confidence_rows
+
+    long: dict[str, Any] = dict.fromkeys(("scores", "grid", "confidence_map"), True)
+    if outcome.calibration.choice is None:
+        long["choice"] = True
+    else:
+        long["choice"] = {"weights", "questions"}
+    rows = confidence_rows(outcome.calibration)
+    return {
+        "calibration": outcome.calibration.model_dump(mode="json", exclude=long),
+        "auroc": outcome.auroc,
+        "aurc": outcome.aurc,
+        "confidence": [{"uncertainty": score, "confidence": confidence} for score, confidence in rows],
+        "broken_lines": [str(problem) for problem in questions.problems],
+        "duplicates": list(questions.duplicates),
+        "output": str(files.output),
+        "answers": str(files.answers),
+        "plot": None if files.plot is None else str(files.plot),
+    }
