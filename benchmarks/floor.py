@@ -2,13 +2,13 @@
 
 Scoring an answer of T tokens from what its generation left has to
 
-    replay    read the upper layers' weights once and multiply them with T + 2 positions (t* .. the last but one)
-    backward  the same again
+    backward  read the upper layers' weights once and multiply them with T + 2 positions (t* .. the last but one);
+              forward, generation has done so already
     head      read the head once for the seed A W, and multiply it with T rows (A itself needs no weights where the
               logits were kept)
     ParaGrad  multiply A^T H: as many operations, no weights (one token needs none: the product's norm factorises)
 
-and each of the four takes at least its bytes at the machine's bandwidth and its operations at the machine's rate, both
+and each of the three takes at least its bytes at the machine's bandwidth and its operations at the machine's rate, both
 measured. Attention, norms and the exponentials are left out, so it is a floor and no estimate.
 """
 
@@ -27,10 +27,10 @@ def scoring_floor(config: Any, setting: Setting, rates: Rates, element: int) -> 
     head = config.vocab_size * config.hidden_size
     positions = setting.rows * (setting.answer - SEMANTIC_TOKEN - 1)
     tokens = setting.rows * setting.answer
-    replay = max(upper * element / rates.bytes_per_second, 2.0 * positions * upper / rates.flops_per_second)
+    backward = max(upper * element / rates.bytes_per_second, 2.0 * positions * upper / rates.flops_per_second)
     seed = max(head * element / rates.bytes_per_second, 2.0 * tokens * head / rates.flops_per_second)
     products = 2.0 * tokens * head / rates.flops_per_second if setting.answer > 1 else 0.0
-    return 2 * replay + seed + products
+    return backward + seed + products
 
 
 def generation_floor(config: Any, setting: Setting, rates: Rates, element: int) -> float:

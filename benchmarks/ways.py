@@ -46,7 +46,9 @@ class Bench:
     def capturing(self) -> None:
         """The same through the engine, which keeps h^(k) from t* on."""
         layer = OBJECTIVE.span(self.scorer.architecture.n_layers)[0]
-        capture = Capture(layer, self.setting.prompt + SEMANTIC_TOKEN, logit_bytes=self.scorer.memory.logits)
+        memory = self.scorer.memory
+        start = self.setting.prompt + SEMANTIC_TOKEN
+        capture = Capture(layer, start, logit_bytes=memory.logits, output_bytes=memory.outputs)
         options = self._options(self.setting.answer)
         options.return_dict_in_generate = True
         mask = torch.ones_like(self.prompts)
@@ -65,7 +67,7 @@ class Bench:
         usual = self.scorer.memory
         self.scorer.memory = FRUGAL
         try:
-            return self._score(None if self.trace is None else replace(self.trace, logits=()))
+            return self._score(None if self.trace is None else replace(self.trace, logits=(), outputs={}))
         finally:
             self.scorer.memory = usual
 
@@ -78,9 +80,11 @@ class Bench:
         return [naive_scores(self.model, row, self.setting.prompt, SEMANTIC_TOKEN) for row in self.ids.split(1)]
 
     def kept_mb(self) -> float:
-        """MB that the generation left for scoring beside its cache: hidden states, and logits where they are kept."""
+        """MB that the generation left for scoring beside its cache: states, and what was kept of logits and outputs."""
         trace = self.trace
-        return 0.0 if trace is None else sum(t.nbytes for t in (trace.states, *trace.logits)) / 2**20
+        if trace is None:
+            return 0.0
+        return sum(t.nbytes for t in (trace.states, *trace.logits, *trace.outputs.values())) / 2**20
 
     def _generate(self, count: int) -> None:
         mask = torch.ones_like(self.prompts)

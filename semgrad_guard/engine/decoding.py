@@ -121,7 +121,8 @@ class Decoder:
         if "captured" not in self._scorer.tiers():
             return None
         width = max(len(prompt.ids) for prompt in prompts)
-        return Capture(layer, width + min(firsts), logit_bytes=self._scorer.memory.logits)
+        memory = self._scorer.memory
+        return Capture(layer, width + min(firsts), logit_bytes=memory.logits, output_bytes=memory.outputs)
 
     def draw(
         self, prompts: Sequence[Sequence[int]], plan: Plan, *, window: int | None = None, stop: tuple[str, ...] = ()

@@ -8,16 +8,13 @@ float32 piece by piece in a core's cache (5.2 ms and 3.7 ms), and the result is 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
-from functools import cache, partial
+from collections.abc import Iterator
+from functools import cache
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import nn
-
-from semgrad_guard.engine.architecture import has_plain_weight
 
 _FEW = range(5, 64)  # rows for which W x^T is the faster order, measured
 _LARGE = 1 << 16  # entries of a weight below which the detour costs more than it saves
@@ -41,40 +38,31 @@ def _cpu_has_bfloat16() -> bool:
     return bool(found.get("amx_bf16") or found.get("avx512_bf16"))
 
 
-class FewRows:
-    """The linear layers of a shadow, which take the faster way inside `quickened` and nowhere else.
-
-    Generation stays outside, so that answers are bit for bit the user's model's.
-    """
-
-    def __init__(self, modules: Iterable[nn.Module]) -> None:
-        self._quick = False
-        for linear in (inner for module in modules for inner in module.modules()):
-            if type(linear) is nn.Linear and has_plain_weight(linear) and _is_worth_it(linear.weight):
-                vars(linear)["forward"] = partial(self._forward, linear)
-
-    @contextmanager
-    def quickened(self) -> Iterator[None]:
-        """For the time of a block."""
-        before, self._quick = self._quick, True
-        try:
-            yield
-        finally:
-            self._quick = before
-
-    def _forward(self, linear: nn.Linear, states: torch.Tensor) -> torch.Tensor:
-        weight, rows = linear.weight, states.numel() // states.shape[-1]
-        helps = rows in _FEW if multiplies_well(weight) else rows >= _FEW.start
-        if not (self._quick and helps) or states.dtype != weight.dtype:
-            return F.linear(states, weight, linear.bias)
-        product: Any = _Product.apply(states.reshape(rows, -1), weight)
-        if linear.bias is not None:
-            product = product + linear.bias
-        return product.view(*states.shape[:-1], -1)
+def linear_map(linear: nn.Linear, states: torch.Tensor) -> torch.Tensor:
+    """What `linear` gives [..., out] for states [..., in], in the faster order; no gradient reaches its weight."""
+    weight, rows = linear.weight, states.numel() // states.shape[-1]
+    if not _helps(weight, rows) or states.dtype != weight.dtype:
+        return F.linear(states, weight, linear.bias)
+    product: Any = _Product.apply(states.reshape(rows, -1), weight)
+    if linear.bias is not None:
+        product = product + linear.bias
+    return product.view(*states.shape[:-1], -1)
 
 
-def _is_worth_it(weight: torch.Tensor) -> bool:
-    return weight.device.type == "cpu" and weight.numel() >= _LARGE
+def input_gradient(gradient: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """The gradient [n, in] with respect to x, from that with respect to x W^T [n, out]."""
+    if multiplies_well(weight) or not _helps(weight, len(gradient)):
+        return gradient @ weight
+    factor, product = gradient.float(), torch.zeros(gradient.shape[0], weight.shape[1])
+    for place, piece in _pieces(weight):
+        product.addmm_(factor[:, place], piece)
+    return product.to(gradient.dtype)
+
+
+def _helps(weight: torch.Tensor, rows: int) -> bool:
+    if weight.device.type != "cpu" or weight.numel() < _LARGE:
+        return False
+    return rows in _FEW if multiplies_well(weight) else rows >= _FEW.start
 
 
 class _Product(torch.autograd.Function):
@@ -94,12 +82,7 @@ class _Product(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
         (weight,), (gradient,) = ctx.saved_tensors, gradients
-        if multiplies_well(weight):
-            return gradient @ weight, None
-        factor, product = gradient.float(), torch.zeros(gradient.shape[0], weight.shape[1])
-        for place, piece in _pieces(weight):
-            product.addmm_(factor[:, place], piece)
-        return product.to(gradient.dtype), None
+        return input_gradient(gradient, weight), None
 
 
 def _pieces(weight: torch.Tensor) -> Iterator[tuple[slice, torch.Tensor]]:

@@ -11,9 +11,10 @@ Only positions >= t* can carry gradient to h_{t*}; all earlier ones are constant
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -21,10 +22,10 @@ from torch import nn
 from transformers.cache_utils import Cache
 
 from semgrad_guard.engine.architecture import Architecture
-from semgrad_guard.engine.few_rows import FewRows
 from semgrad_guard.engine.hidden_states import LayerInputs, Tap, taps
 from semgrad_guard.engine.memory import Memory, activation_bytes, checkpointed
 from semgrad_guard.engine.prefix_cache import cut, growing_cache
+from semgrad_guard.engine.projections import Outputs, Projections
 from semgrad_guard.engine.prompt_store import PromptStore
 from semgrad_guard.engine.shadow import shadow_of
 from semgrad_guard.engine.stand_ins import StandIns
@@ -60,7 +61,7 @@ class Replayer:
         self._architecture = architecture
         self._shadow = shadow_of(model)
         self._stand_ins = StandIns(self._shadow, architecture)
-        self._few_rows = FewRows(() if architecture.layers is None else self.layers)
+        self._projections = Projections(() if architecture.layers is None else self.layers)
 
     @property
     def head(self) -> nn.Linear:
@@ -74,11 +75,10 @@ class Replayer:
 
     def captured(self, batch: TokenBatch, span: Sequence[int], trace: Trace) -> Replayed:
         """Upper layers only, from the states and the cache of a generation (`trace.layer` <= the span's first)."""
-        states = trace.states[:, batch.cut - trace.begins : batch.end - trace.begins]
-        if states.is_inference():
-            states = states.clone()
+        states = trace.states_of(batch)
         with self._stand_ins.bypassing(trace.layer):
-            replayed = self._run(batch, span, cut(trace.cache, batch.cut), injected=(trace.layer, states))
+            prefix, known = cut(trace.cache, batch.cut), trace.known_outputs(batch)
+            replayed = self._run(batch, span, prefix, injected=(trace.layer, states), known=known)
         return replace(replayed, kept_logits=trace.raw_logits(batch))
 
     def prefix(self, batch: TokenBatch, span: Sequence[int]) -> Replayed:
@@ -86,7 +86,7 @@ class Replayer:
         cache: Cache | None = None
         if batch.cut > 0:
             cache = growing_cache()
-            with torch.no_grad(), self._stand_ins.headless() as tap, self._few_rows.quickened():
+            with torch.no_grad(), self._stand_ins.headless() as tap, self._projections.replaying():
                 self._call(batch.inputs(0, batch.cut), past_key_values=cache, use_cache=True)
                 tap.take()
             cache = cut(cache, batch.cut)
@@ -149,6 +149,7 @@ class Replayer:
             if capture is not None:
                 hook = self.head.register_forward_hook(lambda *call: capture.see_logits(call[2]))
                 stack.callback(hook.remove)
+                stack.enter_context(self._projections.heard(capture.see_output))
             shadow: Any = self._shadow
             return shadow.generate(input_ids=ids, attention_mask=mask, past_key_values=cache, **options)
 
@@ -179,14 +180,20 @@ class Replayer:
 
     def record(self, batch: TokenBatch, layer: int) -> Trace:
         """The trace that a generation of this batch would have left (for self-checks)."""
-        capture, cache = Capture(layer, batch.cut), growing_cache()
+        capture, cache = Capture(layer, batch.cut, output_bytes=self.memory.outputs), growing_cache()
         with torch.no_grad(), self._stand_ins.headless() as tap, taps(self.layers, {layer: capture}):
-            self._call(batch.inputs(0, batch.end), past_key_values=cache, use_cache=True)
+            with self._projections.heard(capture.see_output):
+                self._call(batch.inputs(0, batch.end), past_key_values=cache, use_cache=True)
             tap.take()
         return Trace.of(cache, capture)
 
     def _run(
-        self, batch: TokenBatch, span: Sequence[int], prefix: Cache | None, injected: tuple[int, torch.Tensor] | None
+        self,
+        batch: TokenBatch,
+        span: Sequence[int],
+        prefix: Cache | None,
+        injected: tuple[int, torch.Tensor] | None,
+        known: Outputs | None = None,
     ) -> Replayed:
         """Columns [cut, end) with the graph beginning at the span's first layer."""
         hidden: dict[int, torch.Tensor] = {}
@@ -203,20 +210,21 @@ class Replayer:
         if injected is not None:
             layer, states = injected
             table[layer] = (lambda _: leaf(states)) if layer == span[0] else (lambda _: states)
-        graph = self._graph(span[0], len(batch.segments) * (batch.end - batch.cut))
-        with graph, self._stand_ins.headless() as tap, taps(self.layers, table), self._few_rows.quickened():
+        replaying = partial(self._projections.replaying, known)
+        graph = self._graph(span[0], len(batch.segments) * (batch.end - batch.cut), replaying)
+        with graph, self._stand_ins.headless() as tap, taps(self.layers, table), replaying():
             self._call(batch.inputs(batch.cut, batch.end), past_key_values=prefix, use_cache=prefix is not None)
         return Replayed(batch.cut, tap.take(), tuple(hidden[layer] for layer in span), batch.cut)
 
     @contextmanager
-    def _graph(self, first: int, positions: int) -> Iterator[None]:
+    def _graph(self, first: int, positions: int, again: Callable[[], AbstractContextManager[None]]) -> Iterator[None]:
         """Record a graph from layer `first` on; where it would not fit, no more of it than the layers' inputs."""
         layers = list(self.layers)[first:]
         if first not in self._bytes_per_position:
             self._bytes_per_position[first] = activation_bytes(layers, 1)
         with torch.enable_grad(), ExitStack() as stack:
             if self._bytes_per_position[first] * positions > self.memory.activations:
-                stack.enter_context(checkpointed(layers, self._few_rows.quickened))
+                stack.enter_context(checkpointed(layers, again))
             yield
 
     def _call(self, inputs: dict[str, torch.Tensor], **options: Any) -> Any:

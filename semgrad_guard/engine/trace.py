@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from transformers.cache_utils import Cache
 
 from semgrad_guard.engine.prefix_cache import can_be_cut
+from semgrad_guard.engine.projections import Outputs, Place
 from semgrad_guard.engine.token_batch import TokenBatch
 
 _EXACT = (torch.float32, torch.float64)
@@ -18,26 +19,46 @@ class Capture:
 
     It also keeps the head's output at every step, which spares scoring a pass through the head, as long as all of it
     stays within `logit_bytes`. In half precision it does not: at logits of 16 to 32 a bfloat16 is rounded to an eighth.
+    And it keeps what the linear maps of the layers from k on gave, which spares reading their weights once more, as
+    long as all of it stays within `output_bytes`.
     """
 
-    def __init__(self, layer: int, start: int, *, logit_bytes: int = 0) -> None:
+    def __init__(self, layer: int, start: int, *, logit_bytes: int = 0, output_bytes: int = 0) -> None:
         self.layer = layer
-        self._logit_bytes = logit_bytes
+        self._logit_bytes, self._output_bytes = logit_bytes, output_bytes
         self.start = start
-        self._seen = 0
+        self._seen, self._first, self._shape = 0, 0, torch.Size()
         self._pieces: list[torch.Tensor] = []
         self._steps: list[torch.Tensor] | None = []
+        self._outputs: dict[Place, list[tuple[torch.Tensor, int]]] = {}
 
     def skip(self, columns: int) -> None:
         """So many columns come from a cache; the first hidden states are those that follow."""
         self._seen = columns
 
     def __call__(self, hidden: torch.Tensor) -> None:
-        first = max(0, self.start - self._seen)
+        self._first, self._shape = max(0, self.start - self._seen), hidden.shape[:2]
         self._seen += hidden.shape[1]
-        if first < hidden.shape[1]:
-            # The prefill's slice is copied: a view would keep the whole prompt's states alive.
-            self._pieces.append(hidden[:, first:].detach().clone() if first else hidden.detach())
+        if self._first < hidden.shape[1]:
+            self._pieces.append(self._from_start(hidden))
+
+    def see_output(self, place: Place, output: torch.Tensor) -> None:
+        """Take in what a linear map gave [batch, positions, out] in the pass whose h^(k) came last."""
+        if place[0] < self.layer or not self._output_bytes or output.is_inference():
+            return
+        if output.shape[:2] != self._shape or output.ndim != 3:
+            return
+        if self._first < output.shape[1]:
+            piece = self._from_start(output)
+            self._output_bytes -= piece.nbytes
+            self._outputs.setdefault(place, []).append((piece, piece._version))
+        if self._output_bytes <= 0:
+            self._output_bytes = 0
+            self._outputs.clear()
+
+    def _from_start(self, states: torch.Tensor) -> torch.Tensor:
+        # The prefill's slice is copied: a view would keep the whole prompt's states alive.
+        return states[:, self._first :].detach().clone() if self._first else states.detach()
 
     def see_logits(self, raw: torch.Tensor) -> None:
         """Take in the head's output [batch, positions, V] of one step, of which the last position counts."""
@@ -57,23 +78,38 @@ class Capture:
         """The head's output [batch, V] at every step; empty where not all of it was kept."""
         return tuple(self._steps or ())
 
+    def outputs(self) -> Outputs:
+        """What each linear map gave at every position from `start` on: [batch, positions, out].
+
+        Without those that gave it in another shape or number, and those whose output was changed afterwards, in place.
+        """
+        found: dict[Place, torch.Tensor] = {}
+        positions = sum(piece.shape[1] for piece in self._pieces)
+        for place, pieces in self._outputs.items():
+            whole = sum(piece.shape[1] for piece, _ in pieces) == positions
+            if whole and all(piece._version == version for piece, version in pieces):
+                found[place] = torch.cat([piece for piece, _ in pieces], dim=1)
+        return found
+
 
 @dataclass(frozen=True)
 class Trace:
     """What a generation leaves behind for scoring.
 
-    Its KV cache, h^(layer) from the earliest t* on, and the head's output [B, V] at each step (empty if not kept).
+    Its KV cache, h^(layer) and what the linear maps of the layers from there on gave, both from the earliest t* on, and
+    the head's output [B, V] at each step (maps and head as far as they were kept).
     """
 
     cache: Cache
     layer: int
     states: torch.Tensor
     logits: tuple[torch.Tensor, ...] = ()
+    outputs: Outputs = field(default_factory=dict[Place, torch.Tensor])
 
     @classmethod
     def of(cls, cache: Cache, capture: Capture) -> Trace:
         """What a generation with this cache and capture left."""
-        return cls(cache, capture.layer, capture.states(), capture.logits())
+        return cls(cache, capture.layer, capture.states(), capture.logits(), capture.outputs())
 
     def fits(self, batch: TokenBatch) -> bool:
         """Whether these states reach from the batch's cut to its end, row for row (beams have more rows)."""
@@ -87,7 +123,21 @@ class Trace:
             return None
         return [self.logits[step][row] for row, length in enumerate(batch.lengths) for step in range(length)]
 
+    def known_outputs(self, batch: TokenBatch) -> Outputs:
+        """What the linear maps gave at the columns that are replayed [B, columns, out]."""
+        columns = slice(batch.cut - self.begins, batch.end - self.begins)
+        return {place: _ordinary(output[:, columns].contiguous()) for place, output in self.outputs.items()}
+
+    def states_of(self, batch: TokenBatch) -> torch.Tensor:
+        """h^(layer) at the columns that are replayed [B, columns, d]."""
+        return _ordinary(self.states[:, batch.cut - self.begins : batch.end - self.begins])
+
     @property
     def begins(self) -> int:
         """The column of the first state."""
         return self.cache.get_seq_length() - self.states.shape[1]
+
+
+def _ordinary(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor, copied if it was made in inference mode: no gradient passes through such a one, without a word."""
+    return tensor.clone() if tensor.is_inference() else tensor

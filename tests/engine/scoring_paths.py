@@ -94,13 +94,14 @@ def generate(
     layer: int,
     *,
     logit_bytes: int = 1 << 20,
+    output_bytes: int = 1 << 20,
     **options: Any,
 ) -> tuple[list[list[int]], Trace]:
     """A real `generate` of a left-padded batch with states captured on the way: responses and what is left behind."""
     width = max(map(len, prompts))
     ids = torch.tensor([[0] * (width - len(p)) + p for p in prompts])
     mask = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in prompts])
-    capture = Capture(layer, width + min(offsets), logit_bytes=logit_bytes)
+    capture = Capture(layer, width + min(offsets), logit_bytes=logit_bytes, output_bytes=output_bytes)
     config = GenerationConfig(pad_token_id=0, return_dict_in_generate=True, **options)
     with clean_slate():
         output = Scorer(model).current_replayer().generate(ids, mask, capture, generation_config=config)

@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from semgrad_guard.engine import few_rows
-from semgrad_guard.engine.few_rows import FewRows
 from semgrad_guard.engine.objective import Objective
+from semgrad_guard.engine.projections import Projections
 from semgrad_guard.engine.scoring import Scorer
 
 from .oracle import worst_relative_error
@@ -40,9 +40,9 @@ def everywhere(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def test_products_and_gradients_are_those_of_the_library(dtype: torch.dtype, rows: int, bias: bool) -> None:
     torch.manual_seed(0)
     linear = nn.Linear(300, 1100, bias=bias).to(dtype).requires_grad_(False)
-    quick = FewRows([linear])
+    quick = Projections([linear])
     x = torch.randn(2, rows, 300).to(dtype)[:, : (rows + 1) // 2].requires_grad_()
-    with quick.quickened():
+    with quick.replaying():
         found = linear(x)
     exact = F.linear(x.double(), linear.weight.double(), None if linear.bias is None else linear.bias.double())
     tolerance = TOLERANCE[dtype]
@@ -57,10 +57,10 @@ def test_products_and_gradients_are_those_of_the_library(dtype: torch.dtype, row
 
 def test_outside_the_block_nothing_changes(everywhere: list[int]) -> None:
     linear = nn.Linear(30, 50).requires_grad_(False)
-    quick = FewRows([linear])
+    quick = Projections([linear])
     x = torch.randn(10, 30)
     assert torch.equal(linear(x), F.linear(x, linear.weight, linear.bias))
-    with quick.quickened():
+    with quick.replaying():
         linear(x)
     linear(x)
     assert everywhere == [10]
