@@ -27,7 +27,7 @@ class Memory:
 
     logits: int = 96 << 20
     activations: int = 512 << 20
-    outputs: int = 64 << 20
+    outputs: int = 96 << 20
     prompts: int = 0
 
 
