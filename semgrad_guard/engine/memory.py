@@ -18,7 +18,7 @@ class Memory:
     `logits`: the head's outputs that a generation keeps, and those kept between the two passes over the vocabulary;
     beyond it they are computed again. `activations`: what the replay keeps for its backward pass; beyond it only every
     decoder layer's input is kept, and the layer is run once more (about a forward pass of the upper layers).
-    `outputs`: what the upper layers' linear maps gave while generating; beyond it they are computed again.
+    `outputs`: what the upper layers' linear maps gave while generating; those beyond it are computed again.
 
     `prompts`: keys and values kept from one generation to the next, so that the next turn of a chat, or another prompt
     with the same instructions, is read only from where it differs. 0 (the default) keeps none: then nothing is held

@@ -19,8 +19,8 @@ class Capture:
 
     It also keeps the head's output at every step, which spares scoring a pass through the head, as long as all of it
     stays within `logit_bytes`. In half precision it does not: at logits of 16 to 32 a bfloat16 is rounded to an eighth.
-    And it keeps what the linear maps of the layers from k on gave, which spares reading their weights once more, as
-    long as all of it stays within `output_bytes`.
+    And it keeps what the linear maps of the layers from k on gave, which spares reading their weights once more: of as
+    many maps as `output_bytes` hold.
     """
 
     def __init__(self, layer: int, start: int, *, logit_bytes: int = 0, output_bytes: int = 0) -> None:
@@ -31,6 +31,8 @@ class Capture:
         self._pieces: list[torch.Tensor] = []
         self._steps: list[torch.Tensor] | None = []
         self._outputs: dict[Place, list[tuple[torch.Tensor, int]]] = {}
+        self._left_out: set[Place] = set()
+        self._held = 0  # bytes of outputs
 
     def skip(self, columns: int) -> None:
         """So many columns come from a cache; the first hidden states are those that follow."""
@@ -44,17 +46,18 @@ class Capture:
 
     def see_output(self, place: Place, output: torch.Tensor) -> None:
         """Take in what a linear map gave [batch, positions, out] in the pass whose h^(k) came last."""
-        if place[0] < self.layer or not self._output_bytes or output.is_inference():
+        if place[0] < self.layer or place in self._left_out or not self._output_bytes or output.is_inference():
             return
         if output.shape[:2] != self._shape or output.ndim != 3:
             return
         if self._first < output.shape[1]:
             piece = self._from_start(output)
-            self._output_bytes -= piece.nbytes
             self._outputs.setdefault(place, []).append((piece, piece._version))
-        if self._output_bytes <= 0:
-            self._output_bytes = 0
-            self._outputs.clear()
+            self._held += piece.nbytes
+        while self._held > self._output_bytes:
+            place, pieces = self._outputs.popitem()
+            self._left_out.add(place)
+            self._held -= sum(piece.nbytes for piece, _ in pieces)
 
     def _from_start(self, states: torch.Tensor) -> torch.Tensor:
         # The prefill's slice is copied: a view would keep the whole prompt's states alive.

@@ -104,11 +104,27 @@ def test_wrong_outputs_show_in_the_scores() -> None:
     assert right[0].semgrad != pytest.approx(wrong[0].semgrad, rel=1e-3)
 
 
-def test_beyond_the_budget_none_are_kept() -> None:
+def test_beyond_the_budget_fewer_maps_are_kept(products: list[int]) -> None:
+    cases, ample = answered("llama")
+    for share in (3, 2, 1):
+        budget = share * sum(output.nbytes for output in ample.outputs.values()) // 4
+        _, trace = answered("llama", output_bytes=budget)
+        assert sum(output.nbytes for output in trace.outputs.values()) <= budget
+        assert 0 < len(trace.outputs) < len(ample.outputs)
+        for place, output in trace.outputs.items():
+            assert torch.equal(output, ample.outputs[place])
+        products.clear()
+        found = score_in_tier("captured", shared("llama"), cases, Objective(), trace)
+        assert products
+        expected = [case.reference(shared("llama"), Objective()) for case in cases]
+        assert max(map(worst_relative_error, found, expected)) < 1e-7
+
+
+def test_the_budget_is_kept_to_the_byte() -> None:
     _, ample = answered("llama", output_bytes=1 << 20)
     held = sum(output.nbytes for output in ample.outputs.values())
     assert answered("llama", output_bytes=held + 1)[1].outputs.keys() == ample.outputs.keys()
-    assert answered("llama", output_bytes=held - 1)[1].outputs == {}
+    assert answered("llama", output_bytes=0)[1].outputs == {}
     assert FRUGAL.outputs == 0 < Memory().outputs
 
 
