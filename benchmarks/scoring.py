@@ -78,10 +78,11 @@ def measure_all(
         console.print(*HEADER, sep="  ")
         for setting, seconds in zip(settings, expected, strict=True):
             progress.update(task, description=f"{dtype}, {setting}")
-            row = measure(model, setting, rates, arguments.rounds, frugal=arguments.frugal)
-            report["rows"].append({"dtype": dtype, "date": about()["date"], **row})
+            measured = measure(model, setting, rates, arguments.rounds, frugal=arguments.frugal)
+            row = {"dtype": dtype, "date": about()["date"], **measured}
+            report["rows"].append(row)
             command.keep(report, arguments.output)
-            console.print(*cells(row | {"dtype": dtype}), sep="  ")
+            console.print(*cells(row), sep="  ")
             progress.advance(task, seconds)
 
 

@@ -17,14 +17,13 @@ from typing import Any
 
 import command
 import torch
-from machine import about
+from machine import about, spread
 from rich.console import Console
 from shapes import speaking_model
-from tables import table
+from tables import ranged, table
 
 from semgrad_guard import GenerationOptions, HybridGrad, LanguageModel, Message
 from semgrad_guard.engine.memory import Memory
-from semgrad_guard.evaluation.files import require_writable
 
 QUESTIONS = ("What is the capital of France?", "And of Mongolia?", "Which of the two is larger?", "Why is that so?")
 HEADER = ("turn", "prompt, tokens", "not read again", "answer, s", "resumed, s", "resumed over answer", "difference")
@@ -72,9 +71,9 @@ def rows(chats: list[list[dict[str, Any]]]) -> list[tuple[str, ...]]:
     for number, turns in enumerate(zip(*chats, strict=True), start=1):
         ratios = [turn["resumed_seconds"] / turn["seconds"] for turn in turns]
         middle = [f"{statistics.median(t[name] for t in turns):.2f}" for name in ("seconds", "resumed_seconds")]
-        ratio = f"{statistics.median(ratios):.3f} ({min(ratios):.3f}-{max(ratios):.3f})"
         apart = max(turn["relative_difference"] for turn in turns)
-        found.append((str(number), str(turns[0]["prompt"]), str(turns[0]["reused"]), *middle, ratio, f"{apart:.0e}"))
+        tokens = [str(turns[0][name]) for name in ("prompt", "reused")]
+        found.append((str(number), *tokens, *middle, ranged(spread(ratios)), f"{apart:.0e}"))
     return found
 
 
@@ -86,9 +85,7 @@ def main() -> None:
     options.add_argument("--max-tokens", type=int, default=8)
     options.add_argument("--rounds", type=int, default=3)
     options.add_argument("--output", type=Path, help="where the figures go (JSON)")
-    arguments = options.parse_args()
-    if arguments.output:
-        require_writable(arguments.output)
+    arguments = command.parsed(options)
     torch.set_num_threads(1)
     plain = speaking_model(arguments.layers, arguments.width)
     resuming = LanguageModel.from_transformers(copy.copy(plain._model), plain.tokenizer)

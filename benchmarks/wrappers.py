@@ -12,13 +12,13 @@ does falls on all of them; times are CPU seconds of this process. Ratios are tak
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import command
 import torch
 from langchain_core.messages import AIMessage
 from langchain_core.prompts import ChatPromptTemplate
@@ -121,7 +121,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=20, help="how often each way takes its turn, 2 or more (20)")
     parser.add_argument("--max-tokens", type=int, default=24)
     parser.add_argument("--output", type=Path, help="where the figures go (JSON)")
-    arguments = parser.parse_args()
+    arguments = command.parsed(parser)
     torch.set_num_threads(1)
     layers, width = arguments.layers, arguments.width
     model = speaking_model(layers, width) if layers else LanguageModel.from_pretrained(arguments.model)
@@ -133,9 +133,7 @@ def main() -> None:
         milliseconds = 1000 * statistics.median(seconds[way]) / len(QUESTIONS)
         table.add_row(way, f"{milliseconds:.1f}", f"{middle:.3f} ({lower:.3f}-{upper:.3f})")
     console.print(table)
-    if arguments.output:
-        report = {"machine": about(), "model": name, "seconds": seconds, "over_bare": shares}
-        arguments.output.write_text(json.dumps(report, indent=1))
+    command.keep({"machine": about(), "model": name, "seconds": seconds, "over_bare": shares}, arguments.output)
 
 
 if __name__ == "__main__":

@@ -31,7 +31,8 @@ class Projections:
     """All plain linear maps of some decoder layers. Not re-entrant: callers hold the engine's lock."""
 
     def __init__(self, layers: Iterable[nn.Module]) -> None:
-        self._replaying, self._known = False, dict[Place, torch.Tensor]()
+        self._replaying = False
+        self._known: Outputs = {}
         self._listener: Callable[[Place, torch.Tensor], None] | None = None
         for number, layer in enumerate(layers):
             for path, linear in layer.named_modules():
@@ -42,7 +43,7 @@ class Projections:
     def replaying(self, known: Outputs | None = None) -> Iterator[None]:
         """For the time of a block: the faster ways, and `known` outputs instead of products where shapes agree."""
         before = self._replaying, self._known
-        self._replaying, self._known = True, dict(known or {})
+        self._replaying, self._known = True, known or {}
         try:
             yield
         finally:

@@ -123,7 +123,7 @@ class Scorer:
             with clean_slate():
                 self._replayer = Replayer(model, self.architecture)
             self._fingerprint, self._tiers = now, None
-        if (edited := edits(model)) != self._edits:
+        if self.memory.prompts and (edited := edits(model)) != self._edits:
             self._replayer.prompts.trim(0)
             self._edits = edited
         self._replayer.memory = self.memory

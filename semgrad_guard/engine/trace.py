@@ -128,12 +128,16 @@ class Trace:
 
     def known_outputs(self, batch: TokenBatch) -> Outputs:
         """What the linear maps gave at the columns that are replayed [B, columns, out]."""
-        columns = slice(batch.cut - self.begins, batch.end - self.begins)
+        columns = self._replayed(batch)
         return {place: _ordinary(output[:, columns].contiguous()) for place, output in self.outputs.items()}
 
     def states_of(self, batch: TokenBatch) -> torch.Tensor:
         """h^(layer) at the columns that are replayed [B, columns, d]."""
-        return _ordinary(self.states[:, batch.cut - self.begins : batch.end - self.begins])
+        return _ordinary(self.states[:, self._replayed(batch)])
+
+    def _replayed(self, batch: TokenBatch) -> slice:
+        """The batch's columns [cut, end), counted from the first that was kept."""
+        return slice(batch.cut - self.begins, batch.end - self.begins)
 
     @property
     def begins(self) -> int:

@@ -17,7 +17,7 @@ from semgrad_guard.engine.token_batch import TokenBatch
 from semgrad_guard.engine.trace import Capture, Trace
 
 from .oracle import Reference, reference_scores
-from .tiny_models import token_ids
+from .tiny_models import shared, token_ids
 
 
 @dataclass(frozen=True)
@@ -106,3 +106,15 @@ def generate(
     with clean_slate():
         output = Scorer(model).current_replayer().generate(ids, mask, capture, generation_config=config)
     return output.sequences[:, width:].tolist(), Trace.of(output.past_key_values, capture)
+
+
+def answered(name: str, *, lengths: Sequence[int] = (6, 1, 4), **options: int) -> tuple[list[Case], Trace]:
+    """The cases' prompts with real answers of a shared model, each cut to its length, and what is left behind."""
+    model = shared(name)
+    layer = Objective().span(Scorer(model).architecture.n_layers)[0]
+    prompts, offsets = [case.prompt for case in CASES], [case.semantic_token for case in CASES]
+    responses, trace = generate(
+        model, prompts, offsets, layer, max_new_tokens=6, do_sample=False, eos_token_id=None, **options
+    )
+    answers = [response[:length] for response, length in zip(responses, lengths, strict=True)]
+    return [Case(*row) for row in zip(prompts, answers, offsets, strict=True)], trace

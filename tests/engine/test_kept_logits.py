@@ -10,22 +10,12 @@ import torch
 from semgrad_guard.engine.head import score_head
 from semgrad_guard.engine.objective import Objective
 from semgrad_guard.engine.scoring import Scorer
-from semgrad_guard.engine.trace import Capture, Trace
+from semgrad_guard.engine.trace import Capture
 
-from .scoring_paths import CASES, Case, generate, score_in_tier
+from .scoring_paths import CASES, answered, score_in_tier
 from .tiny_models import shared
 
 pytestmark = pytest.mark.usefixtures("softmax_in_the_dtype_of_its_input")
-PROMPTS, OFFSETS = [case.prompt for case in CASES], [case.semantic_token for case in CASES]
-
-
-def answered(name: str, **options: int) -> tuple[list[Case], Trace]:
-    layer = Objective().span(Scorer(shared(name)).architecture.n_layers)[0]
-    responses, trace = generate(
-        shared(name), PROMPTS, OFFSETS, layer, max_new_tokens=6, do_sample=False, eos_token_id=None, **options
-    )
-    answers = [response[:length] for response, length in zip(responses, (6, 1, 4), strict=True)]
-    return [Case(*row) for row in zip(PROMPTS, answers, OFFSETS, strict=True)], trace
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma2", "cohere", "granite", "qwen2-tied"])

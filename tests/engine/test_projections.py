@@ -13,25 +13,15 @@ from semgrad_guard.engine.memory import FRUGAL, Memory
 from semgrad_guard.engine.objective import Objective
 from semgrad_guard.engine.projections import Projections
 from semgrad_guard.engine.scoring import Scorer
-from semgrad_guard.engine.trace import Capture, Trace
+from semgrad_guard.engine.trace import Capture
 
 from .oracle import worst_relative_error
-from .scoring_paths import CASES, Case, batch_of, generate, score_in_tier
+from .scoring_paths import answered, batch_of, score_in_tier
 from .tiny_models import ARCHITECTURES, shared
 
 pytestmark = pytest.mark.usefixtures("softmax_in_the_dtype_of_its_input")
-PROMPTS, OFFSETS = [case.prompt for case in CASES], [case.semantic_token for case in CASES]
 MAPS = {"llama": 7, "qwen2": 7, "gemma2": 7, "phi3": 4, "gpt-neox": 4, "mixtral": 4, "opt": 4, "gpt2": 0}
 """Linear maps of a layer that give [batch, positions, out]: experts' give less, GPT-2 has other modules."""
-
-
-def answered(name: str, *, lengths: tuple[int, ...] = (6, 1, 4), **options: int) -> tuple[list[Case], Trace]:
-    layer = Objective().span(Scorer(shared(name)).architecture.n_layers)[0]
-    responses, trace = generate(
-        shared(name), PROMPTS, OFFSETS, layer, max_new_tokens=6, do_sample=False, eos_token_id=None, **options
-    )
-    answers = [response[:length] for response, length in zip(responses, lengths, strict=True)]
-    return [Case(*row) for row in zip(PROMPTS, answers, OFFSETS, strict=True)], trace
 
 
 @pytest.fixture

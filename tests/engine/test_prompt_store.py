@@ -74,7 +74,7 @@ def test_turns_of_a_chat_answer_and_score_as_if_read_whole(name: str, tokenizer:
         assert semgrad(one) == pytest.approx(semgrad(two), rel=1e-9)
 
 
-def test_only_what_is_new_is_read(language_model: LanguageModel, make_language_model: Make) -> None:
+def test_only_what_is_new_is_read(make_language_model: Make) -> None:
     model = make_language_model()
     model.memory = AMPLE
     first = model.generate([SYSTEM, Message("user", "What is tea?")], BRIEF)
