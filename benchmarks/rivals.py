@@ -209,7 +209,7 @@ def main() -> None:
     judges: dict[str, Any] = {}
     report: dict[str, Any] = {"shape": shape, "device": "cpu", "dtype": arguments.dtype, "machine": about(), "rows": []}
     for setting in SETTINGS[:1] if arguments.quick else SETTINGS:
-        if arguments.only not in str(setting):
+        if arguments.only not in (None, str(setting)):
             continue
         entered: dict[str, Entry] = {}
         left_out: dict[str, str] = {}
@@ -235,7 +235,7 @@ def parsed() -> argparse.Namespace:
     options = command.parser(__doc__, rounds="how often each way takes its turn at most")
     options.add_argument("--dtype", choices=["bfloat16", "float32"], default="float32")
     options.add_argument("--quick", action="store_true", help="small shapes, two rounds: does everything run?")
-    options.add_argument("--only", default="", help="only the setting whose name holds this text, for example 60/8")
+    options.add_argument("--only", choices=[str(setting) for setting in SETTINGS], help="only this setting")
     return command.parsed(options)
 
 

@@ -52,7 +52,7 @@ def main() -> None:
         console.print(f"{len(report['rows'])} cells are taken from {arguments.output}; delete it to measure them anew.")
     for dtype in arguments.dtype or ["float32"]:
         known = {row["setting"] for row in report["rows"] if row["dtype"] == dtype}
-        settings = [s for s in CELLS[arguments.cells] if arguments.only in str(s) and str(s) not in known]
+        settings = [s for s in CELLS[arguments.cells] if arguments.only in (None, str(s)) and str(s) not in known]
         if settings:
             measure_all(settings, dtype, arguments, report, console)
     print(markdown(report))
@@ -203,7 +203,8 @@ def parsed() -> argparse.Namespace:
         __doc__, rounds="how often each way takes its turn", output="where the figures go (JSON; a table beside it)"
     )
     options.add_argument("--cells", choices=sorted(CELLS), default="usual", help="quick, usual (minutes) or full")
-    options.add_argument("--only", default="", help="only the cells whose name holds this text, for example 60/8")
+    names = sorted({str(setting) for cells in CELLS.values() for setting in cells})
+    options.add_argument("--only", choices=names, metavar="CELL", help="only this cell, for example 60/8 or '60/32 x8'")
     options.add_argument("--dtype", action="append", choices=["bfloat16", "float16", "float32"], help="float32")
     options.add_argument("--device", default="cpu")
     options.add_argument("--frugal", action="store_true", help="also measure scoring with FRUGAL memory")

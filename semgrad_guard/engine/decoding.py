@@ -122,7 +122,7 @@ class Decoder:
             return None
         width = max(len(prompt.ids) for prompt in prompts)
         memory = self._scorer.memory
-        return Capture(layer, width + min(firsts), logit_bytes=memory.logits, output_bytes=memory.outputs)
+        return Capture.within(memory, layer=layer, start=width + min(firsts))
 
     def draw(
         self, prompts: Sequence[Sequence[int]], plan: Plan, *, window: int | None = None, stop: tuple[str, ...] = ()

@@ -180,7 +180,7 @@ class Replayer:
 
     def record(self, batch: TokenBatch, layer: int) -> Trace:
         """The trace that a generation of this batch would have left (for self-checks)."""
-        capture, cache = Capture(layer, batch.cut, output_bytes=self.memory.outputs), growing_cache()
+        capture, cache = Capture.within(self.memory, layer=layer, start=batch.cut), growing_cache()
         with torch.no_grad(), self._stand_ins.headless() as tap, taps(self.layers, {layer: capture}):
             with self._projections.heard(capture.see_output):
                 self._call(batch.inputs(0, batch.end), past_key_values=cache, use_cache=True)

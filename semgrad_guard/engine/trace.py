@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import torch
 from transformers.cache_utils import Cache
 
+from semgrad_guard.engine.memory import Memory
 from semgrad_guard.engine.prefix_cache import can_be_cut
 from semgrad_guard.engine.projections import Outputs, Place
 from semgrad_guard.engine.token_batch import TokenBatch
@@ -33,6 +34,11 @@ class Capture:
         self._outputs: dict[Place, list[tuple[torch.Tensor, int]]] = {}
         self._left_out: set[Place] = set()
         self._held = 0  # bytes of outputs
+
+    @classmethod
+    def within(cls, memory: Memory, *, layer: int, start: int) -> Capture:
+        """A capture that keeps as much as `memory` allows."""
+        return cls(layer, start, logit_bytes=memory.logits, output_bytes=memory.outputs)
 
     def skip(self, columns: int) -> None:
         """So many columns come from a cache; the first hidden states are those that follow."""
