@@ -2,176 +2,29 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import cache
-from pathlib import Path
-
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import ByT5Tokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from semgrad_guard.engine.prompt import Prompt, render, template_fingerprint
+from semgrad_guard.engine.prompt import render
 from semgrad_guard.engine.semantic_token import MARK, TokenizedText, header_start
-from semgrad_guard.errors import EmptyPromptError, InputError
+from semgrad_guard.errors import InputError
 from semgrad_guard.records import Message, SemanticToken
 
-FOLDER = Path(__file__).parents[1] / "fixtures" / "chat_templates"
-IM = ("<|im_start|>", "<|im_end|>")
-INST = (
-    "[INST]",
-    "[/INST]",
-    "[AVAILABLE_TOOLS]",
-    "[/AVAILABLE_TOOLS]",
-    "[TOOL_CALLS]",
-    "[TOOL_RESULTS]",
-    "[/TOOL_RESULTS]",
+from .chat_templates import (
+    ASSISTANT,
+    CASE,
+    CASES,
+    QUESTION,
+    SYSTEM,
+    TOKENIZERS,
+    byte_level,
+    every_case,
+    every_conversation,
+    split_at_token,
+    with_template,
+    without_offsets,
 )
-
-
-@dataclass(frozen=True)
-class Case:
-    """A template, its special tokens, and what is known of t*: the text from t* on, or the text behind it.
-
-    `header` is the assistant header (t* opens it); `tail` is what follows the user's text where there is no header
-    (t* is just before). `offset` is t*'s place from the end where the vocabulary does not matter.
-    """
-
-    name: str
-    special: tuple[str, ...] = ()
-    header: str = ""
-    tail: str = ""
-    offset: int | None = None
-    bos: str = "<s>"
-    eos: str = "</s>"
-    options: tuple[tuple[str, object], ...] = ()
-
-    @property
-    def source(self) -> str:
-        return "assistant_header" if self.header else "user_text"
-
-
-LLAMA_3 = ("<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>")
-PHI_3 = ("<|system|>", "<|user|>", "<|assistant|>", "<|end|>")
-ASSISTANT = "<|im_start|>assistant\n"
-CASES = (
-    Case("llama-3", LLAMA_3, "<|start_header_id|>assistant<|end_header_id|>\n\n", offset=-4, bos="<|begin_of_text|>"),
-    Case(
-        "llama-3.1-tools",
-        LLAMA_3,
-        "<|start_header_id|>assistant<|end_header_id|>\n\n",
-        offset=-4,
-        bos="<|begin_of_text|>",
-    ),
-    Case("qwen2.5", IM, ASSISTANT, offset=-3, eos="<|im_end|>"),
-    Case("qwen3", (*IM, "<think>", "</think>"), ASSISTANT, offset=-3, eos="<|im_end|>"),
-    Case(
-        "qwen3",
-        (*IM, "<think>", "</think>"),
-        ASSISTANT + "<think>\n\n</think>\n\n",
-        offset=-7,
-        eos="<|im_end|>",
-        options=(("enable_thinking", False),),
-    ),
-    Case("chatml", IM, ASSISTANT, offset=-3),
-    Case("phi-4", (*IM, "<|im_sep|>"), "<|im_start|>assistant<|im_sep|>", offset=-3, eos="<|im_end|>"),
-    Case("phi-3.5", PHI_3, "<|assistant|>\n", offset=-2, eos="<|endoftext|>"),
-    Case("gemma", ("<start_of_turn>", "<end_of_turn>"), "<start_of_turn>model\n", offset=-3, bos="<bos>", eos="<eos>"),
-    Case(
-        "deepseek-r1-distill",
-        ("<｜User｜>", "<｜Assistant｜>", "<think>"),
-        "<｜Assistant｜><think>\n",
-        offset=-3,
-        bos="<｜begin▁of▁sentence｜>",
-        eos="<｜end▁of▁sentence｜>",
-    ),
-    Case("zephyr", (), "<|assistant|>\n"),
-    Case("alpaca", (), "### Response:\n"),
-    Case("vicuna", (), "ASSISTANT:"),
-    Case("mistral-nemo", INST, tail="[/INST]", offset=-2),
-    Case("mistral-v0.3", INST, tail="[/INST]", offset=-2),
-    Case("mistral-v0.1", (), tail=" [/INST]"),
-    Case("llama-2", (), tail=" [/INST]"),
-    Case("yi-1.5", IM, tail="<|im_end|>\n<|im_start|>assistant\n", offset=-6),
-)
-CASE = {case.name: case for case in CASES}
-every_case = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name + ("-options" if case.options else ""))
-
-QUESTION = "What is the capital of France?"
-SYSTEM = Message("system", "Be brief.")
-HISTORY = [Message("user", "Hi there."), Message("assistant", "Hello!")]
-CONVERSATIONS = {
-    "string": QUESTION,
-    "single": [Message("user", QUESTION)],
-    "mapping": [{"role": "user", "content": QUESTION}],
-    "system": [SYSTEM, Message("user", QUESTION)],
-    "empty system": [Message("system", ""), Message("user", QUESTION)],
-    "multi-turn": [*HISTORY, Message("user", QUESTION)],
-    "system, multi-turn": [SYSTEM, *HISTORY, Message("user", QUESTION)],
-    "asked before": [Message("user", QUESTION), Message("assistant", QUESTION), Message("user", QUESTION)],
-}
-every_conversation = pytest.mark.parametrize("conversation", CONVERSATIONS.values(), ids=CONVERSATIONS)
-
-
-def specials(case: Case) -> list[AddedToken]:
-    return [AddedToken(token, special=True, normalized=False) for token in (case.bos, case.eos, *case.special)]
-
-
-@cache
-def byte_level(case: Case, merges: bool = True) -> PreTrainedTokenizerFast:
-    """Byte-level BPE that knows the role names as whole words or, without merges, splits them into bytes."""
-    core = Tokenizer(models.BPE())
-    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    core.decoder = decoders.ByteLevel()
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    words = ["assistant", "user", "model", "system", " capital", " France", "###", " Response", "\n\n", "ASSISTANT"]
-    trainer = trainers.BpeTrainer(vocab_size=600 if merges else 256, initial_alphabet=alphabet, show_progress=False)
-    core.train_from_iterator(words * 3, trainer)
-    return finish(core, case)
-
-
-@cache
-def metaspace(case: Case) -> PreTrainedTokenizerFast:
-    """Like SentencePiece: `▁` for spaces, one put in front of the text, bytes for unknown characters."""
-    pieces = [*(f"<0x{byte:02X}>" for byte in range(256)), "▁", *"abcdefghilmnopqrstuwxyzASINT?[]/:#|<>."]
-    core = Tokenizer(models.BPE({piece: i for i, piece in enumerate(pieces)}, [], byte_fallback=True))
-    core.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
-    core.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
-    return finish(core, case)
-
-
-def finish(core: Tokenizer, case: Case) -> PreTrainedTokenizerFast:
-    core.add_special_tokens(specials(case))
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=core, bos_token=case.bos, eos_token=case.eos)
-    tokenizer.chat_template = (FOLDER / f"{case.name}.jinja").read_text()
-    return tokenizer
-
-
-@cache
-def without_offsets(case: Case) -> ByT5Tokenizer:
-    """A real tokenizer in Python, one token a byte: it cannot tell the span of a token."""
-    tokenizer = ByT5Tokenizer(extra_ids=0, bos_token=case.bos, eos_token=case.eos)
-    tokenizer.add_tokens(specials(case))
-    tokenizer.chat_template = (FOLDER / f"{case.name}.jinja").read_text()
-    assert not tokenizer.is_fast
-    return tokenizer
-
-
-TOKENIZERS = {
-    "byte level": byte_level,
-    "single bytes": lambda case: byte_level(case, merges=False),
-    "metaspace": metaspace,
-    "no offsets": without_offsets,
-}
-
-
-def split_at_token(tokenizer: PreTrainedTokenizerBase, prompt: Prompt) -> tuple[str, str, str]:
-    """The prompt's text before t*, t* itself, and what follows."""
-    index = len(prompt.ids) + prompt.semantic_token.offset
-    parts = prompt.ids[:index], prompt.ids[index : index + 1], prompt.ids[index + 1 :]
-    before, token, after = (tokenizer.decode(list(ids), clean_up_tokenization_spaces=False) for ids in parts)
-    return before, token, after
 
 
 @pytest.mark.parametrize("build", TOKENIZERS.values(), ids=TOKENIZERS)
@@ -251,14 +104,6 @@ def test_no_user_text_moves_the_token(case, parts):
         _, token, after = split_at_token(tokenizer, prompt)
         assert prompt.semantic_token.source == case.source
         assert (token + after == case.header) if case.header else (after.strip() == case.tail.strip())
-
-
-def with_template(template: str, special: tuple[str, ...] = ()) -> PreTrainedTokenizerFast:
-    """A tokenizer with a template of the test's own."""
-    tokenizer = fresh()
-    tokenizer.add_special_tokens({"additional_special_tokens": list(special)})
-    tokenizer.chat_template = template
-    return tokenizer
 
 
 def test_header_behind_white_space_starts_at_its_first_visible_character():
@@ -351,102 +196,3 @@ def test_override():
     for offset in (0, 1, -length - 1):
         with pytest.raises(InputError, match=f"-{length} to -1"):
             render(tokenizer, QUESTION, semantic_token=offset)
-
-
-def fresh() -> PreTrainedTokenizerFast:
-    """A tokenizer whose template a test may change."""
-    return finish(Tokenizer.from_str(byte_level(CASES[0]).backend_tokenizer.to_str()), CASES[0])
-
-
-def test_without_a_template():
-    tokenizer = fresh()
-    tokenizer.chat_template = None
-    assert render(tokenizer, QUESTION).semantic_token == SemanticToken(-1, "last_token")
-    joined = render(tokenizer, [SYSTEM, Message("user", QUESTION)])
-    assert joined.text == f"{SYSTEM.content}\n\n{QUESTION}"
-    assert render(tokenizer, QUESTION, semantic_token=-2).semantic_token == SemanticToken(-2, "override")
-
-
-def test_plain_prompts_keep_the_tokenizers_ordinary_special_tokens():
-    tokenizer = ByT5Tokenizer(extra_ids=0)  # closes every text with </s>
-    assert render(tokenizer, "ab").ids == tuple(tokenizer("ab")["input_ids"])
-    assert render(tokenizer, "ab").ids[-1] == tokenizer.eos_token_id
-
-
-@pytest.mark.parametrize("template", [True, False])
-@pytest.mark.parametrize("conversation", ["", " \n\t", [], [Message("user", "  ")], [Message("system", "")]])
-def test_empty_prompts(conversation, template):
-    tokenizer = fresh()
-    if not template:
-        tokenizer.chat_template = None
-    with pytest.raises(EmptyPromptError):
-        render(tokenizer, conversation)
-
-
-@pytest.mark.parametrize(
-    ("conversation", "complaint"),
-    [
-        ([{"role": "user"}], "content"),
-        ([{"content": "Hi"}], "role"),
-        ([{"role": "user", "content": 3}], "content"),
-        ([Message("user", None)], "content"),
-        ([SYSTEM, "Hi"], "Message 2 is a str"),
-        ({"role": "user", "content": "Hi"}, "wrap"),
-        (b"Hi", "list of messages"),
-        (7, "list of messages"),
-        ("\ud83d", "surrogate"),
-    ],
-)
-def test_malformed_messages(conversation, complaint):
-    with pytest.raises(InputError, match=complaint):
-        render(byte_level(CASES[0]), conversation)
-
-
-def test_what_the_template_says_is_passed_on():
-    mistral = CASE["mistral-v0.3"]
-    with pytest.raises(InputError, match=r"roles: user, user.*conversation roles must alternate"):
-        render(byte_level(mistral), [Message("user", "Hi"), Message("user", "there")])
-    with pytest.raises(InputError, match="refused"):
-        render(with_template("{{ messages[0].content + 3 }}"), "Hi")
-    with pytest.raises(InputError, match="refused"):
-        render(with_template("{% if %}"), "Hi")
-
-
-def test_options_that_rendering_decides():
-    with pytest.raises(InputError, match="rendering decides"):
-        render(byte_level(CASES[0]), "Hi", template_options={"add_generation_prompt": False})
-
-
-def test_nothing_of_the_callers_is_changed():
-    messages = [{"role": "user", "content": " Hi "}]
-    options = {"enable_thinking": False}
-    render(byte_level(CASES[2]), messages, template_options=options)
-    assert (messages, options) == ([{"role": "user", "content": " Hi "}], {"enable_thinking": False})
-
-
-def test_fingerprint():
-    tokenizer = fresh()
-    original = template_fingerprint(tokenizer)
-    assert len(original) == 12
-    assert original == template_fingerprint(tokenizer, {}) == template_fingerprint(fresh())
-    assert original != template_fingerprint(tokenizer, {"enable_thinking": False})
-    assert template_fingerprint(tokenizer, {"tools": [fresh]}) == template_fingerprint(tokenizer, {"tools": [fresh]})
-    tokenizer.chat_template += " "
-    assert original != template_fingerprint(tokenizer)
-    tokenizer.chat_template = None
-    assert template_fingerprint(tokenizer, {"enable_thinking": False}) == "plain"
-
-
-def test_several_named_templates():
-    tokenizer = fresh()
-    tokenizer.chat_template = {"rag": "{{ messages[0].content }}", "tool_use": "{{ messages[0].content }}!"}
-    with pytest.raises(InputError, match="Name one"):
-        render(tokenizer, "Hi")
-    assert render(tokenizer, "Hi", template_options={"chat_template": "rag"}).text == "Hi"
-
-
-def test_every_fixture_is_used_and_listed():
-    names = {path.stem for path in FOLDER.glob("*.jinja")}
-    table = (FOLDER / "README.md").read_text()
-    assert names == {case.name for case in CASES}
-    assert all(f"`{name}.jinja`" in table for name in names)

@@ -12,6 +12,8 @@ from langchain_core.globals import set_llm_cache
 from langchain_semgrad_guard import ChatSemGrad
 from semgrad_guard import LanguageModel
 
+from .router_kit import PATHS, Kit
+from .served import Served
 from .support import QUESTION, ROUTES, Ledger, Route, Wire, save_tiny
 
 
@@ -73,3 +75,19 @@ def wire() -> Wire:
 def route(request: pytest.FixtureRequest) -> Route:
     """One way to get an answer."""
     return ROUTES[request.param]
+
+
+@pytest.fixture(params=["ChatSemGrad", "served elsewhere"])
+def kit(
+    request: pytest.FixtureRequest, chat: ChatSemGrad, language_model: LanguageModel, wire: Wire, ledger: Ledger
+) -> Kit:
+    """A router around either kind of model."""
+    if request.param == "ChatSemGrad":
+        return Kit({"llm": chat}, wire, ledger)
+    return Kit({"llm": Served(weights=language_model), "scorer": language_model}, wire, ledger)
+
+
+@pytest.fixture(params=PATHS)
+def path(request: pytest.FixtureRequest) -> str:
+    """One of the ways to call a model or a chain."""
+    return request.param

@@ -1,0 +1,115 @@
+"""Prompts without a template, messages and templates that cannot be rendered, and what rendering leaves alone."""
+
+from __future__ import annotations
+
+import pytest
+from transformers import ByT5Tokenizer
+
+from semgrad_guard.engine.prompt import render, template_fingerprint
+from semgrad_guard.errors import EmptyPromptError, InputError
+from semgrad_guard.records import Message, SemanticToken
+
+from .chat_templates import (
+    CASE,
+    CASES,
+    FOLDER,
+    QUESTION,
+    SYSTEM,
+    byte_level,
+    fresh,
+    with_template,
+)
+
+
+def test_without_a_template():
+    tokenizer = fresh()
+    tokenizer.chat_template = None
+    assert render(tokenizer, QUESTION).semantic_token == SemanticToken(-1, "last_token")
+    joined = render(tokenizer, [SYSTEM, Message("user", QUESTION)])
+    assert joined.text == f"{SYSTEM.content}\n\n{QUESTION}"
+    assert render(tokenizer, QUESTION, semantic_token=-2).semantic_token == SemanticToken(-2, "override")
+
+
+def test_plain_prompts_keep_the_tokenizers_ordinary_special_tokens():
+    tokenizer = ByT5Tokenizer(extra_ids=0)  # closes every text with </s>
+    assert render(tokenizer, "ab").ids == tuple(tokenizer("ab")["input_ids"])
+    assert render(tokenizer, "ab").ids[-1] == tokenizer.eos_token_id
+
+
+@pytest.mark.parametrize("template", [True, False])
+@pytest.mark.parametrize("conversation", ["", " \n\t", [], [Message("user", "  ")], [Message("system", "")]])
+def test_empty_prompts(conversation, template):
+    tokenizer = fresh()
+    if not template:
+        tokenizer.chat_template = None
+    with pytest.raises(EmptyPromptError):
+        render(tokenizer, conversation)
+
+
+@pytest.mark.parametrize(
+    ("conversation", "complaint"),
+    [
+        ([{"role": "user"}], "content"),
+        ([{"content": "Hi"}], "role"),
+        ([{"role": "user", "content": 3}], "content"),
+        ([Message("user", None)], "content"),
+        ([SYSTEM, "Hi"], "Message 2 is a str"),
+        ({"role": "user", "content": "Hi"}, "wrap"),
+        (b"Hi", "list of messages"),
+        (7, "list of messages"),
+        ("\ud83d", "surrogate"),
+    ],
+)
+def test_malformed_messages(conversation, complaint):
+    with pytest.raises(InputError, match=complaint):
+        render(byte_level(CASES[0]), conversation)
+
+
+def test_what_the_template_says_is_passed_on():
+    mistral = CASE["mistral-v0.3"]
+    with pytest.raises(InputError, match=r"roles: user, user.*conversation roles must alternate"):
+        render(byte_level(mistral), [Message("user", "Hi"), Message("user", "there")])
+    with pytest.raises(InputError, match="refused"):
+        render(with_template("{{ messages[0].content + 3 }}"), "Hi")
+    with pytest.raises(InputError, match="refused"):
+        render(with_template("{% if %}"), "Hi")
+
+
+def test_options_that_rendering_decides():
+    with pytest.raises(InputError, match="rendering decides"):
+        render(byte_level(CASES[0]), "Hi", template_options={"add_generation_prompt": False})
+
+
+def test_nothing_of_the_callers_is_changed():
+    messages = [{"role": "user", "content": " Hi "}]
+    options = {"enable_thinking": False}
+    render(byte_level(CASES[2]), messages, template_options=options)
+    assert (messages, options) == ([{"role": "user", "content": " Hi "}], {"enable_thinking": False})
+
+
+def test_fingerprint():
+    tokenizer = fresh()
+    original = template_fingerprint(tokenizer)
+    assert len(original) == 12
+    assert original == template_fingerprint(tokenizer, {}) == template_fingerprint(fresh())
+    assert original != template_fingerprint(tokenizer, {"enable_thinking": False})
+    assert template_fingerprint(tokenizer, {"tools": [fresh]}) == template_fingerprint(tokenizer, {"tools": [fresh]})
+    tokenizer.chat_template += " "
+    assert original != template_fingerprint(tokenizer)
+    tokenizer.chat_template = None
+    assert template_fingerprint(tokenizer, {"enable_thinking": False}) == "plain"
+
+
+def test_several_named_templates():
+    tokenizer = fresh()
+    tokenizer.chat_template = {"rag": "{{ messages[0].content }}", "tool_use": "{{ messages[0].content }}!"}
+    with pytest.raises(InputError, match="Name one"):
+        render(tokenizer, "Hi")
+    assert render(tokenizer, "Hi", template_options={"chat_template": "rag"}).text == "Hi"
+
+
+def test_every_fixture_is_used_and_listed():
+    names = {path.stem for path in FOLDER.glob("*.jinja")}
+    table = (FOLDER / "README.md").read_text()
+    assert names == {case.name for case in CASES}
+    assert all(f"`{name}.jinja`" in table for name in names)
