@@ -1,4 +1,4 @@
-"""The peak memory of one piece of work, taken in a forked child so that nothing before or after blurs it."""
+"""The peak memory of one piece of work: of a forked child, which nothing before blurs, and of its tensors alone."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import ctypes
 import os
 from collections.abc import Callable
 from pathlib import Path
+
+from torch.profiler import ProfilerActivity, profile
 
 
 def peak_above_start(work: Callable[[], object], *, prepare: Callable[[], object]) -> float:
@@ -32,3 +34,16 @@ def peak_above_start(work: Callable[[], object], *, prepare: Callable[[], object
 def _status(key: str) -> int:
     line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(key))
     return int(line.split()[1])
+
+
+def live_tensors(work: Callable[[], object]) -> float:
+    """MB of CPU tensors that `work` made and held at most at one time, as PyTorch's profiler counts them."""
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
+        work()
+    results = profiled.profiler and profiled.profiler.kineto_results
+    changes = [event for event in results.events() if event.name() == "[memory]"] if results else []
+    held = most = 0
+    for event in sorted(changes, key=lambda event: event.start_ns()):
+        held += event.nbytes()  # pyright: ignore (missing from the stubs)
+        most = max(most, held)
+    return most / 2**20

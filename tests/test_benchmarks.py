@@ -67,6 +67,17 @@ class TestFloor:
         assert found == pytest.approx(3 * 4 * (2 * UPPER + HEAD))
 
 
+class TestMemory:
+    def test_tensors_count_while_they_live(self, load: Load) -> None:
+        def work() -> None:
+            first = torch.ones(1 << 18)
+            second = first + torch.ones(1 << 18)  # three at once
+            del first
+            torch.cat([second, second])  # again three
+
+        assert load("memory").live_tensors(work) == pytest.approx(3, rel=1e-3)
+
+
 class TestLeavingOut:
     def test_the_official_algorithm_runs_where_it_fits(self, load: Load) -> None:
         assert self.reason(load) is None
