@@ -14,14 +14,28 @@ measured. Attention, norms and the exponentials are left out, so it is a floor a
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 from machine import Rates
 from shapes import SEMANTIC_TOKEN, Setting, layer_weights
 
 
-def scoring_floor(config: Any, setting: Setting, rates: Rates, element: int) -> float:
-    """Seconds that scoring a batch takes at least."""
+@dataclass(frozen=True)
+class ScoringFloor:
+    """Seconds that each part of scoring a batch takes at least."""
+
+    backward: float
+    seed: float
+    paragrad: float
+
+    @property
+    def total(self) -> float:
+        return self.backward + self.seed + self.paragrad
+
+
+def scoring_floor(config: Any, setting: Setting, rates: Rates, element: int) -> ScoringFloor:
+    """What scoring a batch takes at least."""
     first = config.num_hidden_layers - config.num_hidden_layers // 2
     upper = layer_weights(config) * (config.num_hidden_layers - first)
     head = config.vocab_size * config.hidden_size
@@ -30,7 +44,7 @@ def scoring_floor(config: Any, setting: Setting, rates: Rates, element: int) -> 
     backward = max(upper * element / rates.bytes_per_second, 2.0 * positions * upper / rates.flops_per_second)
     seed = max(head * element / rates.bytes_per_second, 2.0 * tokens * head / rates.flops_per_second)
     products = 2.0 * tokens * head / rates.flops_per_second if setting.answer > 1 else 0.0
-    return backward + seed + products
+    return ScoringFloor(backward, seed, products)
 
 
 def generation_floor(config: Any, setting: Setting, rates: Rates, element: int) -> float:

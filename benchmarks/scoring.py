@@ -119,7 +119,7 @@ def measure(model: Any, setting: Setting, rates: Rates, rounds: int, *, frugal: 
     scoring = tuple(way for way in SCORING if not left_out.get(way))
     seconds, results = take_turns(bench, (*GENERATING, *scoring), rounds)
     memory = {"kept": bench.kept_mb(), **{way: peak(bench, way) for way in scoring}}
-    floor = scoring_floor(model.config, setting, rates, element) if on_cpu else None
+    floor = scoring_floor(model.config, setting, rates, element).total if on_cpu else None
     return {
         "setting": str(setting),
         "without_official": reason,

@@ -47,18 +47,18 @@ def load() -> Iterator[Load]:
 class TestFloor:
     def test_a_slow_memory_makes_every_weight_read_count(self, load: Load) -> None:
         rates = load("machine").Rates(bytes_per_second=1.0, flops_per_second=1e30)
-        found = load("floor").scoring_floor(CONFIG, load("shapes").Setting(60, 3), rates, 4)
+        found = load("floor").scoring_floor(CONFIG, load("shapes").Setting(60, 3), rates, 4).total
         assert found == pytest.approx(4 * (UPPER + HEAD))  # upper layers back, the head once
 
     def test_a_slow_processor_makes_every_product_count(self, load: Load) -> None:
         rates = load("machine").Rates(bytes_per_second=1e30, flops_per_second=1.0)
-        found = load("floor").scoring_floor(CONFIG, load("shapes").Setting(60, 3), rates, 4)
+        found = load("floor").scoring_floor(CONFIG, load("shapes").Setting(60, 3), rates, 4).total
         replayed, tokens = 3 + 2, 3  # from t*, the third last of the prompt, to the last but one
         assert found == pytest.approx(2 * replayed * UPPER + 2 * tokens * HEAD + 2 * tokens * HEAD)
 
     def test_one_token_needs_no_product_over_tokens(self, load: Load) -> None:
         rates = load("machine").Rates(bytes_per_second=1e30, flops_per_second=1.0)
-        found = load("floor").scoring_floor(CONFIG, load("shapes").Setting(60, 1), rates, 4)
+        found = load("floor").scoring_floor(CONFIG, load("shapes").Setting(60, 1), rates, 4).total
         assert found == pytest.approx(2 * 3 * UPPER + 2 * HEAD)
 
     def test_generation_reads_all_weights_for_every_token(self, load: Load) -> None:

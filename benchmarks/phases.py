@@ -1,0 +1,91 @@
+"""Where the time of a score goes, part by part, beside the floor of each part.
+
+    python benchmarks/phases.py
+
+One thread, float32, random weights; CPU seconds, medians. The parts are the replay's forward pass (attention, norms and
+activations: what the linear maps gave was kept), the entropies from the kept logits, the sensitivities A, the seed A W,
+ParaGrad's products A^T H, and the backward pass through the upper layers; the rest is bookkeeping.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import command
+import torch
+from floor import scoring_floor
+from machine import about, cpu_seconds, measured_rates
+from shapes import Setting, build
+from ways import Bench
+
+from semgrad_guard.engine import head
+from semgrad_guard.engine.products import Products
+from semgrad_guard.engine.replay import Replayer
+
+SETTINGS = (Setting(60, 8), Setting(60, 32), Setting(60, 128), Setting(1000, 8), Setting(60, 16, 8))
+PARTS: dict[str, tuple[Any, str]] = {
+    "replay": (Replayer, "captured"),
+    "entropies": (head, "_distributions"),
+    "A": (head, "_sensitivity"),
+    "seed A W": (head._Blocks, "add_back"),
+    "ParaGrad": (Products, "add"),
+    "backward": (torch.autograd, "grad"),
+}
+
+
+@contextmanager
+def watched(seconds: dict[str, float]) -> Iterator[None]:
+    """For the time of a block, add up the CPU seconds of every part."""
+    with ExitStack() as stack:
+        for part, (owner, name) in PARTS.items():
+            usual = getattr(owner, name)
+            setattr(owner, name, _timed(usual, part, seconds))
+            stack.callback(setattr, owner, name, usual)
+        yield
+
+
+def _timed(usual: Callable[..., Any], part: str, seconds: dict[str, float]) -> Callable[..., Any]:
+    def call(*args: Any, **kwargs: Any) -> Any:
+        results: list[Any] = []
+        took = cpu_seconds(lambda: results.append(usual(*args, **kwargs)))
+        seconds[part] = seconds.get(part, 0.0) + took
+        return results[0]
+
+    return call
+
+
+def measure(bench: Bench, rounds: int) -> dict[str, float]:
+    """CPU seconds of each part and of the whole, medians over the rounds."""
+    found: list[dict[str, float]] = []
+    for _ in range(rounds):
+        seconds: dict[str, float] = {}
+        with watched(seconds):
+            whole = cpu_seconds(bench.captured)
+        found.append(seconds | {"rest": whole - sum(seconds.values()), "whole": whole})
+    return {part: statistics.median(each[part] for each in found) for part in found[0]}
+
+
+def main() -> None:
+    options = command.parser(__doc__, rounds="how often each answer is scored")
+    arguments = command.parsed(options)
+    torch.set_num_threads(1)
+    model, rates = build(arguments.shape, torch.float32), measured_rates(torch.float32)
+    report: dict[str, Any] = {"shape": arguments.shape, "machine": about(), "rows": []}
+    columns = (*PARTS, "rest", "whole")
+    print(f"| prompt/answer | {' | '.join(columns)} |")
+    print("| --- " * (len(columns) + 1) + "|")
+    for setting in SETTINGS:
+        seconds = measure(Bench(model, setting), arguments.rounds)
+        least = scoring_floor(model.config, setting, rates, 4)
+        floors = {"seed A W": least.seed, "ParaGrad": least.paragrad, "backward": least.backward, "whole": least.total}
+        report["rows"].append({"setting": str(setting), "seconds": seconds, "floors": floors})
+        shown = [f"{seconds[c]:.3f}" + (f" ({floors[c]:.3f})" if c in floors else "") for c in columns]
+        print(f"| {setting} | {' | '.join(shown)} |", flush=True)
+        command.keep(report, arguments.output)
+
+
+if __name__ == "__main__":
+    main()
