@@ -23,10 +23,12 @@ import torch
 from machine import about, best, spread
 from memory import live_tensors, peak_above_start
 from shapes import USUAL, build
+from tables import ranged, table
 from ways import Bench
 
 STRICT = {"MALLOC_MMAP_THRESHOLD_": "131072"}
 WAYS = ("captured", "frugal")
+HEADER = ("scoring", "tensors, MB", "peak, MB", "strict peak, MB", "strict time over usual")
 Figures = dict[str, dict[str, float]]
 
 
@@ -63,20 +65,16 @@ def main() -> None:
         rounds.append((elsewhere(*cell, {}), elsewhere(*cell, STRICT)))
         print(f"round {number + 1} of {arguments.rounds}", file=sys.stderr)
     report: dict[str, Any] = {"shape": arguments.shape, "setting": arguments.only, "machine": about(), "rounds": rounds}
-    print("| scoring | tensors, MB | peak, MB | strict peak, MB | strict time over usual |")
-    print("| --- | --- | --- | --- | --- |")
-    for way in WAYS:
-        tensors = statistics.median(usual[way]["tensors"] for usual, _ in rounds)
-        peaks = [shown([both[heap][way]["peak"] for both in rounds], ".0f") for heap in (0, 1)]
-        times = shown([strict[way]["seconds"] / usual[way]["seconds"] for usual, strict in rounds], ".2f")
-        print(f"| {way} | {tensors:.0f} | {peaks[0]} | {peaks[1]} | {times} |")
+    print("\n".join(table(HEADER, [row(way, rounds) for way in WAYS])))
     command.keep(report, arguments.output)
 
 
-def shown(values: list[float], form: str) -> str:
-    """Median (least-greatest)."""
-    middle, least, greatest = (format(value, form) for value in spread(values))
-    return f"{middle} ({least}-{greatest})"
+def row(way: str, rounds: list[tuple[Figures, Figures]]) -> tuple[str, ...]:
+    """One way's line of the table, in the header's order."""
+    tensors = statistics.median(usual[way]["tensors"] for usual, _ in rounds)
+    peaks = [ranged(spread([both[heap][way]["peak"] for both in rounds]), digits=0) for heap in (0, 1)]
+    times = [strict[way]["seconds"] / usual[way]["seconds"] for usual, strict in rounds]
+    return way, f"{tensors:.0f}", *peaks, ranged(spread(times), digits=2)
 
 
 if __name__ == "__main__":

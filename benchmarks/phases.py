@@ -10,6 +10,8 @@ ParaGrad's products A^T H, and the backward pass through the upper layers; the r
 from __future__ import annotations
 
 import statistics
+import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -19,6 +21,7 @@ import torch
 from floor import scoring_floor
 from machine import about, cpu_seconds, measured_rates
 from shapes import Setting, build
+from tables import table
 from ways import Bench
 
 from semgrad_guard.engine import head
@@ -49,10 +52,10 @@ def watched(seconds: dict[str, float]) -> Iterator[None]:
 
 def _timed(usual: Callable[..., Any], part: str, seconds: dict[str, float]) -> Callable[..., Any]:
     def call(*args: Any, **kwargs: Any) -> Any:
-        results: list[Any] = []
-        took = cpu_seconds(lambda: results.append(usual(*args, **kwargs)))
-        seconds[part] = seconds.get(part, 0.0) + took
-        return results[0]
+        began = time.process_time()
+        result = usual(*args, **kwargs)
+        seconds[part] = seconds.get(part, 0.0) + time.process_time() - began
+        return result
 
     return call
 
@@ -74,17 +77,17 @@ def main() -> None:
     torch.set_num_threads(1)
     model, rates = build(arguments.shape, torch.float32), measured_rates(torch.float32)
     report: dict[str, Any] = {"shape": arguments.shape, "machine": about(), "rows": []}
-    columns = (*PARTS, "rest", "whole")
-    print(f"| prompt/answer | {' | '.join(columns)} |")
-    print("| --- " * (len(columns) + 1) + "|")
+    columns, lines = (*PARTS, "rest", "whole"), list[tuple[str, ...]]()
     for setting in SETTINGS:
         seconds = measure(Bench(model, setting), arguments.rounds)
         least = scoring_floor(model.config, setting, rates, 4)
         floors = {"seed A W": least.seed, "ParaGrad": least.paragrad, "backward": least.backward, "whole": least.total}
         report["rows"].append({"setting": str(setting), "seconds": seconds, "floors": floors})
-        shown = [f"{seconds[c]:.3f}" + (f" ({floors[c]:.3f})" if c in floors else "") for c in columns]
-        print(f"| {setting} | {' | '.join(shown)} |", flush=True)
+        shown = (f"{seconds[c]:.3f}" + (f" ({floors[c]:.3f})" if c in floors else "") for c in columns)
+        lines.append((str(setting), *shown))
         command.keep(report, arguments.output)
+        print(f"{setting} done, {len(lines)} of {len(SETTINGS)}", file=sys.stderr)
+    print("\n".join(table(("prompt/answer", *columns), lines)))
 
 
 if __name__ == "__main__":
