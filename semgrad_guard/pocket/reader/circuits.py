@@ -1,0 +1,144 @@
+"""Heads that are set by hand: what the reader was given while it was trained, as weights of a Llama's attention.
+
+Every score of a head is a product over rotary pairs. The first pairs turn fast and tell places apart, the last ones
+hardly turn: through them a head compares what stands in the stream, wherever it stands. What is common to all of them:
+a query of the constant, so that the key alone decides, and a sink to look at when nothing fits.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from semgrad_guard.pocket.reader.codes import MATCHED, SIGNS, SIZE
+from semgrad_guard.pocket.reader.layout import CONSTANT, HEAD, WIDTH
+from semgrad_guard.pocket.reader.network import FREQUENCIES, SHARP
+from semgrad_guard.pocket.reader.places import BEGINNING, ENDED, FLAG, MARKED, OWN, PREVIOUS, SINK, Seen
+
+HALF, SCALE = HEAD // 2, HEAD**0.5
+ONE, OTHER = HALF - 1, HEAD - 1  # the two halves of the pair that turns least
+
+
+def _still(first: int, count: int) -> Tensor:
+    """Rows of a head in pairs that hardly turn: `count` of them, none from the pair that turns least."""
+    rows = torch.cat([torch.arange(first, ONE), torch.arange(first + HALF, OTHER)])
+    if len(rows) < count:
+        raise ValueError(f"{len(rows)} rows cannot hold {count} signs")
+    return rows[:count]
+
+
+class AttentionHead:
+    """Rows of one head in a Llama's projections; writing to them is what every circuit here does."""
+
+    def __init__(self, attention: Any, number: int, seen: Seen) -> None:
+        rows = slice(number * HEAD, (number + 1) * HEAD)
+        self.query: Tensor = attention.q_proj.weight[rows]
+        self.key: Tensor = attention.k_proj.weight[rows]
+        self.value: Tensor = attention.v_proj.weight[rows]
+        self.out: Tensor = attention.o_proj.weight[:, rows]
+        self.seen = seen
+
+    def clear(self) -> None:
+        for weight in (self.query, self.key, self.value, self.out):
+            weight.zero_()
+
+    def constant(self) -> float:
+        return self.seen.passage[:, 0].mean().item()
+
+    def carry(self, source: int, target: int, gain: float) -> None:
+        """Bring a code from where the head looks: from `source` dimensions there to `target` dimensions here."""
+        every = torch.arange(SIZE)
+        self.value[every, source + every] = 1.0
+        self.out[target + every, every] = gain
+
+    def hush_the_sink(self) -> None:
+        """Make the sink's value nothing at all."""
+        sink = self.seen.sink
+        self.value[:, SINK] -= self.value @ sink / sink[SINK]
+
+    def look_before(self, places: int) -> None:
+        """The constant against itself, turned by so many places."""
+        for pair, strength in enumerate(SHARP):
+            loud, angle = (strength * SCALE) ** 0.5 / self.constant(), -places * FREQUENCIES[pair].item()
+            self.key[pair, 0] = loud
+            self.query[pair, 0], self.query[pair + HALF, 0] = loud * math.cos(angle), loud * math.sin(angle)
+
+    def look_for_the_mark(self) -> None:
+        """From the mark on everything sees it, but for sinks (or a later one would be taken for the passage)."""
+        mark, sink = self.seen.states[self.seen.sample.mark, MARKED].item(), self.seen.sink
+        self.query[ONE, 0] = 1 / self.constant()
+        self.query[ONE, SINK] = -sink[0].item() / self.constant() / sink[SINK].item()
+        self.key[ONE, MARKED] = 30 * SCALE / mark
+        self.key[ONE, SINK] = 14 * SCALE / self.seen.sink[SINK].item()
+        self.value[0, MARKED] = 1 / mark
+
+    def look_for_the_same_word(self, loudness: float) -> None:
+        """Own code against own code, in the question alone; the sink for what is not in it. `loudness`: `_match`."""
+        here, there = (part[:, OWN : OWN + SIGNS].abs().mean() for part in (self.seen.passage, self.seen.question))
+        threshold = self._match(OWN, MATCHED, 19.0, loudness, here * there)
+        flag = self.seen.passage[:, FLAG].mean()
+        self.key[ONE, FLAG] = -80 * SCALE / flag / (threshold * self.constant())
+        self._look_at_the_sink_unless_flagged(OTHER)
+
+    def _match(self, place: int, signs: int, enough: float, loudness: float, arriving: Tensor | float) -> float:
+        """Own code against the code at `place`: above the sink's score with more than `enough` of the signs alike.
+
+        The threshold is a product of constants, so that it grows and shrinks with the norms on both sides as the
+        product of the codes does; `loudness` is a sign's in the stream, `arriving` the product of how loud they are
+        seen. Returns the threshold's loudness in the query.
+        """
+        gain = 66.0 * SCALE / MATCHED / float(arriving)
+        rows, every = _still(ONE - MATCHED // 2, signs), torch.arange(signs)
+        self.query[rows, OWN + every] = self.key[rows, place + every] = gain**0.5
+        threshold = (gain * loudness**2 * enough / CONSTANT**2) ** 0.5
+        self.query[ONE, 0], self.key[ONE, 0] = threshold, -threshold
+        self.key[ONE, SINK] = threshold * self.seen.sink[0] / self.seen.sink[SINK]
+        return threshold
+
+    def _look_at_the_sink_unless_flagged(self, row: int) -> None:
+        """Constant and flag cancel whatever the norm: they stand in the stream as they were first written."""
+        self.query[row, 0] = 1 / self.seen.question[:, 0].mean().item()
+        self.query[row, FLAG] = -self.query[row, 0] * self.constant() / self.seen.passage[:, FLAG].mean()
+        self.key[row, SINK] = 60 * SCALE / self.seen.sink[SINK].item()
+
+    def keep_to_the_passage(self) -> None:
+        """A learnt head is kept from speaking of what is not flagged."""
+        self._look_at_the_sink_unless_flagged(self._spare_pair())
+
+    def keep_to_the_question(self) -> None:
+        """A learnt head is kept from looking at what is flagged."""
+        row = self._spare_pair()
+        self.query[row, 0] = 1 / self.constant()
+        self.key[row, FLAG] = -90 * SCALE / self.seen.passage[:, FLAG].mean().item()
+
+    def _spare_pair(self) -> int:
+        """The least used pair of a learnt head, emptied; its first row."""
+        used = (self.query.pow(2).sum(1) * self.key.pow(2).sum(1)).sqrt()
+        first = 6  # pairs before it turn too fast
+        pair = first + int((used[:HALF] + used[HALF:])[first:].argmin())
+        for row in (pair, pair + HALF):
+            self.query[row], self.key[row] = 0, 0
+        return pair
+
+    def point(self, begins: Tensor, gain: float) -> None:
+        """Look where the reader says that the answer is given away, and bring the code of where it begins."""
+        self.query[ONE, 0] = 1 / self.seen.states[-1, 0].item()
+        self.key[ONE, :WIDTH] = begins * SCALE
+        self.carry(BEGINNING, OWN, gain / self.seen.code(OWN))
+
+    def go_on(self, over: Tensor, bias: float, gain: float, loudness: float) -> None:
+        """Look at what followed the token just written ("induction"); bring its code, and whether the answer is over.
+
+        `over` and `bias` are the reader's verdict; it arrives in dimension ENDED. `loudness`: see `_match`.
+        """
+        threshold = self._match(PREVIOUS, MATCHED, 17.0, loudness, self.seen.code(OWN) * self.seen.code(PREVIOUS))
+        last = self.seen.states[-1, 0].item()
+        self.key[ONE, FLAG] = 6 * SCALE / self.seen.passage[:, FLAG].mean().item() / (threshold * last)
+        self.carry(OWN, OWN, gain / self.seen.code(OWN))
+        self.value[SIZE, :WIDTH] = over
+        self.value[SIZE, 0] += bias / self.constant()
+        self.out[ENDED, SIZE] = 1.0
+        self.hush_the_sink()

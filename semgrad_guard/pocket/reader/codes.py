@@ -1,0 +1,44 @@
+"""A code for every token: signs drawn at random, by which a head knows a word again and an answer is spelled out.
+
+Tokens that are one word but for capitals and the space before it share their first signs.
+"""
+
+from __future__ import annotations
+
+import torch
+from tokenizers import Tokenizer
+from torch import Tensor
+
+from semgrad_guard.pocket.word_vectors import SPACE
+
+NEWLINE = "Ċ"  # how byte-level BPE writes one: such tokens are no words
+SIGNS, VARIANTS = 25, 3
+SIZE = SIGNS + VARIANTS
+MATCHED = 22  # of the signs: what a head compares (its pairs that hardly turn hold no more)
+
+
+def token_names(tokenizer: Tokenizer) -> list[str]:
+    """By token id."""
+    names = {number: token for token, number in tokenizer.get_vocab().items()}
+    return [names[i] for i in range(len(names))]
+
+
+def word_numbers(tokenizer: Tokenizer) -> Tensor:
+    """(V,): the same number for tokens that are the same word."""
+    seen: dict[str, int] = {}
+    names = token_names(tokenizer)
+    return torch.tensor([seen.setdefault(_bare(name).lower() or name, len(seen)) for name in names])
+
+
+def codes(tokenizer: Tokenizer, seed: int = 5) -> Tensor:
+    """(V, `SIZE`): signs of the word, +-1, then space, capital, and all capitals, +-2."""
+    numbers = word_numbers(tokenizer)
+    generator = torch.Generator().manual_seed(seed)
+    signs = torch.where(torch.rand(int(numbers.max()) + 1, SIGNS, generator=generator) < 0.5, 1.0, -1.0)
+    names = token_names(tokenizer)
+    variants = [[SPACE in n, _bare(n)[:1].isupper(), len(_bare(n)) > 1 and _bare(n).isupper()] for n in names]
+    return torch.cat([signs[numbers], 4.0 * torch.tensor(variants).float() - 2.0], 1)
+
+
+def _bare(token: str) -> str:
+    return token.replace(SPACE, "")

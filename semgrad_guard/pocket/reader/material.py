@@ -1,0 +1,80 @@
+"""What the reader is shown: invented passages, and passages that were written out whole for this project."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from random import Random
+
+import torch
+from tokenizers import Tokenizer
+from torch import Tensor
+
+from semgrad_guard.pocket import frames
+from semgrad_guard.pocket.frames import Frame, bank, plain, sample
+from semgrad_guard.pocket.reader.codes import NEWLINE, token_names, word_numbers
+from semgrad_guard.pocket.reader.questions import Prompt, Questions, collate, prompts
+from semgrad_guard.pocket.reading import passage
+
+DATA = Path(__file__).parents[1] / "data"
+WRITTEN = DATA / "passages"
+DEVELOPMENT = DATA / "development"
+WRITTEN_SHARE = 0.5
+WRITTEN_SWAP = 0.2  # other words in a written passage: seldom, or its words mean nothing any more
+BATCHES = 16  # sorted by length together
+
+
+@cache
+def written(folder: Path = WRITTEN) -> tuple[Frame, ...]:
+    """The written passages. Every one must be good."""
+    return tuple(frames.load(folder, strict=True)[0])
+
+
+class Material:
+    """Batches of `size` questions for one member of a team; the n-th chunk is the same whenever it is asked for."""
+
+    def __init__(self, tokenizer: Tokenizer, *, seed: int, rank: int, size: int) -> None:
+        self.tokenizer, self.seed, self.rank, self.size = tokenizer, seed, rank, size
+        self.words = word_numbers(tokenizer)
+        self.unmatched = frozenset(i for i, name in enumerate(token_names(tokenizer)) if NEWLINE in name)
+
+    def chunk(self, number: int) -> list[Questions]:
+        """`BATCHES` batches: neighbours in length together, the batches in any order."""
+        random = Random(f"{self.seed} {self.rank} {number}")
+        pool: list[Prompt] = []
+        while len(pool) < 2 * self.size * BATCHES:  # twice as many: a passage's questions fall into several chunks
+            if random.random() < WRITTEN_SHARE:
+                pool += prompts(self.tokenizer, sample(random.choice(written()), random, swap=WRITTEN_SWAP))
+            else:
+                pool += prompts(self.tokenizer, passage(random))
+        random.shuffle(pool)
+        chosen = sorted(pool[: self.size * BATCHES], key=lambda prompt: len(prompt.ids))
+        batches = [chosen[i : i + self.size] for i in range(0, len(chosen), self.size)]
+        random.shuffle(batches)
+        return [self.collate(batch) for batch in batches]
+
+    def collate(self, batch: list[Prompt]) -> Questions:
+        return collate(batch, self.words, unmatched=self.unmatched)
+
+    def held_out(self, every: int = 2) -> dict[str, list[Questions]]:
+        """The development sets: held-out frames with fresh fillers, and written passages never trained on."""
+        sets = {"frames": bank()[1][::every], "written": written(DEVELOPMENT)}
+        return {name: list(self._plain(chosen)) for name, chosen in sets.items()}
+
+    def _plain(self, chosen: tuple[Frame, ...]) -> Iterator[Questions]:
+        random = Random(7)
+        found = [p for frame in chosen for p in prompts(self.tokenizer, plain(frame, random))]
+        found.sort(key=lambda prompt: len(prompt.ids))
+        for i in range(0, len(found), 48):
+            yield self.collate(found[i : i + 48])
+
+
+def right(begins: Tensor, over: Tensor, asked: Questions) -> tuple[int, int]:
+    """How many rows begin at the right token, and how many also end there."""
+    places = torch.arange(begins.shape[1])[None]
+    first, after = asked.first[:, None], asked.last[:, None] + 1
+    within = (places >= first) & (places <= after)
+    begun = begins.argmax(-1) == asked.first
+    stopped = (((over > 0) == (places == after)) | ~within).all(-1)
+    return int(begun.sum()), int((begun & stopped).sum())

@@ -1,0 +1,139 @@
+"""Where things stand in the residual stream of the Llama that a reader is written into, and the prompt measured on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from random import Random
+from typing import Any
+
+import torch
+from tokenizers import Tokenizer
+from torch import Tensor
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from semgrad_guard.pocket.frames import bank, plain
+from semgrad_guard.pocket.reader.codes import NEWLINE, SIGNS, SIZE, token_names
+from semgrad_guard.pocket.reader.layout import HEAD, INNER, LAYERS, THETA, WIDTH
+from semgrad_guard.pocket.reader.questions import MARK, Prompt, prompts
+from semgrad_guard.pocket.tokenizer import END, START
+from semgrad_guard.pocket.word_vectors import SPACE
+
+OWN = WIDTH  # the token's code
+PREVIOUS = OWN + SIZE  # the code of the token before
+BEGINNING = PREVIOUS + SIZE  # the code of the token where the answer begins that this token gives away
+SINK = BEGINNING + SIZE  # of a token that heads look at when they have nothing to look at
+MARKED, FLAG, ENDED = SINK + 1, SINK + 2, SINK + 3  # the passage's mark; "it stands before"; "the answer has ended"
+HIDDEN = SINK + 4
+HEADS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Special:
+    """Token ids that the circuits know by name. `silent` ones have no code: nothing matches them or copies them."""
+
+    sink: int  # what every turn begins with
+    end: int
+    mark: int
+    silent: tuple[int, ...]
+
+
+def special(tokenizer: Tokenizer) -> Special:
+    number = tokenizer.get_vocab()
+    newlines = [i for i, name in enumerate(token_names(tokenizer)) if NEWLINE in name]
+    start, end = number[START], number[END]
+    return Special(start, end, number[SPACE + MARK], (start, end, *newlines))
+
+
+def empty_llama(vocabulary: int, *, noise: float = 0.02, seed: int = 0) -> LlamaForCausalLM:
+    """A Llama as wide as the circuits need, its layers full of a little noise that touches nothing of theirs."""
+    torch.manual_seed(seed)
+    config = LlamaConfig(
+        vocab_size=vocabulary,
+        hidden_size=HIDDEN,
+        intermediate_size=INNER,
+        num_hidden_layers=len(LAYERS) + 1,
+        num_attention_heads=HEADS,
+        num_key_value_heads=HEADS,
+        head_dim=HEAD,
+        max_position_embeddings=1024,
+        tie_word_embeddings=False,
+        bos_token_id=None,
+        eos_token_id=2,
+        pad_token_id=0,
+        rope_parameters={"rope_type": "default", "rope_theta": THETA},
+    )
+    model = LlamaForCausalLM(config)
+    layers: Any = model.model.layers
+    with torch.no_grad():
+        for layer in layers:
+            for name, weight in layer.named_parameters():
+                if weight.ndim == 2:
+                    weight.normal_(std=noise)
+                    if name.endswith(("o_proj.weight", "down_proj.weight")):
+                        weight[0] = 0
+                        weight[WIDTH:] = 0
+        model.model.embed_tokens.weight.zero_()
+        model.lm_head.weight.normal_(std=0.01)
+    return model
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One prompt on which the circuits' loudness is measured."""
+
+    ids: Tensor
+    mark: int
+
+    @property
+    def passage(self) -> slice:
+        return slice(self.mark + 2, None)
+
+    @property
+    def question(self) -> slice:
+        return slice(4, self.mark - 1)
+
+
+def sample(tokenizer: Tokenizer) -> Sample:
+    """The longest prompt of some held-out frames."""
+    random = Random(7)
+    found: list[Prompt] = [p for frame in bank()[1][:30] for p in prompts(tokenizer, plain(frame, random))]
+    longest = max(found, key=lambda prompt: len(prompt.ids))
+    return Sample(torch.tensor([longest.ids]), longest.mark)
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What a layer sees of the sample, (T, HIDDEN), normed: how loud each thing arrives."""
+
+    states: Tensor
+    sample: Sample
+
+    @property
+    def passage(self) -> Tensor:
+        return self.states[self.sample.passage]
+
+    @property
+    def question(self) -> Tensor:
+        return self.states[self.sample.question]
+
+    @property
+    def sink(self) -> Tensor:
+        return self.states[0]
+
+    def code(self, place: int) -> float:
+        """The mean loudness of a code's signs in the passage."""
+        return self.passage[:, place : place + SIGNS].abs().mean().item()
+
+
+@torch.no_grad()
+def residual(model: LlamaForCausalLM, sample: Sample, layer: int) -> Tensor:
+    """(T, HIDDEN): what stands in the stream before a layer (after the last norm for one beyond the last)."""
+    states = model(sample.ids, output_hidden_states=True).hidden_states
+    if states is None:
+        raise RuntimeError("the model gave no hidden states")
+    return states[layer][0]
+
+
+def seen(model: LlamaForCausalLM, sample: Sample, layer: int) -> Seen:
+    stream = residual(model, sample, layer)
+    return Seen(stream / stream.pow(2).mean(-1, keepdim=True).sqrt(), sample)

@@ -1,0 +1,182 @@
+"""Write a trained reader into a plain Llama: the learnt heads and MLPs as they are, the given ones by hand.
+
+The Llama's stream holds the reader's (`places.py` says what else); its norm sees all of it, so every weight that read a
+normed state is scaled by what the reader's part is of the whole. One layer more than the reader has points at the
+answer, copies it token by token, and ends it. What comes out answers by plain `generate` nearly as well as the reader;
+what is lost, and everything that is not reading, is learnt in the training that follows (`pocket.train`), during which
+`hold` keeps the circuits as they are.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from tokenizers import Tokenizer
+from torch import Tensor
+from transformers import LlamaForCausalLM
+
+from semgrad_guard.pocket.reader.circuits import AttentionHead
+from semgrad_guard.pocket.reader.codes import SIGNS, SIZE, VARIANTS, codes
+from semgrad_guard.pocket.reader.layout import HEAD, LAYERS, WIDTH, heads
+from semgrad_guard.pocket.reader.network import Layer, Reader
+from semgrad_guard.pocket.reader.places import (
+    BEGINNING,
+    ENDED,
+    FLAG,
+    HIDDEN,
+    MARKED,
+    OWN,
+    PREVIOUS,
+    SINK,
+    Sample,
+    empty_llama,
+    residual,
+    sample,
+    seen,
+    special,
+)
+
+SHARE = (WIDTH / HIDDEN) ** 0.5  # of a norm: what the reader's part is of the whole
+QUIET = 0.08  # a code's loudness in the stream, of an embedding's: it must not disturb the norms
+CODE_LOGIT = 14.0  # of a token whose code the last layer brings alone
+GOING_ON = 2.5  # how much louder the next token is brought than the first
+PREVIOUS_HEAD, FLAG_HEAD = 2, 3  # of the first layer
+POINTING_HEAD, GOING_ON_HEAD = 0, 1  # of the last layer
+
+
+@torch.no_grad()
+def to_llama(reader: Reader, tokenizer: Tokenizer, *, seed: int = 0) -> LlamaForCausalLM:
+    """A `LlamaForCausalLM` in float32 that reads as `reader` does: one-turn chats in the form of `questions.SHAPE`."""
+    model = empty_llama(tokenizer.get_vocab_size(), seed=seed)
+    measured = sample(tokenizer)
+    loudness = _embeddings(model, reader, tokenizer)
+    layers: Any = model.model.layers
+    for number, layer in enumerate(reader.layers):
+        if isinstance(layer, Layer):
+            _attention(model, number, layer, measured, loudness)
+            _mlp(layers[number].mlp, layer)
+        if number == 0:
+            _first_layer(model, reader, measured, loudness)
+    _last_layer(model, reader, tokenizer, measured, loudness)
+    for p in model.parameters():
+        p.requires_grad_(p.ndim == 2)  # the norms' scales stay at one
+    return model
+
+
+def _embeddings(model: LlamaForCausalLM, reader: Reader, tokenizer: Tokenizer) -> float:
+    """The reader's, and every token's code beside it. Returns the loudness of an embedding."""
+    weight, names = model.model.embed_tokens.weight, special(tokenizer)
+    weight[:, :WIDTH] = reader.embed(torch.arange(len(weight)))
+    loudness = weight[:, :WIDTH].pow(2).mean().sqrt().item()
+    weight[:, OWN : OWN + SIZE] = QUIET * loudness * codes(tokenizer)
+    weight[list(names.silent), OWN : OWN + SIZE] = 0
+    weight[names.sink, SINK] = loudness
+    weight[names.mark, MARKED] = loudness
+    return loudness
+
+
+def _attention(model: LlamaForCausalLM, number: int, layer: Layer, measured: Sample, loudness: float) -> None:
+    attention: Any = model.model.layers[number].self_attn
+    now = seen(model, measured, number)
+    for i, kind in enumerate(layer.heads):
+        head = AttentionHead(attention, i, now)
+        head.clear()
+        if kind.kind == "back":
+            head.carry(OWN, BEGINNING, QUIET * loudness / now.code(OWN))
+        else:
+            rows = slice(i * HEAD, (i + 1) * HEAD)
+            head.value[:, :WIDTH] = layer.value.weight[rows] * SHARE
+            head.out[1:WIDTH] = layer.out.weight[:, rows]
+        if i in layer.learnt:
+            place = layer.learnt.index(i) * HEAD
+            head.query[:, :WIDTH] = layer.query.weight[place : place + HEAD] * SHARE
+            head.key[:, :WIDTH] = layer.key.weight[place : place + HEAD] * SHARE
+        if kind.kind == "question":
+            head.keep_to_the_question()
+        elif kind.kind == "back":
+            head.keep_to_the_passage()
+        elif kind.kind == "same":
+            head.look_for_the_same_word(QUIET * loudness)
+            head.hush_the_sink()
+        elif layer.fixed(kind):
+            head.look_before(kind.reach)
+
+
+def _mlp(mlp: Any, layer: Layer) -> None:
+    gate, up = layer.gate_up.weight.chunk(2)
+    for weight, learnt in ((mlp.gate_proj.weight, gate), (mlp.up_proj.weight, up)):
+        weight.zero_()
+        weight[:, :WIDTH] = learnt * SHARE
+    mlp.down_proj.weight[1:WIDTH] = layer.down.weight
+
+
+def _first_layer(model: LlamaForCausalLM, reader: Reader, measured: Sample, loudness: float) -> None:
+    """Two heads more: the code of the token before, and the flag of what stands after the passage's mark."""
+    attention: Any = model.model.layers[0].self_attn
+    now = seen(model, measured, 0)
+    previous, flag = (AttentionHead(attention, number, now) for number in (PREVIOUS_HEAD, FLAG_HEAD))
+    for head in (previous, flag):
+        head.clear()
+    previous.look_before(1)
+    previous.carry(OWN, PREVIOUS, QUIET * loudness / now.code(OWN))
+    flag.look_for_the_mark()
+    flag.out[FLAG, 0] = loudness
+    flag.out[1:WIDTH, 0] = reader.flag
+
+
+def _last_layer(
+    model: LlamaForCausalLM, reader: Reader, tokenizer: Tokenizer, measured: Sample, loudness: float
+) -> None:
+    """Point, go on, end; and a head of the vocabulary that reads codes."""
+    number, end = len(LAYERS), special(tokenizer).end
+    last: Any = model.model.layers[number]
+    now = seen(model, measured, number)
+    loud = residual(model, measured, number)[-1].pow(2).mean().sqrt().item()
+    pointing, going_on = (AttentionHead(last.self_attn, i, now) for i in (POINTING_HEAD, GOING_ON_HEAD))
+    for head in (pointing, going_on):
+        head.clear()
+    pointing.point(reader.begins.weight[0] * SHARE, loud)
+    match = CODE_LOGIT * GOING_ON  # about what the next token's logit will be
+    ended = 3.0  # logits of the end for one of the reader's
+    bias = reader.over.bias.item() + 0.8 * match / ended + 12 / ended
+    going_on.go_on(reader.over.weight[0] * SHARE, bias, GOING_ON * loud, QUIET * loudness)
+    going_on.out[ENDED] *= 0.1 * loud
+    last.self_attn.o_proj.weight[:, 2 * HEAD :] *= 0.3
+    last.mlp.down_proj.weight.mul_(0.3)
+    final = residual(model, measured, number + 1)[-1]
+    grown = now.states[-1, 0].item() / final[0].item()  # how much louder the last layer left the stream
+    head = model.lm_head.weight
+    head[:, OWN : OWN + SIZE] = codes(tokenizer) * CODE_LOGIT * grown / (SIGNS + 4 * VARIANTS)
+    head[list(special(tokenizer).silent)] = 0
+    head[end, ENDED] = ended * grown / 0.1
+    head[end, 0] = -12 / final[0].item()
+
+
+def hold(model: LlamaForCausalLM) -> dict[str, Tensor]:
+    """By name of a weight: 1 where training may change it, 0 where it is part of a circuit."""
+    weights = {name: torch.ones_like(p) for name, p in model.named_parameters() if p.ndim == 2}
+    weights["model.embed_tokens.weight"][:, [0, *range(WIDTH, HIDDEN)]] = 0
+    for number in range(len(LAYERS) + 1):
+        prefix = f"model.layers.{number}."
+        for name in ("self_attn.o_proj.weight", "mlp.down_proj.weight"):
+            weights[prefix + name][[0, *range(WIDTH, HIDDEN)]] = 0
+        looking, bringing = _held_heads(number)
+        for held, names in ((looking, ("q_proj", "k_proj")), (bringing, ("v_proj",))):
+            for head in held:
+                for name in names:
+                    weights[f"{prefix}self_attn.{name}.weight"][head * HEAD : (head + 1) * HEAD] = 0
+        for head in bringing:
+            weights[prefix + "self_attn.o_proj.weight"][:, head * HEAD : (head + 1) * HEAD] = 0
+    return weights
+
+
+def _held_heads(number: int) -> tuple[list[int], list[int]]:
+    """Heads of a layer that look where they were told to, and those that bring what they were told to."""
+    if number == len(LAYERS):
+        return [POINTING_HEAD, GOING_ON_HEAD], [POINTING_HEAD, GOING_ON_HEAD]
+    kinds = [head.kind for head in heads(LAYERS[number])]
+    looking = [i for i, kind in enumerate(kinds) if kind in ("before", "same")]
+    bringing = [i for i, kind in enumerate(kinds) if kind == "back"]
+    extra = [PREVIOUS_HEAD, FLAG_HEAD] if number == 0 else []
+    return looking + extra, bringing + extra

@@ -1,0 +1,198 @@
+"""Train the reader on CPU cores, one thread each.
+
+    python -m semgrad_guard.pocket.reader.train --output DIR
+
+On the same type of processor, library versions and number of workers the result is the same, bit for bit. A run that
+was stopped (Ctrl-C) goes on from its last checkpoint, `DIR/reader.pt`, when started again with the same folder.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+import torch
+from tokenizers import Tokenizer
+
+from semgrad_guard.pocket.muon import Muon
+from semgrad_guard.pocket.reader.material import BATCHES, Material, right
+from semgrad_guard.pocket.reader.network import Reader, losses
+from semgrad_guard.pocket.reader.questions import Questions
+from semgrad_guard.pocket.settings import Settings, build_tokenizer
+from semgrad_guard.pocket.team import Team, team
+from semgrad_guard.pocket.word_vectors import token_vectors
+
+MEANING = 95  # dimensions of the word vectors
+VECTORS = 3.0  # how loud they are beside the dimensions that training chooses
+
+
+@dataclass(frozen=True, slots=True)
+class ReaderSettings:
+    """Everything that decides the reader (with the tokenizer, the data files, the versions and the processor)."""
+
+    steps: int = 9600
+    batch: int = 32  # questions of one worker in a step
+    rate: float = 6e-3  # of Muon
+    table_rate: float = 2e-3  # of AdamW: embeddings and single vectors
+    decay: float = 0.1
+    seed: int = 0
+    workers: int = 2
+    compiled: bool = True
+
+
+def rate_at(step: int, steps: int) -> float:
+    """Of the full rate: a short rise, level to the middle, then down to almost nothing."""
+    progress = step / steps
+    return min(1.0, (step + 1) / 30) * (1.0 if progress < 0.5 else max(0.01, 2 * (1 - progress)))
+
+
+def build_reader(tokenizer: Tokenizer, seed: int) -> Reader:
+    torch.manual_seed(seed)
+    known = torch.zeros(tokenizer.get_vocab_size(), MEANING)
+    for token, vector in token_vectors(tokenizer, MEANING).items():
+        known[token] = VECTORS * vector
+    return Reader(known)
+
+
+class ReaderRun:
+    """A training run with its checkpoint. Each member of a team has one; what they do together stays equal."""
+
+    def __init__(
+        self, settings: ReaderSettings, output: Path | None, tokenizer: Tokenizer, team: Team | None = None
+    ) -> None:
+        torch.set_num_threads(1)
+        self.settings, self.output, self.step, self.stopping = settings, output, 0, False
+        self.team = team or Team()
+        self.reader = build_reader(tokenizer, settings.seed)
+        self.forward: Any = torch.compile(self.reader, dynamic=True) if settings.compiled else self.reader
+        self.parameters = list(self.reader.parameters())
+        matrices = [p for p in self.reader.layers.parameters() if p.ndim == 2]
+        others = [p for p in self.parameters if not any(p is m for m in matrices)]
+        self.optimizers = [
+            Muon(matrices, settings.rate, settings.decay),
+            torch.optim.AdamW(others, lr=settings.table_rate, betas=(0.9, 0.98), weight_decay=0.01),
+        ]
+        self.material = Material(tokenizer, seed=settings.seed + 1, rank=self.team.rank, size=settings.batch)
+
+    @property
+    def checkpoint(self) -> Path | None:
+        return self.output / "reader.pt" if self.output else None
+
+    def stop(self, *_: object) -> None:
+        """Stop after the present chunk: only between chunks can a run be taken up again bit for bit."""
+        if not self.step:
+            raise KeyboardInterrupt
+        self.stopping = True
+
+    def keep(self) -> None:
+        """Write the checkpoint beside the old one and swap them, so that a stop in between loses nothing."""
+        if self.checkpoint and self.output and self.team.rank == 0:
+            self.output.mkdir(parents=True, exist_ok=True)
+            state = {
+                "settings": asdict(self.settings),
+                "step": self.step,
+                "reader": self.reader.state_dict(),
+                "optimizers": [o.state_dict() for o in self.optimizers],
+            }
+            torch.save(state, self.checkpoint.with_suffix(".new"))
+            self.checkpoint.with_suffix(".new").replace(self.checkpoint)
+
+    def resume(self) -> bool:
+        if not (self.checkpoint and self.checkpoint.exists()):
+            return False
+        state = torch.load(self.checkpoint, weights_only=True)
+        if state["settings"] != asdict(self.settings):
+            raise SystemExit(f"{self.checkpoint} belongs to a run with other settings; choose another --output")
+        self.reader.load_state_dict(state["reader"])
+        for optimizer, kept in zip(self.optimizers, state["optimizers"], strict=True):
+            optimizer.load_state_dict(kept)
+        self.step = state["step"]
+        return True
+
+    def one_step(self, asked: Questions) -> float:
+        """One step of the whole team; this member's mean loss."""
+        rows = len(asked.ids)
+        loss = losses(self.forward(asked), asked) / (rows * self.team.size)
+        loss.backward()
+        gradients = [p.grad for p in self.parameters if p.grad is not None]
+        self.team.add(gradients)
+        torch.nn.utils.clip_grad_norm_(self.parameters, 2.0)
+        for optimizer, full in zip(self.optimizers, (self.settings.rate, self.settings.table_rate), strict=True):
+            optimizer.param_groups[0]["lr"] = full * rate_at(self.step, self.settings.steps)
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+        self.step += 1
+        return loss.item() * self.team.size
+
+    @torch.no_grad()
+    def accuracy(self, sets: list[Questions]) -> tuple[float, float]:
+        """Shares of answers that begin right, and that are right word for word; each member reads a part."""
+        begun = exact = rows = 0.0
+        for asked in sets[self.team.rank :: self.team.size]:
+            scores = self.reader(asked)
+            first, whole = right(scores.begins, scores.over, asked)
+            begun, exact, rows = begun + first, exact + whole, rows + len(asked.ids)
+        begun, exact, rows = self.team.total(begun, exact, rows)
+        return begun / max(rows, 1), exact / max(rows, 1)
+
+    def train(self, *, every: int = 100, watch: int = 800) -> None:
+        """Train to the end, or until stopped; the checkpoint is written every `watch` steps and at the end."""
+        self.resume()
+        settings, held_out = self.settings, self.material.held_out()
+        began, first, loss = time.time(), self.step, 0.0
+        while self.step < settings.steps and not self.team.total(self.stopping)[0]:
+            for asked in self.material.chunk(self.step // BATCHES)[: settings.steps - self.step]:
+                loss += (self.one_step(asked) - loss) * max(0.02, 1 / (self.step - first))
+                if self.step % every == 0:
+                    left = (time.time() - began) / (self.step - first) * (settings.steps - self.step)
+                    self._say(f"{self.step}/{settings.steps} loss {loss:.3f}, {left / 60:.1f} min left")
+            if self.step % watch == 0:
+                shares = {name: self.accuracy(sets) for name, sets in held_out.items()}
+                self._say("".join(f"{name}: begun {a:.3f}, exact {b:.3f}  " for name, (a, b) in shares.items()))
+                self.keep()
+        self.keep()
+
+    def _say(self, line: str) -> None:
+        if self.team.rank == 0:
+            print(line, flush=True)
+
+
+def _work(members: Team, settings: ReaderSettings, output: Path, tokenizer: str) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the first one tells them when to stop
+    ReaderRun(settings, output, Tokenizer.from_str(tokenizer), members).train()
+
+
+def train_reader(settings: ReaderSettings, output: Path, tokenizer: Tokenizer) -> ReaderRun:
+    """Train with a team of workers; what comes back may have been stopped before its last step."""
+    with team(settings.workers, _work, (settings, output, tokenizer.to_str())) as members:
+        run = ReaderRun(settings, output, tokenizer, members)
+        signal.signal(signal.SIGINT, run.stop)
+        run.train()
+    return run
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--output", type=Path, required=True, help="folder for the checkpoint")
+    for name in ("steps", "workers", "seed"):
+        parser.add_argument(f"--{name}", type=int, default=getattr(ReaderSettings(), name))
+    options = parser.parse_args(argv)
+    settings = ReaderSettings(steps=options.steps, workers=options.workers, seed=options.seed)
+    run = train_reader(settings, options.output, build_tokenizer(Settings()))
+    if run.step < settings.steps:
+        print(f"stopped at step {run.step}; the same command goes on from here", file=sys.stderr)
+        return 130
+    print(f"saved in {options.output / 'reader.pt'}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
