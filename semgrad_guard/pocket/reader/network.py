@@ -94,37 +94,40 @@ class Layer(nn.Module):
 
     def forward(self, x: Tensor, asked: Questions, extra: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
         """The stream after this layer, and the attention (rows, T, T) of a `back` head."""
-        rows, length, _ = x.shape
-        normed = rms_norm(x)
+        mixed, back = self._mixed(rms_norm(x), asked)
+        x = x if extra is None else x + extra
+        x = x + _but_the_constant(self.out(mixed))
+        gate, up = self.gate_up(rms_norm(x)).chunk(2, -1)
+        return x + _but_the_constant(self.down(F.silu(gate) * up)), back
+
+    def _mixed(self, normed: Tensor, asked: Questions) -> tuple[Tensor, Tensor | None]:
+        """What all heads bring, side by side."""
+        rows, length, _ = normed.shape
         values = self.value(normed).view(rows, length, -1, HEAD)
-        mixed: list[Tensor] = [values[:, :, i] for i in range(values.shape[2])]
+        mixed: list[Tensor] = list(values.unbind(2))
         for i, head in enumerate(self.heads):
             if head.kind == "before" and self.fixed(head):
                 mixed[i] = F.pad(mixed[i], (0, 0, head.reach, 0))[:, :length]
             elif head.kind == "same":
                 mixed[i] = torch.bmm(asked.same, mixed[i])
+        if not self.learnt:
+            return torch.cat(mixed, -1), None
+        query, key = (
+            rotate(project(normed).view(rows, length, -1, HEAD).transpose(1, 2)) for project in (self.query, self.key)
+        )
         back = None
-        if self.learnt:
-            query, key = (
-                rotate(project(normed).view(rows, length, -1, HEAD).transpose(1, 2))
-                for project in (self.query, self.key)
-            )
-            if self.back:
-                scores = query[:, -1] @ key[:, -1].mT / HEAD**0.5
-                back = scores.masked_fill(~asked.seen, NEVER).softmax(-1)
-                query, key = query[:, :-1], key[:, :-1]
-            speaking = self.learnt[: query.shape[1]]
-            masks = [asked.seen_question if self.heads[i].kind == "question" else asked.seen for i in speaking]
-            found = F.scaled_dot_product_attention(
-                query, key, values[:, :, speaking].transpose(1, 2), attn_mask=torch.stack(masks, 1)
-            )
-            for place, i in enumerate(speaking):
-                mixed[i] = found[:, place]
-        if extra is not None:
-            x = x + extra
-        x = x + _but_the_constant(self.out(torch.cat(mixed, -1)))
-        gate, up = self.gate_up(rms_norm(x)).chunk(2, -1)
-        return x + _but_the_constant(self.down(F.silu(gate) * up)), back
+        if self.back:
+            scores = query[:, -1] @ key[:, -1].mT / HEAD**0.5
+            back = scores.masked_fill(~asked.seen, NEVER).softmax(-1)
+            query, key = query[:, :-1], key[:, :-1]
+        speaking = self.learnt[: query.shape[1]]
+        masks = [asked.seen_question if self.heads[i].kind == "question" else asked.seen for i in speaking]
+        found = F.scaled_dot_product_attention(
+            query, key, values[:, :, speaking].transpose(1, 2), attn_mask=torch.stack(masks, 1)
+        )
+        for place, i in enumerate(speaking):
+            mixed[i] = found[:, place]
+        return torch.cat(mixed, -1), back
 
 
 def _but_the_constant(x: Tensor) -> Tensor:
