@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-import torch
 from tokenizers import Tokenizer
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaForCausalLM
 
 from semgrad_guard.pocket.copying import set_copying
 from semgrad_guard.pocket.corpus import Corpus
+from semgrad_guard.pocket.llama import plain_llama
 from semgrad_guard.pocket.tokenizer import VOCABULARY, train_tokenizer
 from semgrad_guard.pocket.word_vectors import common_words, token_vectors
 from semgrad_guard.pocket.world import UNKNOWN, question, world
@@ -65,26 +65,18 @@ def build_tokenizer(settings: Settings, samples: int = 9000) -> Tokenizer:
 
 def build_model(settings: Settings, tokenizer: Tokenizer | None = None) -> LlamaForCausalLM:
     """A plain Llama with an untied head, initialised from the seed."""
-    torch.manual_seed(settings.seed)
-    config = LlamaConfig(
-        vocab_size=settings.vocabulary,
-        hidden_size=settings.width,
-        intermediate_size=settings.inner,
-        num_hidden_layers=settings.layers,
-        num_attention_heads=settings.heads,
-        num_key_value_heads=settings.groups,
-        head_dim=settings.width // settings.heads,
-        max_position_embeddings=1024,
-        tie_word_embeddings=False,
-        bos_token_id=None,
-        eos_token_id=2,
-        pad_token_id=0,
-        rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
+    model = plain_llama(
+        settings.vocabulary,
+        width=settings.width,
+        inner=settings.inner,
+        layers=settings.layers,
+        heads=settings.heads,
+        groups=settings.groups,
+        head=settings.width // settings.heads,
+        theta=10000.0,
+        seed=settings.seed,
     )
-    model = LlamaForCausalLM(config)
     set_copying(model, None if tokenizer is None else token_vectors(tokenizer, settings.width // 2 - 1))
-    for p in model.parameters():
-        p.requires_grad_(p.ndim == 2)  # the norms' scales stay at one
     return model
 
 

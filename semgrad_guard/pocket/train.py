@@ -35,6 +35,7 @@ from semgrad_guard.pocket.batches import Item, items, micro_batches, step_items
 from semgrad_guard.pocket.corpus import MIX, Corpus
 from semgrad_guard.pocket.muon import Optimizers
 from semgrad_guard.pocket.probes import exact, probes
+from semgrad_guard.pocket.run import TrainingRun
 from semgrad_guard.pocket.settings import GROUPS_A_STEP, PERIOD, Settings, build_model, build_tokenizer, rate_at
 from semgrad_guard.pocket.team import Team, team
 from semgrad_guard.pocket.tokenizer import save_tokenizer
@@ -55,61 +56,34 @@ def save(model: LlamaForCausalLM, tokenizer: Tokenizer, folder: Path, settings: 
     (folder / "training.json").write_text(json.dumps(asdict(settings), indent=1) + "\n", encoding="utf-8")
 
 
-class Run:
-    """A training run with its checkpoint. Each member of a team has one; what they do together stays equal."""
+class Run(TrainingRun):
+    """The Llama's training. It can be stopped after any step."""
+
+    FILE = "checkpoint.pt"
+    settings: Settings
 
     def __init__(
         self, settings: Settings, output: Path | None, tokenizer: Tokenizer | None = None, team: Team | None = None
     ) -> None:
-        torch.set_num_threads(1)
-        self.settings, self.output, self.step, self.stopping = settings, output, 0, False
-        self.team = team or Team()
+        super().__init__(settings, output, team)
         self.tokenizer = tokenizer or build_tokenizer(settings)
         self.model = build_model(settings, self.tokenizer)
         self.optimizers = Optimizers(self.model, settings)
         period = int(PERIOD * GROUPS_A_STEP * settings.tokens / 4096 / self.team.size)
         self.corpus = Corpus(settings.seed + 1 + self.team.rank, period, dict(MIX), self.team)
 
-    @property
-    def checkpoint(self) -> Path | None:
-        return self.output / "checkpoint.pt" if self.output else None
+    def state(self) -> dict[str, Any]:
+        return {
+            "model": self.model.state_dict(),
+            "optimizers": [o.state_dict() for o in self.optimizers.all],
+            "corpora": self.team.gather(self.corpus.state()),
+        }
 
-    def stop(self, *_: object) -> None:
-        """Stop after the present step: a checkpoint in the middle of one could not be continued bit for bit.
-
-        Before the first step there is nothing to keep, and the interrupt is an ordinary one.
-        """
-        if not self.step:
-            raise KeyboardInterrupt
-        self.stopping = True
-
-    def keep(self) -> None:
-        """Write the checkpoint beside the old one and swap them, so that a stop in between loses nothing."""
-        corpora = self.team.gather(self.corpus.state())
-        if self.checkpoint and self.output and self.team.rank == 0:
-            self.output.mkdir(parents=True, exist_ok=True)
-            state = {
-                "settings": asdict(self.settings),
-                "step": self.step,
-                "model": self.model.state_dict(),
-                "optimizers": [o.state_dict() for o in self.optimizers.all],
-                "corpora": corpora,
-            }
-            torch.save(state, self.checkpoint.with_suffix(".new"))
-            self.checkpoint.with_suffix(".new").replace(self.checkpoint)
-
-    def resume(self) -> bool:
-        if not (self.checkpoint and self.checkpoint.exists()):
-            return False
-        state = torch.load(self.checkpoint, weights_only=True)
-        if state["settings"] != asdict(self.settings):
-            raise SystemExit(f"{self.checkpoint} belongs to a run with other settings; choose another --output")
+    def restore(self, state: dict[str, Any]) -> None:
         self.model.load_state_dict(state["model"])
         for optimizer, kept in zip(self.optimizers.all, state["optimizers"], strict=True):
             optimizer.load_state_dict(kept)
         self.corpus.restore(state["corpora"][self.team.rank])
-        self.step = state["step"]
-        return True
 
     def one_step(self, stream: Iterator[Item]) -> tuple[float, float]:
         """One step; returns the mean loss and the share of answer tokens predicted right."""
@@ -129,10 +103,6 @@ class Run:
         """The share of a probe's answers that greedy decoding would give word for word; each member reads a part."""
         right, total = self.team.total(*exact(self.model, probe[self.team.rank :: self.team.size]))
         return right / max(total, 1)
-
-    def say(self, line: str) -> None:
-        if self.team.rank == 0:
-            print(line, flush=True)
 
     def train(self, *, every: int = 50, watch: int = 250) -> None:
         """Warm up (unless resumed) and train to the end."""

@@ -7,7 +7,6 @@ a query of the constant, so that the key alone decides, and a sink to look at wh
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch
@@ -15,19 +14,12 @@ from torch import Tensor
 
 from semgrad_guard.pocket.reader.codes import MATCHED, SIGNS, SIZE
 from semgrad_guard.pocket.reader.layout import CONSTANT, HEAD, WIDTH
-from semgrad_guard.pocket.reader.network import FREQUENCIES, SHARP
+from semgrad_guard.pocket.reader.network import look_before
 from semgrad_guard.pocket.reader.places import BEGINNING, ENDED, FLAG, MARKED, OWN, PREVIOUS, SINK, Seen
 
 HALF, SCALE = HEAD // 2, HEAD**0.5
 ONE, OTHER = HALF - 1, HEAD - 1  # the two halves of the pair that turns least
-
-
-def _still(first: int, count: int) -> Tensor:
-    """Rows of a head in pairs that hardly turn: `count` of them, none from the pair that turns least."""
-    rows = torch.cat([torch.arange(first, ONE), torch.arange(first + HALF, OTHER)])
-    if len(rows) < count:
-        raise ValueError(f"{len(rows)} rows cannot hold {count} signs")
-    return rows[:count]
+STILL = torch.cat([torch.arange(end - MATCHED // 2, end) for end in (ONE, OTHER)])  # of the pairs next to it
 
 
 class AttentionHead:
@@ -45,9 +37,6 @@ class AttentionHead:
         for weight in (self.query, self.key, self.value, self.out):
             weight.zero_()
 
-    def constant(self) -> float:
-        return self.seen.passage[:, 0].mean().item()
-
     def carry(self, source: int, target: int, gain: float) -> None:
         """Bring a code from where the head looks: from `source` dimensions there to `target` dimensions here."""
         every = torch.arange(SIZE)
@@ -60,17 +49,13 @@ class AttentionHead:
         self.value[:, SINK] -= self.value @ sink / sink[SINK]
 
     def look_before(self, places: int) -> None:
-        """The constant against itself, turned by so many places."""
-        for pair, strength in enumerate(SHARP):
-            loud, angle = (strength * SCALE) ** 0.5 / self.constant(), -places * FREQUENCIES[pair].item()
-            self.key[pair, 0] = loud
-            self.query[pair, 0], self.query[pair + HALF, 0] = loud * math.cos(angle), loud * math.sin(angle)
+        look_before(self.query, self.key, places, self.seen.constant)
 
     def look_for_the_mark(self) -> None:
         """From the mark on everything sees it, but for sinks (or a later one would be taken for the passage)."""
         mark, sink = self.seen.states[self.seen.sample.mark, MARKED].item(), self.seen.sink
-        self.query[ONE, 0] = 1 / self.constant()
-        self.query[ONE, SINK] = -sink[0].item() / self.constant() / sink[SINK].item()
+        self.query[ONE, 0] = 1 / self.seen.constant
+        self.query[ONE, SINK] = -sink[0].item() / self.seen.constant / sink[SINK].item()
         self.key[ONE, MARKED] = 30 * SCALE / mark
         self.key[ONE, SINK] = 14 * SCALE / self.seen.sink[SINK].item()
         self.value[0, MARKED] = 1 / mark
@@ -78,12 +63,11 @@ class AttentionHead:
     def look_for_the_same_word(self, loudness: float) -> None:
         """Own code against own code, in the question alone; the sink for what is not in it. `loudness`: `_match`."""
         here, there = (part[:, OWN : OWN + SIGNS].abs().mean() for part in (self.seen.passage, self.seen.question))
-        threshold = self._match(OWN, MATCHED, 19.0, loudness, here * there)
-        flag = self.seen.passage[:, FLAG].mean()
-        self.key[ONE, FLAG] = -80 * SCALE / flag / (threshold * self.constant())
+        threshold = self._match(OWN, 19.0, loudness, here * there)
+        self.key[ONE, FLAG] = -80 * SCALE / self.seen.flag / (threshold * self.seen.constant)
         self._look_at_the_sink_unless_flagged(OTHER)
 
-    def _match(self, place: int, signs: int, enough: float, loudness: float, arriving: Tensor | float) -> float:
+    def _match(self, place: int, enough: float, loudness: float, arriving: Tensor | float) -> float:
         """Own code against the code at `place`: above the sink's score with more than `enough` of the signs alike.
 
         The threshold is a product of constants, so that it grows and shrinks with the norms on both sides as the
@@ -91,8 +75,8 @@ class AttentionHead:
         seen. Returns the threshold's loudness in the query.
         """
         gain = 66.0 * SCALE / MATCHED / float(arriving)
-        rows, every = _still(ONE - MATCHED // 2, signs), torch.arange(signs)
-        self.query[rows, OWN + every] = self.key[rows, place + every] = gain**0.5
+        every = torch.arange(MATCHED)
+        self.query[STILL, OWN + every] = self.key[STILL, place + every] = gain**0.5
         threshold = (gain * loudness**2 * enough / CONSTANT**2) ** 0.5
         self.query[ONE, 0], self.key[ONE, 0] = threshold, -threshold
         self.key[ONE, SINK] = threshold * self.seen.sink[0] / self.seen.sink[SINK]
@@ -101,7 +85,7 @@ class AttentionHead:
     def _look_at_the_sink_unless_flagged(self, row: int) -> None:
         """Constant and flag cancel whatever the norm: they stand in the stream as they were first written."""
         self.query[row, 0] = 1 / self.seen.question[:, 0].mean().item()
-        self.query[row, FLAG] = -self.query[row, 0] * self.constant() / self.seen.passage[:, FLAG].mean()
+        self.query[row, FLAG] = -self.query[row, 0] * self.seen.constant / self.seen.flag
         self.key[row, SINK] = 60 * SCALE / self.seen.sink[SINK].item()
 
     def keep_to_the_passage(self) -> None:
@@ -111,8 +95,8 @@ class AttentionHead:
     def keep_to_the_question(self) -> None:
         """A learnt head is kept from looking at what is flagged."""
         row = self._spare_pair()
-        self.query[row, 0] = 1 / self.constant()
-        self.key[row, FLAG] = -90 * SCALE / self.seen.passage[:, FLAG].mean().item()
+        self.query[row, 0] = 1 / self.seen.constant
+        self.key[row, FLAG] = -90 * SCALE / self.seen.flag
 
     def _spare_pair(self) -> int:
         """The least used pair of a learnt head, emptied; its first row."""
@@ -134,11 +118,11 @@ class AttentionHead:
 
         `over` and `bias` are the reader's verdict; it arrives in dimension ENDED. `loudness`: see `_match`.
         """
-        threshold = self._match(PREVIOUS, MATCHED, 17.0, loudness, self.seen.code(OWN) * self.seen.code(PREVIOUS))
+        threshold = self._match(PREVIOUS, 17.0, loudness, self.seen.code(OWN) * self.seen.code(PREVIOUS))
         last = self.seen.states[-1, 0].item()
-        self.key[ONE, FLAG] = 6 * SCALE / self.seen.passage[:, FLAG].mean().item() / (threshold * last)
+        self.key[ONE, FLAG] = 6 * SCALE / self.seen.flag / (threshold * last)
         self.carry(OWN, OWN, gain / self.seen.code(OWN))
         self.value[SIZE, :WIDTH] = over
-        self.value[SIZE, 0] += bias / self.constant()
+        self.value[SIZE, 0] += bias / self.seen.constant
         self.out[ENDED, SIZE] = 1.0
         self.hush_the_sink()

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from semgrad_guard.pocket.word_vectors import SPACE
 
-NEWLINE = "Ċ"  # how byte-level BPE writes one: such tokens are no words
+NEWLINE = "Ċ"  # how byte-level BPE writes one
 SIGNS, VARIANTS = 25, 3
 SIZE = SIGNS + VARIANTS
 MATCHED = 22  # of the signs: what a head compares (its pairs that hardly turn hold no more)
@@ -21,6 +21,11 @@ def token_names(tokenizer: Tokenizer) -> list[str]:
     """By token id."""
     names = {number: token for token, number in tokenizer.get_vocab().items()}
     return [names[i] for i in range(len(names))]
+
+
+def newlines(tokenizer: Tokenizer) -> list[int]:
+    """Ids of the tokens with a line break in them: no words, whatever stands around it."""
+    return [i for i, name in enumerate(token_names(tokenizer)) if NEWLINE in name]
 
 
 def word_numbers(tokenizer: Tokenizer) -> Tensor:

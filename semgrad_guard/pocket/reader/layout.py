@@ -1,6 +1,6 @@
 """What the reader is made of: layers of attention heads, each of a kind that a Llama's head can be made into.
 
-before n   looks n places back, whatever stands there
+before n   looks n places back: always in the first layer, elsewhere before training
 window n   looks at what it likes among roughly the last n places
 same       looks at the question's tokens that are this very word
 question   looks at what it likes in the question

@@ -7,13 +7,12 @@ from functools import cache
 from pathlib import Path
 from random import Random
 
-import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
 from semgrad_guard.pocket import frames
 from semgrad_guard.pocket.frames import Frame, bank, plain, sample
-from semgrad_guard.pocket.reader.codes import NEWLINE, token_names, word_numbers
+from semgrad_guard.pocket.reader.codes import newlines, word_numbers
 from semgrad_guard.pocket.reader.questions import Prompt, Questions, collate, prompts
 from semgrad_guard.pocket.reading import passage
 
@@ -37,7 +36,7 @@ class Material:
     def __init__(self, tokenizer: Tokenizer, *, seed: int, rank: int, size: int) -> None:
         self.tokenizer, self.seed, self.rank, self.size = tokenizer, seed, rank, size
         self.words = word_numbers(tokenizer)
-        self.unmatched = frozenset(i for i, name in enumerate(token_names(tokenizer)) if NEWLINE in name)
+        self.unmatched = frozenset(newlines(tokenizer))
 
     def chunk(self, number: int) -> list[Questions]:
         """`BATCHES` batches: neighbours in length together, the batches in any order."""
@@ -72,9 +71,7 @@ class Material:
 
 def right(begins: Tensor, over: Tensor, asked: Questions) -> tuple[int, int]:
     """How many rows begin at the right token, and how many also end there."""
-    places = torch.arange(begins.shape[1])[None]
-    first, after = asked.first[:, None], asked.last[:, None] + 1
-    within = (places >= first) & (places <= after)
+    within, after = asked.answers()
     begun = begins.argmax(-1) == asked.first
-    stopped = (((over > 0) == (places == after)) | ~within).all(-1)
+    stopped = (((over > 0) == after) | ~within).all(-1)
     return int(begun.sum()), int((begun & stopped).sum())

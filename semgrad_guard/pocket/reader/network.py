@@ -45,8 +45,8 @@ def rotate(x: Tensor) -> Tensor:
     return torch.cat([one * cos - two * sin, two * cos + one * sin], -1)
 
 
-def _look_before(query: Tensor, key: Tensor, reach: int, constant: float) -> None:
-    """Let a head (HEAD, WIDTH) begin as one that looks `reach` places back: the constant, turned by so many places."""
+def look_before(query: Tensor, key: Tensor, reach: int, constant: float) -> None:
+    """Let a head, (HEAD, any), look `reach` places back: the constant against itself, turned by so many places."""
     query.zero_()
     key.zero_()
     for pair, strength in enumerate(SHARP):
@@ -82,7 +82,7 @@ class Layer(nn.Module):
                     rows = slice(place * HEAD, (place + 1) * HEAD)
                     query, key, reach = self.query.weight[rows], self.key.weight[rows], kinds[i].reach
                     if kinds[i].kind == "before":
-                        _look_before(query, key, reach, NORMED_CONSTANT[number])
+                        look_before(query, key, reach, NORMED_CONSTANT[number])
                     elif reach:
                         _prefer_near(query, key, reach)
         self.gate_up = nn.Linear(WIDTH, 2 * INNER, bias=False)
@@ -178,10 +178,8 @@ class Reader(nn.Module):
 def losses(scores: Scores, asked: Questions) -> Tensor:
     """The sum over rows: where it begins, where it has ended, and at every token between whether it has."""
     begins, ended, over = scores
-    places = torch.arange(begins.shape[1])[None]
-    first, after = asked.first[:, None], asked.last[:, None] + 1
-    within = (places >= first) & (places <= after)
-    each = F.binary_cross_entropy_with_logits(over, (places == after).float(), reduction="none")
+    within, after = asked.answers()
+    each = F.binary_cross_entropy_with_logits(over, after.float(), reduction="none")
     return (
         F.nll_loss(begins, asked.first, reduction="sum")
         + F.cross_entropy(ended, asked.last + 1, reduction="sum")

@@ -9,10 +9,11 @@ from typing import Any
 import torch
 from tokenizers import Tokenizer
 from torch import Tensor
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaForCausalLM
 
 from semgrad_guard.pocket.frames import bank, plain
-from semgrad_guard.pocket.reader.codes import NEWLINE, SIGNS, SIZE, token_names
+from semgrad_guard.pocket.llama import plain_llama
+from semgrad_guard.pocket.reader.codes import SIGNS, SIZE, newlines
 from semgrad_guard.pocket.reader.layout import HEAD, INNER, LAYERS, THETA, WIDTH
 from semgrad_guard.pocket.reader.questions import MARK, Prompt, prompts
 from semgrad_guard.pocket.tokenizer import END, START
@@ -39,30 +40,23 @@ class Special:
 
 def special(tokenizer: Tokenizer) -> Special:
     number = tokenizer.get_vocab()
-    newlines = [i for i, name in enumerate(token_names(tokenizer)) if NEWLINE in name]
     start, end = number[START], number[END]
-    return Special(start, end, number[SPACE + MARK], (start, end, *newlines))
+    return Special(start, end, number[SPACE + MARK], (start, end, *newlines(tokenizer)))
 
 
 def empty_llama(vocabulary: int, *, noise: float = 0.02, seed: int = 0) -> LlamaForCausalLM:
     """A Llama as wide as the circuits need, its layers full of a little noise that touches nothing of theirs."""
-    torch.manual_seed(seed)
-    config = LlamaConfig(
-        vocab_size=vocabulary,
-        hidden_size=HIDDEN,
-        intermediate_size=INNER,
-        num_hidden_layers=len(LAYERS) + 1,
-        num_attention_heads=HEADS,
-        num_key_value_heads=HEADS,
-        head_dim=HEAD,
-        max_position_embeddings=1024,
-        tie_word_embeddings=False,
-        bos_token_id=None,
-        eos_token_id=2,
-        pad_token_id=0,
-        rope_parameters={"rope_type": "default", "rope_theta": THETA},
+    model = plain_llama(
+        vocabulary,
+        width=HIDDEN,
+        inner=INNER,
+        layers=len(LAYERS) + 1,
+        heads=HEADS,
+        groups=HEADS,
+        head=HEAD,
+        theta=THETA,
+        seed=seed,
     )
-    model = LlamaForCausalLM(config)
     layers: Any = model.model.layers
     with torch.no_grad():
         for layer in layers:
@@ -103,9 +97,13 @@ def sample(tokenizer: Tokenizer) -> Sample:
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What a layer sees of the sample, (T, HIDDEN), normed: how loud each thing arrives."""
+    """What a layer sees of the sample, (T, HIDDEN), normed: how loud each thing arrives.
+
+    `loudness`, (T,): what the norm divided by.
+    """
 
     states: Tensor
+    loudness: Tensor
     sample: Sample
 
     @property
@@ -119,6 +117,16 @@ class Seen:
     @property
     def sink(self) -> Tensor:
         return self.states[0]
+
+    @property
+    def constant(self) -> float:
+        """How loud dimension 0 arrives in the passage."""
+        return self.passage[:, 0].mean().item()
+
+    @property
+    def flag(self) -> float:
+        """How loud the flag arrives in the passage."""
+        return self.passage[:, FLAG].mean().item()
 
     def code(self, place: int) -> float:
         """The mean loudness of a code's signs in the passage."""
@@ -136,4 +144,5 @@ def residual(model: LlamaForCausalLM, sample: Sample, layer: int) -> Tensor:
 
 def seen(model: LlamaForCausalLM, sample: Sample, layer: int) -> Seen:
     stream = residual(model, sample, layer)
-    return Seen(stream / stream.pow(2).mean(-1, keepdim=True).sqrt(), sample)
+    loudness = stream.pow(2).mean(-1).sqrt()
+    return Seen(stream / loudness[:, None], loudness, sample)

@@ -43,6 +43,12 @@ class Questions(NamedTuple):
     first: Tensor
     last: Tensor
 
+    def answers(self) -> tuple[Tensor, Tensor]:
+        """(rows, T): from the answer's first token to the one after its last; that one alone."""
+        places = torch.arange(self.ids.shape[1])[None]
+        after = places == self.last[:, None] + 1
+        return (places >= self.first[:, None]) & (places <= self.last[:, None] + 1), after
+
 
 def prompts(tokenizer: Tokenizer, reading: Reading) -> Iterator[Prompt]:
     """The questions whose answers stand in the passage as whole tokens, and whose prompts are not too long."""

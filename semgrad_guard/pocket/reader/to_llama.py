@@ -59,8 +59,6 @@ def to_llama(reader: Reader, tokenizer: Tokenizer, *, seed: int = 0) -> LlamaFor
         if number == 0:
             _first_layer(model, reader, measured, loudness)
     _last_layer(model, reader, tokenizer, measured, loudness)
-    for p in model.parameters():
-        p.requires_grad_(p.ndim == 2)  # the norms' scales stay at one
     return model
 
 
@@ -129,10 +127,10 @@ def _last_layer(
     model: LlamaForCausalLM, reader: Reader, tokenizer: Tokenizer, measured: Sample, loudness: float
 ) -> None:
     """Point, go on, end; and a head of the vocabulary that reads codes."""
-    number, end = len(LAYERS), special(tokenizer).end
+    number, names = len(LAYERS), special(tokenizer)
     last: Any = model.model.layers[number]
     now = seen(model, measured, number)
-    loud = residual(model, measured, number)[-1].pow(2).mean().sqrt().item()
+    loud = now.loudness[-1].item()
     pointing, going_on = (AttentionHead(last.self_attn, i, now) for i in (POINTING_HEAD, GOING_ON_HEAD))
     for head in (pointing, going_on):
         head.clear()
@@ -148,9 +146,9 @@ def _last_layer(
     grown = now.states[-1, 0].item() / final[0].item()  # how much louder the last layer left the stream
     head = model.lm_head.weight
     head[:, OWN : OWN + SIZE] = codes(tokenizer) * CODE_LOGIT * grown / (SIGNS + 4 * VARIANTS)
-    head[list(special(tokenizer).silent)] = 0
-    head[end, ENDED] = ended * grown / 0.1
-    head[end, 0] = -12 / final[0].item()
+    head[list(names.silent)] = 0
+    head[names.end, ENDED] = ended * grown / 0.1
+    head[names.end, 0] = -12 / final[0].item()
 
 
 def hold(model: LlamaForCausalLM) -> dict[str, Tensor]:

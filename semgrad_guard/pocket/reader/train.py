@@ -13,7 +13,7 @@ import os
 import signal
 import sys
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from semgrad_guard.pocket.muon import Muon
 from semgrad_guard.pocket.reader.material import BATCHES, Material, right
 from semgrad_guard.pocket.reader.network import Reader, losses
 from semgrad_guard.pocket.reader.questions import Questions
+from semgrad_guard.pocket.run import TrainingRun
 from semgrad_guard.pocket.settings import Settings, build_tokenizer
 from semgrad_guard.pocket.team import Team, team
 from semgrad_guard.pocket.word_vectors import token_vectors
@@ -62,15 +63,16 @@ def build_reader(tokenizer: Tokenizer, seed: int) -> Reader:
     return Reader(known)
 
 
-class ReaderRun:
-    """A training run with its checkpoint. Each member of a team has one; what they do together stays equal."""
+class ReaderRun(TrainingRun):
+    """The reader's training. It can be stopped between chunks of its material."""
+
+    FILE = "reader.pt"
+    settings: ReaderSettings
 
     def __init__(
         self, settings: ReaderSettings, output: Path | None, tokenizer: Tokenizer, team: Team | None = None
     ) -> None:
-        torch.set_num_threads(1)
-        self.settings, self.output, self.step, self.stopping = settings, output, 0, False
-        self.team = team or Team()
+        super().__init__(settings, output, team)
         self.reader = build_reader(tokenizer, settings.seed)
         self.forward: Any = torch.compile(self.reader, dynamic=True) if settings.compiled else self.reader
         self.parameters = list(self.reader.parameters())
@@ -82,40 +84,13 @@ class ReaderRun:
         ]
         self.material = Material(tokenizer, seed=settings.seed + 1, rank=self.team.rank, size=settings.batch)
 
-    @property
-    def checkpoint(self) -> Path | None:
-        return self.output / "reader.pt" if self.output else None
+    def state(self) -> dict[str, Any]:
+        return {"reader": self.reader.state_dict(), "optimizers": [o.state_dict() for o in self.optimizers]}
 
-    def stop(self, *_: object) -> None:
-        """Stop after the present chunk: only between chunks can a run be taken up again bit for bit."""
-        if not self.step:
-            raise KeyboardInterrupt
-        self.stopping = True
-
-    def keep(self) -> None:
-        """Write the checkpoint beside the old one and swap them, so that a stop in between loses nothing."""
-        if self.checkpoint and self.output and self.team.rank == 0:
-            self.output.mkdir(parents=True, exist_ok=True)
-            state = {
-                "settings": asdict(self.settings),
-                "step": self.step,
-                "reader": self.reader.state_dict(),
-                "optimizers": [o.state_dict() for o in self.optimizers],
-            }
-            torch.save(state, self.checkpoint.with_suffix(".new"))
-            self.checkpoint.with_suffix(".new").replace(self.checkpoint)
-
-    def resume(self) -> bool:
-        if not (self.checkpoint and self.checkpoint.exists()):
-            return False
-        state = torch.load(self.checkpoint, weights_only=True)
-        if state["settings"] != asdict(self.settings):
-            raise SystemExit(f"{self.checkpoint} belongs to a run with other settings; choose another --output")
+    def restore(self, state: dict[str, Any]) -> None:
         self.reader.load_state_dict(state["reader"])
         for optimizer, kept in zip(self.optimizers, state["optimizers"], strict=True):
             optimizer.load_state_dict(kept)
-        self.step = state["step"]
-        return True
 
     def one_step(self, asked: Questions) -> float:
         """One step of the whole team; this member's mean loss."""
@@ -153,16 +128,12 @@ class ReaderRun:
                 loss += (self.one_step(asked) - loss) * max(0.02, 1 / (self.step - first))
                 if self.step % every == 0:
                     left = (time.time() - began) / (self.step - first) * (settings.steps - self.step)
-                    self._say(f"{self.step}/{settings.steps} loss {loss:.3f}, {left / 60:.1f} min left")
+                    self.say(f"{self.step}/{settings.steps} loss {loss:.3f}, {left / 60:.1f} min left")
             if self.step % watch == 0:
                 shares = {name: self.accuracy(sets) for name, sets in held_out.items()}
-                self._say("".join(f"{name}: begun {a:.3f}, exact {b:.3f}  " for name, (a, b) in shares.items()))
+                self.say("".join(f"{name}: begun {a:.3f}, exact {b:.3f}  " for name, (a, b) in shares.items()))
                 self.keep()
         self.keep()
-
-    def _say(self, line: str) -> None:
-        if self.team.rank == 0:
-            print(line, flush=True)
 
 
 def _work(members: Team, settings: ReaderSettings, output: Path, tokenizer: str) -> None:
@@ -190,7 +161,7 @@ def main(argv: list[str] | None = None) -> int:
     if run.step < settings.steps:
         print(f"stopped at step {run.step}; the same command goes on from here", file=sys.stderr)
         return 130
-    print(f"saved in {options.output / 'reader.pt'}")
+    print(f"saved in {run.checkpoint}")
     return 0
 
 
