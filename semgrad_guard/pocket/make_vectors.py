@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
-from semgrad_guard.pocket.settings import Settings, build_tokenizer
+from semgrad_guard.pocket.make_tokenizer import build_tokenizer
 from semgrad_guard.pocket.word_vectors import FILE, word_of
 
 DIMENSIONS, RANKS, COMMON = 100, 60_000, 9_000
@@ -30,7 +30,7 @@ def main(argv: list[str] | None = None) -> None:
     known = [w for w in package["words"][:RANKS] if w.isalpha() and w.isascii()]
     common = [w for w in known if len(w) > 2][:COMMON]
     write(known, common, package["vectors"], set(common))  # the tokenizer reads the common words
-    tokens = build_tokenizer(Settings()).get_vocab()
+    tokens = build_tokenizer().get_vocab()
     write(known, common, package["vectors"], {word for token in tokens if (word := word_of(token))})
 
 

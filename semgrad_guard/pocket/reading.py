@@ -1,7 +1,7 @@
 """Passages to read: frames, records, events, attributes; joined, shuffled, with titles; and the prompts around them.
 
-A prompt is a `Shape`, in the manner of the RAG prompts of LangChain and LlamaIndex and of plain chat. In nearly all of
-them the question comes last, so that the questions of one passage share a prefix, and the passage is paid for once.
+A prompt is a `Shape`. The question comes before the passage, as in LangChain's best-known RAG prompt: a causal model
+has no second look at what it read before it knew what to look for.
 """
 
 from __future__ import annotations
@@ -40,11 +40,6 @@ class Shape:
     system: str = ""
     weight: float = 1.0
 
-    @property
-    def question_first(self) -> bool:
-        """Does the passage come after the question? Then several questions cannot share it."""
-        return "{c}" in self.user and self.user.index("{q}") < self.user.index("{c}")
-
     def messages(self, passage: str, question: str) -> list[Message]:
         held = {"{c}": passage, "{q}": question}
         user, system = (SLOTS.sub(lambda m: held[m[0]], text) for text in (self.user, self.system))
@@ -53,30 +48,15 @@ class Shape:
 
 
 READING_SHAPES = (
-    Shape("Context: {c}\n\nQuestion: {q}", weight=3),
-    Shape("{c}\n\n{q}", weight=2),
-    Shape("{c}\n\nQuestion: {q}\nAnswer:"),
-    Shape("Use the following context to answer the question.\n\nContext:\n{c}\n\nQuestion: {q}", weight=2),
-    Shape("Use the following context to answer the question.\n\nContext:\n{c}\n\nQuestion: {q}\n\nAnswer:"),
-    Shape("Answer the question based only on the following context:\n{c}\n\nQuestion: {q}", weight=2),
-    Shape(_TASK + "\nQuestion: {q}\nContext: {c}\nAnswer:", weight=0.5),
-    Shape(
-        "{q}", "Use the following pieces of context to answer the user's question.\n----------------\n{c}", weight=1.5
-    ),
-    Shape("{q}", _TASK + "\n\n{c}"),
-    Shape(
-        "Use the following pieces of context to answer the question at the end."
-        "\n\n{c}\n\nQuestion: {q}\nHelpful Answer:"
-    ),
-    Shape(
-        "Context information is below.\n---------------------\n{c}\n---------------------\n"
-        "Given the context information and not prior knowledge, answer the query.\nQuery: {q}\nAnswer: ",
-        weight=2,
-    ),
-    Shape("Answer the question using the context.\n\n<context>\n{c}\n</context>\n\nQuestion: {q}"),
-    Shape("Passage: {c}\nQuestion: {q}"),
-    Shape("Read this text:\n\n{c}\n\n{q}"),
-    Shape("Document:\n{c}\n\n" + PAPER + "{q}"),
+    Shape("Question: {q}\nContext: {c}\nAnswer:", weight=8),
+    Shape(_TASK + "\nQuestion: {q}\nContext: {c}\nAnswer:", weight=3),
+    Shape(_TASK + "\nQuestion: {q} \nContext: {c} \nAnswer:", weight=2),
+    Shape("Question: {q}\n\nContext: {c}", weight=2),
+    Shape("Question: {q}\nContext:\n{c}\n\nAnswer:"),
+    Shape("{q}\n\nContext: {c}", weight=2),
+    Shape("{q}\n\nContext:\n{c}"),
+    Shape("Answer the question.\nQuestion: {q}\nContext: {c}\nAnswer:"),
+    Shape(PAPER + "{q}\n\nContext: {c}"),
 )
 CLOSED_SHAPES = (
     Shape("{q}", weight=5),
@@ -121,7 +101,7 @@ def from_frames(random: Random, frames: tuple[Frame, ...] | None = None) -> Read
     return Reading(_titled(reading.passage, random), reading.questions[:5])
 
 
-GENERATORS = ((from_frames, 0.68), (record, 0.13), (event, 0.1), (attribute, 0.09))
+GENERATORS = ((from_frames, 0.55), (record, 0.19), (event, 0.13), (attribute, 0.13))
 
 
 def passage(random: Random) -> Reading:

@@ -18,6 +18,7 @@ from pathlib import Path
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
+FILE = Path(__file__).parent / "data" / "tokenizer.json"
 Message = dict[str, str]
 PAD, START, END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 ROLES = ("system", "user", "assistant")
@@ -66,6 +67,11 @@ def train_tokenizer(texts: Iterable[str], size: int = VOCABULARY) -> Tokenizer:
         if len(tokenizer.encode(f"{role}\n").ids) != 2:
             raise ValueError(f"the role name {role!r} is not one token: show it more often to the tokenizer")
     return tokenizer
+
+
+def load_tokenizer() -> Tokenizer:
+    """What every training uses (`make_tokenizer.py` wrote it)."""
+    return Tokenizer.from_file(str(FILE))
 
 
 def save_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:

@@ -8,8 +8,10 @@ import pytest
 import torch
 from tokenizers import Tokenizer
 
-from semgrad_guard.pocket import POCKET_PATH
+from semgrad_guard.pocket.reader.network import Reader
+from semgrad_guard.pocket.reader.train import build_reader
 from semgrad_guard.pocket.settings import Settings
+from semgrad_guard.pocket.tokenizer import load_tokenizer
 
 
 @pytest.fixture(autouse=True)
@@ -22,10 +24,16 @@ def one_thread() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def tokenizer() -> Tokenizer:
-    return Tokenizer.from_file(str(POCKET_PATH / "tokenizer.json"))
+    return load_tokenizer()
+
+
+@pytest.fixture
+def reader(tokenizer: Tokenizer) -> Reader:
+    """An untrained one."""
+    return build_reader(tokenizer, 0)
 
 
 @pytest.fixture
 def small() -> Settings:
-    """The real training at a small size: 20 steps take seconds."""
-    return Settings(steps=20, tokens=400, warm_up=4, width=64, heads=4, groups=2, inner=128, layers=2, workers=1)
+    """The real training, briefly: 20 steps take seconds."""
+    return Settings(steps=20, tokens=400, workers=1)

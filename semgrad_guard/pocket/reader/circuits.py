@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from semgrad_guard.pocket.reader.codes import MATCHED, SIGNS, SIZE
+from semgrad_guard.pocket.reader.codes import MATCHED, SIGNS, SIZE, THE_TOKEN, THE_WORD
 from semgrad_guard.pocket.reader.layout import CONSTANT, HEAD, WIDTH
 from semgrad_guard.pocket.reader.network import look_before
 from semgrad_guard.pocket.reader.places import BEGINNING, ENDED, FLAG, MARKED, OWN, PREVIOUS, SINK, Seen
@@ -63,20 +63,19 @@ class AttentionHead:
     def look_for_the_same_word(self, loudness: float) -> None:
         """Own code against own code, in the question alone; the sink for what is not in it. `loudness`: `_match`."""
         here, there = (part[:, OWN : OWN + SIGNS].abs().mean() for part in (self.seen.passage, self.seen.question))
-        threshold = self._match(OWN, 19.0, loudness, here * there)
+        threshold = self._match(OWN, THE_WORD, 19.0, loudness, here * there)
         self.key[ONE, FLAG] = -80 * SCALE / self.seen.flag / (threshold * self.seen.constant)
         self._look_at_the_sink_unless_flagged(OTHER)
 
-    def _match(self, place: int, enough: float, loudness: float, arriving: Tensor | float) -> float:
-        """Own code against the code at `place`: above the sink's score with more than `enough` of the signs alike.
+    def _match(self, place: int, compared: Tensor, enough: float, loudness: float, arriving: Tensor | float) -> float:
+        """Own code against the code at `place`: above the sink's score where their product is more than `enough`.
 
         The threshold is a product of constants, so that it grows and shrinks with the norms on both sides as the
         product of the codes does; `loudness` is a sign's in the stream, `arriving` the product of how loud they are
         seen. Returns the threshold's loudness in the query.
         """
         gain = 66.0 * SCALE / MATCHED / float(arriving)
-        every = torch.arange(MATCHED)
-        self.query[STILL, OWN + every] = self.key[STILL, place + every] = gain**0.5
+        self.query[STILL, OWN + compared] = self.key[STILL, place + compared] = gain**0.5
         threshold = (gain * loudness**2 * enough / CONSTANT**2) ** 0.5
         self.query[ONE, 0], self.key[ONE, 0] = threshold, -threshold
         self.key[ONE, SINK] = threshold * self.seen.sink[0] / self.seen.sink[SINK]
@@ -113,14 +112,16 @@ class AttentionHead:
         self.key[ONE, :WIDTH] = begins * SCALE
         self.carry(BEGINNING, OWN, gain / self.seen.code(OWN))
 
-    def go_on(self, over: Tensor, bias: float, gain: float, loudness: float) -> None:
+    def go_on(self, begins: Tensor, over: Tensor, bias: float, gain: float, loudness: float) -> None:
         """Look at what followed the token just written ("induction"); bring its code, and whether the answer is over.
 
+        Where that token stands more than once, the place that gives the answer away weighs more.
         `over` and `bias` are the reader's verdict; it arrives in dimension ENDED. `loudness`: see `_match`.
         """
-        threshold = self._match(PREVIOUS, 17.0, loudness, self.seen.code(OWN) * self.seen.code(PREVIOUS))
+        threshold = self._match(PREVIOUS, THE_TOKEN, 26.0, loudness, self.seen.code(OWN) * self.seen.code(PREVIOUS))
         last = self.seen.states[-1, 0].item()
         self.key[ONE, FLAG] = 6 * SCALE / self.seen.flag / (threshold * last)
+        self.key[ONE, :WIDTH] += begins * SCALE / (threshold * last)
         self.carry(OWN, OWN, gain / self.seen.code(OWN))
         self.value[SIZE, :WIDTH] = over
         self.value[SIZE, 0] += bias / self.seen.constant

@@ -14,7 +14,9 @@ from semgrad_guard.pocket.word_vectors import SPACE
 NEWLINE = "Ċ"  # how byte-level BPE writes one
 SIGNS, VARIANTS = 25, 3
 SIZE = SIGNS + VARIANTS
-MATCHED = 22  # of the signs: what a head compares (its pairs that hardly turn hold no more)
+MATCHED = 22  # dimensions of a code that a head compares (its pairs that hardly turn hold no more)
+THE_WORD = torch.arange(MATCHED)
+THE_TOKEN = torch.cat([torch.arange(MATCHED - VARIANTS), torch.arange(SIGNS, SIZE)])
 
 
 def token_names(tokenizer: Tokenizer) -> list[str]:
@@ -35,8 +37,11 @@ def word_numbers(tokenizer: Tokenizer) -> Tensor:
     return torch.tensor([seen.setdefault(_bare(name).lower() or name, len(seen)) for name in names])
 
 
-def codes(tokenizer: Tokenizer, seed: int = 5) -> Tensor:
-    """(V, `SIZE`): signs of the word, +-1, then space, capital, and all capitals, +-2."""
+def codes(tokenizer: Tokenizer, seed: int = 7) -> Tensor:
+    """(V, `SIZE`): signs of the word, +-1, then space, capital, and all capitals, +-2.
+
+    With this seed no two tokens have the same (with others two words may: 2^25 codes, 9,000 words).
+    """
     numbers = word_numbers(tokenizer)
     generator = torch.Generator().manual_seed(seed)
     signs = torch.where(torch.rand(int(numbers.max()) + 1, SIGNS, generator=generator) < 0.5, 1.0, -1.0)

@@ -11,23 +11,32 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from semgrad_guard.pocket import frames
-from semgrad_guard.pocket.frames import Frame, bank, plain, sample
+from semgrad_guard.pocket.frames import Frame, Reading, bank, plain, sample
 from semgrad_guard.pocket.reader.codes import newlines, word_numbers
 from semgrad_guard.pocket.reader.questions import Prompt, Questions, collate, prompts
 from semgrad_guard.pocket.reading import passage
 
 DATA = Path(__file__).parents[1] / "data"
 WRITTEN = DATA / "passages"
+SECOND = WRITTEN / "second"  # written while the reader was learning from the first ones
+SECOND_FROM = 100  # the chunk from which on it is shown these, too
 DEVELOPMENT = DATA / "development"
-WRITTEN_SHARE = 0.5
+WRITTEN_SHARE = 0.55
 WRITTEN_SWAP = 0.2  # other words in a written passage: seldom, or its words mean nothing any more
 BATCHES = 16  # sorted by length together
 
 
 @cache
-def written(folder: Path = WRITTEN) -> tuple[Frame, ...]:
-    """The written passages. Every one must be good."""
-    return tuple(frames.load(folder, strict=True)[0])
+def written(*folders: Path) -> tuple[Frame, ...]:
+    """The written passages of some folders. Every one must be good."""
+    return tuple(frame for folder in folders for frame in frames.load(folder, strict=True)[0])
+
+
+def shown(random: Random, *folders: Path) -> Reading:
+    """A passage with questions: a written one from the folders, or an invented one."""
+    if random.random() < WRITTEN_SHARE:
+        return sample(random.choice(written(*folders)), random, swap=WRITTEN_SWAP)
+    return passage(random)
 
 
 class Material:
@@ -41,12 +50,10 @@ class Material:
     def chunk(self, number: int) -> list[Questions]:
         """`BATCHES` batches: neighbours in length together, the batches in any order."""
         random = Random(f"{self.seed} {self.rank} {number}")
+        folders = (WRITTEN, SECOND) if number >= SECOND_FROM else (WRITTEN,)
         pool: list[Prompt] = []
         while len(pool) < 2 * self.size * BATCHES:  # twice as many: a passage's questions fall into several chunks
-            if random.random() < WRITTEN_SHARE:
-                pool += prompts(self.tokenizer, sample(random.choice(written()), random, swap=WRITTEN_SWAP))
-            else:
-                pool += prompts(self.tokenizer, passage(random))
+            pool += prompts(self.tokenizer, shown(random, *folders))
         random.shuffle(pool)
         chosen = sorted(pool[: self.size * BATCHES], key=lambda prompt: len(prompt.ids))
         batches = [chosen[i : i + self.size] for i in range(0, len(chosen), self.size)]

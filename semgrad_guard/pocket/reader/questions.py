@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -15,6 +16,7 @@ from semgrad_guard.pocket.tokenizer import render
 
 SHAPE = Shape("Question: {q}\nContext: {c}\nAnswer:")
 MARK = "Context"  # what stands after it is the passage
+ARTICLE = re.compile(r"^(a|an|the) ", re.IGNORECASE)
 LONGEST = 260  # tokens of a prompt
 
 
@@ -50,6 +52,11 @@ class Questions(NamedTuple):
         return (places >= self.first[:, None]) & (places <= self.last[:, None] + 1), after
 
 
+def bare(answer: str) -> str:
+    """An answer without its article: what follows a noun can be found again."""
+    return ARTICLE.sub("", answer) or answer
+
+
 def prompts(tokenizer: Tokenizer, reading: Reading) -> Iterator[Prompt]:
     """The questions whose answers stand in the passage as whole tokens, and whose prompts are not too long."""
     for question, answer in reading.questions:
@@ -57,7 +64,8 @@ def prompts(tokenizer: Tokenizer, reading: Reading) -> Iterator[Prompt]:
         encoded = tokenizer.encode(text)
         mark, passage = text.index(f"\n{MARK}:") + 1, text.index(reading.passage)
         begin = text.find(answer, passage)
-        if begin < 0 or len(encoded.ids) > LONGEST:
+        begin, answer = begin + len(answer) - len(bare(answer)), bare(answer)
+        if begin < passage or len(encoded.ids) > LONGEST:
             continue
         spans = [(i, a, b) for i, (a, b) in enumerate(encoded.offsets) if text[a:b].strip()]
         inside = [i for i, a, b in spans if b > begin and a < begin + len(answer)]

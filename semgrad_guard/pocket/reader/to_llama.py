@@ -40,7 +40,10 @@ from semgrad_guard.pocket.reader.places import (
 SHARE = (WIDTH / HIDDEN) ** 0.5  # of a norm: what the reader's part is of the whole
 QUIET = 0.08  # a code's loudness in the stream, of an embedding's: it must not disturb the norms
 CODE_LOGIT = 14.0  # of a token whose code the last layer brings alone
+READY = 1.15  # of the next token's logit: the end's where the reader is of two minds
 GOING_ON = 2.5  # how much louder the next token is brought than the first
+GATE = 20.0  # how much louder still: the last norm then leaves little of anything else beside an answer that is read
+BEFORE = 1.0  # logits below nothing of the end, before an answer has begun
 PREVIOUS_HEAD, FLAG_HEAD = 2, 3  # of the first layer
 POINTING_HEAD, GOING_ON_HEAD = 0, 1  # of the last layer
 
@@ -134,27 +137,29 @@ def _last_layer(
     pointing, going_on = (AttentionHead(last.self_attn, i, now) for i in (POINTING_HEAD, GOING_ON_HEAD))
     for head in (pointing, going_on):
         head.clear()
-    pointing.point(reader.begins.weight[0] * SHARE, loud)
+    begins, over = (verdict.weight[0] * SHARE for verdict in (reader.begins, reader.over))
+    pointing.point(begins, GATE * loud)
     match = CODE_LOGIT * GOING_ON  # about what the next token's logit will be
     ended = 3.0  # logits of the end for one of the reader's
-    bias = reader.over.bias.item() + 0.8 * match / ended + 12 / ended
-    going_on.go_on(reader.over.weight[0] * SHARE, bias, GOING_ON * loud, QUIET * loudness)
-    going_on.out[ENDED] *= 0.1 * loud
+    bias = reader.over.bias.item() + READY * match / ended + BEFORE / ended
+    going_on.go_on(begins, over, bias, GATE * GOING_ON * loud, QUIET * loudness)
+    going_on.out[ENDED] *= 0.1 * GATE * loud
     last.self_attn.o_proj.weight[:, 2 * HEAD :] *= 0.3
     last.mlp.down_proj.weight.mul_(0.3)
     final = residual(model, measured, number + 1)[-1]
     grown = now.states[-1, 0].item() / final[0].item()  # how much louder the last layer left the stream
     head = model.lm_head.weight
-    head[:, OWN : OWN + SIZE] = codes(tokenizer) * CODE_LOGIT * grown / (SIGNS + 4 * VARIANTS)
+    head[:, OWN : OWN + SIZE] = codes(tokenizer) * CODE_LOGIT * grown / GATE / (SIGNS + 4 * VARIANTS)
     head[list(names.silent)] = 0
-    head[names.end, ENDED] = ended * grown / 0.1
-    head[names.end, 0] = -12 / final[0].item()
+    head[names.end, ENDED] = ended * grown / 0.1 / GATE
+    head[names.end, 0] = -BEFORE / final[0].item()
 
 
 def hold(model: LlamaForCausalLM) -> dict[str, Tensor]:
     """By name of a weight: 1 where training may change it, 0 where it is part of a circuit."""
     weights = {name: torch.ones_like(p) for name, p in model.named_parameters() if p.ndim == 2}
-    weights["model.embed_tokens.weight"][:, [0, *range(WIDTH, HIDDEN)]] = 0
+    for name in ("model.embed_tokens.weight", "lm_head.weight"):
+        weights[name][:, [0, *range(WIDTH, HIDDEN)]] = 0
     for number in range(len(LAYERS) + 1):
         prefix = f"model.layers.{number}."
         for name in ("self_attn.o_proj.weight", "mlp.down_proj.weight"):

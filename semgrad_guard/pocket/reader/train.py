@@ -1,36 +1,41 @@
-"""Train the reader on CPU cores, one thread each.
+"""Train the reader on CPU cores, one thread each, and write `DIR/reader.safetensors`.
 
     python -m semgrad_guard.pocket.reader.train --output DIR
 
-On the same type of processor, library versions and number of workers the result is the same, bit for bit. A run that
-was stopped (Ctrl-C) goes on from its last checkpoint, `DIR/reader.pt`, when started again with the same folder.
+The committed one is `data/reader.safetensors`. On the same type of processor, library versions and number of workers
+the result is the same, bit for bit. A run that was stopped (Ctrl-C) goes on from its last checkpoint, `DIR/reader.pt`,
+when started again with the same folder.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import signal
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 import torch
+from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 
 from semgrad_guard.pocket.muon import Muon
-from semgrad_guard.pocket.reader.material import BATCHES, Material, right
+from semgrad_guard.pocket.reader.material import BATCHES, DATA, Material, right
 from semgrad_guard.pocket.reader.network import Reader, losses
 from semgrad_guard.pocket.reader.questions import Questions
 from semgrad_guard.pocket.run import TrainingRun
-from semgrad_guard.pocket.settings import Settings, build_tokenizer
+from semgrad_guard.pocket.settings import rate_at
 from semgrad_guard.pocket.team import Team, team
+from semgrad_guard.pocket.tokenizer import load_tokenizer
 from semgrad_guard.pocket.word_vectors import token_vectors
 
+READER = DATA / "reader.safetensors"
 MEANING = 95  # dimensions of the word vectors
 VECTORS = 3.0  # how loud they are beside the dimensions that training chooses
 
@@ -39,7 +44,7 @@ VECTORS = 3.0  # how loud they are beside the dimensions that training chooses
 class ReaderSettings:
     """Everything that decides the reader (with the tokenizer, the data files, the versions and the processor)."""
 
-    steps: int = 9600
+    steps: int = 4800
     batch: int = 32  # questions of one worker in a step
     rate: float = 6e-3  # of Muon
     table_rate: float = 2e-3  # of AdamW: embeddings and single vectors
@@ -49,18 +54,27 @@ class ReaderSettings:
     compiled: bool = True
 
 
-def rate_at(step: int, steps: int) -> float:
-    """Of the full rate: a short rise, level to the middle, then down to almost nothing."""
-    progress = step / steps
-    return min(1.0, (step + 1) / 30) * (1.0 if progress < 0.5 else max(0.01, 2 * (1 - progress)))
-
-
 def build_reader(tokenizer: Tokenizer, seed: int) -> Reader:
     torch.manual_seed(seed)
     known = torch.zeros(tokenizer.get_vocab_size(), MEANING)
     for token, vector in token_vectors(tokenizer, MEANING).items():
         known[token] = VECTORS * vector
     return Reader(known)
+
+
+def save_reader(reader: Reader, file: Path, settings: ReaderSettings) -> None:
+    """What `load_reader` loads, in float32, with the settings beside it."""
+    state = {name: p.contiguous() for name, p in reader.state_dict().items()}
+    beside = file.with_suffix(".new")
+    save_file(state, beside, {"settings": json.dumps(asdict(settings))})
+    beside.replace(file)
+
+
+def load_reader(file: Path, tokenizer: Tokenizer) -> Reader:
+    """A trained reader."""
+    reader = build_reader(tokenizer, 0)
+    reader.load_state_dict(load_file(file))
+    return reader
 
 
 class ReaderRun(TrainingRun):
@@ -157,11 +171,12 @@ def main(argv: list[str] | None = None) -> int:
         parser.add_argument(f"--{name}", type=int, default=getattr(ReaderSettings(), name))
     options = parser.parse_args(argv)
     settings = ReaderSettings(steps=options.steps, workers=options.workers, seed=options.seed)
-    run = train_reader(settings, options.output, build_tokenizer(Settings()))
+    run = train_reader(settings, options.output, load_tokenizer())
     if run.step < settings.steps:
         print(f"stopped at step {run.step}; the same command goes on from here", file=sys.stderr)
         return 130
-    print(f"saved in {run.checkpoint}")
+    save_reader(run.reader, options.output / READER.name, settings)
+    print(f"saved in {options.output / READER.name}")
     return 0
 
 

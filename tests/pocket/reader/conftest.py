@@ -1,4 +1,4 @@
-"""An untrained reader on the shipped tokenizer, and a few questions."""
+"""A few questions."""
 
 from __future__ import annotations
 
@@ -9,9 +9,7 @@ from tokenizers import Tokenizer
 
 from semgrad_guard.pocket.frames import Reading, bank, plain
 from semgrad_guard.pocket.reader.material import Material
-from semgrad_guard.pocket.reader.network import Reader
 from semgrad_guard.pocket.reader.questions import Questions, prompts
-from semgrad_guard.pocket.reader.train import build_reader
 
 
 @pytest.fixture(scope="session")
@@ -29,8 +27,3 @@ def material(tokenizer: Tokenizer) -> Material:
 def questions(tokenizer: Tokenizer, material: Material, readings: list[Reading]) -> Questions:
     """Twelve questions of different lengths."""
     return material.collate([p for reading in readings for p in prompts(tokenizer, reading)][:12])
-
-
-@pytest.fixture
-def reader(tokenizer: Tokenizer) -> Reader:
-    return build_reader(tokenizer, 0)

@@ -12,7 +12,7 @@ from semgrad_guard.pocket.reader.layout import CONSTANT, HEAD, LAYERS, heads
 from semgrad_guard.pocket.reader.material import BATCHES, right
 from semgrad_guard.pocket.reader.network import Layer, Reader, losses, rms_norm, rotate
 from semgrad_guard.pocket.reader.questions import Questions
-from semgrad_guard.pocket.reader.train import ReaderRun, ReaderSettings, rate_at
+from semgrad_guard.pocket.reader.train import ReaderRun, ReaderSettings
 
 SMALL = ReaderSettings(steps=20, batch=2, workers=1, compiled=False)
 
@@ -149,9 +149,3 @@ def test_it_learns_a_batch_by_heart(tokenizer: Tokenizer, questions: Questions) 
         last = run.one_step(questions)
     assert last < first / 4
     assert run.accuracy([questions])[0] > 0.7
-
-
-def test_the_rate_rises_stays_and_falls() -> None:
-    rates = [rate_at(step, 1000) for step in range(1000)]
-    assert rates[0] < rates[10] < rates[50] == rates[499] == 1.0
-    assert rates[499] > rates[750] > rates[999] > 0

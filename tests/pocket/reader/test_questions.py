@@ -7,8 +7,8 @@ from tokenizers import Tokenizer
 
 from semgrad_guard.pocket.frames import Reading
 from semgrad_guard.pocket.reader.codes import MATCHED, SIGNS, SIZE, codes, token_names, word_numbers
-from semgrad_guard.pocket.reader.material import BATCHES, DEVELOPMENT, Material, written
-from semgrad_guard.pocket.reader.questions import LONGEST, Questions, prompts
+from semgrad_guard.pocket.reader.material import BATCHES, DEVELOPMENT, SECOND, SECOND_FROM, WRITTEN, Material, written
+from semgrad_guard.pocket.reader.questions import LONGEST, Questions, bare, prompts
 
 
 def test_an_answer_is_found_token_by_token(tokenizer: Tokenizer, readings: list[Reading]) -> None:
@@ -16,11 +16,23 @@ def test_an_answer_is_found_token_by_token(tokenizer: Tokenizer, readings: list[
     for reading in readings:
         for (_, answer), prompt in zip(reading.questions, prompts(tokenizer, reading), strict=True):
             found = tokenizer.decode(prompt.ids[prompt.first : prompt.last + 1]).strip()
-            assert answer in found
+            assert found.startswith(bare(answer))
             assert len(found) <= len(answer) + 2  # a token may hold the comma after it
             assert tokenizer.id_to_token(prompt.ids[prompt.mark]) == "ĠContext"
             asked += 1
     assert asked > 20
+
+
+def test_an_answer_loses_its_article_and_nothing_else(tokenizer: Tokenizer) -> None:
+    assert [bare(a) for a in ("a red boat", "The Hague", "another", "Anne", "the")] == [
+        "red boat",
+        "Hague",
+        "another",
+        "Anne",
+        "the",
+    ]
+    [prompt] = prompts(tokenizer, Reading("Then the boat left the quay.", (("What left?", "the boat"),)))
+    assert tokenizer.decode(prompt.ids[prompt.first : prompt.last + 1]).strip() == "boat"
 
 
 def test_an_answer_is_looked_for_in_the_passage_and_not_in_the_question(tokenizer: Tokenizer) -> None:
@@ -82,8 +94,20 @@ def test_a_chunk_is_the_same_whenever_it_is_asked_for(tokenizer: Tokenizer, mate
 
 
 def test_the_development_passages_are_not_trained_on() -> None:
-    trained = {" ".join(frame.sentences) for frame in written()}
+    trained = {" ".join(frame.sentences) for frame in written(WRITTEN, SECOND)}
     held = {" ".join(frame.sentences) for frame in written(DEVELOPMENT)}
     assert len(trained) > 7000
     assert len(held) == 60
     assert not trained & held
+
+
+def test_the_second_passages_are_shown_from_their_chunk_on(tokenizer: Tokenizer, material: Material) -> None:
+    second = " ".join(" ".join(frame.sentences) for frame in written(SECOND))
+
+    def known(chunk: int) -> int:
+        """How many of a chunk's prompts hold five words in a row of the second passages."""
+        texts = [tokenizer.decode(ids.tolist()) for asked in material.chunk(chunk) for ids in asked.ids]
+        return sum(" ".join(text.split("Context:")[1].split()[3:8]) in second for text in texts)
+
+    assert known(SECOND_FROM - 1) <= 1
+    assert known(SECOND_FROM) > 3
