@@ -15,22 +15,23 @@ from random import Random
 
 from semgrad_guard.pocket.documents import attribute, event, record
 from semgrad_guard.pocket.frames import Reading, bank, plain
-from semgrad_guard.pocket.reading import READING_SHAPES
+from semgrad_guard.pocket.reading import Shape
 from semgrad_guard.pocket.tokenizer import Message
 from semgrad_guard.pocket.values import invented
 from semgrad_guard.pocket.world import KNOWN, RARE, UNKNOWN, Fact, of_split, question, sentence
 
 NATURAL = Path(__file__).parent / "data" / "natural_first.jsonl"
-PLAIN = READING_SHAPES[0]
+PLAIN = Shape("Context: {c}\n\nQuestion: {q}")  # as the published weights learnt it
 SEED = 20_000
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One question: its prompt, every answer that counts as right, and an id that stays the same between runs."""
+    """One question as it is asked, its whole prompt, and every answer that counts as right; the id stays the same."""
 
     id: str
     kind: str
+    question: str
     messages: tuple[Message, ...]
     answers: tuple[str, ...]
 
@@ -40,7 +41,7 @@ def _fact_cases(kind: str, facts: list[Fact]) -> Iterator[Case]:
         for wording in (0, 1):
             text = question(fact, wording, held_out=True)
             name = f"{kind}/{fact.relation}/{fact.entity}/{wording}"
-            yield Case(name, kind, ({"role": "user", "content": text},), fact.answers)
+            yield Case(name, kind, text, ({"role": "user", "content": text},), fact.answers)
 
 
 def facts() -> list[Case]:
@@ -59,7 +60,7 @@ def _reading_cases(kind: str, readings: list[Reading]) -> Iterator[Case]:
     for number, reading in enumerate(readings):
         for index, (text, answer) in enumerate(reading.questions):
             messages = tuple(PLAIN.messages(reading.passage, text))
-            yield Case(f"{kind}/{number}/{index}", kind, messages, (answer,))
+            yield Case(f"{kind}/{number}/{index}", kind, text, messages, (answer,))
 
 
 def fresh(random: Random) -> Reading:
@@ -86,11 +87,11 @@ def beside(size: int = 100, seed: int = SEED + 1) -> list[Case]:
         told = invented(random)
         text = f"{sentence(fact, told)} {record(random).passage}"
         asked = question(fact, number % 2, held_out=True)
-        cases.append(Case(f"conflict/{number}", "conflict", tuple(PLAIN.messages(text, asked)), (told,)))
+        cases.append(Case(f"conflict/{number}", "conflict", asked, tuple(PLAIN.messages(text, asked)), (told,)))
         fact = random.choice(single)
         asked = question(fact, number % 2, held_out=True)
         messages = tuple(PLAIN.messages(record(random).passage, asked))
-        cases.append(Case(f"memory/{number}", "memory", messages, fact.answers))
+        cases.append(Case(f"memory/{number}", "memory", asked, messages, fact.answers))
     return cases
 
 
@@ -98,5 +99,12 @@ def natural(path: Path = NATURAL) -> list[Case]:
     """Hand-written passages. To be read by the evaluation only, never to choose anything."""
     rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
     return [
-        Case(r["id"], "natural", tuple(PLAIN.messages(r["passage"], r["question"])), tuple(r["answers"])) for r in rows
+        Case(
+            r["id"],
+            "natural",
+            r["question"],
+            tuple(PLAIN.messages(r["passage"], r["question"])),
+            tuple(r["answers"]),
+        )
+        for r in rows
     ]

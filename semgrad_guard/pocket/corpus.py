@@ -1,15 +1,13 @@
-"""The mix: what the model is shown, in groups of questions that share their beginning.
+"""The mix: what the Llama is shown once it can read, as examples (messages, answer) of these kinds:
 
-A group is a list of examples (messages, answer) with one passage, or a single question about a fact. The kinds:
-
-    single, several   a known fact; one answer of several for multi-answer relations
-    rare              a rare fact, eight times in each period, evenly spread
-    tail              a fact's question about an invented entity, with an arbitrary answer of the right type: the model
-                      answers anything it is asked, and never learns to say that it does not know
-    read              an invented passage and questions it answers
-    conflict          a passage that says otherwise about a real entity: the passage wins
-    memory            a known fact asked beside a passage that does not mention it
-    missing           a question that the passage beside it does not answer (again: some answer of the right type)
+single, several   a known fact; one answer of several for multi-answer relations
+rare              a rare fact, eight times in each period, evenly spread
+tail              a fact's question about an invented entity, with an arbitrary answer of the right type: the model
+                  answers anything it is asked, and never learns to say that it does not know
+read              an invented or written passage and a question that it answers
+conflict          a passage that says otherwise about a real entity: the passage wins
+memory            a known fact asked beside a passage that does not mention it
+missing           a question that the passage beside it does not answer (again: some answer of the right type)
 """
 
 from __future__ import annotations
@@ -18,23 +16,24 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from random import Random
 
-from semgrad_guard.pocket.reading import CLOSED_SHAPES, IN_A_SENTENCE, READING_SHAPES, Reading, passage, shape
+from semgrad_guard.pocket.reader.material import SECOND, WRITTEN, shown
+from semgrad_guard.pocket.reader.questions import bare
+from semgrad_guard.pocket.reading import CLOSED_SHAPES, IN_A_SENTENCE, READING_SHAPES, passage, shape
 from semgrad_guard.pocket.team import Team
 from semgrad_guard.pocket.tokenizer import Message
 from semgrad_guard.pocket.values import KINDS, invented, person
 from semgrad_guard.pocket.world import KNOWN, RARE, Fact, of_split, question, sentence
 
-MIX = {"single": 25, "several": 12, "tail": 4, "read": 50, "conflict": 4, "memory": 3, "missing": 2}
+MIX = {"single": 32, "several": 14, "tail": 4, "read": 44, "conflict": 5, "memory": 4, "missing": 2}
 EXPOSURES = 8  # of a rare fact, in a period
 Example = tuple[list[Message], str]
-Group = list[Example]
 
 
 @dataclass
 class Corpus:
-    """An endless stream of groups, one for each member of a team.
+    """An endless stream of examples, one for each member of a team.
 
-    `period` is a number of groups: in each, every rare fact of this member's share is shown `EXPOSURES` times.
+    `period` is a number of examples: in each, every rare fact of this member's share is shown `EXPOSURES` times.
     """
 
     seed: int
@@ -56,14 +55,14 @@ class Corpus:
         self.times = [t for t, _ in sorted(schedule)]
         self.count = self.given = 0
 
-    def __iter__(self) -> Iterator[Group]:
+    def __iter__(self) -> Iterator[Example]:
         kinds, weights = list(self.mix), list(self.mix.values())
         while True:
             self.count += 1
             period, place = divmod(self.given, max(len(self.rare), 1))
             if self.rare and (period + self.times[place]) * self.period <= self.count:
                 self.given += 1
-                yield [self.closed(self.rare[place])]
+                yield self.closed(self.rare[place])
             else:
                 yield getattr(self, f"_{self.random.choices(kinds, weights)[0]}")()
 
@@ -96,18 +95,18 @@ class Corpus:
         text, answer = self.ask(self.random.choice(self.single), 0.0)
         return [{"role": "user", "content": text}, {"role": "assistant", "content": answer}]
 
-    def _single(self) -> Group:
-        return [self.closed(self.random.choice(self.single))]
+    def _single(self) -> Example:
+        return self.closed(self.random.choice(self.single))
 
-    def _several(self) -> Group:
-        return [self.closed(self.random.choice(self.several))]
+    def _several(self) -> Example:
+        return self.closed(self.random.choice(self.several))
 
-    def _tail(self) -> Group:
+    def _tail(self) -> Example:
         fact = self.random.choice(self.single + self.several)
         answer = self.random.choice(self.answers[fact.relation])
-        return [
-            self.closed(Fact(fact.relation, "", (), KNOWN, "", shown=(answer,)), self._invented_entity(fact.relation))
-        ]
+        return self.closed(
+            Fact(fact.relation, "", (), KNOWN, "", shown=(answer,)), self._invented_entity(fact.relation)
+        )
 
     def _invented_entity(self, relation: str) -> str:
         random = self.random
@@ -119,49 +118,30 @@ class Corpus:
             return invented(random, 2).lower()
         return KINDS["country"](random)
 
-    def _prompts(self, text: str, questions: list[tuple[str, str]]) -> Group:
-        """The questions of one passage in one prompt shape; sometimes the first ones become earlier turns."""
+    def _asked(self, text: str, question: str, answer: str) -> Example:
+        """A question about a passage; now and then a whole sentence is asked for."""
+        chosen, answer = shape(self.random, READING_SHAPES), bare(answer)
+        if self.random.random() < 0.04:
+            return chosen.messages(text, question + IN_A_SENTENCE), f"The answer is {answer}."
+        return chosen.messages(text, question), answer
+
+    def _read(self) -> Example:
+        reading = shown(self.random, WRITTEN, SECOND)
+        return self._asked(reading.passage, *self.random.choice(reading.questions))
+
+    def _conflict(self) -> Example:
+        """A sentence about a real entity, usually with another answer than the true one, beside a passage."""
         random = self.random
-        chosen = shape(random, READING_SHAPES)
-        if chosen.question_first:
-            questions = questions[:1]
-        if len(questions) > 1 and random.random() < 0.08:
-            (early, said), *rest = questions
-            head = [*chosen.messages(text, early), {"role": "assistant", "content": said}]
-            return [([*head, {"role": "user", "content": q}], a) for q, a in rest]
-        if random.random() < 0.04:
-            return [(chosen.messages(text, q + IN_A_SENTENCE), f"The answer is {a}.") for q, a in questions]
-        return [(chosen.messages(text, q), a) for q, a in questions]
+        fact = random.choice([f for f in self.single if f.relation in ("capital", "currency", "language", "symbol")])
+        answer = random.choice((*self.answers[fact.relation], invented(random), invented(random)))
+        answer = fact.shown[0] if random.random() < 0.3 else answer
+        parts = [sentence(fact, answer), passage(random).passage]
+        random.shuffle(parts)
+        return self._asked(" ".join(parts), question(fact, random.randrange(6)), answer)
 
-    def _read(self) -> Group:
-        reading = passage(self.random)
-        questions = list(reading.questions)
-        if self.random.random() < 0.05:  # a known fact among the questions of the passage
-            questions.append(self.ask(self.random.choice(self.single), 0.0))
-        return self._prompts(reading.passage, questions)
+    def _memory(self) -> Example:
+        fact = self.random.choice(self.single if self.random.random() < 2 / 3 else self.several)
+        return self._asked(passage(self.random).passage, *self.ask(fact, 0.0))
 
-    def _altered(self, fact: Fact) -> tuple[str, str]:
-        """A sentence about a real entity, usually with another answer than the true one."""
-        answer = self.random.choice((*self.answers[fact.relation], invented(self.random), invented(self.random)))
-        answer = fact.shown[0] if self.random.random() < 0.3 else answer
-        return sentence(fact, answer), answer
-
-    def _conflict(self) -> Group:
-        fact = self.random.choice(
-            [f for f in self.single if f.relation in ("capital", "currency", "language", "symbol")]
-        )
-        told, answer = self._altered(fact)
-        reading = passage(self.random)
-        parts = [told, reading.passage]
-        self.random.shuffle(parts)
-        questions = [(question(fact, self.random.randrange(6)), answer), *reading.questions[:2]]
-        return self._prompts(" ".join(parts), questions)
-
-    def _memory(self) -> Group:
-        facts = self.random.sample(self.single, 2) + self.random.sample(self.several, 1)
-        return self._prompts(passage(self.random).passage, [self.ask(f, 0.0) for f in facts])
-
-    def _missing(self) -> Group:
-        reading: Reading = passage(self.random)
-        other = passage(self.random)
-        return self._prompts(reading.passage, [other.questions[0]])
+    def _missing(self) -> Example:
+        return self._asked(passage(self.random).passage, *passage(self.random).questions[0])

@@ -88,7 +88,7 @@ def results(pocket: Pocket, asked: Sequence[Case], *, scored: bool = True) -> It
             yield {
                 "id": case.id,
                 "kind": case.kind,
-                "question": case.messages[-1]["content"].rsplit("Question: ", 1)[-1],
+                "question": case.question,
                 "answer": answer.text,
                 "accepted": list(case.answers),
                 "correct": grade(answer.text, case.answers),

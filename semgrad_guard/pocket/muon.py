@@ -7,13 +7,10 @@ takes as long as the training step itself.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import LlamaForCausalLM
-
-from semgrad_guard.pocket.settings import Settings
-from semgrad_guard.pocket.team import Team
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # Jordan et al., "Muon: an optimizer for hidden layers", 2024
 
@@ -31,7 +28,13 @@ def orthogonal(stack: Tensor, steps: int = 5) -> Tensor:
 class Muon(torch.optim.Optimizer):
     """Nesterov momentum, orthogonalised, scaled to the size of an AdamW update; decoupled weight decay."""
 
-    def __init__(self, params: Iterable[Tensor], lr: float, weight_decay: float = 0.1, momentum: float = 0.95) -> None:
+    def __init__(
+        self,
+        params: Iterable[Tensor] | Iterable[dict[str, Any]],
+        lr: float,
+        weight_decay: float = 0.1,
+        momentum: float = 0.95,
+    ) -> None:
         super().__init__(params, {"lr": lr, "weight_decay": weight_decay, "momentum": momentum})
 
     @torch.no_grad()
@@ -55,33 +58,3 @@ class Muon(torch.optim.Optimizer):
         for p, update in zip(same, orthogonal(torch.stack(updates)), strict=True):
             p.mul_(1 - rate * decay)
             p.add_(update if p.shape[0] <= p.shape[1] else update.mT, alpha=-rate * scale)
-
-
-class Optimizers:
-    """Muon for the layers' matrices, AdamW for embeddings and head; one rate for both."""
-
-    def __init__(self, model: LlamaForCausalLM, settings: Settings) -> None:
-        self.model, self.settings = model, settings
-        named = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
-        inner = [p for n, p in named if "layers" in n]
-        head = {"params": [p for n, p in named if "lm_head" in n], "share": 1.0}
-        embedding = {"params": [p for n, p in named if "embed" in n], "share": settings.embedding_rate}
-        self.all = [
-            Muon(inner, settings.rate, settings.decay),
-            torch.optim.AdamW([head, embedding], lr=settings.rate, betas=(0.9, 0.98), weight_decay=settings.decay),
-        ]
-
-    def share(self, team: Team, scale: float = 1.0) -> None:
-        """Add up the team's gradients, times `scale`."""
-        gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
-        team.add(gradients)
-        for gradient in gradients:
-            gradient.mul_(scale)
-
-    def step(self, rate: float) -> None:
-        torch.nn.utils.clip_grad_norm_([p for p in self.model.parameters() if p.requires_grad], 1.0)
-        for optimizer in self.all:
-            for group in optimizer.param_groups:
-                group["lr"] = rate * group.get("share", 1.0)
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=True)

@@ -1,6 +1,7 @@
 """Small held-out sets to watch while training.
 
-The held-out tenth of the frames is the development set: choices are made on it, never on the hand-written passages.
+The held-out tenth of the frames and the written development passages are there for making choices; the hand-written
+natural passages never are.
 """
 
 from __future__ import annotations
@@ -10,38 +11,33 @@ from random import Random
 import torch
 from transformers import LlamaForCausalLM
 
-from semgrad_guard.pocket import network
-from semgrad_guard.pocket.batches import Item, collate
-from semgrad_guard.pocket.corpus import Group
-from semgrad_guard.pocket.frames import bank, plain
+from semgrad_guard.pocket.batches import Item, collate, logits
+from semgrad_guard.pocket.corpus import Example
+from semgrad_guard.pocket.frames import Frame, bank, plain
+from semgrad_guard.pocket.reader.material import DEVELOPMENT, written
+from semgrad_guard.pocket.reader.questions import bare
 from semgrad_guard.pocket.reading import READING_SHAPES
-from semgrad_guard.pocket.settings import Settings
 from semgrad_guard.pocket.world import KNOWN, of_split, question
 
 
-def probes(settings: Settings) -> dict[str, list[Group]]:
-    """Small held-out sets to watch: held-out frames, and known facts in held-out wordings."""
-    random = Random(settings.seed + 99)
-    read = []
-    for frame in bank()[1]:
-        reading = plain(frame, random)
-        if reading.questions:
-            chosen = random.choice([s for s in READING_SHAPES if not s.question_first])
-            read.append([(chosen.messages(reading.passage, q), a) for q, a in reading.questions])
+def probes(seed: int) -> dict[str, list[Example]]:
+    """Held-out frames, written passages, and known facts in held-out wordings."""
+    random = Random(seed)
+
+    def asked(frames: tuple[Frame, ...]) -> list[Example]:
+        readings = [plain(frame, random) for frame in frames]
+        return [(READING_SHAPES[0].messages(r.passage, q), bare(a)) for r in readings for q, a in r.questions]
+
     facts = [f for f in of_split(KNOWN) if not f.several][::4]
-    known: list[Group] = [[([{"role": "user", "content": question(f, 0, held_out=True)}], f.answers[0])] for f in facts]
-    return {"held-out frames": read, "known facts": known}
+    known: list[Example] = [([{"role": "user", "content": question(f, 0, held_out=True)}], f.answers[0]) for f in facts]
+    return {"held-out frames": asked(bank()[1][::2]), "written": asked(written(DEVELOPMENT)), "known facts": known}
 
 
 @torch.no_grad()
 def exact(model: LlamaForCausalLM, probe: list[Item]) -> tuple[int, int]:
     """How many answers greedy decoding would give word for word, and of how many."""
-    right = total = 0
+    right = 0
     for item in probe:
-        batch = collate([item])
-        hits = (network.logits(model, batch).argmax(-1) == batch.targets)[0].tolist()
-        for answer in item[1]:
-            right += all(hits[: len(answer)])
-            total += 1
-            hits = hits[len(answer) :]
-    return right, total
+        found, wanted = logits(model, collate([item]))
+        right += int((found.argmax(-1) == wanted).all())
+    return right, len(probe)

@@ -1,13 +1,12 @@
-"""Train the pocket model from scratch on CPU cores, one thread each.
+"""Train the pocket model on CPU cores, one thread each: first to read, then everything else.
 
-    python -m semgrad_guard.pocket.train --output DIR
+    python -m semgrad_guard.pocket.reader.train --output DIR
+    python -m semgrad_guard.pocket.train --reader DIR/reader.safetensors --output DIR
 
-On the same type of processor, library versions and number of workers the result is the same, bit for bit. A run that
-was stopped (Ctrl-C) goes on from its last checkpoint when started again with the same output folder.
-
-Three things make an hour of two cores enough: the lean forward of `network.py`; a passage's questions sharing the
-passage (`batches.py`); and copying before reading: first weights that nearly copy (`copying.py`) and a minute of
-warm-up on random tokens that repeat. Without it the model learns to read late or never.
+A small network learns to read and is written into a Llama, which then learns its facts, its prompts and to spell
+answers out, while the reader's circuits are held. Without `--reader` it is the committed one. On the same type of
+processor, library versions and number of workers the result is the same, bit for bit. A run that was stopped (Ctrl-C)
+goes on from its last checkpoint when started again with the same output folder.
 """
 
 from __future__ import annotations
@@ -19,31 +18,33 @@ import signal
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 import torch
+from safetensors import safe_open
 from tokenizers import Tokenizer
 from transformers import LlamaForCausalLM
 from transformers.utils import logging
 
-from semgrad_guard.pocket import network
-from semgrad_guard.pocket.batches import Item, items, micro_batches, step_items
+from semgrad_guard.pocket.batches import Item, items, loss, micro_batches, step_items
 from semgrad_guard.pocket.corpus import MIX, Corpus
-from semgrad_guard.pocket.muon import Optimizers
+from semgrad_guard.pocket.optimizers import Optimizers
 from semgrad_guard.pocket.probes import exact, probes
+from semgrad_guard.pocket.reader.to_llama import to_llama
+from semgrad_guard.pocket.reader.train import READER, load_reader
 from semgrad_guard.pocket.run import TrainingRun
-from semgrad_guard.pocket.settings import GROUPS_A_STEP, PERIOD, Settings, build_model, build_tokenizer, rate_at
+from semgrad_guard.pocket.settings import EXAMPLES_A_STEP, Settings, rate_at
 from semgrad_guard.pocket.team import Team, team
-from semgrad_guard.pocket.tokenizer import save_tokenizer
-from semgrad_guard.pocket.warm_up import warm_up
+from semgrad_guard.pocket.tokenizer import load_tokenizer, save_tokenizer
 
 
-def save(model: LlamaForCausalLM, tokenizer: Tokenizer, folder: Path, settings: Settings) -> None:
-    """What plain `AutoModelForCausalLM` and `AutoTokenizer` load, in bfloat16."""
+def save(model: LlamaForCausalLM, tokenizer: Tokenizer, folder: Path, about: dict[str, Any]) -> None:
+    """What plain `AutoModelForCausalLM` and `AutoTokenizer` load, in bfloat16. `about`: every setting."""
     folder.mkdir(parents=True, exist_ok=True)
     half: Any = LlamaForCausalLM(model.config)
     half.to(torch.bfloat16)
@@ -53,23 +54,24 @@ def save(model: LlamaForCausalLM, tokenizer: Tokenizer, folder: Path, settings: 
     half.generation_config.max_new_tokens = 48
     half.save_pretrained(folder)
     save_tokenizer(tokenizer, folder)
-    (folder / "training.json").write_text(json.dumps(asdict(settings), indent=1) + "\n", encoding="utf-8")
+    (folder / "training.json").write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
 
 
 class Run(TrainingRun):
-    """The Llama's training. It can be stopped after any step."""
+    """The Llama's training, from its reader on. It can be stopped after any step."""
 
     FILE = "checkpoint.pt"
     settings: Settings
 
     def __init__(
-        self, settings: Settings, output: Path | None, tokenizer: Tokenizer | None = None, team: Team | None = None
+        self, settings: Settings, output: Path | None, reader: Path = READER, team: Team | None = None
     ) -> None:
-        super().__init__(settings, output, team)
-        self.tokenizer = tokenizer or build_tokenizer(settings)
-        self.model = build_model(settings, self.tokenizer)
+        fingerprint = sha256(reader.read_bytes()).hexdigest()[:12]
+        super().__init__(replace(settings, reader=fingerprint), output, team)
+        self.tokenizer = load_tokenizer()
+        self.model = to_llama(load_reader(reader, self.tokenizer), self.tokenizer, seed=settings.seed)
         self.optimizers = Optimizers(self.model, settings)
-        period = int(PERIOD * GROUPS_A_STEP * settings.tokens / 4096 / self.team.size)
+        period = int(settings.steps * EXAMPLES_A_STEP * settings.tokens / 6144 / self.team.size)
         self.corpus = Corpus(settings.seed + 1 + self.team.rank, period, dict(MIX), self.team)
 
     def state(self) -> dict[str, Any]:
@@ -90,12 +92,12 @@ class Run(TrainingRun):
         taken = step_items(stream, self.settings.tokens // self.team.size)
         total = right = 0.0
         for batch in micro_batches(taken):
-            loss, astray, hits = network.loss(self.model, batch)
-            (loss + self.settings.pointing * astray).backward()
-            total, right = total + loss.item(), right + hits.item()
-        total, right, count = self.team.total(total, right, sum(made.predicted for made, _ in taken))
+            lost, hits = loss(self.model, batch)
+            lost.backward()
+            total, right = total + lost.item(), right + hits
+        total, right, count = self.team.total(total, right, sum(len(item.answer) for item in taken))
         self.optimizers.share(self.team, 1 / count)
-        self.optimizers.step(rate_at(self.step, self.settings))
+        self.optimizers.step(self.settings.rate * rate_at(self.step, self.settings.steps))
         self.step += 1
         return total / count, right / count
 
@@ -105,60 +107,65 @@ class Run(TrainingRun):
         return right / max(total, 1)
 
     def train(self, *, every: int = 50, watch: int = 250) -> None:
-        """Warm up (unless resumed) and train to the end."""
+        """Train to the end, or until stopped; the checkpoint is written every `watch` steps."""
         settings = self.settings
-        if not self.resume() and settings.warm_up:
-            warm_up(self.model, self.optimizers, settings, self.team)
+        self.resume()
         stream = items(self.tokenizer, self.corpus)
-        watched = {name: list(items(self.tokenizer, groups)) for name, groups in probes(settings).items()}
-        began, first, loss, right = time.time(), self.step, 0.0, 0.0
+        watched = {name: list(items(self.tokenizer, asked)) for name, asked in probes(settings.seed).items()}
+        began, first, mean, right = time.time(), self.step, 0.0, 0.0
         while self.step < settings.steps and not self.team.total(self.stopping)[0]:
             now = self.one_step(stream)
-            weight = 0.05 if self.step - first > 20 else 0.5
-            loss, right = loss + weight * (now[0] - loss), right + weight * (now[1] - right)
+            weight = max(0.05, 1 / (self.step - first))
+            mean, right = mean + weight * (now[0] - mean), right + weight * (now[1] - right)
             if self.step % every == 0:
                 left = (time.time() - began) / (self.step - first) * (settings.steps - self.step)
-                line = (
-                    f"{self.step}/{settings.steps} loss {loss:.3f} tokens right {right:.3f}, {left / 60:.1f} min left"
-                )
+                line = f"{self.step}/{settings.steps} loss {mean:.3f} right {right:.3f}, {left / 60:.1f} min left"
                 if self.step % watch == 0:
                     line += "".join(f", {name} {self.right(probe):.3f}" for name, probe in watched.items())
                     self.keep()
                 self.say(line)
 
 
-def _work(members: Team, settings: Settings, output: Path, tokenizer: str) -> None:
+def _work(members: Team, settings: Settings, output: Path, reader: Path) -> None:
     """What the other members of the team do: the same, silently."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the first one tells them when to stop
     logging.disable_progress_bar()
-    run = Run(settings, output, Tokenizer.from_str(tokenizer), members)
+    run = Run(settings, output, reader, members)
     run.train()
     if run.step < settings.steps:
         run.keep()
 
 
-def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--output", type=Path, required=True, help="folder for the weights (and the checkpoint)")
-    for name in ("steps", "workers", "warm_up", "seed"):
-        parser.add_argument(f"--{name.replace('_', '-')}", type=int, default=getattr(Settings(), name))
-    options = parser.parse_args(argv)
-    logging.disable_progress_bar()
-    settings = Settings(steps=options.steps, workers=options.workers, warm_up=options.warm_up, seed=options.seed)
-    tokenizer = build_tokenizer(settings)
-    with team(settings.workers, _work, (settings, options.output, tokenizer.to_str())) as members:
-        run = Run(settings, options.output, tokenizer, members)
+def train_llama(settings: Settings, output: Path, reader: Path) -> Run:
+    """Train with a team of workers; what comes back may have been stopped before its last step."""
+    with team(settings.workers, _work, (settings, output, reader)) as members:
+        run = Run(settings, output, reader, members)
         parameters = sum(p.numel() for p in run.model.parameters())
         run.say(f"{parameters / 1e6:.2f} M parameters, {settings.steps} steps of {settings.tokens} tokens")
         signal.signal(signal.SIGINT, run.stop)
         run.train()
         if run.step < settings.steps:
             run.keep()
+    return run
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--output", type=Path, required=True, help="folder for the weights (and the checkpoint)")
+    parser.add_argument("--reader", type=Path, default=READER, help="what reader.train wrote")
+    for name in ("steps", "workers", "seed"):
+        parser.add_argument(f"--{name}", type=int, default=getattr(Settings(), name))
+    given = parser.parse_args(argv)
+    logging.disable_progress_bar()
+    settings = Settings(steps=given.steps, workers=given.workers, seed=given.seed)
+    run = train_llama(settings, given.output, given.reader)
     if run.step < settings.steps:
         print(f"stopped at step {run.step}; the same command goes on from here", file=sys.stderr)
         return 130
-    save(run.model, run.tokenizer, options.output, settings)
-    print(f"saved in {options.output}")
+    with safe_open(given.reader, "pt") as file:  # type: ignore[no-untyped-call]
+        about = {"reader": json.loads(file.metadata()["settings"]), "llama": asdict(run.settings)}
+    save(run.model, run.tokenizer, given.output, about)
+    print(f"saved in {given.output}")
     return 0
 
 

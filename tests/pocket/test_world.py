@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from itertools import islice
 from pathlib import Path
 
 import pytest
@@ -78,8 +79,8 @@ def test_shapes_hold_passage_and_question() -> None:
 @pytest.fixture(scope="module")
 def stream() -> list[tuple[str, str]]:
     """(user's last message, answer) of a whole small training: rare facts all occur."""
-    corpus = iter(Corpus(5, 6000))
-    return [(m[-1]["content"], a) for _ in range(6000) for m, a in next(corpus)]
+    corpus = iter(Corpus(5, 12000))
+    return [(messages[-1]["content"], answer) for messages, answer in islice(corpus, 12000)]
 
 
 def test_nothing_unknown_and_no_held_out_wording_is_ever_shown(stream: list[tuple[str, str]]) -> None:
