@@ -13,10 +13,9 @@ from transformers import LlamaForCausalLM
 
 from semgrad_guard.pocket.batches import Item, collate, logits
 from semgrad_guard.pocket.corpus import Example
-from semgrad_guard.pocket.frames import Frame, bank, plain
-from semgrad_guard.pocket.reader.material import DEVELOPMENT, written
-from semgrad_guard.pocket.reader.questions import bare
-from semgrad_guard.pocket.reading import READING_SHAPES
+from semgrad_guard.pocket.frames import Frame, plain
+from semgrad_guard.pocket.reader.material import development
+from semgrad_guard.pocket.reader.questions import SHAPE, bare
 from semgrad_guard.pocket.world import KNOWN, of_split, question
 
 
@@ -26,11 +25,11 @@ def probes(seed: int) -> dict[str, list[Example]]:
 
     def asked(frames: tuple[Frame, ...]) -> list[Example]:
         readings = [plain(frame, random) for frame in frames]
-        return [(READING_SHAPES[0].messages(r.passage, q), bare(a)) for r in readings for q, a in r.questions]
+        return [(SHAPE.messages(r.passage, q), bare(a)) for r in readings for q, a in r.questions]
 
     facts = [f for f in of_split(KNOWN) if not f.several][::4]
     known: list[Example] = [([{"role": "user", "content": question(f, 0, held_out=True)}], f.answers[0]) for f in facts]
-    return {"held-out frames": asked(bank()[1][::2]), "written": asked(written(DEVELOPMENT)), "known facts": known}
+    return {name: asked(chosen) for name, chosen in development().items()} | {"known facts": known}
 
 
 @torch.no_grad()

@@ -124,6 +124,8 @@ class Run(TrainingRun):
                     line += "".join(f", {name} {self.right(probe):.3f}" for name, probe in watched.items())
                     self.keep()
                 self.say(line)
+        if self.step < settings.steps:
+            self.keep()
 
 
 def _work(members: Team, settings: Settings, output: Path, reader: Path) -> None:
@@ -132,8 +134,6 @@ def _work(members: Team, settings: Settings, output: Path, reader: Path) -> None
     logging.disable_progress_bar()
     run = Run(settings, output, reader, members)
     run.train()
-    if run.step < settings.steps:
-        run.keep()
 
 
 def train_llama(settings: Settings, output: Path, reader: Path) -> Run:
@@ -144,8 +144,6 @@ def train_llama(settings: Settings, output: Path, reader: Path) -> Run:
         run.say(f"{parameters / 1e6:.2f} M parameters, {settings.steps} steps of {settings.tokens} tokens")
         signal.signal(signal.SIGINT, run.stop)
         run.train()
-        if run.step < settings.steps:
-            run.keep()
     return run
 
 

@@ -55,7 +55,6 @@ def test_a_stopped_run_goes_on_as_if_nothing_had_happened(small: Settings, tmp_p
 
     first.one_step = interrupted  # type: ignore[method-assign]
     first.train()
-    first.keep()
     assert first.step == 7
     second = Run(small, tmp_path)
     second.train()

@@ -39,6 +39,11 @@ def shown(random: Random, *folders: Path) -> Reading:
     return passage(random)
 
 
+def development() -> dict[str, tuple[Frame, ...]]:
+    """What choices are made on and nothing is trained on: held-out frames, and written passages."""
+    return {"frames": bank()[1][::2], "written": written(DEVELOPMENT)}
+
+
 class Material:
     """Batches of `size` questions for one member of a team; the n-th chunk is the same whenever it is asked for."""
 
@@ -63,10 +68,9 @@ class Material:
     def collate(self, batch: list[Prompt]) -> Questions:
         return collate(batch, self.words, unmatched=self.unmatched)
 
-    def held_out(self, every: int = 2) -> dict[str, list[Questions]]:
-        """The development sets: held-out frames with fresh fillers, and written passages never trained on."""
-        sets = {"frames": bank()[1][::every], "written": written(DEVELOPMENT)}
-        return {name: list(self._plain(chosen)) for name, chosen in sets.items()}
+    def held_out(self) -> dict[str, list[Questions]]:
+        """The questions of the development sets, with fresh fillers."""
+        return {name: list(self._plain(chosen)) for name, chosen in development().items()}
 
     def _plain(self, chosen: tuple[Frame, ...]) -> Iterator[Questions]:
         random = Random(7)

@@ -11,10 +11,10 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from semgrad_guard.pocket.frames import Reading
-from semgrad_guard.pocket.reading import Shape
+from semgrad_guard.pocket.reading import READING_SHAPES
 from semgrad_guard.pocket.tokenizer import render
 
-SHAPE = Shape("Question: {q}\nContext: {c}\nAnswer:")
+SHAPE = READING_SHAPES[0]
 MARK = "Context"  # what stands after it is the passage
 ARTICLE = re.compile(r"^(a|an|the) ", re.IGNORECASE)
 LONGEST = 260  # tokens of a prompt
