@@ -17,10 +17,7 @@ from semgrad_guard import Policy
 
 chat = ChatSemGrad(model="pocket", max_tokens=24)
 retriever = BM25Retriever.over(documents())
-prompt = ChatPromptTemplate.from_template(
-    "Use the following pieces of context to answer the question at the end.\n\n"
-    "{context}\n\nQuestion: {question}\nHelpful Answer:"
-)
+prompt = ChatPromptTemplate.from_template("Question: {question}\nContext: {context}\nAnswer:")
 library = (
     RunnableLambda(lambda messages: messages[-1].text)
     | {

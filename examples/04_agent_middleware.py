@@ -47,10 +47,7 @@ def reading(request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], M
     """What the model sees: the question, or the question and what was found."""
     question, found = request.messages[0].text, request.messages[-1]
     if isinstance(found, ToolMessage):
-        question = (
-            "Use the following pieces of context to answer the question at the end.\n\n"
-            f"{found.text}\n\nQuestion: {question}\nHelpful Answer:"
-        )
+        question = f"Question: {question}\nContext: {found.text}\nAnswer:"
     return handler(request.override(messages=[HumanMessage(question)], tools=[]))
 
 

@@ -74,8 +74,11 @@ class Message:
 
 
 def in_context(question: str, context: str | None) -> str:
-    """A question as a prompt puts it: after the passage it is about, if there is one."""
-    return question if context is None else f"Context: {context}\n\nQuestion: {question}"
+    """A question as a prompt puts it: before the passage it is about, if there is one.
+
+    A causal model that knows what is asked for can look for it while it reads.
+    """
+    return question if context is None else f"Question: {question}\nContext: {context}"
 
 
 Conversation = str | Sequence[Message | Mapping[str, Any]]

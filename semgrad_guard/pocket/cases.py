@@ -15,13 +15,12 @@ from random import Random
 
 from semgrad_guard.pocket.documents import attribute, event, record
 from semgrad_guard.pocket.frames import Reading, bank, plain
-from semgrad_guard.pocket.reading import Shape
+from semgrad_guard.pocket.reading import READING_SHAPE
 from semgrad_guard.pocket.tokenizer import Message
 from semgrad_guard.pocket.values import invented
 from semgrad_guard.pocket.world import KNOWN, RARE, UNKNOWN, Fact, of_split, question, sentence
 
 NATURAL = Path(__file__).parent / "data" / "natural_first.jsonl"
-PLAIN = Shape("Context: {c}\n\nQuestion: {q}")  # as the published weights learnt it
 SEED = 20_000
 
 
@@ -59,7 +58,7 @@ def facts() -> list[Case]:
 def _reading_cases(kind: str, readings: list[Reading]) -> Iterator[Case]:
     for number, reading in enumerate(readings):
         for index, (text, answer) in enumerate(reading.questions):
-            messages = tuple(PLAIN.messages(reading.passage, text))
+            messages = tuple(READING_SHAPE.messages(reading.passage, text))
             yield Case(f"{kind}/{number}/{index}", kind, text, messages, (answer,))
 
 
@@ -87,10 +86,10 @@ def beside(size: int = 100, seed: int = SEED + 1) -> list[Case]:
         told = invented(random)
         text = f"{sentence(fact, told)} {record(random).passage}"
         asked = question(fact, number % 2, held_out=True)
-        cases.append(Case(f"conflict/{number}", "conflict", asked, tuple(PLAIN.messages(text, asked)), (told,)))
+        cases.append(Case(f"conflict/{number}", "conflict", asked, tuple(READING_SHAPE.messages(text, asked)), (told,)))
         fact = random.choice(single)
         asked = question(fact, number % 2, held_out=True)
-        messages = tuple(PLAIN.messages(record(random).passage, asked))
+        messages = tuple(READING_SHAPE.messages(record(random).passage, asked))
         cases.append(Case(f"memory/{number}", "memory", asked, messages, fact.answers))
     return cases
 
@@ -103,7 +102,7 @@ def natural(path: Path = NATURAL) -> list[Case]:
             r["id"],
             "natural",
             r["question"],
-            tuple(PLAIN.messages(r["passage"], r["question"])),
+            tuple(READING_SHAPE.messages(r["passage"], r["question"])),
             tuple(r["answers"]),
         )
         for r in rows

@@ -1,13 +1,9 @@
-"""The mix: what the Llama is shown once it can read, as examples (messages, answer) of these kinds:
+"""The mix: the facts that the Llama is shown once it can read, as examples (messages, answer) of these kinds:
 
 single, several   a known fact; one answer of several for multi-answer relations
 rare              a rare fact, eight times in each period, evenly spread
 tail              a fact's question about an invented entity, with an arbitrary answer of the right type: the model
                   answers anything it is asked, and never learns to say that it does not know
-read              an invented or written passage and a question that it answers
-conflict          a passage that says otherwise about a real entity: the passage wins
-memory            a known fact asked beside a passage that does not mention it
-missing           a question that the passage beside it does not answer (again: some answer of the right type)
 """
 
 from __future__ import annotations
@@ -16,15 +12,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from random import Random
 
-from semgrad_guard.pocket.reader.material import SECOND, WRITTEN, shown
-from semgrad_guard.pocket.reader.questions import bare
-from semgrad_guard.pocket.reading import CLOSED_SHAPES, IN_A_SENTENCE, READING_SHAPES, passage, shape
+from semgrad_guard.pocket.reading import CLOSED_SHAPES, IN_A_SENTENCE, shape
 from semgrad_guard.pocket.team import Team
 from semgrad_guard.pocket.tokenizer import Message
 from semgrad_guard.pocket.values import KINDS, invented, person
 from semgrad_guard.pocket.world import KNOWN, RARE, Fact, of_split, question, sentence
 
-MIX = {"single": 32, "several": 14, "tail": 4, "read": 44, "conflict": 5, "memory": 4, "missing": 2}
+MIX = {"single": 60, "several": 14, "tail": 4}
 EXPOSURES = 8  # of a rare fact, in a period
 Example = tuple[list[Message], str]
 
@@ -117,31 +111,3 @@ class Corpus:
         if relation in ("class", "example", "pays", "person"):
             return invented(random, 2).lower()
         return KINDS["country"](random)
-
-    def _asked(self, text: str, question: str, answer: str) -> Example:
-        """A question about a passage; now and then a whole sentence is asked for."""
-        chosen, answer = shape(self.random, READING_SHAPES), bare(answer)
-        if self.random.random() < 0.04:
-            return chosen.messages(text, question + IN_A_SENTENCE), f"The answer is {answer}."
-        return chosen.messages(text, question), answer
-
-    def _read(self) -> Example:
-        reading = shown(self.random, WRITTEN, SECOND)
-        return self._asked(reading.passage, *self.random.choice(reading.questions))
-
-    def _conflict(self) -> Example:
-        """A sentence about a real entity, usually with another answer than the true one, beside a passage."""
-        random = self.random
-        fact = random.choice([f for f in self.single if f.relation in ("capital", "currency", "language", "symbol")])
-        answer = random.choice((*self.answers[fact.relation], invented(random), invented(random)))
-        answer = fact.shown[0] if random.random() < 0.3 else answer
-        parts = [sentence(fact, answer), passage(random).passage]
-        random.shuffle(parts)
-        return self._asked(" ".join(parts), question(fact, random.randrange(6)), answer)
-
-    def _memory(self) -> Example:
-        fact = self.random.choice(self.single if self.random.random() < 2 / 3 else self.several)
-        return self._asked(passage(self.random).passage, *self.ask(fact, 0.0))
-
-    def _missing(self) -> Example:
-        return self._asked(passage(self.random).passage, *passage(self.random).questions[0])

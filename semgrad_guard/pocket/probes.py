@@ -15,7 +15,8 @@ from semgrad_guard.pocket.batches import Item, collate, logits
 from semgrad_guard.pocket.corpus import Example
 from semgrad_guard.pocket.frames import Frame, plain
 from semgrad_guard.pocket.reader.material import development
-from semgrad_guard.pocket.reader.questions import SHAPE, bare
+from semgrad_guard.pocket.reader.questions import bare
+from semgrad_guard.pocket.reading import READING_SHAPE
 from semgrad_guard.pocket.world import KNOWN, of_split, question
 
 
@@ -25,7 +26,7 @@ def probes(seed: int) -> dict[str, list[Example]]:
 
     def asked(frames: tuple[Frame, ...]) -> list[Example]:
         readings = [plain(frame, random) for frame in frames]
-        return [(SHAPE.messages(r.passage, q), bare(a)) for r in readings for q, a in r.questions]
+        return [(READING_SHAPE.messages(r.passage, q), bare(a)) for r in readings for q, a in r.questions]
 
     facts = [f for f in of_split(KNOWN) if not f.several][::4]
     known: list[Example] = [([{"role": "user", "content": question(f, 0, held_out=True)}], f.answers[0]) for f in facts]

@@ -26,10 +26,6 @@ SYSTEMS = (
     "Be concise.",
     "You are an assistant for question-answering tasks.",
 )
-_TASK = (
-    "You are an assistant for question-answering tasks. "
-    "Use the following pieces of retrieved context to answer the question."
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,17 +43,7 @@ class Shape:
         return [*head, {"role": "user", "content": user}]
 
 
-READING_SHAPES = (
-    Shape("Question: {q}\nContext: {c}\nAnswer:", weight=8),
-    Shape(_TASK + "\nQuestion: {q}\nContext: {c}\nAnswer:", weight=3),
-    Shape(_TASK + "\nQuestion: {q} \nContext: {c} \nAnswer:", weight=2),
-    Shape("Question: {q}\n\nContext: {c}", weight=2),
-    Shape("Question: {q}\nContext:\n{c}\n\nAnswer:"),
-    Shape("{q}\n\nContext: {c}", weight=2),
-    Shape("{q}\n\nContext:\n{c}"),
-    Shape("Answer the question.\nQuestion: {q}\nContext: {c}\nAnswer:"),
-    Shape(PAPER + "{q}\n\nContext: {c}"),
-)
+READING_SHAPE = Shape("Question: {q}\nContext: {c}\nAnswer:")
 CLOSED_SHAPES = (
     Shape("{q}", weight=5),
     Shape(PAPER + "{q}", weight=3),

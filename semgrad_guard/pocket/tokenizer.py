@@ -7,11 +7,13 @@ line, and the decoder takes it away again; so copying a span means copying its t
 before the first word of a text or a line does not survive a round trip.)
 
 Up to three digits are one token, with and without a space before them: digit by digit, more than a quarter of the
-questions about numbers were lost to copying a wrong digit after a right one.
+questions about numbers were lost to copying a wrong digit after a right one. A point, comma or colon inside a number is
+one token with the digit behind it: alone it would look like a sentence's end to whoever reads from left to right.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -23,7 +25,7 @@ Message = dict[str, str]
 PAD, START, END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 ROLES = ("system", "user", "assistant")
 VOCABULARY = 13312
-PIECES = r"'s| ?\p{L}+| ?\p{N}{1,3}| ?[^\s\p{L}\p{N}]+|\s*[\r\n]+|\s+(?!\S)|\s"
+PIECES = r"'s| ?\p{L}+|[.,:]\p{N}{1,3}| ?\p{N}{1,3}| ?[^\s\p{L}\p{N}]+|\s*[\r\n]+|\s+(?!\S)|\s"
 TEMPLATE = (
     "{% for message in messages %}"
     "{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n' }}"
@@ -63,10 +65,23 @@ def train_tokenizer(texts: Iterable[str], size: int = VOCABULARY) -> Tokenizer:
         show_progress=False,
     )
     tokenizer.train_from_iterator(texts, trainer)
+    tokenizer = with_decimals(tokenizer)
     for role in ROLES:
         if len(tokenizer.encode(f"{role}\n").ids) != 2:
             raise ValueError(f"the role name {role!r} is not one token: show it more often to the tokenizer")
     return tokenizer
+
+
+def with_decimals(tokenizer: Tokenizer) -> Tokenizer:
+    """The same with ".0" to ":9" as tokens that are merged first, in the places of " 000" to " 029"."""
+    state = json.loads(tokenizer.to_str())
+    model, new = state["model"], [(sign, digit) for sign in ".,:" for digit in "0123456789"]
+    given_up = {f"Ġ{n:03}" for n in range(len(new))} & set(model["vocab"])
+    for token, pair in zip(sorted(given_up), new, strict=False):
+        model["vocab"]["".join(pair)] = model["vocab"].pop(token)
+    kept = [pair for pair in model["merges"] if "".join(pair) not in given_up]
+    model["merges"] = [list(pair) for pair in new[: len(given_up)]] + kept
+    return Tokenizer.from_str(json.dumps(state))
 
 
 def load_tokenizer() -> Tokenizer:

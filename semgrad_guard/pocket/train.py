@@ -19,7 +19,6 @@ import sys
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, replace
-from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -35,8 +34,10 @@ from semgrad_guard.pocket.batches import Item, items, loss, micro_batches, step_
 from semgrad_guard.pocket.corpus import MIX, Corpus
 from semgrad_guard.pocket.optimizers import Optimizers
 from semgrad_guard.pocket.probes import exact, probes
+from semgrad_guard.pocket.reader.memory import free
+from semgrad_guard.pocket.reader.places import sample
 from semgrad_guard.pocket.reader.to_llama import to_llama
-from semgrad_guard.pocket.reader.train import READER, load_reader
+from semgrad_guard.pocket.reader.train import READER, fingerprint, load_reader
 from semgrad_guard.pocket.run import TrainingRun
 from semgrad_guard.pocket.settings import EXAMPLES_A_STEP, Settings, rate_at
 from semgrad_guard.pocket.team import Team, team
@@ -66,11 +67,10 @@ class Run(TrainingRun):
     def __init__(
         self, settings: Settings, output: Path | None, reader: Path = READER, team: Team | None = None
     ) -> None:
-        fingerprint = sha256(reader.read_bytes()).hexdigest()[:12]
-        super().__init__(replace(settings, reader=fingerprint), output, team)
+        super().__init__(replace(settings, reader=fingerprint(reader)), output, team)
         self.tokenizer = load_tokenizer()
         self.model = to_llama(load_reader(reader, self.tokenizer), self.tokenizer, seed=settings.seed)
-        self.optimizers = Optimizers(self.model, settings)
+        self.optimizers = Optimizers(self.model, free(self.model, sample(self.tokenizer)))
         period = int(settings.steps * EXAMPLES_A_STEP * settings.tokens / 6144 / self.team.size)
         self.corpus = Corpus(settings.seed + 1 + self.team.rank, period, dict(MIX), self.team)
 

@@ -133,7 +133,7 @@ def test_the_bare_question_is_what_is_compared_under(
     turns = conversation("Who?", context, wording=wording, system="Be brief.")
     evidence = language_model.evidence(turns, "Nobody")
     assert evidence.question == "Who?"
-    asked = "Who?" if context is None else "Context: A passage.\n\nQuestion: Who?"
+    asked = "Who?" if context is None else "Question: Who?\nContext: A passage."
     assert evidence.question_in_context == asked
     bare = [Message(turn.role, turn.content) for turn in turns]
     assert language_model.render(bare).ids == evidence.prompt.ids, "the model sees the content alone"

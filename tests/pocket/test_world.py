@@ -10,7 +10,7 @@ import pytest
 
 from semgrad_guard.pocket import world as world_module
 from semgrad_guard.pocket.corpus import EXPOSURES, Corpus
-from semgrad_guard.pocket.reading import CLOSED_SHAPES, READING_SHAPES
+from semgrad_guard.pocket.reading import CLOSED_SHAPES, READING_SHAPE
 from semgrad_guard.pocket.relations import RELATIONS
 from semgrad_guard.pocket.world import KNOWN, RARE, UNKNOWN, fill, of_split, read_table, sentence, world
 
@@ -69,10 +69,8 @@ def test_wordings_are_six_and_two_and_differ() -> None:
 
 
 def test_shapes_hold_passage_and_question() -> None:
-    for shape in READING_SHAPES:
-        text = "".join(m["content"] for m in shape.messages("PASSAGE {q}", "QUESTION?"))
-        assert "PASSAGE {q}" in text
-        assert text.count("QUESTION?") == 1
+    [message] = READING_SHAPE.messages("PASSAGE {q}", "QUESTION?")
+    assert message["content"] == "Question: QUESTION?\nContext: PASSAGE {q}\nAnswer:"
     assert all(shape.messages("", "Q?")[-1]["content"].count("Q?") == 1 for shape in CLOSED_SHAPES)
 
 

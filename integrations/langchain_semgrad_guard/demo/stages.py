@@ -23,10 +23,7 @@ from semgrad_guard.guard import ABSTAIN_MESSAGE, binding_of
 
 GRADER = ExactMatch()
 BATCH = 32
-READING = ChatPromptTemplate.from_template(
-    "Use the following pieces of context to answer the question at the end.\n\n"
-    "{context}\n\nQuestion: {question}\nHelpful Answer:"
-)
+READING = ChatPromptTemplate.from_template("Question: {question}\nContext: {context}\nAnswer:")
 
 
 @dataclass(frozen=True)

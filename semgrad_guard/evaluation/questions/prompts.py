@@ -21,7 +21,7 @@ PAPER_PROMPT = "Please directly answer the following question with one or few wo
 def conversation(
     question: str, context: str | None = None, *, system: str | None = None, wording: Wording = "plain"
 ) -> list[Message]:
-    """A user turn with the question, after its context if there is one, and a system message before it on request.
+    """A user turn with the question, before its context if there is one, and a system message before it on request.
 
     The turn names the bare question, which methods that compare or ask again see without the instruction.
     """

@@ -15,7 +15,7 @@ from torch import Tensor
 from semgrad_guard.pocket.reader.codes import MATCHED, SIGNS, SIZE, THE_TOKEN, THE_WORD
 from semgrad_guard.pocket.reader.layout import CONSTANT, HEAD, WIDTH
 from semgrad_guard.pocket.reader.network import look_before
-from semgrad_guard.pocket.reader.places import BEGINNING, ENDED, FLAG, MARKED, OWN, PREVIOUS, SINK, Seen
+from semgrad_guard.pocket.reader.places import BEGINNING, ENDED, FIRST, FLAG, MARKED, OWN, PREVIOUS, SINK, Seen
 
 HALF, SCALE = HEAD // 2, HEAD**0.5
 ONE, OTHER = HALF - 1, HEAD - 1  # the two halves of the pair that turns least
@@ -87,6 +87,15 @@ class AttentionHead:
         self.query[row, FLAG] = -self.query[row, 0] * self.seen.constant / self.seen.flag
         self.key[row, SINK] = 60 * SCALE / self.seen.sink[SINK].item()
 
+    def keep_out_of_passages(self, strongly: float) -> None:
+        """Look at the first token where a passage stands before, and from sinks, whatever else the head has learnt."""
+        for weight in (self.query, self.key):
+            weight[[ONE, OTHER]] = 0
+        self.query[OTHER, FLAG] = 1 / self.seen.flag
+        self.query[OTHER, SINK] = 1 / self.seen.sink[SINK]
+        for place in (SINK, FIRST):
+            self.key[OTHER, place] = strongly * SCALE / self.seen.sink[place]
+
     def keep_to_the_passage(self) -> None:
         """A learnt head is kept from speaking of what is not flagged."""
         self._look_at_the_sink_unless_flagged(self._spare_pair())
@@ -107,10 +116,22 @@ class AttentionHead:
         return pair
 
     def point(self, begins: Tensor, gain: float) -> None:
-        """Look where the reader says that the answer is given away, and bring the code of where it begins."""
+        """Look where the reader says that the answer is given away, and bring the code of where it begins.
+
+        Never where no passage stands before; where there is none at all, at sinks, which bring nothing.
+        """
         self.query[ONE, 0] = 1 / self.seen.states[-1, 0].item()
         self.key[ONE, :WIDTH] = begins * SCALE
+        self._never_look_at_what_is_not_flagged(1.0)
+        self.key[ONE, SINK] -= 100 * SCALE / self.seen.sink[SINK]
         self.carry(BEGINNING, OWN, gain / self.seen.code(OWN))
+
+    def _never_look_at_what_is_not_flagged(self, query: float) -> None:
+        """But at sinks. Constant and flag cancel, whatever the norm. `query`: how loud the constant's query is."""
+        unflagged = 300 * SCALE / self.seen.constant / query
+        self.key[ONE, 0] -= unflagged
+        self.key[ONE, FLAG] += unflagged * self.seen.constant / self.seen.flag
+        self.key[ONE, SINK] += unflagged * self.seen.sink[0] / self.seen.sink[SINK]
 
     def go_on(self, begins: Tensor, over: Tensor, bias: float, gain: float, loudness: float) -> None:
         """Look at what followed the token just written ("induction"); bring its code, and whether the answer is over.
@@ -120,8 +141,11 @@ class AttentionHead:
         """
         threshold = self._match(PREVIOUS, THE_TOKEN, 26.0, loudness, self.seen.code(OWN) * self.seen.code(PREVIOUS))
         last = self.seen.states[-1, 0].item()
-        self.key[ONE, FLAG] = 6 * SCALE / self.seen.flag / (threshold * last)
+        self._never_look_at_what_is_not_flagged(threshold * last)
+        self.key[ONE, FLAG] += 6 * SCALE / self.seen.flag / (threshold * last)
         self.key[ONE, :WIDTH] += begins * SCALE / (threshold * last)
+        self.key[ONE, SINK] -= 30 * SCALE / self.seen.sink[SINK] / (threshold * last)  # of a later turn, too
+        self.key[ONE, FIRST] = 30 * SCALE / self.seen.sink[FIRST] / (threshold * last)
         self.carry(OWN, OWN, gain / self.seen.code(OWN))
         self.value[SIZE, :WIDTH] = over
         self.value[SIZE, 0] += bias / self.seen.constant

@@ -5,6 +5,8 @@ Tokens that are one word but for capitals and the space before it share their fi
 
 from __future__ import annotations
 
+from functools import cache
+
 import torch
 from tokenizers import Tokenizer
 from torch import Tensor
@@ -12,9 +14,10 @@ from torch import Tensor
 from semgrad_guard.pocket.word_vectors import SPACE
 
 NEWLINE = "Ċ"  # how byte-level BPE writes one
-SIGNS, VARIANTS = 25, 3
+SIGNS, VARIANTS = 22, 3
 SIZE = SIGNS + VARIANTS
 MATCHED = 22  # dimensions of a code that a head compares (its pairs that hardly turn hold no more)
+ALIKE = (MATCHED - VARIANTS - 4, SIGNS - 6)  # products of two words' signs, at most: two and three of them differ
 THE_WORD = torch.arange(MATCHED)
 THE_TOKEN = torch.cat([torch.arange(MATCHED - VARIANTS), torch.arange(SIGNS, SIZE)])
 
@@ -38,16 +41,27 @@ def word_numbers(tokenizer: Tokenizer) -> Tensor:
 
 
 def codes(tokenizer: Tokenizer, seed: int = 7) -> Tensor:
-    """(V, `SIZE`): signs of the word, +-1, then space, capital, and all capitals, +-2.
-
-    With this seed no two tokens have the same (with others two words may: 2^25 codes, 9,000 words).
-    """
+    """(V, `SIZE`): signs of the word, +-1, then space, capital, and all capitals, +-2."""
     numbers = word_numbers(tokenizer)
-    generator = torch.Generator().manual_seed(seed)
-    signs = torch.where(torch.rand(int(numbers.max()) + 1, SIGNS, generator=generator) < 0.5, 1.0, -1.0)
+    signs = _signs(int(numbers.max()) + 1, seed)
     names = token_names(tokenizer)
     variants = [[SPACE in n, _bare(n)[:1].isupper(), len(_bare(n)) > 1 and _bare(n).isupper()] for n in names]
     return torch.cat([signs[numbers], 4.0 * torch.tensor(variants).float() - 2.0], 1)
+
+
+@cache
+def _signs(words: int, seed: int) -> Tensor:
+    """(words, `SIGNS`): drawn one after the other, but for those too much `ALIKE` one before."""
+    generator = torch.Generator().manual_seed(seed)
+    drawn = torch.where(torch.rand(2 * words, SIGNS, generator=generator) < 0.5, 1.0, -1.0)
+    found, count = torch.zeros(words, SIGNS), 0
+    for candidate in drawn[:, :, None]:
+        alike = [found[:count, :size] @ candidate[:size] for size in (MATCHED - VARIANTS, SIGNS)]
+        if count < words and (alike[0] <= ALIKE[0]).all() and (alike[1] <= ALIKE[1]).all():
+            found[count], count = candidate[:, 0], count + 1
+    if count < words:
+        raise ValueError(f"codes of {SIGNS} signs keep {count} words apart, not {words}")
+    return found
 
 
 def _bare(token: str) -> str:

@@ -18,8 +18,7 @@ from semgrad_guard.pocket.reading import passage
 
 DATA = Path(__file__).parents[1] / "data"
 WRITTEN = DATA / "passages"
-SECOND = WRITTEN / "second"  # written while the reader was learning from the first ones
-SECOND_FROM = 100  # the chunk from which on it is shown these, too
+SECOND = WRITTEN / "second"
 DEVELOPMENT = DATA / "development"
 WRITTEN_SHARE = 0.55
 WRITTEN_SWAP = 0.2  # other words in a written passage: seldom, or its words mean nothing any more
@@ -32,10 +31,10 @@ def written(*folders: Path) -> tuple[Frame, ...]:
     return tuple(frame for folder in folders for frame in frames.load(folder, strict=True)[0])
 
 
-def shown(random: Random, *folders: Path) -> Reading:
-    """A passage with questions: a written one from the folders, or an invented one."""
+def shown(random: Random) -> Reading:
+    """A passage with questions: a written one, or an invented one."""
     if random.random() < WRITTEN_SHARE:
-        return sample(random.choice(written(*folders)), random, swap=WRITTEN_SWAP)
+        return sample(random.choice(written(WRITTEN, SECOND)), random, swap=WRITTEN_SWAP)
     return passage(random)
 
 
@@ -55,10 +54,9 @@ class Material:
     def chunk(self, number: int) -> list[Questions]:
         """`BATCHES` batches: neighbours in length together, the batches in any order."""
         random = Random(f"{self.seed} {self.rank} {number}")
-        folders = (WRITTEN, SECOND) if number >= SECOND_FROM else (WRITTEN,)
         pool: list[Prompt] = []
         while len(pool) < 2 * self.size * BATCHES:  # twice as many: a passage's questions fall into several chunks
-            pool += prompts(self.tokenizer, shown(random, *folders))
+            pool += prompts(self.tokenizer, shown(random))
         random.shuffle(pool)
         chosen = sorted(pool[: self.size * BATCHES], key=lambda prompt: len(prompt.ids))
         batches = [chosen[i : i + self.size] for i in range(0, len(chosen), self.size)]

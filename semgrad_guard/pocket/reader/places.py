@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from random import Random
-from typing import Any
 
 import torch
 from tokenizers import Tokenizer
@@ -24,8 +23,13 @@ PREVIOUS = OWN + SIZE  # the code of the token before
 BEGINNING = PREVIOUS + SIZE  # the code of the token where the answer begins that this token gives away
 SINK = BEGINNING + SIZE  # of a token that heads look at when they have nothing to look at
 MARKED, FLAG, ENDED = SINK + 1, SINK + 2, SINK + 3  # the passage's mark; "it stands before"; "the answer has ended"
-HIDDEN = SINK + 4
+FIRST = SINK + 4  # of the very first token (of a turn's role, too): tells its sink from later ones
+HIDDEN = SINK + 5
 HEADS = 4
+FACTS, LAST = (
+    len(LAYERS),
+    len(LAYERS) + 1,
+)  # the layers after the reader's: one that learns facts, one that also answers
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,30 +48,23 @@ def special(tokenizer: Tokenizer) -> Special:
     return Special(start, end, number[SPACE + MARK], (start, end, *newlines(tokenizer)))
 
 
-def empty_llama(vocabulary: int, *, noise: float = 0.02, seed: int = 0) -> LlamaForCausalLM:
-    """A Llama as wide as the circuits need, its layers full of a little noise that touches nothing of theirs."""
+def empty_llama(vocabulary: int) -> LlamaForCausalLM:
+    """A Llama as wide and as deep as the circuits need: every matrix is zero."""
     model = plain_llama(
         vocabulary,
         width=HIDDEN,
         inner=INNER,
-        layers=len(LAYERS) + 1,
+        layers=LAST + 1,
         heads=HEADS,
         groups=HEADS,
         head=HEAD,
         theta=THETA,
-        seed=seed,
+        seed=0,
     )
-    layers: Any = model.model.layers
     with torch.no_grad():
-        for layer in layers:
-            for name, weight in layer.named_parameters():
-                if weight.ndim == 2:
-                    weight.normal_(std=noise)
-                    if name.endswith(("o_proj.weight", "down_proj.weight")):
-                        weight[0] = 0
-                        weight[WIDTH:] = 0
-        model.model.embed_tokens.weight.zero_()
-        model.lm_head.weight.normal_(std=0.01)
+        for weight in model.parameters():
+            if weight.ndim == 2:
+                weight.zero_()
     return model
 
 

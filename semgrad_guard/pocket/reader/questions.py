@@ -11,10 +11,9 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from semgrad_guard.pocket.frames import Reading
-from semgrad_guard.pocket.reading import READING_SHAPES
+from semgrad_guard.pocket.reading import READING_SHAPE
 from semgrad_guard.pocket.tokenizer import render
 
-SHAPE = READING_SHAPES[0]
 MARK = "Context"  # what stands after it is the passage
 ARTICLE = re.compile(r"^(a|an|the) ", re.IGNORECASE)
 LONGEST = 260  # tokens of a prompt
@@ -60,7 +59,7 @@ def bare(answer: str) -> str:
 def prompts(tokenizer: Tokenizer, reading: Reading) -> Iterator[Prompt]:
     """The questions whose answers stand in the passage as whole tokens, and whose prompts are not too long."""
     for question, answer in reading.questions:
-        text = render(SHAPE.messages(reading.passage, question))
+        text = render(READING_SHAPE.messages(reading.passage, question))
         encoded = tokenizer.encode(text)
         mark, passage = text.index(f"\n{MARK}:") + 1, text.index(reading.passage)
         begin = text.find(answer, passage)

@@ -1,10 +1,9 @@
 """Write a trained reader into a plain Llama: the learnt heads and MLPs as they are, the given ones by hand.
 
 The Llama's stream holds the reader's (`places.py` says what else); its norm sees all of it, so every weight that read a
-normed state is scaled by what the reader's part is of the whole. One layer more than the reader has points at the
-answer, copies it token by token, and ends it. What comes out answers by plain `generate` nearly as well as the reader;
-what is lost, and everything that is not reading, is learnt in the training that follows (`pocket.train`), during which
-`hold` keeps the circuits as they are.
+normed state is scaled by what the reader's part is of the whole. The last layer points at the answer, copies it
+token by token, and ends it. What comes out answers by plain `generate` nearly as well as the reader; facts are learnt
+in the training that follows (`pocket.train`), in layers of their own (`memory.py`).
 """
 
 from __future__ import annotations
@@ -13,18 +12,20 @@ from typing import Any
 
 import torch
 from tokenizers import Tokenizer
-from torch import Tensor
 from transformers import LlamaForCausalLM
 
 from semgrad_guard.pocket.reader.circuits import AttentionHead
 from semgrad_guard.pocket.reader.codes import SIGNS, SIZE, VARIANTS, codes
-from semgrad_guard.pocket.reader.layout import HEAD, LAYERS, WIDTH, heads
+from semgrad_guard.pocket.reader.layout import HEAD, WIDTH
+from semgrad_guard.pocket.reader.memory import LEARNING, begin, close
 from semgrad_guard.pocket.reader.network import Layer, Reader
 from semgrad_guard.pocket.reader.places import (
     BEGINNING,
     ENDED,
+    FIRST,
     FLAG,
     HIDDEN,
+    LAST,
     MARKED,
     OWN,
     PREVIOUS,
@@ -39,19 +40,19 @@ from semgrad_guard.pocket.reader.places import (
 
 SHARE = (WIDTH / HIDDEN) ** 0.5  # of a norm: what the reader's part is of the whole
 QUIET = 0.08  # a code's loudness in the stream, of an embedding's: it must not disturb the norms
+SHARPER = 2.0  # the reader's scores of places: two codes brought half and half spell out a third token
 CODE_LOGIT = 14.0  # of a token whose code the last layer brings alone
-READY = 1.15  # of the next token's logit: the end's where the reader is of two minds
+READY = 1.25  # of the next token's logit: the end's where the reader is of two minds
 GOING_ON = 2.5  # how much louder the next token is brought than the first
-GATE = 20.0  # how much louder still: the last norm then leaves little of anything else beside an answer that is read
-BEFORE = 1.0  # logits below nothing of the end, before an answer has begun
+GATE = 1000.0  # how much louder still: the last norm then leaves nothing of anything else beside an answer that is read
 PREVIOUS_HEAD, FLAG_HEAD = 2, 3  # of the first layer
 POINTING_HEAD, GOING_ON_HEAD = 0, 1  # of the last layer
 
 
 @torch.no_grad()
 def to_llama(reader: Reader, tokenizer: Tokenizer, *, seed: int = 0) -> LlamaForCausalLM:
-    """A `LlamaForCausalLM` in float32 that reads as `reader` does: one-turn chats in the form of `questions.SHAPE`."""
-    model = empty_llama(tokenizer.get_vocab_size(), seed=seed)
+    """A `LlamaForCausalLM` in float32 that reads as `reader` does: one-turn chats in the form of `READING_SHAPE`."""
+    model = empty_llama(tokenizer.get_vocab_size())
     measured = sample(tokenizer)
     loudness = _embeddings(model, reader, tokenizer)
     layers: Any = model.model.layers
@@ -61,7 +62,10 @@ def to_llama(reader: Reader, tokenizer: Tokenizer, *, seed: int = 0) -> LlamaFor
             _mlp(layers[number].mlp, layer)
         if number == 0:
             _first_layer(model, reader, measured, loudness)
+    for number in LEARNING:
+        close(model, number, measured)
     _last_layer(model, reader, tokenizer, measured, loudness)
+    begin(model, measured, seed)
     return model
 
 
@@ -121,6 +125,8 @@ def _first_layer(model: LlamaForCausalLM, reader: Reader, measured: Sample, loud
         head.clear()
     previous.look_before(1)
     previous.carry(OWN, PREVIOUS, QUIET * loudness / now.code(OWN))
+    previous.value[SIZE, SINK] = 1 / now.sink[SINK]  # the first token has none before it and looks at itself
+    previous.out[FIRST, SIZE] = loudness
     flag.look_for_the_mark()
     flag.out[FLAG, 0] = loudness
     flag.out[1:WIDTH, 0] = reader.flag
@@ -130,56 +136,23 @@ def _last_layer(
     model: LlamaForCausalLM, reader: Reader, tokenizer: Tokenizer, measured: Sample, loudness: float
 ) -> None:
     """Point, go on, end; and a head of the vocabulary that reads codes."""
-    number, names = len(LAYERS), special(tokenizer)
-    last: Any = model.model.layers[number]
-    now = seen(model, measured, number)
+    names = special(tokenizer)
+    last: Any = model.model.layers[LAST]
+    now = seen(model, measured, LAST)
     loud = now.loudness[-1].item()
     pointing, going_on = (AttentionHead(last.self_attn, i, now) for i in (POINTING_HEAD, GOING_ON_HEAD))
     for head in (pointing, going_on):
         head.clear()
-    begins, over = (verdict.weight[0] * SHARE for verdict in (reader.begins, reader.over))
+    begins, over = SHARPER * SHARE * reader.begins.weight[0], SHARE * reader.over.weight[0]
     pointing.point(begins, GATE * loud)
     match = CODE_LOGIT * GOING_ON  # about what the next token's logit will be
     ended = 3.0  # logits of the end for one of the reader's
-    bias = reader.over.bias.item() + READY * match / ended + BEFORE / ended
+    bias = reader.over.bias.item() + READY * match / ended
     going_on.go_on(begins, over, bias, GATE * GOING_ON * loud, QUIET * loudness)
     going_on.out[ENDED] *= 0.1 * GATE * loud
-    last.self_attn.o_proj.weight[:, 2 * HEAD :] *= 0.3
-    last.mlp.down_proj.weight.mul_(0.3)
-    final = residual(model, measured, number + 1)[-1]
+    final = residual(model, measured, LAST + 1)[-1]
     grown = now.states[-1, 0].item() / final[0].item()  # how much louder the last layer left the stream
     head = model.lm_head.weight
     head[:, OWN : OWN + SIZE] = codes(tokenizer) * CODE_LOGIT * grown / GATE / (SIGNS + 4 * VARIANTS)
     head[list(names.silent)] = 0
     head[names.end, ENDED] = ended * grown / 0.1 / GATE
-    head[names.end, 0] = -BEFORE / final[0].item()
-
-
-def hold(model: LlamaForCausalLM) -> dict[str, Tensor]:
-    """By name of a weight: 1 where training may change it, 0 where it is part of a circuit."""
-    weights = {name: torch.ones_like(p) for name, p in model.named_parameters() if p.ndim == 2}
-    for name in ("model.embed_tokens.weight", "lm_head.weight"):
-        weights[name][:, [0, *range(WIDTH, HIDDEN)]] = 0
-    for number in range(len(LAYERS) + 1):
-        prefix = f"model.layers.{number}."
-        for name in ("self_attn.o_proj.weight", "mlp.down_proj.weight"):
-            weights[prefix + name][[0, *range(WIDTH, HIDDEN)]] = 0
-        looking, bringing = _held_heads(number)
-        for held, names in ((looking, ("q_proj", "k_proj")), (bringing, ("v_proj",))):
-            for head in held:
-                for name in names:
-                    weights[f"{prefix}self_attn.{name}.weight"][head * HEAD : (head + 1) * HEAD] = 0
-        for head in bringing:
-            weights[prefix + "self_attn.o_proj.weight"][:, head * HEAD : (head + 1) * HEAD] = 0
-    return weights
-
-
-def _held_heads(number: int) -> tuple[list[int], list[int]]:
-    """Heads of a layer that look where they were told to, and those that bring what they were told to."""
-    if number == len(LAYERS):
-        return [POINTING_HEAD, GOING_ON_HEAD], [POINTING_HEAD, GOING_ON_HEAD]
-    kinds = [head.kind for head in heads(LAYERS[number])]
-    looking = [i for i, kind in enumerate(kinds) if kind in ("before", "same")]
-    bringing = [i for i, kind in enumerate(kinds) if kind == "back"]
-    extra = [PREVIOUS_HEAD, FLAG_HEAD] if number == 0 else []
-    return looking + extra, bringing + extra

@@ -1,10 +1,10 @@
 """Train the reader on CPU cores, one thread each, and write `DIR/reader.safetensors`.
 
-    python -m semgrad_guard.pocket.reader.train --output DIR
+    python -m semgrad_guard.pocket.reader.train --output DIR [--start FILE]
 
-The committed one is `data/reader.safetensors`. On the same type of processor, library versions and number of workers
-the result is the same, bit for bit. A run that was stopped (Ctrl-C) goes on from its last checkpoint, `DIR/reader.pt`,
-when started again with the same folder.
+The committed one is `data/reader.safetensors`. `--start` goes on from a reader that was trained before. On the same
+type of processor, library versions and number of workers the result is the same, bit for bit. A run that was stopped
+(Ctrl-C) goes on from its last checkpoint, `DIR/reader.pt`, when started again with the same folder.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ import os
 import signal
 import sys
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -47,11 +48,16 @@ class ReaderSettings:
     steps: int = 4800
     batch: int = 32  # questions of one worker in a step
     rate: float = 6e-3  # of Muon
-    table_rate: float = 2e-3  # of AdamW: embeddings and single vectors
+    table_rate: float = 1 / 3  # of it: AdamW's, for embeddings and single vectors
     decay: float = 0.1
     seed: int = 0
     workers: int = 2
     compiled: bool = True
+    start: str = ""  # the first digits of its file's sha256
+
+
+def fingerprint(file: Path) -> str:
+    return sha256(file.read_bytes()).hexdigest()[:12]
 
 
 def build_reader(tokenizer: Tokenizer, seed: int) -> Reader:
@@ -84,17 +90,23 @@ class ReaderRun(TrainingRun):
     settings: ReaderSettings
 
     def __init__(
-        self, settings: ReaderSettings, output: Path | None, tokenizer: Tokenizer, team: Team | None = None
+        self,
+        settings: ReaderSettings,
+        output: Path | None,
+        tokenizer: Tokenizer,
+        team: Team | None = None,
+        *,
+        start: Path | None = None,
     ) -> None:
-        super().__init__(settings, output, team)
-        self.reader = build_reader(tokenizer, settings.seed)
+        super().__init__(replace(settings, start=fingerprint(start) if start else ""), output, team)
+        self.reader = load_reader(start, tokenizer) if start else build_reader(tokenizer, settings.seed)
         self.forward: Any = torch.compile(self.reader, dynamic=True) if settings.compiled else self.reader
         self.parameters = list(self.reader.parameters())
         matrices = [p for p in self.reader.layers.parameters() if p.ndim == 2]
         others = [p for p in self.parameters if not any(p is m for m in matrices)]
         self.optimizers = [
             Muon(matrices, settings.rate, settings.decay),
-            torch.optim.AdamW(others, lr=settings.table_rate, betas=(0.9, 0.98), weight_decay=0.01),
+            torch.optim.AdamW(others, betas=(0.9, 0.98), weight_decay=0.01),
         ]
         self.material = Material(tokenizer, seed=settings.seed + 1, rank=self.team.rank, size=settings.batch)
 
@@ -114,8 +126,9 @@ class ReaderRun(TrainingRun):
         gradients = [p.grad for p in self.parameters if p.grad is not None]
         self.team.add(gradients)
         torch.nn.utils.clip_grad_norm_(self.parameters, 2.0)
-        for optimizer, full in zip(self.optimizers, (self.settings.rate, self.settings.table_rate), strict=True):
-            optimizer.param_groups[0]["lr"] = full * rate_at(self.step, self.settings.steps)
+        rate = self.settings.rate * rate_at(self.step, self.settings.steps)
+        for optimizer, share in zip(self.optimizers, (1.0, self.settings.table_rate), strict=True):
+            optimizer.param_groups[0]["lr"] = share * rate
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
         self.step += 1
@@ -132,7 +145,7 @@ class ReaderRun(TrainingRun):
         begun, exact, rows = self.team.total(begun, exact, rows)
         return begun / max(rows, 1), exact / max(rows, 1)
 
-    def train(self, *, every: int = 100, watch: int = 800) -> None:
+    def train(self, *, every: int = 100, watch: int = 400) -> None:
         """Train to the end, or until stopped; the checkpoint is written every `watch` steps and at the end."""
         self.resume()
         settings, held_out = self.settings, self.material.held_out()
@@ -150,15 +163,15 @@ class ReaderRun(TrainingRun):
         self.keep()
 
 
-def _work(members: Team, settings: ReaderSettings, output: Path, tokenizer: str) -> None:
+def _work(members: Team, settings: ReaderSettings, output: Path, tokenizer: str, start: Path | None) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the first one tells them when to stop
-    ReaderRun(settings, output, Tokenizer.from_str(tokenizer), members).train()
+    ReaderRun(settings, output, Tokenizer.from_str(tokenizer), members, start=start).train()
 
 
-def train_reader(settings: ReaderSettings, output: Path, tokenizer: Tokenizer) -> ReaderRun:
+def train_reader(settings: ReaderSettings, output: Path, tokenizer: Tokenizer, start: Path | None = None) -> ReaderRun:
     """Train with a team of workers; what comes back may have been stopped before its last step."""
-    with team(settings.workers, _work, (settings, output, tokenizer.to_str())) as members:
-        run = ReaderRun(settings, output, tokenizer, members)
+    with team(settings.workers, _work, (settings, output, tokenizer.to_str(), start)) as members:
+        run = ReaderRun(settings, output, tokenizer, members, start=start)
         signal.signal(signal.SIGINT, run.stop)
         run.train()
     return run
@@ -167,15 +180,17 @@ def train_reader(settings: ReaderSettings, output: Path, tokenizer: Tokenizer) -
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, required=True, help="folder for the checkpoint")
-    for name in ("steps", "workers", "seed"):
-        parser.add_argument(f"--{name}", type=int, default=getattr(ReaderSettings(), name))
+    parser.add_argument("--start", type=Path, help="a reader to go on from")
+    for name in ("steps", "workers", "seed", "rate"):
+        default = getattr(ReaderSettings(), name)
+        parser.add_argument(f"--{name}", type=type(default), default=default)
     options = parser.parse_args(argv)
-    settings = ReaderSettings(steps=options.steps, workers=options.workers, seed=options.seed)
-    run = train_reader(settings, options.output, load_tokenizer())
+    settings = ReaderSettings(steps=options.steps, workers=options.workers, seed=options.seed, rate=options.rate)
+    run = train_reader(settings, options.output, load_tokenizer(), options.start)
     if run.step < settings.steps:
         print(f"stopped at step {run.step}; the same command goes on from here", file=sys.stderr)
         return 130
-    save_reader(run.reader, options.output / READER.name, settings)
+    save_reader(run.reader, options.output / READER.name, run.settings)
     print(f"saved in {options.output / READER.name}")
     return 0
 

@@ -1,4 +1,4 @@
-"""A few questions."""
+"""A few questions, a reader that knows their answers, and the Llama that it is written into."""
 
 from __future__ import annotations
 
@@ -6,10 +6,14 @@ from random import Random
 
 import pytest
 from tokenizers import Tokenizer
+from transformers import LlamaForCausalLM
 
 from semgrad_guard.pocket.frames import Reading, bank, plain
 from semgrad_guard.pocket.reader.material import Material
+from semgrad_guard.pocket.reader.network import Reader
 from semgrad_guard.pocket.reader.questions import Questions, prompts
+from semgrad_guard.pocket.reader.to_llama import to_llama
+from semgrad_guard.pocket.reader.train import ReaderRun, ReaderSettings
 
 
 @pytest.fixture(scope="session")
@@ -27,3 +31,19 @@ def material(tokenizer: Tokenizer) -> Material:
 def questions(tokenizer: Tokenizer, material: Material, readings: list[Reading]) -> Questions:
     """Twelve questions of different lengths."""
     return material.collate([p for reading in readings for p in prompts(tokenizer, reading)][:12])
+
+
+@pytest.fixture(scope="session")
+def trained(tokenizer: Tokenizer, questions: Questions) -> Reader:
+    """A reader that knows twelve questions by heart."""
+    run = ReaderRun(ReaderSettings(steps=300, compiled=False), None, tokenizer)
+    for _ in range(60):
+        run.one_step(questions)
+    return run.reader
+
+
+@pytest.fixture(scope="session")
+def llama(trained: Reader, tokenizer: Tokenizer) -> LlamaForCausalLM:
+    model = to_llama(trained, tokenizer)
+    model.set_attn_implementation("eager")
+    return model

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from semgrad_guard.pocket.reader.layout import CONSTANT, HEAD, LAYERS, heads
 from semgrad_guard.pocket.reader.material import BATCHES, right
 from semgrad_guard.pocket.reader.network import Layer, Reader, losses, rms_norm, rotate
 from semgrad_guard.pocket.reader.questions import Questions
-from semgrad_guard.pocket.reader.train import ReaderRun, ReaderSettings
+from semgrad_guard.pocket.reader.train import ReaderRun, ReaderSettings, fingerprint, save_reader
 
 SMALL = ReaderSettings(steps=20, batch=2, workers=1, compiled=False)
 
@@ -140,6 +141,18 @@ def test_a_checkpoint_of_other_settings_is_refused(tokenizer: Tokenizer, tmp_pat
     other = ReaderSettings(steps=21, batch=2, workers=1, compiled=False)
     with pytest.raises(SystemExit, match="other settings"):
         ReaderRun(other, tmp_path, tokenizer).resume()
+
+
+def test_a_reader_goes_on_from_another(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    first = ReaderRun(SMALL, None, tokenizer)
+    file = tmp_path / "reader.safetensors"
+    save_reader(first.reader, file, SMALL)
+    second = ReaderRun(replace(SMALL, seed=1), tmp_path, tokenizer, start=file)
+    assert same(weights(first), weights(second))
+    assert second.settings.start == fingerprint(file)
+    second.keep()
+    with pytest.raises(SystemExit, match="other settings"):
+        ReaderRun(replace(SMALL, seed=1), tmp_path, tokenizer).resume()
 
 
 def test_it_learns_a_batch_by_heart(tokenizer: Tokenizer, questions: Questions) -> None:

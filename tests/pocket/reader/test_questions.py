@@ -7,7 +7,7 @@ from tokenizers import Tokenizer
 
 from semgrad_guard.pocket.frames import Reading
 from semgrad_guard.pocket.reader.codes import MATCHED, SIGNS, SIZE, codes, token_names, word_numbers
-from semgrad_guard.pocket.reader.material import BATCHES, DEVELOPMENT, SECOND, SECOND_FROM, WRITTEN, Material, written
+from semgrad_guard.pocket.reader.material import BATCHES, DEVELOPMENT, SECOND, WRITTEN, Material, written
 from semgrad_guard.pocket.reader.questions import LONGEST, Questions, bare, prompts
 
 
@@ -99,15 +99,3 @@ def test_the_development_passages_are_not_trained_on() -> None:
     assert len(trained) > 7000
     assert len(held) == 60
     assert not trained & held
-
-
-def test_the_second_passages_are_shown_from_their_chunk_on(tokenizer: Tokenizer, material: Material) -> None:
-    second = " ".join(" ".join(frame.sentences) for frame in written(SECOND))
-
-    def known(chunk: int) -> int:
-        """How many of a chunk's prompts hold five words in a row of the second passages."""
-        texts = [tokenizer.decode(ids.tolist()) for asked in material.chunk(chunk) for ids in asked.ids]
-        return sum(" ".join(text.split("Context:")[1].split()[3:8]) in second for text in texts)
-
-    assert known(SECOND_FROM - 1) <= 1
-    assert known(SECOND_FROM) > 3

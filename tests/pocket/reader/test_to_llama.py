@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 from tokenizers import Tokenizer
 from transformers import LlamaForCausalLM
@@ -13,24 +12,6 @@ from semgrad_guard.pocket.reader.layout import LAYERS, WIDTH, heads
 from semgrad_guard.pocket.reader.network import Reader
 from semgrad_guard.pocket.reader.places import BEGINNING, FLAG, OWN, PREVIOUS, special
 from semgrad_guard.pocket.reader.questions import Questions
-from semgrad_guard.pocket.reader.to_llama import hold, to_llama
-from semgrad_guard.pocket.reader.train import ReaderRun, ReaderSettings
-
-
-@pytest.fixture(scope="module")
-def trained(tokenizer: Tokenizer, questions: Questions) -> Reader:
-    """A reader that knows twelve questions by heart."""
-    run = ReaderRun(ReaderSettings(steps=300, compiled=False), None, tokenizer)
-    for _ in range(60):
-        run.one_step(questions)
-    return run.reader
-
-
-@pytest.fixture(scope="module")
-def llama(trained: Reader, tokenizer: Tokenizer) -> LlamaForCausalLM:
-    model = to_llama(trained, tokenizer)
-    model.set_attn_implementation("eager")
-    return model
 
 
 def each(questions: Questions) -> list[tuple[int, int, int]]:
@@ -80,7 +61,7 @@ def test_heads_look_where_they_were_told_to(llama: LlamaForCausalLM, trained: Re
                     nothing = (same.sum(-1) == 0).nonzero()[mark + 2 :, 0]
                     assert weights[nothing][:, 1:mark].sum(-1).median() < 0.1
                     matches += int(word.sum())
-        pointed = attention[-2][0, 3, mark + 1 :, mark + 1 :]
+        pointed = attention[len(LAYERS) - 1][0, 3, mark + 1 :, mark + 1 :]
         assert (pointed - back[row, mark + 1 : length, mark + 1 : length]).abs().sum(-1).median() < 0.3
     assert matches > 30
 
@@ -96,7 +77,7 @@ def test_codes_and_flags_stand_where_they_should(
     assert hidden is not None
     for place in range(3, length):
         for at, token in ((OWN, ids[place].item()), (PREVIOUS, ids[place - 1].item())):
-            kept = hidden[-2][0, place, at : at + SIGNS]
+            kept = hidden[len(LAYERS)][0, place, at : at + SIGNS]
             if token in silent:
                 assert kept.abs().max() < 0.1
             else:
@@ -104,8 +85,8 @@ def test_codes_and_flags_stand_where_they_should(
     flags = hidden[1][0, :, FLAG]
     assert flags[:mark].abs().max() < 0.01 * flags[mark]
     assert flags[mark:].median() > 0.9 * flags[mark]
-    begun = hidden[-2][0, :mark, BEGINNING : BEGINNING + SIGNS].abs().max()
-    assert begun < 0.01 * hidden[-2][0, mark + 1 :, BEGINNING : BEGINNING + SIGNS].abs().max()
+    begun = hidden[len(LAYERS)][0, :mark, BEGINNING : BEGINNING + SIGNS].abs().max()
+    assert begun < 0.01 * hidden[len(LAYERS)][0, mark + 1 :, BEGINNING : BEGINNING + SIGNS].abs().max()
 
 
 @torch.no_grad()
@@ -128,24 +109,9 @@ def test_the_first_token_is_the_readers_and_the_next_ones_follow_in_the_passage(
     assert followed >= 0.6 * following
 
 
-def test_what_is_held_stays_and_the_rest_may_change(llama: LlamaForCausalLM, tokenizer: Tokenizer) -> None:
-    held = hold(llama)
-    weights = dict(llama.named_parameters())
-    assert set(held) == {name for name, p in weights.items() if p.requires_grad}
-    free = sum(int(mask.sum()) for mask in held.values())
-    assert 0.6 * sum(m.numel() for m in held.values()) < free < sum(m.numel() for m in held.values())
-    embedding = held["model.embed_tokens.weight"]
-    assert embedding[:, 1:WIDTH].all()
-    assert not embedding[:, 0].any()
-    assert not embedding[:, WIDTH:].any()
-    for name, mask in held.items():
-        if name.endswith("down_proj.weight"):
-            assert not mask[[0, OWN, BEGINNING, FLAG]].any()
-
-
 def test_it_is_a_plain_llama(llama: LlamaForCausalLM, tokenizer: Tokenizer) -> None:
     assert type(llama) is LlamaForCausalLM
     assert llama.config.hidden_size == places.HIDDEN
-    assert llama.config.num_hidden_layers == len(LAYERS) + 1
+    assert llama.config.num_hidden_layers == places.LAST + 1
     assert not llama.config.tie_word_embeddings
     assert all(torch.isfinite(p).all() for p in llama.parameters())
