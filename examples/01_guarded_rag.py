@@ -8,7 +8,7 @@ same chain with both stages calibrated; `semgrad-guard calibrate` makes a calibr
 
 from __future__ import annotations
 
-from langchain_core.prompts import ChatPromptTemplate
+from langchain_core.messages import BaseMessage
 from langchain_core.runnables import RunnableLambda
 
 from langchain_semgrad_guard import ChatSemGrad, UncertaintyRouterCallback, get_verdict
@@ -17,17 +17,19 @@ from semgrad_guard import Policy
 
 chat = ChatSemGrad(model="pocket", max_tokens=24)
 retriever = BM25Retriever.over(documents())
-prompt = ChatPromptTemplate.from_template("Question: {question}\nContext: {context}\nAnswer:")
-library = (
-    RunnableLambda(lambda messages: messages[-1].text)
-    | {
-        "context": retriever | (lambda found: "\n\n".join(document.page_content for document in found)),
-        "question": RunnableLambda(str),
-    }
-    | prompt
-    | chat.with_config(callbacks=[UncertaintyRouterCallback(policy=Policy(threshold=0.00005))])
+
+
+def with_documents(messages: list[BaseMessage]) -> str:
+    """The question, before what the library says about it, if anything."""
+    question = messages[-1].text
+    found = "\n\n".join(document.page_content for document in retriever.invoke(question))
+    return f"Question: {question}\nContext: {found}\nAnswer:" if found else question
+
+
+library = RunnableLambda(with_documents) | chat.with_config(
+    callbacks=[UncertaintyRouterCallback(policy=Policy(threshold=0.002))]
 )
-guarded = chat.with_config(callbacks=[UncertaintyRouterCallback(policy=Policy(threshold=0.00007), escalate_to=library)])
+guarded = chat.with_config(callbacks=[UncertaintyRouterCallback(policy=Policy(threshold=0.0001), escalate_to=library)])
 
 for question in (
     "What is the capital of France?",

@@ -44,9 +44,9 @@ def look_it_up(messages: list[BaseMessage]) -> AIMessage:
 
 @wrap_model_call
 def reading(request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], ModelResponse[Any]]) -> Any:
-    """What the model sees: the question, or the question and what was found."""
+    """What the model sees: the question, and what was found."""
     question, found = request.messages[0].text, request.messages[-1]
-    if isinstance(found, ToolMessage):
+    if isinstance(found, ToolMessage) and found.text:
         question = f"Question: {question}\nContext: {found.text}\nAnswer:"
     return handler(request.override(messages=[HumanMessage(question)], tools=[]))
 

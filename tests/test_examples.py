@@ -47,7 +47,7 @@ def test_the_demo_answers_escalates_and_abstains(
     printed = capsys.readouterr().out
     rows = {line[:44].strip(): line for line in printed.splitlines() if "memory" in line or "escalate" in line}
     assert "Au" in rows["Tell me the chemical symbol of gold."]
-    assert "mongolia.md" in rows["Do you know the capital of Mongolia?"]
+    assert "uranium.md" in rows["What atomic number does uranium have?"]
     assert "I don't know." in rows["Which city is Atlantis's capital?"]
     assert "held-out questions" in printed
     assert (tmp_path / "new folder" / "risk_coverage.png").stat().st_size > 10_000

@@ -20,6 +20,8 @@ from semgrad_guard.pocket.world import KNOWN, RARE, Fact, of_split, question, se
 
 MIX = {"single": 60, "several": 14, "tail": 4}
 EXPOSURES = 8  # of a rare fact, in a period
+OPENED = 0.3  # of the questions begin like this, so that no opening gives a relation away
+OPENINGS = ("Tell me: ", "Please tell me: ", "Tell me this. ", "Do you know? ", "Can you say? ", "A question. ", "So: ")
 Example = tuple[list[Message], str]
 
 
@@ -80,6 +82,8 @@ class Corpus:
 
     def ask(self, fact: Fact, sentences: float = 0.15) -> tuple[str, str]:
         text, answer = question(fact, self.random.randrange(6)), self.random.choice(fact.shown)
+        if self.random.random() < OPENED:
+            text = self.random.choice(OPENINGS) + text
         if self.random.random() < sentences:
             return text + IN_A_SENTENCE, sentence(fact, answer)
         return text, answer

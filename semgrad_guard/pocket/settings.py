@@ -9,12 +9,13 @@ from dataclasses import dataclass
 class Settings:
     """Everything that decides the Llama's training (beside tokenizer, data files, versions and processor)."""
 
-    steps: int = 1800
+    steps: int = 1300
     tokens: int = 6144  # a step
     seed: int = 0
     workers: int = 2  # processes of one thread
     rate: float = 1.2e-2
     reader: str = ""  # the first digits of its file's sha256
+    start: str = ""  # the same of the weights that it went on from
 
 
 EXAMPLES_A_STEP = 217.0  # of 6,144 tokens, measured: spreads the rare facts over the training

@@ -4,7 +4,8 @@
     python -m semgrad_guard.pocket.train --reader DIR/reader.safetensors --output DIR
 
 A small network learns to read and is written into a Llama, which then learns its facts, its prompts and to spell
-answers out, while the reader's circuits are held. Without `--reader` it is the committed one. On the same type of
+answers out, while the reader's circuits are held. Without `--reader` it is the committed one; `--start` goes on from
+what this command wrote before (with the same reader). On the same type of
 processor, library versions and number of workers the result is the same, bit for bit. A run that was stopped (Ctrl-C)
 goes on from its last checkpoint when started again with the same output folder.
 """
@@ -36,7 +37,7 @@ from semgrad_guard.pocket.optimizers import Optimizers
 from semgrad_guard.pocket.probes import exact, probes
 from semgrad_guard.pocket.reader.memory import free
 from semgrad_guard.pocket.reader.places import sample
-from semgrad_guard.pocket.reader.to_llama import to_llama
+from semgrad_guard.pocket.reader.to_llama import rounded, to_llama
 from semgrad_guard.pocket.reader.train import READER, fingerprint, load_reader
 from semgrad_guard.pocket.run import TrainingRun
 from semgrad_guard.pocket.settings import EXAMPLES_A_STEP, Settings, rate_at
@@ -47,9 +48,8 @@ from semgrad_guard.pocket.tokenizer import load_tokenizer, save_tokenizer
 def save(model: LlamaForCausalLM, tokenizer: Tokenizer, folder: Path, about: dict[str, Any]) -> None:
     """What plain `AutoModelForCausalLM` and `AutoTokenizer` load, in bfloat16. `about`: every setting."""
     folder.mkdir(parents=True, exist_ok=True)
-    half: Any = LlamaForCausalLM(model.config)
+    half: Any = rounded(model, tokenizer)
     half.to(torch.bfloat16)
-    half.load_state_dict(model.state_dict())
     half.generation_config.eos_token_id = 2
     half.generation_config.pad_token_id = 0
     half.generation_config.max_new_tokens = 48
@@ -65,11 +65,20 @@ class Run(TrainingRun):
     settings: Settings
 
     def __init__(
-        self, settings: Settings, output: Path | None, reader: Path = READER, team: Team | None = None
+        self,
+        settings: Settings,
+        output: Path | None,
+        reader: Path = READER,
+        team: Team | None = None,
+        *,
+        start: Path | None = None,
     ) -> None:
-        super().__init__(replace(settings, reader=fingerprint(reader)), output, team)
+        before = fingerprint(start / "model.safetensors") if start else ""
+        super().__init__(replace(settings, reader=fingerprint(reader), start=before), output, team)
         self.tokenizer = load_tokenizer()
         self.model = to_llama(load_reader(reader, self.tokenizer), self.tokenizer, seed=settings.seed)
+        if start:
+            self.model.load_state_dict(LlamaForCausalLM.from_pretrained(start, dtype=torch.float32).state_dict())
         self.optimizers = Optimizers(self.model, free(self.model, sample(self.tokenizer)))
         period = int(settings.steps * EXAMPLES_A_STEP * settings.tokens / 6144 / self.team.size)
         self.corpus = Corpus(settings.seed + 1 + self.team.rank, period, dict(MIX), self.team)
@@ -128,18 +137,17 @@ class Run(TrainingRun):
             self.keep()
 
 
-def _work(members: Team, settings: Settings, output: Path, reader: Path) -> None:
+def _work(members: Team, settings: Settings, output: Path, reader: Path, start: Path | None) -> None:
     """What the other members of the team do: the same, silently."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the first one tells them when to stop
     logging.disable_progress_bar()
-    run = Run(settings, output, reader, members)
-    run.train()
+    Run(settings, output, reader, members, start=start).train()
 
 
-def train_llama(settings: Settings, output: Path, reader: Path) -> Run:
+def train_llama(settings: Settings, output: Path, reader: Path, start: Path | None = None) -> Run:
     """Train with a team of workers; what comes back may have been stopped before its last step."""
-    with team(settings.workers, _work, (settings, output, reader)) as members:
-        run = Run(settings, output, reader, members)
+    with team(settings.workers, _work, (settings, output, reader, start)) as members:
+        run = Run(settings, output, reader, members, start=start)
         parameters = sum(p.numel() for p in run.model.parameters())
         run.say(f"{parameters / 1e6:.2f} M parameters, {settings.steps} steps of {settings.tokens} tokens")
         signal.signal(signal.SIGINT, run.stop)
@@ -151,12 +159,14 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, required=True, help="folder for the weights (and the checkpoint)")
     parser.add_argument("--reader", type=Path, default=READER, help="what reader.train wrote")
-    for name in ("steps", "workers", "seed"):
-        parser.add_argument(f"--{name}", type=int, default=getattr(Settings(), name))
+    parser.add_argument("--start", type=Path, help="the folder of an earlier training to go on from")
+    for name in ("steps", "workers", "seed", "rate"):
+        default = getattr(Settings(), name)
+        parser.add_argument(f"--{name}", type=type(default), default=default)
     given = parser.parse_args(argv)
     logging.disable_progress_bar()
-    settings = Settings(steps=given.steps, workers=given.workers, seed=given.seed)
-    run = train_llama(settings, given.output, given.reader)
+    settings = Settings(steps=given.steps, workers=given.workers, seed=given.seed, rate=given.rate)
+    run = train_llama(settings, given.output, given.reader, given.start)
     if run.step < settings.steps:
         print(f"stopped at step {run.step}; the same command goes on from here", file=sys.stderr)
         return 130

@@ -19,7 +19,7 @@ def test_the_shipped_calibration_fits_the_shipped_model() -> None:
     assert (known.action, known.text) == ("answer", "Tokyo")
     assert known.confidence > 0.9
     assert unknown.action == "abstain"
-    assert unknown.confidence < 0.3
+    assert unknown.confidence < 0.5
 
 
 def test_a_small_calibration_is_made_and_saved(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from semgrad_guard.pocket import train
-from semgrad_guard.pocket.reader.train import READER
+from semgrad_guard.pocket.reader.train import READER, fingerprint
 from semgrad_guard.pocket.settings import rate_at
 from semgrad_guard.pocket.train import Run, Settings
 
@@ -71,6 +71,21 @@ def test_two_workers_train_one_model_the_same_twice(
     one, two, alone = (load_file(tmp_path / name / "model.safetensors") for name in ("one", "two", "alone"))
     assert same(one, two)
     assert not same(one, alone)
+
+
+def test_a_run_goes_on_from_an_earlier_ones_weights(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, small: Settings
+) -> None:
+    shrink(monkeypatch, small)
+    one, two = tmp_path / "one", tmp_path / "two"
+    assert train.main(["--output", str(one), "--steps", "2"]) == 0
+    assert train.main(["--output", str(two), "--steps", "2", "--seed", "1", "--start", str(one)]) == 0
+    begun = weights(Run(small, None, start=one))
+    kept = load_file(one / "model.safetensors")
+    assert all(torch.equal(begun[name].bfloat16(), kept[name]) for name in kept)
+    assert not same(kept, load_file(two / "model.safetensors"))
+    about = json.loads((two / "training.json").read_text(encoding="utf-8"))
+    assert about["llama"]["start"] == fingerprint(one / "model.safetensors")
 
 
 def test_ctrl_c_before_the_first_step_is_an_ordinary_interrupt(small: Settings) -> None:

@@ -25,7 +25,7 @@ from semgrad_guard import Calibration, LanguageModel, Policy, split_delta
 
 ALPHA_MEMORY, ALPHA_LIBRARY, DELTA = 0.1, 0.2, 0.1
 """A very small model reads less well than it remembers; what is delivered as a whole keeps the larger alpha."""
-N_FIRST, N_SECOND = 220, 380
+N_FIRST, N_SECOND = 300, 300
 """Questions that calibrate each stage; the rest is for looking at the outcome."""
 
 SHOWN = (
@@ -34,9 +34,9 @@ SHOWN = (
     "Which currency do people use in Japan?",
     "What continent is Kenya on?",
     "Do you know the capital of Mongolia?",
-    "Tell me the currency of Iceland.",
-    "Which chemical symbol stands for tungsten?",
-    "Tell me the main language of Ethiopia.",
+    "Tell me the currency of Cambodia.",
+    "What atomic number does uranium have?",
+    "Do you know the capital of Argentina?",
 )
 NOWHERE = (
     "Which city is Atlantis's capital?",

@@ -8,6 +8,7 @@ in the training that follows (`pocket.train`), in layers of their own (`memory.p
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import torch
@@ -42,8 +43,9 @@ SHARE = (WIDTH / HIDDEN) ** 0.5  # of a norm: what the reader's part is of the w
 QUIET = 0.08  # a code's loudness in the stream, of an embedding's: it must not disturb the norms
 SHARPER = 2.0  # the reader's scores of places: two codes brought half and half spell out a third token
 CODE_LOGIT = 14.0  # of a token whose code the last layer brings alone
-READY = 1.25  # of the next token's logit: the end's where the reader is of two minds
+READY = 1.2  # of the next token's logit: the end's where the reader is of two minds
 GOING_ON = 2.5  # how much louder the next token is brought than the first
+SURER = 1.2  # times `GOING_ON`: logits of the end for one of the reader's
 GATE = 1000.0  # how much louder still: the last norm then leaves nothing of anything else beside an answer that is read
 PREVIOUS_HEAD, FLAG_HEAD = 2, 3  # of the first layer
 POINTING_HEAD, GOING_ON_HEAD = 0, 1  # of the last layer
@@ -146,7 +148,7 @@ def _last_layer(
     begins, over = SHARPER * SHARE * reader.begins.weight[0], SHARE * reader.over.weight[0]
     pointing.point(begins, GATE * loud)
     match = CODE_LOGIT * GOING_ON  # about what the next token's logit will be
-    ended = 3.0  # logits of the end for one of the reader's
+    ended = SURER * GOING_ON
     bias = reader.over.bias.item() + READY * match / ended
     going_on.go_on(begins, over, bias, GATE * GOING_ON * loud, QUIET * loudness)
     going_on.out[ENDED] *= 0.1 * GATE * loud
@@ -156,3 +158,22 @@ def _last_layer(
     head[:, OWN : OWN + SIZE] = codes(tokenizer) * CODE_LOGIT * grown / GATE / (SIGNS + 4 * VARIANTS)
     head[list(names.silent)] = 0
     head[names.end, ENDED] = ended * grown / 0.1 / GATE
+
+
+@torch.no_grad()
+def rounded(model: LlamaForCausalLM, tokenizer: Tokenizer) -> LlamaForCausalLM:
+    """A copy whose weights are what bfloat16 can hold, and in which what must cancel cancels again.
+
+    Where nothing is read nothing is loud, and the last norm makes as much more (`GATE`) of what the sink says about
+    the answer's end: rounding alone would end answers in the middle of a word. Two columns hold the correction, the
+    second what the first's rounding left.
+    """
+    model = copy.deepcopy(model)
+    for weight in model.parameters():
+        weight.copy_(weight.bfloat16())
+    last: Any = model.model.layers[LAST]
+    now = seen(model, sample(tokenizer), LAST)
+    ended = AttentionHead(last.self_attn, GOING_ON_HEAD, now).value[SIZE]
+    for place in (SINK, FIRST):
+        ended[place] = (ended[place] - ended @ now.sink / now.sink[place]).bfloat16()
+    return model

@@ -28,7 +28,7 @@ def test_a_guarded_chain_with_a_reading_stage() -> None:
     assert len(set(scores)) == len(scores)
 
     def with_document(messages: list[BaseMessage]) -> str:
-        return f"Context: Nobody knows.\n\nQuestion: {messages[-1].text}"
+        return f"Question: {messages[-1].text}\nContext: Nobody knows."
 
     reading = RunnableLambda(with_document) | chat.model_copy(update={"prompt_template": "reading"})
     router = UncertaintyRouterCallback(policy=Policy(threshold=median(scores)), escalate_to=reading)

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import copy
+from typing import Any
+
 import torch
 from tokenizers import Tokenizer
 from transformers import LlamaForCausalLM
 
 from semgrad_guard.pocket.reader import places
-from semgrad_guard.pocket.reader.codes import SIGNS, codes
-from semgrad_guard.pocket.reader.layout import LAYERS, WIDTH, heads
+from semgrad_guard.pocket.reader.codes import SIGNS, SIZE, codes
+from semgrad_guard.pocket.reader.layout import HEAD, LAYERS, WIDTH, heads
 from semgrad_guard.pocket.reader.network import Reader
 from semgrad_guard.pocket.reader.places import BEGINNING, FLAG, OWN, PREVIOUS, special
 from semgrad_guard.pocket.reader.questions import Questions
+from semgrad_guard.pocket.reader.to_llama import rounded
 
 
 def each(questions: Questions) -> list[tuple[int, int, int]]:
@@ -115,3 +119,23 @@ def test_it_is_a_plain_llama(llama: LlamaForCausalLM, tokenizer: Tokenizer) -> N
     assert llama.config.num_hidden_layers == places.LAST + 1
     assert not llama.config.tie_word_embeddings
     assert all(torch.isfinite(p).all() for p in llama.parameters())
+
+
+@torch.no_grad()
+def test_rounding_keeps_what_must_cancel(llama: LlamaForCausalLM, tokenizer: Tokenizer) -> None:
+    half = rounded(llama, tokenizer)
+    for (name, weight), kept in zip(half.named_parameters(), llama.parameters(), strict=True):
+        assert torch.equal(weight, weight.bfloat16().float()), name
+        assert (weight != kept.bfloat16().float()).sum() <= 2, name
+    plainly = copy.deepcopy(llama)
+    for weight in plainly.parameters():
+        weight.copy_(weight.bfloat16())
+
+    def ended(model: LlamaForCausalLM) -> float:
+        """What the first token says about the answer's end to a head that finds nothing to copy."""
+        attention: Any = model.model.layers[places.LAST].self_attn
+        sink = places.seen(model, places.sample(tokenizer), places.LAST).sink
+        return abs(float(attention.v_proj.weight[HEAD + SIZE] @ sink))
+
+    assert ended(half) < 1e-3
+    assert ended(plainly) > 10 * ended(half)
