@@ -62,7 +62,7 @@ format: $(STAMP)
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-train-pocket: $(STAMP)  ## the embedded model again, from scratch (nearly four hours of two cores)
+train-pocket: $(STAMP)  ## the embedded model's facts again, around the committed reader (twenty minutes of two cores)
 	$(BIN)/python -m semgrad_guard.pocket.train --output output/pocket
 
 clean:

@@ -1,13 +1,13 @@
-"""Train the pocket model on CPU cores, one thread each: first to read, then everything else.
+"""Train the pocket model on CPU cores, one thread each: first to read, then to know facts.
 
     python -m semgrad_guard.pocket.reader.train --output DIR
     python -m semgrad_guard.pocket.train --reader DIR/reader.safetensors --output DIR
 
-A small network learns to read and is written into a Llama, which then learns its facts, its prompts and to spell
-answers out, while the reader's circuits are held. Without `--reader` it is the committed one; `--start` goes on from
-what this command wrote before (with the same reader). On the same type of
-processor, library versions and number of workers the result is the same, bit for bit. A run that was stopped (Ctrl-C)
-goes on from its last checkpoint when started again with the same output folder.
+A small network learns to read and is written into a Llama, which then learns its facts in layers of their own, while
+everything that reads stays as it is. Without `--reader` it is the committed one; `--start` goes on from what this
+command wrote before (with the same reader). On the same type of processor, library versions and number of workers the
+result is the same, bit for bit. A run that was stopped (Ctrl-C) goes on from its last checkpoint when started again
+with the same output folder.
 """
 
 from __future__ import annotations

@@ -96,3 +96,10 @@ def test_the_natural_passages_are_enough_and_well_formed() -> None:
     natural = cases.natural()
     assert len(natural) >= 100
     assert all(case.answers and case.messages[-1]["content"].startswith("Question: ") for case in natural)
+
+
+def test_invented_passages_are_read() -> None:
+    asked = [case for case in cases.reading(size=80, seed=31) if case.kind == "invented"]
+    answers = list(evaluate.results(evaluate.Pocket(POCKET_PATH), asked, scored=False))
+    assert len(answers) == 80
+    assert sum(a["correct"] for a in answers) >= 0.85 * len(answers)
