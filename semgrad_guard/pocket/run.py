@@ -2,14 +2,35 @@
 
 from __future__ import annotations
 
+import argparse
 from abc import ABC, abstractmethod
-from dataclasses import asdict
+from dataclasses import asdict, replace
+from hashlib import sha256
 from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
 
 from semgrad_guard.pocket.team import Team
+
+OPTIONS = ("steps", "workers", "seed", "rate")  # of the settings, what a training command lets one choose
+
+
+def add_options(parser: argparse.ArgumentParser, settings: Any) -> None:
+    """`settings`: a dataclass that holds the defaults."""
+    for name in OPTIONS:
+        default = getattr(settings, name)
+        parser.add_argument(f"--{name}", type=type(default), default=default)
+
+
+def with_options(settings: Any, given: argparse.Namespace) -> Any:
+    """The same settings, but for what was chosen."""
+    return replace(settings, **{name: getattr(given, name) for name in OPTIONS})
+
+
+def fingerprint(file: Path) -> str:
+    """The first digits of a file's sha256: by it settings name the weights that a run goes on from."""
+    return sha256(file.read_bytes()).hexdigest()[:12]
 
 
 class TrainingRun(ABC):

@@ -38,8 +38,8 @@ from semgrad_guard.pocket.probes import exact, probes
 from semgrad_guard.pocket.reader.memory import free
 from semgrad_guard.pocket.reader.places import sample
 from semgrad_guard.pocket.reader.to_llama import rounded, to_llama
-from semgrad_guard.pocket.reader.train import READER, fingerprint, load_reader
-from semgrad_guard.pocket.run import TrainingRun
+from semgrad_guard.pocket.reader.train import READER, load_reader
+from semgrad_guard.pocket.run import TrainingRun, add_options, fingerprint, with_options
 from semgrad_guard.pocket.settings import EXAMPLES_A_STEP, Settings, rate_at
 from semgrad_guard.pocket.team import Team, team
 from semgrad_guard.pocket.tokenizer import load_tokenizer, save_tokenizer
@@ -160,12 +160,10 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--output", type=Path, required=True, help="folder for the weights (and the checkpoint)")
     parser.add_argument("--reader", type=Path, default=READER, help="what reader.train wrote")
     parser.add_argument("--start", type=Path, help="the folder of an earlier training to go on from")
-    for name in ("steps", "workers", "seed", "rate"):
-        default = getattr(Settings(), name)
-        parser.add_argument(f"--{name}", type=type(default), default=default)
+    add_options(parser, Settings())
     given = parser.parse_args(argv)
     logging.disable_progress_bar()
-    settings = Settings(steps=given.steps, workers=given.workers, seed=given.seed, rate=given.rate)
+    settings: Settings = with_options(Settings(), given)
     run = train_llama(settings, given.output, given.reader, given.start)
     if run.step < settings.steps:
         print(f"stopped at step {run.step}; the same command goes on from here", file=sys.stderr)

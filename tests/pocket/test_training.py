@@ -11,7 +11,8 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from semgrad_guard.pocket import train
-from semgrad_guard.pocket.reader.train import READER, fingerprint
+from semgrad_guard.pocket.reader.train import READER
+from semgrad_guard.pocket.run import fingerprint
 from semgrad_guard.pocket.settings import rate_at
 from semgrad_guard.pocket.train import Run, Settings
 

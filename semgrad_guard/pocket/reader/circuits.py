@@ -43,10 +43,10 @@ class AttentionHead:
         self.value[every, source + every] = 1.0
         self.out[target + every, every] = gain
 
-    def hush_the_sink(self) -> None:
-        """Make the sink's value nothing at all."""
+    def hush_the_sink(self, column: int = SINK) -> None:
+        """Make the sink's value nothing at all, by one column of the weights."""
         sink = self.seen.sink
-        self.value[:, SINK] -= self.value @ sink / sink[SINK]
+        self.value[:, column] -= self.value @ sink / sink[column]
 
     def look_before(self, places: int) -> None:
         look_before(self.query, self.key, places, self.seen.constant)

@@ -172,8 +172,8 @@ def rounded(model: LlamaForCausalLM, tokenizer: Tokenizer) -> LlamaForCausalLM:
     for weight in model.parameters():
         weight.copy_(weight.bfloat16())
     last: Any = model.model.layers[LAST]
-    now = seen(model, sample(tokenizer), LAST)
-    ended = AttentionHead(last.self_attn, GOING_ON_HEAD, now).value[SIZE]
-    for place in (SINK, FIRST):
-        ended[place] = (ended[place] - ended @ now.sink / now.sink[place]).bfloat16()
+    going_on = AttentionHead(last.self_attn, GOING_ON_HEAD, seen(model, sample(tokenizer), LAST))
+    for column in (SINK, FIRST):
+        going_on.hush_the_sink(column)
+        going_on.value.copy_(going_on.value.bfloat16())
     return model

@@ -16,7 +16,6 @@ import signal
 import sys
 import time
 from dataclasses import asdict, dataclass, replace
-from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +29,7 @@ from semgrad_guard.pocket.muon import Muon
 from semgrad_guard.pocket.reader.material import BATCHES, DATA, Material, right
 from semgrad_guard.pocket.reader.network import Reader, losses
 from semgrad_guard.pocket.reader.questions import Questions
-from semgrad_guard.pocket.run import TrainingRun
+from semgrad_guard.pocket.run import TrainingRun, add_options, fingerprint, with_options
 from semgrad_guard.pocket.settings import rate_at
 from semgrad_guard.pocket.team import Team, team
 from semgrad_guard.pocket.tokenizer import load_tokenizer
@@ -54,10 +53,6 @@ class ReaderSettings:
     workers: int = 2
     compiled: bool = True
     start: str = ""  # the first digits of its file's sha256
-
-
-def fingerprint(file: Path) -> str:
-    return sha256(file.read_bytes()).hexdigest()[:12]
 
 
 def build_reader(tokenizer: Tokenizer, seed: int) -> Reader:
@@ -181,11 +176,9 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, required=True, help="folder for the checkpoint")
     parser.add_argument("--start", type=Path, help="a reader to go on from")
-    for name in ("steps", "workers", "seed", "rate"):
-        default = getattr(ReaderSettings(), name)
-        parser.add_argument(f"--{name}", type=type(default), default=default)
+    add_options(parser, ReaderSettings())
     options = parser.parse_args(argv)
-    settings = ReaderSettings(steps=options.steps, workers=options.workers, seed=options.seed, rate=options.rate)
+    settings: ReaderSettings = with_options(ReaderSettings(), options)
     run = train_reader(settings, options.output, load_tokenizer(), options.start)
     if run.step < settings.steps:
         print(f"stopped at step {run.step}; the same command goes on from here", file=sys.stderr)

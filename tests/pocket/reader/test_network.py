@@ -13,7 +13,8 @@ from semgrad_guard.pocket.reader.layout import CONSTANT, HEAD, LAYERS, heads
 from semgrad_guard.pocket.reader.material import BATCHES, right
 from semgrad_guard.pocket.reader.network import Layer, Reader, losses, rms_norm, rotate
 from semgrad_guard.pocket.reader.questions import Questions
-from semgrad_guard.pocket.reader.train import ReaderRun, ReaderSettings, fingerprint, save_reader
+from semgrad_guard.pocket.reader.train import ReaderRun, ReaderSettings, save_reader
+from semgrad_guard.pocket.run import fingerprint
 
 SMALL = ReaderSettings(steps=20, batch=2, workers=1, compiled=False)
 
