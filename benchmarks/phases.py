@@ -1,8 +1,8 @@
 """Where the time of a score goes, part by part, beside the floor of each part.
 
-    python benchmarks/phases.py
+    python benchmarks/phases.py [--dtype bfloat16]
 
-One thread, float32, random weights; CPU seconds, medians. The parts are the replay's forward pass (attention, norms and
+One thread, random weights; CPU seconds, medians. The parts are the replay's forward pass (attention, norms and
 activations: what the linear maps gave was kept), the entropies from the kept logits, the sensitivities A, the seed A W,
 ParaGrad's products A^T H, and the backward pass through the upper layers; the rest is bookkeeping.
 """
@@ -25,15 +25,16 @@ from tables import table
 from ways import Bench
 
 from semgrad_guard.engine import head
+from semgrad_guard.engine.logits import Logits
 from semgrad_guard.engine.products import Products
 from semgrad_guard.engine.replay import Replayer
 
 SETTINGS = (Setting(60, 8), Setting(60, 32), Setting(60, 128), Setting(1000, 8), Setting(60, 16, 8))
 PARTS: dict[str, tuple[Any, str]] = {
     "replay": (Replayer, "captured"),
-    "entropies": (head, "_distributions"),
+    "entropies": (Logits, "survey"),
     "A": (head, "_sensitivity"),
-    "seed A W": (head._Blocks, "add_back"),
+    "seed A W": (head, "_add_back"),
     "ParaGrad": (Products, "add"),
     "backward": (torch.autograd, "grad"),
 }
@@ -73,14 +74,16 @@ def measure(bench: Bench, rounds: int) -> dict[str, float]:
 
 def main() -> None:
     options = command.parser(__doc__, rounds="how often each answer is scored")
+    options.add_argument("--dtype", choices=["bfloat16", "float16", "float32"], default="float32")
     arguments = command.parsed(options)
     torch.set_num_threads(1)
-    model, rates = build(arguments.shape, torch.float32), measured_rates(torch.float32)
-    report: dict[str, Any] = {"shape": arguments.shape, "machine": about(), "rows": []}
+    dtype = getattr(torch, arguments.dtype)
+    model, rates = build(arguments.shape, dtype), measured_rates(dtype)
+    report: dict[str, Any] = {"shape": arguments.shape, "dtype": arguments.dtype, "machine": about(), "rows": []}
     columns, lines = (*PARTS, "rest", "whole"), list[tuple[str, ...]]()
     for setting in SETTINGS:
         seconds = measure(Bench(model, setting), arguments.rounds)
-        least = scoring_floor(model.config, setting, rates, 4)
+        least = scoring_floor(model.config, setting, rates, dtype.itemsize)
         floors = {"seed A W": least.seed, "ParaGrad": least.paragrad, "backward": least.backward, "whole": least.total}
         report["rows"].append({"setting": str(setting), "seconds": seconds, "floors": floors})
         shown = (f"{seconds[c]:.3f}" + (f" ({floors[c]:.3f})" if c in floors else "") for c in columns)

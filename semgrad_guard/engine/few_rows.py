@@ -1,14 +1,15 @@
 """Linear layers over a handful of positions on a CPU: the weights are what costs, and they are read once.
 
-For 5 to 63 rows x, BLAS takes up to twice as long over x W^T as over W x^T (4864 x 896, ten rows, float32: 4.4 ms
-against 2.6 ms; reading the weights takes 1.2 ms). CPUs without instructions for a half-precision dtype multiply
-it at a fraction of their rate (34 rows: bfloat16 11.6 ms, float16 backward 274 ms); there the weights are converted to
-float32 piece by piece in a core's cache (5.2 ms and 3.7 ms), and the result is rounded as the library's would be.
+For 5 to 63 rows x, BLAS takes up to twice as long over x W^T as over W x^T on an Intel (4864 x 896, ten rows, float32:
+4.4 ms against 2.6 ms; reading the weights takes 1.2 ms), and half as long on an AMD (2.9 ms against 6.5 ms). CPUs
+without instructions for a half-precision dtype multiply it at a fraction of their rate (34 rows: bfloat16 11.6 ms,
+float16 backward 274 ms); there the weights are converted to float32 piece by piece in a core's cache (5.2 ms and
+3.7 ms), and the result is rounded as the library's would be.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import cache
 from typing import Any
 
@@ -27,15 +28,45 @@ def multiplies_well(tensor: torch.Tensor) -> bool:
     float16 would lose small probabilities and overflow sums. CPUs without bfloat16 units take it ten times as long.
     """
     if tensor.dtype == torch.bfloat16 and tensor.device.type == "cpu":
-        return _cpu_has_bfloat16()
+        return bool(_capabilities().get("amx_bf16") or _capabilities().get("avx512_bf16"))
     return tensor.dtype != torch.float16
 
 
+def factor_dtype(tensor: torch.Tensor) -> torch.dtype:
+    """The dtype in which products with it are taken."""
+    return tensor.dtype if multiplies_well(tensor) else torch.float32
+
+
+def product(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """x W^T [n, out] for x [n, in] and a weight [out, in] of one dtype, in the faster order."""
+    if x.device.type == "cpu" and len(x) in _FEW and _weight_first():
+        return torch.mm(weight, x.t().contiguous()).t()
+    return torch.mm(x, weight.t())
+
+
+def converted(weight: torch.Tensor, dtype: torch.dtype) -> Iterator[tuple[slice, torch.Tensor]]:
+    """The rows of a weight [out, in] in `dtype` and their place: all of them, where that is their own dtype.
+
+    Else, on a CPU, few enough at a time to stay in a core's cache; each piece lives until the next is asked for.
+    """
+    if weight.dtype == dtype or weight.device.type != "cpu":
+        yield slice(None), weight.to(dtype)
+        return
+    rows = max(1, _PIECE // weight.shape[1])
+    buffer = torch.empty(min(rows, len(weight)), weight.shape[1], dtype=dtype)
+    for begin in range(0, len(weight), rows):
+        source = weight[begin : begin + rows]
+        yield slice(begin, begin + len(source)), buffer[: len(source)].copy_(source)
+
+
 @cache
-def _cpu_has_bfloat16() -> bool:
-    """Asked once: every linear layer of a replay wants to know."""
-    found = torch.cpu.get_capabilities()
-    return bool(found.get("amx_bf16") or found.get("avx512_bf16"))
+def _capabilities() -> Mapping[str, Any]:
+    """The CPU's, asked for once: every linear layer of a replay wants to know."""
+    return torch.cpu.get_capabilities()
+
+
+def _weight_first() -> bool:
+    return "Intel" in str(_capabilities().get("cpu_name"))
 
 
 def linear_map(linear: nn.Linear, states: torch.Tensor) -> torch.Tensor:
@@ -53,16 +84,16 @@ def input_gradient(gradient: torch.Tensor, weight: torch.Tensor) -> torch.Tensor
     """The gradient [n, in] with respect to x, from that with respect to x W^T [n, out]."""
     if multiplies_well(weight) or not _helps(weight, len(gradient)):
         return gradient @ weight
-    factor, product = gradient.float(), torch.zeros(gradient.shape[0], weight.shape[1])
-    for place, piece in _pieces(weight):
-        product.addmm_(factor[:, place], piece)
-    return product.to(gradient.dtype)
+    factor, total = gradient.float(), torch.zeros(gradient.shape[0], weight.shape[1])
+    for place, rows in converted(weight, torch.float32):
+        total.addmm_(factor[:, place], rows)
+    return total.to(gradient.dtype)
 
 
 def _helps(weight: torch.Tensor, rows: int) -> bool:
     if weight.device.type != "cpu" or weight.numel() < _LARGE:
         return False
-    return rows in _FEW if multiplies_well(weight) else rows >= _FEW.start
+    return rows in _FEW and _weight_first() if multiplies_well(weight) else rows >= _FEW.start
 
 
 class _Product(torch.autograd.Function):
@@ -71,24 +102,11 @@ class _Product(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         ctx.save_for_backward(weight)
-        factor = x.t().contiguous()
-        if multiplies_well(weight):
-            return torch.mm(weight, factor).t().contiguous()
-        factor, product = factor.float(), torch.empty(weight.shape[0], x.shape[0])
-        for place, piece in _pieces(weight):
-            torch.mm(piece, factor, out=product[place])
-        return product.t().to(x.dtype, memory_format=torch.contiguous_format)
+        dtype = factor_dtype(weight)
+        parts = [product(x.to(dtype), rows) for _, rows in converted(weight, dtype)]
+        return torch.cat(parts, dim=1).to(x.dtype)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
         (weight,), (gradient,) = ctx.saved_tensors, gradients
         return input_gradient(gradient, weight), None
-
-
-def _pieces(weight: torch.Tensor) -> Iterator[tuple[slice, torch.Tensor]]:
-    """The weight's rows in float32, a few at a time; each piece lives until the next is asked for."""
-    rows = max(1, _PIECE // weight.shape[1])
-    buffer = torch.empty(min(rows, len(weight)), weight.shape[1])
-    for begin in range(0, len(weight), rows):
-        source = weight[begin : begin + rows]
-        yield slice(begin, begin + len(source)), buffer[: len(source)].copy_(source)

@@ -9,8 +9,9 @@ import torch
 from semgrad_guard.engine.objective import Norm
 from semgrad_guard.engine.row_sample import RowSample
 
-PRODUCT_ELEMENTS = 1 << 18
-"""Entries of A^T H at a time, few enough to stay in a core's cache."""
+_ELEMENTS = 1 << 18  # entries of A^T H at a time: few enough to stay in a core's cache,
+_HALF_ELEMENTS = 1 << 20  # or more where every product in half precision has a price of its own,
+_ELEMENTS_ELSEWHERE = 1 << 24  # or as a GPU wants them
 
 
 class Products:
@@ -18,10 +19,12 @@ class Products:
 
     def __init__(self, states: torch.Tensor, lengths: Sequence[int], norm: Norm) -> None:
         self._sums = torch.zeros(len(lengths), dtype=torch.float64, device=states.device)
+        self.dtype = states.dtype
+        """In which A is wanted."""
         self._lengths, self._squares = list(lengths), norm == "l2"
         self._states = states.split(self._lengths)
         self._magnitudes = [self._total(h.to(torch.float64, copy=True)) for h in self._states]
-        rows = max(64, PRODUCT_ELEMENTS // states.shape[1])
+        rows = max(64, _elements_at_once(states) // states.shape[1])
         self._buffer = states.new_empty(rows, states.shape[1])
 
     def add(self, sensitivity: torch.Tensor) -> None:
@@ -50,8 +53,15 @@ class Products:
         """The sum over all entries, which are overwritten."""
         if self._squares:
             return values.double().square().sum()  # squares of float32's small numbers vanish in float32
-        # Not torch.norm(p=1): on CPU it accumulates serially in float32 and is wrong for large tensors.
-        return values.abs_().sum()
+        # Not torch.norm(p=1): on CPU it accumulates serially in float32 and is wrong for large tensors. (In bfloat16
+        # a row's sum is taken in float32 and rounded; over a vocabulary of rows that evens out.)
+        return values.abs_().sum(-1).sum(dtype=torch.float64)
+
+
+def _elements_at_once(states: torch.Tensor) -> int:
+    if states.device.type != "cpu":
+        return _ELEMENTS_ELSEWHERE
+    return _HALF_ELEMENTS if states.dtype.itemsize < 4 else _ELEMENTS
 
 
 class SampledProducts(Products):

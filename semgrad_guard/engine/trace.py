@@ -12,16 +12,13 @@ from semgrad_guard.engine.prefix_cache import can_be_cut
 from semgrad_guard.engine.projections import Outputs, Place
 from semgrad_guard.engine.token_batch import TokenBatch
 
-_EXACT = (torch.float32, torch.float64)
-
 
 class Capture:
     """Keeps h^(k) at positions >= `start` while a model generates (prefill in any number of pieces, then tokens).
 
     It also keeps the head's output at every step, which spares scoring a pass through the head, as long as all of it
-    stays within `logit_bytes`. In half precision it does not: at logits of 16 to 32 a bfloat16 is rounded to an eighth.
-    And it keeps what the linear maps of the layers from k on gave, which spares reading their weights once more: of as
-    many maps as `output_bytes` hold.
+    stays within `logit_bytes`; and what the linear maps of the layers from k on gave, which spares reading their
+    weights once more: of as many maps as `output_bytes` hold.
     """
 
     def __init__(self, layer: int, start: int, *, logit_bytes: int = 0, output_bytes: int = 0) -> None:
@@ -74,7 +71,7 @@ class Capture:
         if self._steps is None:
             return
         last = raw[:, -1].detach()
-        if raw.dtype not in _EXACT or (len(self._steps) + 1) * last.numel() * last.itemsize > self._logit_bytes:
+        if (len(self._steps) + 1) * last.numel() * last.itemsize > self._logit_bytes:
             self._steps = None
             return
         self._steps.append(last.clone() if raw.shape[1] > 1 else last)

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from semgrad_guard.engine import head as head_module
+from semgrad_guard.engine import logits as logits_module
 from semgrad_guard.engine import products as products_module
 from semgrad_guard.engine.architecture import LogitTransform
 from semgrad_guard.engine.head import HeadScores, score_head
@@ -74,7 +74,7 @@ def assert_close(found: HeadScores, expected: HeadScores, tolerance: float) -> N
 @pytest.fixture(params=[7, 64, 1 << 20], ids=lambda block: f"block{block}")
 def block(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
     """Vocabulary blocks that do not divide the vocabulary, one that does, and one that holds it all."""
-    monkeypatch.setattr(head_module, "_BLOCK", request.param)
+    monkeypatch.setattr(logits_module, "_BLOCK", request.param)
     return request.param
 
 
@@ -227,8 +227,8 @@ def test_the_size_of_a_block_changes_nothing(
     options = {"lengths": lengths, "head": head, "transform": LogitTransform(), "averages": True}
     whole = score_head(states, targets, **options)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(head_module, "_BLOCK", block)
-        patch.setattr(products_module, "PRODUCT_ELEMENTS", 17)
+        patch.setattr(logits_module, "_BLOCK", block)
+        patch.setattr(products_module, "_ELEMENTS", 17)
         found = score_head(states, targets, **options, kept_bytes=64 << 20 if keep else 0)
         assert_close(found, whole, 1e-11)
 

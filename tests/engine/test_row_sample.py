@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from semgrad_guard import gradient_scores
-from semgrad_guard.engine import head as head_module
+from semgrad_guard.engine import logits as logits_module
 from semgrad_guard.engine import products as products_module
 from semgrad_guard.engine.architecture import LogitTransform
 from semgrad_guard.engine.head import HeadScores, score_head
@@ -146,8 +146,8 @@ def test_an_estimate_depends_on_neither_its_batch_nor_the_blocks(order: list[int
     together = score_head(states, targets, lengths=lengths, **options)
     parts = list(zip(states.split(lengths), targets.split(lengths), strict=True))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(head_module, "_BLOCK", block)
-        patch.setattr(products_module, "PRODUCT_ELEMENTS", elements)
+        patch.setattr(logits_module, "_BLOCK", block)
+        patch.setattr(products_module, "_ELEMENTS", elements)
         permuted = score_head(
             torch.cat([parts[i][0] for i in order]),
             torch.cat([parts[i][1] for i in order]),
