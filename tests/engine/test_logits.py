@@ -1,0 +1,129 @@
+"""Logits as they were left or computed again: the same distributions, and half precision as good as float32."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from semgrad_guard.engine import few_rows, logits
+from semgrad_guard.engine.architecture import LogitTransform
+from semgrad_guard.engine.distribution import Distribution
+from semgrad_guard.engine.head import score_head
+from semgrad_guard.engine.logits import Logits
+
+VOCABULARY, WIDTH, TOKENS = 6000, 48, 12
+PLAIN = LogitTransform()
+
+
+@pytest.fixture(params=[True, False], ids=["multiplied", "converted"])
+def bfloat16_units(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """CPUs that multiply bfloat16, and others."""
+    monkeypatch.setattr(few_rows, "_capabilities", lambda: {"avx512_bf16": request.param, "cpu_name": "any"})
+    return request.param
+
+
+def peaked(dtype: torch.dtype, *, bias: bool = False) -> tuple[torch.Tensor, torch.Tensor, nn.Linear]:
+    """States whose greatest logits are 20 to 26, where a bfloat16 is rounded to an eighth."""
+    generator = torch.Generator().manual_seed(1)
+    head = nn.Linear(WIDTH, VOCABULARY, bias=bias).requires_grad_(False)
+    for parameter in head.parameters():
+        parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.5)
+    head = head.to(dtype)
+    targets = torch.randint(VOCABULARY, (TOKENS,), generator=generator)
+    directions = head.weight[targets].float() + 0.15 * torch.randn(TOKENS, WIDTH, generator=generator)
+    lengths = torch.linspace(20, 26, TOKENS)[:, None]
+    states = directions * lengths / (directions * head.weight[targets].float()).sum(1, keepdim=True)
+    return states.to(dtype), targets.where(torch.arange(TOKENS) % 3 > 0, 17), head
+
+
+def exact(states: torch.Tensor, targets: torch.Tensor, head: nn.Linear) -> tuple[torch.Tensor, torch.Tensor]:
+    """Entropies and log-probabilities in float64 from the same numbers."""
+    bias = None if head.bias is None else head.bias.double()
+    log_p = nn.functional.linear(states.double(), head.weight.double(), bias).log_softmax(-1)
+    return -(log_p.exp() * log_p).sum(-1), log_p.gather(1, targets[:, None]).squeeze(1)
+
+
+def worst(found: torch.Tensor, expected: torch.Tensor) -> float:
+    return float(((found.double() - expected) / expected).abs().max())
+
+
+@pytest.mark.parametrize("bias", [False, True], ids=["", "bias"])
+@pytest.mark.parametrize("block", [1000, 8192])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_rounded_logits_give_the_entropies_of_exact_ones(
+    dtype: torch.dtype, block: int, bias: bool, bfloat16_units: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logits, "_BLOCK", block)
+    states, targets, head = peaked(dtype, bias=bias)
+    entropies, log_probs = exact(states, targets, head)
+    kept = nn.functional.linear(states, head.weight, head.bias)
+    rounded = kept.float().log_softmax(-1)
+    limit = worst(-(rounded.exp() * rounded).sum(-1), entropies) / 20
+    ways = {"kept": {"raw": list(kept)}, "computed once": {"kept_bytes": 1 << 30}, "computed twice": {}}
+    for name, options in ways.items():
+        found = Logits(states, targets, head, transform=PLAIN, **options)
+        distribution, aims = found.survey()
+        assert worst(distribution.entropies, entropies) < min(1e-3, limit), name
+        assert worst(distribution.log_probs(aims), log_probs) < 2e-3, name
+        blocks = dict(iter(found))
+        assert sum(part.shape[1] for part in blocks.values()) == VOCABULARY
+        whole = torch.cat(list(blocks.values()), dim=1)
+        assert torch.allclose(whole.gather(1, targets[:, None]).squeeze(1), aims)
+        assert worst(Distribution.of(whole.clone(), whole.argmax(1)[:, None]).entropies, entropies) < 1e-3
+
+
+@pytest.mark.parametrize("length", [1, 3, 12])
+def test_paragrad_and_seed_in_bfloat16_stay_near_float64(length: int, bfloat16_units: bool) -> None:
+    """Of nearly certain answers, whose few large sensitivities are each rounded to 8 bits; others average out."""
+    states, targets, head = peaked(torch.bfloat16)
+    options = {"lengths": [length] * (TOKENS // length), "transform": PLAIN, "averages": True}
+    kept = list(nn.functional.linear(states, head.weight))
+    double = nn.Linear(WIDTH, VOCABULARY, bias=False, dtype=torch.float64).requires_grad_(False)
+    double.weight.copy_(head.weight)
+    expected = score_head(states.double(), targets, head=double, **options)
+    found = score_head(states, targets, head=head, raw_logits=kept, **options)
+    assert worst(found.paragrad, expected.paragrad) < 1e-2
+    assert float((found.seed.double() - expected.seed).norm() / expected.seed.norm()) < 5e-3
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    seed=st.integers(0, 10_000),
+    vocabulary=st.integers(1, 700),
+    count=st.integers(1, 40),
+    levels=st.integers(1, 1000),
+)
+def test_the_greatest_are_found_in_any_vocabulary(seed: int, vocabulary: int, count: int, levels: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    rows = torch.randint(levels, (3, vocabulary), generator=generator).bfloat16()
+    count = min(count, vocabulary)
+    places = logits._greatest(rows, count)
+    assert all(len(set(row)) == count for row in places.tolist())
+    assert torch.equal(rows.gather(1, places).sort(dim=1).values, rows.topk(count).values.sort(dim=1).values)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    seed=st.integers(0, 10_000),
+    cuts=st.lists(st.integers(1, 39), max_size=4, unique=True),
+    sharpness=st.sampled_from([0.1, 3.0, 30.0]),
+)
+def test_a_distribution_is_that_of_its_parts(seed: int, cuts: list[int], sharpness: float) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    whole = torch.randn(5, 40, generator=generator, dtype=torch.float64) * sharpness
+    bounds = [0, *sorted(cuts), 40]
+    joined: Distribution | None = None
+    for begin, end in pairwise(bounds):
+        part = whole[:, begin:end]
+        found = Distribution.of(part.clone(), part.argmax(1)[:, None])
+        joined = found if joined is None else joined.joined(found)
+    log_p = whole.log_softmax(-1)
+    assert joined is not None
+    assert torch.allclose(joined.entropies, -(log_p.exp() * log_p).sum(1), rtol=1e-9, atol=1e-12)
+    assert torch.allclose(joined.log_probs(whole[:, 7]), log_p[:, 7], rtol=1e-9, atol=1e-12)
+    assert torch.allclose(joined.complements(whole[:, 7]), 1 - log_p[:, 7].exp(), rtol=1e-7, atol=1e-12)
