@@ -1,30 +1,35 @@
 """Ratios that must not get worse: the committed ones, and what a new run says of them.
 
 The least of the rounds is compared, not the median: noise on a shared machine only ever adds time. Shares of generation
-compare between processors of one kind only; elsewhere the file says nothing, and that is said.
+compare between processors of one kind only: the file holds a report for each kind that was measured. Elsewhere it says
+nothing, and that is said.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 TOLERANCE = 1.35
 MEMORY_TOLERANCE_MB = 40
 
 
-def worsened(report: Mapping[str, Any], recorded: Mapping[str, Any]) -> list[str]:
-    """What is worse than recorded, a line each; empty where nothing is."""
-    here, there = report["machine"], recorded["machine"]
-    if (here["cpu"], here["capability"]) != (there["cpu"], there["capability"]):
-        return [f"not comparable: recorded on {there['cpu']} ({there['capability']}), this is {here['cpu']}"]
-    known = {(row["dtype"], row["setting"]): row for row in recorded["rows"]}
+def worsened(report: Mapping[str, Any], recorded: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What is worse than recorded on a machine of this kind, a line each; empty where nothing is."""
+    machines = {_kind(each): each for each in recorded}
+    if _kind(report) not in machines:
+        return [f"not comparable: recorded on {', '.join(sorted(machines))}; this is {_kind(report)}"]
+    known = {(row["dtype"], row["setting"]): row for row in machines[_kind(report)]["rows"]}
     complaints: list[str] = []
     for row in report["rows"]:
         before = known.get((row["dtype"], row["setting"]))
         if before is not None:
             complaints += _worse(row, before)
     return complaints
+
+
+def _kind(report: Mapping[str, Any]) -> str:
+    return f"{report['machine']['cpu']} ({report['machine']['capability']})"
 
 
 def _worse(row: Mapping[str, Any], before: Mapping[str, Any]) -> list[str]:

@@ -169,22 +169,26 @@ class TestWorsened:
 
     def test_nothing_where_nothing_is_worse(self, load: Load) -> None:
         worsened = load("recorded").worsened
-        assert worsened(self.report(), self.report()) == []
-        assert worsened(self.report(least=0.26, peak=80), self.report()) == []  # noise
-        assert worsened(self.report(setting="60/9", least=9), self.report()) == []  # never recorded
+        assert worsened(self.report(), [self.report()]) == []
+        assert worsened(self.report(least=0.26, peak=80), [self.report()]) == []  # noise
+        assert worsened(self.report(setting="60/9", least=9), [self.report()]) == []  # never recorded
 
     def test_time_and_memory_are_told_apart(self, load: Load) -> None:
         worsened = load("recorded").worsened
-        slow = worsened(self.report(least=0.3), self.report())
+        slow = worsened(self.report(least=0.3), [self.report()])
         assert len(slow) == 3
         assert all("0.300" in line and "recorded 0.200" in line for line in slow)
-        (big,) = worsened(self.report(peak=100), self.report())
+        (big,) = worsened(self.report(peak=100), [self.report()])
         assert "100 MB" in big
 
     def test_another_processor_is_not_compared(self, load: Load) -> None:
         elsewhere = {**self.report(), "machine": {"cpu": "B", "capability": "AVX2"}}
-        (line,) = load("recorded").worsened(elsewhere, self.report(least=0.01))
-        assert "not comparable" in line
+        worsened = load("recorded").worsened
+        (line,) = worsened(elsewhere, [self.report(least=0.01)])
+        assert line == "not comparable: recorded on A (AVX2); this is B (AVX2)"
+        assert (
+            len(worsened(elsewhere, [self.report(), {**self.report(least=0.01), "machine": elsewhere["machine"]}])) == 3
+        )
 
 
 class TestPicture:
