@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 from fused_fits import FITS, LABEL_FREE, Answers
 from fused_measure import ALPHAS, BUDGETS, PROMISES, SETTINGS, SPLITS, Floats, Measured, measure, weighted_auroc
+from tables import table
 
 MARK = "<!-- Below: written by benchmarks/fused.py -->"
 PROCESSES = 2
@@ -126,6 +127,5 @@ def _costs(models: Sequence[Answers]) -> Iterator[str]:
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    for cells in (head, ["---"] * len(head), *rows):
-        yield "| " + " | ".join(cells) + " |"
+    yield from table(head, rows)
     yield ""

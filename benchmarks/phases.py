@@ -20,7 +20,7 @@ import command
 import torch
 from floor import scoring_floor
 from machine import about, cpu_seconds, measured_rates
-from shapes import Setting, build
+from shapes import USUAL, build
 from tables import table
 from ways import Bench
 
@@ -29,7 +29,6 @@ from semgrad_guard.engine.logits import Logits
 from semgrad_guard.engine.products import Products
 from semgrad_guard.engine.replay import Replayer
 
-SETTINGS = (Setting(60, 8), Setting(60, 32), Setting(60, 128), Setting(1000, 8), Setting(60, 16, 8))
 PARTS: dict[str, tuple[Any, str]] = {
     "replay": (Replayer, "captured"),
     "entropies": (Logits, "survey"),
@@ -81,7 +80,7 @@ def main() -> None:
     model, rates = build(arguments.shape, dtype), measured_rates(dtype)
     report: dict[str, Any] = {"shape": arguments.shape, "dtype": arguments.dtype, "machine": about(), "rows": []}
     columns, lines = (*PARTS, "rest", "whole"), list[tuple[str, ...]]()
-    for setting in SETTINGS:
+    for setting in USUAL:
         seconds = measure(Bench(model, setting), arguments.rounds)
         least = scoring_floor(model.config, setting, rates, dtype.itemsize)
         floors = {"seed A W": least.seed, "ParaGrad": least.paragrad, "backward": least.backward, "whole": least.total}
@@ -89,7 +88,7 @@ def main() -> None:
         shown = (f"{seconds[c]:.3f}" + (f" ({floors[c]:.3f})" if c in floors else "") for c in columns)
         lines.append((str(setting), *shown))
         command.keep(report, arguments.output)
-        print(f"{setting} done, {len(lines)} of {len(SETTINGS)}", file=sys.stderr)
+        print(f"{setting} done, {len(lines)} of {len(USUAL)}", file=sys.stderr)
     print("\n".join(table(("prompt/answer", *columns), lines)))
 
 
