@@ -102,8 +102,8 @@ class _Product(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         ctx.save_for_backward(weight)
-        dtype = factor_dtype(weight)
-        parts = [product(x.to(dtype), rows) for _, rows in converted(weight, dtype)]
+        factor = x.to(factor_dtype(weight))
+        parts = [product(factor, rows) for _, rows in converted(weight, factor.dtype)]
         return torch.cat(parts, dim=1).to(x.dtype)
 
     @staticmethod

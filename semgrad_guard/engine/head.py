@@ -83,7 +83,7 @@ def score_head(
     if sampled_rows is None or sampled_rows >= len(head.weight):
         products = Products(states.to(factor_dtype(states)), lengths, norm)
     else:
-        # sum_v |A_tv|; a soft cap lowers it
+        # What sum_v |A_tv| is, or with a soft cap at most.
         limits = 2 * abs(transform.scale) * weights * distribution.complements(aims)
         seeds = [_seed_of(part.tolist(), seed) for part in targets.split(list(lengths))]
         products = SampledProducts(states.to(precision), lengths, limits=limits, draws=sampled_rows, seeds=seeds)
