@@ -33,7 +33,7 @@ PARTS: dict[str, tuple[Any, str]] = {
     "replay": (Replayer, "captured"),
     "entropies": (Logits, "survey"),
     "A": (head, "_sensitivity"),
-    "seed A W": (head, "_add_back"),
+    "seed A W": (head, "add_product"),
     "ParaGrad": (Products, "add"),
     "backward": (torch.autograd, "grad"),
 }

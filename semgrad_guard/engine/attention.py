@@ -19,6 +19,8 @@ from torch import nn
 from transformers import AttentionInterface
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from semgrad_guard.engine.few_rows import precise_dtype
+
 _NAME = "semgrad_guard_replay"
 _PLAIN = "sdpa"  # what it takes the place of
 _MORE = ("position_bias", "softcap", "s_aux", "cache")  # what some models ask of attention besides
@@ -71,9 +73,8 @@ def attend(
     if asked or not query.requires_grad or query.device.type != "cpu":
         plain = ALL_ATTENTION_FUNCTIONS[_PLAIN]
         return plain(module, query, key, value, attention_mask, scaling=scaling, **options)
-    precision = torch.float64 if query.dtype == torch.float64 else torch.float32
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    output: Any = _FewQueries.apply(query.to(precision) * scale, key, value, attention_mask)
+    output: Any = _FewQueries.apply(query.to(precise_dtype(query)) * scale, key, value, attention_mask)
     return output.to(query.dtype).transpose(1, 2).contiguous(), None
 
 

@@ -37,14 +37,31 @@ def factor_dtype(tensor: torch.Tensor) -> torch.dtype:
     return tensor.dtype if multiplies_well(tensor) else torch.float32
 
 
+def precise_dtype(tensor: torch.Tensor) -> torch.dtype:
+    """The dtype in which exponentials and sums over it are taken."""
+    return torch.float64 if tensor.dtype == torch.float64 else torch.float32
+
+
 def product(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """x W^T [n, out] for x [n, in] and a weight [out, in] of one dtype, in the faster order."""
-    if x.device.type == "cpu" and len(x) in _FEW and _weight_first():
-        return torch.mm(weight, x.t().contiguous()).t()
-    return torch.mm(x, weight.t())
+    """x W^T [n, out] for x [n, in] and a weight [out, in], in x's dtype and the faster order."""
+    if x.device.type == "cpu" and _weight_first(len(x)):
+        factor = x.t().contiguous()
+        parts = [torch.mm(rows, factor).t() for _, rows in _converted(weight, x.dtype)]
+    else:
+        parts = [torch.mm(x, rows.t()) for _, rows in _converted(weight, x.dtype)]
+    return torch.cat(parts, dim=1)
 
 
-def converted(weight: torch.Tensor, dtype: torch.dtype) -> Iterator[tuple[slice, torch.Tensor]]:
+def add_product(total: torch.Tensor, gradient: torch.Tensor, weight: torch.Tensor) -> None:
+    """total [n, in] += gradient [n, out] W, the products in the gradient's dtype."""
+    for place, rows in _converted(weight, gradient.dtype):
+        if gradient.dtype == total.dtype:
+            total.addmm_(gradient[:, place], rows)
+        else:
+            total += gradient[:, place] @ rows
+
+
+def _converted(weight: torch.Tensor, dtype: torch.dtype) -> Iterator[tuple[slice, torch.Tensor]]:
     """The rows of a weight [out, in] in `dtype` and their place: all of them, where that is their own dtype.
 
     Else, on a CPU, few enough at a time to stay in a core's cache; each piece lives until the next is asked for.
@@ -65,8 +82,13 @@ def _capabilities() -> Mapping[str, Any]:
     return torch.cpu.get_capabilities()
 
 
-def _weight_first() -> bool:
+def _is_intel() -> bool:
     return "Intel" in str(_capabilities().get("cpu_name"))
+
+
+def _weight_first(rows: int) -> bool:
+    """Whether W x^T is the faster order for so many rows x."""
+    return rows in _FEW and _is_intel()
 
 
 def linear_map(linear: nn.Linear, states: torch.Tensor) -> torch.Tensor:
@@ -74,26 +96,25 @@ def linear_map(linear: nn.Linear, states: torch.Tensor) -> torch.Tensor:
     weight, rows = linear.weight, states.numel() // states.shape[-1]
     if not _helps(weight, rows) or states.dtype != weight.dtype:
         return F.linear(states, weight, linear.bias)
-    product: Any = _Product.apply(states.reshape(rows, -1), weight)
+    output: Any = _Product.apply(states.reshape(rows, -1), weight)
     if linear.bias is not None:
-        product = product + linear.bias
-    return product.view(*states.shape[:-1], -1)
+        output = output + linear.bias
+    return output.view(*states.shape[:-1], -1)
 
 
 def input_gradient(gradient: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     """The gradient [n, in] with respect to x, from that with respect to x W^T [n, out]."""
     if multiplies_well(weight) or not _helps(weight, len(gradient)):
         return gradient @ weight
-    factor, total = gradient.float(), torch.zeros(gradient.shape[0], weight.shape[1])
-    for place, rows in converted(weight, torch.float32):
-        total.addmm_(factor[:, place], rows)
+    total = torch.zeros(gradient.shape[0], weight.shape[1])
+    add_product(total, gradient.float(), weight)
     return total.to(gradient.dtype)
 
 
 def _helps(weight: torch.Tensor, rows: int) -> bool:
     if weight.device.type != "cpu" or weight.numel() < _LARGE:
         return False
-    return rows in _FEW and _weight_first() if multiplies_well(weight) else rows >= _FEW.start
+    return _weight_first(rows) if multiplies_well(weight) else rows >= _FEW.start
 
 
 class _Product(torch.autograd.Function):
@@ -102,9 +123,7 @@ class _Product(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         ctx.save_for_backward(weight)
-        factor = x.to(factor_dtype(weight))
-        parts = [product(factor, rows) for _, rows in converted(weight, factor.dtype)]
-        return torch.cat(parts, dim=1).to(x.dtype)
+        return product(x.to(factor_dtype(weight)), weight).to(x.dtype)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:

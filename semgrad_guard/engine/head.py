@@ -21,7 +21,7 @@ from torch import nn
 
 from semgrad_guard.engine.architecture import LogitTransform
 from semgrad_guard.engine.distribution import Distribution
-from semgrad_guard.engine.few_rows import converted, factor_dtype
+from semgrad_guard.engine.few_rows import add_product, factor_dtype, precise_dtype
 from semgrad_guard.engine.logits import Logits
 from semgrad_guard.engine.objective import Norm
 from semgrad_guard.engine.products import Products, SampledProducts
@@ -74,7 +74,7 @@ def score_head(
         sampled_rows: estimate ParaGrad's l1 norm from that many draws of the vocabulary's rows, where it has more.
         seed: of the draws, which depend on it and on an answer's tokens alone, not on the batch.
     """
-    precision = torch.float64 if states.dtype == torch.float64 else torch.float32
+    precision = precise_dtype(states)
     logits = Logits(states, targets, head, transform=transform, raw=raw_logits, kept_bytes=kept_bytes)
     distribution, aims = logits.survey()
     weights = distribution.entropies if weighted else torch.ones_like(aims)
@@ -93,7 +93,8 @@ def score_head(
         if transform != LogitTransform():
             sensitivity.mul_(transform.derivative(block))
         sensitivity = sensitivity.to(products.dtype)
-        _add_back(backward, sensitivity, head.weight[start : start + block.shape[1]])
+        rows = head.weight[start : start + block.shape[1]]
+        add_product(backward, sensitivity.to(factor_dtype(rows)), rows)
         products.add(sensitivity)
     means, errors = products.means(head.weight.numel()), products.errors(head.weight.numel())
     return HeadScores(distribution.entropies, distribution.log_probs(aims), backward, means, errors)
@@ -108,16 +109,6 @@ def _sensitivity(
     block = (logits - distribution.peak[:, None]).exp_().mul_((-weights / total)[:, None])
     block[hit, local[hit]] = (weights * distribution.complements(aims))[hit]
     return block
-
-
-def _add_back(seed: torch.Tensor, sensitivity: torch.Tensor, weight: torch.Tensor) -> None:
-    """seed += A W over one block of A [n, block] and the head's rows [block, d]."""
-    factor = sensitivity.to(factor_dtype(weight))
-    for place, rows in converted(weight, factor.dtype):
-        if factor.dtype == seed.dtype:
-            seed.addmm_(factor[:, place], rows)
-        else:
-            seed += factor[:, place] @ rows
 
 
 def _seed_of(tokens: list[int], seed: int) -> int:

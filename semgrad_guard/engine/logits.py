@@ -18,7 +18,7 @@ from torch import nn
 
 from semgrad_guard.engine.architecture import LogitTransform
 from semgrad_guard.engine.distribution import Distribution
-from semgrad_guard.engine.few_rows import converted, factor_dtype, product
+from semgrad_guard.engine.few_rows import factor_dtype, precise_dtype, product
 
 _BLOCK = 8192  # vocabulary entries a step on a CPU, fewer where many tokens share it:
 _ELEMENTS = 1 << 20  # n x block logits stay in its cache,
@@ -52,7 +52,7 @@ class Logits:
         `raw` is the head's output [V] for each, where a generation kept it; else it is computed, once where it stays
         within `kept_bytes`, or whenever it is asked for.
         """
-        self._precise = states.to(torch.float64 if states.dtype == torch.float64 else torch.float32)
+        self._precise = states.to(precise_dtype(states))
         self._targets, self._head, self._transform = targets, head, transform
         n, self._vocabulary = len(states), len(head.weight)
         factor = states.to(factor_dtype(states))
@@ -91,8 +91,7 @@ class Logits:
 
     def _computed(self, factor: torch.Tensor, start: int) -> torch.Tensor:
         """The same from the states, in their dtype."""
-        weight = self._head.weight[start : start + self._size]
-        z = torch.cat([product(factor, rows) for _, rows in converted(weight, factor.dtype)], dim=1)
+        z = product(factor, self._head.weight[start : start + self._size])
         return z if self._head.bias is None else z + self._head.bias[start : start + self._size]
 
     def _by_block(self) -> tuple[Distribution, torch.Tensor]:

@@ -30,7 +30,7 @@ def everywhere(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     apply: Callable[..., torch.Tensor] = few_rows._Product.apply
     monkeypatch.setattr(few_rows, "_LARGE", 1)
     monkeypatch.setattr(few_rows, "_FEW", range(1, 1000))
-    monkeypatch.setattr(few_rows, "_weight_first", lambda: True)
+    monkeypatch.setattr(few_rows, "_is_intel", lambda: True)
     monkeypatch.setattr(few_rows._Product, "apply", lambda x, weight: taken.append(len(x)) or apply(x, weight))
     return taken
 
