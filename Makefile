@@ -63,7 +63,7 @@ format: $(STAMP)
 	$(BIN)/ruff check --fix .
 
 train-pocket: $(STAMP)  ## the embedded model's facts again, around the committed reader (twenty minutes of two cores)
-	$(BIN)/python -m semgrad_guard.pocket.train --output output/pocket
+	$(BIN)/python -m research.pocket.train --output output/pocket
 
 clean:
 	rm -rf $(VENV) $(LOWEST) $(POLYGRAPH) output dist .coverage

@@ -22,7 +22,7 @@ COMMANDS = {
     "import torch": ["-c", "import torch"],
     "import torch, a transformers model": ["-c", "import torch; from transformers import LlamaForCausalLM"],
     "import semgrad_guard": ["-c", "import semgrad_guard"],
-    "import semgrad_guard.decision": ["-c", "import semgrad_guard.decision"],
+    "import semgrad_guard.calibration": ["-c", "import semgrad_guard.calibration"],
     "semgrad-guard --help": ["-m", "semgrad_guard.cli", "--help"],
     "semgrad-guard ask": ["-m", "semgrad_guard.cli", "ask", "What is the capital of France?"],
 }

@@ -22,12 +22,12 @@ from typing import Any
 import torch
 from fused_report import report
 
+from research.pocket import cases
+from research.pocket.cases import Case
 from semgrad_guard import GenerationOptions, LanguageModel, Message
-from semgrad_guard.engine.scoring import scorer_of
+from semgrad_guard.engine.scoring.scorer import scorer_of
 from semgrad_guard.estimators import FusedGrad
 from semgrad_guard.evaluation.graders import ExactMatch
-from semgrad_guard.pocket import cases
-from semgrad_guard.pocket.cases import Case
 
 WANTED = {
     "known": 200, "rare": 130, "unknown": 60, "several": 130,

@@ -10,8 +10,8 @@ import numpy as np
 from fused_fits import FITS, Answers, Scores
 from numpy.typing import NDArray
 
-from semgrad_guard.decision import calibrate
-from semgrad_guard.decision.fixed_sequence import GRID_SIZE
+from semgrad_guard.calibration import calibrate
+from semgrad_guard.calibration.fixed_sequence import GRID_SIZE
 
 LABELS = (30, 50, 100, 400, 700)
 SPLITS, TESTED, REPLICATES = 20, 500, 400

@@ -16,9 +16,9 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from semgrad_guard.pocket import cases
-from semgrad_guard.pocket.frames import bank, plain
-from semgrad_guard.pocket.world import KNOWN, RARE, UNKNOWN, Fact, of_split, question
+from research.pocket import cases
+from research.pocket.frames import bank, plain
+from research.pocket.world import KNOWN, RARE, UNKNOWN, Fact, of_split, question
 
 Row = dict[str, Any]
 WANTED = {"known": 150, "rare": 100, "unknown": 100, "several": 100, "invented": 150, "frames": 200}

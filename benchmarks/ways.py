@@ -10,11 +10,11 @@ from naive import naive_scores
 from shapes import SEMANTIC_TOKEN, Setting
 from transformers import GenerationConfig
 
-from semgrad_guard.engine.memory import FRUGAL
 from semgrad_guard.engine.objective import Objective
-from semgrad_guard.engine.scoring import scorer_of
-from semgrad_guard.engine.token_batch import TokenBatch
-from semgrad_guard.engine.trace import Capture, Trace
+from semgrad_guard.engine.replay.captured_states import Capture, Trace
+from semgrad_guard.engine.replay.memory import FRUGAL
+from semgrad_guard.engine.replay.token_batch import TokenBatch
+from semgrad_guard.engine.scoring.scorer import scorer_of
 
 OBJECTIVE = Objective("official")
 Scores = list[tuple[float, float]]

@@ -1,6 +1,6 @@
 """semgrad-guard: every answer of a local language model knows how sure it is, and a threshold keeps a promise.
 
-The names load lazily: importing this package, or `semgrad_guard.decision`, loads neither torch nor transformers.
+The names load lazily: importing this package, or `semgrad_guard.calibration`, loads neither torch nor transformers.
 """
 
 from __future__ import annotations
@@ -8,29 +8,22 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from semgrad_guard import _moved
+
+_moved.install()
+
 if TYPE_CHECKING:
-    from semgrad_guard.calibrated import estimator_of
-    from semgrad_guard.decision import (
-        Binding,
-        Calibration,
-        Drift,
-        DriftMonitor,
-        Policy,
-        Promise,
-        calibrate,
-        combined_promise,
-        drift,
-        split_delta,
-    )
-    from semgrad_guard.engine.evidence import Evidence
-    from semgrad_guard.engine.generation import Generation, GenerationOptions
-    from semgrad_guard.engine.gradient_scores import gradient_scores
+    from semgrad_guard.calibration import Binding, Calibration, Drift, DriftMonitor, calibrate, drift
+    from semgrad_guard.engine.generation.evidence import Evidence
+    from semgrad_guard.engine.generation.generation import Generation
+    from semgrad_guard.engine.generation.options import GenerationOptions
     from semgrad_guard.engine.language_model import LanguageModel
-    from semgrad_guard.engine.memory import FRUGAL, Memory
     from semgrad_guard.engine.objective import Objective
-    from semgrad_guard.engine.scores import GradientScores
-    from semgrad_guard.engine.segments import Segment
-    from semgrad_guard.engine.token_choice import TokenChoice
+    from semgrad_guard.engine.prompts.token_choice import TokenChoice
+    from semgrad_guard.engine.replay.memory import FRUGAL, Memory
+    from semgrad_guard.engine.scoring.gradient_scores import gradient_scores
+    from semgrad_guard.engine.scoring.scores import GradientScores
+    from semgrad_guard.engine.scoring.segments import Segment
     from semgrad_guard.errors import SemGradGuardError
     from semgrad_guard.estimators import (
         Estimator,
@@ -43,32 +36,22 @@ if TYPE_CHECKING:
         ParaGrad,
         SemGrad,
     )
-    from semgrad_guard.guard import Guard
+    from semgrad_guard.guard import Guard, Policy, Promise, combined_promise, split_delta
+    from semgrad_guard.guard.calibrated_estimator import estimator_of
     from semgrad_guard.records import METADATA_KEY, Message, Score, SemanticToken, ToolCall, Verdict
 
 _HOMES = {
-    "semgrad_guard.calibrated": ("estimator_of",),
-    "semgrad_guard.decision": (
-        "Binding",
-        "Calibration",
-        "Drift",
-        "DriftMonitor",
-        "Policy",
-        "Promise",
-        "calibrate",
-        "combined_promise",
-        "drift",
-        "split_delta",
-    ),
-    "semgrad_guard.engine.evidence": ("Evidence",),
-    "semgrad_guard.engine.generation": ("Generation", "GenerationOptions"),
-    "semgrad_guard.engine.gradient_scores": ("gradient_scores",),
+    "semgrad_guard.calibration": ("Binding", "Calibration", "Drift", "DriftMonitor", "calibrate", "drift"),
+    "semgrad_guard.engine.generation.evidence": ("Evidence",),
+    "semgrad_guard.engine.generation.generation": ("Generation",),
+    "semgrad_guard.engine.generation.options": ("GenerationOptions",),
+    "semgrad_guard.engine.scoring.gradient_scores": ("gradient_scores",),
     "semgrad_guard.engine.language_model": ("LanguageModel",),
-    "semgrad_guard.engine.memory": ("FRUGAL", "Memory"),
+    "semgrad_guard.engine.replay.memory": ("FRUGAL", "Memory"),
     "semgrad_guard.engine.objective": ("Objective",),
-    "semgrad_guard.engine.scores": ("GradientScores",),
-    "semgrad_guard.engine.segments": ("Segment",),
-    "semgrad_guard.engine.token_choice": ("TokenChoice",),
+    "semgrad_guard.engine.scoring.scores": ("GradientScores",),
+    "semgrad_guard.engine.scoring.segments": ("Segment",),
+    "semgrad_guard.engine.prompts.token_choice": ("TokenChoice",),
     "semgrad_guard.errors": ("SemGradGuardError",),
     "semgrad_guard.estimators": (
         "Estimator",
@@ -81,7 +64,7 @@ _HOMES = {
         "ParaGrad",
         "SemGrad",
     ),
-    "semgrad_guard.guard": ("Guard",),
+    "semgrad_guard.guard": ("Guard", "Policy", "Promise", "combined_promise", "estimator_of", "split_delta"),
     "semgrad_guard.records": ("METADATA_KEY", "Message", "Score", "SemanticToken", "ToolCall", "Verdict"),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}

@@ -25,10 +25,7 @@ They derive from plain `Exception`: frameworks swallow or misread subclasses of 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from semgrad_guard.records import Verdict
+from semgrad_guard.records import Verdict
 
 
 class SemGradGuardError(Exception):

@@ -6,11 +6,9 @@ import hashlib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Self, cast, get_args
+from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
-
-from semgrad_guard.errors import InputError
 
 METADATA_KEY = "semgrad_guard"
 """The one metadata key used in every integration."""
@@ -19,28 +17,10 @@ LOG = "ln "
 """Begins the name of a column that takes a feature's logarithm."""
 
 Action = Literal["answer", "escalate", "abstain"]
-Mode = Literal["enforce", "annotate", "observe", "raise"]
-"""What a router does with its decision: carry it out; write it on the answer; only report it; raise an error."""
 
 Status = Literal["scored", "unscored", "failed"]
 FinishReason = Literal["stop", "length"]
 TokenSource = Literal["assistant_header", "user_text", "last_token", "override"]
-
-
-def withholds(mode: Mode) -> bool:
-    """Whether a mode may keep an answer back, so that nothing of it may leave before it is judged."""
-    return mode in ("enforce", "raise")
-
-
-def require_mode(mode: object) -> Mode:
-    """The mode itself.
-
-    Raises:
-        InputError: there is no such mode.
-    """
-    if mode not in get_args(Mode):
-        raise InputError(f"mode must be one of {', '.join(map(repr, get_args(Mode)))}, not {mode!r}")
-    return cast("Mode", mode)
 
 
 @dataclass(frozen=True)

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from semgrad_guard import Binding, Calibration, Guard, LanguageModel, Policy, calibrate
-from semgrad_guard.calibrated import estimator_of
-from semgrad_guard.decision import EstimatorChoice
+from semgrad_guard.calibration import EstimatorChoice
 from semgrad_guard.errors import BindingMismatchError, CalibrationError
 from semgrad_guard.estimators import ESTIMATORS, Estimator, FusedGrad, HybridGrad, LengthNormalisedEntropy, SemGrad
+from semgrad_guard.guard.calibrated_estimator import estimator_of
 
 ASKED = [f"What is item {i}?" for i in range(6)]
 

@@ -23,7 +23,7 @@ from langchain_semgrad_guard.review import HumanReview
 from semgrad_guard import Policy, Verdict
 from semgrad_guard.errors import InputError, LowConfidenceError, UnenforcedPolicyError
 from semgrad_guard.guard import abstained, escalated
-from semgrad_guard.records import Mode, withholds
+from semgrad_guard.guard.modes import Mode, withholds
 
 NOSTREAM = "nostream"
 """LangGraph's tag for runs that its message streams leave out."""

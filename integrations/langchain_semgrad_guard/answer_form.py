@@ -12,8 +12,8 @@ from langchain_core.utils.function_calling import convert_to_openai_tool
 from langchain_core.utils.json_schema import dereference_refs
 
 from semgrad_guard import LanguageModel, Message
-from semgrad_guard.engine.grammar import json_rule, one_of
-from semgrad_guard.engine.tool_format import Tool
+from semgrad_guard.engine.prompts.grammar import json_rule, one_of
+from semgrad_guard.engine.prompts.tool_format import Tool
 from semgrad_guard.errors import InputError
 
 FORM_OPTIONS = frozenset({"tools", "tool_choice", "response_format"})

@@ -28,12 +28,12 @@ from semgrad_guard import (
     LanguageModel,
     Verdict,
 )
-from semgrad_guard.calibrated import as_estimator
-from semgrad_guard.engine.settings import call_options, weights_of
-from semgrad_guard.engine.tool_format import ToolAnswer
-from semgrad_guard.engine.weights import Weights
+from semgrad_guard.adapters.settings import call_options, weights_of
+from semgrad_guard.adapters.weights import Weights
+from semgrad_guard.engine.prompts.tool_format import ToolAnswer
 from semgrad_guard.errors import SemGradGuardError
 from semgrad_guard.guard import assess
+from semgrad_guard.guard.calibrated_estimator import as_estimator
 
 _CALL_OPTIONS = FORM_OPTIONS | {"logprobs", "stream"}
 """What a call may say besides how its answer is generated."""

@@ -14,10 +14,10 @@ from langchain_semgrad_guard.docket import is_escalating, open_for
 from langchain_semgrad_guard.judging import judgement
 from langchain_semgrad_guard.observing import report
 from semgrad_guard import Policy, Verdict
-from semgrad_guard.decision.policy import require_policy
 from semgrad_guard.errors import InputError, LowConfidenceError, UnenforcedPolicyError
 from semgrad_guard.guard import ABSTAIN_MESSAGE
-from semgrad_guard.records import Mode, require_mode, withholds
+from semgrad_guard.guard.modes import Mode, require_mode, withholds
+from semgrad_guard.guard.policy import require_policy
 
 _REMEDY = (
     "Use ChatSemGrad(...) and one of invoke, ainvoke, batch, abatch, generate, stream, astream or their event streams, "

@@ -22,7 +22,7 @@ from semgrad_guard import (
     METADATA_KEY,
     LanguageModel,
 )
-from semgrad_guard.engine.settings import loaded_weights, require_loaded
+from semgrad_guard.adapters.settings import loaded_weights, require_loaded
 from semgrad_guard.errors import InputError
 from semgrad_guard.guard import template_name
 

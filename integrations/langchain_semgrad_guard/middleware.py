@@ -17,10 +17,10 @@ from langchain_semgrad_guard.audience import unheard
 from langchain_semgrad_guard.judging import judged_by
 from langchain_semgrad_guard.review import HumanReview
 from semgrad_guard import METADATA_KEY, Policy
-from semgrad_guard.decision.policy import require_policy
 from semgrad_guard.errors import InputError
 from semgrad_guard.guard import ABSTAIN_MESSAGE
-from semgrad_guard.records import Mode, require_mode
+from semgrad_guard.guard.modes import Mode, require_mode
+from semgrad_guard.guard.policy import require_policy
 
 
 class UncertaintyState(AgentState[Any]):

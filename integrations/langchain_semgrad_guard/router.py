@@ -18,7 +18,7 @@ from langchain_semgrad_guard.scored_model import ScoredChatModel
 from semgrad_guard import Estimator, LanguageModel, Policy, estimator_of
 from semgrad_guard.errors import InputError
 from semgrad_guard.guard import ABSTAIN_MESSAGE
-from semgrad_guard.records import Mode
+from semgrad_guard.guard.modes import Mode
 
 
 class UncertaintyRouter(RunnableBindingBase[LanguageModelInput, AIMessage]):

@@ -21,9 +21,9 @@ from langchain_semgrad_guard.audience import is_audience
 from langchain_semgrad_guard.docket import astepped, stepped
 from langchain_semgrad_guard.enforcement import EnforcingChatModel
 from semgrad_guard import METADATA_KEY, Estimator, GenerationOptions, HybridGrad, LanguageModel, Verdict
-from semgrad_guard.calibrated import as_estimator
 from semgrad_guard.errors import EmptyResponseError, PromptTooLongError
 from semgrad_guard.guard import assess, scoring_settings, template_name
+from semgrad_guard.guard.calibrated_estimator import as_estimator
 from semgrad_guard.records import Conversation
 
 

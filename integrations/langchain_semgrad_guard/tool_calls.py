@@ -11,7 +11,7 @@ from langchain_core.messages import AIMessage
 from langchain_core.messages.tool import invalid_tool_call, tool_call
 
 from semgrad_guard import ToolCall
-from semgrad_guard.engine.tool_format import ToolAnswer
+from semgrad_guard.engine.prompts.tool_format import ToolAnswer
 
 CALL_BLOCKS = frozenset({"tool_use", "tool_call", "tool_call_chunk", "invalid_tool_call", "function_call"})
 """Content blocks in which providers say again what stands in a message's `tool_calls`."""

@@ -14,7 +14,7 @@ from opentelemetry._logs import LoggerProvider
 from opentelemetry.trace import Span, get_current_span
 
 from langchain_semgrad_guard.judging import verdict_of
-from semgrad_guard.telemetry import EvaluationLog
+from semgrad_guard.adapters.telemetry import EvaluationLog
 
 _OPENINFERENCE = "openinference.instrumentation.langchain"
 _log = logging.getLogger(__name__)

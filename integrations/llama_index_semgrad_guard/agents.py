@@ -21,7 +21,7 @@ from llama_index_semgrad_guard.routing import Router
 from semgrad_guard import Policy, Verdict
 from semgrad_guard.errors import InputError, LowConfidenceError
 from semgrad_guard.guard import ABSTAIN_MESSAGE, abstained, escalated
-from semgrad_guard.records import Mode
+from semgrad_guard.guard.modes import Mode
 
 Reviewer = Callable[[Context, str, Verdict], Awaitable[str | Verdict]]
 """Answers in the agent's place: given the workflow's context, the question and the verdict, which holds the draft."""

@@ -13,13 +13,13 @@ from llama_index_semgrad_guard.calls import ModelCall, current_collector
 from llama_index_semgrad_guard.events import report
 from llama_index_semgrad_guard.records import raw_record
 from semgrad_guard import METADATA_KEY, Estimator, Generation, GenerationOptions, HybridGrad, LanguageModel, Verdict
-from semgrad_guard.calibrated import as_estimator
-from semgrad_guard.engine.evidence import Evidence
-from semgrad_guard.engine.settings import call_options, weights_of
-from semgrad_guard.engine.stream import TextStream
-from semgrad_guard.engine.weights import Weights
+from semgrad_guard.adapters.settings import call_options, weights_of
+from semgrad_guard.adapters.weights import Weights
+from semgrad_guard.engine.generation.evidence import Evidence
+from semgrad_guard.engine.generation.stream import TextStream
 from semgrad_guard.errors import InputError
 from semgrad_guard.guard import assess
+from semgrad_guard.guard.calibrated_estimator import as_estimator
 from semgrad_guard.records import Conversation
 
 _CALL_OPTIONS = frozenset({"formatted"})

@@ -11,10 +11,10 @@ from llama_index_semgrad_guard.calls import current_collector
 from llama_index_semgrad_guard.events import report
 from llama_index_semgrad_guard.records import completed
 from semgrad_guard import Policy, Verdict
-from semgrad_guard.decision.policy import require_policy
 from semgrad_guard.errors import InputError, LowConfidenceError
 from semgrad_guard.guard import decide, decide_unscored
-from semgrad_guard.records import Mode
+from semgrad_guard.guard.modes import Mode
+from semgrad_guard.guard.policy import require_policy
 
 
 class UncertaintyRouterCallback(BaseCallbackHandler):

@@ -22,7 +22,7 @@ from llama_index_semgrad_guard.targets import ChatTarget, aask_chat, ask_chat
 from semgrad_guard import Policy, Verdict
 from semgrad_guard.errors import InputError, LowConfidenceError
 from semgrad_guard.guard import ABSTAIN_MESSAGE, abstained, escalated, require_sequel
-from semgrad_guard.records import Mode
+from semgrad_guard.guard.modes import Mode
 
 
 @dataclass

@@ -20,7 +20,7 @@ from llama_index.core.llms import callbacks
 from llama_index_semgrad_guard.answering import AnsweringLLM
 from llama_index_semgrad_guard.records import chat_response, completion, to_conversation
 from semgrad_guard import LanguageModel, Verdict
-from semgrad_guard.engine.settings import loaded_weights, require_loaded
+from semgrad_guard.adapters.settings import loaded_weights, require_loaded
 from semgrad_guard.errors import InputError
 
 _TAKEN_OVER = {

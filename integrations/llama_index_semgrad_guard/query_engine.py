@@ -26,7 +26,7 @@ from llama_index_semgrad_guard.targets import Target, aask, ask
 from semgrad_guard import METADATA_KEY, Policy, Verdict
 from semgrad_guard.errors import InputError
 from semgrad_guard.guard import ABSTAIN_MESSAGE, abstained, escalated, require_sequel
-from semgrad_guard.records import Mode
+from semgrad_guard.guard.modes import Mode
 
 
 @dataclass(frozen=True)

@@ -11,10 +11,10 @@ from llama_index_semgrad_guard.aggregation import Aggregate, aggregated, uncalle
 from llama_index_semgrad_guard.calls import CallCollector, ModelCall, collecting
 from llama_index_semgrad_guard.events import Source, report
 from semgrad_guard import METADATA_KEY, Policy, Verdict
-from semgrad_guard.decision.policy import require_policy
 from semgrad_guard.errors import LowConfidenceError
 from semgrad_guard.guard import decide
-from semgrad_guard.records import Mode, require_mode, withholds
+from semgrad_guard.guard.modes import Mode, require_mode, withholds
+from semgrad_guard.guard.policy import require_policy
 
 
 @dataclass(frozen=True, kw_only=True)

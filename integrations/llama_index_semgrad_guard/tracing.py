@@ -11,7 +11,7 @@ from opentelemetry.trace import get_current_span
 from pydantic import PrivateAttr
 
 from llama_index_semgrad_guard.events import UncertaintyEvent
-from semgrad_guard.telemetry import EvaluationLog
+from semgrad_guard.adapters.telemetry import EvaluationLog
 
 
 class UncertaintyTracer(BaseEventHandler):

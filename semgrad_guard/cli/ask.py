@@ -15,10 +15,11 @@ from semgrad_guard.cli.terminal import ERR, OUT, say
 from semgrad_guard.errors import BindingMismatchError, EmptyPromptError
 
 if TYPE_CHECKING:
-    from semgrad_guard.decision import Binding, Policy
-    from semgrad_guard.engine.generation import GenerationOptions
+    from semgrad_guard.calibration import Binding
+    from semgrad_guard.engine.generation.options import GenerationOptions
     from semgrad_guard.engine.language_model import LanguageModel
     from semgrad_guard.estimators import Estimator
+    from semgrad_guard.guard import Policy
     from semgrad_guard.records import Verdict
 
 

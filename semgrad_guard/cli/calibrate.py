@@ -16,10 +16,10 @@ from semgrad_guard.cli.help import ExitCode
 from semgrad_guard.cli.terminal import progress, say, say_problems
 
 if TYPE_CHECKING:
-    from semgrad_guard.decision import Binding
-    from semgrad_guard.engine.generation import GenerationOptions
+    from semgrad_guard.calibration import Binding
+    from semgrad_guard.engine.generation.options import GenerationOptions
     from semgrad_guard.engine.language_model import LanguageModel
-    from semgrad_guard.engine.token_choice import TokenChoice
+    from semgrad_guard.engine.prompts.token_choice import TokenChoice
     from semgrad_guard.estimators import Estimator
     from semgrad_guard.evaluation.calibrating.outcome import Outcome
     from semgrad_guard.evaluation.questions.data import Question, QuestionFile
@@ -165,7 +165,7 @@ class _Run:
 
 def _check_first(files: Files, *, alpha: float, delta: float) -> None:
     """Everything that can be refused before any work."""
-    from semgrad_guard.decision.calibration_set import read_rate
+    from semgrad_guard.calibration.calibration_set import read_rate
     from semgrad_guard.evaluation.figures.plots import require_drawable
     from semgrad_guard.evaluation.files import require_writable
 
@@ -180,7 +180,7 @@ def _check_first(files: Files, *, alpha: float, delta: float) -> None:
 
 def _read(data: Path, *, strict: bool, alpha: float, delta: float) -> QuestionFile:
     """The questions, with a word on what is left out, and on files that are too small whatever the answers."""
-    from semgrad_guard.decision import binomial, fixed_sequence
+    from semgrad_guard.calibration import binomial, fixed_sequence
     from semgrad_guard.evaluation.questions.data import read_questions
 
     questions = read_questions(data, strict=strict)

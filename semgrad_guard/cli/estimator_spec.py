@@ -10,8 +10,8 @@ import typer
 from semgrad_guard.cli import loading
 
 if TYPE_CHECKING:
-    from semgrad_guard.decision import Policy
     from semgrad_guard.estimators import Estimator
+    from semgrad_guard.guard import Policy
 
 E = TypeVar("E", bound="Estimator")
 

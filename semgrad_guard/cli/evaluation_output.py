@@ -16,7 +16,7 @@ from semgrad_guard.cli.terminal import ERR, OUT
 from semgrad_guard.errors import InputError
 
 if TYPE_CHECKING:
-    from semgrad_guard.decision import Calibration
+    from semgrad_guard.calibration import Calibration
     from semgrad_guard.evaluation.graded import GradedRun
     from semgrad_guard.evaluation.graded.results import Results
     from semgrad_guard.evaluation.probing.probe_record import Probe

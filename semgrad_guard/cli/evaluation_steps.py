@@ -17,7 +17,7 @@ from semgrad_guard.cli.terminal import progress, say, say_problems
 from semgrad_guard.errors import InputError
 
 if TYPE_CHECKING:
-    from semgrad_guard.decision import Calibration
+    from semgrad_guard.calibration import Calibration
     from semgrad_guard.engine.language_model import LanguageModel
     from semgrad_guard.estimators import Estimator
     from semgrad_guard.evaluation.graded.results import Results
@@ -50,7 +50,7 @@ class Chosen:
 
     def estimators(self, max_new_tokens: int) -> Sequence[Estimator]:
         """The paper's methods with the models that the user named, or those among them that were chosen."""
-        from semgrad_guard.engine.text_pairs import CrossEncoder
+        from semgrad_guard.engine.texts.text_pairs import CrossEncoder
         from semgrad_guard.estimators.equivalence import NLIEquivalence
         from semgrad_guard.estimators.fusedgrad import FusedGrad
         from semgrad_guard.estimators.suite import paper_suite
@@ -88,7 +88,7 @@ def load_graders(specs: Sequence[str], *, nli: str | None) -> Sequence[AnswerGra
 
 def load_calibration(path: Path | None) -> Calibration | None:
     """The calibration to hold against the run, before any work."""
-    from semgrad_guard.decision import Calibration
+    from semgrad_guard.calibration import Calibration
 
     return None if path is None else Calibration.load(path)
 
@@ -123,7 +123,7 @@ def answer(
     model: LanguageModel,
 ) -> Run:
     """Answer and measure what is missing; on Ctrl-C say how much is kept."""
-    from semgrad_guard.engine.generation import GenerationOptions
+    from semgrad_guard.engine.generation.options import GenerationOptions
     from semgrad_guard.evaluation.runs.ablations import semgrad_ablations
     from semgrad_guard.evaluation.runs.experiment import Experiment
 

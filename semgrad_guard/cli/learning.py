@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from semgrad_guard.cli.estimator_spec import EstimatorSpec
 
 if TYPE_CHECKING:
-    from semgrad_guard.decision import Binding
+    from semgrad_guard.calibration import Binding
     from semgrad_guard.estimators import Estimator
     from semgrad_guard.evaluation.calibrating.outcome import Outcome
     from semgrad_guard.evaluation.questions.data import Question

@@ -14,11 +14,11 @@ from semgrad_guard.cli.terminal import ERR
 from semgrad_guard.errors import InputError, MissingExtraError
 
 if TYPE_CHECKING:
-    from semgrad_guard.decision import Policy
-    from semgrad_guard.engine.generation import GenerationOptions
+    from semgrad_guard.engine.generation.options import GenerationOptions
     from semgrad_guard.engine.language_model import LanguageModel
-    from semgrad_guard.engine.token_choice import TokenChoice
+    from semgrad_guard.engine.prompts.token_choice import TokenChoice
     from semgrad_guard.estimators import Estimator
+    from semgrad_guard.guard import Policy
 
 POCKET = "pocket"
 
@@ -46,7 +46,7 @@ def quietly(what: str) -> Generator[None]:
 
 def load_token(probe: Path | None) -> TokenChoice | None:
     """The t* that a probe's record recommends, read before any work."""
-    from semgrad_guard.engine.token_choice import TokenChoice
+    from semgrad_guard.engine.prompts.token_choice import TokenChoice
 
     return None if probe is None else TokenChoice.load(probe)
 
@@ -69,8 +69,8 @@ def _place(device: str | None) -> str | None:
 
 def load_estimator(name: str | None, policy: Policy | None = None) -> Estimator:
     """The estimator of that name, with its default settings; without a name the calibration's own, or HybridGrad."""
-    from semgrad_guard.calibrated import estimator_of
     from semgrad_guard.estimators import KIND_OF
+    from semgrad_guard.guard.calibrated_estimator import estimator_of
 
     if name is None:
         return estimator_of(None if policy is None else policy.calibration)
@@ -79,14 +79,15 @@ def load_estimator(name: str | None, policy: Policy | None = None) -> Estimator:
 
 def decoding(*, max_new_tokens: int, temperature: float, seed: int) -> GenerationOptions:
     """How to generate."""
-    from semgrad_guard.engine.generation import GenerationOptions
+    from semgrad_guard.engine.generation.options import GenerationOptions
 
     return GenerationOptions(max_new_tokens=max_new_tokens, temperature=temperature, seed=seed)
 
 
 def load_policy(calibration: Path | None, threshold: float | None) -> Policy | None:
     """What the options ask for, if anything."""
-    from semgrad_guard.decision import Calibration, Policy
+    from semgrad_guard.calibration import Calibration
+    from semgrad_guard.guard import Policy
 
     if calibration is not None and threshold is not None:
         raise typer.BadParameter("give --calibration or --threshold, not both: a calibration has its own threshold")

@@ -11,8 +11,8 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from semgrad_guard.calibration import Calibration, Drift
 from semgrad_guard.cli.terminal import printable
-from semgrad_guard.decision import Calibration, Drift
 from semgrad_guard.evaluation.highlight import Claim, shades
 from semgrad_guard.records import Verdict
 

@@ -17,11 +17,12 @@ from semgrad_guard.cli.terminal import OUT, progress, say, say_problems
 from semgrad_guard.errors import EmptyPromptError, EmptyResponseError, InputError, PromptTooLongError
 
 if TYPE_CHECKING:
-    from semgrad_guard.decision import Drift, Policy
-    from semgrad_guard.engine.evidence import Evidence
+    from semgrad_guard.calibration import Drift
+    from semgrad_guard.engine.generation.evidence import Evidence
     from semgrad_guard.engine.language_model import LanguageModel
     from semgrad_guard.estimators import Estimator
     from semgrad_guard.evaluation.questions.data import Question
+    from semgrad_guard.guard import Policy
     from semgrad_guard.records import Verdict
 
 Scored = tuple["Question", "Verdict"]
@@ -135,7 +136,7 @@ class _Scorer:
 
     def verdicts(self, rows: Sequence[Question], evidence: Sequence[Evidence]) -> list[Scored]:
         """The rows with their verdicts, from one backward pass for all of them."""
-        from semgrad_guard.engine.evidence import BatchScoring
+        from semgrad_guard.engine.generation.evidence import BatchScoring
 
         together = BatchScoring.joined(evidence).evidence if evidence else ()
         return [(row, self._verdict(row, each)) for row, each in zip(rows, together, strict=True)]
@@ -169,7 +170,7 @@ def _score(rows: Sequence[Question], scorer: _Scorer, batch_size: int) -> tuple[
 
 
 def _drift(scored: Sequence[Scored], policy: Policy | None) -> Drift | None:
-    from semgrad_guard.decision import drift
+    from semgrad_guard.calibration import drift
 
     if policy is None or policy.calibration is None or not policy.calibration.scores:
         return None

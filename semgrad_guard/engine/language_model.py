@@ -9,17 +9,18 @@ from typing import Any, overload
 
 import torch
 
-from semgrad_guard.engine.decoding import Decoder, Listener
-from semgrad_guard.engine.evidence import BatchScoring, Evidence
-from semgrad_guard.engine.generation import Generation, GenerationOptions
+from semgrad_guard.engine.generation.decoding import Decoder, Listener
+from semgrad_guard.engine.generation.evidence import BatchScoring, Evidence
+from semgrad_guard.engine.generation.generation import Generation
+from semgrad_guard.engine.generation.options import GenerationOptions
+from semgrad_guard.engine.generation.stream import TextStream
 from semgrad_guard.engine.loaded_model import LoadedModel
 from semgrad_guard.engine.objective import Objective
-from semgrad_guard.engine.prompt import Prompt, render, tokenize
-from semgrad_guard.engine.scores import GradientScores
-from semgrad_guard.engine.segments import By, Segment, score_segments
-from semgrad_guard.engine.semantic_preservation import last_states
-from semgrad_guard.engine.stream import TextStream
-from semgrad_guard.engine.tool_format import ToolAnswer
+from semgrad_guard.engine.prompts.prompt import Prompt, render, tokenize
+from semgrad_guard.engine.prompts.tool_format import ToolAnswer
+from semgrad_guard.engine.scoring.scores import GradientScores
+from semgrad_guard.engine.scoring.segments import By, Segment, score_segments
+from semgrad_guard.engine.scoring.semantic_preservation import last_states
 from semgrad_guard.errors import EmptyResponseError, InputError, PromptTooLongError
 from semgrad_guard.records import Conversation
 

@@ -11,12 +11,12 @@ from typing import Any, Self, cast
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from semgrad_guard.engine.checkpoint import POCKET, load, weight_fingerprint
-from semgrad_guard.engine.memory import Memory
-from semgrad_guard.engine.prompt import Prompt, chat_template, render, template_fingerprint
-from semgrad_guard.engine.scoring import scorer_of
-from semgrad_guard.engine.token_choice import TokenChoice
-from semgrad_guard.engine.tool_format import ToolFormat, tool_format
+from semgrad_guard.engine.models.checkpoint import POCKET, load, weight_fingerprint
+from semgrad_guard.engine.prompts.prompt import Prompt, chat_template, render, template_fingerprint
+from semgrad_guard.engine.prompts.token_choice import TokenChoice
+from semgrad_guard.engine.prompts.tool_format import ToolFormat, tool_format
+from semgrad_guard.engine.replay.memory import Memory
+from semgrad_guard.engine.scoring.scorer import scorer_of
 from semgrad_guard.records import Conversation
 
 

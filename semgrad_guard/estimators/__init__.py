@@ -6,7 +6,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from semgrad_guard.engine.sampling import DiverseBeams, Sampling
+from semgrad_guard.engine.generation.sampling_plans import DiverseBeams, Sampling
 from semgrad_guard.estimators.base import Estimator
 from semgrad_guard.estimators.degree import Degree
 from semgrad_guard.estimators.equivalence import ExactMatchEquivalence, F1Equivalence, NLIEquivalence

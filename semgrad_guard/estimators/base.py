@@ -7,9 +7,9 @@ from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any, ClassVar, Protocol, cast
 
-from semgrad_guard.engine.evidence import Evidence
+from semgrad_guard.engine.generation.evidence import Evidence
 from semgrad_guard.engine.objective import Objective
-from semgrad_guard.engine.scores import GradientScores
+from semgrad_guard.engine.scoring.scores import GradientScores
 from semgrad_guard.records import Score
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from semgrad_guard.engine.scores import GradientScores
+from semgrad_guard.engine.scoring.scores import GradientScores
 
 GRID = "grid"
 """Begins the names of the gradient grid's cells: `grid/ROW/OFFSET`, see `replay_features`."""

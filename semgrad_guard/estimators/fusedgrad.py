@@ -11,7 +11,7 @@ from typing import Any, ClassVar, NamedTuple, Self, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from semgrad_guard.engine.evidence import Evidence
+from semgrad_guard.engine.generation.evidence import Evidence
 from semgrad_guard.engine.objective import Objective, Variant
 from semgrad_guard.errors import FitError, MissingExtraError
 from semgrad_guard.estimators.base import read_off

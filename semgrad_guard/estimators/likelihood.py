@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar
 
-from semgrad_guard.engine.scores import GradientScores
+from semgrad_guard.engine.scoring.scores import GradientScores
 from semgrad_guard.estimators.base import ReplayEstimator
 
 

@@ -7,9 +7,9 @@ from collections.abc import Iterable
 from dataclasses import asdict, fields
 from typing import Any, ClassVar, cast
 
-from semgrad_guard.engine.evidence import Evidence
+from semgrad_guard.engine.generation.evidence import Evidence
+from semgrad_guard.engine.generation.sampling_plans import DiverseBeams, Sample, Sampling
 from semgrad_guard.engine.objective import Objective
-from semgrad_guard.engine.sampling import DiverseBeams, Sample, Sampling
 from semgrad_guard.errors import ScoringError
 from semgrad_guard.records import Score
 

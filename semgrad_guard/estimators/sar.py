@@ -9,10 +9,10 @@ from typing import ClassVar, Protocol
 
 import numpy as np
 
-from semgrad_guard.engine.evidence import Evidence
-from semgrad_guard.engine.sampling import Sample, Sampling
-from semgrad_guard.engine.text_pairs import Pair
-from semgrad_guard.engine.words import token_f1
+from semgrad_guard.engine.generation.evidence import Evidence
+from semgrad_guard.engine.generation.sampling_plans import Sample, Sampling
+from semgrad_guard.engine.texts.text_pairs import Pair
+from semgrad_guard.engine.texts.words import token_f1
 from semgrad_guard.errors import InputError
 from semgrad_guard.estimators.sampled import AskingEstimator, texts_of, with_tokens
 

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from semgrad_guard.engine.evidence import Evidence
-from semgrad_guard.engine.sampling import DiverseBeams, Plan
+from semgrad_guard.engine.generation.evidence import Evidence
+from semgrad_guard.engine.generation.sampling_plans import DiverseBeams, SamplingPlan
 from semgrad_guard.errors import InputError
 from semgrad_guard.estimators.equivalence import SHARED_WORDS, Equivalence
 from semgrad_guard.estimators.sampled import AskingEstimator, distinct, mean_log_prob, with_tokens
@@ -29,7 +29,7 @@ class SemanticDensity(AskingEstimator):
     beam search with penalty 1.0 (the greedy answer is the first of them), temperature 0.1.
     """
 
-    plan: Plan = _PLAN
+    plan: SamplingPlan = _PLAN
     equivalence: Equivalence = SHARED_WORDS
     temperature: float = 0.1
     name: ClassVar[str] = "semantic_density"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from semgrad_guard.engine.sampling import DiverseBeams, Sampling
+from semgrad_guard.engine.generation.sampling_plans import DiverseBeams, Sampling
 from semgrad_guard.estimators.base import Estimator
 from semgrad_guard.estimators.degree import Degree
 from semgrad_guard.estimators.equivalence import Equivalence, F1Equivalence

@@ -11,8 +11,8 @@ import pytest
 from click.testing import Result
 
 from semgrad_guard import GenerationOptions, HybridGrad, LanguageModel, SemGrad, calibrate
-from semgrad_guard.engine.scoring import Scorer
-from semgrad_guard.engine.token_batch import TokenBatch
+from semgrad_guard.engine.replay.token_batch import TokenBatch
+from semgrad_guard.engine.scoring.scorer import Scorer
 from semgrad_guard.evaluation.questions.prompts import prompt_name
 from semgrad_guard.evaluation.runs.run import run_binding
 

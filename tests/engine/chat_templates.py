@@ -10,7 +10,7 @@ import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import ByT5Tokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from semgrad_guard.engine.prompt import Prompt
+from semgrad_guard.engine.prompts.prompt import Prompt
 from semgrad_guard.records import Message
 
 FOLDER = Path(__file__).parents[1] / "fixtures" / "chat_templates"

@@ -9,12 +9,12 @@ from typing import Any
 import torch
 from transformers import GenerationConfig
 
-from semgrad_guard.engine.gradients import Rows
 from semgrad_guard.engine.objective import Objective
-from semgrad_guard.engine.scores import GradientScores, Tier
-from semgrad_guard.engine.scoring import Scorer, clean_slate
-from semgrad_guard.engine.token_batch import TokenBatch
-from semgrad_guard.engine.trace import Capture, Trace
+from semgrad_guard.engine.replay.captured_states import Capture, Trace
+from semgrad_guard.engine.replay.token_batch import TokenBatch
+from semgrad_guard.engine.scoring.gradients import Rows
+from semgrad_guard.engine.scoring.scorer import Scorer, clean_slate
+from semgrad_guard.engine.scoring.scores import GradientScores, Tier
 
 from .oracle import Reference, reference_scores
 from .tiny_models import shared, token_ids

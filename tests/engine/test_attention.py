@@ -9,10 +9,10 @@ import torch
 from torch import nn
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-from semgrad_guard.engine import attention
-from semgrad_guard.engine.attention import attend
 from semgrad_guard.engine.objective import Objective
-from semgrad_guard.engine.scoring import Scorer
+from semgrad_guard.engine.replay.attention import attend
+from semgrad_guard.engine.replay.replayer import attention
+from semgrad_guard.engine.scoring.scorer import Scorer
 
 from .oracle import worst_relative_error
 from .scoring_paths import CASES, score_in_tier

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from semgrad_guard.engine.objective import Objective, Variant
-from semgrad_guard.engine.scores import Tier
-from semgrad_guard.engine.scoring import Scorer
+from semgrad_guard.engine.scoring.scorer import Scorer
+from semgrad_guard.engine.scoring.scores import Tier
 
 from .oracle import worst_relative_error
 from .scoring_paths import CASES, Case, batch_of, generate, score_in_tier

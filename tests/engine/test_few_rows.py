@@ -9,10 +9,10 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from semgrad_guard.engine import few_rows
 from semgrad_guard.engine.objective import Objective
-from semgrad_guard.engine.projections import Projections
-from semgrad_guard.engine.scoring import Scorer
+from semgrad_guard.engine.replay.projections import Projections
+from semgrad_guard.engine.replay.replayer import skinny_linear as few_rows
+from semgrad_guard.engine.scoring.scorer import Scorer
 
 from .oracle import worst_relative_error
 from .scoring_paths import CASES, score_in_tier

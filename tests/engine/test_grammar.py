@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from semgrad_guard import GenerationOptions, LanguageModel
-from semgrad_guard.engine.grammar import GrammarCompiler, closed, json_rule, one_of, text_rule
+from semgrad_guard.engine.prompts.grammar import GrammarCompiler, closed, json_rule, one_of, text_rule
 from semgrad_guard.errors import InputError, MissingExtraError
 
 SCHEMA = {
@@ -99,7 +99,7 @@ def test_other_answers_need_no_llguidance(
         return real_import(name, *args, **kwargs)
 
     monkeypatch.setattr(
-        "semgrad_guard.engine.grammar.find_spec", lambda name: None if name == "llguidance" else find_spec(name)
+        "semgrad_guard.engine.prompts.grammar.find_spec", lambda name: None if name == "llguidance" else find_spec(name)
     )
     monkeypatch.setattr(builtins, "__import__", missing)
     model = make_language_model()

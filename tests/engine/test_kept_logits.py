@@ -7,10 +7,10 @@ import dataclasses
 import pytest
 import torch
 
-from semgrad_guard.engine.head import score_head
 from semgrad_guard.engine.objective import Objective
-from semgrad_guard.engine.scoring import Scorer
-from semgrad_guard.engine.trace import Capture
+from semgrad_guard.engine.replay.captured_states import Capture
+from semgrad_guard.engine.scoring.head import score_head
+from semgrad_guard.engine.scoring.scorer import Scorer
 
 from .scoring_paths import CASES, answered, score_in_tier
 from .tiny_models import shared

@@ -9,10 +9,10 @@ import pytest
 import torch
 from scipy.stats import spearmanr
 
-from semgrad_guard.engine.gradient_scores import gradient_scores
 from semgrad_guard.engine.objective import Objective
-from semgrad_guard.engine.scores import GradientScores
-from semgrad_guard.engine.scoring import scorer_of
+from semgrad_guard.engine.scoring.gradient_scores import gradient_scores
+from semgrad_guard.engine.scoring.scorer import scorer_of
+from semgrad_guard.engine.scoring.scores import GradientScores
 
 from .oracle import worst_relative_error
 from .scoring_paths import CASES, batch_of

@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from semgrad_guard import GenerationOptions, LanguageModel
-from semgrad_guard.engine import few_rows
-from semgrad_guard.engine.memory import FRUGAL, Memory, activation_bytes
 from semgrad_guard.engine.objective import Objective
-from semgrad_guard.engine.replay import Replayer
-from semgrad_guard.engine.scoring import Scorer, clean_slate
+from semgrad_guard.engine.replay.memory import FRUGAL, Memory, activation_bytes
+from semgrad_guard.engine.replay.replayer import Replayer
+from semgrad_guard.engine.replay.replayer import skinny_linear as few_rows
+from semgrad_guard.engine.scoring.scorer import Scorer, clean_slate
 
 from .oracle import worst_relative_error
 from .scoring_paths import CASES, batch_of

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from semgrad_guard import GenerationOptions, LanguageModel, gradient_scores
-from semgrad_guard.engine.evidence import Evidence
+from semgrad_guard.engine.generation.evidence import Evidence
 from semgrad_guard.engine.objective import Objective
-from semgrad_guard.engine.scores import Tier, assemble
+from semgrad_guard.engine.scoring.scores import Tier, assemble
 from semgrad_guard.errors import InputError
 
 from .oracle import reference_scores, worst_relative_error

@@ -8,8 +8,8 @@ import time
 import pytest
 
 from semgrad_guard import GenerationOptions, LanguageModel
+from semgrad_guard.engine.cost_accounting import charge, priced
 from semgrad_guard.engine.objective import Objective
-from semgrad_guard.engine.pricing import charge, priced
 
 
 def test_a_price_is_time_and_credit() -> None:

@@ -8,12 +8,12 @@ import pytest
 import torch
 from torch import nn
 
-from semgrad_guard.engine import projections
-from semgrad_guard.engine.memory import FRUGAL, Memory
 from semgrad_guard.engine.objective import Objective
-from semgrad_guard.engine.projections import Projections
-from semgrad_guard.engine.scoring import Scorer
-from semgrad_guard.engine.trace import Capture
+from semgrad_guard.engine.replay.captured_states import Capture
+from semgrad_guard.engine.replay.memory import FRUGAL, Memory
+from semgrad_guard.engine.replay.projections import Projections
+from semgrad_guard.engine.replay.replayer import projections
+from semgrad_guard.engine.scoring.scorer import Scorer
 
 from .oracle import worst_relative_error
 from .scoring_paths import answered, batch_of, score_in_tier

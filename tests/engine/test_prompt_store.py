@@ -13,9 +13,9 @@ from transformers import PreTrainedTokenizerFast
 from transformers.cache_utils import DynamicCache
 
 from semgrad_guard import GenerationOptions, LanguageModel, Message
-from semgrad_guard.engine.generation import Generation
-from semgrad_guard.engine.memory import FRUGAL, Memory
-from semgrad_guard.engine.prompt_store import PromptStore
+from semgrad_guard.engine.generation.generation import Generation
+from semgrad_guard.engine.replay.memory import FRUGAL, Memory
+from semgrad_guard.engine.replay.prompt_store import PromptStore
 
 from .tiny_models import LONG_ROPE, build
 

@@ -16,10 +16,10 @@ import torch.nn.functional as F
 from torch import nn
 
 from semgrad_guard import gradient_scores
-from semgrad_guard.engine import few_rows
 from semgrad_guard.engine.objective import Objective
-from semgrad_guard.engine.scores import Tier
-from semgrad_guard.engine.scoring import Scorer
+from semgrad_guard.engine.replay.replayer import skinny_linear as few_rows
+from semgrad_guard.engine.scoring.scorer import Scorer
+from semgrad_guard.engine.scoring.scores import Tier
 from semgrad_guard.errors import UnsupportedModelError
 
 from .oracle import worst_relative_error

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from transformers import AutoConfig, AutoModel, AutoModelForSeq2SeqLM, PreTrainedModel
 
-from semgrad_guard.engine.gradient_scores import gradient_scores
+from semgrad_guard.engine.scoring.gradient_scores import gradient_scores
 from semgrad_guard.errors import (
     EmptyLayerSpanError,
     EmptyPromptError,

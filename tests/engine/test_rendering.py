@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from transformers import ByT5Tokenizer
 
-from semgrad_guard.engine.prompt import render, template_fingerprint
+from semgrad_guard.engine.prompts.prompt import render, template_fingerprint
 from semgrad_guard.errors import EmptyPromptError, InputError
 from semgrad_guard.records import Message, SemanticToken
 

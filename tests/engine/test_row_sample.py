@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 from torch import nn
 
 from semgrad_guard import gradient_scores
-from semgrad_guard.engine import logits as logits_module
-from semgrad_guard.engine import products as products_module
-from semgrad_guard.engine.architecture import LogitTransform
-from semgrad_guard.engine.head import HeadScores, score_head
+from semgrad_guard.engine.models.architecture import LogitTransform
 from semgrad_guard.engine.objective import Objective
-from semgrad_guard.engine.row_sample import RowSample
+from semgrad_guard.engine.scoring.head import HeadScores, score_head
+from semgrad_guard.engine.scoring.scorer import logits as logits_module
+from semgrad_guard.engine.scoring.scorer import products as products_module
+from semgrad_guard.engine.scoring.stratified_rows import RowSample
 from semgrad_guard.errors import InputError
 
 from .scoring_paths import CASES, batch_of, score_in_tier, score_parts_in_tier

@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from semgrad_guard import LanguageModel, Objective
-from semgrad_guard.engine.prompt import tokenize
-from semgrad_guard.engine.replay import Replayer
-from semgrad_guard.engine.segments import By, split, token_counts
-from semgrad_guard.engine.semantic_token import TokenizedText
+from semgrad_guard.engine.prompts.prompt import tokenize
+from semgrad_guard.engine.prompts.semantic_token import TokenizedText
+from semgrad_guard.engine.replay.replayer import Replayer
+from semgrad_guard.engine.scoring.segments import By, split, token_counts
 from semgrad_guard.errors import EmptyResponseError
 
 from .oracle import reference_scores, worst_relative_error

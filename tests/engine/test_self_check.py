@@ -10,11 +10,11 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.models.llama import modeling_llama as llama
 
-from semgrad_guard.engine.gradient_scores import gradient_scores
 from semgrad_guard.engine.objective import Objective
-from semgrad_guard.engine.scores import Tier
-from semgrad_guard.engine.scoring import Scorer, scorer_of
-from semgrad_guard.engine.trace import Trace
+from semgrad_guard.engine.replay.captured_states import Trace
+from semgrad_guard.engine.scoring.gradient_scores import gradient_scores
+from semgrad_guard.engine.scoring.scorer import Scorer, scorer_of
+from semgrad_guard.engine.scoring.scores import Tier
 
 from .oracle import worst_relative_error
 from .scoring_paths import CASES, batch_of
@@ -119,7 +119,7 @@ def test_a_tier_that_raises_is_turned_down_too(
     def refuse(*_: Any, **__: Any) -> Any:
         raise RuntimeError("no such path")
 
-    monkeypatch.setattr("semgrad_guard.engine.replay.Replayer.prefix", refuse)
+    monkeypatch.setattr("semgrad_guard.engine.replay.replayer.Replayer.prefix", refuse)
     model = tiny(LlamaForCausalLM)
     with caplog.at_level(logging.WARNING, "semgrad_guard"):
         assert scorer_of(model).tiers() == ("captured", "full")

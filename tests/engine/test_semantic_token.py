@@ -6,8 +6,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from semgrad_guard.engine.prompt import render
-from semgrad_guard.engine.semantic_token import MARK, TokenizedText, header_start
+from semgrad_guard.engine.prompts.prompt import render
+from semgrad_guard.engine.prompts.semantic_token import MARK, TokenizedText, header_start
 from semgrad_guard.errors import InputError
 from semgrad_guard.records import Message, SemanticToken
 

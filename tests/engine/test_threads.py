@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
-from semgrad_guard.engine.gradient_scores import gradient_scores
-from semgrad_guard.engine.scores import GradientScores
-from semgrad_guard.engine.scoring import Scorer, scorer_of
+from semgrad_guard.engine.scoring.gradient_scores import gradient_scores
+from semgrad_guard.engine.scoring.scorer import Scorer, scorer_of
+from semgrad_guard.engine.scoring.scores import GradientScores
 
 from .scoring_paths import CASES
 from .tiny_models import LONG_ROPE, build, token_ids

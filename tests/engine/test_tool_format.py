@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from semgrad_guard import ToolCall
-from semgrad_guard.engine.tool_format import ToolAnswer, known_format, tool_format
+from semgrad_guard.engine.prompts.tool_format import ToolAnswer, known_format, tool_format
 from semgrad_guard.errors import InputError, UnsupportedToolsError
 
 FOLDER = Path(__file__).parents[1] / "fixtures" / "chat_templates"

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 import torch
 
-from semgrad_guard.engine.gradient_scores import gradient_scores
 from semgrad_guard.engine.objective import Objective
-from semgrad_guard.engine.scores import GradientScores, Tier
-from semgrad_guard.engine.scoring import scorer_of
-from semgrad_guard.engine.trace import Capture
+from semgrad_guard.engine.replay.captured_states import Capture
+from semgrad_guard.engine.scoring.gradient_scores import gradient_scores
+from semgrad_guard.engine.scoring.scorer import scorer_of
+from semgrad_guard.engine.scoring.scores import GradientScores, Tier
 
 from .oracle import worst_relative_error
 from .scoring_paths import CASES, batch_of, score_in_tier

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from scipy.stats import binomtest
 from sklearn.metrics import brier_score_loss
 
-from semgrad_guard.decision.confidence import fit
+from semgrad_guard.calibration.confidence import fit
 from semgrad_guard.evaluation.metrics.confidence_quality import (
     brier,
     crossfitted,

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from semgrad_guard import GenerationOptions, LanguageModel
-from semgrad_guard.engine.sampling import Sampler
+from semgrad_guard.engine.generation.sampling import ModelSampler
 from semgrad_guard.errors import BindingMismatchError, InputError
 from semgrad_guard.estimators import SemanticDensity
 from semgrad_guard.estimators.suite import paper_suite
@@ -166,13 +166,13 @@ def test_mixed_forms_and_empty_suites_are_refused(experiment: Experiment, tmp_pa
 def test_samples_are_read_once(experiment: Experiment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Semantic Density reads its samples at a temperature of its own, and the record keeps just that."""
     readings: list[float] = []
-    judged = Sampler.judged
+    judged = ModelSampler.judged
 
-    def counted(self: Sampler, *arguments: Any, temperature: float = 1.0) -> Any:
+    def counted(self: ModelSampler, *arguments: Any, temperature: float = 1.0) -> Any:
         readings.append(temperature)
         return judged(self, *arguments, temperature=temperature)
 
-    monkeypatch.setattr(Sampler, "judged", counted)
+    monkeypatch.setattr(ModelSampler, "judged", counted)
     few = [each for each in experiment.estimators if each.name in ("semantic_density", "ln_pe", "semantic_entropy")]
     (answer,) = replace(experiment, estimators=few).run(QUESTIONS[:1], tmp_path / "run.jsonl")
     assert sorted(readings) == [0.1, 1.0]

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from semgrad_guard.decision import calibrate
+from semgrad_guard.calibration import calibrate
 from semgrad_guard.evaluation.metrics.guarantee import (
     GuaranteedCoverage,
     fewest_questions,

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from semgrad_guard.decision import Binding, Calibration, calibrate
+from semgrad_guard.calibration import Binding, Calibration, calibrate
 from semgrad_guard.errors import CalibrationError
 from semgrad_guard.estimators import Estimator, FusedGrad, HybridGrad, SemGrad
 from semgrad_guard.evaluation.calibrating.learning import (

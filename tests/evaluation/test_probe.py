@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from semgrad_guard import GenerationOptions, LanguageModel, Objective
-from semgrad_guard.engine.token_choice import TokenChoice
+from semgrad_guard.engine.prompts.token_choice import TokenChoice
 from semgrad_guard.errors import BindingMismatchError, InputError
 from semgrad_guard.evaluation.graders import ExactMatch
 from semgrad_guard.evaluation.metrics import auroc

@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from semgrad_guard.decision import Binding, EstimatorChoice, calibrate
-from semgrad_guard.decision.fixed_sequence import GRID_SIZE
+from semgrad_guard.calibration import Binding, EstimatorChoice, calibrate
+from semgrad_guard.calibration.fixed_sequence import GRID_SIZE
 from semgrad_guard.errors import FitError
 from semgrad_guard.estimators import (
     Estimator,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from semgrad_guard.decision import Binding, Calibration, calibrate
+from semgrad_guard.calibration import Binding, Calibration, calibrate
 from semgrad_guard.evaluation.graders import Grader
 from semgrad_guard.evaluation.metrics import aurc, auroc
 from semgrad_guard.evaluation.questions.data import Question

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from semgrad_guard.decision.calibration_record import Calibration
+from semgrad_guard.calibration.calibration_record import Calibration
 from semgrad_guard.errors import InputError, MissingExtraError
 from semgrad_guard.evaluation.files import write_beside
 from semgrad_guard.evaluation.metrics import RiskCoverage, risk_coverage

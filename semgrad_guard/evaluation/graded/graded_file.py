@@ -9,7 +9,7 @@ from typing import Any, cast
 
 from semgrad_guard.errors import InputError
 from semgrad_guard.evaluation.files import write_beside
-from semgrad_guard.evaluation.graded import GradedRun
+from semgrad_guard.evaluation.graded.graded_run import GradedRun
 
 
 def write_graded(path: Path, run: GradedRun) -> Path:

@@ -10,7 +10,7 @@ from typing import Any
 
 from semgrad_guard.errors import GradingError
 from semgrad_guard.evaluation.calibrating import fused_column
-from semgrad_guard.evaluation.graded import GradedRun
+from semgrad_guard.evaluation.graded.graded_run import GradedRun
 from semgrad_guard.evaluation.graders.base import Verdicts
 from semgrad_guard.evaluation.questions.spreadsheet import write_table
 from semgrad_guard.evaluation.runs.evaluated import EvaluatedAnswer

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from semgrad_guard.calibrated import estimator_of
-from semgrad_guard.decision import Binding, Calibration, Drift, drift
+from semgrad_guard.calibration import Binding, Calibration, Drift, drift
 from semgrad_guard.errors import InputError
 from semgrad_guard.estimators import Estimator, FusedGrad
 from semgrad_guard.evaluation.graded.results import Results
+from semgrad_guard.guard.calibrated_estimator import estimator_of
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from functools import partial
 import numpy as np
 
 from semgrad_guard.evaluation import paper
-from semgrad_guard.evaluation.graded import GradedRun
+from semgrad_guard.evaluation.graded.graded_run import GradedRun
 from semgrad_guard.evaluation.metrics.bootstrap import (
     Estimate,
     Metric,

@@ -3,12 +3,9 @@
 The model graders are imported from their own modules; those here need neither torch nor anything else.
 """
 
-from semgrad_guard.engine.words import normalise, token_f1
+from semgrad_guard.engine.texts.words import normalise, token_f1
 from semgrad_guard.evaluation.graders.base import AnswerGrader, Graded, Grader
-from semgrad_guard.evaluation.graders.words import ExactMatch, RougeL, TokenF1, rouge_l
-
-GRADERS = {"exact-match": ExactMatch(), "token-f1": TokenF1(), "rouge-l": RougeL()}
-"""Those that need no model, by the names the command line offers."""
+from semgrad_guard.evaluation.graders.words import GRADERS, ExactMatch, RougeL, TokenF1, rouge_l
 
 __all__ = [
     "GRADERS",

@@ -7,10 +7,11 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from semgrad_guard.errors import InputError
-from semgrad_guard.evaluation.graders import GRADERS, AnswerGrader
+from semgrad_guard.evaluation.graders.base import AnswerGrader
+from semgrad_guard.evaluation.graders.words import GRADERS
 
 if TYPE_CHECKING:
-    from semgrad_guard.engine.text_pairs import Entailment
+    from semgrad_guard.engine.texts.text_pairs import Entailment
 
 _NEEDS_MODEL = {
     "nli": "FOLDER or hub id",
@@ -59,7 +60,7 @@ def _load(name: str, model: str) -> AnswerGrader:
         from semgrad_guard.evaluation.graders.judge import Judge
 
         return Judge.from_name(model)
-    from semgrad_guard.engine.answer_equivalence import AnswerEquivalence
+    from semgrad_guard.engine.texts.answer_equivalence import AnswerEquivalence
     from semgrad_guard.evaluation.graders.models import Bem, EntailmentGrader
 
     if name == "bem":
@@ -70,6 +71,6 @@ def _load(name: str, model: str) -> AnswerGrader:
 @lru_cache(maxsize=1)
 def entailment_model(name: str) -> Entailment:
     """The NLI model of this name, loaded once where methods and a grader share it."""
-    from semgrad_guard.engine.text_pairs import Entailment
+    from semgrad_guard.engine.texts.text_pairs import Entailment
 
     return Entailment.from_pretrained(name)

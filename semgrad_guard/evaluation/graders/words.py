@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from semgrad_guard.engine.words import normalise, token_f1
+from semgrad_guard.engine.texts.words import normalise, token_f1
 from semgrad_guard.errors import InputError
 from semgrad_guard.evaluation.graders.base import WordGrader
 
@@ -87,3 +87,7 @@ def require_threshold(value: float, what: str, example: float) -> None:
     """Raise unless `value` lies in (0, 1]."""
     if not 0 < value <= 1:
         raise InputError(f"a {what} threshold lies in (0, 1], for example {example:g}; it is {value!r}")
+
+
+GRADERS = {"exact-match": ExactMatch(), "token-f1": TokenF1(), "rouge-l": RougeL()}
+"""Those that need no model, by the names the command line offers."""

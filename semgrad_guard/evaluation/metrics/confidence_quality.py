@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from semgrad_guard.decision.binomial import upper_bound
-from semgrad_guard.decision.confidence import ConfidenceMethod, fit
+from semgrad_guard.calibration.binomial import upper_bound
+from semgrad_guard.calibration.confidence import ConfidenceMethod, fit
 from semgrad_guard.evaluation.metrics.bootstrap import RESAMPLES, Estimate, estimate, resamples
 from semgrad_guard.evaluation.metrics.tally import Floats, as_arrays
 

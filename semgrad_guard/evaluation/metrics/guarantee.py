@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from semgrad_guard.decision import binomial, fixed_sequence
+from semgrad_guard.calibration import binomial, fixed_sequence
 from semgrad_guard.evaluation.metrics.tally import Floats, as_arrays
 
 ALPHAS = (0.05, 0.1, 0.2)

@@ -6,7 +6,8 @@ import statistics
 from collections.abc import Sequence
 from pathlib import Path
 
-from semgrad_guard.engine.generation import Generation, GenerationOptions
+from semgrad_guard.engine.generation.generation import Generation
+from semgrad_guard.engine.generation.options import GenerationOptions
 from semgrad_guard.engine.language_model import LanguageModel
 from semgrad_guard.engine.objective import Objective
 from semgrad_guard.evaluation.questions.data import Question

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from semgrad_guard.engine.language_model import LanguageModel
-from semgrad_guard.engine.prompt import Prompt
-from semgrad_guard.engine.semantic_preservation import SemanticPreservation
+from semgrad_guard.engine.prompts.prompt import Prompt
+from semgrad_guard.engine.scoring.semantic_preservation import SemanticPreservation
 from semgrad_guard.errors import BindingMismatchError, InputError
 from semgrad_guard.evaluation.files import write_beside
 from semgrad_guard.evaluation.questions.data import Question

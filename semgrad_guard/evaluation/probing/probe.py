@@ -15,11 +15,11 @@ import numpy as np
 import torch
 from scipy import stats as _untyped_stats  # pyright: ignore[reportMissingTypeStubs]
 
-from semgrad_guard.engine.generation import GenerationOptions
+from semgrad_guard.engine.generation.options import GenerationOptions
 from semgrad_guard.engine.language_model import LanguageModel
 from semgrad_guard.engine.objective import Objective
-from semgrad_guard.engine.semantic_preservation import SemanticPreservation
-from semgrad_guard.engine.token_choice import TokenChoice
+from semgrad_guard.engine.prompts.token_choice import TokenChoice
+from semgrad_guard.engine.scoring.semantic_preservation import SemanticPreservation
 from semgrad_guard.errors import InputError
 from semgrad_guard.evaluation.graders import Grader
 from semgrad_guard.evaluation.metrics import auroc

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from semgrad_guard.engine.evidence import Evidence
+from semgrad_guard.engine.generation.evidence import Evidence
 from semgrad_guard.engine.objective import Objective
-from semgrad_guard.engine.scores import GradientScores
+from semgrad_guard.engine.scoring.scores import GradientScores
 
 
 @dataclass(frozen=True)

@@ -9,11 +9,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from semgrad_guard.engine.evidence import Evidence
-from semgrad_guard.engine.generation import Generation, GenerationOptions
+from semgrad_guard.engine.cost_accounting import priced
+from semgrad_guard.engine.generation.evidence import Evidence
+from semgrad_guard.engine.generation.generation import Generation
+from semgrad_guard.engine.generation.options import GenerationOptions
 from semgrad_guard.engine.language_model import LanguageModel
 from semgrad_guard.engine.objective import Objective
-from semgrad_guard.engine.pricing import priced
 from semgrad_guard.estimators import Estimator
 from semgrad_guard.evaluation.questions.data import Question
 from semgrad_guard.evaluation.questions.prompts import Wording, conversation, form_of, prompt_name

@@ -12,8 +12,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from semgrad_guard.decision import Binding
-from semgrad_guard.engine.generation import Generation, GenerationOptions
+from semgrad_guard.calibration import Binding
+from semgrad_guard.engine.generation.generation import Generation
+from semgrad_guard.engine.generation.options import GenerationOptions
 from semgrad_guard.engine.language_model import LanguageModel
 from semgrad_guard.errors import InputError
 from semgrad_guard.estimators import Estimator

@@ -15,7 +15,7 @@ from langchain_semgrad_guard import ChatSemGrad, get_verdict
 from langchain_semgrad_guard.logprobs import token_texts
 from langchain_semgrad_guard.profile import profile_of
 from semgrad_guard import LanguageModel
-from semgrad_guard.engine.scoring import Scorer
+from semgrad_guard.engine.scoring.scorer import Scorer
 from semgrad_guard.errors import EmptyResponseError, InputError
 
 from .support import QUESTION, ROUTES, Wire

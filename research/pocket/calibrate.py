@@ -1,0 +1,58 @@
+"""The committed calibration: closed-book questions about the pocket model's own world.
+
+    python -m research.pocket.calibrate [--output semgrad_guard/pocket/calibration.json]
+
+Every fact is asked once, in a wording that training never showed; known, rare and never-shown facts as they come. The
+promise therefore holds for questions drawn from this world, asked without a system message, and for no others.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from random import Random
+
+from research.pocket.world import question, world
+from semgrad_guard.calibration import Calibration, calibrate
+from semgrad_guard.engine.language_model import LanguageModel
+from semgrad_guard.estimators import HybridGrad
+from semgrad_guard.evaluation.graders import ExactMatch
+from semgrad_guard.guard import Guard, Policy
+from semgrad_guard.pocket import CALIBRATION_PATH
+
+ALPHA, DELTA = 0.1, 0.1
+BATCH = 32
+
+
+def calibrate_pocket(model: LanguageModel, *, limit: int | None = None) -> Calibration:
+    """Ask, score, grade, calibrate. `limit` asks fewer facts (for tests)."""
+    random = Random(0)
+    facts = list(world())
+    random.shuffle(facts)
+    guard = Guard(model, HybridGrad(), Policy(threshold=0.0))
+    asked = [(question(fact, random.randrange(2), held_out=True), fact.answers) for fact in facts[:limit]]
+    drafts = [
+        draft
+        for start in range(0, len(asked), BATCH)
+        for draft in guard.drafts([text for text, _ in asked[start : start + BATCH]])
+    ]
+    grade = ExactMatch()
+    return calibrate(
+        [draft.uncertainty for draft in drafts],
+        [grade(draft.text, answers) for draft, (_, answers) in zip(drafts, asked, strict=True)],
+        alpha=ALPHA,
+        delta=DELTA,
+        binding=guard.binding.model_copy(update={"grader": grade.name}),
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--output", type=Path, default=CALIBRATION_PATH)
+    calibration = calibrate_pocket(LanguageModel.from_pretrained("pocket"))
+    path = calibration.save(parser.parse_args().output)
+    print(f"{path}: threshold {calibration.threshold}, coverage {calibration.coverage:.3f}, {calibration.n} questions")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,62 @@
+"""What model classes of the frameworks share: their fields' words for loading weights and for decoding an answer.
+
+Field classes differ from framework to framework, so these functions read the fields off any object that has them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from semgrad_guard.adapters.weights import Weights, key_of
+from semgrad_guard.engine.generation.options import GenerationOptions
+from semgrad_guard.engine.language_model import LanguageModel
+from semgrad_guard.errors import InputError
+
+_LOADING = ("revision", "dtype", "device_map", "attn_implementation", "template_options")
+_DECODING = frozenset({"max_tokens", "temperature", "top_p", "top_k", "seed", "stop"})
+
+
+def weights_of(fields: Any, held: Weights | None) -> Weights:
+    """The weights that the fields ask for: those already held, if the fields still say the same."""
+    loading = _loading(fields)
+    return held if held is not None and held.key == key_of(loading) else Weights.shared(**loading)
+
+
+def loaded_weights(fields: Any, model: LanguageModel) -> Weights:
+    """A model that is loaded already, as the weights that the fields ask for."""
+    return Weights.of(model, key_of(_loading(fields)))
+
+
+def require_loaded(given: Iterable[str]) -> None:
+    """Refuse the names of fields that only loading could honour, where a loaded model is handed in.
+
+    Raises:
+        InputError: there are some.
+    """
+    loading = sorted({"model", *_LOADING} & set(given))
+    if loading:
+        raise InputError(f"the model is loaded already: set {', '.join(loading)} on the LanguageModel instead")
+
+
+def call_options(fields: Any, call: Mapping[str, Any], *, also: frozenset[str] = frozenset()) -> GenerationOptions:
+    """How to generate one answer: the fields, and what the call says otherwise; `also` are other things it may say.
+
+    A `max_tokens` of None stands for `GenerationOptions`' own limit.
+
+    Raises:
+        InputError: the call says something unknown, or a value is out of range.
+    """
+    unknown = sorted(call.keys() - _DECODING - also)
+    if unknown:
+        known = ", ".join(sorted(_DECODING | also))
+        raise InputError(f"{type(fields).__name__} takes no {', '.join(unknown)}; a call may set {known}")
+    chosen = {name: call.get(name, getattr(fields, name)) for name in _DECODING}
+    longest, stop = chosen.pop("max_tokens"), chosen.pop("stop")
+    limits: dict[str, Any] = {} if longest is None else {"max_new_tokens": longest}
+    return GenerationOptions(**limits, **chosen, stop=tuple(stop or ()))
+
+
+def _loading(fields: Any) -> dict[str, Any]:
+    """The arguments of `LanguageModel.from_pretrained`."""
+    return {"name_or_path": fields.model, **{name: getattr(fields, name) for name in _LOADING}}

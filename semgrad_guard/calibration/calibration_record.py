@@ -1,0 +1,168 @@
+"""The record that a calibration leaves: frozen, saved as JSON, and refused when its content is not what it was."""
+
+from __future__ import annotations
+
+import datetime
+import hashlib
+import json
+import math
+import os
+import secrets
+from pathlib import Path
+from typing import Any, Literal, Self, TypeGuard
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from semgrad_guard.calibration.binding import Binding
+from semgrad_guard.calibration.choice import EstimatorChoice
+from semgrad_guard.calibration.confidence import ConfidenceMap
+from semgrad_guard.errors import CalibrationError
+
+
+class Calibration(BaseModel):
+    """A threshold, the promise it keeps, and everything needed to check it. Made by `calibrate`, or `load`ed.
+
+    `threshold` lets through uncertainties at or below it; None, with a `reason`, lets nothing through. `coverage` is
+    the share of the calibration questions at or below it, in [0, 1]. `risk_bound` is the exact upper bound (level
+    1 - delta) on the error rate at the threshold, from the `n_answered` tested answers there, of which
+    `n_answered_wrong` were wrong; it never exceeds alpha, and alpha is what is promised. `n` counts distinct questions,
+    `n_wrong` the errors among them, `n_unscored` those without a finite score, `n_duplicates` repeats that were left
+    out, `n_tested` the scored ones that were not spent on the grid. `split_seed` is None where the grid came from
+    outside. `scores` are the calibration scores, rising, kept for `drift`. `choice` says how the estimator was
+    chosen or fitted, where that was learned from labels (not those of the threshold). `id` is a hash over all of it.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    schema_version: Literal[1]
+    id: str
+    created: str
+    alpha: float = Field(gt=0, lt=1)
+    delta: float = Field(gt=0, lt=1)
+    threshold: float | None
+    reason: str | None
+    coverage: float = Field(ge=0, le=1)
+    risk_bound: float | None
+    n: int = Field(ge=1)
+    n_wrong: int = Field(ge=0)
+    n_unscored: int = Field(ge=0)
+    n_duplicates: int = Field(ge=0)
+    n_tested: int = Field(ge=0)
+    n_answered: int = Field(ge=0)
+    n_answered_wrong: int = Field(ge=0)
+    split_seed: int | None
+    grid: tuple[float, ...]
+    scores: tuple[float, ...]
+    confidence_map: ConfidenceMap | None
+    binding: Binding | None
+    choice: EstimatorChoice | None = None
+
+    @classmethod
+    def seal(cls, **content: Any) -> Self:
+        """A calibration with this content (every field but `id` and `schema_version`), whose id is the hash over it."""
+        content = {"schema_version": 1, **content}
+        try:
+            return cls(id=_content_id(cls.model_construct(id="", **content)), **content)
+        except ValidationError as error:
+            raise CalibrationError(f"The calibration cannot be recorded: {_first_fault(error)}") from error
+
+    def lets_through(self, uncertainty: float | None) -> bool:
+        """Whether an answer is at or below the threshold; never without a finite score or without a threshold."""
+        return is_score(uncertainty) and self.threshold is not None and uncertainty <= self.threshold
+
+    def confidence(self, uncertainty: float | None) -> float | None:
+        """P(correct) in [0, 1]; None without a finite score, or where no calibration answer had one."""
+        if self.confidence_map is None or not is_score(uncertainty):
+            return None
+        return self.confidence_map(float(uncertainty))
+
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        """Write JSON beside `path`, then rename: an interrupted write never leaves half a file behind."""
+        target = Path(path)
+        beside = target.parent / f".{target.name}.{secrets.token_hex(4)}.tmp"
+        try:
+            with beside.open("x", encoding="utf-8") as file:
+                file.write(_to_text(self))
+                file.flush()
+                os.fsync(file.fileno())
+            beside.replace(target)
+        except OSError as error:
+            raise CalibrationError(
+                f"Cannot write the calibration to {target}: {error.strerror or error}. "
+                "Choose a path in an existing folder that you may write to."
+            ) from error
+        finally:
+            _remove(beside)
+        return target
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Self:
+        """Read what `save` wrote; a file that is cut short, edited by hand or something else is refused."""
+        source = Path(path)
+        try:
+            text = source.read_text(encoding="utf-8")
+        except OSError as error:
+            raise CalibrationError(f"Cannot read the calibration {source}: {error.strerror or error}.") from error
+        except UnicodeDecodeError as error:
+            raise CalibrationError(f"{source} is not a calibration: it is not UTF-8 text.") from error
+        try:
+            return cls.model_validate_json(text, strict=True)
+        except ValidationError as error:
+            raise CalibrationError(
+                f"{source} is not an intact calibration: {_first_fault(error)} "
+                "A calibration must not be edited: run `semgrad-guard calibrate` again, or restore the file."
+            ) from error
+
+    @field_validator("created")
+    @classmethod
+    def _is_a_date(cls, value: str) -> str:
+        try:
+            datetime.datetime.fromisoformat(value)
+        except ValueError:
+            raise ValueError(f"created must be an ISO date such as 2026-01-31, not {value!r}") from None
+        return value
+
+    @model_validator(mode="after")
+    def _is_intact(self) -> Self:
+        if self.id != _content_id(self):
+            raise ValueError("its id does not match its content")
+        return self
+
+
+def is_score(value: float | None) -> TypeGuard[float]:
+    """Whether a value is a finite number, and so a score."""
+    return value is not None and math.isfinite(value)
+
+
+def _content_id(calibration: Calibration) -> str:
+    """The first 16 hex digits of SHA-256 over the canonical JSON of every field but the id."""
+    content = _content(calibration)
+    del content["id"]
+    canonical = json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+    return hashlib.sha256(canonical.encode()).hexdigest()[:16]
+
+
+def _content(calibration: Calibration) -> dict[str, Any]:
+    """The fields as plain JSON; without `choice` where there is none, as in files older than that field."""
+    absent = {"choice"} if calibration.choice is None else set[str]()
+    return calibration.model_dump(mode="json", exclude=absent, warnings=False)
+
+
+def _to_text(calibration: Calibration) -> str:
+    """JSON with one line per field: readable, and small where a field is a long list."""
+    lines = [f"  {json.dumps(name)}: {json.dumps(value)}" for name, value in _content(calibration).items()]
+    return "{\n" + ",\n".join(lines) + "\n}\n"
+
+
+def _first_fault(error: ValidationError) -> str:
+    """What is wrong, in one line, of possibly many faults."""
+    fault = error.errors(include_url=False, include_context=False)[0]
+    where = ".".join(str(part) for part in fault["loc"])
+    return f"{where + ': ' if where else ''}{fault['msg'].removeprefix('Value error, ')}."
+
+
+def _remove(path: Path) -> None:
+    try:
+        path.unlink(missing_ok=True)
+    except OSError:
+        return

@@ -1,0 +1,109 @@
+"""Fixed-sequence testing over a grid of thresholds, from the most certain upward.
+
+For a threshold t that was fixed without looking at the labelled answers, the errors among the N answers at or below t
+are Binomial(N, risk(t)), so `binomial.p_values` is a valid test of "risk(t) exceeds alpha". The thresholds are tested
+in rising order, each at the full level delta, and the walk stops at the first one that is not rejected: to let through
+a threshold whose risk exceeds alpha, the walk must reject the *first* such threshold that it meets, which happens with
+probability at most delta, however many thresholds there are (Bauer, Statistics in Medicine 10, 1991; Angelopoulos et
+al., "Learn then Test", arXiv:2110.01052).
+
+Which thresholds are skipped at the beginning never depends on a label:
+
+- a grid made here (`split_grid`) begins where enough answers are expected, judged by the grid's own part of the data
+  alone, and is walked from its first point: valid without any assumption on how risk varies with the score;
+- a grid from outside is walked from the first point that lets through enough of the calibration answers. That looks at
+  scores, never at labels. It is valid where risk does not fall along the grid: every answer behind the first
+  threshold tested is then at least as risky as those behind the one before it. (Where the score points the wrong way,
+  the excess is of the order of one grid cell; the tests measure it.)
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from semgrad_guard.calibration import binomial
+
+GRID_SIZE = 30
+"""Thresholds in a grid made here: finer grids cost validity margin and gain little coverage (design/calibration.md)."""
+
+_MARGIN = 3
+"""The first threshold should let through this many times the fewest answers that could keep the promise."""
+
+_GRID_PART = 300
+"""At most this many scored answers are spent on a grid; a fifth of them in a smaller set."""
+
+_GRID_START = 5
+"""At least this many of the grid's own scores lie at or below its lowest threshold: lower quantiles are too unsure."""
+
+
+@dataclass(frozen=True)
+class Walk:
+    """Where a walk over `grid` began and where it ended.
+
+    `accepted` indexes the last threshold that keeps the promise (None: not even the first did). `answered` and `wrong`
+    count tested answers at or below that threshold, or, with None, at or below the first one tested.
+    """
+
+    first: int
+    accepted: int | None
+    answered: int
+    wrong: int
+
+
+def start_count(n: int, *, alpha: float, delta: float) -> int:
+    """How many of n tested answers the first threshold should let through, at least.
+
+    Three times the fewest that could keep the promise, so that one early error does not end the walk; in a small set
+    half of its answers, but never fewer than that fewest.
+    """
+    fewest = binomial.fewest_answers(alpha=alpha, delta=delta)
+    return max(fewest, min(_MARGIN * fewest, n // 2))
+
+
+def split_grid(scores: NDArray[np.float64], *, n_tested: int, alpha: float, delta: float) -> NDArray[np.float64]:
+    """About 30 quantiles of `scores`, a part that is not tested; the lowest should let enough answers through."""
+    enough = start_count(n_tested, alpha=alpha, delta=delta) / max(1, n_tested)
+    levels = np.linspace(min(1.0, max(enough, _GRID_START / len(scores))), 1.0, GRID_SIZE)
+    return np.unique(np.quantile(scores, levels, method="inverted_cdf"))
+
+
+def split(n: int, *, seed: int) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+    """Rows of the grid's part (a fifth, at most 300) and of the tested part of n scored answers; the seed decides."""
+    order = np.random.default_rng(seed).permutation(n)
+    size = min(_GRID_PART, math.ceil(n / 5)) if n > 1 else 0
+    return np.sort(order[:size]), np.sort(order[size:])
+
+
+def first_testable(scores: NDArray[np.float64], grid: NDArray[np.float64], *, alpha: float, delta: float) -> int:
+    """Index of the first threshold of an outside `grid` that lets through enough answers; the last one if none does."""
+    answered = _answered(np.sort(scores), grid)
+    enough = answered >= start_count(len(scores), alpha=alpha, delta=delta)
+    return int(np.argmax(enough)) if enough.any() else len(grid) - 1
+
+
+def walk(
+    scores: NDArray[np.float64],
+    wrong: NDArray[np.bool_],
+    grid: NDArray[np.float64],
+    *,
+    first: int,
+    alpha: float,
+    delta: float,
+) -> Walk:
+    """Test the rising thresholds `grid[first:]` on the answers, stopping at the first that is not rejected."""
+    order = np.argsort(scores, kind="stable")
+    answered = _answered(scores[order], grid)
+    errors = np.concatenate(([0], np.cumsum(wrong[order])))[answered]
+    kept = binomial.p_values(errors[first:], answered[first:], alpha=alpha) <= delta
+    n_kept = len(kept) if kept.all() else int(np.argmin(kept))
+    at = first + max(0, n_kept - 1)
+    return Walk(first, at if n_kept else None, int(answered[at]), int(errors[at]))
+
+
+def _answered(sorted_scores: NDArray[np.float64], grid: NDArray[np.float64]) -> NDArray[np.intp]:
+    """How many scores are at or below each threshold (ties with a threshold are let through)."""
+    return np.searchsorted(sorted_scores, grid, side="right")

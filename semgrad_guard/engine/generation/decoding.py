@@ -1,0 +1,247 @@
+"""One run of `generate` for a batch, and what each row of it left behind."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from typing import Any
+
+import torch
+from transformers import (
+    GenerationConfig,
+    LogitsProcessorList,
+    PreTrainedTokenizerBase,
+    StoppingCriteria,
+    StoppingCriteriaList,
+    StopStringCriteria,
+)
+from transformers.generation.streamers import BaseStreamer
+
+from semgrad_guard.engine.generation.evidence import BatchScoring
+from semgrad_guard.engine.generation.generation import Generation, visible
+from semgrad_guard.engine.generation.options import GenerationOptions
+from semgrad_guard.engine.generation.sampling import ModelSampler
+from semgrad_guard.engine.generation.sampling_plans import SamplingPlan
+from semgrad_guard.engine.objective import Objective
+from semgrad_guard.engine.prompts.grammar import GrammarCompiler
+from semgrad_guard.engine.prompts.prompt import Prompt
+from semgrad_guard.engine.replay.captured_states import Capture, Trace
+from semgrad_guard.engine.replay.token_batch import TokenBatch
+from semgrad_guard.engine.scoring.scorer import Scorer, clean_slate
+from semgrad_guard.errors import EmptyLayerSpanError
+from semgrad_guard.records import Conversation
+
+Listener = tuple[BaseStreamer, StoppingCriteria]
+"""Who hears each new token, and who may stop the run early."""
+
+_TOKENS = 1 << 15  # rows x columns of one run that draws samples
+
+
+class Decoder:
+    """Generates with one model. Holds the model's lock for the time of a run.
+
+    `render` and `window` (positions the model can attend over) are for the estimators that ask the model for more.
+    """
+
+    def __init__(
+        self,
+        scorer: Scorer,
+        tokenizer: PreTrainedTokenizerBase,
+        *,
+        end_tokens: tuple[int, ...],
+        render: Callable[[Conversation], Prompt],
+        window: int | None,
+    ) -> None:
+        self._scorer, self._tokenizer = scorer, tokenizer
+        self._end_tokens = end_tokens
+        pad: Any = tokenizer.pad_token_id
+        self._pad = int(pad) if pad is not None else next(iter(end_tokens), 0)
+        self._render, self._window = render, window
+
+    @property
+    def sampler(self) -> ModelSampler:
+        """What estimators ask for more answers, and for the model's opinion of answers."""
+        return ModelSampler(self._scorer, self, render=self._render, window=self._window)
+
+    def encode(self, text: str) -> tuple[int, ...]:
+        """The tokens of a piece of text, without any that the tokenizer adds of its own accord."""
+        encoding: Any = self._tokenizer(text, add_special_tokens=False)
+        return tuple(encoding["input_ids"])
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of response tokens, special tokens left out, white space as it is."""
+        text: Any = self._tokenizer.decode(list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        return text
+
+    def run(
+        self,
+        prompts: Sequence[Prompt],
+        options: GenerationOptions,
+        objective: Objective,
+        *,
+        listener: Listener | None = None,
+    ) -> list[Generation]:
+        """Answer a batch of prompts; one listener only for a batch of one."""
+        with self._scorer.lock:
+            capture = self._capture(prompts, objective)
+            with clean_slate():
+                output, reused = self._generate(prompts, options, capture, listener)
+        width = max(len(prompt.ids) for prompt in prompts)
+        produced = [self._produced(row) for row in output.sequences[:, width:].tolist()]
+        visibles = [visible(ids, options.stop, self.decode) for ids, _ in produced]
+        responses = [
+            ids[:count] if text.strip() else [] for (ids, _), (text, count, _) in zip(produced, visibles, strict=True)
+        ]
+        trace = None if capture is None else Trace.of(output.past_key_values, capture)
+        texts = [text for text, _, _ in visibles]
+        scoring = BatchScoring(
+            self._scorer, prompts, responses, trace, texts=texts, sampler=self.sampler, stop=options.stop
+        )
+        return [
+            Generation(
+                prompt=prompt,
+                text=text,
+                response_ids=tuple(response),
+                finish_reason="stop" if ended or cut else "length",
+                completion_tokens=len(ids) + ended,
+                reused_tokens=reused,
+                scoring=scoring,
+                row=row,
+            )
+            for row, (prompt, response, (ids, ended), (text, _, cut)) in enumerate(
+                zip(prompts, responses, produced, visibles, strict=True)
+            )
+        ]
+
+    def _capture(self, prompts: Sequence[Prompt], objective: Objective) -> Capture | None:
+        """Keep h^(k) from the earliest token that will be asked for, where this model's captured tier is exact."""
+        firsts = [min(objective.positions(p.semantic_token.offset, len(p.ids))) for p in prompts]
+        try:
+            layer = objective.span(self._scorer.architecture.n_layers)[0]
+        except EmptyLayerSpanError:  # generating is still possible; scoring will name the reason
+            return None
+        if "captured" not in self._scorer.tiers():
+            return None
+        width = max(len(prompt.ids) for prompt in prompts)
+        memory = self._scorer.memory
+        return Capture.within(memory, layer=layer, start=width + min(firsts))
+
+    def draw(
+        self,
+        prompts: Sequence[Sequence[int]],
+        plan: SamplingPlan,
+        *,
+        window: int | None = None,
+        stop: tuple[str, ...] = (),
+    ) -> list[list[int]]:
+        """`plan.count` answers to each prompt, prompt after prompt: token ids without the end token.
+
+        A prompt's own work is done once where its cache can serve all its answers.
+        """
+        drawn: list[list[int]] = []
+        rows = max(1, _TOKENS // (plan.count * (max(map(len, prompts)) + plan.max_new_tokens)))
+        step = rows if self._scorer.architecture.takes_positions else 1
+        with self._scorer.lock, clean_slate():
+            for start in range(0, len(prompts), step):
+                drawn += self._draw(prompts[start : start + step], plan, window, stop)
+        return drawn
+
+    def _draw(
+        self, prompts: Sequence[Sequence[int]], plan: SamplingPlan, window: int | None, stop: tuple[str, ...]
+    ) -> list[list[int]]:
+        batch = TokenBatch.of(prompts, [[0]] * len(prompts), [-1] * len(prompts), self._scorer.device)
+        width = batch.prompt_columns
+        room = plan.max_new_tokens if window is None else min(plan.max_new_tokens, window - width)
+        replayer, cache = self._scorer.current_replayer(), None
+        if width > 1 and self._scorer.can_resume(batch.longest):
+            owners = [row for row in range(len(prompts)) for _ in range(plan.count)]
+            cache = replayer.prefilled(batch, width - 1, owners)
+        config, extra = self._config(room, stop)
+        output = replayer.generate(
+            batch.ids[:, :width].repeat_interleave(plan.count, dim=0),
+            batch.mask[:, :width].repeat_interleave(plan.count, dim=0),
+            cache=cache,
+            generation_config=config,
+            logits_processor=plan.processors(prompts, self._end_tokens),
+            **extra,
+        )
+        return [self._produced(row)[0] for row in output.sequences[:, width:].tolist()]
+
+    def _generate(
+        self,
+        prompts: Sequence[Prompt],
+        options: GenerationOptions,
+        capture: Capture | None,
+        listener: Listener | None,
+    ) -> tuple[Any, int]:
+        """What `generate` returns, and how many columns of the prompt an earlier run had read."""
+        width = max(len(prompt.ids) for prompt in prompts)
+        device = self._scorer.device
+        ids = torch.tensor([[self._pad] * (width - len(p.ids)) + list(p.ids) for p in prompts], device=device)
+        mask = torch.tensor([[0] * (width - len(p.ids)) + [1] * len(p.ids) for p in prompts], device=device)
+        config, extra = self._config(options.max_new_tokens, options.stop)
+        streamer, stopper = listener or (None, None)
+        replayer, budget = self._scorer.current_replayer(), self._prompt_budget(prompts, options, capture)
+        cache = replayer.prompts.begin(prompts[0].ids, min(capture.start, width - 1)) if capture and budget else None
+        reused = 0 if cache is None else cache.get_seq_length()
+        output = replayer.generate(
+            ids,
+            mask,
+            capture,
+            cache=cache,
+            generation_config=config,
+            logits_processor=self._processors(options, len(prompts), width),
+            stopping_criteria=StoppingCriteriaList([stopper] if stopper else []),
+            streamer=streamer,
+            **extra,
+        )
+        if budget:
+            replayer.prompts.keep(output.sequences[0].tolist(), output.past_key_values, budget)
+        return output, reused
+
+    def _prompt_budget(self, prompts: Sequence[Prompt], options: GenerationOptions, capture: Capture | None) -> int:
+        """Bytes for what these prompts leave to later ones: none where a cache may not be taken up again."""
+        budget = self._scorer.memory.prompts
+        if not budget or capture is None or len(prompts) > 1:
+            return 0
+        return budget if self._scorer.can_resume(len(prompts[0].ids) + options.max_new_tokens) else 0
+
+    def _config(self, max_new_tokens: int, stop: tuple[str, ...]) -> tuple[GenerationConfig, dict[str, Any]]:
+        """What every run is told, and the tokenizer where transformers watches for stop strings."""
+        watched = [string for string in stop if self._can_watch(string)]
+        config = GenerationConfig(
+            max_new_tokens=max_new_tokens,
+            do_sample=False,
+            pad_token_id=self._pad,
+            eos_token_id=list(self._end_tokens) or None,
+            return_dict_in_generate=True,
+            stop_strings=watched or None,
+        )
+        return config, {"tokenizer": self._tokenizer if watched else None}
+
+    def _processors(self, options: GenerationOptions, rows: int, width: int) -> LogitsProcessorList:
+        """The options' processors; a grammar goes first, so that sampling chooses among what it allows."""
+        processors = options.processors(rows)
+        if options.grammar is not None:
+            processors.insert(0, self._grammars.processor(options.grammar, rows=rows, width=width))
+        return processors
+
+    @cached_property
+    def _grammars(self) -> GrammarCompiler:
+        return GrammarCompiler(self._tokenizer, end_tokens=self._end_tokens)
+
+    def _can_watch(self, stop: str) -> bool:
+        """Whether transformers can stop at this string; where it cannot, the text is cut there after the generation."""
+        try:
+            StopStringCriteria(self._tokenizer, [stop])
+        except ValueError:  # no token of the vocabulary matches a part of it
+            return False
+        return True
+
+    def _produced(self, row: list[int]) -> tuple[list[int], bool]:
+        """A row's tokens up to its end token, and whether there was one (rows that end early are padded)."""
+        ends: Callable[[int], bool] = self._end_tokens.__contains__
+        for index, token in enumerate(row):
+            if ends(token):
+                return row[:index], True
+        return row, False

@@ -1,0 +1,255 @@
+"""Facts about one answer, each computed once, only when asked, and for a whole batch at a time."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Hashable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Protocol, TypeVar
+
+from semgrad_guard.engine.cost_accounting import charge, priced
+from semgrad_guard.engine.generation.reading import Ids, Reading
+from semgrad_guard.engine.generation.sampling_plans import Sample, SamplingPlan
+from semgrad_guard.engine.objective import Objective
+from semgrad_guard.engine.prompts.prompt import Prompt
+from semgrad_guard.engine.replay.captured_states import Trace
+from semgrad_guard.engine.replay.token_batch import TokenBatch
+from semgrad_guard.engine.scoring.scorer import Scorer, clean_slate
+from semgrad_guard.engine.scoring.scores import GradientScores
+from semgrad_guard.errors import ScoringError
+from semgrad_guard.records import Conversation, in_context
+
+T = TypeVar("T")
+
+
+class Sampler(Protocol):
+    """The live side of evidence: asks the model that answered for more answers, and for its opinion of answers."""
+
+    def render(self, conversation: Conversation, /) -> Prompt:
+        """The prompt that the model would see."""
+        ...
+
+    def drawn(
+        self, prompts: Sequence[Prompt], plan: SamplingPlan, *, stop: tuple[str, ...] = ()
+    ) -> list[tuple[Sample, ...]]:
+        """`plan.count` answers to each prompt, not yet judged."""
+        ...
+
+    def judged(
+        self, prompts: Sequence[Prompt], samples: Sequence[Sequence[Sample]], *, temperature: float = 1.0
+    ) -> list[tuple[Sample, ...]]:
+        """The samples with their embeddings and log-probabilities."""
+        ...
+
+    def read(
+        self, prompts: Sequence[Prompt], answers: Sequence[Sequence[Ids]], *, temperature: float = 1.0
+    ) -> list[list[Reading]]:
+        """What the model thinks of several answers to each prompt."""
+        ...
+
+    def fits(self, prompt: Prompt, longest: int) -> bool:
+        """Whether an answer of `longest` tokens has room behind this prompt."""
+        ...
+
+    def encode(self, text: str) -> tuple[int, ...]:
+        """The tokens of a piece of an answer."""
+        ...
+
+    def decode(self, ids: Ids) -> str:
+        """The text of answer tokens."""
+        ...
+
+
+@dataclass(frozen=True)
+class TimedScores:
+    """A row's scores, and its share of the milliseconds that its batch took to score."""
+
+    scores: GradientScores
+    milliseconds: float
+
+
+class BatchScoring:
+    """What is found out about the answers of one batch: together, and once.
+
+    It pickles as plain data: what was found out travels, the model does not. What is asked for the first time
+    afterwards raises `ScoringError`.
+
+    `trace` is what the batch's generation left (KV cache and captured states); it is let go with the first scoring,
+    and a second objective prefills anew. `texts` are the answers as read, `sampler` asks the model for more, and
+    `stop` are the strings that ended the answers and end samples as well.
+    """
+
+    def __init__(
+        self,
+        scorer: Scorer,
+        prompts: Sequence[Prompt],
+        responses: Sequence[Sequence[int]],
+        trace: Trace | None = None,
+        *,
+        texts: Sequence[str],
+        sampler: Sampler,
+        stop: tuple[str, ...] = (),
+    ) -> None:
+        self._live: tuple[Scorer, Sampler] | None = (scorer, sampler)
+        self.prompts, self.texts, self.stop = tuple(prompts), tuple(texts), stop
+        self._ids = [tuple(response) for response in responses]
+        self._offsets = [prompt.semantic_token.offset for prompt in prompts]
+        # An empty answer keeps its row with a filler token (left-padded rows must stay aligned with the trace).
+        self._responses = [list(response) or [0] for response in responses]
+        self._trace = trace
+        self._done: dict[Objective, tuple[TimedScores, ...]] = {}
+        self._found: dict[Hashable, tuple[Sequence[Any], float]] = {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_live": None, "_trace": None}
+
+    @property
+    def sampler(self) -> Sampler:
+        """For questions about the answers: renders prompts and reads answers to them.
+
+        Raises:
+            ScoringError: this is a copy that was made in another process.
+        """
+        return self._model[1]
+
+    @property
+    def _scorer(self) -> Scorer:
+        return self._model[0]
+
+    @property
+    def _model(self) -> tuple[Scorer, Sampler]:
+        if self._live is None:
+            raise ScoringError(
+                "This record of an answer was copied without its model, and holds only what was computed before. "
+                "Compute what you need before you copy it, or score the text again with LanguageModel.evidence(...)."
+            )
+        return self._live
+
+    @property
+    def _lock(self) -> AbstractContextManager[Any]:
+        return nullcontext() if self._live is None else self._live[0].lock
+
+    @classmethod
+    def joined(cls, answers: Sequence[Evidence]) -> BatchScoring:
+        """Answers of one model that came one by one (`LanguageModel.evidence`) as one batch: one backward pass for all.
+
+        Whatever was found out about them before is found out anew; `stop` strings are the first answer's.
+        """
+        first = answers[0].scoring
+        return cls(
+            first._scorer,
+            [answer.prompt for answer in answers],
+            [answer.response_ids for answer in answers],
+            texts=[answer.text for answer in answers],
+            sampler=first.sampler,
+            stop=first.stop,
+        )
+
+    @property
+    def evidence(self) -> tuple[Evidence, ...]:
+        """The evidence about every answer of the batch."""
+        return tuple(
+            Evidence(p, ids, self, row) for row, (p, ids) in enumerate(zip(self.prompts, self._ids, strict=True))
+        )
+
+    def scores(self, objective: Objective, row: int) -> TimedScores:
+        """The scores of one row; the first call scores the whole batch in one backward pass."""
+        with self._lock:
+            if objective not in self._done:
+                self._done[objective], price = priced(partial(self._score, objective))
+                charge(-price)
+            found = self._done[objective][row]
+            charge(found.milliseconds, once=(id(self), objective, row))
+            return found
+
+    def together(self, key: Hashable, work: Callable[[Sequence[Evidence]], Sequence[T]], row: int) -> T:
+        """What `work` finds for one row; the first call under `key` has it done for the whole batch."""
+        with self._lock:
+            if key not in self._found:
+                values, price = priced(partial(work, self.evidence))
+                charge(-price)
+                self._found[key] = values, price / len(values)
+            values, share = self._found[key]
+            charge(share, once=(id(self), key, row))
+            return values[row]
+
+    def timed(self, work: Callable[[], T]) -> tuple[T, float]:
+        """What `work` returns, and its price in milliseconds: its own time and its share of all that it has together.
+
+        The row that happens to come first does not pay for the batch, nor do later rows get it for nothing.
+        """
+        with self._lock:
+            return priced(work)
+
+    def _score(self, objective: Objective) -> tuple[TimedScores, ...]:
+        began = time.perf_counter()
+        with clean_slate():
+            prompts = [prompt.ids for prompt in self.prompts]
+            batch = TokenBatch.of(prompts, self._responses, self._offsets, self._scorer.device, objective=objective)
+        trace, self._trace = self._trace, None
+        found = self._scorer.score(batch, objective, trace)
+        share = (time.perf_counter() - began) * 1000 / len(found)
+        return tuple(TimedScores(scores, share) for scores in found)
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What an estimator may ask about one answer. `response_ids` may be empty: then there is nothing to score."""
+
+    prompt: Prompt
+    response_ids: tuple[int, ...]
+    scoring: BatchScoring
+    row: int = 0
+
+    def gradients(self, objective: Objective | None = None) -> TimedScores | None:
+        """The gradient scores of the answer, None if it holds no token."""
+        if not self.response_ids:
+            return None
+        return self.scoring.scores(objective or Objective(), self.row)
+
+    @property
+    def text(self) -> str:
+        """The answer as the user sees it."""
+        return self.scoring.texts[self.row]
+
+    @property
+    def question(self) -> str:
+        """What the user asked: the bare question where its `Message` names it, else all that the user said last."""
+        return self.prompt.question
+
+    @property
+    def question_in_context(self) -> str:
+        """The question after the passage that its `Message` names, if it does: for putting it to the model again."""
+        return in_context(self.prompt.question, self.prompt.context)
+
+    @property
+    def sampler(self) -> Sampler:
+        """For questions about the answer: renders prompts and reads answers to them."""
+        return self.scoring.sampler
+
+    def samples(self, plan: SamplingPlan, *, temperature: float = 1.0) -> tuple[Sample, ...]:
+        """`plan.count` more answers to the same prompt, drawn once for a plan and for the whole batch at a time.
+
+        `temperature` is that of the samples' log-probabilities, however they were drawn. Answers of other origin are
+        compared with what this model would say.
+        """
+        batch = self.scoring
+
+        def draw(_: Sequence[Evidence]) -> Sequence[tuple[Sample, ...]]:
+            return batch.sampler.drawn(batch.prompts, plan, stop=batch.stop)
+
+        def judge(rows: Sequence[Evidence]) -> Sequence[tuple[Sample, ...]]:
+            drafts = [row.together(plan, draw) for row in rows]
+            return batch.sampler.judged(batch.prompts, drafts, temperature=temperature)
+
+        return self.together((plan, temperature), judge)
+
+    def together(self, key: Hashable, work: Callable[[Sequence[Evidence]], Sequence[T]]) -> T:
+        """What `work` finds for this answer: done once for the whole batch, remembered under `key`."""
+        return self.scoring.together(key, work, self.row)
+
+    def timed(self, work: Callable[[], T]) -> tuple[T, float]:
+        """What `work` returns and what it cost, in milliseconds (see `BatchScoring.timed`)."""
+        return self.scoring.timed(work)

@@ -1,0 +1,91 @@
+"""How to generate, and the logits processors that make a greedy search sample, with randomness of its own."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from transformers import (
+    LogitsProcessor,
+    LogitsProcessorList,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
+
+from semgrad_guard.errors import InputError
+
+
+@dataclass(frozen=True, kw_only=True)
+class GenerationOptions:
+    """How to generate. Greedy by default, as in the paper; a model's own sampling defaults play no part.
+
+    `max_new_tokens` >= 1; `temperature` >= 0, where 0 is greedy; `top_p` in (0, 1]; `top_k` >= 0, where 0 means all;
+    `seed` repeats a sampled answer (row i of a batch draws from seed + i); `stop` strings end an answer before
+    themselves; `grammar` (Lark, as llguidance reads it) is what an answer must follow. Scores always use the raw,
+    untempered and unconstrained distribution.
+    """
+
+    max_new_tokens: int = 256
+    temperature: float = 0.0
+    top_p: float = 1.0
+    top_k: int = 0
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+    grammar: str | None = None
+
+    def __post_init__(self) -> None:
+        checks = (
+            (self.max_new_tokens >= 1, f"max_new_tokens must be at least 1, not {self.max_new_tokens}"),
+            (self.temperature >= 0, f"temperature must be 0 (greedy) or more, not {self.temperature}"),
+            (0 < self.top_p <= 1, f"top_p must lie in (0, 1], not {self.top_p}"),
+            (self.top_k >= 0, f"top_k must be 0 (all tokens) or more, not {self.top_k}"),
+            (all(self.stop), "a stop string must hold at least one character"),
+        )
+        for holds, message in checks:
+            if not holds:
+                raise InputError(message)
+
+    def processors(self, rows: int) -> LogitsProcessorList:
+        """The logits processors that turn a greedy search into this sampling; none where it is greedy already."""
+        if self.temperature == 0:
+            return LogitsProcessorList()
+        seed = secrets.randbits(31) if self.seed is None else self.seed
+        return sampling_processors(
+            range(seed, seed + rows), temperature=self.temperature, top_p=self.top_p, top_k=self.top_k
+        )
+
+
+def sampling_processors(
+    seeds: Sequence[int], *, temperature: float, top_p: float = 1.0, top_k: int = 0
+) -> LogitsProcessorList:
+    """Processors that make the likeliest token a sample; row i draws from `seeds[i]`."""
+    chain: list[LogitsProcessor] = [TemperatureLogitsWarper(temperature)]
+    if top_k:
+        chain.append(TopKLogitsWarper(top_k))
+    if top_p < 1:
+        chain.append(TopPLogitsWarper(top_p))
+    return LogitsProcessorList([*chain, GumbelNoise(seeds)])
+
+
+class GumbelNoise(LogitsProcessor):
+    """Makes the most likely token a sample: argmax(logits + Gumbel noise) is distributed as softmax(logits).
+
+    The noise comes from generators of our own, one per row, so that the caller's random state is never read or moved,
+    concurrent generations do not disturb each other, and a row does not depend on its batch. They live where the
+    scores do: a seed repeats an answer on the same kind of device.
+    """
+
+    def __init__(self, seeds: Sequence[int]) -> None:
+        self._seeds = tuple(seeds)
+        self._generators: list[torch.Generator] = []
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> Any:
+        self._generators = self._generators or [torch.Generator(scores.device).manual_seed(s) for s in self._seeds]
+        exponential = torch.empty_like(scores, dtype=torch.float64)
+        for row, generator in zip(exponential, self._generators, strict=True):
+            row.exponential_(generator=generator)
+        return scores.double() - exponential.log_()

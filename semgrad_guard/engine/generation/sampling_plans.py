@@ -1,0 +1,113 @@
+"""How to draw more answers to a prompt: plans that several estimators can share, and the samples they give."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from transformers import LogitsProcessor, LogitsProcessorList
+
+from semgrad_guard.engine.generation.options import sampling_processors
+from semgrad_guard.engine.generation.reading import Ids
+from semgrad_guard.errors import InputError
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """Independent samples. Fields as in `GenerationOptions`; `temperature` > 0.
+
+    A sample depends on the seed, the prompt and its number, not on the batch it is drawn in.
+    """
+
+    count: int = 10
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    seed: int = 0
+    max_new_tokens: int = 256
+
+    def __post_init__(self) -> None:
+        _check_sizes(self.count, self.max_new_tokens)
+        if not self.temperature > 0 or not 0 < self.top_p <= 1 or self.top_k < 0:
+            raise InputError(
+                "samples need temperature > 0, top_p in (0, 1] and top_k >= 0, not "
+                f"{self.temperature}, {self.top_p} and {self.top_k}"
+            )
+
+    def processors(self, prompts: Sequence[Ids], _: tuple[int, ...]) -> LogitsProcessorList:
+        """For `count` rows a prompt."""
+        seeds = [_seed(self.seed, prompt, number) for prompt in prompts for number in range(self.count)]
+        return sampling_processors(seeds, temperature=self.temperature, top_p=self.top_p, top_k=self.top_k)
+
+
+@dataclass(frozen=True)
+class DiverseBeams:
+    """Diverse beam search with `count` groups of one beam each and Hamming diversity `penalty` >= 0.
+
+    The first group is the greedy answer; each further one avoids the tokens that earlier groups took at the same step.
+    Source: Vijayakumar et al., "Diverse beam search: decoding diverse solutions from neural sequence models", 2018,
+    with group size 1 as in Qiu & Miikkulainen, "Semantic Density", 2024.
+    """
+
+    count: int = 10
+    penalty: float = 1.0
+    max_new_tokens: int = 256
+
+    def __post_init__(self) -> None:
+        _check_sizes(self.count, self.max_new_tokens)
+        if not self.penalty >= 0:
+            raise InputError(f"a diversity penalty must be 0 or more, not {self.penalty}")
+
+    def processors(self, prompts: Sequence[Ids], end_tokens: tuple[int, ...]) -> LogitsProcessorList:
+        """For `count` rows a prompt."""
+        width = max(map(len, prompts))
+        return LogitsProcessorList([DiversityPenalty(self.count, self.penalty, width=width, end_tokens=end_tokens)])
+
+
+SamplingPlan = Sampling | DiverseBeams
+"""How to draw samples. Plans are equal where their settings are, and then share their samples."""
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One more answer: its text, the tokens that carry it, and what the model thinks of them.
+
+    `ids` and `log_probs` (nats) leave the end token out; both are empty where the model ended at once. `embedding` is
+    the middle layer's state of the last token, None where there is no token or the layers are unknown.
+    """
+
+    text: str
+    ids: tuple[int, ...]
+    log_probs: tuple[float, ...] = ()
+    embedding: tuple[float, ...] | None = field(default=None, repr=False)
+
+
+class DiversityPenalty(LogitsProcessor):
+    """Makes a greedy search over consecutive rows of `groups` diverse: log p minus penalty x earlier takers."""
+
+    def __init__(self, groups: int, penalty: float, *, width: int, end_tokens: tuple[int, ...]) -> None:
+        self._groups, self._penalty, self._width, self._end_tokens = groups, penalty, width, end_tokens
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        log_probs = scores.double().log_softmax(-1).view(-1, self._groups, scores.shape[-1])
+        produced = input_ids[:, self._width :]
+        ends = torch.tensor(self._end_tokens, dtype=produced.dtype, device=produced.device)
+        running = ~torch.isin(produced, ends).any(dim=1).view(-1, self._groups)
+        taken = torch.zeros_like(log_probs[:, 0])
+        for group in range(self._groups):
+            log_probs[:, group] -= self._penalty * taken
+            choice = log_probs[:, group].argmax(dim=-1, keepdim=True)
+            taken.scatter_add_(1, choice, running[:, group, None].to(taken.dtype))
+        return log_probs.view_as(scores)
+
+
+def _seed(seed: int, prompt: Ids, number: int) -> int:
+    digest = hashlib.sha256(f"{seed} {number} {list(prompt)}".encode()).digest()
+    return int.from_bytes(digest[:8], "big") >> 1
+
+
+def _check_sizes(count: int, max_new_tokens: int) -> None:
+    if count < 1 or max_new_tokens < 1:
+        raise InputError(f"samples need count and max_new_tokens >= 1, not {count} and {max_new_tokens}")

@@ -1,0 +1,1 @@
+"""Loading: checkpoints, the hub, and what an architecture looks like."""

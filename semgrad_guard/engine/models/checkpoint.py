@@ -1,0 +1,128 @@
+"""Loading a checkpoint safely: safetensors only, no remote code, errors that say what is missing."""
+
+from __future__ import annotations
+
+import hashlib
+from importlib.resources import files
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from safetensors import SafetensorError
+from torch import nn
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+
+from semgrad_guard.engine.models.hub import silence
+from semgrad_guard.errors import ModelNotFoundError, UnsupportedModelError
+
+POCKET = "pocket"
+_SAMPLES = 1024
+
+
+def load(name_or_path: str, **options: Any) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """A causal LM in evaluation mode and its tokenizer, from the embedded model, a folder, or a hub id.
+
+    Args:
+        name_or_path: "pocket", a folder, or the id of a hub repository (downloaded by transformers if the hub is
+            reachable; where it does not answer, at most what is in the local cache is loaded, without its retries).
+        options: passed to transformers (revision, dtype, device_map, quantization_config, attn_implementation).
+
+    Raises:
+        ModelNotFoundError: no such folder or repository, no safetensors in it, a damaged or incomplete checkpoint.
+        UnsupportedModelError: the checkpoint is no causal LM, or wants code of its own.
+    """
+    path = str(files("semgrad_guard.pocket") / "weights") if name_or_path == POCKET else name_or_path
+    return _load(AutoModelForCausalLM, path, name_or_path, kind="causal LM", **options)
+
+
+def load_classifier(name_or_path: str, **options: Any) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """A sequence classifier in evaluation mode and its tokenizer, from a folder or a hub id, as safely as `load`.
+
+    Raises:
+        ModelNotFoundError: as `load`; a base model without a trained classification head is an incomplete checkpoint.
+        UnsupportedModelError: the checkpoint is no sequence classifier, or wants code of its own.
+    """
+    return _load(AutoModelForSequenceClassification, name_or_path, name_or_path, kind="sequence classifier", **options)
+
+
+def _load(
+    auto: Any, path: str, name: str, *, kind: str, **options: Any
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    _require_safetensors(Path(path), name)
+    chosen = {key: value for key, value in options.items() if value is not None}
+    silent = None
+    if not Path(path).exists() and not chosen.get("local_files_only"):
+        silent = silence(path, chosen.get("revision"))
+        chosen["local_files_only"] = silent is not None
+    tokenizer_options = {key: chosen[key] for key in ("revision", "local_files_only") if key in chosen}
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False, **tokenizer_options)
+        model, report = cast(
+            "tuple[PreTrainedModel, dict[str, Any]]",
+            auto.from_pretrained(
+                path, use_safetensors=True, trust_remote_code=False, output_loading_info=True, **chosen
+            ),
+        )
+    except (OSError, SafetensorError, RuntimeError) as error:
+        raise ModelNotFoundError(f"cannot load {name!r}: {_first_line(error)} {_advice(silent)}") from error
+    except (ValueError, KeyError) as error:
+        raise UnsupportedModelError(f"{name!r} is no {kind} that transformers can load: {error}") from error
+    if missing := sorted(report["missing_keys"]):  # transformers would fill them with random numbers
+        raise ModelNotFoundError(
+            f"the checkpoint {name!r} lacks {len(missing)} tensor(s), {missing[0]} among them; "
+            "download or save it again"
+        )
+    return model.eval(), tokenizer
+
+
+def weight_fingerprint(model: nn.Module) -> str:
+    """Sixteen hex digits that change when the weights do: names, shapes and up to 1,024 values of every tensor.
+
+    The values are read in float32, so that the same checkpoint loaded in bfloat16 and float32 agrees.
+    """
+    digest = hashlib.sha256()
+    for name, parameter in model.named_parameters():
+        flat = parameter.detach().reshape(-1)
+        sample = flat[:: max(1, flat.numel() // _SAMPLES)]
+        digest.update(f"{name}{tuple(parameter.shape)}".encode())
+        if sample.dtype.is_floating_point:
+            sample = sample.to(torch.float32)
+        digest.update(sample.cpu().contiguous().numpy().tobytes())
+    return digest.hexdigest()[:16]
+
+
+def _require_safetensors(path: Path, name: str) -> None:
+    """Refuse a folder without safetensors here, where the reason can be named."""
+    if not path.exists():
+        if path.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1:
+            raise ModelNotFoundError(f"there is no folder {name!r}")
+        return
+    if not path.is_dir():
+        raise ModelNotFoundError(f"{name!r} is a file; give the folder that holds config.json and *.safetensors")
+    if not any(path.glob("*.safetensors")):
+        others = sorted(p.name for pattern in ("*.bin", "*.pt", "*.gguf") for p in path.glob(pattern))
+        found = f" (found {', '.join(others)})" if others else ""
+        raise ModelNotFoundError(
+            f"{name!r} holds no *.safetensors{found}. Only safetensors are loaded; save the model with "
+            "model.save_pretrained(folder)."
+        )
+
+
+def _advice(silent: str | None) -> str:
+    if silent is None:
+        return "Check the name or path, and that the download from the hub is complete."
+    return (
+        f"Only the local cache was searched, not the hub: {silent}. Check the name and the network, or give a folder "
+        "that holds the model."
+    )
+
+
+def _first_line(error: BaseException) -> str:
+    line = (str(error) or type(error).__name__).strip().splitlines()[0]
+    return line if line.endswith((".", "!", "?")) else line + "."

@@ -1,0 +1,211 @@
+"""From a conversation to the prompt a model sees: text, token ids, and the semantic token t* among them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+from jinja2 import TemplateError
+from transformers import PreTrainedTokenizerBase
+
+from semgrad_guard.engine.prompts.semantic_token import MARK, TokenizedText, find_semantic_token
+from semgrad_guard.errors import EmptyPromptError, InputError
+from semgrad_guard.records import Conversation, Message, SemanticToken, ToolCall
+
+Turn = dict[str, Any]
+
+_Untyped = Any
+"""A `PreTrainedTokenizerBase` behind the boundary: transformers leaves much of its signatures unknown."""
+
+_RESERVED_OPTIONS = frozenset({"conversation", "tokenize", "add_generation_prompt", "continue_final_message"})
+_TEMPLATE_FAILURES = (TemplateError, ValueError, TypeError, KeyError, AttributeError)
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """A rendered prompt. `text` is what was tokenised; `ids` are its tokens; `semantic_token` is t* among them.
+
+    `question` is the last text the user wrote (the last text at all if no user spoke), or what its `Message` names as
+    the bare question; `context` is the passage that it names, if it does.
+    """
+
+    text: str
+    ids: tuple[int, ...]
+    semantic_token: SemanticToken
+    question: str = ""
+    context: str | None = None
+
+
+def render(
+    tokenizer: PreTrainedTokenizerBase,
+    conversation: Conversation,
+    *,
+    semantic_token: int | None = None,
+    template_options: Mapping[str, Any] | None = None,
+) -> Prompt:
+    """Render and tokenise a conversation, and find its semantic token.
+
+    With a chat template, messages are rendered with the generation prompt (a plain string being one user turn) and
+    tokenised once, without adding the special tokens that the template already writes. Without one, the contents,
+    joined by blank lines, are tokenised as ordinary text and t* is the last token. `semantic_token` overrides t*,
+    counting from the prompt's end (-1 is its last token); `template_options` go to the template (`enable_thinking`).
+    """
+    turns = _turns(conversation)
+    options = dict(template_options or {})
+    if chat_template(tokenizer, options) is None:
+        return _plain_prompt(tokenizer, turns, semantic_token, _question(conversation, turns))
+    asked = _question(conversation, turns)
+    text = _apply_template(tokenizer, turns, options)
+    prompt = tokenize(tokenizer, text, add_special_tokens=False)
+    if semantic_token is not None:
+        return Prompt(text, prompt.ids, _override(semantic_token, len(prompt.ids)), *asked)
+    found = find_semantic_token(
+        prompt,
+        unprompted=_apply_template(tokenizer, turns, options, add_generation_prompt=False),
+        marked=_apply_template(tokenizer, _marked(turns), options),
+        special_tokens=[token.content for token in tokenizer.added_tokens_decoder.values()],
+    )
+    return Prompt(text, prompt.ids, found, *asked)
+
+
+def template_fingerprint(tokenizer: PreTrainedTokenizerBase, template_options: Mapping[str, Any] | None = None) -> str:
+    """Twelve hex digits that change with the chat template or its options; "plain" where there is no template.
+
+    Calibrations are bound to it: another template asks another question, whose scores mean something else.
+    """
+    options = dict(template_options or {})
+    template = chat_template(tokenizer, options)
+    if template is None:
+        return "plain"
+    record = json.dumps([template, options], sort_keys=True, default=_stable_name)
+    return hashlib.sha256(record.encode("utf-8", "surrogatepass")).hexdigest()[:12]
+
+
+def _turns(conversation: object) -> list[Turn]:
+    """The conversation as fresh dictionaries, checked: callers without a type checker pass anything."""
+    if isinstance(conversation, str):
+        conversation = [Message("user", conversation)]
+    if isinstance(conversation, bytes | Mapping) or not isinstance(conversation, Sequence):
+        raise InputError("A conversation is a string or a list of messages; wrap a single message in a list.")
+    messages = cast("Sequence[object]", conversation)
+    turns = [_turn(message, number) for number, message in enumerate(messages, start=1)]
+    if not any(turn["content"].strip() for turn in turns):
+        raise EmptyPromptError("The prompt is empty or nothing but white space; ask something.")
+    return turns
+
+
+def _turn(message: object, number: int) -> Turn:
+    if isinstance(message, Message):
+        turn = _as_turn(message)
+    elif isinstance(message, Mapping):
+        turn = dict(cast("Mapping[str, Any]", message))  # keys are checked just below
+    else:
+        raise InputError(f"Message {number} is a {type(message).__name__}; use Message or a role/content mapping.")
+    for key in ("role", "content"):
+        if not isinstance(turn.get(key), str):
+            raise InputError(f"Message {number} needs a string {key!r}, but has {turn.get(key)!r}.")
+    try:
+        turn["content"].encode()
+    except UnicodeEncodeError as error:
+        raise InputError(f"Message {number} holds a lone surrogate and is no valid Unicode text: {error}.") from error
+    return turn
+
+
+def _as_turn(message: Message) -> Turn:
+    """A message in transformers' form; what is not set stays away, as templates ask `is defined`."""
+    turn: Turn = {"role": message.role, "content": message.content}
+    if message.tool_calls:
+        turn["tool_calls"] = [_as_call(call) for call in message.tool_calls]
+    named = {"tool_call_id": message.tool_call_id, "name": message.name}
+    return {**turn, **{key: value for key, value in named.items() if value is not None}}
+
+
+def _as_call(call: ToolCall) -> Turn:
+    function = {"name": call.name, "arguments": dict(call.arguments)}
+    return {"type": "function", "function": function, **({} if call.id is None else {"id": call.id})}
+
+
+def _marked(turns: Sequence[Turn]) -> list[Turn]:
+    """The turns with `MARK` right behind the text that asks."""
+    target = _asked(turns)
+    return [{**t, "content": t["content"].rstrip() + MARK} if i == target else t for i, t in enumerate(turns)]
+
+
+def _asked(turns: Sequence[Turn]) -> int:
+    """Which turn holds the last text the user wrote (the last text at all if no user spoke)."""
+    written = [i for i, turn in enumerate(turns) if turn["content"].strip()]
+    return max((i for i in written if turns[i]["role"] == "user"), default=written[-1])
+
+
+def chat_template(tokenizer: _Untyped, options: Mapping[str, Any]) -> str | None:
+    """The Jinja text that will render, or None: `chat_template` among the options goes before the tokenizer's own."""
+    chosen = options.get("chat_template")
+    if tokenizer.chat_template is None and chosen is None:
+        return None
+    try:
+        return tokenizer.get_chat_template(chosen, options.get("tools"))
+    except ValueError as error:  # several named templates and none called "default"
+        raise InputError(f"{error} Name one with template_options={{'chat_template': ...}}.") from error
+
+
+def _apply_template(
+    tokenizer: _Untyped, turns: Sequence[Turn], options: Mapping[str, Any], *, add_generation_prompt: bool = True
+) -> str:
+    if reserved := _RESERVED_OPTIONS & options.keys():
+        raise InputError(f"template_options cannot set {', '.join(sorted(reserved))}: rendering decides these.")
+    try:
+        return tokenizer.apply_chat_template(
+            list(turns), tokenize=False, add_generation_prompt=add_generation_prompt, **options
+        )
+    except _TEMPLATE_FAILURES as error:
+        roles = ", ".join(turn["role"] for turn in turns)
+        raise InputError(f"The chat template refused the conversation (roles: {roles}). It said: {error}") from error
+
+
+def _question(conversation: Conversation, turns: Sequence[Turn]) -> tuple[str, str | None]:
+    """The question and its context: as the message that asks names them, or its whole content and None."""
+    index = _asked(turns)
+    message = conversation if isinstance(conversation, str) else conversation[index]
+    if isinstance(message, Message) and message.question is not None:
+        return message.question, message.context
+    return turns[index]["content"], None
+
+
+def _plain_prompt(
+    tokenizer: PreTrainedTokenizerBase,
+    turns: Sequence[Turn],
+    semantic_token: int | None,
+    asked: tuple[str, str | None],
+) -> Prompt:
+    text = "\n\n".join(turn["content"] for turn in turns)
+    ids = tokenize(tokenizer, text, add_special_tokens=True).ids
+    if semantic_token is not None:
+        return Prompt(text, ids, _override(semantic_token, len(ids)), *asked)
+    return Prompt(text, ids, SemanticToken(-1, "last_token"), *asked)
+
+
+def tokenize(tokenizer: _Untyped, text: str, *, add_special_tokens: bool) -> TokenizedText:
+    """A text with its tokens, and where the tokenizer knows it, their places."""
+
+    def encode(piece: str) -> tuple[int, ...]:
+        return tuple(tokenizer(piece, add_special_tokens=False)["input_ids"])
+
+    encoding = tokenizer(text, add_special_tokens=add_special_tokens, return_offsets_mapping=tokenizer.is_fast)
+    ids = tuple(encoding["input_ids"])
+    if not ids:
+        raise EmptyPromptError("The prompt holds no token; ask something.")
+    return TokenizedText(text, ids, tuple(encoding["offset_mapping"]) if tokenizer.is_fast else None, encode)
+
+
+def _override(offset: int, length: int) -> SemanticToken:
+    if not -length <= offset <= -1:
+        raise InputError(f"semantic_token counts from the end, -{length} to -1 in this prompt, and is {offset}.")
+    return SemanticToken(offset, "override")
+
+
+def _stable_name(option: object) -> str:
+    """A function (a tool) by its name: its `str` holds an address."""
+    return getattr(option, "__qualname__", None) or str(option)

@@ -1,0 +1,188 @@
+"""Tool calls as chat templates write them: read from answers, and described for answers that must be one.
+
+Which form a model uses is read off its template's text, by the table `_FORMATS`. A tokenizer that brings a
+`response_template` of its own is read by transformers' parser instead, where the table knows no better.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, cast
+
+from semgrad_guard.engine.prompts.grammar import json_rule, text_rule
+from semgrad_guard.errors import InputError, UnsupportedToolsError
+from semgrad_guard.records import ToolCall
+
+Tool = Mapping[str, Any]
+"""A tool as transformers and OpenAI describe it: {"type": "function", "function": {"name", "parameters", ...}}."""
+
+
+@dataclass(frozen=True)
+class ToolAnswer:
+    """An answer taken apart: what it says, whom it calls, and calls that nobody can read, as they were written."""
+
+    text: str
+    calls: tuple[ToolCall, ...] = ()
+    broken: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class ToolFormat:
+    """How one family of templates writes calls. `parse` takes the answer, special tokens and all, and its prompt.
+
+    `around` is what stands before and after a call's JSON, None where an answer cannot be made to be a call.
+    `listed` says whether that JSON is a list of calls.
+    """
+
+    name: str
+    parse: Callable[[str, str], ToolAnswer]
+    around: tuple[str, str] | None
+    arguments: str = "arguments"
+    listed: bool = False
+
+    def rule(self, tools: Sequence[Tool], special_tokens: Mapping[str, int]) -> str:
+        """The grammar rule of an answer that is exactly one call of one of these tools.
+
+        Raises:
+            InputError: answers in this form cannot be constrained.
+        """
+        if self.around is None:
+            raise InputError(f"a tool call cannot be forced in the form {self.name!r}; leave tool_choice out")
+        schema: dict[str, Any] = {"anyOf": [self._schema(tool["function"]) for tool in tools]}
+        if self.listed:
+            schema = {"type": "array", "items": schema, "minItems": 1, "maxItems": 1}
+        before, after = (text_rule(text, special_tokens) for text in self.around)
+        return f"({before} {json_rule(schema)} {after})"
+
+    def shown(self, text: str) -> int:
+        """How much of a growing answer cannot be part of a call: what a stream may show already.
+
+        Special tokens are not in this text, so an answer that begins like JSON may be a call in any form.
+        """
+        if self.around is None or not text.strip() or text.lstrip()[0] in "[{":
+            return 0
+        mark = "<tool_call>"
+        at = text.find(mark)
+        if at < 0:
+            at = len(text) - next((n for n in range(len(mark) - 1, 0, -1) if text.endswith(mark[:n])), 0)
+        return len(text[:at].rstrip())
+
+    def _schema(self, function: Mapping[str, Any]) -> dict[str, Any]:
+        parameters = function.get("parameters") or {"type": "object", "properties": {}}
+        properties = {"name": {"const": function["name"]}, self.arguments: parameters}
+        return {"type": "object", "properties": properties, "required": list(properties)}
+
+
+def known_format(template: str) -> ToolFormat | None:
+    """The form in which a template writes calls, None if the table does not hold it."""
+    if not re.search(r"\btools\b", template):
+        return None
+    return next((form for pattern, form in _FORMATS if re.search(pattern, template, re.DOTALL)), None)
+
+
+def tool_format(tokenizer: Any, template: str | None) -> ToolFormat:
+    """The form in which a model writes its calls.
+
+    Raises:
+        UnsupportedToolsError: its template knows no tools, or writes calls in a form that is not known here.
+    """
+    form = known_format(template or "")
+    if form is not None:
+        return form
+    if not re.search(r"\btools\b", template or ""):
+        raise UnsupportedToolsError(
+            "this model's chat template knows no tools; use a model that was trained to call them, or give its "
+            'template by template_options={"chat_template": ...}'
+        )
+    if getattr(tokenizer, "response_template", None) is None:
+        raise UnsupportedToolsError(
+            "this model's chat template writes tool calls in a form that is not known here, and its tokenizer brings "
+            "no response_template to read them by; set tokenizer.response_template"
+        )
+    return ToolFormat("response_template", partial(_parse_by_template, tokenizer), None)
+
+
+def _parse_tagged(text: str, prompt: str) -> ToolAnswer:
+    """<tool_call>{"name": ..., "arguments": {...}}</tool_call>, any number of them (Hermes, Qwen)."""
+    pattern = r"<tool_call>(.*?)(?:</tool_call>|\Z)"
+    calls: list[ToolCall] = []
+    broken: list[str] = []
+    for match in re.finditer(pattern, text, re.DOTALL):
+        found = _calls_in(match.group(1))
+        calls.extend(found or ())
+        if not found:
+            broken.append(match.group())
+    said = re.sub(pattern, "", text, flags=re.DOTALL)
+    return ToolAnswer(said.rstrip(), tuple(calls), tuple(broken)) if calls or broken else ToolAnswer(text)
+
+
+def _parse_listed(text: str, prompt: str) -> ToolAnswer:
+    """[TOOL_CALLS] [{"name": ..., "arguments": {...}}, ...] (Mistral)."""
+    said, mark, rest = text.partition("[TOOL_CALLS]")
+    if not mark:
+        return ToolAnswer(text)
+    found = _calls_in(rest)
+    return ToolAnswer(said.rstrip(), found, ()) if found else ToolAnswer(said.rstrip(), (), (mark + rest,))
+
+
+def _parse_bare(text: str, prompt: str) -> ToolAnswer:
+    """{"name": ..., "parameters": {...}} as the whole answer (Llama 3); other JSON is an answer like any other."""
+    found = _calls_in(text.strip().removeprefix("<|python_tag|>"))
+    return ToolAnswer("", found) if found else ToolAnswer(text)
+
+
+def _parse_by_template(tokenizer: Any, text: str, prompt: str) -> ToolAnswer:
+    """By transformers' parser, which gives up an answer as a whole: what it cannot read is one broken call."""
+    try:
+        message: dict[str, Any] = tokenizer.parse_response(text, prefix=prompt)
+        calls = tuple(_as_call(each) for each in message.get("tool_calls") or ())
+    except (ValueError, KeyError, TypeError):
+        return ToolAnswer("", (), (text,))
+    return ToolAnswer(str(message.get("content") or ""), calls) if calls else ToolAnswer(text)
+
+
+def _calls_in(text: str) -> tuple[ToolCall, ...]:
+    """The calls of which a text consists, one after the other or in a list; none if it holds anything else."""
+    try:
+        values = list(_json_values(text.strip()))
+        return tuple(_as_call(call) for value in values for call in (value if isinstance(value, list) else [value]))
+    except (ValueError, KeyError, TypeError):
+        return ()
+
+
+def _json_values(text: str) -> Iterator[Any]:
+    decoder, at = json.JSONDecoder(), 0
+    while at < len(text):
+        value, at = decoder.raw_decode(text, at)
+        yield value
+        while at < len(text) and (text[at].isspace() or text[at] == ";"):
+            at += 1
+
+
+def _as_call(value: Any) -> ToolCall:
+    """A call from its JSON, whatever its parts are called; ValueError, KeyError or TypeError if it is none."""
+    function = value.get("function", value) if isinstance(value, dict) else {}
+    arguments = function["parameters"] if "parameters" in function else function.get("arguments", {})
+    if isinstance(arguments, str):
+        arguments = json.loads(arguments)
+    if not isinstance(function["name"], str) or not isinstance(arguments, dict):
+        raise TypeError("a call is a name and an object of arguments")
+    made: Any = cast("dict[str, Any]", value).get("id") or function.get("id")
+    return ToolCall(function["name"], arguments, made if isinstance(made, str) else None)
+
+
+_MISTRAL = ToolFormat("[TOOL_CALLS]", _parse_listed, ("[TOOL_CALLS]", ""), listed=True)
+_HERMES = ToolFormat("<tool_call>", _parse_tagged, ("<tool_call>\n", "\n</tool_call>"))
+_LLAMA = ToolFormat("bare JSON", _parse_bare, ("", ""), arguments="parameters")
+
+# What a template's text must hold, the most telling mark first. Relatives that write something else inside the same
+# marks ([TOOL_CALLS]name[ARGS]..., <tool_call><function=...>) are left out on purpose.
+_FORMATS: tuple[tuple[str, ToolFormat], ...] = (
+    (r"\A(?!.*\[ARGS\]).*\[TOOL_CALLS\]", _MISTRAL),
+    (r"\A(?=.*\"arguments\\?\").*<tool_call>", _HERMES),
+    (r"\"name\\?\": .{0,80}?\"parameters\\?\": ", _LLAMA),
+)

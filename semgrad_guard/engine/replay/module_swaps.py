@@ -1,0 +1,117 @@
+"""What takes the place of a module in a shadow, so that a replay skips what it does not need."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, cast
+
+import torch
+from torch import nn
+
+from semgrad_guard.engine.models.architecture import Architecture, submodule_setter
+
+
+class HeadTap(nn.Module):
+    """Takes the head's place: keeps its input and answers with one zero per position, at no cost."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._inputs: list[torch.Tensor] = []
+
+    def forward(self, states: torch.Tensor) -> torch.Tensor:
+        self._inputs.append(states)
+        return states.new_zeros(*states.shape[:-1], 1)
+
+    def take(self) -> torch.Tensor:
+        """The last pass's final states; forgotten here, so that no graph outlives its scoring."""
+        states = self._inputs[-1]
+        self._inputs.clear()
+        return states
+
+
+def restride(_: nn.Module, args: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+    """The same states without the strides of the longer tensor they were sliced from.
+
+    For a sliced 3-D input, `linear` on a CPU copies the whole weight (unless that requires a gradient).
+    """
+    states, *rest = args
+    return (states.contiguous().view(-1, states.shape[-1]).view(states.shape), *rest)
+
+
+class Bypass(nn.Module):
+    """Takes a decoder layer's place with all its attributes and hands the hidden states on as they came.
+
+    A stand-in rather than a shorter list: model code indexes masks, rotary tables and caches by the layer's number.
+    """
+
+    @classmethod
+    def of(cls, layer: nn.Module, *, returns_tuple: bool) -> Bypass:
+        twin = cls()
+        hooks = {name: value for name, value in vars(twin).items() if "hook" in name}
+        vars(twin).update(vars(layer))
+        vars(twin).update(hooks, returns_tuple=returns_tuple)
+        return twin
+
+    def forward(self, hidden_states: torch.Tensor, *_: Any, **__: Any) -> Any:
+        return (hidden_states,) if self.returns_tuple else hidden_states
+
+
+class StandIns:
+    """Puts a shadow's head and lower layers aside for the time of a block; they come back whatever happens inside."""
+
+    def __init__(self, shadow: nn.Module, architecture: Architecture) -> None:
+        self._shadow, self._architecture = shadow, architecture
+        self._head = shadow.get_submodule(architecture.head)
+        self._head.register_forward_pre_hook(restride)
+        self._put_head = submodule_setter(shadow, architecture.head)
+        self._tap = HeadTap()
+        self._returns_tuple: bool | None = None
+
+    @property
+    def head(self) -> nn.Linear:
+        """The output head, its weight not requiring a gradient."""
+        return cast(nn.Linear, self._head)
+
+    @property
+    def layers(self) -> nn.ModuleList:
+        """The decoder layers (only where the architecture has a known list of them)."""
+        return cast(nn.ModuleList, self._shadow.get_submodule(cast(str, self._architecture.layers)))
+
+    @contextmanager
+    def headless(self) -> Iterator[HeadTap]:
+        """No head: the tap in its place takes what a pass would have given it."""
+        self._put_head(self._tap)
+        try:
+            yield self._tap
+        finally:
+            self._put_head(self._head)
+
+    @contextmanager
+    def bypassing(self, count: int) -> Iterator[None]:
+        """The first `count` decoder layers hand on what they are given."""
+        layers = self.layers
+        lower = list(layers)[:count]
+        for index, layer in enumerate(lower):
+            layers[index] = Bypass.of(layer, returns_tuple=self._layers_return_tuples())
+        try:
+            yield
+        finally:
+            for index, layer in enumerate(lower):
+                layers[index] = layer
+
+    def _layers_return_tuples(self) -> bool:
+        """Whether a decoder layer answers with a tuple; seen once on a single token."""
+        if self._returns_tuple is None:
+            seen: list[bool] = []
+            hook = self.layers[0].register_forward_hook(lambda *call: seen.append(isinstance(call[2], tuple)))
+            try:
+                with torch.no_grad(), self.headless() as tap:
+                    token = torch.zeros(1, 1, dtype=torch.long, device=self.head.weight.device)
+                    # with its mask: without one, transformers warns of padding where the token is the padding's
+                    self._shadow(input_ids=token, attention_mask=torch.ones_like(token))
+                    tap.take()
+            finally:
+                hook.remove()
+            self._returns_tuple = seen[0]
+        return self._returns_tuple

@@ -1,0 +1,79 @@
+"""Keys and values of earlier prompts, so that a later one is read only from where it differs.
+
+The turns of a chat repeat everything that was said before, and the prompts of one RAG chain begin with the same
+instructions. What was computed for those tokens does not depend on what follows them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from transformers.cache_utils import Cache
+
+from semgrad_guard.engine.replay.prefix_cache import can_be_cut, growing_cache
+
+_KeysValues = tuple[torch.Tensor, torch.Tensor]
+
+
+@dataclass(frozen=True)
+class _Entry:
+    """Token ids and, for each layer, their keys and values [1, heads, ids, d]; never written to."""
+
+    ids: tuple[int, ...]
+    layers: tuple[_KeysValues, ...]
+
+    @property
+    def bytes(self) -> int:
+        return sum(half.numel() * half.itemsize for layer in self.layers for half in layer)
+
+
+class PromptStore:
+    """The sequences that one model read last, as many as fit a budget. Callers hold the engine's lock."""
+
+    def __init__(self) -> None:
+        self._entries: list[_Entry] = []  # the one used longest ago comes first
+
+    @property
+    def bytes(self) -> int:
+        """What is held."""
+        return sum(entry.bytes for entry in self._entries)
+
+    def begin(self, ids: Sequence[int], most: int) -> Cache:
+        """A growing cache of the longest beginning of `ids` that is known, `most` tokens of it at the most."""
+        cache = growing_cache()
+        entry = max(reversed(self._entries), key=lambda known: _common(known.ids, ids), default=None)
+        length = 0 if entry is None else min(_common(entry.ids, ids), most)
+        if entry is None or length == 0:
+            return cache
+        self._entries.remove(entry)
+        self._entries.append(entry)
+        for number, (keys, values) in enumerate(entry.layers):
+            cache.update(keys[..., :length, :], values[..., :length, :], number)
+        return cache
+
+    def keep(self, ids: Sequence[int], cache: Cache, budget: int) -> None:
+        """Remember what was read in the place of what it continues, within `budget` bytes.
+
+        The cache holds one row, and the tokens of `ids` without the last one or more.
+        """
+        length = min(cache.get_seq_length(), len(ids))
+        if budget and length and can_be_cut(cache, length):
+            held: list[Any] = cache.layers
+            layers = tuple((layer.keys[..., :length, :], layer.values[..., :length, :]) for layer in held)
+            new = _Entry(tuple(ids[:length]), layers)
+            self._entries = [old for old in self._entries if _common(old.ids, new.ids) < len(old.ids)]
+            self._entries.append(new)
+        self.trim(budget)
+
+    def trim(self, budget: int) -> None:
+        """Forget the sequences used longest ago until the rest fit `budget` bytes."""
+        while self._entries and self.bytes > budget:
+            del self._entries[0]
+
+
+def _common(one: Sequence[int], two: Sequence[int]) -> int:
+    """How many tokens both begin with."""
+    return next((n for n, (a, b) in enumerate(zip(one, two, strict=False)) if a != b), min(len(one), len(two)))

@@ -1,0 +1,245 @@
+"""The forward pass again, with a graph only where a gradient is wanted.
+
+Three ways ("tiers"), from cheap to general:
+
+    captured   the upper layers over positions >= t*, from h^(k) kept while generating and a cut of the KV cache
+    prefix     one no-gradient pass up to t*, then every layer over positions >= t* (texts from anywhere)
+    full       the whole sequence with the model's own code and plain autograd (states that cannot be cut at t*)
+
+Only positions >= t* can carry gradient to h_{t*}; all earlier ones are constants that a KV cache holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, cast
+
+import torch
+from torch import nn
+from transformers.cache_utils import Cache
+
+from semgrad_guard.engine.models.architecture import Architecture
+from semgrad_guard.engine.replay.attention import Attentions
+from semgrad_guard.engine.replay.captured_states import Capture, Trace
+from semgrad_guard.engine.replay.input_hooks import LayerInputs, Tap, taps
+from semgrad_guard.engine.replay.memory import Memory, activation_bytes, checkpointed
+from semgrad_guard.engine.replay.module_swaps import StandIns
+from semgrad_guard.engine.replay.prefix_cache import cut, growing_cache
+from semgrad_guard.engine.replay.projections import Outputs, Projections
+from semgrad_guard.engine.replay.prompt_store import PromptStore
+from semgrad_guard.engine.replay.token_batch import TokenBatch
+from semgrad_guard.engine.replay.weight_sharing_copy import shadow_of
+
+
+@dataclass(frozen=True)
+class Replayed:
+    """A forward pass with a graph: h^(l) of the span and `final` states before the head, [B, columns, d] each.
+
+    `hidden` begins at column `start`, `final` at column `head_start`. Where the pass went through the head (full
+    tier), `raw_logits` is the head's own output and `logits` the model's, both from `head_start`; `kept_logits` is the
+    head's output for each response token, where its generation kept it.
+    """
+
+    start: int
+    final: torch.Tensor
+    hidden: tuple[torch.Tensor, ...]
+    head_start: int
+    raw_logits: torch.Tensor | None = None
+    logits: torch.Tensor | None = None
+    kept_logits: Sequence[torch.Tensor] | None = None
+
+
+class Replayer:
+    """Runs the shadow of one model. Not re-entrant: callers hold the engine's lock."""
+
+    def __init__(self, model: nn.Module, architecture: Architecture) -> None:
+        self.memory = Memory()
+        self.prompts = PromptStore()
+        self._bytes_per_position: dict[int, int] = {}  # from a first layer on; a walk over all weights otherwise
+        self._architecture = architecture
+        self._shadow = shadow_of(model)
+        self._stand_ins = StandIns(self._shadow, architecture)
+        layers = () if architecture.layers is None else self.layers
+        self._projections, self._attentions = Projections(layers), Attentions(layers)
+
+    @property
+    def head(self) -> nn.Linear:
+        """The output head, its weight not requiring a gradient."""
+        return self._stand_ins.head
+
+    @property
+    def layers(self) -> nn.ModuleList:
+        """The shadow's decoder layers (only where the architecture has a known list of them)."""
+        return self._stand_ins.layers
+
+    def captured(self, batch: TokenBatch, span: Sequence[int], trace: Trace) -> Replayed:
+        """Upper layers only, from the states and the cache of a generation (`trace.layer` <= the span's first)."""
+        states = trace.states_of(batch)
+        with self._stand_ins.bypassing(trace.layer):
+            prefix, known = cut(trace.cache, batch.cut), trace.known_outputs(batch)
+            replayed = self._run(batch, span, prefix, injected=(trace.layer, states), known=known)
+        return replace(replayed, kept_logits=trace.raw_logits(batch))
+
+    def prefix(self, batch: TokenBatch, span: Sequence[int]) -> Replayed:
+        """Prefill up to t* without a graph, then replay every layer from there."""
+        cache: Cache | None = None
+        if batch.cut > 0:
+            cache = growing_cache()
+            with torch.no_grad(), self._stand_ins.headless() as tap, self._projections.replaying():
+                self._call(batch.inputs(0, batch.cut), past_key_values=cache, use_cache=True)
+                tap.take()
+            cache = cut(cache, batch.cut)
+        return self._run(batch, span, cache, injected=None)
+
+    def full(self, batch: TokenBatch, span: Sequence[int]) -> Replayed:
+        """One pass over the whole sequence with the model's own code; nothing is cut, cached or left out."""
+        seen: dict[str, torch.Tensor] = {}
+
+        def remember(_: nn.Module, args: tuple[Any, ...], output: torch.Tensor) -> None:
+            seen["final"], seen["raw"] = args[0], output
+
+        inputs = self._layer_inputs(span)
+        embedding: Any = self._shadow.get_input_embeddings()  # pyright: ignore
+        with ExitStack() as stack:
+            stack.callback(embedding.register_forward_hook(lambda *call: call[2].requires_grad_()).remove)
+            stack.callback(self.head.register_forward_hook(remember).remove)
+            stack.enter_context(inputs.watched())
+            stack.enter_context(torch.enable_grad())
+            # The last token predicts nothing, but rotary frequencies may depend on the length of the sequence.
+            end = batch.end + 1
+            options = {"logits_to_keep": max(batch.lengths) + 1} if self._architecture.takes_logits_to_keep else {}
+            output = self._call(batch.inputs(0, end), use_cache=False, output_hidden_states=True, **options)
+        hidden = inputs.vouched(output.hidden_states, type(self._shadow).__name__)
+        head_start = end - output.logits.shape[1]
+        return Replayed(0, seen["final"], hidden, head_start, raw_logits=seen["raw"], logits=output.logits)
+
+    def last_states(self, batch: TokenBatch, count: int) -> torch.Tensor:
+        """h^(l) of the prompts for l = 0 .. L-1 at their last `count` tokens, without a graph: [B, L, count, d]."""
+        inputs = self._layer_inputs(range(self._architecture.n_layers))
+        options = {"logits_to_keep": 1} if self._architecture.takes_logits_to_keep else {}
+        with torch.no_grad(), inputs.watched():
+            columns = batch.inputs(0, batch.prompt_columns)
+            output = self._call(columns, use_cache=False, output_hidden_states=True, **options)
+        hidden = inputs.vouched(output.hidden_states, type(self._shadow).__name__)
+        return torch.stack([states[:, -count:] for states in hidden], dim=1)
+
+    def generate(
+        self,
+        ids: torch.Tensor,
+        mask: torch.Tensor,
+        capture: Capture | None = None,
+        *,
+        cache: Cache | None = None,
+        **options: Any,
+    ) -> Any:
+        """`model.generate` on the shadow: no mode, hook or generation default of the user's model plays a part.
+
+        With `capture`, the cache keeps every key, so that `captured` can replay from what is left behind. A `cache`
+        (see `prefilled` and `PromptStore`) spares the columns that it holds.
+        """
+        table: dict[int, Tap] = {} if capture is None else {capture.layer: capture}
+        if capture is not None:
+            cache = growing_cache() if cache is None else cache
+            capture.skip(cache.get_seq_length())
+        layers = self.layers if table else []
+        with ExitStack() as stack:
+            stack.enter_context(torch.no_grad())
+            stack.enter_context(taps(layers, table))
+            if capture is not None:
+                hook = self.head.register_forward_hook(lambda *call: capture.see_logits(call[2]))
+                stack.callback(hook.remove)
+                stack.enter_context(self._projections.heard(capture.see_output))
+            shadow: Any = self._shadow
+            return shadow.generate(input_ids=ids, attention_mask=mask, past_key_values=cache, **options)
+
+    def prefilled(self, batch: TokenBatch, end: int, rows: Sequence[int]) -> Cache:
+        """A cache of columns [0, end) > 0 for several continuations: its row i continues the batch's row `rows[i]`."""
+        cache = growing_cache()
+        with torch.no_grad(), self._stand_ins.headless() as tap:
+            self._call(batch.inputs(0, end), past_key_values=cache, use_cache=True)
+            tap.take()
+        cache.reorder_cache(cast(torch.LongTensor, torch.tensor(rows, device=batch.ids.device)))
+        return cache
+
+    def read(
+        self, batch: TokenBatch, start: int, *, cache: Cache | None, layer: int | None
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """The model's own logits [B, T + 1, V], and h^(layer), from the column before the responses to their end.
+
+        T is the longest response's length. `cache` holds the columns before `start`, if there are any.
+        """
+        seen: list[torch.Tensor] = []
+        table: dict[int, Tap] = {} if layer is None else {layer: seen.append}
+        keep = max(batch.lengths) + 1
+        options = {"logits_to_keep": keep} if self._architecture.takes_logits_to_keep else {}
+        with torch.no_grad(), taps(self.layers if table else [], table):
+            inputs = batch.inputs(start, batch.end + 1)
+            output = self._call(inputs, past_key_values=cache, use_cache=cache is not None, **options)
+        return output.logits[:, -keep:], seen[0][:, -keep:] if seen else None
+
+    def record(self, batch: TokenBatch, layer: int) -> Trace:
+        """The trace that a generation of this batch would have left (for self-checks)."""
+        capture, cache = Capture.within(self.memory, layer=layer, start=batch.cut), growing_cache()
+        with torch.no_grad(), self._stand_ins.headless() as tap, taps(self.layers, {layer: capture}):
+            with self._projections.heard(capture.see_output):
+                self._call(batch.inputs(0, batch.end), past_key_values=cache, use_cache=True)
+            tap.take()
+        return Trace.of(cache, capture)
+
+    def _run(
+        self,
+        batch: TokenBatch,
+        span: Sequence[int],
+        prefix: Cache | None,
+        injected: tuple[int, torch.Tensor] | None,
+        known: Outputs | None = None,
+    ) -> Replayed:
+        """Columns [cut, end) with the graph beginning at the span's first layer."""
+        hidden: dict[int, torch.Tensor] = {}
+
+        def leaf(states: torch.Tensor) -> torch.Tensor:
+            hidden[span[0]] = states.detach().requires_grad_()
+            return hidden[span[0]]
+
+        def keep(layer: int) -> Tap:
+            return lambda states: hidden.__setitem__(layer, states)
+
+        table: dict[int, Tap] = {layer: keep(layer) for layer in span[1:]}
+        table[span[0]] = leaf
+        if injected is not None:
+            layer, states = injected
+            table[layer] = (lambda _: leaf(states)) if layer == span[0] else (lambda _: states)
+        replaying = partial(self._replaying, known)
+        graph = self._graph(span[0], len(batch.segments) * (batch.end - batch.cut), replaying)
+        with graph, self._stand_ins.headless() as tap, taps(self.layers, table), replaying():
+            self._call(batch.inputs(batch.cut, batch.end), past_key_values=prefix, use_cache=prefix is not None)
+        return Replayed(batch.cut, tap.take(), tuple(hidden[layer] for layer in span), batch.cut)
+
+    @contextmanager
+    def _replaying(self, known: Outputs | None) -> Iterator[None]:
+        """The faster ways of a replay, for the time of a block."""
+        with self._projections.replaying(known), self._attentions.replaying():
+            yield
+
+    @contextmanager
+    def _graph(self, first: int, positions: int, again: Callable[[], AbstractContextManager[None]]) -> Iterator[None]:
+        """Record a graph from layer `first` on; where it would not fit, no more of it than the layers' inputs."""
+        layers = list(self.layers)[first:]
+        if first not in self._bytes_per_position:
+            self._bytes_per_position[first] = activation_bytes(layers, 1)
+        with torch.enable_grad(), ExitStack() as stack:
+            if self._bytes_per_position[first] * positions > self.memory.activations:
+                stack.enter_context(checkpointed(layers, again))
+            yield
+
+    def _call(self, inputs: dict[str, torch.Tensor], **options: Any) -> Any:
+        if not self._architecture.takes_positions:
+            del inputs["position_ids"]
+        return self._shadow(**inputs, **options)
+
+    def _layer_inputs(self, span: Sequence[int]) -> LayerInputs:
+        layers = None if self._architecture.layers is None else self.layers
+        return LayerInputs(layers, self._architecture.n_layers, span)

@@ -1,0 +1,131 @@
+"""The engine's front door for token ids: any response of an unmodified Hugging Face causal LM."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from typing import Any, cast, overload
+
+import torch
+from transformers import PreTrainedModel
+
+from semgrad_guard.engine.objective import Norm, Objective, Variant
+from semgrad_guard.engine.replay.token_batch import TokenBatch
+from semgrad_guard.engine.scoring.scorer import scorer_of
+from semgrad_guard.engine.scoring.scores import GradientScores
+from semgrad_guard.errors import EmptyPromptError, EmptyResponseError, InputError
+
+
+@overload
+def gradient_scores(
+    model: PreTrainedModel,
+    prompt_ids: Sequence[int],
+    response_ids: Sequence[int],
+    *,
+    semantic_token: int,
+    variant: Variant = "paper",
+    layers: Sequence[int] | None = None,
+    norm: Norm = "l1",
+    weighted: bool = True,
+    last_tokens: int | None = None,
+    sampled_rows: int | None = None,
+) -> GradientScores: ...
+
+
+@overload
+def gradient_scores(
+    model: PreTrainedModel,
+    prompt_ids: Sequence[Sequence[int]],
+    response_ids: Sequence[Sequence[int]],
+    *,
+    semantic_token: int | Sequence[int],
+    variant: Variant = "paper",
+    layers: Sequence[int] | None = None,
+    norm: Norm = "l1",
+    weighted: bool = True,
+    last_tokens: int | None = None,
+    sampled_rows: int | None = None,
+) -> list[GradientScores]: ...
+
+
+def gradient_scores(
+    model: PreTrainedModel,
+    prompt_ids: Sequence[int] | Sequence[Sequence[int]],
+    response_ids: Sequence[int] | Sequence[Sequence[int]],
+    *,
+    semantic_token: int | Sequence[int],
+    variant: Variant = "paper",
+    layers: Sequence[int] | None = None,
+    norm: Norm = "l1",
+    weighted: bool = True,
+    last_tokens: int | None = None,
+    sampled_rows: int | None = None,
+) -> GradientScores | list[GradientScores]:
+    """SemGrad, ParaGrad and HybridGrad of a response, whoever wrote it.
+
+    Args:
+        model: a causal LM; it is read, never changed, and may be in use elsewhere.
+        prompt_ids: the prompt's tokens, or a list of prompts; without padding.
+        response_ids: the response's tokens, or one response per prompt.
+        semantic_token: t*, counted from the prompt's end (-1 is its last token); one for all, or one per prompt.
+        variant: "paper" (sum over tokens, layers floor(L/2)+1 .. L-1) or "official" (mean over tokens, the last
+            floor(L/2) of layers 0 .. L-1). With tied heads both count the head alone.
+        layers: another span, as layer numbers 0 .. L-1.
+        norm, weighted, last_tokens, sampled_rows: as in `Objective`.
+
+    Returns:
+        One `GradientScores`, or a list of them for a list of prompts.
+
+    Raises:
+        EmptyLayerSpanError: the variant's span is empty (paper: L <= 2); the message names the layer count.
+        UnsupportedModelError: the architecture rules a score out; the message says why.
+        InputError: empty or mismatched ids, ids outside the vocabulary, a t* outside the prompt.
+    """
+    single = _is_one_row(prompt_ids)
+    prompts, responses = (_rows(ids, single=single) for ids in (prompt_ids, response_ids))
+    offsets = [semantic_token] * len(prompts) if isinstance(semantic_token, int) else list(semantic_token)
+    scorer = scorer_of(model)
+    span = None if layers is None else tuple(layers)
+    objective = Objective(
+        variant, span, norm=norm, weighted=weighted, last_tokens=last_tokens, sampled_rows=sampled_rows
+    )
+    objective.span(scorer.architecture.n_layers)
+    embedding: Any = model.get_input_embeddings()
+    vocabulary = min(int(embedding.weight.shape[0]), scorer.vocabulary)
+    _validate(prompts, responses, offsets, vocabulary=vocabulary)
+    with torch.inference_mode(False):
+        batch = TokenBatch.of(prompts, responses, offsets, embedding.weight.device, objective=objective)
+    scores = scorer.score(batch, objective)
+    return scores[0] if single else list(scores)
+
+
+def _is_one_row(ids: Sequence[int] | Sequence[Sequence[int]]) -> bool:
+    try:
+        return len(ids) == 0 or operator.index(cast(int, ids[0])) is not None
+    except TypeError:
+        return False
+
+
+def _rows(ids: Sequence[int] | Sequence[Sequence[int]], *, single: bool) -> list[list[int]]:
+    """One row, or one per prompt, of plain ints (NumPy's count as such)."""
+    rows = cast("Sequence[Sequence[int]]", [ids] if single else ids)
+    try:
+        return [[operator.index(token) for token in row] for row in rows]
+    except TypeError:
+        raise InputError("token ids must be a list of ints, or a list of such lists for a batch") from None
+
+
+def _validate(prompts: list[list[int]], responses: list[list[int]], offsets: list[int], *, vocabulary: int) -> None:
+    if not len(prompts) == len(responses) == len(offsets):
+        raise InputError(
+            f"{len(prompts)} prompt(s), {len(responses)} response(s) and {len(offsets)} t* position(s) do not match"
+        )
+    for prompt, response, offset in zip(prompts, responses, offsets, strict=True):
+        if not prompt:
+            raise EmptyPromptError("the prompt holds no token")
+        if not response:
+            raise EmptyResponseError("the response holds no token to score")
+        if not -len(prompt) <= offset <= -1:
+            raise InputError(f"semantic_token={offset} lies outside the prompt: use -{len(prompt)} .. -1")
+        if not all(0 <= token < vocabulary for token in (*prompt, *response)):
+            raise InputError(f"token ids must be ints within 0 .. {vocabulary - 1}")

@@ -1,0 +1,98 @@
+"""A response taken apart into sentences or clauses, each scored by itself from one shared replay.
+
+The paper's appendix expects long answers to dilute the gradient and points to scoring claim by claim. A segment's
+objective is the answer's own with the segment's tokens alone in the sum; what stands before it is its context.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Literal
+
+from semgrad_guard.engine.objective import Objective
+from semgrad_guard.engine.prompts.prompt import Prompt
+from semgrad_guard.engine.prompts.semantic_token import TokenizedText
+from semgrad_guard.engine.replay.token_batch import TokenBatch
+from semgrad_guard.engine.scoring.scorer import Scorer, clean_slate
+from semgrad_guard.engine.scoring.scores import GradientScores
+
+By = Literal["sentence", "clause"]
+
+_CLOSERS = "[\"'”’»)\\]}」』）】*_]*"
+_SENTENCE = rf"(?P<stop>[.!?…]+){_CLOSERS}\s+|[。！？]+{_CLOSERS}\s*|\s*\n\s*"
+_CLAUSE = rf"{_SENTENCE}|[,;:]{_CLOSERS}\s+|[，；：、]\s*|\s+[–—]\s+"
+_ENDS = {"sentence": re.compile(_SENTENCE), "clause": re.compile(_CLAUSE)}
+_ABBREVIATION = re.compile(
+    r"(?:\b[A-Z]|\b(?:Mr|Mrs|Ms|Dr|Prof|St|Sr|Jr|Gen|Sen|Rev|Fig|vs|cf|e\.g|i\.e|approx)|(?:^|\n)\s*\d+)$"
+)
+
+
+@dataclass(frozen=True)
+class Segment:
+    """A piece of a response: `text` is response[start:end], white space behind it included.
+
+    `scores` are those of its tokens, given everything before them; None where no token ends inside it.
+    """
+
+    text: str
+    start: int
+    end: int
+    scores: GradientScores | None
+
+
+def split(text: str, by: By = "sentence") -> list[tuple[int, int]]:
+    """Where the segments begin and end: adjacent half-open spans that cover the text.
+
+    A sentence ends with ".", "!", "?" or "…" (quotes and brackets may close behind it) before white space, with "。",
+    "！" or "？", or at a line break. A full stop does not end it before a lower-case letter, after a capital by itself
+    (an initial), after a title or "e.g.", or after a number that begins a line (a list). A clause ends there, and at
+    commas, semicolons and colons before white space, and at dashes between spaces. No grammar is known: items of a
+    list are clauses, and a sentence after "Plan B." is not told apart.
+    """
+    ends = [match.end() for match in _ENDS[by].finditer(text) if _is_end(text, match)]
+    inner = [end for end in ends if text[:end].strip() and text[end:].strip()]
+    return list(pairwise([0, *inner, len(text)]))
+
+
+def token_counts(text: TokenizedText, spans: Sequence[tuple[int, int]]) -> list[int]:
+    """How many of the text's tokens belong to each span: a token does where its last character stands.
+
+    (Most tokens begin with the space before their word, which belongs to the segment before.)
+    """
+    reached = [0]
+    for _, end in spans[:-1]:
+        reached.append(max(reached[-1], text.first_token_of(end)))
+    return [after - before for before, after in pairwise([*reached, len(text.ids)])]
+
+
+def score_segments(
+    scorer: Scorer, prompt: Prompt, response: TokenizedText, *, by: By, objective: Objective
+) -> list[Segment]:
+    """The segments of a response with their scores: one forward pass for all, one backward pass for each."""
+    spans = split(response.text, by)
+    counts = token_counts(response, spans)
+    with clean_slate():
+        batch = TokenBatch.of(
+            [prompt.ids],
+            [response.ids],
+            [prompt.semantic_token.offset],
+            scorer.device,
+            objective=objective,
+            segments=[[count for count in counts if count]],
+        )
+    found = iter(scorer.score_parts(batch, objective)[0])
+    return [
+        Segment(response.text[start:end], start, end, next(found) if count else None)
+        for (start, end), count in zip(spans, counts, strict=True)
+    ]
+
+
+def _is_end(text: str, match: re.Match[str]) -> bool:
+    """Whether what looks like the end of a segment is one."""
+    if match["stop"] != "." or "\n" in match[0]:
+        return True
+    following = text[match.end() : match.end() + 1]
+    return not following.islower() and not _ABBREVIATION.search(text, max(0, match.start() - 20), match.start())

@@ -1,0 +1,1 @@
+"""Models and measures that compare texts: entailment, similarity, shared words."""

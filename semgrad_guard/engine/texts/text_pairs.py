@@ -1,0 +1,203 @@
+"""Models that judge pairs of texts: entailment (NLI) and similarity (cross-encoders), named by the user.
+
+Only safetensors are loaded. Older checkpoints on the hub hold pickles; `AutoModelForSequenceClassification` loads and
+`save_pretrained(folder)` writes them anew, the tokenizer beside it, for those who trust them.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, ClassVar, Literal, Self
+
+import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from semgrad_guard.engine.cost_accounting import charge, priced
+from semgrad_guard.engine.models.checkpoint import load_classifier
+from semgrad_guard.engine.scoring.scorer import clean_slate
+from semgrad_guard.errors import UnsupportedModelError
+
+Pair = tuple[str, str]
+
+_REMEMBERED = 1 << 16  # pairs whose judgement is kept; methods that compare the same answers share it
+
+
+@dataclass(frozen=True)
+class EntailmentScores:
+    """How a text follows from another: three probabilities that add up to 1."""
+
+    entailment: float
+    neutral: float
+    contradiction: float
+
+    @property
+    def entails(self) -> bool:
+        """Whether entailment is the likeliest of the three."""
+        return self.entailment >= max(self.neutral, self.contradiction)
+
+    @property
+    def contradicts(self) -> bool:
+        """Whether contradiction is the likeliest of the three."""
+        return self.contradiction > max(self.entailment, self.neutral)
+
+
+class PairModel:
+    """A sequence classifier over pairs of texts. A pair is judged once, as long as it is remembered.
+
+    `name` is what it was loaded as. `cuts` says which end of a text goes where a pair is longer than the model can
+    read. Thread-safe.
+    """
+
+    segments: bool | None = None  # whether the model is told which text a token belongs to; None: as its tokenizer says
+    cuts: ClassVar[Literal["left", "right"]] = "right"
+
+    def __init__(
+        self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, *, name: str, batch_size: int = 32
+    ) -> None:
+        self.name = name
+        self._model, self._tokenizer, self._batch_size = model, tokenizer, batch_size
+        self._known: dict[Pair, tuple[tuple[float, ...], float]] = {}  # outputs, and what they cost
+        self._lock = threading.Lock()
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        name_or_path: str,
+        *,
+        revision: str | None = None,
+        device: torch.device | str | None = None,
+        batch_size: int = 32,
+    ) -> Self:
+        """Load a checkpoint from a folder or the hub. Safetensors only, no remote code.
+
+        Args:
+            name_or_path: what to load.
+            revision: a hub revision.
+            device: default: the accelerator if there is one.
+            batch_size: pairs judged at once.
+
+        Raises:
+            ModelNotFoundError: nothing loadable at that name or path; the message says what is missing.
+            UnsupportedModelError: the checkpoint is no classifier of the wanted kind.
+        """
+        model, tokenizer = load_classifier(name_or_path, revision=revision, dtype=torch.float32)
+        tokenizer.truncation_side = cls.cuts
+        place = device or torch.accelerator.current_accelerator() or "cpu"
+        return cls(model.to(torch.device(place)), tokenizer, name=name_or_path, batch_size=batch_size)  # pyright: ignore
+
+    @property
+    def config(self) -> Any:
+        """The checkpoint's configuration."""
+        return self._model.config
+
+    def judged(self, pairs: Sequence[Pair]) -> list[tuple[float, ...]]:
+        """The model's output for each pair, one number per label, as `activate` leaves it."""
+        with self._lock:
+            wanted = dict.fromkeys(pairs)
+            fresh = [pair for pair in wanted if pair not in self._known]
+            charge(sum(self._known[pair][1] for pair in wanted if pair in self._known))
+            # Texts of a kind together: little padding.
+            fresh.sort(key=lambda pair: len(pair[0]) + len(pair[1]))
+            for start in range(0, len(fresh), self._batch_size):
+                batch = fresh[start : start + self._batch_size]
+                rows, price = priced(partial(self._run, batch))
+                self._known.update((pair, (row, price / len(batch))) for pair, row in zip(batch, rows, strict=True))
+            found = [self._known[pair][0] for pair in pairs]
+            while len(self._known) > _REMEMBERED:
+                del self._known[next(iter(self._known))]
+            return found
+
+    def activate(self, logits: torch.Tensor) -> torch.Tensor:
+        """What is made of the logits [pairs, labels]: by default nothing."""
+        return logits
+
+    def _run(self, batch: Sequence[Pair]) -> list[tuple[float, ...]]:
+        first, second = [pair[0] for pair in batch], [pair[1] for pair in batch]
+        encoded: Any = self._tokenizer(
+            first,
+            second,
+            padding=True,
+            truncation=True,
+            max_length=self._longest(),
+            return_token_type_ids=self.segments,
+            return_tensors="pt",
+        )
+        with clean_slate(), torch.no_grad():
+            output: Any = self._model(**encoded.to(self._model.device))
+            return [tuple(row) for row in self.activate(output.logits.float()).tolist()]
+
+    def _longest(self) -> int | None:
+        """Tokens of a pair; RoBERTa's table of positions has two more entries than it can use."""
+        positions: int | None = getattr(self.config, "max_position_embeddings", None)
+        stated = int(self._tokenizer.model_max_length)  # huge where the tokenizer states none
+        return min(stated, positions - 2) if positions else stated if stated < 1 << 20 else None
+
+
+class Entailment(PairModel):
+    """A natural language inference model with labels for entailment, neutral and contradiction, in any order.
+
+    Texts are cut at their beginning: where they are a question and an answer, the answers must be left.
+
+    Raises:
+        UnsupportedModelError: the checkpoint's `id2label` does not name the three.
+    """
+
+    cuts: ClassVar[Literal["left", "right"]] = "left"
+
+    def __init__(
+        self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, *, name: str, batch_size: int = 32
+    ) -> None:
+        super().__init__(model, tokenizer, name=name, batch_size=batch_size)
+        labels: Mapping[int, str] = self.config.id2label
+        self._order = tuple(_label(labels, stem, name) for stem in ("entail", "neutral", "contradict"))
+
+    def probabilities(self, pairs: Sequence[Pair]) -> list[EntailmentScores]:
+        """How the second text of each pair follows from the first."""
+        return [EntailmentScores(*(row[label] for label in self._order)) for row in self.judged(pairs)]
+
+    def activate(self, logits: torch.Tensor) -> torch.Tensor:
+        """Probabilities over the labels."""
+        return logits.softmax(dim=-1)
+
+
+class CrossEncoder(PairModel):
+    """A model of the similarity of two texts with one output, such as `cross-encoder/stsb-roberta-large`.
+
+    Texts are cut at their beginning, as in `Entailment`.
+
+    Raises:
+        UnsupportedModelError: the checkpoint has more than one output.
+    """
+
+    cuts: ClassVar[Literal["left", "right"]] = "left"
+
+    def __init__(
+        self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, *, name: str, batch_size: int = 32
+    ) -> None:
+        super().__init__(model, tokenizer, name=name, batch_size=batch_size)
+        if (outputs := int(self.config.num_labels)) != 1:
+            raise UnsupportedModelError(
+                f"{name!r} has {outputs} outputs and a cross-encoder for similarity has one; "
+                "take a model trained on sentence similarity, for example cross-encoder/stsb-roberta-large"
+            )
+
+    def similarities(self, pairs: Sequence[Pair]) -> list[float]:
+        """How alike the texts of each pair are, in [0, 1]."""
+        return [row[0] for row in self.judged(pairs)]
+
+    def activate(self, logits: torch.Tensor) -> torch.Tensor:
+        """The logistic function, as in training."""
+        return logits.sigmoid()
+
+
+def _label(labels: Mapping[int, str], stem: str, name: str) -> int:
+    found = [number for number, label in labels.items() if label.lower().startswith(stem)]
+    if len(found) != 1:
+        raise UnsupportedModelError(
+            f"{name!r} has the labels {', '.join(labels.values())}, and exactly one should begin with {stem!r}; take a "
+            "model trained on MNLI whose config.json names entailment, neutral and contradiction in id2label"
+        )
+    return int(found[0])

@@ -1,0 +1,65 @@
+"""From a calibration back to the estimator that its threshold belongs to."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any, cast
+
+from semgrad_guard.calibration import Calibration
+from semgrad_guard.errors import CalibrationError
+from semgrad_guard.estimators import KIND_OF, Estimator, FusedGrad, HybridGrad
+from semgrad_guard.estimators.base import ReplayEstimator
+from semgrad_guard.guard.policy import Policy
+
+
+def estimator_of(calibration: Calibration | None) -> Estimator:
+    """The estimator that a calibration was made for, fitted weights and settings included; HybridGrad without one.
+
+    Raises:
+        CalibrationError: the calibration names an estimator that is not known here, or one whose settings (a model of
+            its own, say) cannot be read back from the file.
+    """
+    if calibration is None or calibration.binding is None:
+        return HybridGrad()
+    name, settings = calibration.binding.estimator, calibration.binding.settings or {}
+    if name not in KIND_OF:
+        raise CalibrationError(
+            f"The calibration was made for the estimator {name!r}, which is not known here. Known are "
+            f"{', '.join(KIND_OF)}. Pass the estimator itself, or calibrate again."
+        )
+    found = _made(KIND_OF[name], settings, calibration)
+    own = found.settings()
+    if own != {key: settings.get(key, value) for key, value in own.items()}:
+        raise CalibrationError(
+            f"The calibration was made for {name} with settings that cannot be made again from the file alone. "
+            "Pass the estimator itself."
+        )
+    return found
+
+
+def as_estimator(given: Estimator | Calibration | Policy) -> Estimator:
+    """An estimator as it is; of a calibration, or of a policy with one, the estimator that it was made for.
+
+    Raises:
+        CalibrationError: as `estimator_of`.
+    """
+    if isinstance(given, Policy):
+        return estimator_of(given.calibration)
+    return estimator_of(given) if isinstance(given, Calibration) else given
+
+
+def _made(kind: Any, settings: Mapping[str, Any], calibration: Calibration) -> Estimator:
+    """An estimator of that kind: those of a replay with the settings of the file, others with their defaults."""
+    names = {field.name for field in fields(kind)}
+    own: dict[str, Any] = {key: _as_field(value) for key, value in settings.items() if key in names}
+    if kind is FusedGrad:
+        if calibration.choice is None or calibration.choice.weights is None:
+            raise CalibrationError("The calibration was made for FusedGrad and holds no weights. Calibrate again.")
+        own["weights"] = calibration.choice.weights
+        return FusedGrad(**own)
+    return cast(Estimator, kind(**own) if issubclass(kind, ReplayEstimator) else kind())
+
+
+def _as_field(value: Any) -> Any:
+    return tuple(cast("list[Any]", value)) if isinstance(value, list) else value

@@ -1,0 +1,99 @@
+"""`Policy`: what to do with an answer, given how uncertain it is: answer, escalate or abstain."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from numbers import Real
+from typing import Any, Literal, get_args
+
+from semgrad_guard.calibration.binding import Binding
+from semgrad_guard.calibration.calibration_record import Calibration, is_score
+from semgrad_guard.errors import InputError
+from semgrad_guard.records import Action
+
+OnUnscored = Literal["abstain", "answer", "escalate"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Policy:
+    """Let through uncertainties at or below `threshold`; escalate or abstain above it.
+
+    `Policy(threshold=x)` is bare: no promise, no confidence. `Policy.from_calibration(calibration)` carries the
+    calibration's threshold (None lets nothing through), its id, its P(correct) and the binding to check answers
+    against. `on_unscored` says what happens to an answer without a finite score: "answer" lets it through *outside*
+    any promise.
+    """
+
+    threshold: float | None = None
+    on_unscored: OnUnscored = "abstain"
+    calibration: Calibration | None = None
+
+    def __post_init__(self) -> None:
+        if self.on_unscored not in get_args(OnUnscored):
+            raise InputError(f"on_unscored must be 'abstain', 'answer' or 'escalate', not {self.on_unscored!r}.")
+        object.__setattr__(self, "threshold", _threshold(self.threshold, self.calibration))
+
+    @classmethod
+    def from_calibration(cls, calibration: Calibration, *, on_unscored: OnUnscored = "abstain") -> Policy:
+        """A policy that keeps the calibration's promise."""
+        return cls(threshold=calibration.threshold, on_unscored=on_unscored, calibration=calibration)
+
+    @property
+    def calibration_id(self) -> str | None:
+        """The calibration's id; None for a bare policy."""
+        return None if self.calibration is None else self.calibration.id
+
+    @property
+    def binding(self) -> Binding | None:
+        """What the calibration was made for; None for a bare policy or an unbound calibration."""
+        return None if self.calibration is None else self.calibration.binding
+
+    def decide(self, uncertainty: float | None, *, can_escalate: bool) -> Action:
+        """The action for one answer; `can_escalate` says whether there is somewhere to escalate to."""
+        elsewhere: Action = "escalate" if can_escalate else "abstain"
+        if not is_score(uncertainty):
+            return elsewhere if self.on_unscored == "escalate" else self.on_unscored
+        return "answer" if self.lets_through(uncertainty) else elsewhere
+
+    def lets_through(self, uncertainty: float | None) -> bool:
+        """Whether a finite uncertainty is at or below the threshold."""
+        return is_score(uncertainty) and self.threshold is not None and uncertainty <= self.threshold
+
+    def confidence(self, uncertainty: float | None) -> float | None:
+        """P(correct) in [0, 1] from the calibration; None for a bare policy or without a finite score."""
+        return None if self.calibration is None else self.calibration.confidence(uncertainty)
+
+    def check(self, binding: Binding) -> None:
+        """Raise `BindingMismatchError` unless the calibration was made for what `binding`, an answer's record, says."""
+        if self.binding is not None:
+            self.binding.require(binding)
+
+
+def require_policy(policy: object) -> Policy:
+    """The policy itself; whoever hands one in may have no type checker.
+
+    Raises:
+        InputError: it is none.
+    """
+    if not isinstance(policy, Policy):
+        raise InputError("a guard needs a policy: Policy(threshold=...) or Policy.from_calibration(calibration)")
+    return policy
+
+
+def _threshold(value: Any, calibration: Calibration | None) -> float | None:
+    """The threshold as a float, checked; a calibration's own threshold cannot be overridden."""
+    if value is None:
+        if calibration is None:
+            raise InputError(
+                "A policy needs a threshold: Policy(threshold=...) or Policy.from_calibration(calibration)."
+            )
+        return calibration.threshold
+    if isinstance(value, bool) or not isinstance(value, Real) or not math.isfinite(value):
+        raise InputError(f"A threshold is a finite number, not {value!r}; 1e308 lets every scored answer through.")
+    if calibration is not None and float(value) != calibration.threshold:
+        raise InputError(
+            f"The threshold {value!r} is not the calibration's ({calibration.threshold!r}): the promise would "
+            "not hold. Use Policy.from_calibration(calibration), or Policy(threshold=...) without a calibration."
+        )
+    return float(value)

@@ -1,0 +1,91 @@
+"""The promise of a chain of stages: what holds for everything delivered, whichever stage delivered it.
+
+Stage 1 delivers what its threshold lets through and hands the rest to stage 2, and so on. Let stage i be calibrated at
+(alpha_i, delta_i) on questions that reach stage i.
+
+Claim. With probability at least 1 - sum delta_i over all calibration sets, the error rate among all answers delivered
+is at most max alpha_i.
+
+Proof. Fix the thresholds of the stages before i: then "reaches stage i" is a fixed property of a question, the
+calibration set of stage i is an independent sample of the questions that have it, and stage i's own promise fails with
+probability at most delta_i. This holds for every value of the earlier thresholds, hence also for the random ones. By
+the union bound no stage fails, with probability at least 1 - sum delta_i. Each question is delivered by at most one
+stage, so the overall error rate is a weighted mean of the stages' error rates, each at most its alpha_i: at most
+max alpha_i.
+
+Assumption. The questions that calibrate stage i are drawn from the same population as later questions, independently of
+the earlier calibration sets, and passed through the earlier stages as they will run: every question that those hand on,
+and no other. Calibrating stage 2 on *all* questions breaks the promise, because the ones handed on are harder. Answers
+delivered without a score are outside it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from semgrad_guard.calibration.binding import Binding
+from semgrad_guard.calibration.calibration_record import Calibration
+from semgrad_guard.calibration.calibration_set import read_rate
+from semgrad_guard.errors import BindingMismatchError, InputError
+from semgrad_guard.guard.policy import Policy
+
+
+class Promise(BaseModel):
+    """The error rate among delivered answers is at most `alpha`, with probability at least 1 - `delta`."""
+
+    model_config = ConfigDict(frozen=True)
+
+    alpha: float = Field(gt=0, lt=1)
+    delta: float = Field(gt=0, le=1)
+
+
+def split_delta(delta: float, stages: int) -> tuple[float, ...]:
+    """Each stage's equal share of `delta`, which lies in (0, 1), for a chain of `stages` stages."""
+    total = read_rate(delta, "delta")
+    if stages < 1:
+        raise InputError(f"A chain has at least one stage, not {stages!r}.")
+    return (total / stages,) * stages
+
+
+def combined_promise(policies: Sequence[Policy]) -> Promise | None:
+    """The promise for everything that a chain delivers, its policies given in order; None where there is none.
+
+    There is none where a stage is uncalibrated, or lets answers without a score through. A stage that was not
+    calibrated on what the stage before it hands on is an error, not a weaker promise.
+    """
+    if not policies:
+        raise InputError("A chain has at least one stage: pass its policies in order.")
+    calibrations = [policy.calibration for policy in policies]
+    stages = [calibration for calibration in calibrations if calibration is not None]
+    if len(stages) < len(policies) or any(policy.on_unscored == "answer" for policy in policies):
+        return None
+    for position, stage in enumerate(stages):
+        _require_upstream(stage, before=stages[position - 1] if position else None, position=position + 1)
+    total = math.fsum(stage.delta for stage in stages)
+    return Promise(alpha=max(stage.alpha for stage in stages), delta=min(1.0, total))
+
+
+def _require_upstream(stage: Calibration, *, before: Calibration | None, position: int) -> None:
+    """Raise unless `stage` was calibrated on what the stage `before` it did not let through."""
+    binding: Binding | None = stage.binding
+    made_after = None if binding is None else binding.upstream
+    needed = None if before is None else before.id
+    if made_after == needed:
+        return
+    raise BindingMismatchError(
+        f"Stage {position} ({stage.id}) follows {_name(needed)} but was calibrated on {_questions(made_after)}. "
+        f"Calibrate it again on {_questions(needed)}, with Binding(upstream={needed!r})."
+    )
+
+
+def _name(calibration_id: str | None) -> str:
+    return "no other stage" if calibration_id is None else f"calibration {calibration_id}"
+
+
+def _questions(calibration_id: str | None) -> str:
+    if calibration_id is None:
+        return "all questions (upstream is None)"
+    return f"the questions that calibration {calibration_id} did not let through"

@@ -1,0 +1,109 @@
+"""From a scored draft to what the user gets: a policy applied to verdicts, and what becomes of those it holds back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from semgrad_guard.calibration.binding import Binding
+from semgrad_guard.errors import BindingMismatchError
+from semgrad_guard.guard.policy import Policy
+from semgrad_guard.records import Verdict
+
+
+def decide(draft: Verdict, policy: Policy, *, can_escalate: bool) -> Verdict:
+    """Apply a policy to a scored draft: action, confidence, threshold, and the reason if it is not let through.
+
+    Raises:
+        BindingMismatchError: the policy was calibrated for another model, estimator, setting or template.
+    """
+    policy.check(binding_of(draft))
+    action = policy.decide(draft.uncertainty, can_escalate=can_escalate)
+    let_through = action == "answer"
+    changes: dict[str, Any] = {
+        "action": action,
+        "threshold": policy.threshold,
+        "confidence": policy.confidence(draft.uncertainty),
+        "calibration_id": policy.calibration_id,
+        "promised": let_through and policy.calibration is not None and draft.uncertainty is not None,
+        "reason": draft.reason if let_through or draft.reason else _above(draft, policy),
+    }
+    return draft.model_copy(update=changes)
+
+
+def decide_unscored(
+    text: str,
+    policy: Policy,
+    *,
+    can_escalate: bool,
+    model: str = "unknown",
+    reason: str = "the answer carries no score",
+) -> Verdict:
+    """Apply a policy to an answer that came without a score: there is nothing to bind to, `on_unscored` decides."""
+    return Verdict(
+        status="unscored",
+        action=policy.decide(None, can_escalate=can_escalate),
+        text=text,
+        estimator="none",
+        model=model,
+        threshold=policy.threshold,
+        calibration_id=policy.calibration_id,
+        reason=reason,
+    )
+
+
+def abstained(decided: Verdict, message: str) -> Verdict:
+    """The verdict with its answer withheld: the message instead, the answer as `draft`."""
+    return decided.model_copy(update={"action": "abstain", "text": message, "draft": decided.text})
+
+
+def escalated(decided: Verdict, answer: str | Verdict) -> Verdict:
+    """The verdict with a target's answer in place of its own; a plain string is passed on unscored."""
+    if isinstance(answer, str):
+        answer = Verdict(
+            status="unscored",
+            action="answer",
+            text=answer,
+            estimator=decided.estimator,
+            model="external",
+            reason="the escalation target cannot be scored; its answer is outside any promise",
+        )
+    promised = decided.calibration_id is not None and answer.promised
+    changes = {
+        "action": "escalate",
+        "text": answer.text,
+        "draft": decided.text,
+        "escalated": answer,
+        "promised": promised,
+    }
+    return decided.model_copy(update=changes)
+
+
+def binding_of(verdict: Verdict) -> Binding:
+    """What an answer's own record says it came from."""
+    return Binding(
+        model=verdict.model,
+        revision=verdict.revision,
+        fingerprint=verdict.fingerprint,
+        estimator=verdict.estimator,
+        settings=verdict.settings,
+        prompt_template=verdict.prompt_template,
+    )
+
+
+def require_sequel(policy: Policy, target: Policy) -> None:
+    """A calibrated target must have been calibrated on what this stage does not let through."""
+    if policy.calibration_id is None or target.calibration_id is None:
+        return
+    upstream = None if target.binding is None else target.binding.upstream
+    if upstream != policy.calibration_id:
+        raise BindingMismatchError(
+            f"the escalation target's calibration was made after {upstream or 'no other stage'}, not after this "
+            f"guard's ({policy.calibration_id}): the questions handed on are harder than all questions. Calibrate the "
+            f"target on what this guard does not let through, with Binding(upstream={policy.calibration_id!r})."
+        )
+
+
+def _above(draft: Verdict, policy: Policy) -> str:
+    if policy.threshold is None:
+        return "the calibration found no threshold that keeps its promise, so nothing is let through"
+    return f"uncertainty {draft.uncertainty:.4g} is above the threshold {policy.threshold:.4g}"

@@ -1,0 +1,104 @@
+"""Bindings: what differs is named, what is unknown is not compared."""
+
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from semgrad_guard.calibration import Binding
+from semgrad_guard.calibration.binding import ANSWER_TIME_FIELDS, CALIBRATION_TIME_FIELDS
+from semgrad_guard.errors import BindingMismatchError, CalibrationError
+
+FULL = Binding(
+    model="pocket",
+    revision="v1",
+    fingerprint="f1",
+    estimator="hybridgrad",
+    settings={"tau": 1.0, "variant": "paper", "layers": [3, 4]},
+    prompt_template="chatml",
+    grader="exact-match",
+    upstream="c1",
+)
+OTHER: dict[str, Any] = {
+    "model": "llama",
+    "revision": "v2",
+    "fingerprint": "f2",
+    "estimator": "semgrad",
+    "settings": {"tau": 2.0, "variant": "paper", "layers": [3, 4]},
+    "prompt_template": "zephyr",
+    "grader": "f1",
+    "upstream": "c2",
+}
+
+
+def test_every_field_is_either_known_while_answering_or_only_at_calibration() -> None:
+    assert set(ANSWER_TIME_FIELDS) | set(CALIBRATION_TIME_FIELDS) == set(Binding.model_fields)
+    assert set(OTHER) == set(Binding.model_fields)
+
+
+def test_equal_bindings_do_not_differ() -> None:
+    assert FULL.differences(FULL.model_copy(deep=True)) == {}
+    FULL.require(FULL)
+
+
+@pytest.mark.parametrize("field", OTHER)
+def test_each_field_is_compared_and_named(field: str) -> None:
+    other = FULL.model_copy(update={field: OTHER[field]})
+    assert FULL.differences(other) == {field: (getattr(FULL, field), OTHER[field])}
+    with pytest.raises(BindingMismatchError, match=f"{field} is .* and was .* at calibration") as caught:
+        FULL.require(other)
+    assert not [name for name in OTHER if name != field and f"{name} is" in str(caught.value)]
+
+
+def test_all_differences_are_named_and_of_settings_only_the_changed_ones() -> None:
+    with pytest.raises(CalibrationError) as caught:
+        FULL.require(Binding(**OTHER))
+    text = str(caught.value)
+    assert all(f"{field} is" in text for field in OTHER)
+    assert "settings is {'tau': 2.0} and was {'tau': 1.0}" in text
+    assert "variant" not in text
+
+
+def test_a_setting_that_only_one_side_has_is_a_difference() -> None:
+    fewer = FULL.model_copy(update={"settings": {"tau": 1.0, "variant": "paper"}})
+    for one, other in ((FULL, fewer), (fewer, FULL)):
+        with pytest.raises(BindingMismatchError, match="layers"):
+            one.require(other)
+    assert "settings" in FULL.differences(FULL.model_copy(update={"settings": {}}))
+    with_none = FULL.model_copy(update={"settings": {**(FULL.settings or {}), "extra": None}})
+    with pytest.raises(BindingMismatchError, match="extra"):
+        FULL.require(with_none)
+
+
+def test_what_either_side_does_not_state_is_not_compared() -> None:
+    answer = Binding(model="pocket", estimator="hybridgrad")
+    assert FULL.differences(answer) == {}
+    assert answer.differences(FULL) == {}
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {"model": None},
+        {"estimator": 3},
+        {"settings": {"x": float("nan")}},
+        {"settings": {"x": {"y": {"z": 1}}}},
+        {"temper": 1},
+    ],
+)
+def test_what_is_no_binding_is_refused(bad: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError):
+        Binding(**{"model": "m", "estimator": "e", **bad})
+
+
+def test_a_binding_is_frozen() -> None:
+    with pytest.raises(ValidationError):
+        FULL.model = "other"  # type: ignore[misc]
+
+
+def test_settings_keep_their_types_through_json() -> None:
+    settings = {"a": True, "b": 1, "c": 1.0, "d": "1", "e": None, "f": [1, 2.5, "x", False]}
+    binding = Binding(model="m", estimator="e", settings=settings)
+    again = Binding.model_validate_json(binding.model_dump_json())
+    assert again == binding
+    assert repr(again.settings) == repr(settings)

@@ -1,0 +1,257 @@
+"""`calibrate`: properties that hold for any set, defined outcomes for odd sets, and typed errors for bad ones."""
+
+import math
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from semgrad_guard.calibration import Binding, Calibration, binomial, calibrate
+from semgrad_guard.errors import CalibrationError
+
+PROMISE = {"alpha": 0.3, "delta": 0.2}
+scores = st.one_of(st.none(), st.just(math.nan), st.just(math.inf), st.floats(0, 1), st.integers(0, 6).map(float))
+rows = st.lists(st.tuples(scores, st.booleans()), min_size=1, max_size=80)
+grids = st.lists(st.one_of(st.floats(0, 1), st.integers(-1, 7).map(float)), min_size=1, max_size=12)
+
+
+def columns(answers: list[tuple[float | None, bool]]) -> tuple[list[float | None], list[bool]]:
+    return [u for u, _ in answers], [c for _, c in answers]
+
+
+def useful(n: int = 500, *, seed: int = 0, **changes: Any) -> Calibration:
+    """A calibration that lets something through."""
+    rng = np.random.default_rng(seed)
+    u = rng.random(n)
+    return calibrate(u, rng.random(n) > 0.6 * u**2, **{"alpha": 0.1, "delta": 0.1, **changes})
+
+
+@given(rows, grids)
+def test_what_is_recorded_agrees_with_the_answers(answers: list[tuple[float | None, bool]], grid: list[float]) -> None:
+    c = calibrate(*columns(answers), **PROMISE, grid=grid)
+    scored = [(u, ok) for u, ok in answers if u is not None and math.isfinite(u)]
+    assert c.grid == tuple(sorted(set(grid)))
+    assert (c.n, c.n_unscored, c.n_tested) == (len(answers), len(answers) - len(scored), len(scored))
+    assert c.n_wrong == sum(not ok for _, ok in answers)
+    assert c.scores == tuple(sorted(u for u, _ in scored))
+    assert (c.threshold is None) == (c.reason is not None)
+    through = [(u, ok) for u, ok in answers if c.lets_through(u)]
+    assert c.coverage == len(through) / len(answers)
+    assert (c.n_answered, c.n_answered_wrong) == (len(through), sum(not ok for _, ok in through))
+    if c.threshold is None:
+        assert through == []
+        assert c.risk_bound is None
+    else:
+        assert c.threshold in c.grid
+        assert c.risk_bound is not None
+        assert c.risk_bound <= c.alpha + 1e-9
+        assert c.risk_bound == binomial.upper_bound(c.n_answered_wrong, c.n_answered, delta=c.delta)
+
+
+@given(rows, grids, st.randoms())
+def test_with_a_grid_the_order_of_answers_does_not_matter(
+    answers: list[tuple[float | None, bool]], grid: list[float], rng: random.Random
+) -> None:
+    shuffled, shuffled_grid = rng.sample(answers, len(answers)), rng.sample(grid, len(grid))
+    one = calibrate(*columns(answers), **PROMISE, grid=grid, created="2026-01-01")
+    other = calibrate(*columns(shuffled), **PROMISE, grid=shuffled_grid, created="2026-01-01")
+    assert one == other
+
+
+@given(rows, st.integers(0, 5))
+def test_without_a_grid_the_seed_decides(answers: list[tuple[float | None, bool]], seed: int) -> None:
+    c = calibrate(*columns(answers), **PROMISE, seed=seed)
+    assert c == calibrate(*columns(answers), **PROMISE, seed=seed)
+    assert c.split_seed == seed
+    assert set(c.grid) <= set(c.scores)
+    assert c.threshold is None or c.threshold in c.grid
+    assert c.n_answered <= c.n_tested <= c.n - c.n_unscored
+
+
+@given(rows)
+def test_answers_with_the_same_score_share_their_fate(answers: list[tuple[float | None, bool]]) -> None:
+    c = calibrate(*columns(answers), **PROMISE)
+    for u in c.scores:
+        assert c.lets_through(u) == (c.threshold is not None and u <= c.threshold)
+
+
+@pytest.mark.parametrize("given_grid", [True, False])
+def test_the_tested_thresholds_do_not_depend_on_labels(given_grid: bool) -> None:
+    rng = np.random.default_rng(1)
+    u = rng.random(400)
+    grid = np.linspace(0, 1, 20) if given_grid else None
+    right = calibrate(u, np.ones(400, dtype=bool), alpha=0.1, delta=0.1, grid=grid)
+    wrong = calibrate(u, np.zeros(400, dtype=bool), alpha=0.1, delta=0.1, grid=grid)
+    assert right.grid == wrong.grid
+    assert right.threshold == right.grid[-1]
+    assert wrong.threshold is None
+
+
+def test_a_calibration_that_works() -> None:
+    c = useful(binding=Binding(model="m", estimator="hybridgrad"))
+    assert c.threshold is not None
+    assert 0.3 < c.threshold < 0.9
+    assert c.split_seed == 0
+    assert c.n_tested == 400
+    assert 0 < c.n_answered_wrong < c.n_answered < 400
+    assert c.risk_bound == binomial.upper_bound(c.n_answered_wrong, c.n_answered, delta=0.1) <= 0.1
+    assert c.confidence(0.01) == pytest.approx(1.0, abs=0.05)
+    assert c.confidence(0.99) == pytest.approx(0.4, abs=0.15)
+    assert useful(seed=0, confidence="platt").confidence(0.5) == pytest.approx(0.85, abs=0.08)
+    assert len(c.id) == 16
+    assert useful(binding=Binding(model="other", estimator="hybridgrad")).id != c.id
+
+
+@pytest.mark.parametrize("absent", [None, math.nan, math.inf, -math.inf])
+def test_without_a_score_nothing_is_let_through_or_believed(absent: float | None) -> None:
+    c = useful()
+    assert not c.lets_through(absent)
+    assert c.confidence(absent) is None
+
+
+def test_unscored_answers_count_against_coverage_and_nothing_else() -> None:
+    u = np.linspace(0, 1, 200)
+    c = calibrate([*u, *[None] * 100, *[math.nan] * 100], [True] * 400, alpha=0.1, delta=0.1, grid=[0.5, 2.0])
+    assert (c.n, c.n_unscored, c.coverage, c.threshold) == (400, 200, 0.5, 2.0)
+
+
+def test_all_correct_lets_through_up_to_the_last_threshold() -> None:
+    c = calibrate(range(100), [True] * 100, alpha=0.1, delta=0.1, grid=[10, 60, 99])
+    assert (c.threshold, c.coverage, c.n_answered_wrong) == (99.0, 1.0, 0)
+
+
+def test_all_wrong_lets_nothing_through_and_says_that_more_data_will_not_help() -> None:
+    c = calibrate(range(100), [False] * 100, alpha=0.1, delta=0.1)
+    assert (c.threshold, c.coverage, c.n_wrong) == (None, 0.0, 100)
+    assert c.reason is not None
+    assert "more answers alone are unlikely to help" in c.reason
+    assert not c.lets_through(-1e9)
+
+
+def test_unlucky_but_promising_answers_say_that_more_would_help() -> None:
+    c = calibrate([0.0] * 60, [False] * 6 + [True] * 54, alpha=0.11, delta=0.1, grid=[0.0])
+    assert c.reason is not None
+    assert "60 most certain answers" in c.reason
+    assert "6 were wrong" in c.reason
+    assert "at most 3 may be" in c.reason
+    assert "label more answers" in c.reason
+
+
+def test_one_answer_is_too_few_and_says_how_many_are_needed() -> None:
+    c = calibrate([0.5], [True], alpha=0.1, delta=0.1)
+    assert c.threshold is None
+    assert c.reason is not None
+    assert "takes 22 tested answers" in c.reason
+    assert c.confidence(0.5) == pytest.approx(2 / 3)
+
+
+def test_one_answer_can_be_enough_for_a_weak_enough_promise() -> None:
+    assert calibrate([0.5], [True], alpha=0.9, delta=0.2, grid=[0.5]).threshold == 0.5
+
+
+def test_a_grid_below_the_scores_says_so() -> None:
+    c = calibrate(range(100), [True] * 100, alpha=0.1, delta=0.1, grid=[3.0])
+    assert c.reason is not None
+    assert "Only 4 tested answers" in c.reason
+    assert "higher uncertainties" in c.reason
+
+
+def test_no_score_at_all_is_a_defined_outcome() -> None:
+    c = calibrate([None, math.nan], [True, False], alpha=0.1, delta=0.1)
+    assert (c.threshold, c.n, c.n_unscored, c.n_wrong, c.scores) == (None, 2, 2, 1, ())
+    assert c.confidence(0.1) is None
+    assert c.reason is not None
+    assert "None of the 2 answers has a finite score" in c.reason
+
+
+def test_all_scores_equal() -> None:
+    c = calibrate([1.0] * 200, [True] * 195 + [False] * 5, alpha=0.1, delta=0.1)
+    assert (c.grid, c.threshold, c.coverage) == ((1.0,), 1.0, 1.0)
+    assert c.confidence(1.0) == c.confidence(5.0) == pytest.approx(0.975)
+
+
+def test_copies_of_a_question_count_once() -> None:
+    u, ok = [0.1, 0.9, 0.2], [True, False, True]
+    single = calibrate(u, ok, alpha=0.1, delta=0.1, created="2026-01-01")
+    copied = calibrate(
+        [*u, *[0.1] * 50], [*ok, *[True] * 50], groups=["a", "b", "c", *["a"] * 50], alpha=0.1, delta=0.1
+    )  # fmt: skip
+    assert (copied.n, copied.n_duplicates, copied.scores) == (3, 50, single.scores)
+    assert copied.threshold is None
+    without = calibrate([*u, *[0.1] * 50], [*ok, *[True] * 50], alpha=0.1, delta=0.1, grid=[0.1])
+    assert without.threshold == 0.1  # what the copies would have bought
+
+
+def test_of_copies_the_first_counts_even_without_a_score() -> None:
+    c = calibrate([None, 0.1], [False, True], groups=["a", "a"], alpha=0.1, delta=0.1)
+    assert (c.n, c.n_unscored, c.n_wrong) == (1, 1, 1)
+
+
+def test_labels_and_scores_may_be_arrays_or_iterators() -> None:
+    plain = calibrate([0.1, 0.2, 0.3], [True, False, True], **PROMISE, created="2026-01-01")
+    others = [
+        (np.array([0.1, 0.2, 0.3]), np.array([1, 0, 1])),
+        ((x for x in (0.1, 0.2, 0.3)), [np.True_, 0.0, 1]),
+        ([np.float64(0.1), 0.2, 0.3], np.array([True, False, True], dtype=object)),
+    ]
+    for u, ok in others:
+        assert calibrate(u, ok, **PROMISE, created="2026-01-01") == plain
+
+
+GOOD: dict[str, Any] = {"uncertainties": [0.1, 0.2], "correct": [True, False], "alpha": 0.1, "delta": 0.1}
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"uncertainties": [], "correct": []}, "is empty"),
+        ({"correct": [True]}, "2 entries and correct has 1"),
+        ({"groups": ["a"]}, "groups has 1"),
+        ({"groups": [["a"], "b"]}, r"groups\[0\]"),
+        ({"groups": ["a", None]}, r"groups\[1\] is None"),
+        ({"uncertainties": [0.1, "high"]}, r"uncertainties\[1\] is 'high'"),
+        ({"uncertainties": [0.1, "0.2"]}, r"uncertainties\[1\]"),
+        ({"uncertainties": [[0.1], [0.2]]}, r"uncertainties\[0\]"),
+        ({"uncertainties": [10**400, 1]}, r"uncertainties\[0\]"),
+        ({"uncertainties": 0.3}, "one entry per answer"),
+        ({"correct": [True, None]}, r"correct\[1\] is None"),
+        ({"correct": [True, 0.5]}, r"correct\[1\] is 0.5"),
+        ({"correct": [2, 0]}, r"correct\[0\] is 2"),
+        ({"correct": ["yes", "no"]}, r"correct\[0\] is 'yes'"),
+        ({"correct": [math.nan, 1]}, r"correct\[0\] is nan"),
+        ({"correct": np.ones((2, 1))}, r"correct\[0\]"),
+        ({"alpha": 0.0}, "alpha must lie strictly between 0 and 1"),
+        ({"alpha": 1.0}, "alpha must"),
+        ({"alpha": math.nan}, "alpha must"),
+        ({"alpha": None}, "alpha must"),
+        ({"alpha": "0.1"}, "alpha is '0.1'"),
+        ({"delta": -0.1}, "delta must"),
+        ({"delta": 1.5}, "delta must"),
+        ({"grid": []}, "grid is empty"),
+        ({"grid": [0.1, math.nan]}, "not finite"),
+        ({"grid": [None]}, "not finite"),
+        ({"grid": ["a"]}, r"grid\[0\]"),
+        ({"confidence": "beta"}, "'isotonic' or 'platt'"),
+        ({"seed": -1}, "seed must be"),
+        ({"seed": "a"}, "seed must be"),
+        ({"created": "yesterday"}, "ISO date"),
+        ({"binding": "pocket"}, "binding"),
+    ],
+)
+def test_bad_input_is_refused_with_what_to_mend(changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(CalibrationError, match=words):
+        calibrate(**{**GOOD, **changes})
+
+
+def test_the_callers_objects_are_left_alone() -> None:
+    u, ok, grid = np.array([0.3, math.nan, 0.1]), np.array([1, 0, 1]), np.array([0.5, 0.1])
+    before = (u.copy(), ok.copy(), grid.copy())
+    state = np.random.get_state()[1].copy()
+    calibrate(u, ok, alpha=0.1, delta=0.1, grid=grid)
+    calibrate(u, ok, alpha=0.1, delta=0.1)
+    for now, then in zip((u, ok, grid), before, strict=True):
+        np.testing.assert_array_equal(now, then)
+    assert (np.random.get_state()[1] == state).all()

@@ -1,0 +1,203 @@
+"""Saving and loading: nothing is lost, nothing half-written is left, nothing that was touched is accepted."""
+
+import json
+import math
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from semgrad_guard.calibration import Binding, Calibration, calibrate
+from semgrad_guard.errors import CalibrationError
+
+BINDING = Binding(
+    model="pocket",
+    revision="v1",
+    fingerprint="sha256:ab",
+    estimator="hybridgrad",
+    settings={"tau": 1.0, "beta": 1, "layers": [3, 4], "exact": True, "note": None},
+    prompt_template="closed-book",
+    grader="exact-match",
+)
+
+
+def example(**changes: Any) -> Calibration:
+    rng = np.random.default_rng(0)
+    u = rng.lognormal(size=120)
+    made = {"alpha": 0.2, "delta": 0.1, "binding": BINDING, "created": "2026-01-31"}
+    return calibrate([*u, None], [*(rng.random(120) > 0.1 * u), False], **{**made, **changes})
+
+
+@pytest.mark.parametrize("confidence", ["isotonic", "platt"])
+def test_saved_and_loaded_is_the_same(tmp_path: Path, confidence: str) -> None:
+    calibration = example(confidence=confidence)
+    path = calibration.save(tmp_path / "calibration.json")
+    loaded = Calibration.load(path)
+    assert loaded == calibration
+    assert loaded.id == calibration.id
+    assert loaded.binding == BINDING
+    assert [loaded.confidence(u) for u in loaded.scores] == [calibration.confidence(u) for u in loaded.scores]
+    assert [p.name for p in tmp_path.iterdir()] == ["calibration.json"]
+
+
+anything = st.floats(allow_nan=False, allow_infinity=False)
+
+
+@given(st.lists(st.tuples(anything, st.booleans()), min_size=1, max_size=30), st.floats(0.001, 0.999), st.booleans())
+def test_any_calibration_survives_the_file(answers: list[tuple[float, bool]], alpha: float, platt: bool) -> None:
+    u, ok = [a for a, _ in answers], [b for _, b in answers]
+    calibration = calibrate(u, ok, alpha=alpha, delta=0.5, confidence="platt" if platt else "isotonic")
+    with tempfile.TemporaryDirectory() as folder:
+        assert Calibration.load(calibration.save(f"{folder}/c.json")) == calibration
+
+
+def test_the_file_is_plain_json_one_field_a_line(tmp_path: Path) -> None:
+    text = example().save(tmp_path / "c.json").read_text()
+    record = json.loads(text)
+    assert record["schema_version"] == 1
+    assert len(text.splitlines()) == len(record) + 2
+
+
+def test_a_save_replaces_what_was_there(tmp_path: Path) -> None:
+    path = tmp_path / "c.json"
+    path.write_text("old")
+    example().save(str(path))
+    assert Calibration.load(str(path)) == example()
+
+
+def test_the_id_depends_on_everything_and_only_on_content() -> None:
+    assert example().id == example().id
+    others = [
+        example(alpha=0.21),
+        example(delta=0.11),
+        example(seed=1),
+        example(created="2026-02-01"),
+        example(binding=None),
+        example(binding=BINDING.model_copy(update={"upstream": "x"})),
+        example(confidence="platt"),
+        example(grid=[1.0]),
+    ]
+    assert len({example().id, *(other.id for other in others)}) == len(others) + 1
+
+
+def test_a_file_cut_short_anywhere_is_refused(tmp_path: Path) -> None:
+    path = example().save(tmp_path / "c.json")
+    text = path.read_text()
+    for end in [0, 1, 10, len(text) // 2, len(text) - 3]:
+        path.write_text(text[:end])
+        with pytest.raises(CalibrationError, match="not an intact calibration"):
+            Calibration.load(path)
+
+
+def edited(record: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Every field changed in a way that a hand might change it."""
+    for name, value in record.items():
+        if isinstance(value, bool) or value is None:
+            yield name, {**record, name: "x"}
+        elif isinstance(value, int | float):
+            yield name, {**record, name: value + 1 if isinstance(value, int) else value / 2}
+        elif isinstance(value, str):
+            yield name, {**record, name: value + "0"}
+        elif isinstance(value, list):
+            yield name, {**record, name: value[1:]}
+        else:
+            for key in value:
+                yield f"{name}.{key}", {**record, name: {**value, key: "x"}}
+        yield f"beside {name}", {**record, f"{name}_": value}
+        yield f"without {name}", {k: v for k, v in record.items() if k != name}
+
+
+def test_a_file_edited_by_hand_is_refused_whatever_was_edited(tmp_path: Path) -> None:
+    path = example().save(tmp_path / "c.json")
+    record = json.loads(path.read_text())
+    cases = dict(edited(record))
+    assert len(cases) > 45
+    for name, content in cases.items():
+        path.write_text(json.dumps(content))
+        with pytest.raises(CalibrationError, match="must not be edited"):
+            Calibration.load(path)
+        assert name
+    path.write_text(json.dumps(record, indent=4))  # only laid out differently
+    assert Calibration.load(path) == example()
+
+
+def test_a_threshold_raised_by_hand_is_refused_in_words(tmp_path: Path) -> None:
+    path = example().save(tmp_path / "c.json")
+    record = json.loads(path.read_text())
+    path.write_text(json.dumps({**record, "threshold": 99.0}))
+    with pytest.raises(CalibrationError, match=r"c\.json is not an intact calibration: its id does not match"):
+        Calibration.load(path)
+
+
+@pytest.mark.parametrize("content", ["", "[]", "null", "3", "{}", '{"id": NaN}', "not json", "{" * 5000])
+def test_other_files_are_refused(tmp_path: Path, content: str) -> None:
+    path = tmp_path / "c.json"
+    path.write_text(content)
+    with pytest.raises(CalibrationError, match=r"c\.json"):
+        Calibration.load(path)
+
+
+def test_binary_missing_and_folder_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "b.json").write_bytes(b"\xff\xfe\x00")
+    for name, words in [("b.json", "UTF-8"), ("none.json", "No such file"), (".", "directory")]:
+        with pytest.raises(CalibrationError, match=words):
+            Calibration.load(tmp_path / name)
+
+
+def test_a_missing_folder_and_a_folder_as_target_are_named(tmp_path: Path) -> None:
+    for target in (tmp_path / "none" / "c.json", tmp_path):
+        with pytest.raises(CalibrationError, match="Cannot write the calibration to"):
+            example().save(target)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.fixture
+def read_only_folder() -> Iterator[Path]:
+    """A folder that this process may not write to; root steps down to an ordinary user for it."""
+    was = os.geteuid()
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:  # pytest's own are closed to others
+        path = Path(folder)
+        path.chmod(0o555)
+        if was == 0:
+            os.seteuid(65534)
+        yield path
+        if was == 0:
+            os.seteuid(was)
+        path.chmod(0o755)
+
+
+def test_a_read_only_folder_is_refused_by_type(read_only_folder: Path) -> None:
+    with pytest.raises(CalibrationError, match=r"Permission denied.*Choose a path in an existing folder"):
+        example().save(read_only_folder / "c.json")
+    assert list(read_only_folder.iterdir()) == []
+
+
+def test_a_failed_rename_keeps_the_old_file_and_leaves_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "c.json"
+    path.write_text("old")
+
+    def full(self: Path, target: Path) -> Path:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "replace", full)
+    with pytest.raises(CalibrationError, match="No space left"):
+        example().save(path)
+    assert [p.name for p in tmp_path.iterdir()] == ["c.json"]
+    assert path.read_text() == "old"
+
+
+def test_a_calibration_is_frozen_and_cannot_be_forged() -> None:
+    calibration = example()
+    with pytest.raises(ValidationError):
+        calibration.threshold = math.pi  # type: ignore[misc]
+    with pytest.raises(ValidationError, match="id does not match"):
+        Calibration(**{**dict(calibration), "threshold": 99.0})

@@ -1,0 +1,113 @@
+"""Confidence maps against scikit-learn, and what must hold for any data."""
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from sklearn.calibration import _SigmoidCalibration
+from sklearn.isotonic import IsotonicRegression
+
+from semgrad_guard.calibration.confidence import ConfidenceMethod, IsotonicMap, PlattMap, fit, fit_isotonic, fit_platt
+
+METHODS: list[ConfidenceMethod] = ["isotonic", "platt"]
+finite = st.floats(allow_nan=False, allow_infinity=False)
+scored = st.lists(st.tuples(st.one_of(finite, st.integers(-3, 3).map(float)), st.booleans()), min_size=1, max_size=40)
+
+
+def draw(seed: int, *, ties: bool = False, scale: float = 1.0, n: int = 300) -> tuple[NDArray, NDArray]:
+    rng = np.random.default_rng(seed)
+    scores = rng.lognormal(size=n)
+    if ties:
+        scores = np.round(scores, 1)
+    return scores * scale, rng.random(n) < 1 / (1 + np.exp(2 * scores - 3))
+
+
+@pytest.mark.parametrize("ties", [False, True])
+@pytest.mark.parametrize("seed", range(5))
+def test_isotonic_is_scikit_learns(seed: int, ties: bool) -> None:
+    scores, correct = draw(seed, ties=ties)
+    oracle = IsotonicRegression(increasing=False, out_of_bounds="clip")
+    fitted = oracle.fit(scores, correct).predict(scores)
+    mine = fit_isotonic(scores, correct)
+    for score, value in zip(scores, fitted, strict=True):
+        n = int((fitted == value).sum())
+        if 1 / (n + 2) <= value <= (n + 1) / (n + 2):
+            assert mine(score) == pytest.approx(value, abs=1e-12)
+        else:  # a level that its few answers do not support is moved inwards, at most to its neighbour
+            assert abs(mine(score) - 0.5) < abs(value - 0.5)
+
+
+def test_a_few_right_answers_are_no_certainty() -> None:
+    scores = np.arange(300.0)
+    correct = np.isin(scores, (0, 1, 2, 50, 100, 150))
+    confidence = fit_isotonic(scores, correct)
+    assert confidence(0.0) == pytest.approx(4 / 5)
+    assert confidence(299.0) < 0.01
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_isotonic_confidence_is_calibrated_on_other_answers(seed: int) -> None:
+    confidence = fit_isotonic(*draw(seed, n=3000))
+    scores, correct = draw(seed + 100, n=20_000)
+    claimed = np.array([confidence(u) for u in scores])
+    for low, high in pairwise((0.0, 0.3, 0.6, 0.85, 1.0)):
+        inside = (claimed >= low) & (claimed < high)
+        assert correct[inside].mean() == pytest.approx(claimed[inside].mean(), abs=0.06)
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e-6, 3e4])
+@pytest.mark.parametrize("seed", range(3))
+def test_platt_is_scikit_learns(seed: int, scale: float) -> None:
+    scores, correct = draw(seed, scale=scale)
+    standard = (scores - scores.mean()) / scores.std()  # scikit-learn's optimiser stops early on other scales
+    oracle = _SigmoidCalibration().fit(-standard, correct.astype(int))
+    mine = fit_platt(scores, correct)
+    np.testing.assert_allclose(
+        [mine(u) for u in scores], np.clip(oracle.predict(-standard), 1 / 302, 301 / 302), atol=2e-5
+    )
+
+
+def test_platt_recovers_a_logistic_population() -> None:
+    scores, correct = draw(0, n=20_000)
+    mine = fit_platt(scores, correct)
+    for u in (0.5, 1.0, 1.5, 2.5):
+        assert mine(u) == pytest.approx(1 / (1 + np.exp(2 * u - 3)), abs=0.015)
+
+
+@pytest.mark.parametrize("method", METHODS)
+@given(rows=scored, asked=st.lists(finite, min_size=2, max_size=10))
+def test_confidence_never_rises_and_never_claims_certainty(
+    method: ConfidenceMethod, rows: list[tuple[float, bool]], asked: list[float]
+) -> None:
+    scores, correct = np.array([s for s, _ in rows]), np.array([c for _, c in rows])
+    confidence = fit(scores, correct, method)
+    n = len(rows)
+    values = [confidence(u) for u in sorted([*asked, *scores.tolist()])]
+    assert all(later <= earlier for earlier, later in pairwise(values))
+    assert all(1 / (n + 2) <= value <= (n + 1) / (n + 2) for value in values)
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("label", [True, False])
+@pytest.mark.parametrize("n", [1, 50])
+def test_one_kind_of_label_gives_one_value_short_of_certainty(method: ConfidenceMethod, label: bool, n: int) -> None:
+    confidence = fit(np.arange(float(n)), np.full(n, label), method)
+    values = {round(confidence(u), 3) for u in (-1.0, 0.0, 7.5, 1e9)}
+    assert values == {round((n + 1) / (n + 2) if label else 1 / (n + 2), 3)}
+
+
+def test_platt_is_flat_where_the_score_points_the_wrong_way() -> None:
+    scores = np.arange(100.0)
+    confidence = fit_platt(scores, scores > 49)
+    assert confidence(0.0) == confidence(99.0) == pytest.approx(0.5, abs=0.01)
+
+
+def test_between_knots_is_a_straight_line_even_where_distances_overflow() -> None:
+    steep = IsotonicMap(uncertainties=(-1.5e308, 1.5e308), confidences=(0.9, 0.1))
+    assert steep(0.0) == pytest.approx(0.5)
+    assert IsotonicMap(uncertainties=(1.0, 3.0), confidences=(0.8, 0.4))(1.5) == pytest.approx(0.7)
+    flat = PlattMap(centre=-1e308, scale=1e-300, slope=0.0, intercept=0.0, lowest=0.1, highest=0.9)
+    assert flat(1e308) == 0.5

@@ -1,0 +1,114 @@
+"""Policies: every combination of score, target and rule, and what a policy refuses to be."""
+
+import math
+from dataclasses import FrozenInstanceError
+from typing import Any
+
+import numpy as np
+import pytest
+
+from semgrad_guard.calibration import Binding, Calibration, calibrate
+from semgrad_guard.errors import BindingMismatchError, InputError
+from semgrad_guard.guard import Policy
+
+BINDING = Binding(model="pocket", estimator="hybridgrad", fingerprint="f1", grader="exact-match")
+
+
+def calibrated(*, correct: bool = True) -> Calibration:
+    return calibrate(range(100), [correct] * 100, alpha=0.1, delta=0.1, grid=[60], binding=BINDING)
+
+
+@pytest.mark.parametrize(
+    ("uncertainty", "can_escalate", "action"),
+    [
+        (0.49, True, "answer"),
+        (0.5, False, "answer"),
+        (0.5, True, "answer"),
+        (-1e9, False, "answer"),
+        (math.nextafter(0.5, 1), True, "escalate"),
+        (math.nextafter(0.5, 1), False, "abstain"),
+        (np.float64(0.6), True, "escalate"),
+    ],
+)
+def test_at_or_below_the_threshold_is_let_through(uncertainty: float, can_escalate: bool, action: str) -> None:
+    assert Policy(threshold=0.5).decide(uncertainty, can_escalate=can_escalate) == action
+
+
+@pytest.mark.parametrize("absent", [None, math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize(
+    ("rule", "can_escalate", "action"),
+    [
+        ("abstain", True, "abstain"),
+        ("abstain", False, "abstain"),
+        ("answer", True, "answer"),
+        ("answer", False, "answer"),
+        ("escalate", True, "escalate"),
+        ("escalate", False, "abstain"),
+    ],
+)
+def test_without_a_score_the_rule_decides(absent: float | None, rule: Any, can_escalate: bool, action: str) -> None:
+    policy = Policy(threshold=0.5, on_unscored=rule)
+    assert policy.decide(absent, can_escalate=can_escalate) == action
+    assert not policy.lets_through(absent)
+
+
+def test_a_bare_policy_has_no_confidence_and_no_id() -> None:
+    policy = Policy(threshold=0.5)
+    assert (policy.calibration_id, policy.binding, policy.confidence(0.1)) == (None, None, None)
+    assert policy.on_unscored == "abstain"
+    policy.check(BINDING)
+
+
+def test_a_calibrated_policy_carries_threshold_id_confidence_and_binding() -> None:
+    calibration = calibrated()
+    policy = Policy.from_calibration(calibration, on_unscored="escalate")
+    assert (policy.threshold, policy.calibration_id, policy.binding) == (60.0, calibration.id, BINDING)
+    assert policy.confidence(3.0) == calibration.confidence(3.0) == pytest.approx(101 / 102)
+    assert policy.confidence(None) is None
+    assert policy.decide(60, can_escalate=True) == "answer"
+    assert policy.decide(61, can_escalate=True) == "escalate"
+    assert policy.decide(None, can_escalate=True) == "escalate"
+    assert Policy(calibration=calibration, on_unscored="escalate") == policy
+
+
+def test_a_calibration_without_a_threshold_lets_nothing_through() -> None:
+    policy = Policy.from_calibration(calibrated(correct=False))
+    assert policy.threshold is None
+    assert policy.decide(-1e300, can_escalate=False) == "abstain"
+    assert policy.decide(-1e300, can_escalate=True) == "escalate"
+
+
+def test_a_mismatch_is_refused_and_a_match_is_not() -> None:
+    policy = Policy.from_calibration(calibrated())
+    policy.check(BINDING.model_copy(update={"grader": None}))
+    with pytest.raises(BindingMismatchError, match="fingerprint is 'f2' and was 'f1'"):
+        policy.check(BINDING.model_copy(update={"fingerprint": "f2"}))
+
+
+def test_a_calibration_without_a_binding_is_for_anything() -> None:
+    Policy.from_calibration(calibrate([0.1], [True], alpha=0.1, delta=0.1)).check(BINDING)
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({}, "needs a threshold"),
+        ({"threshold": math.nan}, "finite number"),
+        ({"threshold": math.inf}, "1e308"),
+        ({"threshold": "0.5"}, "finite number"),
+        ({"threshold": True}, "finite number"),
+        ({"threshold": 0.5, "on_unscored": "retry"}, "'abstain', 'answer' or 'escalate'"),
+        ({"threshold": 61.0, "calibration": calibrated()}, "not the calibration's"),
+        ({"threshold": 61.0, "calibration": calibrated(correct=False)}, "not the calibration's"),
+    ],
+)
+def test_what_is_no_policy_is_refused(fields: dict[str, Any], words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        Policy(**fields)
+
+
+def test_a_policy_is_frozen_and_its_threshold_a_float() -> None:
+    policy = Policy(threshold=np.float32(2))  # type: ignore[arg-type]
+    assert type(policy.threshold) is float
+    with pytest.raises(FrozenInstanceError):
+        policy.threshold = 3.0  # type: ignore[misc]

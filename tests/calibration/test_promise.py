@@ -1,0 +1,168 @@
+"""The promise of a chain, in words and end to end: two stages, simulated with known error rates."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from semgrad_guard.calibration import Binding, Calibration, calibrate
+from semgrad_guard.errors import BindingMismatchError, CalibrationError, InputError
+from semgrad_guard.guard import Policy, Promise, combined_promise, split_delta
+
+ALPHA, DELTA, REPEATS = 0.15, 0.2, 150
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class World:
+    """Questions of difficulty d in [0, 1]: each stage's error rate rises with d, and each has its own noisy score."""
+
+    difficulty: Floats
+    first: Floats
+    second: Floats
+
+    @classmethod
+    def draw(cls, rng: np.random.Generator, n: int) -> World:
+        d = rng.random(n)
+        return cls(d, d + 0.15 * rng.normal(size=n), 0.3 * d + 0.3 * rng.random(n))
+
+    @property
+    def wrong_first(self) -> Floats:
+        """P(the first stage's answer is wrong)."""
+        return 0.9 * self.difficulty**1.5
+
+    @property
+    def wrong_second(self) -> Floats:
+        """P(the second stage's answer is wrong)."""
+        return 0.5 * self.difficulty**2
+
+    def only(self, kept: NDArray[np.bool_]) -> World:
+        return World(self.difficulty[kept], self.first[kept], self.second[kept])
+
+
+POPULATION = World.draw(np.random.default_rng(99), 200_000)
+
+
+def through(scores: Floats, calibration: Calibration) -> NDArray[np.bool_]:
+    return np.zeros(len(scores), dtype=np.bool_) if calibration.threshold is None else scores <= calibration.threshold
+
+
+def bound(upstream: str | None = None) -> Binding:
+    return Binding(model="m", estimator="e", upstream=upstream)
+
+
+def first_stage(rng: np.random.Generator, delta: float) -> Calibration:
+    world = World.draw(rng, 400)
+    grid = np.quantile(World.draw(rng, 200).first, np.linspace(0.02, 1, 30))
+    correct = rng.random(400) >= world.wrong_first
+    return calibrate(world.first, correct, alpha=ALPHA, delta=delta, grid=grid, binding=bound())
+
+
+def second_stage(rng: np.random.Generator, delta: float, before: Calibration, *, on_all: bool) -> Calibration:
+    """Fresh questions; those that the first stage hands on, or (wrongly) all of them."""
+    world = World.draw(rng, 1200)
+    world = world if on_all else world.only(~through(world.first, before))
+    correct = rng.random(len(world.difficulty)) >= world.wrong_second
+    unlabelled = World.draw(rng, 400)
+    handed_on = unlabelled if on_all else unlabelled.only(~through(unlabelled.first, before))
+    grid = np.quantile(handed_on.second, np.linspace(0.02, 1, 30))
+    return calibrate(
+        world.second, correct, alpha=ALPHA, delta=delta, grid=grid, binding=bound(None if on_all else before.id)
+    )  # fmt: skip
+
+
+def delivered_error_rate(first: Calibration, second: Calibration) -> tuple[float, float, float]:
+    """(error rate of all that is delivered, share delivered, share delivered by the second stage) in the population."""
+    by_first = through(POPULATION.first, first)
+    by_second = ~by_first & through(POPULATION.second, second)
+    wrong = float((POPULATION.wrong_first * by_first + POPULATION.wrong_second * by_second).sum())
+    count = int(by_first.sum() + by_second.sum())
+    return wrong / max(1, count), count / len(by_first), float(by_second.mean())
+
+
+def simulate(*, on_all: bool, deltas: tuple[float, ...]) -> tuple[float, float, float]:
+    """(violation rate, mean share delivered, mean share delivered by the second stage)."""
+    rng = np.random.default_rng(7)
+    outcomes: list[tuple[float, float, float]] = []
+    for _ in range(REPEATS):
+        first = first_stage(rng, deltas[0])
+        second = second_stage(rng, deltas[1], first, on_all=on_all)
+        outcomes.append(delivered_error_rate(first, second))
+    rates, shares, seconds = np.array(outcomes).T
+    print(
+        f"on_all={on_all}: violations {np.mean(rates > ALPHA):.3f}, delivered {shares.mean():.2f}/{seconds.mean():.2f}"
+    )
+    return float(np.mean(rates > ALPHA)), float(shares.mean()), float(seconds.mean())
+
+
+def test_everything_delivered_by_a_chain_keeps_the_promise() -> None:
+    violations, delivered, by_second = simulate(on_all=False, deltas=split_delta(DELTA, 2))
+    assert violations <= DELTA
+    assert delivered > 0.4
+    assert by_second > 0.05  # the second stage matters
+
+
+def test_calibrating_the_second_stage_on_all_questions_breaks_the_promise() -> None:
+    violations, _, _ = simulate(on_all=True, deltas=split_delta(DELTA, 2))
+    assert violations > 2 * DELTA
+
+
+def stage(upstream: str | None = None, *, alpha: float = 0.1, delta: float = 0.05, bind: bool = True) -> Calibration:
+    binding = bound(upstream) if bind else None
+    return calibrate([0.1, 0.2], [True, False], alpha=alpha, delta=delta, binding=binding)
+
+
+def test_a_chain_promises_the_largest_alpha_and_the_sum_of_deltas() -> None:
+    one = stage()
+    two = stage(one.id, alpha=0.2, delta=0.1)
+    three = stage(two.id, alpha=0.15, delta=0.01)
+    policies = [Policy.from_calibration(c) for c in (one, two, three)]
+    assert combined_promise(policies) == Promise(alpha=0.2, delta=0.16)
+    assert combined_promise(policies[:1]) == Promise(alpha=0.1, delta=0.05)
+    assert combined_promise([Policy.from_calibration(stage(bind=False))]) == Promise(alpha=0.1, delta=0.05)
+    wide = stage(delta=0.9)
+    chain = [Policy.from_calibration(c) for c in (wide, stage(wide.id, delta=0.9))]
+    assert combined_promise(chain) == Promise(alpha=0.1, delta=1.0)
+
+
+def test_there_is_no_promise_with_an_uncalibrated_stage_or_unscored_answers() -> None:
+    one = stage()
+    two = stage(one.id)
+    first, second = Policy.from_calibration(one), Policy.from_calibration(two)
+    assert combined_promise([first, Policy(threshold=0.5)]) is None
+    assert combined_promise([Policy(threshold=0.5), second]) is None
+    assert combined_promise([first, Policy.from_calibration(two, on_unscored="answer")]) is None
+    assert combined_promise([first, Policy.from_calibration(two, on_unscored="escalate")]) is not None
+
+
+@pytest.mark.parametrize(
+    ("chain", "words"),
+    [
+        (lambda one: [one, stage()], "Stage 2 .* was calibrated on all questions"),
+        (lambda one: [one, stage(bind=False)], "Stage 2 .* follows calibration"),
+        (lambda one: [one, stage("another")], "calibration another did not let through"),
+        (lambda one: [stage(one.id)], "Stage 1 .* follows no other stage"),
+        (lambda one: [stage(one.id), one], "Stage 1"),
+        (lambda one: [one, stage(one.id), stage(one.id)], "Stage 3"),
+    ],
+)
+def test_a_stage_calibrated_on_other_questions_is_refused(
+    chain: Callable[[Calibration], list[Calibration]], words: str
+) -> None:
+    with pytest.raises(BindingMismatchError, match=words):
+        combined_promise([Policy.from_calibration(c) for c in chain(stage(alpha=0.3))])
+
+
+def test_delta_is_split_evenly() -> None:
+    assert split_delta(0.1, 2) == (0.05, 0.05)
+    assert sum(split_delta(0.1, 7)) == pytest.approx(0.1)
+    with pytest.raises(CalibrationError, match="delta must"):
+        split_delta(1.0, 2)
+    with pytest.raises(InputError, match="at least one stage"):
+        split_delta(0.1, 0)
+    with pytest.raises(InputError, match="at least one stage"):
+        combined_promise([])

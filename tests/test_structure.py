@@ -1,0 +1,68 @@
+"""The shape of the house: every package is acyclic inside, imports for type checking included."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Mapping
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+TREES = (ROOT, ROOT / "integrations")
+PACKAGES = ("semgrad_guard", "langchain_semgrad_guard", "llama_index_semgrad_guard")
+
+
+def modules() -> dict[str, Path]:
+    """Every module of ours by its dotted name; a package by the name of its folder."""
+    found: dict[str, Path] = {}
+    for tree in TREES:
+        for package in PACKAGES:
+            for path in (tree / package).rglob("*.py"):
+                found[".".join(path.relative_to(tree).with_suffix("").parts).removesuffix(".__init__")] = path
+    return found
+
+
+MODULES = modules()
+
+
+def imports(name: str) -> Iterator[str]:
+    """The modules of ours that a module imports anywhere in its text."""
+    for node in ast.walk(ast.parse(MODULES[name].read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names if alias.name in MODULES)
+        elif isinstance(node, ast.ImportFrom) and node.module in MODULES:
+            for alias in node.names:
+                inner = f"{node.module}.{alias.name}"
+                yield inner if inner in MODULES else node.module
+
+
+GRAPH: Mapping[str, frozenset[str]] = {name: frozenset(imports(name)) - {name} for name in MODULES}
+
+
+def children(package: str) -> dict[str, set[str]]:
+    """What each direct child of a package imports of its siblings; a child is a module or a whole folder.
+
+    The package's own `__init__` re-exports names and is no sibling: whoever imports it from inside imports all.
+    """
+    graph: dict[str, set[str]] = {}
+    depth = package.count(".") + 2
+    for name, targets in GRAPH.items():
+        if not name.startswith(f"{package}."):
+            continue
+        child = ".".join(name.split(".")[:depth])
+        inside = {".".join(target.split(".")[:depth]) for target in targets if target.startswith(package)}
+        graph.setdefault(child, set()).update(inside - {child})
+    return graph
+
+
+@pytest.mark.parametrize("package", sorted({name for name, path in MODULES.items() if path.name == "__init__.py"}))
+def test_a_package_is_acyclic_inside(package: str) -> None:
+    graph = children(package)
+    inits = {c: t & {package} for c, t in graph.items() if package in t and not c.endswith("__main__")}
+    assert not {c: t for c, t in inits.items() if package != "semgrad_guard"}, "import the sibling itself"
+    try:
+        tuple(TopologicalSorter({child: targets - {package} for child, targets in graph.items()}).static_order())
+    except CycleError as error:
+        pytest.fail(" -> ".join(error.args[1]))
