@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 LOWEST := .venv-lowest
 POLYGRAPH := .venv-polygraph
 
-.PHONY: check check-lowest demo bench bench-full bench-rivals format train-pocket clean
+.PHONY: check check-lowest check-research demo bench bench-full bench-rivals format train-pocket clean
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -20,6 +20,9 @@ check: $(STAMP)  ## lint, types, import rules, tests with coverage
 	$(BIN)/pyright --pythonpath $(BIN)/python
 	$(BIN)/lint-imports
 	$(BIN)/python -m pytest --cov --cov-report=term:skip-covered --cov-fail-under=90
+
+check-research: $(STAMP)  ## the tests of the embedded model's training (minutes)
+	$(BIN)/python -m pytest research
 
 $(LOWEST)/.installed: pyproject.toml constraints.txt scripts/lowest_bounds.py
 	$(PYTHON) -m venv $(LOWEST)

@@ -10,8 +10,8 @@ from torch import nn
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from semgrad_guard.engine.objective import Objective
+from semgrad_guard.engine.replay import attention
 from semgrad_guard.engine.replay.attention import attend
-from semgrad_guard.engine.replay.replayer import attention
 from semgrad_guard.engine.scoring.scorer import Scorer
 
 from .oracle import worst_relative_error

@@ -13,9 +13,9 @@ from torch import nn
 
 from semgrad_guard.engine.models.architecture import LogitTransform
 from semgrad_guard.engine.objective import Norm
+from semgrad_guard.engine.scoring import logits as logits_module
+from semgrad_guard.engine.scoring import products as products_module
 from semgrad_guard.engine.scoring.head import HeadScores, score_head
-from semgrad_guard.engine.scoring.scorer import logits as logits_module
-from semgrad_guard.engine.scoring.scorer import products as products_module
 
 TRANSFORMS = {
     "plain": LogitTransform(),

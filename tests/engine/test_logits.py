@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from torch import nn
 
 from semgrad_guard.engine.models.architecture import LogitTransform
-from semgrad_guard.engine.replay.replayer import skinny_linear as few_rows
+from semgrad_guard.engine.replay import skinny_linear as few_rows
+from semgrad_guard.engine.scoring import logits
 from semgrad_guard.engine.scoring.distribution import Distribution
 from semgrad_guard.engine.scoring.head import score_head
 from semgrad_guard.engine.scoring.logits import Logits
-from semgrad_guard.engine.scoring.scorer import logits
 
 VOCABULARY, WIDTH, TOKENS = 6000, 48, 12
 PLAIN = LogitTransform()

@@ -10,9 +10,9 @@ import torch
 
 from semgrad_guard import GenerationOptions, LanguageModel
 from semgrad_guard.engine.objective import Objective
+from semgrad_guard.engine.replay import skinny_linear as few_rows
 from semgrad_guard.engine.replay.memory import FRUGAL, Memory, activation_bytes
 from semgrad_guard.engine.replay.replayer import Replayer
-from semgrad_guard.engine.replay.replayer import skinny_linear as few_rows
 from semgrad_guard.engine.scoring.scorer import Scorer, clean_slate
 
 from .oracle import worst_relative_error

@@ -9,10 +9,10 @@ import torch
 from torch import nn
 
 from semgrad_guard.engine.objective import Objective
+from semgrad_guard.engine.replay import projections
 from semgrad_guard.engine.replay.captured_states import Capture
 from semgrad_guard.engine.replay.memory import FRUGAL, Memory
 from semgrad_guard.engine.replay.projections import Projections
-from semgrad_guard.engine.replay.replayer import projections
 from semgrad_guard.engine.scoring.scorer import Scorer
 
 from .oracle import worst_relative_error

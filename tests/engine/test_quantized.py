@@ -17,7 +17,7 @@ from torch import nn
 
 from semgrad_guard import gradient_scores
 from semgrad_guard.engine.objective import Objective
-from semgrad_guard.engine.replay.replayer import skinny_linear as few_rows
+from semgrad_guard.engine.replay import skinny_linear as few_rows
 from semgrad_guard.engine.scoring.scorer import Scorer
 from semgrad_guard.engine.scoring.scores import Tier
 from semgrad_guard.errors import UnsupportedModelError

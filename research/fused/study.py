@@ -1,6 +1,6 @@
 """FusedGrad against the single scores, on the pocket model's own questions: features collected once, analysed at will.
 
-    python benchmarks/fused.py [--model pocket] [--model FOLDER ...] [--records output/fused]
+    python -m research.fused.study [--model pocket] [--model FOLDER ...] [--records output/fused]
                                [--report docs/results/fused.md] [--limit N]
 
 Every model answers the same 1,100 questions (closed book and reading, in wordings that its training never showed). One
@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from fused_report import report
 
+from research.fused.report import report
 from research.pocket import cases
 from research.pocket.cases import Case
 from semgrad_guard import GenerationOptions, LanguageModel, Message

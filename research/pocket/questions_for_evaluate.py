@@ -1,6 +1,6 @@
 """The pocket model's own questions as data files, for `semgrad-guard evaluate` and `probe`.
 
-    python benchmarks/pocket_questions.py [--output output/questions] [--limit N]
+    python -m research.pocket.questions_for_evaluate [--output output/questions] [--limit N]
 
 `closed-book.jsonl` (known, rare and unknown facts, and facts with several answers; with paraphrases) and
 `reading.jsonl` (a passage before every question), none in a wording of the training; the same file every time. The

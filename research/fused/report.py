@@ -10,11 +10,22 @@ from itertools import chain, repeat
 from pathlib import Path
 
 import numpy as np
-from fused_fits import FITS, LABEL_FREE, Answers
-from fused_measure import ALPHAS, BUDGETS, PROMISES, SETTINGS, SPLITS, Floats, Measured, measure, weighted_auroc
-from tables import table
 
-MARK = "<!-- Below: written by benchmarks/fused.py -->"
+from benchmarks.tables import table
+from research.fused.fits import FITS, LABEL_FREE, Answers
+from research.fused.measures import (
+    ALPHAS,
+    BUDGETS,
+    PROMISES,
+    SETTINGS,
+    SPLITS,
+    Floats,
+    Measured,
+    measure,
+    weighted_auroc,
+)
+
+MARK = "<!-- Below: written by research/fused/study.py -->"
 PROCESSES = 2
 
 

@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from semgrad_guard.engine.objective import Objective
+from semgrad_guard.engine.replay import skinny_linear as few_rows
 from semgrad_guard.engine.replay.projections import Projections
-from semgrad_guard.engine.replay.replayer import skinny_linear as few_rows
 from semgrad_guard.engine.scoring.scorer import Scorer
 
 from .oracle import worst_relative_error

@@ -15,9 +15,9 @@ from torch import nn
 from semgrad_guard import gradient_scores
 from semgrad_guard.engine.models.architecture import LogitTransform
 from semgrad_guard.engine.objective import Objective
+from semgrad_guard.engine.scoring import logits as logits_module
+from semgrad_guard.engine.scoring import products as products_module
 from semgrad_guard.engine.scoring.head import HeadScores, score_head
-from semgrad_guard.engine.scoring.scorer import logits as logits_module
-from semgrad_guard.engine.scoring.scorer import products as products_module
 from semgrad_guard.engine.scoring.stratified_rows import RowSample
 from semgrad_guard.errors import InputError
 

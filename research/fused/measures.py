@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from fused_fits import FITS, Answers, Scores
 from numpy.typing import NDArray
 
+from research.fused.fits import FITS, Answers, Scores
 from semgrad_guard.calibration import calibrate
 from semgrad_guard.calibration.fixed_sequence import GRID_SIZE
 
