@@ -161,6 +161,7 @@ class Verdict(BaseModel):
     status: Status
     action: Action
     text: str
+    tool_calls: tuple[ToolCall, ...] = ()
     estimator: str
     uncertainty: float | None = None
     confidence: float | None = None
@@ -186,10 +187,32 @@ class Verdict(BaseModel):
     draft: str | None = None
     drift: bool | None = None
     escalated: Verdict | None = None
+    escalated_from: Verdict | None = None
+
+    @property
+    def delivered(self) -> Verdict:
+        """The verdict on what was delivered: after an escalation the target's own, with this one as `escalated_from`.
+
+        Its action stays "escalate" and its promise this one's, which counts every stage; the scores, the model and the
+        status are those of whoever wrote the delivered text.
+        """
+        if self.escalated is None:
+            return self
+        last = self.escalated.delivered
+        changes: dict[str, Any] = {
+            "action": "escalate",
+            "promised": self.promised,
+            "enforced": self.enforced,
+            "draft": self.draft,
+            "escalated_from": self,
+        }
+        return last.model_copy(update=changes)
 
     def metadata(self, *, keep_draft: bool = False) -> dict[str, Any]:
         """The record as integrations attach it under `METADATA_KEY`: plain JSON types, no text, a draft on request."""
-        record = self.model_dump(mode="json", exclude={"text", "schema_version", "escalated"})
+        record = self.model_dump(
+            mode="json", exclude={"text", "tool_calls", "schema_version", "escalated", "escalated_from"}
+        )
         if not keep_draft:
             record["draft"] = None
         if self.escalated is not None:

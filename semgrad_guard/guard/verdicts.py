@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from semgrad_guard.calibration.binding import Binding
+from semgrad_guard.calibration.prompt_shape import PromptForm
 from semgrad_guard.errors import BindingMismatchError
 from semgrad_guard.guard.policy import Policy
 from semgrad_guard.records import Verdict
 
 
-def decide(draft: Verdict, policy: Policy, *, can_escalate: bool) -> Verdict:
+def decide(draft: Verdict, policy: Policy, *, can_escalate: bool, prompt: PromptForm | None = None) -> Verdict:
     """Apply a policy to a scored draft: action, confidence, threshold, and the reason if it is not let through.
 
     Raises:
@@ -51,9 +52,48 @@ def decide_unscored(
     )
 
 
+def undecided(verdict: Verdict) -> Verdict:
+    """A verdict without what an earlier decision wrote on it (an annotated answer may come back from a cache)."""
+    changes: dict[str, Any] = {
+        "action": "answer",
+        "threshold": None,
+        "confidence": None,
+        "calibration_id": None,
+        "promised": False,
+        "enforced": True,
+        "reason": None if verdict.status == "scored" else verdict.reason,
+    }
+    return verdict.model_copy(update=changes)
+
+
+def late(policy: Policy, reason: str) -> Verdict:
+    """The verdict on an answer that was not there in time."""
+    return decide_unscored("", policy, can_escalate=False, reason=reason).model_copy(update={"action": "abstain"})
+
+
+def rejected(decided: Verdict, reason: str) -> Verdict:
+    """The verdict on a draft that its target does not let through either."""
+    return decided.model_copy(update={"action": "abstain", "promised": False, "reason": reason})
+
+
+def by_a_person(decided: Verdict, text: str, reason: str) -> Verdict:
+    """What a person said in an answer's place: their word carries no score and is outside any promise."""
+    return Verdict(
+        status="unscored", action="answer", text=text, estimator=decided.estimator, model="person", reason=reason
+    )
+
+
+def unscored(text: str, *, reason: str, model: str = "unknown", estimator: str = "none", **facts: Any) -> Verdict:
+    """The undecided verdict on an answer that cannot be scored; `facts` are further fields (settings, ...)."""
+    return Verdict(
+        status="unscored", action="answer", text=text, estimator=estimator, model=model, reason=reason, **facts
+    )
+
+
 def abstained(decided: Verdict, message: str) -> Verdict:
     """The verdict with its answer withheld: the message instead, the answer as `draft`."""
-    return decided.model_copy(update={"action": "abstain", "text": message, "draft": decided.text})
+    changes: dict[str, Any] = {"action": "abstain", "text": message, "tool_calls": (), "draft": decided.text or None}
+    return decided.model_copy(update=changes)
 
 
 def escalated(decided: Verdict, answer: str | Verdict) -> Verdict:
@@ -71,6 +111,7 @@ def escalated(decided: Verdict, answer: str | Verdict) -> Verdict:
     changes = {
         "action": "escalate",
         "text": answer.text,
+        "tool_calls": answer.tool_calls,
         "draft": decided.text,
         "escalated": answer,
         "promised": promised,

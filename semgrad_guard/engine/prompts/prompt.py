@@ -11,6 +11,7 @@ from typing import Any, cast
 from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
+from semgrad_guard.calibration.prompt_shape import PromptForm
 from semgrad_guard.engine.prompts.semantic_token import MARK, TokenizedText, find_semantic_token
 from semgrad_guard.errors import EmptyPromptError, InputError
 from semgrad_guard.records import Conversation, Message, SemanticToken, ToolCall
@@ -37,6 +38,10 @@ class Prompt:
     semantic_token: SemanticToken
     question: str = ""
     context: str | None = None
+
+    @property
+    def form(self) -> PromptForm:
+        return PromptForm((), self.text, len(self.ids))
 
 
 def render(
