@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from semgrad_guard.guard.modes import Mode, require_mode, withholds
     from semgrad_guard.guard.policy import Policy, require_policy
     from semgrad_guard.guard.promise import Promise, combined_promise, split_delta
-    from semgrad_guard.guard.recording import Recorder, current_recorder, record_draft, recording
+    from semgrad_guard.guard.recorder import Recorder, current_recorder, record_draft, recording
     from semgrad_guard.guard.settlement import Abstain, Deliver, Escalate, Raise, Settlement, settle
     from semgrad_guard.guard.timing import ain_time, cancelling, in_time, off_loop
     from semgrad_guard.guard.verdicts import (
@@ -55,7 +55,10 @@ if TYPE_CHECKING:
     )
 
 _HOMES = {
-    "assessing": (
+    "answering": (
+        "Answerer",
+        "AsyncLiveAnswer",
+        "LiveAnswer",
         "assess",
         "scoring_settings",
         "template_name",
@@ -101,7 +104,7 @@ _HOMES = {
         "combined_promise",
         "split_delta",
     ),
-    "recording": (
+    "recorder": (
         "Recorder",
         "current_recorder",
         "record_draft",
