@@ -11,7 +11,6 @@ from typing import Any, cast
 from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
-from semgrad_guard.calibration.prompt_shape import PromptForm
 from semgrad_guard.engine.prompts.semantic_token import MARK, TokenizedText, find_semantic_token
 from semgrad_guard.errors import EmptyPromptError, InputError
 from semgrad_guard.records import Conversation, Message, PromptForm, SemanticToken, ToolCall
@@ -49,10 +48,6 @@ class Prompt:
         return PromptForm(
             text=self.text, tokens=len(self.ids), roles=self.roles, user_text=self.asked, tools=self.tools
         )
-
-    @property
-    def form(self) -> PromptForm:
-        return PromptForm((), self.text, len(self.ids))
 
 
 def render(

@@ -70,7 +70,7 @@ def test_a_trimmed_chat_fits(tiny: str, name: str) -> None:
         start_on="human",
     )
     assert trimmed[-1] == LONG[-1]
-    assert len(with_system) + 1 < len(trimmed) < len(conversation)
+    assert len(with_system) < len(trimmed) < len(conversation)
     used = chat.invoke(trimmed).usage_metadata
     assert used is not None
     assert used["input_tokens"] <= window - 8
