@@ -65,6 +65,22 @@ Conversation = str | Sequence[Message | Mapping[str, Any]]
 """What a caller may pass as a prompt: plain text (one user turn), or a list of messages."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class PromptForm:
+    """What one rendered prompt looks like: what a calibration's shape is computed from, and compared with.
+
+    `text` is what was tokenised, `tokens` how many tokens it has. `roles` are those of the conversation's turns, in
+    order; `user_text` is the last turn that the user wrote (the last turn at all if no user spoke). `tools` is the
+    fingerprint of the tools that the chat template was handed, None where it was handed none.
+    """
+
+    text: str
+    tokens: int
+    roles: tuple[str, ...]
+    user_text: str
+    tools: str | None = None
+
+
 @dataclass(frozen=True)
 class SemanticToken:
     """t*: the prompt token whose hidden states preserve the prompt's meaning (paper, section 3.2).

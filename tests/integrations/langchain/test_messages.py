@@ -58,6 +58,28 @@ def test_what_a_text_model_cannot_read_is_named(message: BaseMessage, named: str
         to_conversation([HumanMessage("first"), message])
 
 
+@pytest.mark.parametrize(
+    "block",
+    [
+        {"type": "thinking", "thinking": "hm", "signature": "x"},
+        {"type": "redacted_thinking", "data": "x"},
+        {"type": "reasoning", "reasoning": "hm"},
+        {"type": "reasoning_content", "reasoning_content": {"text": "hm"}},
+        {"type": "non_standard", "value": {"provider": "x"}},
+    ],
+)
+def test_earlier_reasoning_is_no_part_of_the_next_prompt(block: dict[str, Any]) -> None:
+    answered = AIMessage([block, {"type": "text", "text": "four"}])
+    assert to_conversation([HumanMessage("2 + 2?"), answered]) == (Message("user", "2 + 2?"), Message("assistant", "four"))
+    with pytest.raises(InputError, match=f"message 1 .*{block['type']}"):
+        to_conversation([HumanMessage([block])])
+
+
+def test_a_picture_that_an_assistant_sent_is_named() -> None:
+    with pytest.raises(InputError, match="message 1 .*image"):
+        to_conversation([AIMessage([{"type": "image", "base64": "AA=="}])])
+
+
 def test_a_message_without_a_record_has_no_verdict() -> None:
     assert get_verdict(AIMessage("x")) is None
     assert get_verdict(HumanMessage("x", response_metadata={"model_name": "other"})) is None
