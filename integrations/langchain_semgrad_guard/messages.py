@@ -14,6 +14,7 @@ from langchain_core.messages import (
     message_chunk_to_message,
 )
 from langchain_core.messages.ai import UsageMetadata, add_usage
+from langchain_core.outputs import ChatGeneration, LLMResult
 
 from langchain_semgrad_guard.tool_calls import CALL_BLOCKS, calls_of, short_id, unreadable_of
 from semgrad_guard import METADATA_KEY, Generation, Message, Verdict
@@ -84,6 +85,12 @@ def stage_verdict(message: BaseMessage) -> Verdict | None:
     return None if record is None else verdict_of_record(record, message_text(message))
 
 
+def verdict_of(response: LLMResult) -> Verdict | None:
+    """The record of what a run ended with; None where it carries none."""
+    generation = response.generations[0][0] if response.generations and response.generations[0] else None
+    return stage_verdict(generation.message) if isinstance(generation, ChatGeneration) else None
+
+
 def decided(message: M, verdict: Verdict, *, keep_draft: bool = False) -> M:
     """The same answer with the decision about it; the original, which may sit in a cache, stays as it is."""
     metadata = {**message.response_metadata, METADATA_KEY: verdict.metadata(keep_draft=keep_draft)}
@@ -98,12 +105,15 @@ def without_text(message: M) -> M:
 
 def abstention(draft: AIMessage, verdict: Verdict, *, keep_draft: bool) -> AIMessage:
     """The message that stands in for a withheld answer: its score stays, its text, tool calls and tokens do not."""
-    kept = {key: value for key, value in draft.response_metadata.items() if key in _SAFE_METADATA}
-    record = verdict.metadata(keep_draft=keep_draft)
-    message = AIMessage(
-        content=verdict.text, id=draft.id, response_metadata={**kept, "finish_reason": "stop", METADATA_KEY: record}
-    )
-    return _with_usage(message, draft)
+    bare = textless(draft)
+    record = {**bare.response_metadata, "finish_reason": "stop", METADATA_KEY: verdict.metadata(keep_draft=keep_draft)}
+    return bare.model_copy(update={"content": verdict.text, "response_metadata": record})
+
+
+def textless(message: AIMessage) -> AIMessage:
+    """Who was asked and what it cost; nothing of what was said."""
+    kept = {key: value for key, value in message.response_metadata.items() if key in _SAFE_METADATA}
+    return _with_usage(AIMessage(content="", id=message.id, response_metadata=kept), message)
 
 
 def escalation(answer: AIMessage, verdict: Verdict, draft: AIMessage, *, keep_draft: bool) -> AIMessage:

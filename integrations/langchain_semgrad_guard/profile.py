@@ -12,6 +12,7 @@ from huggingface_hub import try_to_load_from_cache
 from langchain_core.language_models import ModelProfile
 
 from semgrad_guard import LanguageModel
+from semgrad_guard.adapters.answer_form import knows_tools
 from semgrad_guard.errors import UnsupportedToolsError
 
 _TEXT_ONLY: ModelProfile = {

@@ -13,7 +13,7 @@ from semgrad_guard.engine.generation.generation import Generation
 from semgrad_guard.engine.generation.options import GenerationOptions
 from semgrad_guard.engine.generation.stream import TextStream
 from semgrad_guard.engine.language_model import LanguageModel
-from semgrad_guard.errors import EmptyResponseError, PromptTooLongError, UnsupportedToolsError
+from semgrad_guard.errors import InputError, UnsupportedToolsError
 from semgrad_guard.estimators import Estimator
 from semgrad_guard.guard.flow import Draft
 from semgrad_guard.guard.timing import off_loop
@@ -95,8 +95,8 @@ class Answerer:
             if (template_options and template_options.get("tools")) or _calls_tools(conversation):
                 _ = self.model.tool_format  # a template that knows no tools would leave them out in silence
             evidence = self.model.evidence(conversation, text, template_options=template_options)
-        except (EmptyResponseError, PromptTooLongError, UnsupportedToolsError) as error:
-            return Draft(self._unscored(text, str(error), template_options), None)
+        except (InputError, UnsupportedToolsError) as error:
+            return Draft(self.unscored(text, str(error), template_options), None)
         verdict = assess(
             self.model,
             self.estimator,
@@ -108,7 +108,8 @@ class Answerer:
         )
         return Draft(verdict, None, evidence.prompt.form)
 
-    def _unscored(self, text: str, reason: str, template_options: TemplateOptions | None) -> Verdict:
+    def unscored(self, text: str, reason: str, template_options: TemplateOptions | None = None) -> Verdict:
+        """The verdict on a text that cannot be scored, with the reason."""
         bound = self.binding(template_options)
         return unscored(
             text,
