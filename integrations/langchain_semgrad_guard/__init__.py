@@ -23,7 +23,7 @@ from langchain_semgrad_guard.chat_model import ChatSemGrad
 from langchain_semgrad_guard.guarded_model import GuardedChatModel
 from langchain_semgrad_guard.langsmith_tracer import UncertaintyLangChainTracer
 from langchain_semgrad_guard.messages import get_verdict
-#from langchain_semgrad_guard.review import HumanReview
+from langchain_semgrad_guard.review import HumanReview
 from langchain_semgrad_guard.router import UncertaintyRouter
 
 if TYPE_CHECKING:
