@@ -77,7 +77,9 @@ class Turn:
 
     @property
     def decisions(self) -> list[dict[str, Any]]:
-        """The decisions that were taken, as plain JSON."""
+        """The decisions that were taken, as plain JSON. An observer's are reported as they are taken."""
+        if self._settings.rules.terms.mode == "observe":
+            return []
         held = {id(each.verdict): each.verdict for each in self._desk.held}
         return [verdict.metadata() for verdict in (held.values() or self._told)]
 

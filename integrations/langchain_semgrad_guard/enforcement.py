@@ -26,7 +26,14 @@ from langchain_core.language_models.chat_models import BaseChatModel
 from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage
 from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult, Generation, LLMResult
 from langchain_core.runnables import RunnableConfig
-from langchain_core.runnables.config import ensure_config, get_config_list, run_in_executor, set_config_context
+from langchain_core.runnables.config import (
+    ensure_config,
+    get_config_list,
+    get_executor_for_config,
+    run_in_executor,
+    set_config_context,
+)
+from langchain_core.runnables.utils import coro_with_context, gather_with_concurrency
 from langchain_core.utils.utils import LC_ID_PREFIX
 from langchain_core.utils.uuid import uuid7
 from pydantic import PrivateAttr
@@ -124,7 +131,7 @@ class EnforcingChatModel(BaseChatModel):
 
     @property
     def _group_size(self) -> int | None:
-        """How many runs of a batch are answered together; None: each by itself, side by side."""
+        """How many runs of a batch are generated together; None: each by itself, side by side."""
         return None
 
     @property
@@ -445,19 +452,21 @@ class EnforcingChatModel(BaseChatModel):
     ) -> list[AIMessage]:
         """Answer several inputs, each in a run of its own. `max_concurrency` bounds how many are generated at once."""
         configs = get_config_list(config, len(inputs))
-        size = self._group_size
-        if len(inputs) < 2 or size is None:
-            return super().batch(inputs, cast("Any", config), return_exceptions=return_exceptions, **kwargs)
-        size = configs[0].get("max_concurrency") or size
-        ends: list[AIMessage | BaseException] = []
 
-        def one(given: LanguageModelInput, config: RunnableConfig) -> AIMessage:
+        def one(given: LanguageModelInput, config: RunnableConfig) -> AIMessage | Exception:
             with set_config_context(config) as context:
-                return context.run(self.invoke, given, config, **kwargs)
+                try:
+                    return context.run(self.invoke, given, config, **kwargs)
+                except Exception as error:  # noqa: BLE001 - raised once all others have had their run
+                    return error
 
-        for start in range(0, len(inputs), size):
-            pairs = zip(inputs[start : start + size], configs[start : start + size], strict=True)
-            ends += gathered(self._owner, [partial(one, *pair) for pair in pairs], self._answers)
+        ends: list[AIMessage | Exception] = []
+        for group in self._groups(inputs, configs):
+            if self._group_size is None:
+                with get_executor_for_config(configs[0]) as executor:
+                    ends += executor.map(one, *zip(*group, strict=True))
+            else:
+                ends += gathered(self._owner, [partial(one, *pair) for pair in group], self._answers)
         return _ended(ends, return_exceptions=return_exceptions)
 
     async def abatch(
@@ -470,20 +479,32 @@ class EnforcingChatModel(BaseChatModel):
     ) -> list[AIMessage]:
         """Like `batch`, without blocking the event loop."""
         configs = get_config_list(config, len(inputs))
-        size = self._group_size
-        if len(inputs) < 2 or size is None:
-            return await super().abatch(inputs, cast("Any", config), return_exceptions=return_exceptions, **kwargs)
-        size = configs[0].get("max_concurrency") or size
-        ends: list[AIMessage | BaseException] = []
 
-        async def one(given: LanguageModelInput, config: RunnableConfig) -> AIMessage:
-            with set_config_context(config):
-                return await self.ainvoke(given, config, **kwargs)
+        async def one(given: LanguageModelInput, config: RunnableConfig) -> AIMessage | Exception:
+            with set_config_context(config) as context:
+                try:
+                    return await coro_with_context(self.ainvoke(given, config, **kwargs), context, create_task=True)
+                except Exception as error:  # noqa: BLE001 - raised once all others have had their run
+                    return error
 
-        for start in range(0, len(inputs), size):
-            pairs = zip(inputs[start : start + size], configs[start : start + size], strict=True)
-            ends += await agathered(self._owner, [partial(one, *pair) for pair in pairs], self._aanswers)
+        ends: list[AIMessage | Exception] = []
+        for group in self._groups(inputs, configs):
+            runs = [partial(one, *pair) for pair in group]
+            if self._group_size is None:
+                limit = configs[0].get("max_concurrency")
+                ends += await gather_with_concurrency(limit, *(run() for run in runs))
+            else:
+                ends += await agathered(self._owner, runs, self._aanswers)
         return _ended(ends, return_exceptions=return_exceptions)
+
+    def _groups(
+        self, inputs: Sequence[LanguageModelInput], configs: Sequence[RunnableConfig]
+    ) -> Iterator[list[tuple[LanguageModelInput, RunnableConfig]]]:
+        """The inputs that are answered together, with their configs."""
+        pairs = list(zip(inputs, configs, strict=True))
+        limit = len(pairs) if self._group_size is None else (configs and configs[0].get("max_concurrency")) or self._group_size
+        for start in range(0, len(pairs), limit or 1):
+            yield pairs[start : start + limit]
 
     # LangChain's cache, and whether a run is shown while it goes on.
 
@@ -546,9 +567,9 @@ def _one(results: Sequence[Result]) -> ChatResult:
     return result
 
 
-def _ended(ends: Sequence[AIMessage | BaseException], *, return_exceptions: bool) -> list[AIMessage]:
+def _ended(ends: Sequence[AIMessage | Exception], *, return_exceptions: bool) -> list[AIMessage]:
     for end in ends:
-        if isinstance(end, BaseException) and not (return_exceptions and isinstance(end, Exception)):
+        if isinstance(end, Exception) and not return_exceptions:
             raise end
     return cast("list[AIMessage]", list(ends))
 

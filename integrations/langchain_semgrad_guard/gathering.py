@@ -82,8 +82,8 @@ class AsyncSeat(_Seat[Q, A]):
 
 def gathered(
     owner: object, runs: Sequence[Callable[[], R]], answer: Callable[[Sequence[Q]], Sequence[A | BaseException]]
-) -> list[R | BaseException]:
-    """What the runs return or raise; `answer` is called in this thread, with what all of them ask."""
+) -> list[R]:
+    """What the runs return; `answer` is called in this thread, with what all of them ask."""
     ends: dict[int, Any] = {}
     seats = [Seat[Q, A](owner) for _ in runs]
 
@@ -92,7 +92,7 @@ def gathered(
         try:
             ends[index] = run()
         except BaseException as error:  # noqa: BLE001 - handed to the caller
-            ends[index] = error
+            ends[index] = _Raised(error)
         finally:
             seats[index].ended.set()
             seats[index].waits.set()
@@ -110,14 +110,24 @@ def gathered(
     finally:
         for seat, each in zip(asking, answers, strict=True):
             seat.give(each)
+    for end in ends.values():
+        if isinstance(end, _Raised):
+            raise end.error
     return [ends[index] for index in range(len(runs))]
+
+
+class _Raised:
+    """What a run raised."""
+
+    def __init__(self, error: BaseException) -> None:
+        self.error = error
 
 
 async def agathered(
     owner: object,
     runs: Sequence[Callable[[], Awaitable[R]]],
     answer: Callable[[Sequence[Q]], Awaitable[Sequence[A | BaseException]]],
-) -> list[R | BaseException]:
+) -> list[R]:
     """Like `gathered`, with tasks of the event loop; cancelling it cancels them."""
     seats = [AsyncSeat[Q, A](owner) for _ in runs]
     tasks: list[asyncio.Task[R]] = []
@@ -139,7 +149,7 @@ async def agathered(
             seat.answer = each
             seat.goes_on.set()
             await asyncio.wait([task])
-        return list(await asyncio.gather(*tasks, return_exceptions=True))
+        return list(await asyncio.gather(*tasks))
     finally:
         unfinished = [task for task in tasks if not task.done()]
         for task in unfinished:
