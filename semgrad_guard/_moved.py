@@ -72,7 +72,7 @@ def moved_name(module: str, name: str) -> Any:
     for home in NAMES[module.removeprefix(_ROOT)]:
         found = getattr(importlib.import_module(_ROOT + home), name, None)
         if found is not None and not name.startswith("__"):
-            _warn(f"{module}.{name}", f"{_ROOT}{home}.{name}", stacklevel=4)
+            _warn(f"{module}.{name}", f"{_ROOT}{home}.{name}", stacklevel=3)
             return found
     raise AttributeError(f"module {module!r} has no attribute {name!r}")
 

@@ -167,8 +167,14 @@ class Verdict(BaseModel):
     `reason` says more. With `action="escalate"` the scores describe this stage's draft, `text` is the target's answer
     and `escalated` the target's own verdict. Where `enforced` is False the action is advice: the text is the model's
     own answer, delivered whatever the decision. `promised` tells whether a calibrated threshold let the delivered text
-    through; bare thresholds and unscored targets promise nothing. `model` to `prompt_template` are what a calibration
-    is checked against. `paragrad_error` is the standard error of a sampled ParaGrad.
+    through, to a prompt like those of the calibration; bare thresholds and unscored targets promise nothing. `familiar`
+    tells whether the prompt is such a one (None: there is no calibration), and `unfamiliar` in what it differs, or why
+    that is not known. `model` to `prompt_template` are what a calibration is checked against. `paragrad_error` is the
+    standard error of a sampled ParaGrad.
+
+    `schema_version` is 1 as long as every field keeps its name, type and meaning: a reader of version 1 must accept
+    fields that it does not know, and records from before a field was added, which then has its default. A field that is
+    renamed or removed, or that comes to mean something else, makes version 2.
     """
 
     model_config = ConfigDict(frozen=True, allow_inf_nan=False, ser_json_inf_nan="null")
@@ -177,12 +183,15 @@ class Verdict(BaseModel):
     status: Status
     action: Action
     text: str
+    tool_calls: tuple[ToolCall, ...] = ()
     estimator: str
     uncertainty: float | None = None
     confidence: float | None = None
     threshold: float | None = None
     calibration_id: str | None = None
     promised: bool = False
+    familiar: bool | None = None
+    unfamiliar: tuple[str, ...] = ()
     enforced: bool = True
     model: str
     revision: str | None = None
@@ -202,10 +211,32 @@ class Verdict(BaseModel):
     draft: str | None = None
     drift: bool | None = None
     escalated: Verdict | None = None
+    escalated_from: Verdict | None = None
+
+    @property
+    def delivered(self) -> Verdict:
+        """The verdict on what was delivered: after an escalation the target's own, with this one as `escalated_from`.
+
+        Its action stays "escalate" and its promise this one's, which counts every stage; the scores, the model and the
+        status are those of whoever wrote the delivered text.
+        """
+        if self.escalated is None:
+            return self
+        last = self.escalated.delivered
+        changes: dict[str, Any] = {
+            "action": "escalate",
+            "promised": self.promised,
+            "enforced": self.enforced,
+            "draft": self.draft,
+            "escalated_from": self,
+        }
+        return last.model_copy(update=changes)
 
     def metadata(self, *, keep_draft: bool = False) -> dict[str, Any]:
         """The record as integrations attach it under `METADATA_KEY`: plain JSON types, no text, a draft on request."""
-        record = self.model_dump(mode="json", exclude={"text", "schema_version", "escalated"})
+        record = self.model_dump(
+            mode="json", exclude={"text", "tool_calls", "schema_version", "escalated", "escalated_from"}
+        )
         if not keep_draft:
             record["draft"] = None
         if self.escalated is not None:

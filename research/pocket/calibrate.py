@@ -29,7 +29,7 @@ def calibrate_pocket(model: LanguageModel, *, limit: int | None = None) -> Calib
     random = Random(0)
     facts = list(world())
     random.shuffle(facts)
-    guard = Guard(model, HybridGrad(), Policy(threshold=0.0))
+    guard = Guard(model, Policy(threshold=0.0), estimator=HybridGrad())
     asked = [(question(fact, random.randrange(2), held_out=True), fact.answers) for fact in facts[:limit]]
     drafts = [
         draft

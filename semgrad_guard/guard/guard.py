@@ -1,87 +1,148 @@
-"""Where model, estimator and policy meet: every answer gets a verdict."""
+"""`Guard`: where model, estimator and policy meet. Every answer gets a verdict, and the flow carries it out."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from hashlib import sha256
-from typing import Any
+import asyncio
+import inspect
+import warnings
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Generator, Iterator, Mapping, Sequence
+from typing import Any, cast
 
 from semgrad_guard.calibration import Binding, DriftMonitor
-from semgrad_guard.engine.generation.evidence import Evidence
 from semgrad_guard.engine.generation.generation import Generation
 from semgrad_guard.engine.generation.options import GenerationOptions
 from semgrad_guard.engine.language_model import LanguageModel
+from semgrad_guard.errors import InputError
 from semgrad_guard.estimators import Estimator
+from semgrad_guard.guard.answering import Answerer
 from semgrad_guard.guard.calibrated_estimator import estimator_of
-from semgrad_guard.guard.policy import Policy, require_policy
+from semgrad_guard.guard.flow import (
+    ABSTAIN_MESSAGE,
+    AbstainMessage,
+    Draft,
+    OnError,
+    Outcome,
+    Reply,
+    Said,
+    Terms,
+    Waiting,
+    arun,
+    arun_stream,
+    one,
+    run,
+    run_stream,
+)
+from semgrad_guard.guard.modes import Mode
+from semgrad_guard.guard.policy import Policy
 from semgrad_guard.guard.promise import Promise, combined_promise
-from semgrad_guard.guard.verdicts import abstained, binding_of, decide, decide_unscored, escalated, require_sequel
-from semgrad_guard.records import Conversation, Status, Verdict
+from semgrad_guard.guard.timing import off_loop
+from semgrad_guard.guard.verdicts import require_sequel
+from semgrad_guard.records import Conversation, Verdict
 
-__all__ = [
-    "ABSTAIN_MESSAGE",
-    "Guard",
-    "Target",
-    "abstained",
-    "assess",
-    "binding_of",
-    "decide",
-    "decide_unscored",
-    "escalated",
-    "require_sequel",
-    "scoring_settings",
-    "template_name",
-]
+Answer = str | Verdict
+Target = Callable[[Conversation], Answer | Awaitable[Answer]]
+"""Somewhere to escalate to: another guard, or anything that answers a conversation, as a function or a coroutine."""
+Tools = Sequence[Mapping[str, Any]]
+"""Descriptions of tools, as chat templates take them (OpenAI's form)."""
 
-ABSTAIN_MESSAGE = "I don't know."
-
-Target = Callable[[Conversation], "str | Verdict"]
-"""Somewhere to escalate to: another guard, or anything that answers a conversation."""
+_Outcome = Outcome[Generation] | Exception
+_Said = Said[Generation]
 
 
 class Guard:
-    """Answers, scores and decides: `Guard(model, estimator, policy, escalate_to=...)(messages) -> Verdict`.
+    """Answers, scores and decides: `Guard(model, policy)(conversation) -> Verdict`.
 
     Args:
         model: the language model that answers.
-        estimator: default: the one that the policy was calibrated with, or else HybridGrad.
         policy: what to let through. Every answer's own record is checked against a calibrated policy's binding.
+        estimator: default: the one that the policy was calibrated with, or else HybridGrad.
         escalate_to: asked, with the original conversation, for what is not let through. Another `Guard` is scored and
             decides for itself: its calibration must have been made on what this one did not let through. Any other
             callable is passed on unscored, outside the promise.
+        mode: "enforce"; "annotate" or "observe": every answer is delivered, streams are live, and the verdict's action
+            is advice (`enforced` is False); "raise": a `LowConfidenceError` for what is not let through.
         prepare: turns the conversation into the one the model sees (puts retrieved passages in, say).
         prompt_template: a name for that form of prompt; a calibration for another form is refused.
         options: how to generate; greedy by default.
-        abstain_message: delivered instead of an answer that is neither let through nor escalated.
+        abstain_message: delivered instead of an answer that is neither let through nor escalated; a text, or a
+            function of the verdict.
+        on_error: what becomes of an answer whose target fails or is late: "raise" or "abstain".
+        timeout: seconds for generating, scoring and escalating together.
         monitor: watches the scores for drift; `verdict.drift` then says whether they have moved.
+        notify: called with the verdict on everything that is delivered.
 
     Raises:
         BindingMismatchError: at once, if the target's calibration does not follow this one's; at the first answer, if
             the policy was calibrated for something else.
+        LowConfidenceError: at an answer, in mode "raise".
+        DeadlineExceededError: at an answer that takes longer than `timeout`, where `on_error` is "raise".
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - a guard is told everything here
         self,
         model: LanguageModel,
-        estimator: Estimator | None = None,
-        policy: Policy | None = None,
+        policy: Policy | Estimator | None = None,
+        old_policy: Policy | None = None,
         *,
+        estimator: Estimator | None = None,
         escalate_to: Target | None = None,
+        mode: Mode = "enforce",
         prepare: Callable[[Conversation], Conversation] | None = None,
         prompt_template: str = "chat",
         options: GenerationOptions | None = None,
-        abstain_message: str = ABSTAIN_MESSAGE,
+        abstain_message: AbstainMessage = ABSTAIN_MESSAGE,
+        on_error: OnError = "raise",
+        timeout: float | None = None,
         monitor: DriftMonitor | None = None,
+        notify: Callable[[Verdict], None] | None = None,
     ) -> None:
-        self.policy = require_policy(policy)
-        self.model, self.estimator = model, estimator or estimator_of(self.policy.calibration)
-        self.escalate_to, self.prompt_template = escalate_to, prompt_template
-        self._prepare = prepare
-        self._options = options or GenerationOptions()
-        self._abstain_message = abstain_message
-        self._monitor = monitor
+        if policy is not None and not isinstance(policy, Policy):
+            policy, estimator = _in_old_order(policy, old_policy), policy
+        elif old_policy is not None:
+            raise InputError("Guard(model, policy) takes one policy")
+        if escalate_to is not None and not callable(escalate_to):
+            raise InputError(
+                f"escalate_to must be a Guard or a function of the conversation, not a {type(escalate_to).__name__}"
+            )
+        self.terms = Terms(
+            policy=cast("Policy", policy),
+            mode=mode,
+            can_escalate=escalate_to is not None,
+            abstain_message=abstain_message,
+            on_error=on_error,
+            timeout=timeout,
+            monitor=monitor,
+            notify=notify,
+        )
+        self._answerer = Answerer(
+            model,
+            estimator or estimator_of(self.policy.calibration),
+            options=options or GenerationOptions(),
+            prompt_template=prompt_template,
+        )
+        self.escalate_to, self._prepare = escalate_to, prepare
         if isinstance(escalate_to, Guard):
             require_sequel(self.policy, escalate_to.policy)
+
+    @property
+    def model(self) -> LanguageModel:
+        """The model that answers."""
+        return self._answerer.model
+
+    @property
+    def estimator(self) -> Estimator:
+        """What scores its answers."""
+        return self._answerer.estimator
+
+    @property
+    def prompt_template(self) -> str:
+        """The name for the form of the prompts."""
+        return self._answerer.prompt_template
+
+    @property
+    def policy(self) -> Policy:
+        """What is let through."""
+        return self.terms.policy
 
     @property
     def promise(self) -> Promise | None:
@@ -95,103 +156,222 @@ class Guard:
     @property
     def binding(self) -> Binding:
         """What a calibration for this guard must be bound to (pass it to `calibrate`, with a grader)."""
-        return Binding(
-            model=self.model.identity.name,
-            revision=self.model.identity.revision,
-            fingerprint=self.model.identity.fingerprint,
-            estimator=self.estimator.name,
-            settings=scoring_settings(self.model, self.estimator, self._options),
-            prompt_template=template_name(self.model, self.prompt_template),
+        return self._answerer.binding()
+
+    def __call__(self, conversation: Conversation, *, tools: Tools | None = None) -> Verdict:
+        """Answer one conversation and decide. What the model calls of `tools` stands in `verdict.tool_calls`."""
+        return self.batch([conversation], tools=tools)[0]
+
+    async def acall(self, conversation: Conversation, *, tools: Tools | None = None) -> Verdict:
+        """Like a call, without blocking the event loop; cancelling the task stops the model."""
+        return (await self.abatch([conversation], tools=tools))[0]
+
+    def batch(self, conversations: Sequence[Conversation], *, tools: Tools | None = None) -> list[Verdict]:
+        """Answer several conversations at once: one generation, one backward pass, then one batch of escalations.
+
+        Raises:
+            Exception: the first that stands in an answer's place, once all of them have had their turn.
+        """
+        return [one([outcome]).verdict for outcome in self._outcomes(conversations, tools)]
+
+    async def abatch(self, conversations: Sequence[Conversation], *, tools: Tools | None = None) -> list[Verdict]:
+        """Like `batch`, without blocking the event loop."""
+        return [one([outcome]).verdict for outcome in await self._aoutcomes(conversations, tools)]
+
+    def stream(self, conversation: Conversation, *, tools: Tools | None = None) -> GuardedStream:
+        """Answer piece by piece, the verdict at the end; in one piece where the answer may be withheld."""
+        return GuardedStream(
+            run_stream(
+                self.terms,
+                lambda: self._answerer.live(self._seen(conversation), template_options=_template_options(tools)),
+                lambda waiting: self._ask(waiting, [conversation], tools),
+            )
         )
 
-    def __call__(self, conversation: Conversation) -> Verdict:
-        """Answer one conversation and decide."""
-        return self.batch([conversation])[0]
+    def astream(self, conversation: Conversation, *, tools: Tools | None = None) -> AsyncGuardedStream:
+        """Like `stream`, without blocking the event loop."""
+        return AsyncGuardedStream(
+            arun_stream(
+                self.terms,
+                lambda: self._answerer.alive(self._seen(conversation), template_options=_template_options(tools)),
+                lambda waiting: self._aask(waiting, [conversation], tools),
+            )
+        )
 
-    def batch(self, conversations: Sequence[Conversation]) -> list[Verdict]:
-        """Answer several conversations at once: one generation, one backward pass, then one batch of escalations."""
-        decided = [
-            decide(draft, self.policy, can_escalate=self.escalate_to is not None)
-            for draft in self.drafts(conversations)
-        ]
-        verdicts = [self._watched(verdict) for verdict in decided]
-        escalating = [i for i, verdict in enumerate(verdicts) if verdict.action == "escalate"]
-        answers = self._ask_target([conversations[i] for i in escalating])
-        for index, answer in zip(escalating, answers, strict=True):
-            verdicts[index] = escalated(verdicts[index], answer)
-        return [abstained(v, self._abstain_message) if v.action == "abstain" else v for v in verdicts]
-
-    def drafts(self, conversations: Sequence[Conversation]) -> list[Verdict]:
+    def drafts(self, conversations: Sequence[Conversation], *, tools: Tools | None = None) -> list[Verdict]:
         """Answers with their scores and no decision: what calibration grades."""
-        seen = [self._prepare(c) if self._prepare else c for c in conversations]
-        generations = self.model.generate_batch(seen, self._options, objective=self.estimator.objective)
-        return [self._assess(generation) for generation in generations]
+        return [draft.verdict for draft in self._drafts(conversations, tools)]
 
-    def _assess(self, generation: Generation) -> Verdict:
-        return assess(
-            self.model,
-            self.estimator,
-            generation.evidence,
-            text=generation.text,
-            options=self._options,
-            prompt_template=self.prompt_template,
+    # The model's part.
+
+    def _outcomes(self, conversations: Sequence[Conversation], tools: Tools | None) -> Sequence[_Outcome]:
+        return run(
+            self.terms,
+            lambda: self._drafts(conversations, tools),
+            lambda waiting: self._ask(waiting, conversations, tools),
+            count=len(conversations),
         )
 
-    def _watched(self, verdict: Verdict) -> Verdict:
-        if self._monitor is None:
-            return verdict
-        return verdict.model_copy(update={"drift": self._monitor.add(verdict.uncertainty).moved})
+    async def _aoutcomes(self, conversations: Sequence[Conversation], tools: Tools | None) -> Sequence[_Outcome]:
+        return await arun(
+            self.terms,
+            lambda: off_loop(lambda: self._drafts(conversations, tools)),
+            lambda waiting: self._aask(waiting, conversations, tools),
+            count=len(conversations),
+        )
 
-    def _ask_target(self, conversations: Sequence[Conversation]) -> Sequence[str | Verdict]:
-        if isinstance(self.escalate_to, Guard):
-            return self.escalate_to.batch(conversations)
-        return [self.escalate_to(conversation) for conversation in conversations] if self.escalate_to else []
+    def _drafts(self, conversations: Sequence[Conversation], tools: Tools | None) -> list[Draft[Generation]]:
+        seen = [self._seen(conversation) for conversation in conversations]
+        return self._answerer.drafts(seen, template_options=_template_options(tools))
+
+    def _seen(self, conversation: Conversation) -> Conversation:
+        return self._prepare(conversation) if self._prepare else conversation
+
+    # The target's part.
+
+    def _ask(
+        self, waiting: Sequence[Waiting[Any]], conversations: Sequence[Conversation], tools: Tools | None
+    ) -> Sequence[_Said]:
+        target, asked = self.escalate_to, [conversations[each.index] for each in waiting]
+        if isinstance(target, Guard):
+            return [_said(outcome) for outcome in target._outcomes(asked, tools)]
+        return [_tried(lambda each=each: _called(target, each)) for each in asked]
+
+    async def _aask(
+        self, waiting: Sequence[Waiting[Any]], conversations: Sequence[Conversation], tools: Tools | None
+    ) -> Sequence[_Said]:
+        target, asked = self.escalate_to, [conversations[each.index] for each in waiting]
+        if isinstance(target, Guard):
+            return [_said(outcome) for outcome in await target._aoutcomes(asked, tools)]
+        answers = await asyncio.gather(*(_acalled(target, each) for each in asked), return_exceptions=True)
+        return [_replied(answer) for answer in answers]
 
 
-def assess(
-    model: LanguageModel,
-    estimator: Estimator,
-    evidence: Evidence,
-    *,
-    text: str,
-    options: GenerationOptions | None = None,
-    prompt_template: str = "chat",
-    template_options: Mapping[str, Any] | None = None,
-) -> Verdict:
-    """Score an answer: a verdict that answers whatever the score, for `decide` to judge.
+class GuardedStream(Iterator[str]):
+    """Pieces of a guarded answer; joined, they are `verdict.text`. Closing it early stops the model."""
 
-    `options` and `template_options` (tools, say) are those the answer was made with: calibrations are bound to them.
-    """
-    score = estimator(evidence)
-    identity, token = model.identity, evidence.prompt.semantic_token
-    status: Status = "scored" if score.uncertainty is not None else "failed" if evidence.response_ids else "unscored"
-    return Verdict(
-        status=status,
-        action="answer",
-        text=text,
-        estimator=estimator.name,
-        uncertainty=score.uncertainty,
-        model=identity.name,
-        revision=identity.revision,
-        fingerprint=identity.fingerprint,
-        settings=scoring_settings(model, estimator, options or GenerationOptions()),
-        prompt_template=template_name(model, prompt_template, template_options),
-        semantic_token=token.offset,
-        semantic_token_source=token.source,
-        reason=score.reason,
-        **(score.details or {}),
+    def __init__(self, steps: Generator[str | Outcome[Generation]]) -> None:
+        self._steps = steps
+        self._verdict: Verdict | None = None
+        self._sent = False
+
+    def __iter__(self) -> GuardedStream:
+        return self
+
+    def __next__(self) -> str:
+        for step in self._steps:
+            if isinstance(step, str):
+                self._sent = True
+                return step
+            self._verdict = step.verdict
+            if not self._sent and step.verdict.text:
+                return step.verdict.text
+        raise StopIteration
+
+    @property
+    def verdict(self) -> Verdict:
+        """The verdict on the whole answer. Consumes what is left of the stream.
+
+        Raises:
+            InputError: the stream was closed before its end.
+        """
+        for _ in self:
+            pass
+        return _of_the_whole(self._verdict)
+
+    def close(self) -> None:
+        """Stop the model; harmless at any time."""
+        self._steps.close()
+
+
+class AsyncGuardedStream(AsyncIterator[str]):
+    """Like `GuardedStream`, on the event loop: `async for`, then `await stream.verdict()`."""
+
+    def __init__(self, steps: AsyncGenerator[str | Outcome[Generation]]) -> None:
+        self._steps = steps
+        self._verdict: Verdict | None = None
+        self._sent = False
+
+    def __aiter__(self) -> AsyncGuardedStream:
+        return self
+
+    async def __anext__(self) -> str:
+        async for step in self._steps:
+            if isinstance(step, str):
+                self._sent = True
+                return step
+            self._verdict = step.verdict
+            if not self._sent and step.verdict.text:
+                return step.verdict.text
+        raise StopAsyncIteration
+
+    async def verdict(self) -> Verdict:
+        """The verdict on the whole answer. Consumes what is left of the stream.
+
+        Raises:
+            InputError: the stream was closed before its end.
+        """
+        async for _ in self:
+            pass
+        return _of_the_whole(self._verdict)
+
+    async def aclose(self) -> None:
+        """Stop the model; harmless at any time."""
+        await self._steps.aclose()
+
+
+def _in_old_order(estimator: object, policy: Policy | None) -> Policy | None:
+    """The policy of `Guard(model, estimator, policy)`, the order of arguments until 0.1."""
+    if not callable(estimator):
+        raise InputError("a guard needs a policy: Policy(threshold=...) or Policy.from_calibration(calibration)")
+    warnings.warn(
+        "Guard(model, estimator, policy) is now Guard(model, policy, estimator=...)", DeprecationWarning, stacklevel=3
     )
+    return policy
 
 
-def scoring_settings(model: LanguageModel, estimator: Estimator, options: GenerationOptions) -> dict[str, Any]:
-    """Everything but the model that moves scores: the estimator's settings, an own t*, the dtype and the decoding."""
-    decoding = {"temperature": options.temperature, "top_p": options.top_p, "top_k": options.top_k}
-    sampled = {} if options.temperature == 0 else decoding
-    grammar = {} if options.grammar is None else {"grammar": sha256(options.grammar.encode()).hexdigest()[:12]}
-    token = {} if model.semantic_token is None else {"semantic_token": model.semantic_token}
-    return {**estimator.settings(), "dtype": model.identity.dtype, **token, **sampled, **grammar}
+def _template_options(tools: Tools | None) -> Mapping[str, Any] | None:
+    return {"tools": list(tools)} if tools else None
 
 
-def template_name(model: LanguageModel, name: str, template_options: Mapping[str, Any] | None = None) -> str:
-    """A prompt form's full name: the caller's name for it, and the fingerprint of the chat template and its options."""
-    return f"{name}@{model.template_fingerprint(template_options) if template_options else model.identity.template}"
+def _of_the_whole(verdict: Verdict | None) -> Verdict:
+    if verdict is None:
+        raise InputError("the stream was closed before its answer was complete; there is no verdict on a part of it")
+    return verdict
+
+
+def _said(outcome: _Outcome) -> _Said:
+    return outcome if isinstance(outcome, Exception) else Reply(outcome.verdict)
+
+
+def _tried(ask: Callable[[], Any]) -> _Said:
+    try:
+        return _replied(ask())
+    except Exception as error:  # noqa: BLE001 - the target's; `on_error` decides
+        return error
+
+
+def _replied(answer: Any) -> _Said:
+    if isinstance(answer, BaseException) and not isinstance(answer, Exception):
+        raise answer
+    if isinstance(answer, Exception):
+        return answer
+    if isinstance(answer, str | Verdict):
+        return Reply(answer)
+    return InputError(f"the escalation target returned a {type(answer).__name__}; it must return a text or a Verdict")
+
+
+def _called(target: Target | None, conversation: Conversation) -> Any:
+    answer = cast("Target", target)(conversation)
+    if inspect.isawaitable(answer):
+        if inspect.iscoroutine(answer):
+            answer.close()
+        raise InputError("the escalation target is a coroutine function; use acall, abatch or astream")
+    return answer
+
+
+async def _acalled(target: Target | None, conversation: Conversation) -> Any:
+    if inspect.iscoroutinefunction(target):
+        return await target(conversation)
+    answer = await off_loop(lambda: cast("Target", target)(conversation))
+    return await answer if inspect.isawaitable(answer) else answer

@@ -63,15 +63,15 @@ def test_an_empty_answer_has_no_score(estimator, make_language_model) -> None:
 @pytest.mark.parametrize("estimator", [brief(estimator) for estimator in ASKING])
 def test_a_guard_can_be_calibrated_for_it(estimator, language_model: LanguageModel, tmp_path) -> None:
     options = GenerationOptions(max_new_tokens=3)
-    draft = Guard(language_model, estimator, Policy(threshold=0.0), options=options)
+    draft = Guard(language_model, Policy(threshold=0.0), estimator=estimator, options=options)
     score = draft("q").uncertainty
     made = calibrate([score] * 60, [True] * 60, alpha=0.1, delta=0.1, binding=draft.binding)
     made.save(tmp_path / "calibration.json")
     policy = Policy.from_calibration(Calibration.load(tmp_path / "calibration.json"))
     # 60 equal scores: the threshold is that score, give or take the last digits.
-    assert Guard(language_model, estimator, policy, options=options)("q").status == "scored"
+    assert Guard(language_model, policy, estimator=estimator, options=options)("q").status == "scored"
     with pytest.raises(BindingMismatchError):
-        Guard(language_model, replace_setting(estimator), policy, options=options)("q")
+        Guard(language_model, policy, estimator=replace_setting(estimator), options=options)("q")
 
 
 def replace_setting(estimator):

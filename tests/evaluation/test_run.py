@@ -48,7 +48,7 @@ def test_answers_come_in_order_and_are_kept(tmp_path: Path, language_model: Lang
 
 def test_answers_and_scores_are_a_guards(tmp_path: Path, language_model: LanguageModel) -> None:
     answers = collect(tmp_path / "run.jsonl", language_model)
-    guard = Guard(language_model, HybridGrad(), Policy(threshold=1.0), options=OPTIONS)
+    guard = Guard(language_model, Policy(threshold=1.0), estimator=HybridGrad(), options=OPTIONS)
     for question, answer in zip(QUESTIONS, answers, strict=True):
         (draft,) = guard.drafts([question.question])
         assert answer.text == draft.text
@@ -217,7 +217,7 @@ def test_a_calibration_from_a_run_fits_the_guard(tmp_path: Path, language_model:
     assert outcome.aurc == 0.0
     assert outcome.calibration.threshold is not None
     assert outcome.calibration.binding == binding.model_copy(update={"grader": "exact-match"})
-    guard = Guard(language_model, SemGrad(), Policy.from_calibration(outcome.calibration), options=OPTIONS)
+    guard = Guard(language_model, Policy.from_calibration(outcome.calibration), estimator=SemGrad(), options=OPTIONS)
     assert guard("item 3").confidence is not None
     with pytest.raises(BindingMismatchError, match="estimator is 'hybridgrad'"):
-        Guard(language_model, HybridGrad(), guard.policy, options=OPTIONS)("item 3")
+        Guard(language_model, guard.policy, estimator=HybridGrad(), options=OPTIONS)("item 3")

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from functools import partial
 
 from semgrad_guard._moved import moved_name
 
-
-def __getattr__(name: str) -> Any:
-    return moved_name(__name__, name)
+__getattr__ = partial(moved_name, __name__)  # names that stood in a module of this folder's name

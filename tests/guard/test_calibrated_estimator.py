@@ -34,7 +34,7 @@ def calibration_for(binding: Binding, **content: object) -> Calibration:
 
 
 def fused_calibration(model: LanguageModel, fitted: FusedGrad) -> Calibration:
-    bound = Guard(model, fitted, Policy(threshold=0.0)).binding
+    bound = Guard(model, Policy(threshold=0.0), estimator=fitted).binding
     choice = EstimatorChoice(asked="fused", estimator="fused", reason="why", weights=fitted.weights, questions=("a",))
     return calibration_for(bound, choice=choice)
 
@@ -62,7 +62,7 @@ def test_another_model_and_other_weights_are_refused(
     assert fitted.weights is not None
     other = FusedGrad(weights=fitted.weights.model_copy(update={"intercept": 1.0}))
     with pytest.raises(BindingMismatchError, match="weights"):
-        Guard(language_model, other, policy)(ASKED[0])
+        Guard(language_model, policy, estimator=other)(ASKED[0])
 
 
 @pytest.mark.parametrize("estimator", [kind() for kind in ESTIMATORS] + [HybridGrad(tau=2.0), SemGrad(layers=(1, 3))])
@@ -106,8 +106,8 @@ def test_calibrations_without_a_choice_are_written_as_before(tmp_path: Path) -> 
 
 def test_a_calibration_with_sampled_rows_is_another_calibration(language_model: LanguageModel) -> None:
     sampled = HybridGrad(sampled_rows=100)
-    calibration = calibration_for(Guard(language_model, sampled, Policy(threshold=0.0)).binding)
+    calibration = calibration_for(Guard(language_model, Policy(threshold=0.0), estimator=sampled).binding)
     policy = Policy.from_calibration(calibration)
     assert Guard(language_model, policy=policy).estimator == sampled
     with pytest.raises(BindingMismatchError, match="sampled_rows"):
-        Guard(language_model, HybridGrad(), policy)(ASKED[0])
+        Guard(language_model, policy, estimator=HybridGrad())(ASKED[0])

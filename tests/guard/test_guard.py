@@ -30,7 +30,7 @@ ALL, NONE = Policy(threshold=1e9), Policy(threshold=-1.0)
 
 
 def guard(model: LanguageModel, policy: Policy, **changes: object) -> Guard:
-    return Guard(model, HybridGrad(), policy, options=OPTIONS, **changes)  # type: ignore[arg-type]
+    return Guard(model, policy, estimator=HybridGrad(), options=OPTIONS, **changes)  # type: ignore[arg-type]
 
 
 def calibrated(
@@ -154,12 +154,14 @@ def test_a_calibration_for_something_else_is_refused(
 ) -> None:
     policy = Policy.from_calibration(calibrated(guard(language_model, ALL)))
     changed = {
-        "model": lambda: Guard(make_language_model(seed=5), HybridGrad(), policy, options=OPTIONS),
-        "estimator": lambda: Guard(language_model, SemGrad(), policy, options=OPTIONS),
-        "settings": lambda: Guard(language_model, HybridGrad(tau=2.0), policy, options=OPTIONS),
-        "template": lambda: Guard(language_model, HybridGrad(), policy, options=OPTIONS, prompt_template="rag"),
+        "model": lambda: Guard(make_language_model(seed=5), policy, estimator=HybridGrad(), options=OPTIONS),
+        "estimator": lambda: Guard(language_model, policy, estimator=SemGrad(), options=OPTIONS),
+        "settings": lambda: Guard(language_model, policy, estimator=HybridGrad(tau=2.0), options=OPTIONS),
+        "template": lambda: Guard(
+            language_model, policy, estimator=HybridGrad(), options=OPTIONS, prompt_template="rag"
+        ),
         "decoding": lambda: Guard(
-            language_model, HybridGrad(), policy, options=GenerationOptions(max_new_tokens=4, temperature=0.5)
+            language_model, policy, estimator=HybridGrad(), options=GenerationOptions(max_new_tokens=4, temperature=0.5)
         ),
     }[what]()
     with pytest.raises(BindingMismatchError):

@@ -1,0 +1,34 @@
+"""Verdicts in the metadata of frameworks' messages and responses: one spelling, written and read back here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import ValidationError
+
+from semgrad_guard.errors import InputError
+from semgrad_guard.records import METADATA_KEY, Verdict
+
+
+def verdict_of_record(record: Any, text: str) -> Verdict:
+    """The verdict that `Verdict.metadata()` was made from; `text` is the delivered text, which the record leaves out.
+
+    Raises:
+        InputError: it is of another schema, or damaged.
+    """
+    try:
+        return Verdict.model_validate(_with_text(record, text))
+    except (ValidationError, TypeError, ValueError, AttributeError) as error:
+        raise InputError(
+            f"the {METADATA_KEY!r} metadata cannot be read ({error}); was it written by another version?"
+        ) from error
+
+
+def _with_text(record: Mapping[str, Any], text: str) -> dict[str, Any]:
+    """A record with what `Verdict.metadata()` left out."""
+    fields = dict(record)
+    fields["schema_version"] = fields.pop("schema", None)
+    if fields.get("escalated") is not None:
+        fields["escalated"] = _with_text(fields["escalated"], text)
+    return {**fields, "text": text}

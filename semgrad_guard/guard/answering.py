@@ -1,0 +1,208 @@
+"""`Answerer`: a model and an estimator. Answers with their scores, before anything is decided about them."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from hashlib import sha256
+from typing import Any
+
+from semgrad_guard.calibration import Binding
+from semgrad_guard.engine.generation.evidence import Evidence
+from semgrad_guard.engine.generation.generation import Generation
+from semgrad_guard.engine.generation.options import GenerationOptions
+from semgrad_guard.engine.generation.stream import TextStream
+from semgrad_guard.engine.language_model import LanguageModel
+from semgrad_guard.errors import EmptyResponseError, PromptTooLongError
+from semgrad_guard.estimators import Estimator
+from semgrad_guard.guard.flow import Draft
+from semgrad_guard.guard.timing import off_loop
+from semgrad_guard.guard.verdicts import unscored
+from semgrad_guard.records import Conversation, Status, ToolCall, Verdict
+
+TemplateOptions = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Answerer:
+    """Asks one model, in one way, and scores what it says.
+
+    `prompt_template` is a name for the form of the prompts; a calibration for another form is refused.
+    """
+
+    model: LanguageModel
+    estimator: Estimator
+    options: GenerationOptions = field(default_factory=GenerationOptions)
+    prompt_template: str = "chat"
+
+    def binding(self, template_options: TemplateOptions | None = None) -> Binding:
+        """What a calibration for these answers must be bound to (pass it to `calibrate`, with a grader)."""
+        identity = self.model.identity
+        return Binding(
+            model=identity.name,
+            revision=identity.revision,
+            fingerprint=identity.fingerprint,
+            estimator=self.estimator.name,
+            settings=scoring_settings(self.model, self.estimator, self.options),
+            prompt_template=template_name(self.model, self.prompt_template, template_options),
+        )
+
+    def drafts(
+        self, conversations: Sequence[Conversation], *, template_options: TemplateOptions | None = None
+    ) -> list[Draft[Generation]]:
+        """Answer several conversations in one generation, and score them in one backward pass."""
+        generations = self.model.generate_batch(
+            conversations, self.options, objective=self.estimator.objective, template_options=template_options
+        )
+        return [self.draft(generation, template_options=template_options) for generation in generations]
+
+    def draft(self, generation: Generation, *, template_options: TemplateOptions | None = None) -> Draft[Generation]:
+        """One answer with its score; an answer to a prompt with tools is taken apart into text and calls."""
+        text, calls = generation.text, tuple[ToolCall, ...]()
+        if template_options and template_options.get("tools"):
+            answer = self.model.tool_answer(generation)
+            text, calls = answer.text, answer.calls
+        verdict = assess(
+            self.model,
+            self.estimator,
+            generation.evidence,
+            text=text,
+            options=self.options,
+            prompt_template=self.prompt_template,
+            template_options=template_options,
+            tool_calls=calls,
+        )
+        return Draft(verdict, generation, generation.prompt.form)
+
+    def live(self, conversation: Conversation, *, template_options: TemplateOptions | None = None) -> LiveAnswer:
+        """Answer piece by piece; the scored draft at the end."""
+        stream = self.model.stream(
+            conversation, self.options, objective=self.estimator.objective, template_options=template_options
+        )
+        return LiveAnswer(stream, lambda generation: self.draft(generation, template_options=template_options))
+
+    async def alive(
+        self, conversation: Conversation, *, template_options: TemplateOptions | None = None
+    ) -> AsyncLiveAnswer:
+        """Like `live`, on the event loop."""
+        return AsyncLiveAnswer(await off_loop(lambda: self.live(conversation, template_options=template_options)))
+
+    def scored(
+        self, conversation: Conversation, text: str, *, template_options: TemplateOptions | None = None
+    ) -> Draft[None]:
+        """A text from anywhere as this model's answer to a conversation; unscored, with the reason, if it has none."""
+        try:
+            evidence = self.model.evidence(conversation, text)
+        except (EmptyResponseError, PromptTooLongError) as error:
+            return Draft(self._unscored(text, str(error), template_options), None)
+        verdict = assess(
+            self.model,
+            self.estimator,
+            evidence,
+            text=text,
+            options=self.options,
+            prompt_template=self.prompt_template,
+            template_options=template_options,
+        )
+        return Draft(verdict, None, evidence.prompt.form)
+
+    def _unscored(self, text: str, reason: str, template_options: TemplateOptions | None) -> Verdict:
+        bound = self.binding(template_options)
+        return unscored(
+            text,
+            reason=reason,
+            model=bound.model,
+            estimator=bound.estimator,
+            revision=bound.revision,
+            fingerprint=bound.fingerprint,
+            settings=bound.settings,
+            prompt_template=bound.prompt_template,
+        )
+
+
+class LiveAnswer:
+    """An answer that a model is writing: its pieces, then its scored draft. Closing it stops the model."""
+
+    def __init__(self, stream: TextStream, draft: Callable[[Generation], Draft[Generation]]) -> None:
+        self.stream, self._draft = stream, draft
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.stream)
+
+    def draft(self) -> Draft[Generation]:
+        """The whole answer with its score. Consumes what is left of the stream."""
+        return self._draft(self.stream.generation)
+
+    def close(self) -> None:
+        """Stop the model; harmless at any time."""
+        self.stream.close()
+
+
+class AsyncLiveAnswer:
+    """Like `LiveAnswer`, on the event loop."""
+
+    def __init__(self, live: LiveAnswer) -> None:
+        self._live = live
+
+    async def __aiter__(self) -> AsyncIterator[str]:
+        while piece := await off_loop(lambda: next(self._live.stream, "")):
+            yield piece
+
+    async def draft(self) -> Draft[Generation]:
+        """The whole answer with its score."""
+        return await off_loop(self._live.draft)
+
+    async def aclose(self) -> None:
+        """Stop the model; harmless at any time."""
+        self._live.close()
+
+
+def assess(
+    model: LanguageModel,
+    estimator: Estimator,
+    evidence: Evidence,
+    *,
+    text: str,
+    options: GenerationOptions | None = None,
+    prompt_template: str = "chat",
+    template_options: Mapping[str, Any] | None = None,
+    tool_calls: Sequence[ToolCall] = (),
+) -> Verdict:
+    """Score an answer: a verdict that answers whatever the score, for `decide` to judge.
+
+    `options` and `template_options` (tools, say) are those the answer was made with: calibrations are bound to them.
+    """
+    score = estimator(evidence)
+    identity, token = model.identity, evidence.prompt.semantic_token
+    status: Status = "scored" if score.uncertainty is not None else "failed" if evidence.response_ids else "unscored"
+    return Verdict(
+        status=status,
+        action="answer",
+        text=text,
+        tool_calls=tuple(tool_calls),
+        estimator=estimator.name,
+        uncertainty=score.uncertainty,
+        model=identity.name,
+        revision=identity.revision,
+        fingerprint=identity.fingerprint,
+        settings=scoring_settings(model, estimator, options or GenerationOptions()),
+        prompt_template=template_name(model, prompt_template, template_options),
+        semantic_token=token.offset,
+        semantic_token_source=token.source,
+        reason=score.reason,
+        **(score.details or {}),
+    )
+
+
+def scoring_settings(model: LanguageModel, estimator: Estimator, options: GenerationOptions) -> dict[str, Any]:
+    """Everything but the model that moves scores: the estimator's settings, an own t*, the dtype and the decoding."""
+    decoding = {"temperature": options.temperature, "top_p": options.top_p, "top_k": options.top_k}
+    sampled = {} if options.temperature == 0 else decoding
+    grammar = {} if options.grammar is None else {"grammar": sha256(options.grammar.encode()).hexdigest()[:12]}
+    token = {} if model.semantic_token is None else {"semantic_token": model.semantic_token}
+    return {**estimator.settings(), "dtype": model.identity.dtype, **token, **sampled, **grammar}
+
+
+def template_name(model: LanguageModel, name: str, template_options: Mapping[str, Any] | None = None) -> str:
+    """A prompt form's full name: the caller's name for it, and the fingerprint of the chat template and its options."""
+    return f"{name}@{model.template_fingerprint(template_options) if template_options else model.identity.template}"

@@ -1,0 +1,404 @@
+"""The flow, once: draft, settle, ask the target, settle again, record. Drivers for calls, batches and streams.
+
+A door (a framework, the command line, a server) says how the model is asked and how the target is asked; what is
+delivered is said here. Its own objects (messages, responses) travel beside the records as `answer`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Generator,
+    Iterator,
+    Sequence,
+)
+from dataclasses import dataclass
+from typing import Any, Generic, Literal, Protocol, TypeVar
+
+from semgrad_guard.calibration import DriftMonitor
+from semgrad_guard.calibration.prompt_shape import PromptForm
+from semgrad_guard.engine.interruption import Stop, stopping
+from semgrad_guard.errors import DeadlineExceededError, InputError, LowConfidenceError
+from semgrad_guard.guard.modes import Mode, require_mode, withholds
+from semgrad_guard.guard.policy import Policy, require_policy
+from semgrad_guard.guard.recorder import current_recorder
+from semgrad_guard.guard.settlement import Abstain, Deliver, Escalate, Raise, Settlement, settle
+from semgrad_guard.guard.timing import ain_time, cancelling, in_time
+from semgrad_guard.guard.verdicts import abstained, escalated, late, rejected
+from semgrad_guard.records import METADATA_KEY, Verdict
+
+A = TypeVar("A")
+"""What a door delivers: a message, a response, or nothing beside the text."""
+P = TypeVar("P")
+"""What a door streams."""
+P_co = TypeVar("P_co", covariant=True)
+
+ABSTAIN_MESSAGE = "I don't know."
+OnError = Literal["raise", "abstain"]
+AbstainMessage = str | Callable[[Verdict], str]
+
+logger = logging.getLogger(METADATA_KEY)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Terms:
+    """How a guard decides, and what it does then.
+
+    Args:
+        policy: what to let through.
+        mode: "enforce", "annotate", "observe" or "raise".
+        can_escalate: whether there is a target.
+        abstain_message: delivered for what is neither let through nor escalated; a function is given the verdict.
+        keep_draft: whether withheld text may stand in metadata.
+        on_error: what a target that fails or is late leads to; "abstain" also answers a deadline that the model
+            itself does not meet.
+        timeout: seconds for generating, scoring and escalating together; None: no limit.
+        monitor: watches the scores for drift.
+        notify: hears the verdict on everything delivered.
+
+    Raises:
+        InputError: no policy, or an unknown mode or `on_error`.
+    """
+
+    policy: Policy
+    mode: Mode = "enforce"
+    can_escalate: bool = False
+    abstain_message: AbstainMessage = ABSTAIN_MESSAGE
+    keep_draft: bool = False
+    on_error: OnError = "raise"
+    timeout: float | None = None
+    monitor: DriftMonitor | None = None
+    notify: Callable[[Verdict], None] | None = None
+
+    def __post_init__(self) -> None:
+        require_policy(self.policy)
+        require_mode(self.mode)
+        if self.on_error not in ("raise", "abstain"):
+            raise InputError(f"on_error must be 'raise' or 'abstain', not {self.on_error!r}")
+        if not isinstance(self.abstain_message, str) and not callable(self.abstain_message):
+            raise InputError("abstain_message is a text, or a function of the verdict")
+
+    @property
+    def withholds(self) -> bool:
+        """Whether an answer may be kept back, so that nothing of it may leave before it is judged."""
+        return withholds(self.mode)
+
+    def stop(self) -> Stop:
+        """The deadline of one call, from now on."""
+        return Stop(self.timeout)
+
+    def words(self, verdict: Verdict) -> str:
+        """The abstain message for a verdict.
+
+        Raises:
+            InputError: a function returned something else than a text.
+        """
+        text = self.abstain_message if isinstance(self.abstain_message, str) else self.abstain_message(verdict)
+        if not isinstance(text, str):  # pyright: ignore[reportUnnecessaryIsInstance] - callers may have no type checker
+            raise InputError(f"abstain_message must return a text, not a {type(text).__name__}")
+        return text
+
+
+@dataclass(frozen=True)
+class Draft(Generic[A]):
+    """A scored draft: its undecided verdict, what the door would deliver, and what its prompt looked like.
+
+    `trusted` drafts are delivered whatever their score; `can_escalate` set to False holds this one back from the
+    target (it *is* the target's).
+    """
+
+    verdict: Verdict
+    answer: A
+    prompt: PromptForm | None = None
+    trusted: bool = False
+    can_escalate: bool = True
+
+
+@dataclass(frozen=True)
+class Waiting(Generic[A]):
+    """A draft that a target must be asked about: its place among the drafts, its decided verdict, the door's object."""
+
+    index: int
+    verdict: Verdict
+    answer: A
+
+
+@dataclass(frozen=True)
+class Reply(Generic[A]):
+    """What a target said: its own verdict, or its text where it is not scored; and what the door would deliver."""
+
+    said: Verdict | str
+    answer: A | None = None
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """A target's decision to deliver nothing (a person's rejection). `message` None: the guard's own words."""
+
+    reason: str
+    message: str | None = None
+
+
+Said = Reply[A] | Refusal | Exception
+
+
+@dataclass(frozen=True)
+class Outcome(Generic[A]):
+    """What goes out. `verdict.text` is the delivered text; `answer` the draft's or the target's object, None where an
+    abstention stands in its place, which the door words from the verdict."""
+
+    verdict: Verdict
+    answer: A | None
+
+
+class Pending(Generic[A]):
+    """Drafts that have been settled, some of which wait for a target."""
+
+    def __init__(self, drafts: Sequence[Draft[A]], terms: Terms) -> None:
+        self._drafts, self._terms = drafts, terms
+        self._settled = [self._settle(draft) for draft in drafts]
+
+    @property
+    def waiting(self) -> list[Waiting[A]]:
+        """The drafts whose target must be asked."""
+        return [
+            Waiting(index, settled.verdict, self._drafts[index].answer)
+            for index, settled in enumerate(self._settled)
+            if isinstance(settled, Escalate)
+        ]
+
+    def outcomes(self, replies: Sequence[Said[A]] = ()) -> list[Outcome[A] | Exception]:
+        """What goes out, in the drafts' order; an error in the place of what must be raised."""
+        waiting = iter(replies)
+        return [
+            self._outcome(draft, settled, next(waiting) if isinstance(settled, Escalate) else None)
+            for draft, settled in zip(self._drafts, self._settled, strict=True)
+        ]
+
+    def _settle(self, draft: Draft[A]) -> Settlement | Exception:
+        recorder, terms = current_recorder(), self._terms
+        if recorder is not None:
+            recorder.add(draft.verdict, draft.prompt)
+            return Deliver(draft.verdict.model_copy(update={"enforced": False}))
+        try:
+            settled = settle(
+                draft.verdict,
+                terms.policy,
+                terms.mode,
+                can_escalate=terms.can_escalate and draft.can_escalate,
+                prompt=draft.prompt,
+                trusted=draft.trusted,
+            )
+        except Exception as error:  # noqa: BLE001 - raised in this draft's place, once the others have had their turn
+            return error
+        return watched(settled, terms.monitor)
+
+    def _outcome(
+        self, draft: Draft[A], settled: Settlement | Exception, said: Said[A] | None
+    ) -> Outcome[A] | Exception:
+        if isinstance(settled, Exception):
+            return settled
+        try:
+            return conclude(settled, draft.answer, self._terms, said=said)
+        except Exception as error:  # noqa: BLE001 - as above
+            return error
+
+
+def watched(settled: Settlement, monitor: DriftMonitor | None) -> Settlement:
+    """The settlement with what the monitor says after this score."""
+    if monitor is None:
+        return settled
+    moved = monitor.add(settled.verdict.uncertainty).moved
+    return type(settled)(settled.verdict.model_copy(update={"drift": moved}))
+
+
+def conclude(settled: Settlement, answer: A, terms: Terms, *, said: Said[A] | None = None) -> Outcome[A]:
+    """What goes out for one settled draft; `said` is the target's, where the settlement is to escalate.
+
+    Raises:
+        LowConfidenceError: the settlement is to raise.
+        Exception: the target's own, where `on_error` is to raise.
+    """
+    if isinstance(settled, Deliver):
+        return _told(Outcome(settled.verdict, answer), terms)
+    if isinstance(settled, Raise):
+        refused = LowConfidenceError(settled.verdict, draft=settled.verdict.text)
+        _tell(refused.verdict, terms)
+        raise refused
+    if isinstance(settled, Abstain):
+        return _told(Outcome(abstained(settled.verdict, terms.words(settled.verdict)), None), terms)
+    return _told(_escalated(settled.verdict, said, terms), terms)
+
+
+def _escalated(verdict: Verdict, said: Said[A] | None, terms: Terms) -> Outcome[A]:
+    if isinstance(said, Reply):
+        return Outcome(escalated(verdict, said.said), said.answer)
+    if isinstance(said, Refusal):
+        withheld = rejected(verdict, said.reason)
+    elif said is None:
+        raise InputError("an answer was to be escalated and no target has said anything")
+    elif terms.on_error == "raise":
+        raise said
+    else:
+        logger.error("the escalation target failed; the answer is withheld", exc_info=said)
+        withheld = rejected(verdict, f"the escalation target failed ({type(said).__name__})")
+    message = said.message if isinstance(said, Refusal) and said.message is not None else terms.words(withheld)
+    return Outcome(abstained(withheld, message), None)
+
+
+def _told(outcome: Outcome[A], terms: Terms) -> Outcome[A]:
+    _tell(outcome.verdict, terms)
+    return outcome
+
+
+def _tell(verdict: Verdict, terms: Terms) -> None:
+    if terms.notify is not None:
+        terms.notify(verdict)
+
+
+# Drivers: the same steps for calls, for coroutines and for streams.
+
+Ask = Callable[[Sequence[Waiting[A]]], Sequence[Said[A]]]
+AsyncAsk = Callable[[Sequence[Waiting[A]]], Awaitable[Sequence[Said[A]]]]
+
+
+def run(
+    terms: Terms, draft: Callable[[], Sequence[Draft[A]]], ask: Ask[A], *, count: int = 1
+) -> list[Outcome[A] | Exception]:
+    """Draft, settle, ask the target about what must be escalated, and conclude; `count` answers are due.
+
+    Raises:
+        Exception: whatever drafting raises.
+    """
+    stop = terms.stop()
+    with stopping(stop):
+        try:
+            pending = Pending(draft(), terms)
+        except DeadlineExceededError as error:
+            return [_overdue(error, terms) for _ in range(count)]
+        return _finished(pending, ask, stop)
+
+
+async def arun(
+    terms: Terms, draft: Callable[[], Awaitable[Sequence[Draft[A]]]], ask: AsyncAsk[A], *, count: int = 1
+) -> list[Outcome[A] | Exception]:
+    """Like `run`, without blocking the event loop; a cancelled task stops the model."""
+    stop = terms.stop()
+    with stopping(stop), cancelling(stop):
+        try:
+            pending = Pending(await draft(), terms)
+        except DeadlineExceededError as error:
+            return [_overdue(error, terms) for _ in range(count)]
+        return await _afinished(pending, ask, stop)
+
+
+class LiveDraft(Protocol[P_co, A]):
+    """An answer that is being written: its pieces, and the scored draft once they have ended."""
+
+    def __iter__(self) -> Iterator[P_co]: ...
+
+    def draft(self) -> Draft[A]: ...
+
+    def close(self) -> None: ...
+
+
+class AsyncLiveDraft(Protocol[P_co, A]):
+    """Like `LiveDraft`, on the event loop."""
+
+    def __aiter__(self) -> AsyncIterator[P_co]: ...
+
+    async def draft(self) -> Draft[A]: ...
+
+    async def aclose(self) -> None: ...
+
+
+def run_stream(terms: Terms, start: Callable[[], LiveDraft[P, A]], ask: Ask[A]) -> Generator[P | Outcome[A]]:
+    """The pieces as they come, where nothing may be withheld, and the outcome last; else the outcome alone.
+
+    Raises:
+        Exception: whatever drafting raises; what the outcome is, where it is to be raised.
+    """
+    stop = terms.stop()
+    with stopping(stop):
+        live = start()
+    try:
+        for piece in live:
+            if not terms.withholds:
+                yield piece
+        with stopping(stop):
+            outcome = one(_finished(Pending([live.draft()], terms), ask, stop))
+    except DeadlineExceededError as error:
+        outcome = _overdue(error, terms)
+    finally:
+        live.close()
+    yield outcome
+
+
+async def arun_stream(
+    terms: Terms, start: Callable[[], Awaitable[AsyncLiveDraft[P, A]]], ask: AsyncAsk[A]
+) -> AsyncGenerator[P | Outcome[A]]:
+    """Like `run_stream`, on the event loop; closing it, or cancelling its task, stops the model."""
+    stop = terms.stop()
+    with cancelling(stop):
+        with stopping(stop):
+            live = await start()
+        try:
+            async for piece in live:
+                if not terms.withholds:
+                    yield piece
+            with stopping(stop):
+                outcome = one(await _afinished(Pending([await live.draft()], terms), ask, stop))
+        except DeadlineExceededError as error:
+            outcome = _overdue(error, terms)
+        finally:
+            await live.aclose()
+    yield outcome
+
+
+def one(outcomes: Sequence[Outcome[A] | Exception]) -> Outcome[A]:
+    """The only outcome.
+
+    Raises:
+        Exception: the one that stands in its place.
+    """
+    (outcome,) = outcomes
+    if isinstance(outcome, Exception):
+        raise outcome
+    return outcome
+
+
+def _finished(pending: Pending[A], ask: Ask[A], stop: Stop) -> list[Outcome[A] | Exception]:
+    waiting = pending.waiting
+    if not waiting:
+        return pending.outcomes()
+    try:
+        return pending.outcomes(in_time(lambda: ask(waiting), stop))
+    except Exception as error:  # noqa: BLE001 - the target's; `on_error` decides
+        return pending.outcomes([error] * len(waiting))
+
+
+async def _afinished(pending: Pending[A], ask: AsyncAsk[A], stop: Stop) -> list[Outcome[A] | Exception]:
+    waiting = pending.waiting
+    if not waiting:
+        return pending.outcomes()
+    try:
+        return pending.outcomes(await ain_time(ask(waiting), stop))
+    except Exception as error:  # noqa: BLE001 - as above
+        return pending.outcomes([error] * len(waiting))
+
+
+def _overdue(error: DeadlineExceededError, terms: Terms) -> Outcome[Any]:
+    """What goes out where the model itself did not meet the deadline.
+
+    Raises:
+        DeadlineExceededError: `on_error` is to raise, or the mode does not put anything in an answer's place.
+    """
+    if terms.on_error == "raise" or terms.mode != "enforce":
+        raise error
+    verdict = late(terms.policy, str(error))
+    withheld: Outcome[Any] = Outcome(abstained(verdict, terms.words(verdict)), None)
+    return _told(withheld, terms)

@@ -1,0 +1,59 @@
+"""Drafts as they are made, for whoever calibrates a chain or an engine on the prompts that it really sends."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from threading import Lock
+
+from semgrad_guard.calibration.prompt_shape import PromptForm
+from semgrad_guard.records import Verdict
+
+
+@dataclass(frozen=True)
+class RecordedDraft:
+    """One scored draft, and what its prompt looked like."""
+
+    verdict: Verdict
+    prompt: PromptForm | None
+
+
+@dataclass
+class Recorder:
+    """The drafts of one run, in the order in which they were made; safe to fill from several threads."""
+
+    drafts: list[RecordedDraft] = field(default_factory=list[RecordedDraft])
+    _lock: Lock = field(default_factory=Lock, repr=False)
+
+    def add(self, verdict: Verdict, prompt: PromptForm | None) -> None:
+        """Take a draft down."""
+        with self._lock:
+            self.drafts.append(RecordedDraft(verdict, prompt))
+
+
+_recorder: ContextVar[Recorder | None] = ContextVar("semgrad_guard_recorder", default=None)
+
+
+@contextmanager
+def recording() -> Generator[Recorder]:
+    """While this lasts, every draft is delivered as it is and taken down: nothing is decided, withheld or escalated."""
+    recorder = Recorder()
+    token = _recorder.set(recorder)
+    try:
+        yield recorder
+    finally:
+        _recorder.reset(token)
+
+
+def current_recorder() -> Recorder | None:
+    """Who records here, if anyone does."""
+    return _recorder.get()
+
+
+def record_draft(verdict: Verdict, prompt: PromptForm | None) -> None:
+    """Take down a draft that no guard sees (a scored model's answer without a router), if anyone records."""
+    recorder = _recorder.get()
+    if recorder is not None:
+        recorder.add(verdict, prompt)

@@ -1,0 +1,94 @@
+"""Work within a deadline, and off the event loop: what is late or cancelled is left behind and told to stop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Generator
+from concurrent.futures import Future, InvalidStateError
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from contextlib import contextmanager
+from contextvars import copy_context
+from functools import partial
+from threading import Thread
+from typing import TypeVar
+
+from semgrad_guard.engine.interruption import Stop, current_stop, stopping
+
+T = TypeVar("T")
+
+
+@contextmanager
+def cancelling(stop: Stop) -> Generator[None]:
+    """While this lasts, leaving by a cancelled task or a closed generator tells the work to stop."""
+    try:
+        yield
+    except (asyncio.CancelledError, GeneratorExit):
+        stop.cancel()
+        raise
+
+
+def in_time(work: Callable[[], T], stop: Stop) -> T:
+    """What `work` returns, if it does so before the deadline; work that knows no deadlines runs in a thread then.
+
+    Raises:
+        DeadlineExceededError: it is late; it is told to stop, and left behind.
+    """
+    if stop.remaining is None:
+        return work()
+    future = _in_a_thread(work)
+    try:
+        return future.result(max(0.0, stop.remaining))
+    except FutureTimeoutError:
+        if future.done():
+            raise  # the work's own
+        stop.check()
+        raise
+
+
+async def ain_time(work: Awaitable[T], stop: Stop) -> T:
+    """Like `in_time`, for what can be awaited.
+
+    Raises:
+        DeadlineExceededError: it is late; it is cancelled.
+    """
+    if stop.remaining is None:
+        return await work
+    limit = asyncio.timeout(max(0.0, stop.remaining))
+    try:
+        async with limit:
+            return await work
+    except TimeoutError:
+        if limit.expired():
+            stop.check()
+        raise
+
+
+async def off_loop(work: Callable[[], T]) -> T:
+    """What `work` returns, from a thread of its own; a task that is cancelled meanwhile tells the work to stop."""
+    stop = current_stop() or Stop()
+    with stopping(stop), cancelling(stop):
+        return await asyncio.wrap_future(_in_a_thread(work))
+
+
+def _in_a_thread(work: Callable[[], T]) -> Future[T]:
+    """The future of work in a daemon thread: it must not keep a process alive that nobody waits in."""
+    future: Future[T] = Future()
+    context = copy_context()
+
+    def run() -> None:
+        try:
+            result = context.run(work)
+        except BaseException as error:  # noqa: BLE001 - raised by whoever waits
+            _settle(partial(future.set_exception, error))
+        else:
+            _settle(partial(future.set_result, result))
+
+    Thread(target=run, daemon=True, name="semgrad-guard-work").start()
+    return future
+
+
+def _settle(put: Callable[[], None]) -> None:
+    try:
+        put()
+    except InvalidStateError:
+        return  # nobody waits any more: the future was cancelled

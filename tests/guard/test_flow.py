@@ -1,0 +1,360 @@
+"""The flow: every driver delivers what `settle` says, in every mode, with every kind of target."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, get_args
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from semgrad_guard import Policy, Verdict
+from semgrad_guard.errors import DeadlineExceededError, InputError, LowConfidenceError
+from semgrad_guard.guard import (
+    Abstain,
+    Deliver,
+    Draft,
+    Escalate,
+    Mode,
+    Outcome,
+    Raise,
+    Refusal,
+    Reply,
+    Terms,
+    arun,
+    arun_stream,
+    one,
+    recording,
+    run,
+    run_stream,
+    settle,
+    unscored,
+)
+
+TEXT, THRESHOLD = "the draft", 1.0
+MODES: tuple[Mode, ...] = get_args(Mode)
+
+
+def scored(uncertainty: float | None, text: str = TEXT) -> Verdict:
+    if uncertainty is None:
+        return unscored(text, reason="nothing to score")
+    return Verdict(
+        status="scored", action="answer", text=text, estimator="hybridgrad", model="m", uncertainty=uncertainty
+    )
+
+
+@dataclass
+class Source:
+    """A model's part and a target's, as a door would give them; counts what is asked."""
+
+    uncertainty: float | None
+    said: Any = "the target's"
+    error: Exception | None = None
+    drafted: int = 0
+    asked: int = 0
+    closed: int = 0
+    pieces: tuple[str, ...] = ("the ", "draft")
+    heard: list[Verdict] = field(default_factory=list[Verdict])
+
+    def draft(self) -> Draft[str]:
+        self.drafted += 1
+        return Draft(scored(self.uncertainty), "object")
+
+    def drafts(self) -> Sequence[Draft[str]]:
+        return [self.draft()]
+
+    async def adrafts(self) -> Sequence[Draft[str]]:
+        return self.drafts()
+
+    def ask(self, waiting: Sequence[Any]) -> Sequence[Any]:
+        self.asked += len(waiting)
+        if self.error is not None:
+            raise self.error
+        return [self.said if isinstance(self.said, Refusal) else Reply(self.said, "target object") for _ in waiting]
+
+    async def aask(self, waiting: Sequence[Any]) -> Sequence[Any]:
+        return self.ask(waiting)
+
+    def live(self) -> Live:
+        return Live(self)
+
+    async def alive(self) -> ALive:
+        return ALive(self)
+
+
+class Live:
+    def __init__(self, source: Source) -> None:
+        self.source = source
+
+    def __iter__(self) -> Iterator[str]:
+        yield from self.source.pieces
+
+    def draft(self) -> Draft[str]:
+        return self.source.draft()
+
+    def close(self) -> None:
+        self.source.closed += 1
+
+
+class ALive:
+    def __init__(self, source: Source) -> None:
+        self.source = source
+
+    async def __aiter__(self) -> AsyncIterator[str]:
+        for piece in self.source.pieces:
+            yield piece
+
+    async def draft(self) -> Draft[str]:
+        return self.source.draft()
+
+    async def aclose(self) -> None:
+        self.source.closed += 1
+
+
+def by_call(terms: Terms, source: Source) -> tuple[list[str], Outcome[str]]:
+    return [], one(run(terms, source.drafts, source.ask))
+
+
+def by_coroutine(terms: Terms, source: Source) -> tuple[list[str], Outcome[str]]:
+    return [], one(asyncio.run(arun(terms, source.adrafts, source.aask)))
+
+
+def by_stream(terms: Terms, source: Source) -> tuple[list[str], Outcome[str]]:
+    steps = list(run_stream(terms, source.live, source.ask))
+    return [step for step in steps if isinstance(step, str)], steps[-1]  # type: ignore[return-value]
+
+
+def by_async_stream(terms: Terms, source: Source) -> tuple[list[str], Outcome[str]]:
+    async def collected() -> list[Any]:
+        return [step async for step in arun_stream(terms, source.alive, source.aask)]
+
+    steps = asyncio.run(collected())
+    return [step for step in steps if isinstance(step, str)], steps[-1]
+
+
+Driver = Callable[[Terms, Source], tuple[list[str], Outcome[str]]]
+DRIVERS: tuple[Driver, ...] = (by_call, by_coroutine, by_stream, by_async_stream)
+
+
+@pytest.mark.parametrize("driver", DRIVERS)
+@pytest.mark.parametrize("can_escalate", [False, True])
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("uncertainty", [0.5, 2.0, None])
+def test_every_driver_delivers_the_same(
+    driver: Driver, mode: Mode, can_escalate: bool, uncertainty: float | None
+) -> None:
+    heard: list[Verdict] = []
+    policy = Policy(threshold=THRESHOLD)
+    terms = Terms(policy=policy, mode=mode, can_escalate=can_escalate, abstain_message="no", notify=heard.append)
+    source = Source(uncertainty)
+    let_through = uncertainty is not None and uncertainty <= THRESHOLD
+    if mode == "raise" and not let_through:
+        with pytest.raises(LowConfidenceError) as caught:
+            driver(terms, source)
+        assert caught.value.verdict.draft == TEXT
+        assert heard == [caught.value.verdict]
+        assert source.asked == 0
+        return
+    pieces, outcome = driver(terms, source)
+    assert heard == [outcome.verdict]
+    assert source.drafted == 1
+    escalates = mode == "enforce" and not let_through and can_escalate and uncertainty is not None
+    assert source.asked == escalates
+    if mode in ("annotate", "observe") or let_through:
+        assert (outcome.verdict.text, outcome.answer) == (TEXT, "object")
+        assert outcome.verdict.enforced is (mode in ("enforce", "raise"))
+    elif escalates:
+        assert (outcome.verdict.text, outcome.answer, outcome.verdict.action) == (
+            "the target's",
+            "target object",
+            "escalate",
+        )
+    else:
+        assert (outcome.verdict.text, outcome.answer, outcome.verdict.action) == ("no", None, "abstain")
+    live = driver in (by_stream, by_async_stream)
+    assert pieces == (["the ", "draft"] if live and mode in ("annotate", "observe") else [])
+    assert source.closed == live
+
+
+@given(
+    uncertainty=st.none() | st.floats(0, 10),
+    threshold=st.floats(0, 10),
+    on_unscored=st.sampled_from(["abstain", "answer", "escalate"]),
+    mode=st.sampled_from(MODES),
+    can_escalate=st.booleans(),
+    trusted=st.booleans(),
+)
+def test_settling_never_delivers_what_is_not_let_through(
+    uncertainty: float | None, threshold: float, on_unscored: Any, mode: Mode, can_escalate: bool, trusted: bool
+) -> None:
+    policy = Policy(threshold=threshold, on_unscored=on_unscored)
+    settled = settle(scored(uncertainty), policy, mode, can_escalate=can_escalate, trusted=trusted)
+    let_through = policy.decide(uncertainty, can_escalate=can_escalate) == "answer"
+    advice = mode in ("annotate", "observe") or (trusted and not let_through)
+    assert isinstance(settled, Deliver) is (advice or let_through)
+    assert settled.verdict.enforced is not advice
+    if not isinstance(settled, Deliver):
+        assert isinstance(settled, Raise) is (mode == "raise")
+        assert not isinstance(settled, Escalate) or can_escalate
+        assert isinstance(settled, Abstain | Escalate | Raise)
+    assert not settled.verdict.promised  # a bare threshold promises nothing
+
+
+class TestTargets:
+    terms = Terms(policy=Policy(threshold=THRESHOLD), can_escalate=True, abstain_message="no")
+
+    @pytest.mark.parametrize("driver", DRIVERS)
+    def test_a_failing_target_raises_by_default(self, driver: Driver) -> None:
+        with pytest.raises(OSError, match="down"):
+            driver(self.terms, Source(2.0, error=OSError("down")))
+
+    @pytest.mark.parametrize("driver", DRIVERS)
+    def test_a_failing_target_may_lead_to_an_abstention(self, driver: Driver, caplog: pytest.LogCaptureFixture) -> None:
+        terms = Terms(policy=self.terms.policy, can_escalate=True, abstain_message="no", on_error="abstain")
+        _, outcome = driver(terms, Source(2.0, error=OSError("secret address")))
+        assert (outcome.verdict.text, outcome.verdict.action, outcome.verdict.draft) == ("no", "abstain", TEXT)
+        assert "OSError" in str(outcome.verdict.reason)
+        assert "secret" not in str(outcome.verdict.reason)
+        assert "secret address" in caplog.text
+
+    @pytest.mark.parametrize("driver", DRIVERS)
+    def test_a_target_may_refuse(self, driver: Driver) -> None:
+        _, outcome = driver(self.terms, Source(2.0, said=Refusal("rejected by a person", "ask me later")))
+        assert (outcome.verdict.action, outcome.verdict.text) == ("abstain", "ask me later")
+        assert outcome.verdict.reason == "rejected by a person"
+        _, silent = driver(self.terms, Source(2.0, said=Refusal("rejected by a person")))
+        assert silent.verdict.text == "no"
+
+    def test_what_was_delivered_has_a_verdict_of_its_own(self) -> None:
+        own = scored(0.25, "better")
+        _, outcome = by_call(self.terms, Source(2.0, said=own))
+        assert outcome.verdict.uncertainty == 2.0
+        assert outcome.verdict.delivered.uncertainty == 0.25
+        assert outcome.verdict.delivered.action == "escalate"
+        assert outcome.verdict.delivered.escalated_from == outcome.verdict
+        _, unknown = by_call(self.terms, Source(2.0))
+        assert unknown.verdict.delivered.uncertainty is None
+
+
+class TestWords:
+    def test_the_message_may_be_a_function_of_the_verdict(self) -> None:
+        terms = Terms(policy=Policy(threshold=THRESHOLD), abstain_message=lambda v: f"unsure ({v.uncertainty:g})")
+        assert by_call(terms, Source(2.0))[1].verdict.text == "unsure (2)"
+
+    def test_a_function_that_returns_no_text_is_an_error_of_its_own(self) -> None:
+        terms = Terms(policy=Policy(threshold=THRESHOLD), abstain_message=lambda _: 7)  # type: ignore[arg-type, return-value]
+        with pytest.raises(InputError, match="must return a text"):
+            by_call(terms, Source(2.0))
+
+    @pytest.mark.parametrize(
+        ("wrong", "message"),
+        [
+            ({"mode": "guess"}, "mode must be"),
+            ({"on_error": "hope"}, "on_error must be"),
+            ({"abstain_message": 7}, "text"),
+        ],
+    )
+    def test_terms_are_checked_at_once(self, wrong: dict[str, Any], message: str) -> None:
+        with pytest.raises(InputError, match=message):
+            Terms(policy=Policy(threshold=1.0), **wrong)
+        with pytest.raises(InputError, match="policy"):
+            Terms(policy=None)  # type: ignore[arg-type]
+
+
+class TestTime:
+    def test_a_target_that_is_late_is_left_behind(self) -> None:
+        released = threading.Event()
+
+        def slow(_: Sequence[Any]) -> Sequence[Any]:
+            released.wait(30)
+            return []
+
+        terms = Terms(policy=Policy(threshold=THRESHOLD), can_escalate=True, timeout=0.05)
+        try:
+            with pytest.raises(DeadlineExceededError):
+                one(run(terms, Source(2.0).drafts, slow))
+        finally:
+            released.set()
+
+    def test_a_coroutine_that_is_late_is_cancelled(self) -> None:
+        ended: list[str] = []
+
+        async def slow(_: Sequence[Any]) -> Sequence[Any]:
+            try:
+                await asyncio.sleep(30)
+            except asyncio.CancelledError:
+                ended.append("cancelled")
+                raise
+            return []
+
+        terms = Terms(policy=Policy(threshold=THRESHOLD), can_escalate=True, timeout=0.05, on_error="abstain")
+        outcome = one(asyncio.run(arun(terms, Source(2.0).adrafts, slow)))
+        assert outcome.verdict.action == "abstain"
+        assert ended == ["cancelled"]
+
+    def test_a_target_s_own_timeout_is_its_own(self) -> None:
+        terms = Terms(policy=Policy(threshold=THRESHOLD), can_escalate=True, timeout=30)
+        with pytest.raises(TimeoutError, match="the target's"):
+            by_call(terms, Source(2.0, error=TimeoutError("the target's")))
+        with pytest.raises(TimeoutError, match="the target's"):
+            by_coroutine(terms, Source(2.0, error=TimeoutError("the target's")))
+
+    @pytest.mark.parametrize("on_error", ["raise", "abstain"])
+    def test_a_model_that_is_late(self, on_error: Any) -> None:
+        def late() -> Sequence[Draft[str]]:
+            raise DeadlineExceededError("too late")
+
+        terms = Terms(policy=Policy(threshold=THRESHOLD), timeout=1, on_error=on_error, abstain_message="no")
+        if on_error == "raise":
+            with pytest.raises(DeadlineExceededError):
+                run(terms, late, Source(0.5).ask, count=2)
+            return
+        outcomes = [one([each]) for each in run(terms, late, Source(0.5).ask, count=2)]
+        assert [o.verdict.text for o in outcomes] == ["no", "no"]
+        assert all(o.verdict.status == "unscored" and o.verdict.reason == "too late" for o in outcomes)
+
+
+def test_a_closed_stream_closes_its_source() -> None:
+    source = Source(0.5)
+    steps = run_stream(Terms(policy=Policy(threshold=1.0), mode="annotate"), source.live, source.ask)
+    assert next(steps) == "the "
+    steps.close()
+    assert source.closed == 1
+
+
+@pytest.mark.parametrize("driver", DRIVERS)
+def test_a_recorder_sees_drafts_and_nothing_is_decided(driver: Driver) -> None:
+    source = Source(2.0)
+    with recording() as recorder:
+        _, outcome = driver(Terms(policy=Policy(threshold=THRESHOLD), can_escalate=True), source)
+    assert outcome.verdict.text == TEXT
+    assert source.asked == 0
+    assert [each.verdict.uncertainty for each in recorder.drafts] == [2.0]
+    assert driver(Terms(policy=Policy(threshold=THRESHOLD)), source)[1].verdict.action == "abstain"
+    assert len(recorder.drafts) == 1
+
+
+def test_one_failing_draft_leaves_the_others_alone() -> None:
+    foreign = Policy(threshold=THRESHOLD)
+
+    def words(verdict: Verdict) -> str:
+        if verdict.uncertainty == 3.0:
+            raise RuntimeError("no words")
+        return "no"
+
+    terms = Terms(policy=foreign, abstain_message=words)
+    drafts = [Draft(scored(u), str(u)) for u in (0.5, 3.0, 2.0)]
+    outcomes = run(terms, lambda: drafts, Source(0.0).ask, count=3)
+    assert [isinstance(each, RuntimeError) for each in outcomes] == [False, True, False]
+    assert one([outcomes[2]]).verdict.text == "no"
+
+
+def test_awaitables_are_typed() -> None:
+    """A coroutine function stands wherever an awaitable is due."""
+    source = Source(0.5)
+    ask: Callable[[Sequence[Any]], Awaitable[Sequence[Any]]] = source.aask
+    assert one(asyncio.run(arun(Terms(policy=Policy(threshold=1.0)), source.adrafts, ask))).verdict.text == TEXT
