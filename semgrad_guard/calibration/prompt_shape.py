@@ -6,7 +6,7 @@ and how new to the calibration the text between is.
 
 Every measure has a range: what the calibration prompts show, and slack beyond it, so that prompts drawn like theirs
 stay inside. A measure of a new prompt lies beyond those of all n calibration prompts with probability 1 / (n + 1) at
-most on each side; the slack is the distance from the outer quarter of them to the outermost, times min(1, 75 / n).
+most on each side; the slack is the distance from the outer quarter of them to the outermost, times min(1, 100 / n).
 What all calibration prompts share by accident costs the same: a new prompt breaks it with probability 1 / (n + 1) at
 most. With 150 calibration prompts at least .99 of new ones are familiar in every family that the tests simulate.
 
@@ -34,7 +34,7 @@ from semgrad_guard.records import PromptForm
 
 __all__ = ["PromptForm", "PromptShape"]
 
-_SLACK_SIZE = 75
+_SLACK_SIZE = 100
 _START, _END = "", ""
 
 
