@@ -65,6 +65,22 @@ Conversation = str | Sequence[Message | Mapping[str, Any]]
 """What a caller may pass as a prompt: plain text (one user turn), or a list of messages."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class PromptForm:
+    """What one rendered prompt looks like: what a calibration's shape is computed from, and compared with.
+
+    `text` is what was tokenised, `tokens` how many tokens it has. `roles` are those of the conversation's turns, in
+    order; `user_text` is the last turn that the user wrote (the last turn at all if no user spoke). `tools` is the
+    fingerprint of the tools that the chat template was handed, None where it was handed none.
+    """
+
+    text: str
+    tokens: int
+    roles: tuple[str, ...]
+    user_text: str
+    tools: str | None = None
+
+
 @dataclass(frozen=True)
 class SemanticToken:
     """t*: the prompt token whose hidden states preserve the prompt's meaning (paper, section 3.2).
@@ -156,8 +172,14 @@ class Verdict(BaseModel):
     `reason` says more. With `action="escalate"` the scores describe this stage's draft, `text` is the target's answer
     and `escalated` the target's own verdict. Where `enforced` is False the action is advice: the text is the model's
     own answer, delivered whatever the decision. `promised` tells whether a calibrated threshold let the delivered text
-    through; bare thresholds and unscored targets promise nothing. `model` to `prompt_template` are what a calibration
-    is checked against. `paragrad_error` is the standard error of a sampled ParaGrad.
+    through, to a prompt like those of the calibration; bare thresholds and unscored targets promise nothing. `familiar`
+    tells whether the prompt is such a one (None: there is no calibration), and `unfamiliar` in what it differs, or why
+    that is not known. `model` to `prompt_template` are what a calibration is checked against. `paragrad_error` is the
+    standard error of a sampled ParaGrad.
+
+    `schema_version` is 1 as long as every field keeps its name, type and meaning: a reader of version 1 must accept
+    fields that it does not know, and records from before a field was added, which then has its default. A field that is
+    renamed or removed, or that comes to mean something else, makes version 2.
     """
 
     model_config = ConfigDict(frozen=True, allow_inf_nan=False, ser_json_inf_nan="null")
@@ -173,6 +195,8 @@ class Verdict(BaseModel):
     threshold: float | None = None
     calibration_id: str | None = None
     promised: bool = False
+    familiar: bool | None = None
+    unfamiliar: tuple[str, ...] = ()
     enforced: bool = True
     model: str
     revision: str | None = None

@@ -11,10 +11,9 @@ from typing import Any, cast
 from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
-from semgrad_guard.calibration.prompt_shape import PromptForm
 from semgrad_guard.engine.prompts.semantic_token import MARK, TokenizedText, find_semantic_token
 from semgrad_guard.errors import EmptyPromptError, InputError
-from semgrad_guard.records import Conversation, Message, SemanticToken, ToolCall
+from semgrad_guard.records import Conversation, Message, PromptForm, SemanticToken, ToolCall
 
 Turn = dict[str, Any]
 
@@ -30,7 +29,8 @@ class Prompt:
     """A rendered prompt. `text` is what was tokenised; `ids` are its tokens; `semantic_token` is t* among them.
 
     `question` is the last text the user wrote (the last text at all if no user spoke), or what its `Message` names as
-    the bare question; `context` is the passage that it names, if it does.
+    the bare question; `context` is the passage that it names, if it does. `roles` are those of the turns, `asked` is
+    the whole turn that asks, and `tools` the fingerprint of the template's tools.
     """
 
     text: str
@@ -38,10 +38,16 @@ class Prompt:
     semantic_token: SemanticToken
     question: str = ""
     context: str | None = None
+    roles: tuple[str, ...] = ("user",)
+    asked: str = ""
+    tools: str | None = None
 
     @property
     def form(self) -> PromptForm:
-        return PromptForm((), self.text, len(self.ids))
+        """What the prompt looks like, as plain data: whether a calibration has seen its like is read off it."""
+        return PromptForm(
+            text=self.text, tokens=len(self.ids), roles=self.roles, user_text=self.asked, tools=self.tools
+        )
 
 
 def render(
@@ -60,20 +66,20 @@ def render(
     """
     turns = _turns(conversation)
     options = dict(template_options or {})
+    described = _described(conversation, turns, options)
     if chat_template(tokenizer, options) is None:
-        return _plain_prompt(tokenizer, turns, semantic_token, _question(conversation, turns))
-    asked = _question(conversation, turns)
+        return _plain_prompt(tokenizer, turns, semantic_token, described)
     text = _apply_template(tokenizer, turns, options)
     prompt = tokenize(tokenizer, text, add_special_tokens=False)
     if semantic_token is not None:
-        return Prompt(text, prompt.ids, _override(semantic_token, len(prompt.ids)), *asked)
+        return Prompt(text, prompt.ids, _override(semantic_token, len(prompt.ids)), **described)
     found = find_semantic_token(
         prompt,
         unprompted=_apply_template(tokenizer, turns, options, add_generation_prompt=False),
         marked=_apply_template(tokenizer, _marked(turns), options),
         special_tokens=[token.content for token in tokenizer.added_tokens_decoder.values()],
     )
-    return Prompt(text, prompt.ids, found, *asked)
+    return Prompt(text, prompt.ids, found, **described)
 
 
 def template_fingerprint(tokenizer: PreTrainedTokenizerBase, template_options: Mapping[str, Any] | None = None) -> str:
@@ -85,8 +91,13 @@ def template_fingerprint(tokenizer: PreTrainedTokenizerBase, template_options: M
     template = chat_template(tokenizer, options)
     if template is None:
         return "plain"
-    record = json.dumps([template, options], sort_keys=True, default=_stable_name)
-    return hashlib.sha256(record.encode("utf-8", "surrogatepass")).hexdigest()[:12]
+    return _fingerprint([template, options])
+
+
+def _fingerprint(record: object) -> str:
+    """Twelve hex digits that change with a record of plain values and functions."""
+    text = json.dumps(record, sort_keys=True, default=_stable_name)
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:12]
 
 
 def _turns(conversation: object) -> list[Turn]:
@@ -170,26 +181,34 @@ def _apply_template(
         raise InputError(f"The chat template refused the conversation (roles: {roles}). It said: {error}") from error
 
 
-def _question(conversation: Conversation, turns: Sequence[Turn]) -> tuple[str, str | None]:
-    """The question and its context: as the message that asks names them, or its whole content and None."""
+def _described(conversation: Conversation, turns: Sequence[Turn], options: Mapping[str, Any]) -> dict[str, Any]:
+    """A prompt's fields beside its text: question and context as the message that asks names them, roles, tools."""
     index = _asked(turns)
     message = conversation if isinstance(conversation, str) else conversation[index]
+    asked: str = turns[index]["content"]
+    question, context = asked, None
     if isinstance(message, Message) and message.question is not None:
-        return message.question, message.context
-    return turns[index]["content"], None
+        question, context = message.question, message.context
+    return {
+        "question": question,
+        "context": context,
+        "roles": tuple(turn["role"] for turn in turns),
+        "asked": asked,
+        "tools": _fingerprint(options["tools"]) if options.get("tools") else None,
+    }
 
 
 def _plain_prompt(
     tokenizer: PreTrainedTokenizerBase,
     turns: Sequence[Turn],
     semantic_token: int | None,
-    asked: tuple[str, str | None],
+    described: Mapping[str, Any],
 ) -> Prompt:
     text = "\n\n".join(turn["content"] for turn in turns)
     ids = tokenize(tokenizer, text, add_special_tokens=True).ids
     if semantic_token is not None:
-        return Prompt(text, ids, _override(semantic_token, len(ids)), *asked)
-    return Prompt(text, ids, SemanticToken(-1, "last_token"), *asked)
+        return Prompt(text, ids, _override(semantic_token, len(ids)), **described)
+    return Prompt(text, ids, SemanticToken(-1, "last_token"), **described)
 
 
 def tokenize(tokenizer: _Untyped, text: str, *, add_special_tokens: bool) -> TokenizedText:
