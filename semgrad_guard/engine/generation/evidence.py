@@ -188,8 +188,8 @@ class BatchScoring:
         with clean_slate():
             prompts = [prompt.ids for prompt in self.prompts]
             batch = TokenBatch.of(prompts, self._responses, self._offsets, self._scorer.device, objective=objective)
-        trace, self._trace = self._trace, None
-        found = self._scorer.score(batch, objective, trace)
+        found = self._scorer.score(batch, objective, self._trace)
+        self._trace = None  # kept until now: a scoring that was interrupted can be taken up again
         share = (time.perf_counter() - began) * 1000 / len(found)
         return tuple(TimedScores(scores, share) for scores in found)
 
