@@ -131,9 +131,9 @@ def test_stopped_at_any_check_the_next_answer_is_a_fresh_models(
     assert checks > 5
     for at in range(checks):
         model._scorer.current_replayer().prompts.trim(0)
-        with unchanged(model._model), unchanged(shadow(model)), stopping(Countdown(at)):
-            with pytest.raises(AnswerCancelledError):
-                scenario(model)
+        untouched = unchanged(model._model), unchanged(shadow(model))
+        with untouched[0], untouched[1], stopping(Countdown(at)), pytest.raises(AnswerCancelledError):
+            scenario(model)
         model._scorer.current_replayer().prompts.trim(0)
         assert scenario(model) == expected, at
 
@@ -143,6 +143,25 @@ def make_settled(make: Make) -> LanguageModel:
     model = make()
     model._scorer.tiers()
     return model
+
+
+def test_a_backward_pass_is_interrupted_between_its_layers(make_language_model: Make) -> None:
+    """Autograd may run it in a thread of its own, which knows no context variable."""
+
+    class InBackward(Stop):
+        passed = 0
+
+        def check(self) -> None:
+            self.passed += torch._C._current_graph_task_id() >= 0
+            if self.passed == 2:
+                self.cancel()
+            super().check()
+
+    model, stop = make_language_model(), InBackward()
+    generation = model.generate("What is tea?", GenerationOptions(max_new_tokens=3))
+    with stopping(stop), pytest.raises(AnswerCancelledError):
+        generation.evidence.gradients()
+    assert stop.passed == 2
 
 
 @pytest.mark.parametrize("at", [0, 1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23])

@@ -26,12 +26,8 @@ class HeadTap(nn.Module):
     def take(self) -> torch.Tensor:
         """The last pass's final states; forgotten here, so that no graph outlives its scoring."""
         states = self._inputs[-1]
-        self.forget()
-        return states
-
-    def forget(self) -> None:
-        """Let go of what a pass brought that was not completed."""
         self._inputs.clear()
+        return states
 
 
 def restride(_: nn.Module, args: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
@@ -88,9 +84,6 @@ class StandIns:
         self._put_head(self._tap)
         try:
             yield self._tap
-        except BaseException:
-            self._tap.forget()
-            raise
         finally:
             self._put_head(self._head)
 
