@@ -157,7 +157,7 @@ def test_a_backward_pass_is_interrupted_between_its_layers(make_language_model: 
                 self.cancel()
             super().check()
 
-    model, stop = make_language_model(), InBackward()
+    model, stop = make_language_model(num_hidden_layers=9), InBackward()  # a graph over four layers
     generation = model.generate("What is tea?", GenerationOptions(max_new_tokens=3))
     with stopping(stop), pytest.raises(AnswerCancelledError):
         generation.evidence.gradients()
@@ -207,7 +207,7 @@ def test_nothing_of_an_interrupted_call_stays_in_memory(make_language_model: Mak
     for _ in range(3):
         with stopping(Countdown(at)), pytest.raises(AnswerCancelledError):
             generated(model)
-    assert tensors_alive() == before
+    assert tensors_alive() <= before
 
 
 def tensors_alive() -> int:
