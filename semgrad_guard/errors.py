@@ -12,6 +12,7 @@
     │       ├── EmptyLayerSpanError too few decoder layers for the requested span
     │       └── UnsupportedToolsError the chat template knows no tools, or writes calls in an unknown form
     ├── ScoringError                an answer has no finite score and a number was demanded
+    │   └── DetachedRecordError     a copy of an answer's record, which holds no model, is asked for something new
     ├── AnswerInterruptedError      the model was stopped before the answer was complete
     │   ├── DeadlineExceededError   the allowed time was over
     │   └── AnswerCancelledError    the caller cancelled the call, or closed the stream
@@ -77,6 +78,10 @@ class UnsupportedToolsError(UnsupportedModelError):
 
 class ScoringError(SemGradGuardError):
     """An answer has no finite score and a number was demanded."""
+
+
+class DetachedRecordError(ScoringError):
+    """A copied record of an answer holds what was computed before, and something else is asked of it."""
 
 
 class AnswerInterruptedError(SemGradGuardError):
