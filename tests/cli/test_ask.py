@@ -19,7 +19,7 @@ Run = Callable[..., Result]
 
 @pytest.fixture
 def ask(run: Run, model_folder: Path) -> Run:
-    return lambda *arguments, **stdin: run("ask", "--model", model_folder, "--max-new-tokens", 4, *arguments, **stdin)
+    return lambda *arguments, **stdin: run("ask", "--model", model_folder, "--max-tokens", 4, *arguments, **stdin)
 
 
 def test_without_a_threshold_nothing_is_withheld(ask: Run) -> None:

@@ -22,7 +22,7 @@ Run = Callable[..., Result]
 
 @pytest.fixture
 def calibrate(run: Run, model_folder: Path, tmp_path: Path) -> Run:
-    fixed = ("--model", model_folder, "--output", tmp_path / "c.json", "--max-new-tokens", TOKENS, "--batch-size", 30)
+    fixed = ("--model", model_folder, "--output", tmp_path / "c.json", "--max-tokens", TOKENS, "--batch-size", 30)
     return lambda data, *arguments: run("calibrate", *fixed, "--data", data, *arguments)
 
 
