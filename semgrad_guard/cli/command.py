@@ -29,6 +29,13 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 class Command(TyperCommand):
     """Takes an option by its old name, too, for one release, and says so; keeps messages short."""
 
+    def get_help_option(self, ctx: Any) -> Any:
+        """`--help` among the options that say what is shown, and not in a group of its own."""
+        found: Any = super().get_help_option(ctx)
+        if found is not None:
+            found.rich_help_panel = options.OUTPUT
+        return found
+
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Read the arguments of this command."""
         try:
@@ -84,7 +91,7 @@ def _message(error: Exception) -> str | None:
     if isinstance(error, SemGradGuardError):
         return _short(str(error))
     if isinstance(error, OSError):
-        place = f" ({error.filename})" if error.filename else ""
+        place = f" ({_short(str(error.filename))})" if error.filename else ""
         advice = "Make room, or write elsewhere." if error.errno in _FULL else "Check the place and your rights to it."
         return f"The system refuses: {error.strerror or error}{place}. {advice}"
     if isinstance(error, MemoryError) or "memory" in str(error).lower():

@@ -106,15 +106,16 @@ def evaluate(  # noqa: PLR0913  # a command's options are its arguments
     system: options.System = None,
     limit: Annotated[
         int | None,
-        typer.Option(min=1, metavar="N", help="Only the first N questions.", rich_help_panel=options.DATA),
+        typer.Option(
+            parser=values.whole(1, 2**62), metavar="N", help="Only the first N questions.", rich_help_panel=options.DATA
+        ),
     ] = None,
     batch_size: options.BatchSize = 8,
     max_tokens: options.MaxTokens = 256,
     seed: Annotated[
         int,
         typer.Option(
-            min=0,
-            max=2**31 - 1,
+            parser=values.whole(0, 2**31 - 1),
             metavar="N",
             help="Repeats the samples of methods that sample.",
             rich_help_panel=options.ANSWERS,
@@ -160,6 +161,8 @@ def evaluate(  # noqa: PLR0913  # a command's options are its arguments
     references. Every answer is kept as it comes, with all that the numbers are made of; grading comes after, and can be
     repeated with other graders.
     """
+    if data == "-" == str(labels):
+        raise typer.BadParameter("stdin can be read once: give --data or --labels as a file")
     files = writing.Files(output)
     others, held = writing.finished(beside or [], report=report), steps.load_calibration(calibration)
     probed = steps.load_probe(probe)

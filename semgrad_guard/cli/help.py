@@ -36,11 +36,11 @@ EXIT_CODES = """
 1  an error, with a message on stderr that says what to do
 2  wrong usage
 3  ask: abstained, the answer was too uncertain
-4  calibrate: no threshold keeps the promise (its record is saved all the same)
-5  done, but some lines of the data file were broken and left out (goes before 4: mend the file first)
-6  answers could not be scored: ask withheld its answer, score has a text without a number, calibrate and evaluate have no number at all (goes before 4 and 5)
-130  interrupted; calibrations and evaluations continue when the same command is run again
-""".strip()  # noqa: E501  # a paragraph must be one line: the terminal breaks it
+4  calibrate: no threshold keeps the promise (it is saved all the same)
+5  some lines of the data were broken and left out (goes before 4)
+6  ask, score: an answer has no score; calibrate, evaluate: none has one
+130  interrupted; the same command goes on where it stopped
+""".strip()
 
 ASK = """
 [bold]Examples[/]
@@ -49,7 +49,7 @@ semgrad-guard ask "Who wrote Emma?" --model ./my-model --threshold 0.002
 echo "Who wrote Emma?" | semgrad-guard ask - --json
 
 [bold]Exit codes[/]
-0 answered, 3 abstained, 6 the answer could not be scored, 1 error, 2 wrong usage, 130 interrupted
+0 answered, 3 abstained, 6 withheld, as it could not be scored, 1 error, 2 wrong usage
 """.strip()
 
 SCORE = """

@@ -135,8 +135,7 @@ Beta = Annotated[
 SampledRows = Annotated[
     int | None,
     typer.Option(
-        min=2,
-        max=10_000_000,
+        parser=values.whole(2, 10_000_000),
         metavar="N",
         help="Estimate ParaGrad from N rows of the output head (2,000 to 4,000): a little faster, with an error bar.",
         show_default="the calibration's, or all",
@@ -182,8 +181,7 @@ MaxTokens = Annotated[
     int,
     typer.Option(
         "--max-tokens",
-        min=1,
-        max=1_000_000,
+        parser=values.whole(1, 1_000_000),
         metavar="N",
         help="The longest answer, in tokens.",
         rich_help_panel=ANSWERS,
@@ -200,7 +198,9 @@ Temperature = Annotated[
 ]
 Seed = Annotated[
     int,
-    typer.Option(min=0, max=2**31 - 1, metavar="N", help="Repeats a sampled answer.", rich_help_panel=ANSWERS),
+    typer.Option(
+        parser=values.whole(0, 2**31 - 1), metavar="N", help="Repeats a sampled answer.", rich_help_panel=ANSWERS
+    ),
 ]
 System = Annotated[
     str | None,
@@ -213,7 +213,7 @@ System = Annotated[
 ]
 BatchSize = Annotated[
     int,
-    typer.Option(min=1, max=1_000_000, metavar="N", help=_BATCHES, rich_help_panel=ANSWERS),
+    typer.Option(parser=values.whole(1, 1_000_000), metavar="N", help=_BATCHES, rich_help_panel=ANSWERS),
 ]
 Strict = Annotated[
     bool, typer.Option("--strict", help="Stop at the first broken line of the data file.", rich_help_panel=DATA)

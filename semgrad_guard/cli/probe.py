@@ -51,8 +51,7 @@ def probe(  # noqa: PLR0913  # a command's options are its arguments
     tokens: Annotated[
         int,
         typer.Option(
-            min=1,
-            max=1_000_000,
+            parser=values.whole(1, 1_000_000),
             metavar="N",
             help="How many of a prompt's last tokens to look at.",
             rich_help_panel=_LOOKED_AT,

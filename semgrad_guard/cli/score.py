@@ -31,9 +31,6 @@ Scored = tuple["Question", "Verdict"]
 
 def score(  # noqa: PLR0913  # a command's options are its arguments
     *,
-    model: options.Model = loading.POCKET,
-    dtype: options.Dtype = None,
-    device: options.Device = None,
     data: Annotated[
         Path | None,
         typer.Option(
@@ -73,13 +70,15 @@ def score(  # noqa: PLR0913  # a command's options are its arguments
     batch_size: Annotated[
         int,
         typer.Option(
-            min=1,
-            max=1_000_000,
+            parser=values.whole(1, 1_000_000),
             metavar="N",
             help="Texts scored at once; with --by, one after the other.",
             rich_help_panel=options.DATA,
         ),
     ] = 8,
+    model: options.Model = loading.POCKET,
+    dtype: options.Dtype = None,
+    device: options.Device = None,
     estimator: options.EstimatorOption = None,
     variant: options.Variant = None,
     tau: options.Tau = None,

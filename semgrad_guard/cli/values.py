@@ -54,9 +54,24 @@ def number(low: float, high: float, *, open_below: bool = False) -> Callable[[st
     return read
 
 
+def whole(low: int, high: int) -> Callable[[str | int], int]:
+    """Reads a whole number in [low, high]."""
+
+    def read(value: str | int) -> int:
+        try:
+            found = int(value)
+        except ValueError:
+            raise typer.BadParameter(f"{str(value)[:40]!r} is no whole number") from None
+        if not low <= found <= high:
+            raise typer.BadParameter(f"{str(found)[:40]} is out of range: it is {_range(low, high)}")
+        return found
+
+    return read
+
+
 _NULL = "it holds a null character, which no name can"
 
 
-def _range(low: float, high: float, open_below: bool) -> str:
+def _range(low: float, high: float, open_below: bool = False) -> str:
     least = f"above {low:g}" if open_below else f"at least {low:g}"
-    return least if math.isinf(high) else f"{least} and at most {high:g}"
+    return least if math.isinf(high) else f"{least} and at most {high:,}"

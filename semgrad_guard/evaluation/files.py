@@ -62,6 +62,8 @@ def read_text(path: Path, *, save_as: str = "UTF-8") -> str:
     content = read_data(path)
     if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         raise DataFileError(f'{called(path)} is UTF-16 text; save it as "{save_as}".')
+    if b"\0" in content:
+        raise DataFileError(f'{called(path)} holds null bytes, so it is no text, or UTF-16; save it as "{save_as}".')
     try:
         return content.removeprefix(codecs.BOM_UTF8).decode("utf-8")
     except UnicodeDecodeError as error:
@@ -85,11 +87,11 @@ def require_writable(path: Path, *, inputs: Iterable[Path] = ()) -> None:
         _require_regular(path)
         for given in inputs:
             _require_other(path, given)
-        with tempfile.TemporaryFile(dir=path.parent):
+        with tempfile.TemporaryFile(dir=path.resolve().parent):  # where a symbolic link points to
             pass
         if path.exists():
             path.open("ab").close()
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RuntimeError) as error:  # Python 3.11 calls links that go round a RuntimeError
         raise _cannot_write(path, error) from error
 
 

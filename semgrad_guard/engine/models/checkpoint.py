@@ -107,7 +107,11 @@ def weight_fingerprint(model: nn.Module) -> str:
 
 def _require_safetensors(path: Path, name: str) -> None:
     """Refuse a folder without safetensors here, where the reason can be named."""
-    if not path.exists():
+    try:
+        is_there = path.exists()
+    except OSError as error:
+        raise ModelNotFoundError(f"there can be no model at {name[:80]!r}: {error.strerror}") from error
+    if not is_there:
         if path.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1:
             raise ModelNotFoundError(f"there is no folder {name!r}")
         return
