@@ -130,6 +130,8 @@ def make_folder(folder: Path) -> bool:
     """
     was_there = folder.is_dir()
     try:
+        if not was_there and folder.exists():
+            raise InputError(f"Cannot make the folder {folder}: it is a file. Choose another.")
         folder.mkdir(parents=True, exist_ok=True)
     except (OSError, ValueError) as error:
         raise InputError(f"Cannot make the folder {folder}: {_reason(error)}. Choose another.") from error

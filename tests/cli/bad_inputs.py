@@ -13,6 +13,7 @@ import shutil
 import socket
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
 
@@ -79,10 +80,10 @@ def _brief(value: str) -> str:
 
 def all_of_them() -> list[Bad]:
     """Every case, under a name of its own."""
-    groups = (
-        numbers, names, conflicts, texts, lines, files, csv_files, outputs, other_outputs, no_files, shared_outputs, records, run_records,
-        label_sheets, models, templates, hub_names, standard_input,
-    )  # fmt: skip
+    groups = [
+        *(numbers, names, conflicts, texts, lines, files, csv_files, outputs, other_outputs, no_files),
+        *(shared_outputs, records, run_records, label_sheets, models, templates, hub_names, standard_input),
+    ]
     cases = [case for group in groups for case in group()]
     twice = {case.name for case in cases if sum(case.name == other.name for other in cases) > 1}
     if twice:
@@ -127,10 +128,10 @@ def numbers() -> Iterator[Bad]:
         ("probe", "--max-tokens"): ("0",),
         ("probe", "--batch-size"): ("-3",),
     }
-    base = {"ask": ASK, **WITH_DATA}
+    base, words = {"ask": ASK, **WITH_DATA}, cycle(_NO_NUMBER)
     for options, never in ((floats, _NO_FLOAT), (whole, _NO_INT)):
         for (command, option), out_of_range in options.items():
-            for value in (*_NO_NUMBER, *never, *out_of_range):
+            for value in (*islice(words, 4), *never, *out_of_range):
                 yield Bad(f"{command} {option} {_brief(value)}", (*base[command], f"{option}={value}"))
 
 
@@ -294,11 +295,12 @@ LINES = _lines()
 
 def lines() -> Iterator[Bad]:
     """A file whose second line is broken: the line is named, and `--strict` stops there."""
+    strictly = cycle(WITH_DATA.items())
     for number, (name, (_, says)) in enumerate(LINES.items()):
         path = f"{{in}}/lines/{number}.jsonl"
         yield Bad(f"score: {name}", instead(SCORE, data=path), (5,), f"line 2 @@{says}", keeps=True)
-        for command, base in WITH_DATA.items():
-            yield Bad(f"{command} --strict: {name}", (*instead(base, data=path), "--strict"), (1,), f"line 2 @@{says}")
+        command, base = next(strictly)
+        yield Bad(f"{command} --strict: {name}", (*instead(base, data=path), "--strict"), (1,), f"line 2 @@{says}")
 
 
 # ---- whole files

@@ -79,7 +79,8 @@ def _load(
         raise ModelNotFoundError(f"cannot load {name!r}: {_first_line(error)} {_advice(silent)}") from error
     except Exception as error:
         raise UnsupportedModelError(
-            f"{name!r} is no {kind} that transformers can load: {_first_line(error)}"
+            f"{name!r} is no {kind} that transformers can load: {_first_line(error)} If it should be one, its "
+            "config.json or its tokenizer's files are broken: download or save them again."
         ) from error
     if missing := sorted(report["missing_keys"]):  # transformers would fill them with random numbers
         raise ModelNotFoundError(
@@ -153,6 +154,9 @@ def _without_weight_bar() -> Generator[None]:
 
 def _first_line(error: BaseException) -> str:
     """What a library says, without the lists that follow: names of all classes, of all files."""
-    line = next(iter(str(error).strip().splitlines()), "") or type(error).__name__
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    line = " ".join(lines[: 2 if lines[0].endswith(":") else 1]) if lines else type(error).__name__
+    if not isinstance(error, (OSError, ValueError, RuntimeError)):  # a mere key, or half a sentence, by itself
+        line = f"{type(error).__name__}: {line}"
     line = line if len(line) <= _LONGEST else line[:_LONGEST].rsplit(" ", 1)[0] + " …"
     return line if line.endswith((".", "!", "?", "…")) else line + "."

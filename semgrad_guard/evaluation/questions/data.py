@@ -45,6 +45,11 @@ Text = Annotated[str, BeforeValidator(_numeral)]
 Texts = Annotated[tuple[Text, ...], BeforeValidator(_listed)]
 _ANSWERS = AliasChoices("answers", "answer", "correct_answers", "correct_answer")
 _KIND = AliasChoices("kind", "category")
+_DUE = {
+    "string_type": "text",
+    "string_unicode": "text without lone surrogates",
+    "tuple_type": "a text or a list of them",
+}
 
 
 class Question(BaseModel):
@@ -180,6 +185,8 @@ def _fault(error: ValidationError | RecursionError) -> str:
         return f'has no "{field}"'
     if fault["type"] == "string_pattern_mismatch":
         return f'has an empty "{field}"'
+    if fault["type"] in _DUE:
+        return f'has a wrong "{field}": it must be {_DUE[fault["type"]]}'
     return f'has a wrong "{field}": {fault["msg"][0].lower()}{fault["msg"][1:]}'
 
 
