@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import functools
 import inspect
+import os
+import sys
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -60,7 +62,10 @@ def _guarded(function: Callable[..., None]) -> Callable[..., None]:
             raise typer.BadParameter("give --quiet or --verbose, not both")
         with speaking(Loudness.QUIET if quiet else Loudness.VERBOSE if verbose else Loudness.NORMAL):
             try:
-                function(**given)
+                try:
+                    function(**given)
+                finally:
+                    sys.stdout.flush()  # here, where an error has a message, and not when Python ends
             except KeyboardInterrupt as error:
                 say("Interrupted.", style="bold yellow")
                 raise typer.Exit(ExitCode.INTERRUPTED) from error
@@ -73,6 +78,7 @@ def _guarded(function: Callable[..., None]) -> Callable[..., None]:
                 if is_verbose():
                     ERR.print(Traceback.from_exception(type(error), error, error.__traceback__))
                 say(message, label="Error", style="bold red")
+                _let_go_of_stdout()
                 raise typer.Exit(ExitCode.ERROR) from error
 
     signature = inspect.signature(function, eval_str=True)
@@ -84,6 +90,14 @@ def _guarded(function: Callable[..., None]) -> Callable[..., None]:
     wrapped.__annotations__ = {each.name: each.annotation for each in parameters}
     cast("Any", wrapped).__signature__ = signature.replace(parameters=parameters)
     return wrapped
+
+
+def _let_go_of_stdout() -> None:
+    """What cannot be written to stdout is dropped: Python would try once more at its end, and complain."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _message(error: Exception) -> str | None:

@@ -59,7 +59,7 @@ def test_a_second_writer_is_told_so(run: Run, job: Job, tmp_path: Path, command:
     assert "Another run is writing" in refused.stderr.splitlines()[-1]
     done = run(*job(command, output))
     assert done.exit_code == 0, done.stderr
-    assert not [path for path in tmp_path.rglob("*.lock")]
+    assert not list(tmp_path.rglob("*.lock"))
 
 
 def test_two_calibrations_share_no_record(run: Run, job: Job, tmp_path: Path) -> None:
@@ -141,13 +141,26 @@ def test_an_overlong_question_is_refused_before_it_is_read(
 
 
 def program(
-    arguments: Sequence[str], *, largest: int | None = None, stdin: int | None = None
+    arguments: Sequence[str], *, largest: int | None = None, stdin: int | None = None, stdout: int = subprocess.PIPE
 ) -> subprocess.CompletedProcess[str]:
     """The program by itself; `largest` is the greatest size of a file that it may write."""
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "semgrad_guard.cli", *arguments]
     limit = None if largest is None else partial(limit_files, largest)
-    return subprocess.run(command, capture_output=True, text=True, env=environment, preexec_fn=limit, stdin=stdin)
+    return subprocess.run(
+        command,
+        stdin=stdin,
+        stdout=stdout,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment(),
+        preexec_fn=limit,
+    )
+
+
+def environment() -> dict[str, str]:
+    """This one, with files that are written through a buffer: Python drops what an unbuffered write leaves over."""
+    given = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
+    return {name: value for name, value in given.items() if name != "PYTHONUNBUFFERED"}
 
 
 def limit_files(size: int) -> None:
@@ -174,12 +187,7 @@ def test_a_full_disk_is_named_and_nothing_half_written_stays(job: Job, tmp_path:
 @pytest.mark.slow
 def test_output_that_nobody_can_take_is_named(job: Job, tmp_path: Path, model_folder: Path) -> None:
     with (tmp_path / "shown").open("w") as shown:
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
-        command = [sys.executable, "-m", "semgrad_guard.cli", "ask", "What?", "--model", str(model_folder), "--json"]
-        limit = partial(limit_files, 100)
-        done = subprocess.run(
-            command, stdout=shown, stderr=subprocess.PIPE, text=True, env=environment, preexec_fn=limit
-        )
+        done = program(["ask", "What?", "--model", str(model_folder), "--json"], largest=100, stdout=shown.fileno())
     assert done.returncode == 1
     assert "Traceback" not in done.stderr
     assert "File too large" in done.stderr
@@ -188,10 +196,9 @@ def test_output_that_nobody_can_take_is_named(job: Job, tmp_path: Path, model_fo
 @pytest.mark.slow
 def test_a_killed_run_holds_nothing_and_a_running_one_does(run: Run, job: Job, tmp_path: Path) -> None:
     output, record = tmp_path / "c.json", tmp_path / "c.answers.jsonl"
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
     arguments = [*job("calibrate", output), "--batch-size", "1"]
     command = [sys.executable, "-m", "semgrad_guard.cli", *arguments]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, env=environment) as process:
+    with subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, env=environment()) as process:
         while not record.exists() or record.read_bytes().count(b"\n") < 3:
             assert process.poll() is None, process.communicate()
             time.sleep(0.01)
