@@ -120,6 +120,19 @@ def test_broken_lines_are_named_and_the_rest_calibrated(calibrate: Run, right: P
     assert not (tmp_path / "strict.json").exists()
 
 
+def test_broken_lines_go_before_a_missing_threshold(calibrate: Run, wrong: Path, tmp_path: Path) -> None:
+    data = jsonl(tmp_path / "broken.jsonl", [*wrong.read_text().splitlines(), "{"])
+    assert calibrate(data).exit_code == 5
+    assert Calibration.load(tmp_path / "c.json").threshold is None
+
+
+def test_questions_without_a_score_are_named(calibrate: Run, right: Path, tmp_path: Path) -> None:
+    long = [json.dumps({"question": "long " * n, "answers": ["x"]}) for n in range(100, 108)]
+    result = calibrate(jsonl(tmp_path / "long.jsonl", [*right.read_text().splitlines(), *long]))
+    assert result.stderr.count("has no score: the prompt has ") == 5
+    assert "3 more like these." in result.stderr
+
+
 def test_contexts_are_another_form_of_prompt(calibrate: Run, tmp_path: Path) -> None:
     rows: list[dict[str, Any] | str] = [{"question": q, "answers": ["x"], "context": f"About {q}"} for q in ASKED[:3]]
     calibrate(jsonl(tmp_path / "context.jsonl", rows))

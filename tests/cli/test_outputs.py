@@ -171,7 +171,7 @@ def limit_files(size: int) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("command", COMMANDS)
-def test_a_full_disk_is_named_and_nothing_half_written_stays(job: Job, tmp_path: Path, command: str) -> None:
+def test_a_full_disk_is_named_and_nothing_half_written_stays(run: Run, job: Job, tmp_path: Path, command: str) -> None:
     folder = tmp_path / "full"
     folder.mkdir()
     done = program(job(command, folder / "output.json"), largest=600)
@@ -181,7 +181,7 @@ def test_a_full_disk_is_named_and_nothing_half_written_stays(job: Job, tmp_path:
     assert len(done.stderr.splitlines()[-1]) < 400
     left = [path for path in folder.rglob("*") if path.is_file()]
     assert {path.name for path in left} <= {"output.answers.jsonl", "answers.jsonl"}  # which the same command continues
-    assert program(job(command, folder / "output.json")).returncode == 0
+    assert run(*job(command, folder / "output.json")).exit_code == 0
 
 
 @pytest.mark.slow
