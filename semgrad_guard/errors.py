@@ -151,14 +151,6 @@ class LowConfidenceError(SemGradGuardError):
         self.verdict = verdict.model_copy(update={"text": "", "tool_calls": (), "draft": draft})
 
 
-class DeadlineExceededError(SemGradGuardError):
-    """An answer, its score and its escalation together took longer than was allowed."""
-
-
-class AnswerCancelledError(SemGradGuardError):
-    """Whoever asked does not want the answer any more."""
-
-
 class MissingExtraError(SemGradGuardError, ImportError):
     """An optional dependency is absent; the message holds the install command."""
 

@@ -8,12 +8,8 @@ from functools import cache
 from random import Random
 
 import pytest
-from pydantic import ValidationError
 
-from semgrad_guard.calibration.prompt_parts import Skeleton, Words
-from semgrad_guard.calibration.prompt_shape import PromptForm, PromptShape, Range
-from semgrad_guard.calibration.vocabulary import MOST_BITS, Vocabulary
-from semgrad_guard.errors import InputError
+from semgrad_guard.calibration.prompt_shape import PromptForm, PromptShape
 
 from . import made_prompts as made
 from .made_prompts import form, passage, question
