@@ -36,6 +36,12 @@ def places(
 
 
 @pytest.fixture(scope="module")
+def untouched(places: Places) -> dict[str, Any]:
+    """What the inputs are like before any case."""
+    return states(places.values())
+
+
+@pytest.fixture(scope="module")
 def module_calibration(tmp_path_factory: pytest.TempPathFactory, run: Any, model_folder: Path, texts: Any) -> Path:
     folder = tmp_path_factory.mktemp("calibration")
     data = folder / "answers.jsonl"
@@ -86,12 +92,13 @@ def test_there_are_enough_of_them() -> None:
 
 
 @pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
-def test_bad_input(case: Bad, places: Places, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    out = tmp_path / "out"
+def test_bad_input(
+    case: Bad, places: Places, untouched: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, here = tmp_path / "out", tmp_path / "here"
     out.mkdir()
-    (tmp_path / "here").mkdir()
-    monkeypatch.chdir(tmp_path / "here")
-    before = states(places.values())
+    here.mkdir()
+    monkeypatch.chdir(here)
     result = CliRunner().invoke(app, case.at({**places, "out": out}), input=case.stdin)
     said = flat(result.stderr)
     assert result.exception is None or isinstance(result.exception, SystemExit), repr(result.exception)
@@ -101,8 +108,8 @@ def test_bad_input(case: Bad, places: Places, tmp_path: Path, monkeypatch: pytes
     assert len(said) < 1200, said
     for part in case.says.split("@@"):
         assert part.strip() in said, said
-    assert states(places.values()) == before
-    assert not list((tmp_path / "here").iterdir())
+    assert states(places.values()) == untouched
+    assert not list(here.iterdir())
     check_left(out, keeps=case.keeps)
 
 
