@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from safetensors.torch import load_file, save_file
+from typer.main import get_command
 from typer.testing import CliRunner
 
 from semgrad_guard.cli import app, loading
@@ -19,6 +20,7 @@ from . import bad_inputs
 from .bad_inputs import Bad
 from .helpers import flat
 
+PROGRAM = get_command(app)
 CASES = bad_inputs.all_of_them()
 Places = dict[str, Path]
 
@@ -78,6 +80,8 @@ def _one_model(monkeypatch: pytest.MonkeyPatch, model_folder: Path, one_load: Ca
         return one_load(name) if plain else real(name, dtype, **more)
 
     monkeypatch.setattr(loading, "load_model", load)
+    # The runner builds the program anew for every call, which takes as long as most cases do.
+    monkeypatch.setattr("typer.testing._get_command", lambda _: PROGRAM, raising=False)
 
 
 @pytest.fixture(scope="module")
