@@ -19,6 +19,7 @@ from semgrad_guard.cli import app
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 RECORDS = sorted((DOCS / "adr").glob("[0-9]*.md"))
+ERRORS = {name for name, value in vars(errors).items() if isinstance(value, type) and issubclass(value, Exception)}
 PROGRAM: Any = typer.main.get_command(app)
 
 
@@ -59,14 +60,13 @@ def test_the_reference_follows_the_program(reference: str, monkeypatch: pytest.M
 @pytest.mark.parametrize("package", ["semgrad_guard", "langchain_semgrad_guard", "llama_index_semgrad_guard"])
 def test_every_public_name_is_in_the_reference(package: str) -> None:
     pages = "\n".join(page.read_text(encoding="utf-8") for page in (DOCS / "api").glob("*.md"))
-    documented = set(re.findall(r"^::: \S+\.(\w+)$", pages, re.MULTILINE)) | set(vars(errors))
+    documented = set(re.findall(r"^::: \S+\.(\w+)$", pages, re.MULTILINE)) | ERRORS
     assert set(importlib.import_module(package).__all__) - documented == set()
 
 
 def test_troubleshooting_names_every_error() -> None:
     page = (DOCS / "troubleshooting.md").read_text(encoding="utf-8")
-    names = {name for name, value in vars(errors).items() if isinstance(value, type) and issubclass(value, Exception)}
-    assert {name for name in names - {"SemGradGuardError"} if f"| `{name}` |" not in page} == set()
+    assert {name for name in ERRORS - {"SemGradGuardError"} if f"| `{name}` |" not in page} == set()
 
 
 def test_pages_for_users_name_no_tests() -> None:
