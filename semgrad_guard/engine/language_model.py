@@ -80,11 +80,8 @@ class LanguageModel(LoadedModel):
         Raises:
             UnsupportedToolsError: the chat template knows no tools, or an unknown form of calls.
         """
-        raw: Any = self.tokenizer.decode(
-            list(generation.response_ids), skip_special_tokens=False, clean_up_tokenization_spaces=False
-        )
-        beyond_stop = len(self._decoder.decode(generation.response_ids)) - len(generation.text)
-        found = self.tool_format.parse(raw[: len(raw) - beyond_stop], generation.prompt.text)
+        raw = self._decoder.decode(generation.response_ids, special=True)
+        found = self.tool_format.parse(raw, generation.prompt.text)
         return found if found.calls or found.broken else ToolAnswer(generation.text)
 
     def evidence(self, conversation: Conversation, text: str) -> Evidence:

@@ -68,9 +68,11 @@ class Decoder:
         encoding: Any = self._tokenizer(text, add_special_tokens=False)
         return tuple(encoding["input_ids"])
 
-    def decode(self, ids: Sequence[int]) -> str:
-        """The text of response tokens, special tokens left out, white space as it is."""
-        text: Any = self._tokenizer.decode(list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False)
+    def decode(self, ids: Sequence[int], *, special: bool = False) -> str:
+        """The text of response tokens, white space as it is; special tokens show in it only if asked for."""
+        text: Any = self._tokenizer.decode(
+            list(ids), skip_special_tokens=not special, clean_up_tokenization_spaces=False
+        )
         return text
 
     def run(
@@ -88,29 +90,31 @@ class Decoder:
                 output, reused = self._generate(prompts, options, capture, listener)
         width = max(len(prompt.ids) for prompt in prompts)
         produced = [self._produced(row) for row in output.sequences[:, width:].tolist()]
-        visibles = [visible(ids, options.stop, self.decode) for ids, _ in produced]
-        responses = [
-            ids[:count] if text.strip() else [] for (ids, _), (text, count, _) in zip(produced, visibles, strict=True)
-        ]
-        trace = None if capture is None else Trace.of(output.past_key_values, capture)
-        texts = [text for text, _, _ in visibles]
+        answers = [visible(ids, options.stop, self) for ids, _ in produced]
+        # What was captured belongs to the tokens produced: a batch with other tokens is replayed as a whole.
+        other = any(answer.retokenized for answer in answers)
+        trace = None if capture is None or other else Trace.of(output.past_key_values, capture)
         scoring = BatchScoring(
-            self._scorer, prompts, responses, trace, texts=texts, sampler=self.sampler, stop=options.stop
+            self._scorer,
+            prompts,
+            [answer.ids for answer in answers],
+            trace,
+            texts=[answer.text for answer in answers],
+            sampler=self.sampler,
+            stop=options.stop,
         )
         return [
             Generation(
                 prompt=prompt,
-                text=text,
-                response_ids=tuple(response),
-                finish_reason="stop" if ended or cut else "length",
+                text=answer.text,
+                response_ids=answer.ids,
+                finish_reason="stop" if ended or answer.cut else "length",
                 completion_tokens=len(ids) + ended,
                 reused_tokens=reused,
                 scoring=scoring,
                 row=row,
             )
-            for row, (prompt, response, (ids, ended), (text, _, cut)) in enumerate(
-                zip(prompts, responses, produced, visibles, strict=True)
-            )
+            for row, (prompt, answer, (ids, ended)) in enumerate(zip(prompts, answers, produced, strict=True))
         ]
 
     def _capture(self, prompts: Sequence[Prompt], objective: Objective) -> Capture | None:

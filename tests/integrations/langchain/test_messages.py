@@ -70,13 +70,16 @@ def test_what_a_text_model_cannot_read_is_named(message: BaseMessage, named: str
 )
 def test_earlier_reasoning_is_no_part_of_the_next_prompt(block: dict[str, Any]) -> None:
     answered = AIMessage([block, {"type": "text", "text": "four"}])
-    assert to_conversation([HumanMessage("2 + 2?"), answered]) == (Message("user", "2 + 2?"), Message("assistant", "four"))
-    with pytest.raises(InputError, match=f"message 1 .*{block['type']}"):
+    assert to_conversation([HumanMessage("2 + 2?"), answered]) == (
+        Message("user", "2 + 2?"),
+        Message("assistant", "four"),
+    )
+    with pytest.raises(InputError, match=rf"message 1 .*{block['type']}"):
         to_conversation([HumanMessage([block])])
 
 
 def test_a_picture_that_an_assistant_sent_is_named() -> None:
-    with pytest.raises(InputError, match="message 1 .*image"):
+    with pytest.raises(InputError, match=r"message 1 .*image"):
         to_conversation([AIMessage([{"type": "image", "base64": "AA=="}])])
 
 
