@@ -84,6 +84,21 @@ class BindingMismatchError(CalibrationError):
     """A calibration was made for something else; the message names the difference."""
 
 
+class UnfamiliarPromptError(CalibrationError):
+    """A prompt is unlike those that the calibration was made on, and the policy is to raise.
+
+    `differences` says in what, in plain words.
+    """
+
+    def __init__(self, differences: tuple[str, ...]) -> None:
+        super().__init__(
+            f"The prompt is unlike those that the calibration was made on: {'; '.join(differences)}. Nothing can be "
+            "promised about its answer. Calibrate on the prompts that are really sent (`semgrad-guard calibrate` with "
+            '--system, --prompt and --context-field), or choose Policy(on_unfamiliar="threshold").'
+        )
+        self.differences = differences
+
+
 class FitError(CalibrationError):
     """A learned estimator cannot be fitted on these graded answers; the message says what is missing."""
 

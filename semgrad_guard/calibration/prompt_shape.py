@@ -32,6 +32,8 @@ from semgrad_guard.calibration.vocabulary import Vocabulary
 from semgrad_guard.errors import InputError
 from semgrad_guard.records import PromptForm
 
+__all__ = ["PromptForm", "PromptShape"]
+
 _SLACK_SIZE = 75
 _START, _END = "", ""
 
