@@ -22,11 +22,10 @@ from semgrad_guard.adapters.calibrating import (
     Ran,
     acollect,
     collect,
-    read_examples,
 )
 from semgrad_guard.calibration import Calibration
 from semgrad_guard.errors import CalibrationError, InputError
-from semgrad_guard.evaluation.calibrating.examples import AnyGrader, as_grader, calibrate_examples
+from semgrad_guard.evaluation.calibrating.examples import AnyGrader, ExampleCalibration
 from semgrad_guard.guard import Recorder, recording
 
 Output = Callable[[Any], str]
@@ -72,18 +71,18 @@ def calibrate_chain(
             agent's state nor a mapping with an "answer".
         progress: a line on stderr, a function of (done, in all), or False.
         config: for every run.
-        **options: others of `calibrate_examples` (`upstream`, `grid`, `confidence`, `seed`).
+        **options: others of `ExampleCalibration` (`upstream`, `grid`, `confidence`, `seed`).
 
     Raises:
         CalibrationError: an example made no scored call, or several of which none is chosen.
-        InputError: bad examples, an unknown grader, or a record of another chain.
+        InputError: bad examples, an unknown grader or option, or a record of another chain.
         GradingError: the grader cannot do its work.
         Exception: whatever the chain raises.
     """
+    job = ExampleCalibration(examples, grader, alpha=alpha, delta=delta, **options)
     runs = _Runs(chain, config, output)
     how = runs.collecting(record, max_concurrency, aggregate, answering, progress)
-    asked, judge = read_examples(examples), as_grader(grader)
-    return calibrate_examples(asked, collect(asked, runs.run, how), judge, alpha=alpha, delta=delta, **options)
+    return job(collect(job.examples, runs.run, how))
 
 
 async def acalibrate_chain(
@@ -103,11 +102,10 @@ async def acalibrate_chain(
     **options: Any,
 ) -> Calibration:
     """Like `calibrate_chain`, by the chain's asynchronous methods."""
+    job = ExampleCalibration(examples, grader, alpha=alpha, delta=delta, **options)
     runs = _Runs(chain, config, output)
     how = runs.collecting(record, max_concurrency, aggregate, answering, progress)
-    asked, judge = read_examples(examples), as_grader(grader)
-    answered = await acollect(asked, runs.arun, how)
-    return calibrate_examples(asked, answered, judge, alpha=alpha, delta=delta, **options)
+    return job(await acollect(job.examples, runs.arun, how))
 
 
 class _Runs:
@@ -156,9 +154,7 @@ class _Runs:
         own = ensure_config(self._config)
         return [merge_configs(own, size, {"callbacks": [listener]}) for listener in listeners]
 
-    def _ran(
-        self, outputs: Sequence[Any], listeners: Sequence[_Calls], recorder: Recorder
-    ) -> list[Ran | Exception]:
+    def _ran(self, outputs: Sequence[Any], listeners: Sequence[_Calls], recorder: Recorder) -> list[Ran | Exception]:
         drafts = [_drafts(recorder, listener, alone=len(listeners) == 1) for listener in listeners]
         return [
             found if isinstance(found, Exception) else Ran(self._output(found), own)
@@ -205,11 +201,12 @@ def _text(output: Any) -> str:
         return str(output.text)
     if isinstance(output, Mapping):
         state = cast("Mapping[str, Any]", output)
-        found = state.get("answer") or [*(state.get("messages") or ())][-1:]
-        if found:
-            return _text(found[0] if isinstance(found, list) else found)
+        if state.get("answer") is not None:
+            return _text(state["answer"])
+        if state.get("messages"):  # an agent's state
+            return _text(state["messages"][-1])
     raise InputError(
-        f"the chain returned a {type(output).__name__}, in which the delivered text is not known; pass "
+        f"the chain returned a {type(cast('object', output)).__name__}, in which the delivered text is not known; pass "
         "output=lambda returned: ..., which finds it"
     )
 

@@ -131,7 +131,12 @@ class Collecting:
 
     def header(self) -> dict[str, Any]:
         """What a record must have been made with."""
-        return {"semgrad_guard_record": 1, "chain": self.chain, "aggregate": self.aggregate, "answering": self.answering}
+        return {
+            "semgrad_guard_record": 1,
+            "chain": self.chain,
+            "aggregate": self.aggregate,
+            "answering": self.answering,
+        }
 
 
 def read_examples(examples: Iterable[Any]) -> list[Example]:
@@ -194,7 +199,7 @@ class _Work:
             number = self._numbers[example.key]
             try:
                 if isinstance(found, Exception):
-                    raise found  # noqa: TRY301 - as those of `_answered`
+                    raise found
                 answered = self._answered(example, found, number)
             except Exception as error:  # noqa: BLE001 - raised once the others of the batch are kept
                 error.add_note(f"This was example {number} of {len(self._examples)}.")
@@ -268,7 +273,9 @@ class _RecordFile:
         try:
             answered = AnsweredExample.model_validate_json(line)
         except ValidationError as error:
-            raise InputError(f"{self._path}, line {number} is no answer; delete the line to answer it again.") from error
+            raise InputError(
+                f"{self._path}, line {number} is no answer; delete the line to answer it again."
+            ) from error
         if answered.key not in known:
             raise InputError(
                 f"{self._path}, line {number} answers an input that is not among the examples. Choose another file for "
@@ -326,7 +333,8 @@ def _example(given: Any, number: int) -> Example:
         asked, right = cast("tuple[Any, Any]", given)
     else:
         raise InputError(f'example {number} is neither (input, answers) nor {{"input": ..., "answers": [...]}}')
-    answers = (right,) if isinstance(right, str) else tuple(right) if isinstance(right, Iterable) else ()
+    several = cast("Iterable[Any]", right) if isinstance(right, Iterable) else ()
+    answers = (right,) if isinstance(right, str) else tuple(several)
     if not answers or not all(isinstance(answer, str) for answer in answers):
         raise InputError(f"example {number} needs a right answer as text, or several")
     digest = hashlib.sha256(json.dumps(asked, sort_keys=True, default=repr).encode("utf-8", "surrogatepass"))

@@ -17,9 +17,10 @@ class Generation:
 
     `text` is what the user sees: up to, and without, the end token or a stop string. `response_ids` are the tokens
     that carry it and exactly the tokens that are scored: the end token and what lies beyond a stop string do not
-    count. Where a stop string begins inside a token, they are the tokens of the text itself. `completion_tokens` counts everything the model produced, `reused_tokens` those of the prompt that an earlier
-    generation had read (see `Memory.prompts`). `evidence` is what scoring needs; while it has
-    not been used, it holds the answer's KV cache, so let generations go once they are scored.
+    count. Where a stop string begins inside a token, they are the tokens of the text itself. `completion_tokens`
+    counts everything the model produced, `reused_tokens` those of the prompt that an earlier generation had read (see
+    `Memory.prompts`). `evidence` is what scoring needs; while it has not been used, it holds the answer's KV cache, so
+    let generations go once they are scored.
     """
 
     prompt: Prompt

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, cast
 
-from semgrad_guard.adapters.calibrating import AnsweredExample, Example
+from semgrad_guard.adapters.calibrating import AnsweredExample, read_examples
 from semgrad_guard.calibration import Calibration, calibrate
+from semgrad_guard.calibration.calibration_set import read_rate
 from semgrad_guard.errors import CalibrationError, InputError
 from semgrad_guard.evaluation.graders import AnswerGrader, Graded, Grader
 from semgrad_guard.evaluation.graders.base import Verdicts
@@ -14,6 +15,8 @@ from semgrad_guard.evaluation.graders.naming import load_graders
 
 AnyGrader = str | Grader | AnswerGrader | Callable[[str, Sequence[str]], bool]
 """A grader, its name (as on the command line), or a function of the delivered text and the right answers."""
+
+_OPTIONS = frozenset({"upstream", "grid", "confidence", "seed", "created"})
 
 
 def as_grader(grader: AnyGrader) -> AnswerGrader:
@@ -31,54 +34,62 @@ def as_grader(grader: AnyGrader) -> AnswerGrader:
     raise InputError(f"a grader is a name, a grader object or a function, not a {type(grader).__name__}")
 
 
-def calibrate_examples(
-    examples: Sequence[Example],
-    answered: Sequence[AnsweredExample],
-    grader: AnyGrader,
-    *,
-    alpha: float,
-    delta: float,
-    upstream: str | None = None,
-    **options: Any,
-) -> Calibration:
-    """Grade what was delivered, and calibrate on it.
+class ExampleCalibration:
+    """What a chain's answers to examples are to become; all that can be refused is refused before the chain runs.
 
-    The promise is about prompts of the shape that these had. An answer without text is wrong, and so is one on which
-    the grader came to no verdict.
+    The promise is about prompts of the shape that the chain's own had. An answer without text is wrong, and so is one
+    on which the grader came to no verdict.
 
     Args:
-        examples: the questions and the right answers.
-        answered: what was delivered, in the same order.
+        examples: pairs of (input, right answer or answers), or {"input": ..., "answers": [...]}.
         grader: says what is right; its name becomes part of the binding.
         alpha: the largest error rate among the answers that are let through, in (0, 1).
         delta: the largest probability of breaking that promise, in (0, 1).
-        upstream: the id of the calibration of the stage before, where these examples are what it does not let through.
-        **options: others of `calibrate` (`grid`, `confidence`, `seed`, `created`).
+        **options: `upstream` (the id of the calibration of the stage before, where these examples are what it does not
+            let through), and `grid`, `confidence`, `seed` and `created`, as in `calibrate`.
 
     Raises:
-        CalibrationError: the prompt of an answer is not known, or a rate lies outside (0, 1).
-        GradingError: the grader cannot do its work.
+        InputError: bad examples, an unknown grader or an unknown option.
+        CalibrationError: a rate outside (0, 1).
     """
-    judge = as_grader(grader)
-    pairs = list(zip(examples, answered, strict=True))
-    unknown = [number for number, (_, each) in enumerate(pairs, start=1) if each.prompt is None]
-    if unknown:
-        raise CalibrationError(
-            f"The prompt of example {unknown[0]} is not known, so the promise could not say which prompts it is about."
+
+    def __init__(
+        self, examples: Iterable[Any], grader: AnyGrader, *, alpha: float, delta: float, **options: Any
+    ) -> None:
+        unknown = sorted(options.keys() - _OPTIONS)
+        if unknown:
+            raise InputError(f"there is no option {', '.join(unknown)}; there are {', '.join(sorted(_OPTIONS))}")
+        self._rates = {"alpha": read_rate(alpha, "alpha"), "delta": read_rate(delta, "delta")}
+        self._upstream: str | None = options.pop("upstream", None)
+        self._options = options
+        self.grader, self.examples = as_grader(grader), read_examples(examples)
+
+    def __call__(self, answered: Sequence[AnsweredExample]) -> Calibration:
+        """Grade what was delivered, in the examples' order, and calibrate on it.
+
+        Raises:
+            CalibrationError: the prompt of an answer is not known.
+            GradingError: the grader cannot do its work.
+        """
+        pairs = list(zip(self.examples, answered, strict=True))
+        unknown = [number for number, (_, each) in enumerate(pairs, start=1) if each.prompt is None]
+        if unknown:
+            raise CalibrationError(
+                f"The prompt of example {unknown[0]} is not known, so a promise could not say which prompts it is for."
+            )
+        items = [Graded(example.question, each.text, example.answers) for example, each in pairs]
+        verdicts = iter(self.grader.grade([item for item in items if item.text.strip()]))
+        correct = [bool(item.text.strip()) and next(verdicts) is True for item in items]
+        named = {"grader": self.grader.name, "upstream": self._upstream}
+        return calibrate(
+            [each.uncertainty for each in answered],
+            correct,
+            **self._rates,
+            binding=answered[0].binding.model_copy(update=named),
+            groups=[example.key for example in self.examples],
+            prompts=[each.prompt for each in answered if each.prompt is not None],
+            **self._options,
         )
-    items = [Graded(example.question, each.text, example.answers) for example, each in pairs]
-    verdicts = iter(judge.grade([item for item in items if item.text.strip()]))
-    correct = [bool(item.text.strip()) and next(verdicts) is True for item in items]
-    return calibrate(
-        [each.uncertainty for each in answered],
-        correct,
-        alpha=alpha,
-        delta=delta,
-        binding=answered[0].binding.model_copy(update={"grader": judge.name, "upstream": upstream}),
-        groups=[example.key for example in examples],
-        prompts=[each.prompt for each in answered if each.prompt is not None],
-        **options,
-    )
 
 
 class _Function:
