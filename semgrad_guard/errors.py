@@ -25,6 +25,8 @@ They derive from plain `Exception`: frameworks swallow or misread subclasses of 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from semgrad_guard.records import Verdict
 
 
@@ -144,3 +146,14 @@ class MissingExtraError(SemGradGuardError, ImportError):
 
     def __init__(self, package: str, *, extra: str) -> None:
         super().__init__(f"{package} is not installed. Run: pip install 'semgrad-guard[{extra}]'")
+
+
+def require_known(owner: str, given: Iterable[str], known: Iterable[str]) -> None:
+    """Refuse options that there are none of.
+
+    Raises:
+        InputError: some of the given names are not known; the message names those that are.
+    """
+    names = sorted(known)
+    if unknown := sorted(set(given) - set(names)):
+        raise InputError(f"{owner} takes no {', '.join(unknown)}; it takes {', '.join(names)}")

@@ -32,7 +32,7 @@ from semgrad_guard import (
 from semgrad_guard.adapters.settings import call_options, weights_of
 from semgrad_guard.adapters.weights import Weights
 from semgrad_guard.engine.prompts.tool_format import ToolAnswer
-from semgrad_guard.errors import SemGradGuardError
+from semgrad_guard.errors import SemGradGuardError, require_known
 from semgrad_guard.guard import assess, record_draft
 from semgrad_guard.guard.calibrated_estimator import as_estimator
 
@@ -85,6 +85,12 @@ class AnsweringChatModel(EnforcingChatModel):
     """Accepted as a standard parameter; a local model asks for no key."""
 
     _weights: Weights | None = PrivateAttr(default=None)
+
+    def __init__(self, **fields: Any) -> None:
+        known = type(self).model_fields
+        aliases = [field.alias for field in known.values() if field.alias is not None]
+        require_known(type(self).__name__, fields, [*known, *aliases])
+        super().__init__(**fields)
 
     @model_validator(mode="after")
     def _check_options(self) -> Self:

@@ -151,7 +151,7 @@ class LanguageModel(LoadedModel):
         )
 
     def _fitted(self, prompts: Sequence[Prompt], options: GenerationOptions | None) -> GenerationOptions:
-        """The options with `max_new_tokens` cut to what the context window leaves."""
+        """The options with `max_tokens` cut to what the context window leaves."""
         options = options or GenerationOptions()
         window, longest = self.context_window, max(len(prompt.ids) for prompt in prompts)
         if window is None:
@@ -166,4 +166,4 @@ class LanguageModel(LoadedModel):
             if max(prompt.ids) >= vocabulary:
                 raise InputError(f"the tokenizer does not belong to this model: id {max(prompt.ids)} >= {vocabulary}")
         room = window - longest
-        return options if options.max_new_tokens <= room else replace(options, max_new_tokens=room)
+        return options if options.max_tokens <= room else replace(options, max_tokens=room)

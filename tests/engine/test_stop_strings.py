@@ -28,7 +28,7 @@ def pocket() -> LanguageModel:
 @pytest.fixture(scope="module")
 def whole(pocket: LanguageModel) -> Generation:
     """The answer without a stop string."""
-    return pocket.generate(QUESTION, GenerationOptions(max_new_tokens=24))
+    return pocket.generate(QUESTION, GenerationOptions(max_tokens=24))
 
 
 def inside(pocket: LanguageModel, whole: Generation) -> str:
@@ -43,7 +43,7 @@ def inside(pocket: LanguageModel, whole: Generation) -> str:
 
 def test_a_stop_string_inside_a_token(pocket: LanguageModel, whole: Generation) -> None:
     stop = inside(pocket, whole)
-    cut = pocket.generate(QUESTION, GenerationOptions(max_new_tokens=24, stop=(stop,)))
+    cut = pocket.generate(QUESTION, GenerationOptions(max_tokens=24, stop=(stop,)))
     assert cut.text == whole.text[: -len(stop)]
     assert pocket.tokenizer.decode(list(cut.response_ids)) == cut.text
     assert uncertainty(cut) == pytest.approx(pocket.score(QUESTION, cut.text).hybridgrad, rel=1e-6)
@@ -52,7 +52,7 @@ def test_a_stop_string_inside_a_token(pocket: LanguageModel, whole: Generation) 
 
 def test_a_batch_in_which_one_answer_is_cut_inside_a_token(pocket: LanguageModel, whole: Generation) -> None:
     stop, other = inside(pocket, whole), "Who wrote Hamlet?"
-    options = GenerationOptions(max_new_tokens=24, stop=(stop,))
+    options = GenerationOptions(max_tokens=24, stop=(stop,))
     cut, apart = pocket.generate_batch([QUESTION, other], options)
     assert uncertainty(cut) == pytest.approx(pocket.score(QUESTION, cut.text).hybridgrad, rel=1e-5)
     assert uncertainty(apart) == pytest.approx(pocket.score(other, apart.text).hybridgrad, rel=1e-5)
@@ -61,7 +61,7 @@ def test_a_batch_in_which_one_answer_is_cut_inside_a_token(pocket: LanguageModel
 def test_a_stop_string_between_tokens_keeps_what_was_captured(pocket: LanguageModel, whole: Generation) -> None:
     ids = whole.response_ids
     first = pocket.tokenizer.decode(list(ids[:1]))
-    cut = pocket.generate(QUESTION, GenerationOptions(max_new_tokens=24, stop=(whole.text[len(first) :],)))
+    cut = pocket.generate(QUESTION, GenerationOptions(max_tokens=24, stop=(whole.text[len(first) :],)))
     assert cut.response_ids == ids[:1]
     timed = cut.evidence.gradients()
     assert timed is not None
@@ -69,14 +69,14 @@ def test_a_stop_string_between_tokens_keeps_what_was_captured(pocket: LanguageMo
 
 
 def test_a_stop_string_that_never_comes_changes_nothing(pocket: LanguageModel, whole: Generation) -> None:
-    again = pocket.generate(QUESTION, GenerationOptions(max_new_tokens=24, stop=("→", "\x00")))
+    again = pocket.generate(QUESTION, GenerationOptions(max_tokens=24, stop=("→", "\x00")))
     assert again.response_ids == whole.response_ids
-    assert uncertainty(again) == uncertainty(pocket.generate(QUESTION, GenerationOptions(max_new_tokens=24)))
+    assert uncertainty(again) == uncertainty(pocket.generate(QUESTION, GenerationOptions(max_tokens=24)))
 
 
 def test_samples_end_where_their_text_ends(pocket: LanguageModel) -> None:
-    plan = Sampling(count=4, max_new_tokens=8)
-    evidence = pocket.generate(QUESTION, GenerationOptions(max_new_tokens=8, stop=("n",))).evidence
+    plan = Sampling(count=4, max_tokens=8)
+    evidence = pocket.generate(QUESTION, GenerationOptions(max_tokens=8, stop=("n",))).evidence
     for sample in evidence.samples(plan):
         assert "n" not in sample.text
         assert pocket.tokenizer.decode(list(sample.ids)) == sample.text

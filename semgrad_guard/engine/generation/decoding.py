@@ -143,7 +143,7 @@ class Decoder:
         A prompt's own work is done once where its cache can serve all its answers.
         """
         drawn: list[list[int]] = []
-        rows = max(1, _TOKENS // (plan.count * (max(map(len, prompts)) + plan.max_new_tokens)))
+        rows = max(1, _TOKENS // (plan.count * (max(map(len, prompts)) + plan.max_tokens)))
         step = rows if self._scorer.architecture.takes_positions else 1
         with self._scorer.lock, clean_slate():
             for start in range(0, len(prompts), step):
@@ -155,7 +155,7 @@ class Decoder:
     ) -> list[list[int]]:
         batch = TokenBatch.of(prompts, [[0]] * len(prompts), [-1] * len(prompts), self._scorer.device)
         width = batch.prompt_columns
-        room = plan.max_new_tokens if window is None else min(plan.max_new_tokens, window - width)
+        room = plan.max_tokens if window is None else min(plan.max_tokens, window - width)
         replayer, cache = self._scorer.current_replayer(), None
         if width > 1 and self._scorer.can_resume(batch.longest):
             owners = [row for row in range(len(prompts)) for _ in range(plan.count)]
@@ -183,7 +183,7 @@ class Decoder:
         device = self._scorer.device
         ids = torch.tensor([[self._pad] * (width - len(p.ids)) + list(p.ids) for p in prompts], device=device)
         mask = torch.tensor([[0] * (width - len(p.ids)) + [1] * len(p.ids) for p in prompts], device=device)
-        config, extra = self._config(options.max_new_tokens, options.stop)
+        config, extra = self._config(options.max_tokens, options.stop)
         streamer, stopper = listener or (None, None)
         replayer, budget = self._scorer.current_replayer(), self._prompt_budget(prompts, options, capture)
         cache = replayer.prompts.begin(prompts[0].ids, min(capture.start, width - 1)) if capture and budget else None
@@ -208,13 +208,13 @@ class Decoder:
         budget = self._scorer.memory.prompts
         if not budget or capture is None or len(prompts) > 1:
             return 0
-        return budget if self._scorer.can_resume(len(prompts[0].ids) + options.max_new_tokens) else 0
+        return budget if self._scorer.can_resume(len(prompts[0].ids) + options.max_tokens) else 0
 
-    def _config(self, max_new_tokens: int, stop: tuple[str, ...]) -> tuple[GenerationConfig, dict[str, Any]]:
+    def _config(self, max_tokens: int, stop: tuple[str, ...]) -> tuple[GenerationConfig, dict[str, Any]]:
         """What every run is told, and the tokenizer where transformers watches for stop strings."""
         watched = [string for string in stop if self._can_watch(string)]
         config = GenerationConfig(
-            max_new_tokens=max_new_tokens,
+            max_new_tokens=max_tokens,
             do_sample=False,
             pad_token_id=self._pad,
             eos_token_id=list(self._end_tokens) or None,

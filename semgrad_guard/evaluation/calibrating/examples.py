@@ -8,7 +8,7 @@ from typing import Any, cast
 from semgrad_guard.adapters.calibrating import AnsweredExample, read_examples
 from semgrad_guard.calibration import Calibration, calibrate
 from semgrad_guard.calibration.calibration_set import read_rate
-from semgrad_guard.errors import CalibrationError, InputError
+from semgrad_guard.errors import CalibrationError, InputError, require_known
 from semgrad_guard.evaluation.graders import AnswerGrader, Graded, Grader
 from semgrad_guard.evaluation.graders.base import Verdicts
 from semgrad_guard.evaluation.graders.naming import load_graders
@@ -56,9 +56,7 @@ class ExampleCalibration:
     def __init__(
         self, examples: Iterable[Any], grader: AnyGrader, *, alpha: float, delta: float, **options: Any
     ) -> None:
-        unknown = sorted(options.keys() - _OPTIONS)
-        if unknown:
-            raise InputError(f"there is no option {', '.join(unknown)}; there are {', '.join(sorted(_OPTIONS))}")
+        require_known("calibrating on examples", options, _OPTIONS)
         self._rates = {"alpha": read_rate(alpha, "alpha"), "delta": read_rate(delta, "delta")}
         self._upstream: str | None = options.pop("upstream", None)
         self._options = options

@@ -231,7 +231,7 @@ def test_forms_of_examples_graders_and_outputs(chat: ChatSemGrad) -> None:
         ([{"input": "asked"}], {}, 'needs the keys "input" and "answers"'),
         ([("asked", [])], {}, "needs a right answer"),
         ([("asked", [3])], {}, "needs a right answer"),
-        (EXAMPLES, {"reps": 3}, "no option reps; there are confidence"),
+        (EXAMPLES, {"reps": 3}, "takes no reps; it takes confidence"),
         (EXAMPLES, {"max_concurrency": 0}, "at least 1"),
         (EXAMPLES, {"aggregate": "mean"}, "aggregate must be"),
         (EXAMPLES, {"record": "no/such/folder/record.jsonl"}, "Cannot write"),
