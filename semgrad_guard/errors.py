@@ -144,8 +144,9 @@ class AnswerCancelledError(SemGradGuardError):
 class MissingExtraError(SemGradGuardError, ImportError):
     """An optional dependency is absent; the message holds the install command."""
 
-    def __init__(self, package: str, *, extra: str) -> None:
-        super().__init__(f"{package} is not installed. Run: pip install 'semgrad-guard[{extra}]'")
+    def __init__(self, *packages: str, extra: str) -> None:
+        verb = "is" if len(packages) == 1 else "are"
+        super().__init__(f"{', '.join(packages)} {verb} not installed. Run: pip install 'semgrad-guard[{extra}]'")
 
 
 def require_known(owner: str, given: Iterable[str], known: Iterable[str]) -> None:

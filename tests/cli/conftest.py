@@ -64,7 +64,7 @@ def calibration(tmp_path: Path, run: Callable[..., Result], model_folder: Path, 
     """A calibration of the tiny model that lets answers through."""
     path = tmp_path / "calibration.json"
     result = run(
-        "calibrate", "--model", model_folder, "--data", right, "--output", path, "--max-new-tokens", TOKENS,
+        "calibrate", "--model", model_folder, "--data", right, "--output", path, "--max-tokens", TOKENS,
         "--batch-size", 60,
     )  # fmt: skip
     assert result.exit_code == 0, result.stderr

@@ -34,7 +34,7 @@ def knows_its_options(initialize: Callable[P, None]) -> Callable[P, None]:
 
 
 def has_max_tokens(options: type[T]) -> type[T]:
-    """For a dataclass with a field `max_tokens`: its old name `max_new_tokens` works for one release, with a warning."""
+    """For a dataclass with `max_tokens`: its old name `max_new_tokens` works for one release, with a warning."""
     generated: Any = options.__init__
     known = [field.name for field in fields(options)]  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 
