@@ -95,7 +95,7 @@ def decoding(*, max_tokens: int, temperature: float, seed: int) -> GenerationOpt
     """How to generate."""
     from semgrad_guard.engine.generation.options import GenerationOptions
 
-    return GenerationOptions(max_new_tokens=max_tokens, temperature=temperature, seed=seed)
+    return GenerationOptions(max_tokens=max_tokens, temperature=temperature, seed=seed)
 
 
 def load_policy(

@@ -106,7 +106,7 @@ def run_settings(
         "prompt_template": template_name(model, template),
         "estimators": {name: {"name": each.name, **each.settings()} for name, each in estimators.items()},
         "generation": {
-            "max_new_tokens": options.max_new_tokens,
+            "max_new_tokens": options.max_tokens,
             "temperature": options.temperature,
             "top_p": options.top_p,
             "top_k": options.top_k,
