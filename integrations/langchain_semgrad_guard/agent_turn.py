@@ -142,4 +142,3 @@ def _message(response: Response) -> AIMessage:
         if isinstance(message, AIMessage):
             return message
     raise InputError("the agent's model returned no message; UncertaintyMiddleware cannot judge what is not there")
-

@@ -16,11 +16,9 @@ from langchain_semgrad_guard import messages as convert
 from langchain_semgrad_guard.answers import Call
 from langchain_semgrad_guard.batching import PendingBatch, Request
 from langchain_semgrad_guard.enforcement import EnforcingChatModel
-from langchain_semgrad_guard.logprobs import openai_logprobs
 from langchain_semgrad_guard.tool_calls import call_fields
 from semgrad_guard import (
     Estimator,
-    Evidence,
     Generation,
     GenerationOptions,
     HybridGrad,
@@ -29,9 +27,10 @@ from semgrad_guard import (
 )
 from semgrad_guard.adapters.answer_form import FORM_OPTIONS, AnswerForm
 from semgrad_guard.adapters.limits import Limit
+from semgrad_guard.adapters.logprobs import openai_logprobs
 from semgrad_guard.adapters.settings import call_options, weights_of
 from semgrad_guard.adapters.weights import Weights
-from semgrad_guard.errors import SemGradGuardError
+from semgrad_guard.errors import SemGradGuardError, require_known
 from semgrad_guard.guard import (
     Answerer,
     AsyncLiveAnswer,
@@ -91,6 +90,12 @@ class AnsweringChatModel(EnforcingChatModel):
 
     _weights: Weights | None = PrivateAttr(default=None)
 
+    def __init__(self, **fields: Any) -> None:
+        known = type(self).model_fields
+        aliases = [field.alias for field in known.values() if field.alias is not None]
+        require_known(type(self).__name__, fields, [*known, *aliases])
+        super().__init__(**fields)
+
     @model_validator(mode="after")
     def _check_options(self) -> Self:
         self._options(None, {})
@@ -148,7 +153,7 @@ class AnsweringChatModel(EnforcingChatModel):
     def _live(self, call: Call) -> Writing:
         request = self._request(call.messages, call.stop, call.options)
         live = self._answerer(request).live(request.conversation, template_options=request.form.template_options)
-        return Writing(self, request, live)
+        return Writing(self, call, request, live)
 
     async def _alive(self, call: Call) -> AsyncWriting:
         writing = await off_loop(lambda: self._live(call))
@@ -205,7 +210,7 @@ class AnsweringChatModel(EnforcingChatModel):
         record: dict[str, Any] = {"usage_metadata": convert.usage(generation), "response_metadata": metadata}
         return AIMessage(content=answer.text, **call_fields(answer.calls, answer.broken), **record)
 
-    def _verdict(self, evidence: Evidence, text: str, request: Request) -> Verdict:
+    def _verdict(self, evidence: Any, text: str, request: Request) -> Verdict:
         return assess(
             self.language_model,
             self.estimator,
@@ -224,8 +229,8 @@ class AnsweringChatModel(EnforcingChatModel):
 class Writing:
     """An answer that the model is writing, as LangChain's chunks. Text that may turn out to be a call is held back."""
 
-    def __init__(self, chat: AnsweringChatModel, request: Request, live: LiveAnswer) -> None:
-        self._chat, self._request, self.live = chat, request, live
+    def __init__(self, chat: AnsweringChatModel, call: Call, request: Request, live: LiveAnswer) -> None:
+        self._chat, self._call, self._request, self.live = chat, call, request, live
         self._written, self._shown = "", 0
 
     def __iter__(self) -> Iterator[ChatGenerationChunk]:
@@ -245,8 +250,7 @@ class Writing:
     def draft(self) -> Draft[AIMessage]:
         """The whole answer with its score."""
         generation = self.live.stream.generation
-        message = self._chat._message(generation, self._request)
-        return self._chat.draft_of(message, generation.prompt.form)
+        return self._chat.draft_of(self._chat._message(generation, self._request), self._call)
 
     def last(self, message: AIMessage) -> list[ChatGenerationChunk]:
         """The rest of the text, and the chunk that says everything else."""

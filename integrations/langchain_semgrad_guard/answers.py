@@ -12,7 +12,7 @@ from langchain_core.outputs import ChatGeneration, ChatResult
 
 from langchain_semgrad_guard.rules import Rules
 from langchain_semgrad_guard.targets import Asked, Said, escalating
-from semgrad_guard.guard import Draft, Outcome, Terms, Waiting, current_recorder
+from semgrad_guard.guard import Draft, Outcome, Terms, Waiting
 from semgrad_guard.records import PromptForm
 
 
@@ -29,6 +29,11 @@ class Call:
     """Its options as a target is told them: tools as the caller described them, not in one provider's form."""
 
     @property
+    def source(self) -> str | None:
+        """The id of its run, if that is known."""
+        return None if self.heard.parent_run_id is None else str(self.heard.parent_run_id)
+
+    @property
     def withholds(self) -> bool:
         """Whether its answer may be kept back."""
         return self.rules is not None and self.rules.terms.withholds
@@ -38,13 +43,13 @@ class Answers:
     """What is made of one group of calls. A call has one answer, or as many as its result holds (`n`)."""
 
     def __init__(self, rules: Rules, calls: Sequence[Call]) -> None:
-        self._rules, self._calls = rules, calls
+        self.rules, self._calls = rules, calls
         self._results: Sequence[ChatResult | Exception] = ()
         self._drafts: list[tuple[Call, AIMessage | None]] = []
 
     def terms(self, limit: float | None) -> Terms:
         """The rules' terms; the model's own limit where they set none."""
-        terms = self._rules.terms
+        terms = self.rules.terms
         return terms if limit is None or terms.timeout is not None else replace(terms, timeout=limit)
 
     def drafts(
@@ -53,32 +58,31 @@ class Answers:
         """The results' messages as drafts, call by call; an error stands for its call."""
         self._results = results
         drafts: list[Draft[AIMessage] | Exception] = []
-        needed = self._rules.terms.policy.calibration is not None or current_recorder() is not None
         for call, result in zip(self._calls, results, strict=True):
             if isinstance(result, Exception):
                 self._drafts.append((call, None))
                 drafts.append(result)
                 continue
-            prompt = form(call) if needed else None
+            prompt = form(call)
             for generation in result.generations:
                 message = cast("AIMessage", generation.message)
                 self._drafts.append((call, message))
-                drafts.append(self._rules.draft(message, prompt))
+                drafts.append(self.rules.draft(message, prompt, call.source))
         return drafts
 
     def ask(self, waiting: Sequence[Waiting[AIMessage]]) -> Sequence[Said]:
         """What the target says."""
-        if self._rules.target is None:
+        if self.rules.target is None:
             return ()
-        with escalating(self._rules.owner):
-            return self._rules.target.ask([self._asked(each) for each in waiting])
+        with escalating(self.rules.owner):
+            return self.rules.target.ask([self._asked(each) for each in waiting])
 
     async def aask(self, waiting: Sequence[Waiting[AIMessage]]) -> Sequence[Said]:
         """Like `ask`, without blocking the event loop."""
-        if self._rules.target is None:
+        if self.rules.target is None:
             return ()
-        with escalating(self._rules.owner):
-            return await self._rules.target.aask([self._asked(each) for each in waiting])
+        with escalating(self.rules.owner):
+            return await self.rules.target.aask([self._asked(each) for each in waiting])
 
     def delivered(self, outcomes: Sequence[Outcome[AIMessage] | Exception]) -> list[ChatResult | Exception]:
         """One result for each call, in results of our own: the drafts' objects may sit in a cache."""
@@ -87,7 +91,7 @@ class Answers:
 
     def message(self, outcome: Outcome[AIMessage]) -> AIMessage:
         """The message of a stream's outcome."""
-        return self._rules.delivered(outcome, outcome.answer)
+        return self.rules.delivered(outcome, outcome.answer)
 
     def _asked(self, waiting: Waiting[AIMessage]) -> Asked:
         call, _ = self._drafts[waiting.index]
@@ -101,7 +105,7 @@ class Answers:
             if isinstance(outcome, Exception):
                 error = error or outcome
                 continue
-            message = self._rules.delivered(outcome, draft)
+            message = self.rules.delivered(outcome, draft)
             own = generation is not None and outcome.answer is draft and outcome.verdict.draft is None
             generations.append(
                 ChatGeneration(message=message, generation_info=generation.generation_info if own else None)

@@ -23,9 +23,8 @@ from langchain_semgrad_guard.structured_output import Method, structured, struct
 from langchain_semgrad_guard.tools import AnyTool, openai_tools
 from semgrad_guard import METADATA_KEY, Estimator, HybridGrad, LanguageModel, Verdict
 from semgrad_guard.adapters.answer_form import AnswerForm
-from semgrad_guard.adapters.limits import ain_time_left, in_time_left
 from semgrad_guard.errors import InputError
-from semgrad_guard.guard import Answerer, Draft, as_estimator, off_loop
+from semgrad_guard.guard import Answerer, Draft, ain_time, as_estimator, in_time, off_loop
 from semgrad_guard.records import PromptForm
 
 _REASONING = frozenset({"thinking", "redacted_thinking", "reasoning", "reasoning_content"})
@@ -81,9 +80,7 @@ class AroundChatModel(EnforcingChatModel):
                 return model._drafted(inner)
             return model._generate_with_cache(inner.messages, inner.stop, None, **inner.options)
         with _heard(model, inner) as heard:
-            result = in_time_left(
-                lambda: model._generate_with_cache(inner.messages, inner.stop, None, **inner.options)
-            )
+            result = in_time(lambda: model._generate_with_cache(inner.messages, inner.stop, None, **inner.options))
             heard.append(result)
         return self._scored_result(call, result)
 
@@ -94,16 +91,14 @@ class AroundChatModel(EnforcingChatModel):
                 return await model._adrafted(inner)
             return await model._agenerate_with_cache(inner.messages, inner.stop, None, **inner.options)
         with _heard(model, inner) as heard:
-            result = await ain_time_left(
-                model._agenerate_with_cache(inner.messages, inner.stop, None, **inner.options)
-            )
+            result = await ain_time(model._agenerate_with_cache(inner.messages, inner.stop, None, **inner.options))
             heard.append(result)
         return result if self.scorer is None else await off_loop(lambda: self._scored_result(call, result))
 
     def _live(self, call: Call) -> LiveAnswer:
         model, inner = self._inner.model, self._inner_call(call)
         if isinstance(model, EnforcingChatModel) and model.rules is None:
-            return _Judged(self, model._live(inner))
+            return _Judged(self, call, model._live(inner))
         if isinstance(model, EnforcingChatModel) or not model._should_stream(async_api=False, stream=True):
             return ServedWriting(self, call, (_as_piece(self._drafted(call)) for _ in range(1)))
         return ServedWriting(self, call, model._stream(inner.messages, inner.stop, None, **inner.options))
@@ -111,7 +106,7 @@ class AroundChatModel(EnforcingChatModel):
     async def _alive(self, call: Call) -> AsyncLiveAnswer:
         model, inner = self._inner.model, self._inner_call(call)
         if isinstance(model, EnforcingChatModel) and model.rules is None:
-            return _AsyncJudged(self, await model._alive(inner))
+            return _AsyncJudged(self, call, await model._alive(inner))
         if isinstance(model, EnforcingChatModel) or not model._should_stream(async_api=True, stream=True):
             return AsyncServedWriting(self, call, _awaited(self._adrafted, call))
         return AsyncServedWriting(self, call, model._astream(inner.messages, inner.stop, None, **inner.options))
@@ -128,7 +123,9 @@ class AroundChatModel(EnforcingChatModel):
     def _inner_call(self, call: Call) -> Call:
         bound = dict(self._inner.options)
         stop = bound.pop("stop", None)
-        return Call(call.messages, stop if call.stop is None else call.stop, {**bound, **call.options}, call.rules, call.heard)
+        return Call(
+            call.messages, stop if call.stop is None else call.stop, {**bound, **call.options}, call.rules, call.heard
+        )
 
     # How the answers of a served model are scored.
 
@@ -173,7 +170,9 @@ class AroundChatModel(EnforcingChatModel):
             tools = openai_tools(cast("Sequence[Any]", told.get("tools") or ()))
         except Exception as error:  # noqa: BLE001 - LangChain raises many kinds of errors
             raise InputError(f"the model's tools cannot be shown to the scorer ({error})") from error
-        return AnswerForm.of({"tools": tools, "tool_choice": "none" if told.get("tool_choice") == "none" else None}).template_options
+        return AnswerForm.of(
+            {"tools": tools, "tool_choice": "none" if told.get("tool_choice") == "none" else None}
+        ).template_options
 
     def _form(self, call: Call) -> PromptForm | None:
         model, inner = self._inner.model, self._inner_call(call)
@@ -195,9 +194,7 @@ class AroundChatModel(EnforcingChatModel):
 
     # What LangChain asks for.
 
-    def bind_tools(
-        self, tools: Sequence[AnyTool], **kwargs: Any
-    ) -> Runnable[LanguageModelInput, AIMessage]:
+    def bind_tools(self, tools: Sequence[AnyTool], **kwargs: Any) -> Runnable[LanguageModelInput, AIMessage]:
         """Show the model tools, in its own provider's form; the scorer and a target are shown the same tools.
 
         Raises:
@@ -323,7 +320,9 @@ def _heard(model: BaseChatModel, call: Call) -> Generator[list[ChatResult]]:
 
 def _traced(generation: ChatGeneration, *, hidden: bool) -> ChatGeneration:
     message = generation.message
-    return ChatGeneration(message=convert.textless(message)) if hidden and isinstance(message, AIMessage) else generation
+    return (
+        ChatGeneration(message=convert.textless(message)) if hidden and isinstance(message, AIMessage) else generation
+    )
 
 
 def _require_plain_text(message: AIMessage) -> None:
@@ -358,12 +357,16 @@ class ServedWriting:
         if self._heard is None:
             raise InputError("the model ended its stream without saying anything")
         whole = cast("AIMessage", message_chunk_to_message(self._heard.message))
-        return self._owner.draft_of(self._owner.scored(self._call, whole), self._owner._form(self._call))
+        return self._owner.draft_of(self._owner.scored(self._call, whole), self._call)
 
     def last(self, message: AIMessage) -> list[ChatGenerationChunk]:
         """The chunk that closes the stream: the record, and nothing else."""
-        record = {METADATA_KEY: message.response_metadata[METADATA_KEY]} if METADATA_KEY in message.response_metadata else {}
-        return [ChatGenerationChunk(message=AIMessageChunk(content="", response_metadata=record, chunk_position="last"))]
+        record = (
+            {METADATA_KEY: message.response_metadata[METADATA_KEY]} if METADATA_KEY in message.response_metadata else {}
+        )
+        return [
+            ChatGenerationChunk(message=AIMessageChunk(content="", response_metadata=record, chunk_position="last"))
+        ]
 
     def close(self) -> None:
         """Leave the stream."""
@@ -395,8 +398,8 @@ class AsyncServedWriting:
 class _Judged:
     """A local model's answer, judged by the rules of the model around it."""
 
-    def __init__(self, owner: AroundChatModel, live: LiveAnswer) -> None:
-        self._owner, self._live = owner, live
+    def __init__(self, owner: AroundChatModel, call: Call, live: LiveAnswer) -> None:
+        self._owner, self._call, self._live = owner, call, live
         self.last, self.close = live.last, live.close
 
     def __iter__(self) -> Iterator[ChatGenerationChunk]:
@@ -404,15 +407,14 @@ class _Judged:
 
     def draft(self) -> Draft[AIMessage]:
         """The whole answer with its score."""
-        draft = self._live.draft()
-        return self._owner.draft_of(draft.answer, draft.prompt)
+        return self._owner.draft_of(self._live.draft().answer, self._call)
 
 
 class _AsyncJudged:
     """Like `_Judged`, on the event loop."""
 
-    def __init__(self, owner: AroundChatModel, live: AsyncLiveAnswer) -> None:
-        self._owner, self._live = owner, live
+    def __init__(self, owner: AroundChatModel, call: Call, live: AsyncLiveAnswer) -> None:
+        self._owner, self._call, self._live = owner, call, live
         self.last, self.aclose = live.last, live.aclose
 
     def __aiter__(self) -> AsyncIterator[ChatGenerationChunk]:
@@ -420,8 +422,7 @@ class _AsyncJudged:
 
     async def draft(self) -> Draft[AIMessage]:
         """The whole answer with its score."""
-        draft = await self._live.draft()
-        return self._owner.draft_of(draft.answer, draft.prompt)
+        return self._owner.draft_of((await self._live.draft()).answer, self._call)
 
 
 def _as_piece(result: ChatResult) -> ChatGenerationChunk:

@@ -124,7 +124,9 @@ class UncertaintyRouterCallback(BaseCallbackHandler):
     def escalate_to(self, escalate_to: Runnable[Any, Any] | None) -> None:
         target = target_of(escalate_to)
         self._escalate_to = escalate_to
-        self.rules = replace(self.rules, terms=replace(self.rules.terms, can_escalate=target is not None), target=target)
+        self.rules = replace(
+            self.rules, terms=replace(self.rules.terms, can_escalate=target is not None), target=target
+        )
 
     def on_chat_model_start(self, serialized: dict[str, Any], messages: Any, **kwargs: Any) -> None:
         """Refuse a chat model that would deliver whatever this router decides."""

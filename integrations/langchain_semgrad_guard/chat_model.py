@@ -15,7 +15,6 @@ from langchain_semgrad_guard import messages as convert
 from langchain_semgrad_guard.answering import AnsweringChatModel
 from langchain_semgrad_guard.batching import Request
 from langchain_semgrad_guard.counting import count_tokens
-from langchain_semgrad_guard.logprobs import openai_logprobs
 from langchain_semgrad_guard.profile import profile_of, profile_on_disk
 from langchain_semgrad_guard.structured_output import Method, structured
 from langchain_semgrad_guard.tools import AnyTool, openai_tools
@@ -24,6 +23,7 @@ from semgrad_guard import (
     LanguageModel,
 )
 from semgrad_guard.adapters.answer_form import AnswerForm
+from semgrad_guard.adapters.logprobs import openai_logprobs
 from semgrad_guard.adapters.settings import loaded_weights, require_loaded
 from semgrad_guard.errors import InputError
 from semgrad_guard.guard import template_name
@@ -150,9 +150,7 @@ class ChatSemGrad(AnsweringChatModel):
         encoding: Any = self.language_model.tokenizer(text, add_special_tokens=False)
         return list(encoding["input_ids"])
 
-    def get_num_tokens_from_messages(
-        self, messages: list[BaseMessage], tools: Sequence[AnyTool] | None = None
-    ) -> int:
+    def get_num_tokens_from_messages(self, messages: list[BaseMessage], tools: Sequence[AnyTool] | None = None) -> int:
         """Tokens of the prompt that the model would read: its chat template around the messages, and the tools.
 
         Raises:

@@ -139,9 +139,17 @@ class EnforcingChatModel(BaseChatModel):
         """Seconds that an answer may take where the router sets no limit."""
         return None
 
-    def draft_of(self, message: AIMessage, prompt: PromptForm | None) -> Draft[AIMessage]:
-        """A finished message as a draft, by the rules that this model carries."""
-        return Draft(draft_verdict(message), message, prompt) if self.rules is None else self.rules.draft(message, prompt)
+    def draft_of(self, message: AIMessage, call: Call) -> Draft[AIMessage]:
+        """A finished message as a draft, by the rules of its call, or those that this model holds to."""
+        rules = call.rules or self.rules
+        if rules is None:
+            return Draft(draft_verdict(message), message)
+        return rules.draft(message, self._form_for(rules, call), call.source)
+
+    def _form_for(self, rules: Rules, call: Call) -> PromptForm | None:
+        """What the prompt of a call looks like, where somebody asks: a calibration, or whoever takes drafts down."""
+        asked = rules.terms.policy.calibration is not None or current_recorder() is not None
+        return self._form(call) if asked else None
 
     # Which rules hold.
 
@@ -259,7 +267,9 @@ class EnforcingChatModel(BaseChatModel):
                 answers = Answers(rules, group)
                 outcomes = run(
                     answers.terms(self._limit),
-                    lambda answers=answers, group=group: answers.drafts(self._made(group), self._form),
+                    lambda answers=answers, group=group: answers.drafts(
+                        self._made(group), partial(self._form_for, rules)
+                    ),
                     lambda waiting, answers=answers: answers.ask(waiting),
                 )
                 found = answers.delivered(outcomes)
@@ -276,7 +286,7 @@ class EnforcingChatModel(BaseChatModel):
                 answers = Answers(rules, group)
 
                 async def drafts(answers: Answers = answers, group: Sequence[Call] = group) -> Any:
-                    return answers.drafts(await self._amade(group), self._form)
+                    return answers.drafts(await self._amade(group), partial(self._form_for, answers.rules))
 
                 outcomes = await arun(
                     answers.terms(self._limit), drafts, lambda waiting, answers=answers: answers.aask(waiting)
@@ -309,9 +319,9 @@ class EnforcingChatModel(BaseChatModel):
     def _noticed(self, call: Call, message: AIMessage) -> None:
         """Tell whoever takes drafts down, or observes through this very model."""
         if current_recorder() is not None:
-            record_draft(draft_verdict(message), self._form(call))
+            record_draft(draft_verdict(message), self._form(call), source=call.source)
         if self.rules is not None:
-            observe(self.rules, self.rules.draft(message, self._form(call)))
+            observe(self.rules, self.draft_of(message, call))
 
     # Streams.
 
@@ -502,7 +512,11 @@ class EnforcingChatModel(BaseChatModel):
     ) -> Iterator[list[tuple[LanguageModelInput, RunnableConfig]]]:
         """The inputs that are answered together, with their configs."""
         pairs = list(zip(inputs, configs, strict=True))
-        limit = len(pairs) if self._group_size is None else (configs and configs[0].get("max_concurrency")) or self._group_size
+        limit = (
+            len(pairs)
+            if self._group_size is None
+            else (configs and configs[0].get("max_concurrency")) or self._group_size
+        )
         for start in range(0, len(pairs), limit or 1):
             yield pairs[start : start + limit]
 
@@ -594,4 +608,3 @@ def _identified(result: ChatResult, run: RunManager) -> ChatResult:
 def _whole_chunk(generation: ChatGeneration) -> ChatGenerationChunk:
     message = cast("AIMessage", generation.message)
     return ChatGenerationChunk(message=convert.as_chunk(message))
-

@@ -76,10 +76,16 @@ class GuardedChatModel(AroundChatModel):
         inner, config = self._inner, _config_of(self.model)
         heard = [*handlers_of(inner.model.callbacks), *handlers_of(config.get("callbacks"))]
         if any(isinstance(each, UncertaintyRouterCallback) and each.mode != "observe" for each in heard):
-            raise UnenforcedPolicyError("2 routers: one is attached to the model already. Attach one, or give that here")
+            raise UnenforcedPolicyError(
+                "2 routers: one is attached to the model already. Attach one, or give that here"
+            )
         self.cache = False  # of drafts the model inside takes care
         self.tags = [*(self.tags or []), *(inner.model.tags or []), *(config.get("tags") or [])] or None
-        self.metadata = {**(inner.model.metadata or {}), **(config.get("metadata") or {}), **(self.metadata or {})} or None
+        self.metadata = {
+            **(inner.model.metadata or {}),
+            **(config.get("metadata") or {}),
+            **(self.metadata or {}),
+        } or None
         self.callbacks = [*handlers_of(self.callbacks), *heard] or None
         return self
 
@@ -124,7 +130,11 @@ class GuardedChatModel(AroundChatModel):
                 raise InputError(
                     f"{type(model).__name__} scores its own answers: set scorer, estimator and template there"
                 )
-            if calibration is None or "estimator" in model.model_fields_set or "estimator" not in type(model).model_fields:
+            if (
+                calibration is None
+                or "estimator" in model.model_fields_set
+                or "estimator" not in type(model).model_fields
+            ):
                 return inner
             return Inner(model.model_copy(update={"estimator": estimator_of(calibration)}), inner.options)
         if self.scorer is None and self.mode != "observe":

@@ -28,7 +28,7 @@ class Rules:
     target: Target | None = None
     trusted_tools: frozenset[str] = frozenset()
 
-    def draft(self, message: AIMessage, prompt: PromptForm | None) -> Draft[AIMessage]:
+    def draft(self, message: AIMessage, prompt: PromptForm | None, source: str | None) -> Draft[AIMessage]:
         """A message as a draft to be judged. One that carries no record is unscored."""
         called = {call["name"] for call in message.tool_calls}
         return Draft(
@@ -37,6 +37,7 @@ class Rules:
             prompt,
             trusted=bool(called) and called <= self.trusted_tools,
             can_escalate=not is_escalating(self.owner),
+            source=source,
         )
 
     def delivered(self, outcome: Outcome[AIMessage], draft: AIMessage | None) -> AIMessage:

@@ -86,7 +86,11 @@ def _swapped(made: Any, model: BaseChatModel, guard: BaseChatModel, checked: Run
         return bound if checked is guard else bound | RunnableGenerator(_delivered, _adelivered)
     if isinstance(made, RunnableSequence):
         steps = [_swapped(step, model, guard, checked) for step in cast("Any", made).steps]
-        return made if all(a is b for a, b in zip(steps, cast("Any", made).steps, strict=True)) else RunnableSequence(*steps)
+        return (
+            made
+            if all(a is b for a, b in zip(steps, cast("Any", made).steps, strict=True))
+            else RunnableSequence(*steps)
+        )
     if isinstance(made, RunnableParallel):
         known = cast("Any", made).steps__
         steps = {name: _swapped(step, model, guard, checked) for name, step in known.items()}

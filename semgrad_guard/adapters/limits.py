@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Generator
+from collections.abc import Generator
 from contextlib import contextmanager
-from typing import TypeVar
 
-from semgrad_guard.engine.interruption import Stop, current_stop, stopping
-from semgrad_guard.guard.timing import ain_time, in_time
-
-T = TypeVar("T")
+from semgrad_guard.engine.interruption import Stop, stopping
 
 
 class Limit:
@@ -30,19 +26,3 @@ class Limit:
             return
         with stopping(self._stop):
             yield
-
-
-def in_time_left(work: Callable[[], T]) -> T:
-    """What work returns that knows no deadlines (a server's answer), if it does so within the limits that count here.
-
-    Raises:
-        DeadlineExceededError: it is late, and left behind.
-    """
-    stop = current_stop()
-    return in_time(work, stop) if stop else work()
-
-
-async def ain_time_left(work: Awaitable[T]) -> T:
-    """Like `in_time_left`, for what can be awaited; it is cancelled where it is late."""
-    stop = current_stop()
-    return await (ain_time(work, stop) if stop else work)

@@ -108,7 +108,7 @@ class Draft(Generic[A]):
     """A scored draft: its undecided verdict, what the door would deliver, and what its prompt looked like.
 
     `trusted` drafts are delivered whatever their score; `can_escalate` set to False holds this one back from the
-    target (it *is* the target's).
+    target (it *is* the target's). `source` names the call that made it, for whoever records.
     """
 
     verdict: Verdict
@@ -116,6 +116,7 @@ class Draft(Generic[A]):
     prompt: PromptForm | None = None
     trusted: bool = False
     can_escalate: bool = True
+    source: str | None = None
 
 
 @dataclass(frozen=True)
@@ -184,7 +185,7 @@ class Pending(Generic[A]):
             return draft
         recorder, terms = current_recorder(), self._terms
         if recorder is not None:
-            recorder.add(draft.verdict, draft.prompt)
+            recorder.add(draft.verdict, draft.prompt, source=draft.source)
             return Deliver(draft.verdict.model_copy(update={"enforced": False}))
         try:
             settled = settle(
@@ -284,7 +285,7 @@ def run(
             pending = Pending(draft(), terms)
         except DeadlineExceededError as error:
             return [_overdue(error, terms) for _ in range(count)]
-        return _finished(pending, ask, stop)
+        return _finished(pending, ask)
 
 
 async def arun(
@@ -297,7 +298,7 @@ async def arun(
             pending = Pending(await draft(), terms)
         except DeadlineExceededError as error:
             return [_overdue(error, terms) for _ in range(count)]
-        return await _afinished(pending, ask, stop)
+        return await _afinished(pending, ask)
 
 
 class LiveDraft(Protocol[P_co, A]):
@@ -334,7 +335,7 @@ def run_stream(terms: Terms, start: Callable[[], LiveDraft[P, A]], ask: Ask[A]) 
             if not terms.withholds:
                 yield piece
         with stopping(stop):
-            outcome = one(_finished(Pending([live.draft()], terms), ask, stop))
+            outcome = one(_finished(Pending([live.draft()], terms), ask))
     except DeadlineExceededError as error:
         outcome = _overdue(error, terms)
     finally:
@@ -355,7 +356,7 @@ async def arun_stream(
                 if not terms.withholds:
                     yield piece
             with stopping(stop):
-                outcome = one(await _afinished(Pending([await live.draft()], terms), ask, stop))
+                outcome = one(await _afinished(Pending([await live.draft()], terms), ask))
         except DeadlineExceededError as error:
             outcome = _overdue(error, terms)
         finally:
@@ -375,22 +376,22 @@ def one(outcomes: Sequence[Outcome[A] | Exception]) -> Outcome[A]:
     return outcome
 
 
-def _finished(pending: Pending[A], ask: Ask[A], stop: Stop) -> list[Outcome[A] | Exception]:
+def _finished(pending: Pending[A], ask: Ask[A]) -> list[Outcome[A] | Exception]:
     waiting = pending.waiting
     if not waiting:
         return pending.outcomes()
     try:
-        return pending.outcomes(in_time(lambda: ask(waiting), stop))
+        return pending.outcomes(in_time(lambda: ask(waiting)))
     except Exception as error:  # noqa: BLE001 - the target's; `on_error` decides
         return pending.outcomes([error] * len(waiting))
 
 
-async def _afinished(pending: Pending[A], ask: AsyncAsk[A], stop: Stop) -> list[Outcome[A] | Exception]:
+async def _afinished(pending: Pending[A], ask: AsyncAsk[A]) -> list[Outcome[A] | Exception]:
     waiting = pending.waiting
     if not waiting:
         return pending.outcomes()
     try:
-        return pending.outcomes(await ain_time(ask(waiting), stop))
+        return pending.outcomes(await ain_time(ask(waiting)))
     except Exception as error:  # noqa: BLE001 - as above
         return pending.outcomes([error] * len(waiting))
 

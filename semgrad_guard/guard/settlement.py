@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from semgrad_guard.calibration.prompt_shape import PromptForm
 from semgrad_guard.guard.modes import Mode, withholds
@@ -68,6 +68,8 @@ def settle(
     """
     if is_withheld(draft):  # by another guard: there is no answer left to judge
         return Deliver(draft)
+    if not withholds(mode) and policy.on_unfamiliar == "raise":
+        policy = replace(policy, on_unfamiliar="abstain")  # advice is given, not raised
     verdict = decide(draft, policy, can_escalate=can_escalate, prompt=prompt)
     if not withholds(mode):
         return Deliver(verdict.model_copy(update={"enforced": False}))

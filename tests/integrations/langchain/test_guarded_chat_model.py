@@ -131,7 +131,9 @@ def test_a_changed_copy_holds_to_its_own_rules(chat: ChatSemGrad) -> None:
     assert GuardedChatModel(chat, NOTHING).model_copy(update={"callbacks": []}).invoke(QUESTION).text == "I don't know."
 
 
-@pytest.mark.parametrize("wrap", [lambda c: c.with_retry(), lambda c: c.with_fallbacks([c]), lambda c: c | StrOutputParser()])
+@pytest.mark.parametrize(
+    "wrap", [lambda c: c.with_retry(), lambda c: c.with_fallbacks([c]), lambda c: c | StrOutputParser()]
+)
 def test_what_is_no_chat_model_is_refused_with_the_remedy(chat: ChatSemGrad, wrap: Any) -> None:
     with pytest.raises(InputError, match=r"GuardedChatModel\(model, policy\)\.with_retry\(\)"):
         GuardedChatModel(wrap(chat), NOTHING)
@@ -156,7 +158,10 @@ def test_an_agent_around_a_served_model(server: Server, language_model: Language
     assert messages[-1].text == "Vienna"
     called = get_verdict(messages[1])
     assert called is not None
-    assert (called.status, called.reason) == ("unscored", "the answer calls tools, and how its server wrote the calls is not known")
+    assert (called.status, called.reason) == (
+        "unscored",
+        "the answer calls tools, and how its server wrote the calls is not known",
+    )
     strict: Any = create_agent(GuardedChatModel(server, NOTHING, scorer=language_model), [tool])
     assert strict.invoke(ASKED)["messages"][-1].text == "I don't know."
     assert runs == ["speak"]
@@ -174,7 +179,10 @@ def test_a_middleware_scores_a_served_model(server: Server, language_model: Lang
 def test_a_scorer_that_knows_no_tools_says_so(server: Server, language_model: LanguageModel) -> None:
     guard = GuardedChatModel(server, Policy(threshold=1e308, on_unscored="answer"), scorer=language_model)
     history = [HumanMessage(QUESTION), AIMessage("", tool_calls=[tool_call(name="speak", args={}, id="1")])]
-    for model, asked in ((guard.bind_tools([counting_tool("speak", [])], tool_choice="auto"), QUESTION), (guard, history)):
+    for model, asked in (
+        (guard.bind_tools([counting_tool("speak", [])], tool_choice="auto"), QUESTION),
+        (guard, history),
+    ):
         verdict = get_verdict(model.invoke(asked))
         assert verdict is not None
         assert verdict.status == "unscored"
@@ -188,7 +196,9 @@ def test_a_scorer_that_knows_no_tools_says_so(server: Server, language_model: La
         [{"type": "text", "text": "Look:"}, {"type": "image", "url": "https://example.org/x.png"}],
     ],
 )
-def test_a_prompt_that_is_no_text_is_unscored(server: Server, language_model: LanguageModel, route: Route, content: Any) -> None:
+def test_a_prompt_that_is_no_text_is_unscored(
+    server: Server, language_model: LanguageModel, route: Route, content: Any
+) -> None:
     guard = GuardedChatModel(server, Policy(threshold=1e308, on_unscored="answer"), scorer=language_model)
     pieces = route(guard, [HumanMessage(content)], {})
     assert text_of(pieces) == "Vienna"
@@ -276,8 +286,14 @@ def test_an_agents_graph_as_target(chat: ChatSemGrad, server: Server, route: Rou
 def test_a_rag_chain_as_target(chat: ChatSemGrad, server: Server, route: Route) -> None:
     retriever = RunnableLambda(lambda question: [Document(f"about {question}")])
     prompt = ChatPromptTemplate.from_template("{context} {question}")
-    chain: Any = {"context": RunnableLambda(lambda d: d["question"]) | retriever, "question": lambda d: d["question"]} | prompt | server
-    with pytest.raises(InputError, match=r"RunnableLambda\(lambda messages: \{'question': messages\[-1\]\.text\}\) \| chain"):
+    chain: Any = (
+        {"context": RunnableLambda(lambda d: d["question"]) | retriever, "question": lambda d: d["question"]}
+        | prompt
+        | server
+    )
+    with pytest.raises(
+        InputError, match=r"RunnableLambda\(lambda messages: \{'question': messages\[-1\]\.text\}\) \| chain"
+    ):
         GuardedChatModel(chat, NOTHING, escalate_to=prompt.partial(context="x") | server)
     remedied = RunnableLambda(lambda messages: {"question": messages[-1].text}) | chain
     assert text_of(route(GuardedChatModel(chat, NOTHING, escalate_to=remedied), QUESTION, {})) == "Vienna"

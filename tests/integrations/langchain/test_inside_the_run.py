@@ -94,7 +94,9 @@ def test_traces_hold_a_draft_on_request(chat: ChatSemGrad, draft: str, ledger: L
     assert inner.parent_run_id == outer.id
     assert draft in repr(inner.outputs)
     assert outer.outputs is not None
-    assert outer.outputs["generations"][0][0]["message"]["kwargs"]["response_metadata"]["semgrad_guard"]["draft"] == draft
+    assert (
+        outer.outputs["generations"][0][0]["message"]["kwargs"]["response_metadata"]["semgrad_guard"]["draft"] == draft
+    )
 
 
 @pytest.mark.parametrize("guard", ["router", "guard", "middleware"])
@@ -121,7 +123,9 @@ def test_a_hidden_models_text_stays_hidden(chat: ChatSemGrad) -> None:
     assert list(graph.compile().stream({}, stream_mode="messages")) == []
 
 
-@pytest.mark.parametrize("how", [name for name in GUARDS if name != "with_config"])  # which hides the context's callbacks
+@pytest.mark.parametrize(
+    "how", [name for name in GUARDS if name != "with_config"]
+)  # which hides the context's callbacks
 def test_one_message_has_one_id(chat: ChatSemGrad, how: str) -> None:
     guarded = GUARDS[how](chat)
     ends: list[Any] = []
