@@ -111,11 +111,11 @@ class Turn:
 def guarded(model: BaseChatModel, rules: Rules, **scoring: Any) -> BaseChatModel:
     """A model whose runs end with what these rules make of its answers. Rules that it holds to already judge after."""
     given = {name: value for name, value in scoring.items() if value is not None}
-    if isinstance(model, EnforcingChatModel) and (outer := model._rules) is not None:
-        return AroundChatModel.around(guarded(model._bare, rules, **given))._guarded_by(outer)
+    if isinstance(model, EnforcingChatModel) and (outer := model.carried) is not None:
+        return AroundChatModel.around(guarded(model.bare, rules, **given)).guarded_by(outer)
     if isinstance(model, EnforcingChatModel) and model.rules is None and not given:
-        return model._guarded_by(rules)
-    return AroundChatModel.around(model, **given)._guarded_by(rules)
+        return model.guarded_by(rules)
+    return AroundChatModel.around(model, **given).guarded_by(rules)
 
 
 def _require_one_judge(request: Request) -> None:

@@ -15,7 +15,7 @@ from pydantic import BeforeValidator, ConfigDict, Field, PrivateAttr, SecretStr,
 from langchain_semgrad_guard import messages as convert
 from langchain_semgrad_guard.answers import Call
 from langchain_semgrad_guard.batching import PendingBatch, Request
-from langchain_semgrad_guard.enforcement import EnforcingChatModel
+from langchain_semgrad_guard.several import SeveralChatModel
 from langchain_semgrad_guard.tool_calls import call_fields
 from semgrad_guard import (
     Estimator,
@@ -46,7 +46,7 @@ _CALL_OPTIONS = FORM_OPTIONS | {"logprobs", "stream"}
 """What a call may say besides how its answer is generated."""
 
 
-class AnsweringChatModel(EnforcingChatModel):
+class AnsweringChatModel(SeveralChatModel):
     """The fields of a chat model that runs here, and its answers: whole, streamed and in batches."""
 
     model_config = ConfigDict(extra="forbid", arbitrary_types_allowed=True, protected_namespaces=())
@@ -121,7 +121,7 @@ class AnsweringChatModel(EnforcingChatModel):
         request = self._request(messages, stop, kwargs)
         with Limit(self.timeout).counting():
             generation = PendingBatch.take(self._owner, request) or self._generate_all([request])[0]
-            message = self._message(generation, request)
+            message = self.message_of(generation, request)
         return ChatResult(generations=[ChatGeneration(message=message, generation_info=info_of(message))])
 
     async def _agenerate(
@@ -200,7 +200,7 @@ class AnsweringChatModel(EnforcingChatModel):
             self.language_model, self.estimator, options=request.options, prompt_template=self.prompt_template
         )
 
-    def _message(self, generation: Generation, request: Request) -> AIMessage:
+    def message_of(self, generation: Generation, request: Request) -> AIMessage:
         """An answer with its record; scoring happens here."""
         answer, evidence = request.form.taken_apart(self.language_model, generation), generation.evidence
         verdict = self._verdict(evidence, answer.text, request)
@@ -250,7 +250,7 @@ class Writing:
     def draft(self) -> Draft[AIMessage]:
         """The whole answer with its score."""
         generation = self.live.stream.generation
-        return self._chat.draft_of(self._chat._message(generation, self._request), self._call)
+        return self._chat.draft_of(self._chat.message_of(generation, self._request), self._call)
 
     def last(self, message: AIMessage) -> list[ChatGenerationChunk]:
         """The rest of the text, and the chunk that says everything else."""

@@ -106,9 +106,8 @@ class Answers:
                 error = error or outcome
                 continue
             message = self.rules.delivered(outcome, draft)
-            own = generation is not None and outcome.answer is draft and outcome.verdict.draft is None
-            generations.append(
-                ChatGeneration(message=message, generation_info=generation.generation_info if own else None)
-            )
+            whole = outcome.answer is draft and outcome.verdict.draft is None
+            info = generation.generation_info if generation is not None and whole else None
+            generations.append(ChatGeneration(message=message, generation_info=info))
         output = None if isinstance(result, Exception) else result.llm_output
         return error or ChatResult(generations=generations, llm_output=output)

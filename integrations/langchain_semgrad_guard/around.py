@@ -1,8 +1,8 @@
-"""`AroundChatModel`: any other chat model, its answers scored afterwards by a local copy of its weights if there is one."""
+"""`AroundChatModel`: any other chat model, its answers scored afterwards by a local copy of its weights, if given."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Annotated, Any, NamedTuple, Self, cast
 
@@ -10,8 +10,8 @@ from langchain_core.callbacks import CallbackManagerForLLMRun
 from langchain_core.language_models import LanguageModelInput, ModelProfile
 from langchain_core.language_models.base import LangSmithParams
 from langchain_core.language_models.chat_models import BaseChatModel
-from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage, message_chunk_to_message
-from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult, LLMResult
+from langchain_core.messages import AIMessage, BaseMessage
+from langchain_core.outputs import ChatGeneration, ChatResult, LLMResult
 from langchain_core.runnables import Runnable, RunnableBinding
 from pydantic import BaseModel, BeforeValidator, ConfigDict, PrivateAttr, SkipValidation
 
@@ -19,12 +19,21 @@ from langchain_semgrad_guard import messages as convert
 from langchain_semgrad_guard.answering import AnsweringChatModel
 from langchain_semgrad_guard.answers import Call
 from langchain_semgrad_guard.enforcement import AsyncLiveAnswer, EnforcingChatModel, LiveAnswer
+from langchain_semgrad_guard.served_streams import (
+    AsyncJudged,
+    AsyncServedWriting,
+    Judged,
+    ServedWriting,
+    as_piece,
+    awaited,
+)
+from langchain_semgrad_guard.several import SeveralChatModel
 from langchain_semgrad_guard.structured_output import Method, structured, structured_by
 from langchain_semgrad_guard.tools import AnyTool, openai_tools
 from semgrad_guard import METADATA_KEY, Estimator, HybridGrad, LanguageModel, Verdict
 from semgrad_guard.adapters.answer_form import AnswerForm
 from semgrad_guard.errors import InputError
-from semgrad_guard.guard import Answerer, Draft, ain_time, as_estimator, in_time, off_loop
+from semgrad_guard.guard import Answerer, ain_time, as_estimator, in_time, off_loop
 from semgrad_guard.records import PromptForm
 
 _REASONING = frozenset({"thinking", "redacted_thinking", "reasoning", "reasoning_content"})
@@ -37,7 +46,7 @@ class Inner(NamedTuple):
     options: Mapping[str, Any]
 
 
-class AroundChatModel(EnforcingChatModel):
+class AroundChatModel(SeveralChatModel):
     """A chat model that asks another one. What it delivers is its own run's; the other's is heard by tracers alone.
 
     An answer of a served model is scored by the text, as if `scorer` had written it. `prompt_template` is therefore a
@@ -98,17 +107,17 @@ class AroundChatModel(EnforcingChatModel):
     def _live(self, call: Call) -> LiveAnswer:
         model, inner = self._inner.model, self._inner_call(call)
         if isinstance(model, EnforcingChatModel) and model.rules is None:
-            return _Judged(self, call, model._live(inner))
+            return Judged(self, call, model._live(inner))
         if isinstance(model, EnforcingChatModel) or not model._should_stream(async_api=False, stream=True):
-            return ServedWriting(self, call, (_as_piece(self._drafted(call)) for _ in range(1)))
+            return ServedWriting(self, call, (as_piece(self._drafted(call)) for _ in range(1)))
         return ServedWriting(self, call, model._stream(inner.messages, inner.stop, None, **inner.options))
 
     async def _alive(self, call: Call) -> AsyncLiveAnswer:
         model, inner = self._inner.model, self._inner_call(call)
         if isinstance(model, EnforcingChatModel) and model.rules is None:
-            return _AsyncJudged(self, call, await model._alive(inner))
+            return AsyncJudged(self, call, await model._alive(inner))
         if isinstance(model, EnforcingChatModel) or not model._should_stream(async_api=True, stream=True):
-            return AsyncServedWriting(self, call, _awaited(self._adrafted, call))
+            return AsyncServedWriting(self, call, awaited(self._adrafted, call))
         return AsyncServedWriting(self, call, model._astream(inner.messages, inner.stop, None, **inner.options))
 
     def _generate(
@@ -168,7 +177,7 @@ class AroundChatModel(EnforcingChatModel):
         told = self._told(self._inner_call(call).options)
         try:
             tools = openai_tools(cast("Sequence[Any]", told.get("tools") or ()))
-        except Exception as error:  # noqa: BLE001 - LangChain raises many kinds of errors
+        except Exception as error:
             raise InputError(f"the model's tools cannot be shown to the scorer ({error})") from error
         return AnswerForm.of(
             {"tools": tools, "tool_choice": "none" if told.get("tool_choice") == "none" else None}
@@ -234,7 +243,7 @@ class AroundChatModel(EnforcingChatModel):
     @property
     def _group_size(self) -> int | None:
         model = self._inner.model
-        return model._group_size if isinstance(model, EnforcingChatModel) else None
+        return model._group_size if isinstance(model, SeveralChatModel) else None
 
     @property
     def _limit(self) -> float | None:
@@ -282,15 +291,15 @@ def inner_of(model: Any) -> Inner:
     if isinstance(found, BaseChatModel):
         return Inner(found, options)
     raise InputError(
-        f"a guard takes a chat model, not a {type(found).__name__}. Guard the model itself and build the rest around the "
-        "guard, which is a chat model too: GuardedChatModel(model, policy).with_retry(), .with_fallbacks([...]), "
+        f"a guard takes a chat model, not a {type(found).__name__}. Guard the model itself and build the rest around "
+        "the guard, which is a chat model too: GuardedChatModel(model, policy).with_retry(), .with_fallbacks([...]), "
         ".configurable_fields(...)"
     )
 
 
 @contextmanager
 def _heard(model: BaseChatModel, call: Call) -> Generator[list[ChatResult]]:
-    """The run of a served model, for tracers: what it was asked, its tokens and its time; its text only as a kept draft.
+    """The run of a served model, for tracers: what it was asked, its tokens, its time; its text only as a kept draft.
 
     It is opened here and not by LangChain, whose runs are heard by every handler of the context and end with the text.
     """
@@ -300,11 +309,12 @@ def _heard(model: BaseChatModel, call: Call) -> Generator[list[ChatResult]]:
         return
     stop, options = call.stop, dict(call.options)
     manager = call.heard.copy()
-    manager.add_metadata(dict(model._get_ls_params(stop=stop, **options)), inherit=False)
+    asked: Any = model  # what LangChain's own `generate` tells of a run has no public names
+    manager.add_metadata(dict(asked._get_ls_params(stop=stop, **options)), inherit=False)
     (run,) = manager.on_chat_model_start(
-        model._serialized,
+        asked._serialized,
         [call.messages],
-        invocation_params=model._get_invocation_params(stop=stop, **options),
+        invocation_params=asked._get_invocation_params(stop=stop, **options),
         options={"stop": stop},
         name=model.get_name(),
         batch_size=1,
@@ -332,103 +342,3 @@ def _require_plain_text(message: AIMessage) -> None:
     blocks = [] if isinstance(message.content, str) else message.content
     if any(isinstance(block, dict) and block.get("type") in _REASONING for block in blocks):
         raise InputError("the answer follows on reasoning, which is no part of its text")
-
-
-class ServedWriting:
-    """An answer that a served model is writing. Its pieces go on as they are; the last one, with the score, is ours."""
-
-    def __init__(self, owner: AroundChatModel, call: Call, pieces: Iterator[ChatGenerationChunk]) -> None:
-        self._owner, self._call, self._pieces = owner, call, pieces
-        self._heard: ChatGenerationChunk | None = None
-
-    def __iter__(self) -> Iterator[ChatGenerationChunk]:
-        for piece in self._pieces:
-            yield self.passed_on(piece)
-
-    def passed_on(self, piece: ChatGenerationChunk) -> ChatGenerationChunk:
-        """A piece on its way: not yet the last."""
-        message = piece.message.model_copy(update={"chunk_position": None})
-        passed = ChatGenerationChunk(message=message, generation_info=piece.generation_info)
-        self._heard = passed if self._heard is None else self._heard + passed
-        return ChatGenerationChunk(message=message.model_copy(), generation_info=piece.generation_info)
-
-    def draft(self) -> Draft[AIMessage]:
-        """The whole answer with its score."""
-        if self._heard is None:
-            raise InputError("the model ended its stream without saying anything")
-        whole = cast("AIMessage", message_chunk_to_message(self._heard.message))
-        return self._owner.draft_of(self._owner.scored(self._call, whole), self._call)
-
-    def last(self, message: AIMessage) -> list[ChatGenerationChunk]:
-        """The chunk that closes the stream: the record, and nothing else."""
-        record = (
-            {METADATA_KEY: message.response_metadata[METADATA_KEY]} if METADATA_KEY in message.response_metadata else {}
-        )
-        return [
-            ChatGenerationChunk(message=AIMessageChunk(content="", response_metadata=record, chunk_position="last"))
-        ]
-
-    def close(self) -> None:
-        """Leave the stream."""
-        if isinstance(self._pieces, Generator):
-            self._pieces.close()
-
-
-class AsyncServedWriting:
-    """Like `ServedWriting`, on the event loop."""
-
-    def __init__(self, owner: AroundChatModel, call: Call, pieces: AsyncIterator[ChatGenerationChunk]) -> None:
-        self._pieces, self._writing = pieces, ServedWriting(owner, call, iter(()))
-        self.last = self._writing.last
-
-    async def __aiter__(self) -> AsyncIterator[ChatGenerationChunk]:
-        async for piece in self._pieces:
-            yield self._writing.passed_on(piece)
-
-    async def draft(self) -> Draft[AIMessage]:
-        """The whole answer with its score."""
-        return await off_loop(self._writing.draft)
-
-    async def aclose(self) -> None:
-        """Leave the stream."""
-        if (close := getattr(self._pieces, "aclose", None)) is not None:
-            await close()
-
-
-class _Judged:
-    """A local model's answer, judged by the rules of the model around it."""
-
-    def __init__(self, owner: AroundChatModel, call: Call, live: LiveAnswer) -> None:
-        self._owner, self._call, self._live = owner, call, live
-        self.last, self.close = live.last, live.close
-
-    def __iter__(self) -> Iterator[ChatGenerationChunk]:
-        return iter(self._live)
-
-    def draft(self) -> Draft[AIMessage]:
-        """The whole answer with its score."""
-        return self._owner.draft_of(self._live.draft().answer, self._call)
-
-
-class _AsyncJudged:
-    """Like `_Judged`, on the event loop."""
-
-    def __init__(self, owner: AroundChatModel, call: Call, live: AsyncLiveAnswer) -> None:
-        self._owner, self._call, self._live = owner, call, live
-        self.last, self.aclose = live.last, live.aclose
-
-    def __aiter__(self) -> AsyncIterator[ChatGenerationChunk]:
-        return aiter(self._live)
-
-    async def draft(self) -> Draft[AIMessage]:
-        """The whole answer with its score."""
-        return self._owner.draft_of((await self._live.draft()).answer, self._call)
-
-
-def _as_piece(result: ChatResult) -> ChatGenerationChunk:
-    message = cast("AIMessage", result.generations[0].message)
-    return ChatGenerationChunk(message=convert.as_chunk(message))
-
-
-async def _awaited(drafted: Any, call: Call) -> AsyncIterator[ChatGenerationChunk]:
-    yield _as_piece(await drafted(call))

@@ -28,8 +28,8 @@ from semgrad_guard.guard import (
 )
 
 _REMEDY = (
-    "Use ChatSemGrad(...), or put a guard around this model: GuardedChatModel(model, policy, scorer=...). Attach a router "
-    "to the model that it is for rather than to a chain that holds others: "
+    "Use ChatSemGrad(...), or put a guard around this model: GuardedChatModel(model, policy, scorer=...). Attach a "
+    "router to the model that it is for rather than to a chain that holds others: "
     'chat.with_config(callbacks=[router]), ChatSemGrad(callbacks=[router]), or config={"callbacks": [router]}. '
     'A router with mode="observe" goes with any model.'
 )

@@ -5,7 +5,7 @@ stream) is made of what the run ends with. So the draft is made and judged insid
 LangChain's cache holds drafts, which every router judges anew, and all the others hear what is delivered.
 
 A router is found among the handlers of the run. Two paths need help: LangChain does not tell `_stream` its run, so that
-a copy of the model carries the rules of one call; and runs of one batch meet (`gathering.py`), to be generated together.
+a copy of the model carries the rules of one call; and runs of one batch meet (`gathering.py`) to be answered together.
 """
 
 from __future__ import annotations
@@ -24,16 +24,12 @@ from langchain_core.callbacks import (
 from langchain_core.language_models import LanguageModelInput
 from langchain_core.language_models.chat_models import BaseChatModel
 from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage
-from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult, Generation, LLMResult
+from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult, Generation
 from langchain_core.runnables import RunnableConfig
 from langchain_core.runnables.config import (
     ensure_config,
-    get_config_list,
-    get_executor_for_config,
     run_in_executor,
-    set_config_context,
 )
-from langchain_core.runnables.utils import coro_with_context, gather_with_concurrency
 from langchain_core.utils.utils import LC_ID_PREFIX
 from langchain_core.utils.uuid import uuid7
 from pydantic import PrivateAttr
@@ -41,7 +37,7 @@ from pydantic import PrivateAttr
 from langchain_semgrad_guard import messages as convert
 from langchain_semgrad_guard.answers import Answers, Call
 from langchain_semgrad_guard.callback import EnforcingDescription, UncertaintyRouterCallback
-from langchain_semgrad_guard.gathering import agathered, gathered, take_seat
+from langchain_semgrad_guard.gathering import take_seat
 from langchain_semgrad_guard.hearing import RunManager, handlers_of, inside, inside_stream
 from langchain_semgrad_guard.observing import observe
 from langchain_semgrad_guard.rules import Rules, draft_verdict
@@ -116,10 +112,10 @@ class EnforcingChatModel(BaseChatModel):
 
     def _drafted(self, call: Call) -> ChatResult:
         """The answer to a call, with its record, from LangChain's cache or made anew. Nobody hears it."""
-        return BaseChatModel._generate_with_cache(self._bare, call.messages, call.stop, None, **call.options)
+        return BaseChatModel._generate_with_cache(self.bare, call.messages, call.stop, None, **call.options)
 
     async def _adrafted(self, call: Call) -> ChatResult:
-        return await BaseChatModel._agenerate_with_cache(self._bare, call.messages, call.stop, None, **call.options)
+        return await BaseChatModel._agenerate_with_cache(self.bare, call.messages, call.stop, None, **call.options)
 
     def _together(self, calls: Sequence[Call]) -> AbstractContextManager[None]:
         """The time during which these calls are answered one after the other."""
@@ -128,11 +124,6 @@ class EnforcingChatModel(BaseChatModel):
     def _told(self, options: Mapping[str, Any]) -> Mapping[str, Any]:
         """A call's options as a target is told them."""
         return options
-
-    @property
-    def _group_size(self) -> int | None:
-        """How many runs of a batch are generated together; None: each by itself, side by side."""
-        return None
 
     @property
     def _limit(self) -> float | None:
@@ -154,6 +145,11 @@ class EnforcingChatModel(BaseChatModel):
     # Which rules hold.
 
     @property
+    def carried(self) -> Rules | None:
+        """The rules that were put on this copy (`guarded_by`)."""
+        return self._rules
+
+    @property
     def rules(self) -> Rules | None:
         """The rules that this model holds to, whatever run its answers belong to."""
         return self._rules
@@ -162,7 +158,7 @@ class EnforcingChatModel(BaseChatModel):
     def _serialized(self) -> dict[str, Any]:
         return EnforcingDescription(super()._serialized)
 
-    def _guarded_by(self, rules: Rules | None, heard: CallbackManager | None = None) -> Self:
+    def guarded_by(self, rules: Rules | None, heard: CallbackManager | None = None) -> Self:
         """A copy that judges its answers by these rules, whatever run they belong to."""
         copy = self.model_copy()
         copy._rules, copy._heard, copy._origin = rules, heard, self._owner
@@ -174,9 +170,9 @@ class EnforcingChatModel(BaseChatModel):
         return self if self._origin is None else self._origin
 
     @property
-    def _bare(self) -> Self:
+    def bare(self) -> Self:
         """This model without rules of its own."""
-        return self if self._rules is None else self._guarded_by(None)
+        return self if self._rules is None else self.guarded_by(None)
 
     def _rules_among(self, callbacks: Callbacks) -> Rules | None:
         """The rules of this model, or of a router among handlers. Observers decide nothing.
@@ -216,7 +212,7 @@ class EnforcingChatModel(BaseChatModel):
     ) -> ChatResult:
         call = self._call(messages, stop, run_manager, kwargs)
         if not call.withholds and self._is_shown(run_manager, kwargs, is_async=False):
-            live = self if call.rules is None else self._guarded_by(call.rules, call.heard)
+            live = self if call.rules is None else self.guarded_by(call.rules, call.heard)
             return super(EnforcingChatModel, live)._generate_with_cache(messages, stop, run_manager, **kwargs)
         seat = take_seat(self._owner)
         result = seat.ask(call) if seat is not None else _one(self._answers([call]))
@@ -224,9 +220,7 @@ class EnforcingChatModel(BaseChatModel):
             return result
         result = _identified(result, run_manager)
         if self._should_use_protocol_streaming(async_api=False, run_manager=run_manager, **kwargs):
-            self._replay_v2_events_for_cache_hit(
-                cast("list[ChatGeneration]", result.generations), run_manager=run_manager, **kwargs
-            )
+            self._replay_v2_events_for_cache_hit(result.generations, run_manager=run_manager, **kwargs)
         elif self._should_stream(async_api=False, run_manager=run_manager, **kwargs):
             for chunk in map(_whole_chunk, result.generations):
                 run_manager.on_llm_new_token(chunk.text, chunk=chunk)
@@ -241,7 +235,7 @@ class EnforcingChatModel(BaseChatModel):
     ) -> ChatResult:
         call = self._call(messages, stop, run_manager, kwargs)
         if not call.withholds and self._is_shown(run_manager, kwargs, is_async=True):
-            live = self if call.rules is None else self._guarded_by(call.rules, call.heard)
+            live = self if call.rules is None else self.guarded_by(call.rules, call.heard)
             return await super(EnforcingChatModel, live)._agenerate_with_cache(messages, stop, run_manager, **kwargs)
         seat = take_seat(self._owner)
         result = await seat.ask(call) if seat is not None else _one(await self._aanswers([call]))
@@ -249,9 +243,7 @@ class EnforcingChatModel(BaseChatModel):
             return result
         result = _identified(result, run_manager)
         if self._should_use_protocol_streaming(async_api=True, run_manager=run_manager, **kwargs):
-            await self._areplay_v2_events_for_cache_hit(
-                cast("list[ChatGeneration]", result.generations), run_manager=run_manager, **kwargs
-            )
+            await self._areplay_v2_events_for_cache_hit(result.generations, run_manager=run_manager, **kwargs)
         elif self._should_stream(async_api=True, run_manager=run_manager, **kwargs):
             for chunk in map(_whole_chunk, result.generations):
                 await run_manager.on_llm_new_token(chunk.text, chunk=chunk)
@@ -268,7 +260,7 @@ class EnforcingChatModel(BaseChatModel):
                 outcomes = run(
                     answers.terms(self._limit),
                     lambda answers=answers, group=group: answers.drafts(
-                        self._made(group), partial(self._form_for, rules)
+                        self._made(group), partial(self._form_for, answers.rules)
                     ),
                     lambda waiting, answers=answers: answers.ask(waiting),
                 )
@@ -432,93 +424,7 @@ class EnforcingChatModel(BaseChatModel):
             return self, config
         run_id = config.get("run_id") or uuid7()
         outer, inner = inside_stream(config, run_id)
-        return self._guarded_by(rules, inner), cast("RunnableConfig", {**config, "callbacks": outer, "run_id": run_id})
-
-    # Several answers.
-
-    def generate(
-        self, messages: list[list[BaseMessage]], stop: list[str] | None = None, *args: Any, **kwargs: Any
-    ) -> LLMResult:
-        """Answer each list of messages in a run of its own."""
-        self._ready()
-        with self._together([Call(each, stop, _options(kwargs)) for each in messages]):
-            return super().generate(messages, stop, *args, **kwargs)
-
-    async def agenerate(
-        self, messages: list[list[BaseMessage]], stop: list[str] | None = None, *args: Any, **kwargs: Any
-    ) -> LLMResult:
-        """Like `generate`, without blocking the event loop."""
-        await run_in_executor(None, self._ready)
-        with self._together([Call(each, stop, _options(kwargs)) for each in messages]):
-            return await super().agenerate(messages, stop, *args, **kwargs)
-
-    def batch(
-        self,
-        inputs: list[LanguageModelInput],
-        config: RunnableConfig | list[RunnableConfig] | None = None,
-        *,
-        return_exceptions: bool = False,
-        **kwargs: Any,
-    ) -> list[AIMessage]:
-        """Answer several inputs, each in a run of its own. `max_concurrency` bounds how many are generated at once."""
-        configs = get_config_list(config, len(inputs))
-
-        def one(given: LanguageModelInput, config: RunnableConfig) -> AIMessage | Exception:
-            with set_config_context(config) as context:
-                try:
-                    return context.run(self.invoke, given, config, **kwargs)
-                except Exception as error:  # noqa: BLE001 - raised once all others have had their run
-                    return error
-
-        ends: list[AIMessage | Exception] = []
-        for group in self._groups(inputs, configs):
-            if self._group_size is None:
-                with get_executor_for_config(configs[0]) as executor:
-                    ends += executor.map(one, *zip(*group, strict=True))
-            else:
-                ends += gathered(self._owner, [partial(one, *pair) for pair in group], self._answers)
-        return _ended(ends, return_exceptions=return_exceptions)
-
-    async def abatch(
-        self,
-        inputs: list[LanguageModelInput],
-        config: RunnableConfig | list[RunnableConfig] | None = None,
-        *,
-        return_exceptions: bool = False,
-        **kwargs: Any,
-    ) -> list[AIMessage]:
-        """Like `batch`, without blocking the event loop."""
-        configs = get_config_list(config, len(inputs))
-
-        async def one(given: LanguageModelInput, config: RunnableConfig) -> AIMessage | Exception:
-            with set_config_context(config) as context:
-                try:
-                    return await coro_with_context(self.ainvoke(given, config, **kwargs), context, create_task=True)
-                except Exception as error:  # noqa: BLE001 - raised once all others have had their run
-                    return error
-
-        ends: list[AIMessage | Exception] = []
-        for group in self._groups(inputs, configs):
-            runs = [partial(one, *pair) for pair in group]
-            if self._group_size is None:
-                limit = configs[0].get("max_concurrency")
-                ends += await gather_with_concurrency(limit, *(run() for run in runs))
-            else:
-                ends += await agathered(self._owner, runs, self._aanswers)
-        return _ended(ends, return_exceptions=return_exceptions)
-
-    def _groups(
-        self, inputs: Sequence[LanguageModelInput], configs: Sequence[RunnableConfig]
-    ) -> Iterator[list[tuple[LanguageModelInput, RunnableConfig]]]:
-        """The inputs that are answered together, with their configs."""
-        pairs = list(zip(inputs, configs, strict=True))
-        limit = (
-            len(pairs)
-            if self._group_size is None
-            else (configs and configs[0].get("max_concurrency")) or self._group_size
-        )
-        for start in range(0, len(pairs), limit or 1):
-            yield pairs[start : start + limit]
+        return self.guarded_by(rules, inner), cast("RunnableConfig", {**config, "callbacks": outer, "run_id": run_id})
 
     # LangChain's cache, and whether a run is shown while it goes on.
 
@@ -579,19 +485,6 @@ def _one(results: Sequence[Result]) -> ChatResult:
     if isinstance(result, Exception):
         raise result
     return result
-
-
-def _ended(ends: Sequence[AIMessage | Exception], *, return_exceptions: bool) -> list[AIMessage]:
-    for end in ends:
-        if isinstance(end, Exception) and not return_exceptions:
-            raise end
-    return cast("list[AIMessage]", list(ends))
-
-
-def _options(kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """What of `generate`'s arguments reaches the model."""
-    langchains = {"tags", "metadata", "run_name", "run_id", "callbacks"}
-    return {key: value for key, value in kwargs.items() if key not in langchains and "structured_output" not in key}
 
 
 def _identified(result: ChatResult, run: RunManager) -> ChatResult:

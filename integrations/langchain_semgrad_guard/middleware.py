@@ -60,7 +60,7 @@ class UncertaintyMiddleware(AgentMiddleware[UncertaintyState, Any, Any]):
 
     state_schema = UncertaintyState
 
-    def __init__(  # noqa: PLR0913 - a middleware is told everything here
+    def __init__(
         self,
         policy: Policy,
         *,

@@ -1,4 +1,4 @@
-"""`Rules`: what a router, a guard or an agent's middleware has been told; drafts and outcomes as LangChain's messages."""
+"""`Rules`: what a router, a guard or a middleware has been told; drafts and outcomes as LangChain's messages."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Rules:
         verdict, keep_draft = outcome.verdict, self.terms.keep_draft
         if outcome.answer is None:
             return convert.abstention(draft or AIMessage(""), verdict, keep_draft=keep_draft)
-        if outcome.answer is not draft:
+        if draft is None or outcome.answer is not draft:
             return convert.escalation(outcome.answer, verdict, draft or AIMessage(""), keep_draft=keep_draft)
         delivered = convert.decided(draft, verdict, keep_draft=keep_draft)
         if verdict.text != convert.message_text(draft):  # its calls go out, its text does not

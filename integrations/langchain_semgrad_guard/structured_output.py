@@ -76,25 +76,24 @@ def structured_by(
 
 
 def _swapped(made: Any, model: BaseChatModel, guard: BaseChatModel, checked: Runnable[Any, Any]) -> Any:
+    """The same steps around the guard in the model's place."""
     if made is model:
         return checked
     if isinstance(made, RunnableBinding):
         binding = cast("RunnableBinding[Any, Any]", made)
         if binding.bound is not model:
-            return made
+            return binding
         bound = binding.model_copy(update={"bound": guard})
         return bound if checked is guard else bound | RunnableGenerator(_delivered, _adelivered)
     if isinstance(made, RunnableSequence):
-        steps = [_swapped(step, model, guard, checked) for step in cast("Any", made).steps]
-        return (
-            made
-            if all(a is b for a, b in zip(steps, cast("Any", made).steps, strict=True))
-            else RunnableSequence(*steps)
-        )
+        known: list[Any] = cast("Any", made).steps
+        steps = [_swapped(step, model, guard, checked) for step in known]
+        changed = any(old is not new for old, new in zip(known, steps, strict=True))
+        return cast("Any", RunnableSequence(*steps) if changed else made)
     if isinstance(made, RunnableParallel):
-        known = cast("Any", made).steps__
-        steps = {name: _swapped(step, model, guard, checked) for name, step in known.items()}
-        return made if all(steps[name] is known[name] for name in known) else RunnableParallel(steps)
+        named: dict[str, Any] = cast("Any", made).steps__
+        parts = {name: _swapped(step, model, guard, checked) for name, step in named.items()}
+        return cast("Any", made if all(parts[name] is named[name] for name in named) else RunnableParallel(parts))
     return made
 
 

@@ -1,4 +1,4 @@
-"""Escalation targets: a chat model, an agent's graph, a chain. What each is asked, and what its answer is to the guard."""
+"""Escalation targets: a chat model, an agent's graph, a chain. What each is asked, and what becomes of its answer."""
 
 from __future__ import annotations
 
@@ -58,7 +58,8 @@ def target_of(escalate_to: Any) -> RunnableTarget | None:
         raise InputError(
             f"escalate_to must be a Runnable, not a {type(escalate_to).__name__}; wrap a function in RunnableLambda"
         )
-    return RunnableTarget(escalate_to, state_in=_takes_state(escalate_to))
+    target = cast("Runnable[Any, Any]", escalate_to)
+    return RunnableTarget(target, state_in=_takes_state(target))
 
 
 @dataclass(frozen=True, eq=False)

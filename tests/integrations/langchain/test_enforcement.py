@@ -182,7 +182,7 @@ def test_an_answer_without_a_score_follows_the_policy(
     chat: ChatSemGrad, route: Route, on_unscored: Any, draft: str
 ) -> None:
     class Unscored(ChatSemGrad):
-        def _message(self, generation: Any, request: Any) -> AIMessage:
+        def message_of(self, generation: Any, request: Any) -> AIMessage:
             return AIMessage(generation.text)
 
     bare = Unscored.from_model(chat.language_model, max_tokens=12)

@@ -73,7 +73,7 @@ class Server(BaseChatModel):
         calls = []
         if tools and messages[-1].type != "tool":
             names = tools[0]["function"]
-            arguments = {key: "x" for key in names["parameters"]["properties"]}
+            arguments = dict.fromkeys(names["parameters"]["properties"], "x")
             calls = [tool_call(name=names["name"], args=arguments, id="1")]
         texts = ["" if calls else self.text] * kwargs.get("n", 1)
         return ChatResult(generations=[ChatGeneration(message=AIMessage(t, tool_calls=calls)) for t in texts])

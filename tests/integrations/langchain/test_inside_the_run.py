@@ -1,4 +1,4 @@
-"""A guarded run ends with the outcome, so whatever LangChain makes of a run holds the outcome: here, all that it makes."""
+"""A guarded run ends with the outcome, and so whatever LangChain makes of a run holds the outcome."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Deadlines and cancelled calls: the model stops within two steps, guarded or not, and the next caller is not held up."""
+"""Deadlines and cancelled calls: the model stops within two steps, guarded or not, for the next caller."""
 
 from __future__ import annotations
 
