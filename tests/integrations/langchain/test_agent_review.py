@@ -15,7 +15,7 @@ from langgraph.types import Command
 from pydantic import BaseModel
 
 from langchain_semgrad_guard import ChatSemGrad, HumanReview, UncertaintyMiddleware
-from semgrad_guard.errors import LowConfidenceError
+from semgrad_guard.errors import InputError, LowConfidenceError
 
 from .agents import ASKED, RUNS, Run, ToolCaller, counting_tool, spoken, streamed
 from .support import NOTHING, QUESTION, Ledger
@@ -200,6 +200,20 @@ def test_structured_responses(caller: ToolCaller, run: Run) -> None:
     asked = len(caller.asked)
     assert "__interrupt__" in run(agent, ASKED, CONFIG), "what was decided about one question is not said to another"
     assert len(caller.asked) == asked + 1
+
+
+def test_without_a_checkpointer_nobody_can_answer(caller: ToolCaller, run: Run) -> None:
+    agent = create_agent(caller, [], middleware=[UncertaintyMiddleware(NOTHING, escalate_to=HumanReview())])
+    with pytest.raises(InputError, match="needs a checkpointer"):
+        run(agent, ASKED, None)
+    assert caller.asked == [], "the model is not asked"
+
+
+def test_after_a_rejection_the_state_holds_no_draft(caller: ToolCaller, draft: str, run: Run) -> None:
+    agent = reviewed(caller)
+    run(agent, ASKED, CONFIG)
+    run(agent, resume(REJECT), CONFIG)
+    assert draft not in repr(agent.get_state(CONFIG))
 
 
 class InterruptsWhileAsking(AgentMiddleware):

@@ -138,7 +138,7 @@ def test_a_tool_call_that_is_let_through_runs(caller: ToolCaller, draft: str, ru
 
 @pytest.mark.parametrize(("names", "expected"), [(["speak"], ["speak"]), (["speak", "act"], [])])
 def test_trusted_tools_run_whatever_the_score(
-    caller: ToolCaller, run: Run, names: list[str], expected: list[str]
+    caller: ToolCaller, run: Run, draft: str, names: list[str], expected: list[str]
 ) -> None:
     runs: list[str] = []
     tools = [counting_tool(name, runs) for name in names]
@@ -149,6 +149,7 @@ def test_trusted_tools_run_whatever_the_score(
     assert verdict is not None
     assert verdict.action == "abstain"
     assert verdict.enforced is (expected == []), "a trusted tool's call goes out with the decision as advice"
+    assert draft not in repr(state), "the text beside it does not"
     assert record_of(state)["enforced"] is True, "the answer after it is withheld"
 
 
