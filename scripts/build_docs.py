@@ -16,7 +16,10 @@ ROOT = Path(__file__).resolve().parents[1]
 
 def main() -> int:
     """The exit status of mkdocs."""
-    environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}  # an announcement of the theme's makers, no warning of ours
+    environment = {
+        **os.environ,
+        "NO_MKDOCS_2_WARNING": "1",
+    }  # an announcement of the theme's makers, no warning of ours
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--clean"]
     return subprocess.run(command, cwd=ROOT, env=environment, check=False).returncode  # noqa: S603 - our own command
 

@@ -85,8 +85,8 @@ class LanguageModel(LoadedModel):
             list(generation.response_ids), skip_special_tokens=False, clean_up_tokenization_spaces=False
         )
         beyond_stop = len(self._decoder.decode(generation.response_ids)) - len(generation.text)
-        found = self.tool_format.parse(raw[: len(raw) - beyond_stop], generation.prompt.text)
-        return found if found.calls or found.broken else ToolAnswer(generation.text)
+        answer = self.tool_format.parse(raw[: len(raw) - beyond_stop], generation.prompt.text)
+        return answer if answer.calls or answer.broken else ToolAnswer(generation.text)
 
     def evidence(self, conversation: Conversation, text: str) -> Evidence:
         """Evidence about an answer that came from anywhere: another server, an edit, a cache.

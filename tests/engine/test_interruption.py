@@ -41,8 +41,8 @@ class Countdown(Stop):
         super().check()
 
 
-def shadow(model: LanguageModel) -> Any:
-    return model._scorer.current_replayer()._shadow
+def copy_of(model: LanguageModel) -> Any:
+    return model._scorer.current_replayer()._copy
 
 
 def told(model: LanguageModel, options: GenerationOptions) -> tuple[Any, ...]:
@@ -131,7 +131,7 @@ def test_stopped_at_any_check_the_next_answer_is_a_fresh_models(
     assert checks > 5
     for at in range(checks):
         model._scorer.current_replayer().prompts.trim(0)
-        untouched = unchanged(model._model), unchanged(shadow(model))
+        untouched = unchanged(model._model), unchanged(copy_of(model))
         with untouched[0], untouched[1], stopping(Countdown(at)), pytest.raises(AnswerCancelledError):
             scenario(model)
         model._scorer.current_replayer().prompts.trim(0)

@@ -23,7 +23,7 @@ from semgrad_guard.engine.generation.sampling_plans import SamplingPlan
 from semgrad_guard.engine.objective import Objective
 from semgrad_guard.engine.prompts.grammar import GrammarCompiler
 from semgrad_guard.engine.prompts.prompt import Prompt
-from semgrad_guard.engine.replay.captured_states import Capture, Trace
+from semgrad_guard.engine.replay.captured_states import Capture, CapturedStates
 from semgrad_guard.engine.replay.token_batch import TokenBatch
 from semgrad_guard.engine.scoring.scorer import Scorer, clean_slate
 from semgrad_guard.errors import EmptyLayerSpanError
@@ -87,10 +87,10 @@ class Decoder:
         responses = [
             ids[:count] if text.strip() else [] for (ids, _), (text, count, _) in zip(produced, visibles, strict=True)
         ]
-        trace = None if capture is None else Trace.of(output.past_key_values, capture)
+        captured = None if capture is None else CapturedStates.of(output.past_key_values, capture)
         texts = [text for text, _, _ in visibles]
         scoring = BatchScoring(
-            self._scorer, prompts, responses, trace, texts=texts, sampler=self.sampler, stop=options.stop
+            self._scorer, prompts, responses, captured, texts=texts, sampler=self.sampler, stop=options.stop
         )
         return [
             Generation(
