@@ -26,7 +26,7 @@ import psutil
 import torch
 from floor import generation_floor, scoring_floor
 from machine import Rates, about, cpu_seconds, measured_rates, spread
-from memory import peak_above_start
+from peak_memory import peak_above_start
 from recorded import worsened
 from rich.console import Console
 from rich.progress import Progress, TimeElapsedColumn, TimeRemainingColumn

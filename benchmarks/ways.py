@@ -12,7 +12,7 @@ from transformers import GenerationConfig
 
 from semgrad_guard.engine.objective import Objective
 from semgrad_guard.engine.replay.captured_states import Capture, CapturedStates
-from semgrad_guard.engine.replay.memory import FRUGAL
+from semgrad_guard.engine.replay.memory_budget import FRUGAL
 from semgrad_guard.engine.replay.token_batch import TokenBatch
 from semgrad_guard.engine.scoring.scorer import scorer_of
 

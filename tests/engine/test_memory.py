@@ -11,7 +11,7 @@ import torch
 from semgrad_guard import GenerationOptions, LanguageModel
 from semgrad_guard.engine.objective import Objective
 from semgrad_guard.engine.replay import skinny_linear
-from semgrad_guard.engine.replay.memory import FRUGAL, Memory, activation_bytes
+from semgrad_guard.engine.replay.memory_budget import FRUGAL, Memory, activation_bytes
 from semgrad_guard.engine.replay.replayer import Replayer
 from semgrad_guard.engine.scoring.scorer import Scorer, clean_slate
 

@@ -11,7 +11,7 @@ from torch import nn
 from semgrad_guard.engine.objective import Objective
 from semgrad_guard.engine.replay import projections
 from semgrad_guard.engine.replay.captured_states import Capture
-from semgrad_guard.engine.replay.memory import FRUGAL, Memory
+from semgrad_guard.engine.replay.memory_budget import FRUGAL, Memory
 from semgrad_guard.engine.replay.projections import Projections
 from semgrad_guard.engine.scoring.scorer import Scorer
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import torch
 from transformers.cache_utils import Cache
 
-from semgrad_guard.engine.replay.memory import Memory
+from semgrad_guard.engine.replay.memory_budget import Memory
 from semgrad_guard.engine.replay.prefix_cache import can_be_cut
 from semgrad_guard.engine.replay.projections import Outputs, Place
 from semgrad_guard.engine.replay.token_batch import TokenBatch

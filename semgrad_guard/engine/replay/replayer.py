@@ -25,7 +25,7 @@ from semgrad_guard.engine.models.architecture import Architecture
 from semgrad_guard.engine.replay.attention import Attentions
 from semgrad_guard.engine.replay.captured_states import Capture, CapturedStates
 from semgrad_guard.engine.replay.input_hooks import InputHook, LayerInputs, input_hooks, stoppable
-from semgrad_guard.engine.replay.memory import Memory, activation_bytes, checkpointed
+from semgrad_guard.engine.replay.memory_budget import Memory, activation_bytes, checkpointed
 from semgrad_guard.engine.replay.module_swaps import ModuleSwaps
 from semgrad_guard.engine.replay.prefix_cache import cut, growing_cache
 from semgrad_guard.engine.replay.projections import Outputs, Projections

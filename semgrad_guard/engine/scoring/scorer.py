@@ -14,7 +14,7 @@ from semgrad_guard.engine.interruption import InterruptibleLock
 from semgrad_guard.engine.models.architecture import Architecture, inspect_architecture
 from semgrad_guard.engine.objective import Objective
 from semgrad_guard.engine.replay.captured_states import CapturedStates
-from semgrad_guard.engine.replay.memory import Memory
+from semgrad_guard.engine.replay.memory_budget import Memory
 from semgrad_guard.engine.replay.replayer import Replayed, Replayer
 from semgrad_guard.engine.replay.token_batch import TokenBatch
 from semgrad_guard.engine.replay.weight_sharing_copy import edits, fingerprint

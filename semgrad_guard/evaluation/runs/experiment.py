@@ -16,12 +16,12 @@ from semgrad_guard.engine.generation.options import GenerationOptions
 from semgrad_guard.engine.language_model import LanguageModel
 from semgrad_guard.engine.objective import Objective
 from semgrad_guard.estimators import Estimator
+from semgrad_guard.evaluation.progress import Progress
 from semgrad_guard.evaluation.questions.data import Question
 from semgrad_guard.evaluation.questions.prompts import Wording, conversation, form_of, prompt_name
 from semgrad_guard.evaluation.runs.ablations import Ablation
 from semgrad_guard.evaluation.runs.evaluated import EvaluatedAnswer, SampleSet
 from semgrad_guard.evaluation.runs.run import (
-    Progress,
     check_run,
     complete,
     kept_score,
