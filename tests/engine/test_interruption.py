@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 import torch
 
-from semgrad_guard import FRUGAL, GenerationOptions, LanguageModel, Memory
+from semgrad_guard import GenerationOptions, LanguageModel, Memory
 from semgrad_guard.engine.generation.sampling_plans import Sampling
 from semgrad_guard.engine.interruption import InterruptibleLock, Stop, current_stop, stopping
+from semgrad_guard.engine.replay.memory_budget import FRUGAL
 from semgrad_guard.engine.texts.text_pairs import Entailment
 from semgrad_guard.errors import AnswerCancelledError, DeadlineExceededError, InputError
 
@@ -41,8 +42,8 @@ class Countdown(Stop):
         super().check()
 
 
-def shadow(model: LanguageModel) -> Any:
-    return model._scorer.current_replayer()._shadow
+def copy_of(model: LanguageModel) -> Any:
+    return model._scorer.current_replayer()._copy
 
 
 def told(model: LanguageModel, options: GenerationOptions) -> tuple[Any, ...]:
@@ -131,7 +132,7 @@ def test_stopped_at_any_check_the_next_answer_is_a_fresh_models(
     assert checks > 5
     for at in range(checks):
         model._scorer.current_replayer().prompts.trim(0)
-        untouched = unchanged(model._model), unchanged(shadow(model))
+        untouched = unchanged(model._model), unchanged(copy_of(model))
         with untouched[0], untouched[1], stopping(Countdown(at)), pytest.raises(AnswerCancelledError):
             scenario(model)
         model._scorer.current_replayer().prompts.trim(0)

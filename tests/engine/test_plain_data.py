@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 
-from semgrad_guard import Generation, GenerationOptions, HybridGrad, LanguageModel, Objective, Verdict
+from semgrad_guard import Generation, GenerationOptions, HybridGrad, LanguageModel, Verdict
 from semgrad_guard.engine.generation.sampling_plans import Sampling
+from semgrad_guard.engine.objective import Objective
 from semgrad_guard.errors import DetachedRecordError, ScoringError
 from semgrad_guard.estimators.p_true import PTrue
 from semgrad_guard.estimators.semantic_entropy import SemanticEntropy

@@ -45,7 +45,7 @@ _FOLDS = 5
 
 
 @dataclass(frozen=True)
-class Graded:
+class LearningSet:
     """Answers in the questions' order: their questions' names, grades, features, and scores by estimator."""
 
     questions: Sequence[str]
@@ -54,7 +54,7 @@ class Graded:
     uncertainties: Mapping[str, Sequence[float | None]]
 
     @classmethod
-    def of(cls, questions: Sequence[Question], answers: Sequence[Answer], grader: Grader) -> Graded:
+    def of(cls, questions: Sequence[Question], answers: Sequence[Answer], grader: Grader) -> LearningSet:
         """Grade the answers of a run whose estimators go by their own names, FusedGrad among them."""
         pairs = list(zip(questions, answers, strict=True))
         names = answers[0].scores if answers else {}
@@ -65,9 +65,9 @@ class Graded:
             {name: [answer.uncertainty(name) for answer in answers] for name in names if name != FusedGrad.name},
         )
 
-    def part(self, rows: Sequence[int]) -> Graded:
+    def part(self, rows: Sequence[int]) -> LearningSet:
         """Some of the rows."""
-        return Graded(
+        return LearningSet(
             [self.questions[i] for i in rows],
             [self.correct[i] for i in rows],
             [self.features[i] for i in rows],
@@ -82,7 +82,7 @@ class Graded:
 
 
 def calibrate_fused(
-    graded: Graded,
+    graded: LearningSet,
     estimator: FusedGrad,
     instead: HybridGrad | None = None,
     *,
@@ -116,7 +116,7 @@ def calibrate_fused(
 
 
 def calibrate_best(
-    graded: Graded,
+    graded: LearningSet,
     candidates: Sequence[Estimator] = CANDIDATES,
     *,
     bind: Callable[[Estimator], Binding],
@@ -153,7 +153,7 @@ def split(n: int, *, seed: int) -> tuple[list[int], list[int]]:
     return sorted(order[:size].tolist()), sorted(order[size:].tolist())
 
 
-def out_of_fold(part: Graded, estimator: FusedGrad, *, seed: int) -> list[float | None]:
+def out_of_fold(part: LearningSet, estimator: FusedGrad, *, seed: int) -> list[float | None]:
     """FusedGrad's scores of answers, each by weights that were fitted without it.
 
     Raises:
@@ -180,7 +180,7 @@ def _folds(correct: Sequence[bool], *, seed: int) -> list[list[int]]:
     return [order[fold::_FOLDS].tolist() for fold in range(_FOLDS)]
 
 
-def _fit(part: Graded, like: FusedGrad) -> FusedGrad:
+def _fit(part: LearningSet, like: FusedGrad) -> FusedGrad:
     fitted = FusedGrad.fit(part.features, part.correct)
     return replace(like, weights=fitted.weights)
 
@@ -189,7 +189,7 @@ def _choice(
     asked: str,
     found: Estimator,
     reason: str,
-    part: Graded,
+    part: LearningSet,
     *,
     seed: int,
     aurocs: Mapping[str, float | None] | None = None,
@@ -208,10 +208,10 @@ def _choice(
 
 
 def _calibrated(
-    rest: Graded,
+    rest: LearningSet,
     estimator: Estimator,
     choice: EstimatorChoice,
-    learned: Graded | None,
+    learned: LearningSet | None,
     *,
     bind: Callable[[Estimator], Binding],
     alpha: float,

@@ -18,14 +18,12 @@ from semgrad_guard.engine.generation.options import GenerationOptions
 from semgrad_guard.engine.language_model import LanguageModel
 from semgrad_guard.errors import InputError
 from semgrad_guard.estimators import Estimator
+from semgrad_guard.evaluation.progress import Progress, unwatched
 from semgrad_guard.evaluation.questions.data import Question
 from semgrad_guard.evaluation.questions.prompts import conversation, form_of, prompt_name
 from semgrad_guard.evaluation.runs.run_file import A, Answer, AnswerScore, RunFile
 from semgrad_guard.guard import Answerer, template_name
 from semgrad_guard.records import Message, Score
-
-Progress = Callable[[int, int], None]
-"""Called with (answers there are, questions in all), at the start and after every batch."""
 
 
 def collect_answers(
@@ -49,7 +47,7 @@ def collect_answers(
         options: how to generate; greedy by default. Sampled runs need a seed.
         system: a system message for every question.
         batch_size: questions answered and scored at once.
-        on_progress: told how far it is.
+        on_progress: told (answers there are, questions in all), at the start and after every batch.
 
     A question that does not fit the context window is kept without an answer, and with the reason.
     """
@@ -77,7 +75,7 @@ def complete(
 
     `answer` is handed a batch and the index of its first question.
     """
-    tell = on_progress or _say_nothing
+    tell = on_progress or unwatched
     done = sum(question.key in record.answers for question in questions)
     tell(done, len(questions))
     for start in range(0, len(questions), batch_size):
@@ -198,7 +196,3 @@ def check_run(estimators: Mapping[str, Estimator], options: GenerationOptions, b
         raise InputError(f"batch_size must be at least 1, not {batch_size}")
     if options.temperature and options.seed is None:
         raise InputError("a sampled run needs a seed, or it could not be continued")
-
-
-def _say_nothing(done: int, total: int) -> None:
-    """Progress that nobody watches."""
