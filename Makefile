@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 LOWEST := .venv-lowest
 POLYGRAPH := .venv-polygraph
 
-.PHONY: check check-lowest check-research demo bench bench-full bench-rivals format train-pocket clean
+.PHONY: check check-fast check-lowest check-research demo bench bench-full bench-rivals format train-pocket clean
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -19,7 +19,14 @@ check: $(STAMP)  ## lint, types, import rules, tests with coverage
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright --pythonpath $(BIN)/python
 	$(BIN)/lint-imports
-	$(BIN)/python -m pytest --cov --cov-report=term:skip-covered --cov-fail-under=90
+	$(BIN)/python -m pytest -n 2 --dist worksteal --cov --cov-report=term:skip-covered --cov-fail-under=90
+
+check-fast: $(STAMP)  ## lint, types, import rules, and the tests that take seconds (two minutes)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright --pythonpath $(BIN)/python
+	$(BIN)/lint-imports
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow"
 
 check-research: $(STAMP)  ## the tests of the embedded model's training (minutes)
 	$(BIN)/python -m pytest research

@@ -12,6 +12,10 @@
     │       ├── EmptyLayerSpanError too few decoder layers for the requested span
     │       └── UnsupportedToolsError the chat template knows no tools, or writes calls in an unknown form
     ├── ScoringError                an answer has no finite score and a number was demanded
+    │   └── DetachedRecordError     a copy of an answer's record, which holds no model, is asked for something new
+    ├── AnswerInterruptedError      the model was stopped before the answer was complete
+    │   ├── DeadlineExceededError   the allowed time was over
+    │   └── AnswerCancelledError    the caller cancelled the call, or closed the stream
     ├── CalibrationError            a calibration set or file that cannot be used
     │   ├── BindingMismatchError    made for another model, estimator, template or grader
     │   └── FitError                graded answers that a learned estimator cannot be fitted on
@@ -78,6 +82,22 @@ class ScoringError(SemGradGuardError):
     """An answer has no finite score and a number was demanded."""
 
 
+class DetachedRecordError(ScoringError):
+    """A copied record of an answer holds what was computed before, and something else is asked of it."""
+
+
+class AnswerInterruptedError(SemGradGuardError):
+    """The model was stopped before the answer, or its score, was complete; nothing of it is kept."""
+
+
+class DeadlineExceededError(AnswerInterruptedError):
+    """The time that was allowed for an answer is over; the message says how long that was and what to do."""
+
+
+class AnswerCancelledError(AnswerInterruptedError):
+    """The caller cancelled the call, or closed the stream, before the answer was complete."""
+
+
 class CalibrationError(SemGradGuardError):
     """A calibration set or a calibration file cannot be used."""
 
@@ -131,14 +151,6 @@ class LowConfidenceError(SemGradGuardError):
             f"The error's `verdict` holds the score{kept}. {advice}".rstrip()
         )
         self.verdict = verdict.model_copy(update={"text": "", "tool_calls": (), "draft": draft})
-
-
-class DeadlineExceededError(SemGradGuardError):
-    """An answer, its score and its escalation together took longer than was allowed."""
-
-
-class AnswerCancelledError(SemGradGuardError):
-    """Whoever asked does not want the answer any more."""
 
 
 class MissingExtraError(SemGradGuardError, ImportError):

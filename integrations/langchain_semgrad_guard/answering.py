@@ -20,17 +20,10 @@ from langchain_semgrad_guard.calls import Call
 from langchain_semgrad_guard.enforcement import EnforcingChatModel
 from langchain_semgrad_guard.logprobs import openai_logprobs
 from langchain_semgrad_guard.tool_calls import call_fields
-from semgrad_guard import (
-    Estimator,
-    Evidence,
-    Generation,
-    GenerationOptions,
-    HybridGrad,
-    LanguageModel,
-    Verdict,
-)
+from semgrad_guard import Estimator, Generation, GenerationOptions, HybridGrad, LanguageModel, Verdict
 from semgrad_guard.adapters.settings import call_options, weights_of
 from semgrad_guard.adapters.weights import Weights
+from semgrad_guard.engine.generation.evidence import Evidence
 from semgrad_guard.engine.prompts.tool_format import ToolAnswer
 from semgrad_guard.errors import SemGradGuardError, require_known
 from semgrad_guard.guard import assess, record_draft

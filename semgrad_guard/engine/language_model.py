@@ -8,8 +8,9 @@ from functools import cached_property, partial
 from typing import Any, overload
 
 import torch
+from transformers.generation.streamers import BaseStreamer
 
-from semgrad_guard.engine.generation.decoding import Decoder, Listener
+from semgrad_guard.engine.generation.decoding import Decoder
 from semgrad_guard.engine.generation.evidence import BatchScoring, Evidence
 from semgrad_guard.engine.generation.generation import Generation
 from semgrad_guard.engine.generation.options import GenerationOptions
@@ -69,8 +70,8 @@ class LanguageModel(LoadedModel):
         prompt = self.render(conversation, **(template_options or {}))
         fitted = self._fitted([prompt], options)
 
-        def work(listener: Listener) -> Generation:
-            return self._decoder.run([prompt], fitted, objective or Objective(), listener=listener)[0]
+        def work(streamer: BaseStreamer) -> Generation:
+            return self._decoder.run([prompt], fitted, objective or Objective(), streamer=streamer)[0]
 
         return TextStream(work, self._decoder.decode, fitted.stop)
 

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, cast
 from semgrad_guard.engine.generation.evidence import Evidence
 from semgrad_guard.engine.generation.sampling_plans import DiverseBeams, Sample, Sampling, plan_record
 from semgrad_guard.engine.objective import Objective
-from semgrad_guard.errors import ScoringError
+from semgrad_guard.errors import DetachedRecordError, ScoringError
 from semgrad_guard.records import Score
 
 
@@ -53,6 +53,8 @@ class AskingEstimator:
     def _attempt(self, evidence: Evidence) -> float | str:
         try:
             return self.value(evidence)
+        except DetachedRecordError:  # says nothing about the answer
+            raise
         except ScoringError as error:
             return str(error)
 

@@ -281,7 +281,7 @@ def run(
             pending = Pending(draft(), terms)
         except DeadlineExceededError as error:
             return [_overdue(error, terms) for _ in range(count)]
-        return _finished(pending, ask, stop)
+        return _finished(pending, ask)
 
 
 async def arun(
@@ -294,7 +294,7 @@ async def arun(
             pending = Pending(await draft(), terms)
         except DeadlineExceededError as error:
             return [_overdue(error, terms) for _ in range(count)]
-        return await _afinished(pending, ask, stop)
+        return await _afinished(pending, ask)
 
 
 class LiveDraft(Protocol[P_co, A]):
@@ -331,7 +331,7 @@ def run_stream(terms: Terms, start: Callable[[], LiveDraft[P, A]], ask: Ask[A]) 
             if not terms.withholds:
                 yield piece
         with stopping(stop):
-            outcome = one(_finished(Pending([live.draft()], terms), ask, stop))
+            outcome = one(_finished(Pending([live.draft()], terms), ask))
     except DeadlineExceededError as error:
         outcome = _overdue(error, terms)
     finally:
@@ -352,7 +352,7 @@ async def arun_stream(
                 if not terms.withholds:
                     yield piece
             with stopping(stop):
-                outcome = one(await _afinished(Pending([await live.draft()], terms), ask, stop))
+                outcome = one(await _afinished(Pending([await live.draft()], terms), ask))
         except DeadlineExceededError as error:
             outcome = _overdue(error, terms)
         finally:
@@ -372,22 +372,22 @@ def one(outcomes: Sequence[Outcome[A] | Exception]) -> Outcome[A]:
     return outcome
 
 
-def _finished(pending: Pending[A], ask: Ask[A], stop: Stop) -> list[Outcome[A] | Exception]:
+def _finished(pending: Pending[A], ask: Ask[A]) -> list[Outcome[A] | Exception]:
     waiting = pending.waiting
     if not waiting:
         return pending.outcomes()
     try:
-        return pending.outcomes(in_time(lambda: ask(waiting), stop))
+        return pending.outcomes(in_time(lambda: ask(waiting)))
     except Exception as error:  # noqa: BLE001 - the target's; `on_error` decides
         return pending.outcomes([error] * len(waiting))
 
 
-async def _afinished(pending: Pending[A], ask: AsyncAsk[A], stop: Stop) -> list[Outcome[A] | Exception]:
+async def _afinished(pending: Pending[A], ask: AsyncAsk[A]) -> list[Outcome[A] | Exception]:
     waiting = pending.waiting
     if not waiting:
         return pending.outcomes()
     try:
-        return pending.outcomes(await ain_time(ask(waiting), stop))
+        return pending.outcomes(await ain_time(ask(waiting)))
     except Exception as error:  # noqa: BLE001 - as above
         return pending.outcomes([error] * len(waiting))
 

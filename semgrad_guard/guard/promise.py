@@ -64,10 +64,10 @@ def combined_promise(policies: Sequence[Policy]) -> Promise | None:
     stages = [calibration for calibration in calibrations if calibration is not None]
     if len(stages) < len(policies) or any(policy.on_unscored == "answer" for policy in policies):
         return None
-    if any(stage.shape is None for stage in stages):
-        return None
     for position, stage in enumerate(stages):
         _require_upstream(stage, before=stages[position - 1] if position else None, position=position + 1)
+    if any(stage.shape is None for stage in stages):
+        return None
     total = math.fsum(stage.delta for stage in stages)
     return Promise(alpha=max(stage.alpha for stage in stages), delta=min(1.0, total))
 

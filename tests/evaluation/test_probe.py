@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 import torch
 
-from semgrad_guard import GenerationOptions, LanguageModel, Objective
+from semgrad_guard import GenerationOptions, LanguageModel
+from semgrad_guard.engine.objective import Objective
 from semgrad_guard.engine.prompts.token_choice import TokenChoice
 from semgrad_guard.errors import BindingMismatchError, InputError
 from semgrad_guard.evaluation.graders import ExactMatch

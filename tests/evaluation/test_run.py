@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from semgrad_guard import GenerationOptions, GreedyNLL, Guard, HybridGrad, LanguageModel, Policy, SemGrad
+from semgrad_guard import GenerationOptions, Guard, HybridGrad, LanguageModel, Policy, SemGrad
 from semgrad_guard.errors import BindingMismatchError, DataFileError, InputError
+from semgrad_guard.estimators import GreedyNLL
 from semgrad_guard.evaluation.calibrating.outcome import calibrate_answers
 from semgrad_guard.evaluation.graders import ExactMatch
 from semgrad_guard.evaluation.questions.data import Question

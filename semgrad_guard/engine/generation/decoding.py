@@ -11,8 +11,6 @@ from transformers import (
     GenerationConfig,
     LogitsProcessorList,
     PreTrainedTokenizerBase,
-    StoppingCriteria,
-    StoppingCriteriaList,
     StopStringCriteria,
 )
 from transformers.generation.streamers import BaseStreamer
@@ -30,9 +28,6 @@ from semgrad_guard.engine.replay.token_batch import TokenBatch
 from semgrad_guard.engine.scoring.scorer import Scorer, clean_slate
 from semgrad_guard.errors import EmptyLayerSpanError
 from semgrad_guard.records import Conversation
-
-Listener = tuple[BaseStreamer, StoppingCriteria]
-"""Who hears each new token, and who may stop the run early."""
 
 _TOKENS = 1 << 15  # rows x columns of one run that draws samples
 
@@ -81,13 +76,13 @@ class Decoder:
         options: GenerationOptions,
         objective: Objective,
         *,
-        listener: Listener | None = None,
+        streamer: BaseStreamer | None = None,
     ) -> list[Generation]:
-        """Answer a batch of prompts; one listener only for a batch of one."""
+        """Answer a batch of prompts; `streamer` hears each new token, only in a batch of one."""
         with self._scorer.lock:
             capture = self._capture(prompts, objective)
             with clean_slate():
-                output, reused = self._generate(prompts, options, capture, listener)
+                output, reused = self._generate(prompts, options, capture, streamer)
         width = max(len(prompt.ids) for prompt in prompts)
         produced = [self._produced(row) for row in output.sequences[:, width:].tolist()]
         answers = [visible(ids, options.stop, self) for ids, _ in produced]
@@ -176,7 +171,7 @@ class Decoder:
         prompts: Sequence[Prompt],
         options: GenerationOptions,
         capture: Capture | None,
-        listener: Listener | None,
+        streamer: BaseStreamer | None,
     ) -> tuple[Any, int]:
         """What `generate` returns, and how many columns of the prompt an earlier run had read."""
         width = max(len(prompt.ids) for prompt in prompts)
@@ -184,7 +179,6 @@ class Decoder:
         ids = torch.tensor([[self._pad] * (width - len(p.ids)) + list(p.ids) for p in prompts], device=device)
         mask = torch.tensor([[0] * (width - len(p.ids)) + [1] * len(p.ids) for p in prompts], device=device)
         config, extra = self._config(options.max_tokens, options.stop)
-        streamer, stopper = listener or (None, None)
         replayer, budget = self._scorer.current_replayer(), self._prompt_budget(prompts, options, capture)
         cache = replayer.prompts.begin(prompts[0].ids, min(capture.start, width - 1)) if capture and budget else None
         reused = 0 if cache is None else cache.get_seq_length()
@@ -195,7 +189,6 @@ class Decoder:
             cache=cache,
             generation_config=config,
             logits_processor=self._processors(options, len(prompts), width),
-            stopping_criteria=StoppingCriteriaList([stopper] if stopper else []),
             streamer=streamer,
             **extra,
         )
