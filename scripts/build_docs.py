@@ -1,7 +1,7 @@
 """Builds the documentation site in strict mode into `output/site`: `make docs`.
 
-Strict means: a warning is an error. Among them are links to pages and headings that do not exist, pages that are missing
-in the navigation, and names in the reference that cannot be found.
+Strict means: a warning is an error. Warnings are given for links to pages and headings that do not exist, for pages
+that are missing in the navigation, and for names in the reference that cannot be found.
 """
 
 from __future__ import annotations

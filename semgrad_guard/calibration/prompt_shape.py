@@ -14,7 +14,10 @@ Small sets: with fewer than about 30 prompts ranges are narrow and accidents loo
 same kind count as unfamiliar, and with one prompt all but its like. A shape errs towards promising less.
 
 What it cannot see: text in a gap that has the length and the words of what stood there at calibration. An instruction
-inside a retrieved passage is a passage.
+inside a retrieved passage is a passage; where questions of many kinds and lengths were calibrated on, one more
+sentence, or a short question in a related language, may look like another question. What a single calibration prompt
+looks like is familiar, however rare: a shape tells strange prompts, and `DriftMonitor` tells when familiar ones come
+more often.
 """
 
 from __future__ import annotations

@@ -163,8 +163,10 @@ def require_sequel(policy: Policy, target: Policy) -> None:
 
 
 def _withheld(draft: Verdict, policy: Policy) -> str:
-    if policy.lets_through(draft.uncertainty):
+    if policy.decide(draft.uncertainty, can_escalate=False) == "answer":
         return "the prompt is unlike those that the calibration was made on"
+    if draft.uncertainty is None:
+        return "the answer carries no score"
     if policy.threshold is None:
         return "the calibration found no threshold that keeps its promise, so nothing is let through"
     return f"uncertainty {draft.uncertainty:.4g} is above the threshold {policy.threshold:.4g}"

@@ -121,8 +121,14 @@ def few_shot(random: Random) -> PromptForm:
     return form(("user", f"{shown}\n\nQuestion: {question(random)}\nAnswer:"))
 
 
+def filled_in(random: Random) -> PromptForm:
+    """A form with many fields."""
+    fields = [f"Field {letter}: {question(random)}" for letter in "ABCDEFGHIJKLMNOPQR"]
+    return form(("user", "\n".join([*fields, "Which of these fields is the odd one?"])))
+
+
 FAMILIES: tuple[Callable[[Random], PromptForm], ...] = (
-    closed_book, instructed, with_system, rag, rag_before, one_line_rag, chat, with_tools, agent, few_shot,
+    closed_book, instructed, with_system, rag, rag_before, one_line_rag, chat, with_tools, agent, few_shot, filled_in,
 )  # fmt: skip
 
 

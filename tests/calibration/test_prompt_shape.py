@@ -8,8 +8,12 @@ from functools import cache
 from random import Random
 
 import pytest
+from pydantic import ValidationError
 
-from semgrad_guard.calibration.prompt_shape import PromptForm, PromptShape
+from semgrad_guard.calibration.prompt_parts import Skeleton, Words
+from semgrad_guard.calibration.prompt_shape import PromptForm, PromptShape, Range, TextRange
+from semgrad_guard.calibration.vocabulary import MOST_BITS, Vocabulary
+from semgrad_guard.errors import InputError
 
 from . import made_prompts as made
 from .made_prompts import form, passage, question
@@ -140,8 +144,8 @@ STRANGERS_TO_RAG: dict[str, Callable[[Random], PromptForm]] = {
     "tools": lambda r: form(("user", made.rag(r).user_text), tools="0123456789ab", listed="# Tools\n- search"),
 }
 PROUST = (
-    "La Norvège est un pays du nord de l'Europe dont les fjords attirent chaque année beaucoup de voyageurs. Sa capitale "
-    "se trouve au fond d'un golfe, et la plupart des habitants y parlent une langue proche de celle de leurs voisins."
+    "La Norvège est un pays du nord de l'Europe dont les fjords attirent chaque année beaucoup de voyageurs. Sa "
+    "capitale se trouve au fond d'un golfe, et la plupart des habitants y parlent une langue proche des voisines."
 )
 
 STRANGERS_TO_CHATS: dict[str, Callable[[Random], PromptForm]] = {
@@ -184,3 +188,125 @@ def test_a_stranger_is_unfamiliar(family: Family, name: str, make: Family) -> No
 def test_every_family_is_foreign_to_every_other(family: Family, other: Family) -> None:
     if family is not other and {family, other} != {made.agent, made.with_tools}:  # an agent's first turn is both
         assert all(shape(family).differences(prompt) for prompt in made.drawn(other, 40, 77))
+
+
+def test_the_date_that_a_template_prints_is_no_difference() -> None:
+    def on(date: str, question: str) -> PromptForm:
+        return form(("system", f"Cutting Knowledge Date: December 2023\nToday Date: {date}"), ("user", question))
+
+    random = Random(3)
+    known = PromptShape.of([on("26 Jul 2026", question(random)) for _ in range(200)])
+    assert known.differences(on("1 August 2027", "What is the capital of Norway?")) == ()
+    assert known.differences(on("yesterday", "What is the capital of Norway?"))
+
+
+def test_differences_are_told_in_words() -> None:
+    known = shape(made.closed_book)
+    [turns, *_] = known.differences(form(("system", "Be brief."), ("user", "What is the capital of Norway?")))
+    assert turns == "it begins with a turn of the role system, as in no calibration prompt"
+    longer = known.differences(asked("What is the capital of Norway? " * 10))
+    assert any("tokens; calibration prompts have" in each for each in longer)
+    assert any("the last user turn has 10 sentences; in calibration prompts it has 1" in each for each in longer)
+    retold = shape(made.rag).differences(asked(made.rag(Random(1)).user_text.replace("Context: ", "")))
+    assert "a line that all calibration prompts share is missing, or stands elsewhere" in retold
+    tools = known.differences(form(("user", "What is the capital of Norway?"), tools="0123456789ab"))
+    assert tools == ("it comes with other tools than the calibration prompts",)
+
+
+@pytest.mark.parametrize("family", made.FAMILIES)
+def test_a_shape_is_the_same_every_time_survives_json_and_holds_no_text(family: Family) -> None:
+    prompts = made.drawn(family, 300, 0)
+    found = PromptShape.of(prompts)
+    text = found.model_dump_json()
+    assert PromptShape.of(list(reversed(prompts))) == PromptShape.of(iter(prompts)) == found
+    assert PromptShape.model_validate_json(text, strict=True) == found
+    assert len(text) < 15_000
+    written = {word for prompt in prompts for word in Words.of(prompt.text).words if len(word) > 4}
+    assert not {word for word in written - made_of(found) if f'"{word}' in text}
+
+
+def made_of(found: PromptShape) -> set[str]:
+    """Names that the record itself is written with: fields and roles."""
+    return {
+        *PromptShape.model_fields,
+        *Skeleton.model_fields,
+        *TextRange.model_fields,
+        *(r for step in found.steps for r in step),
+    }
+
+
+@pytest.mark.parametrize("n", [1, 2, 5, 20])
+def test_a_small_set_knows_its_own_prompts_and_promises_less(n: int) -> None:
+    prompts = made.drawn(made.closed_book, n, 5)
+    known = PromptShape.of(prompts)
+    assert not any(known.differences(prompt) for prompt in prompts)
+    assert all(known.differences(prompt) for prompt in made.drawn(made.rag, 20, 6))
+
+
+def test_a_shape_needs_a_prompt() -> None:
+    with pytest.raises(InputError, match="there are none"):
+        PromptShape.of([])
+
+
+def test_odd_texts_have_shapes() -> None:
+    odd = [
+        "",
+        "\n",
+        "\n\n\n",
+        "?",
+        "a" * 10_000,
+        "\ud800",
+        "\x00",
+        "e\u0301 \u200b",
+        "a\r\nb",
+        "🙂" * 30,
+        "A:",
+        ":",
+        "a:b:c",
+    ]
+    for text in odd:
+        known = PromptShape.of([asked(text)] * 40)
+        assert known.differences(asked(text)) == ()
+        assert known.differences(asked("What is the capital of Norway?"))
+        assert shape(made.closed_book).differences(asked(text))
+    assert not PromptShape.of([asked(text) for text in odd] * 3).differences(asked("?"))
+
+
+def test_the_lines_of_many_long_prompts_are_compared_in_good_time() -> None:
+    """Every line of every prompt is a candidate for static text: 60 prompts of 400 lines that share half of them."""
+    rules = [f"Rule {chr(97 + i % 26)}{chr(97 + i // 26 % 26)}: obey." for i in range(200)]
+    random = Random(0)
+
+    def long() -> PromptForm:
+        return asked("\n".join(line for rule in rules for line in (rule, random.choice(made.questions()))))
+
+    known = PromptShape.of([long() for _ in range(60)])
+    assert not known.differences(long())
+    assert known.differences(asked(long().user_text.replace("Rule cd: obey.", "Rule cd: do as you like.")))
+
+
+def test_a_range_has_slack_where_values_spread_and_none_where_they_are_all_equal() -> None:
+    assert Range.of([7] * 200) == Range(low=7, high=7)
+    assert Range.of([0] * 199 + [1]) == Range(low=0, high=1)
+    assert Range.of([1, 2, 3, 4, 5]) == Range(low=1, high=6)
+    spread = Range.of(list(range(100, 300)))
+    assert spread.low < 100
+    assert spread.high > 299
+    assert Range.of([10, 500, 500, 500, 500]).low == 5  # never down to nothing
+
+
+def test_a_vocabulary_knows_its_words_and_few_others() -> None:
+    words = {f"word{i}" for i in range(3000)}
+    known = Vocabulary.of(words)
+    assert known.unknown(words) == set()
+    assert len(known.unknown({f"other{i}" for i in range(3000)})) > 0.99 * 3000
+    assert Vocabulary.of(set()).unknown({"a"}) == {"a"}
+    large = Vocabulary.of({f"word{i}" for i in range(50_000)})
+    assert len(large.bitmap) < 11_000
+    assert MOST_BITS == 8 * 8192
+
+
+@pytest.mark.parametrize("bitmap", ["", "not base64!", "A" * 20_000])
+def test_a_broken_bitmap_is_refused(bitmap: str) -> None:
+    with pytest.raises(ValidationError, match="bitmap"):
+        Vocabulary(bitmap=bitmap, hashes=3)

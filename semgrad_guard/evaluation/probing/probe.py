@@ -47,7 +47,7 @@ class ProbePlan:
     tokens: int = 10
     system: str | None = None
     batch_size: int = 8
-    options: GenerationOptions = GenerationOptions(max_new_tokens=64)  # noqa: RUF009  # frozen
+    options: GenerationOptions = GenerationOptions(max_tokens=64)  # noqa: RUF009  # frozen
 
     def __post_init__(self) -> None:
         if self.tokens < 1 or self.batch_size < 1:
