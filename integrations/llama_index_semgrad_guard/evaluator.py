@@ -93,7 +93,7 @@ class UncertaintyEvaluator(BaseEvaluator):
         if response is None or verdict is None:
             return None
         contexts = [node.get_content() for node in response.source_nodes]
-        return self._result(query, response.response, contexts, verdict.escalated or verdict)
+        return self._result(query, response.response, contexts, verdict)
 
     def _prompt(self, query: str, contexts: Sequence[str] | None) -> list[ChatMessage]:
         if not contexts:

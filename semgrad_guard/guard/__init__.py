@@ -9,6 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from semgrad_guard.engine.interruption import current_stop, stopping
     from semgrad_guard.guard.answering import (
         Answerer,
         AsyncLiveAnswer,
@@ -22,8 +23,10 @@ if TYPE_CHECKING:
         ABSTAIN_MESSAGE,
         AbstainMessage,
         Draft,
+        HandedOn,
         OnError,
         Outcome,
+        Pending,
         Refusal,
         Reply,
         Terms,
@@ -41,7 +44,7 @@ if TYPE_CHECKING:
     from semgrad_guard.guard.promise import Promise, combined_promise, split_delta
     from semgrad_guard.guard.recorder import Recorder, current_recorder, record_draft, recording
     from semgrad_guard.guard.settlement import Abstain, Deliver, Escalate, Raise, Settlement, settle
-    from semgrad_guard.guard.timing import ain_time, cancelling, in_time, off_loop
+    from semgrad_guard.guard.timing import abefore_deadline, ain_time, before_deadline, cancelling, in_time, off_loop
     from semgrad_guard.guard.verdicts import (
         abstained,
         binding_of,
@@ -71,8 +74,10 @@ _HOMES = {
         "ABSTAIN_MESSAGE",
         "AbstainMessage",
         "Draft",
+        "HandedOn",
         "OnError",
         "Outcome",
+        "Pending",
         "Refusal",
         "Reply",
         "Terms",
@@ -119,10 +124,14 @@ _HOMES = {
         "settle",
     ),
     "timing": (
+        "abefore_deadline",
         "ain_time",
+        "before_deadline",
         "cancelling",
+        "current_stop",
         "in_time",
         "off_loop",
+        "stopping",
     ),
     "verdicts": (
         "abstained",
@@ -150,10 +159,12 @@ __all__ = [
     "Escalate",
     "Guard",
     "GuardedStream",
+    "HandedOn",
     "LiveAnswer",
     "Mode",
     "OnError",
     "Outcome",
+    "Pending",
     "Policy",
     "Promise",
     "Raise",
@@ -164,18 +175,21 @@ __all__ = [
     "Target",
     "Terms",
     "Waiting",
+    "abefore_deadline",
     "abstained",
     "ain_time",
     "arun",
     "arun_stream",
     "as_estimator",
     "assess",
+    "before_deadline",
     "binding_of",
     "by_a_person",
     "cancelling",
     "combined_promise",
     "conclude",
     "current_recorder",
+    "current_stop",
     "decide",
     "decide_unscored",
     "escalated",
@@ -193,6 +207,7 @@ __all__ = [
     "scoring_settings",
     "settle",
     "split_delta",
+    "stopping",
     "template_name",
     "undecided",
     "unscored",

@@ -63,6 +63,26 @@ async def ain_time(work: Awaitable[T], stop: Stop) -> T:
         raise
 
 
+def before_deadline(work: Callable[[], T]) -> T:
+    """`in_time`, for the deadline that counts here, if one does.
+
+    Raises:
+        DeadlineExceededError: it is late.
+    """
+    stop = current_stop()
+    return in_time(work, stop) if stop else work()
+
+
+async def abefore_deadline(work: Awaitable[T]) -> T:
+    """`ain_time`, for the deadline that counts here, if one does.
+
+    Raises:
+        DeadlineExceededError: it is late.
+    """
+    stop = current_stop()
+    return await (ain_time(work, stop) if stop else work)
+
+
 async def off_loop(work: Callable[[], T]) -> T:
     """What `work` returns, from a thread of its own; a task that is cancelled meanwhile tells the work to stop."""
     stop = current_stop() or Stop()
