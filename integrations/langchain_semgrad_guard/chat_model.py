@@ -149,9 +149,7 @@ class ChatSemGrad(AnsweringChatModel):
         encoding: Any = self.language_model.tokenizer(text, add_special_tokens=False)
         return list(encoding["input_ids"])
 
-    def get_num_tokens_from_messages(
-        self, messages: list[BaseMessage], tools: Sequence[AnyTool] | None = None
-    ) -> int:
+    def get_num_tokens_from_messages(self, messages: list[BaseMessage], tools: Sequence[AnyTool] | None = None) -> int:
         """Tokens of the prompt that the model would read: its chat template around the messages, and the tools.
 
         Raises:

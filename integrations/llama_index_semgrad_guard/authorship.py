@@ -2,7 +2,8 @@
 
 Nothing is guessed from what texts look like. A text is a call's if it *is* the object that this call returned: it has
 then been handed on and not written anew. LlamaIndex's own response synthesizers make their texts of the calls under
-them and of nothing else: such a text is those calls'. Of several calls that wrote a text, the least certain counts.
+them and of nothing else: such a text is those calls'. An answer that an engine has put together of other engines'
+answers (sub-questions, say) is also theirs. Of several calls that wrote an answer, the least certain counts.
 Of any other text (joined or parsed by code of one's own, say) it cannot be told who wrote it: it is unscored, unless the
 caller names the calls that answer, or has all of them count.
 """
@@ -13,11 +14,19 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, cast, get_args
 
+from llama_index.core.base.base_query_engine import BaseQueryEngine
 from llama_index.core.base.response.schema import PydanticResponse
+from llama_index.core.query_engine import (
+    MultiStepQueryEngine,
+    RouterQueryEngine,
+    SQLJoinQueryEngine,
+    SubQuestionQueryEngine,
+    ToolRetrieverRouterQueryEngine,
+)
 from llama_index.core.response_synthesizers import Refine
 from pydantic import BaseModel
 
-from llama_index_semgrad_guard.calls import ModelCall, Step, Turn, is_ours
+from llama_index_semgrad_guard.calls import RETRIEVING, ModelCall, Step, Turn, is_ours
 from semgrad_guard import Policy, Verdict
 from semgrad_guard.errors import InputError
 from semgrad_guard.guard import Draft, binding_of, current_recorder, unscored
@@ -43,6 +52,14 @@ _SYNTHESIZING = frozenset(
     }
 )
 _PREDICTING = frozenset({"predict", "apredict", "structured_predict", "astructured_predict"})
+_COMPOSING = (
+    SubQuestionQueryEngine,
+    MultiStepQueryEngine,
+    RouterQueryEngine,
+    ToolRetrieverRouterQueryEngine,
+    SQLJoinQueryEngine,
+)
+"""Engines that have the model write one answer of several."""
 _EMPTY = "Empty Response"
 """What LlamaIndex's synthesizers say where no model has said anything."""
 
@@ -142,8 +159,23 @@ class Counting:
         return marked[worst].model_copy(update=changes), calls[worst].prompt
 
 
-def authors(turn: Turn, delivery: Delivery) -> tuple[Sequence[ModelCall], str]:
-    """The calls whose text an answer is; none of them, and the reason, where there are none or it cannot be told."""
+def authors(turn: Turn, delivery: Delivery, *, inside: Step | None = None) -> tuple[Sequence[ModelCall], str]:
+    """The calls whose text an answer is; none of them, and the reason, where there are none or it cannot be told.
+
+    `inside` is the step that delivers it, where that is not the turn as a whole.
+    """
+    written, reason = _writers(turn, delivery)
+    parts = {id(call): call for call in written}
+    for step, sub_answer in _sub_answers(turn, written, inside):
+        calls, reason = authors(turn, sub_answer, inside=step)
+        if not calls:
+            return [], f"it is made of answers, one of which cannot be scored: {reason}"
+        parts.update({id(call): call for call in calls})
+    return list(parts.values()), reason
+
+
+def _writers(turn: Turn, delivery: Delivery) -> tuple[Sequence[ModelCall], str]:
+    """The calls whose very text an answer is, or that LlamaIndex's own code made it of."""
     written = _returned(turn, delivery)
     if written:
         return written, ""
@@ -155,6 +187,21 @@ def authors(turn: Turn, delivery: Delivery) -> tuple[Sequence[ModelCall], str]:
     if any(made in step.path for step in turn.others):
         return [], NOBODY
     return [call for call in turn.calls if call.within(made)], NOBODY
+
+
+def _sub_answers(turn: Turn, written: Sequence[ModelCall], inside: Step | None) -> Iterator[tuple[Step, Delivery]]:
+    """The answers of other engines that stand in the prompts of these calls: put together there, or as passages."""
+    composing = {step for call in written for step in call.path if isinstance(step.component, _COMPOSING)}
+    for step in turn.ended:
+        if step.method not in ("query", "aquery") or any(call.within(step) for call in written):
+            continue
+        if inside is not None and (inside is step or inside not in step.path):
+            continue
+        around = [outer for outer in step.path[:-1] if isinstance(outer.component, BaseQueryEngine)]
+        asked = any(call.within(step) for call in turn.calls) or any(step in other.path for other in turn.others)
+        found = any(outer.method in RETRIEVING for outer in step.path)
+        if asked and (found or (around and around[-1] in composing)):
+            yield step, Delivery(step.content if isinstance(step.content, str) else str(step.result), step.result)
 
 
 def _returned(turn: Turn, delivery: Delivery) -> Sequence[ModelCall]:

@@ -34,6 +34,8 @@ _ASKING = frozenset(
 """An LLM's methods that ask the model."""
 
 
+RETRIEVING = frozenset({"retrieve", "aretrieve"})
+"""A retriever's methods that find passages."""
 _HOLDERS = (Response, PydanticResponse, AgentChatResponse)
 
 
@@ -81,13 +83,18 @@ class ModelCall:
         self.step: Step | None = None
 
     @property
+    def path(self) -> tuple[Step, ...]:
+        """The steps within which the model was asked, the outermost first."""
+        return self.step.path if self.step else ()
+
+    @property
     def asked_by(self) -> tuple[str, ...]:
         """Who asked, the outermost first: "RetrieverQueryEngine.query", "Refine.get_response", "SemGradLLM.predict"."""
-        return tuple(step.name for step in self.step.path) if self.step else ()
+        return tuple(step.name for step in self.path)
 
     def within(self, step: Step) -> bool:
         """Whether this call was made while a step ran, by it or by what it called."""
-        return self.step is not None and step in self.step.path
+        return step in self.path
 
     @property
     def prompt(self) -> PromptForm:
@@ -161,7 +168,7 @@ class Turn:
                 return
             step.end(result)
             self.ended.append(step)
-            if step.method in ("retrieve", "aretrieve") and isinstance(result, list):
+            if step.method in RETRIEVING and isinstance(result, list):
                 self._found.append((step, [identity(node) for node in cast("list[Any]", result)]))
 
 

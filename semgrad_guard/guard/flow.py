@@ -26,7 +26,7 @@ from semgrad_guard.errors import DeadlineExceededError, InputError, LowConfidenc
 from semgrad_guard.guard.modes import Mode, require_mode, withholds
 from semgrad_guard.guard.policy import Policy, require_policy
 from semgrad_guard.guard.recorder import current_recorder
-from semgrad_guard.guard.settlement import Abstain, Deliver, Escalate, Raise, Settlement, settle
+from semgrad_guard.guard.settlement import Deliver, Escalate, Raise, Settlement, settle
 from semgrad_guard.guard.timing import ain_time, cancelling, in_time
 from semgrad_guard.guard.verdicts import abstained, escalated, handed_on, late, rejected
 from semgrad_guard.records import METADATA_KEY, Verdict
