@@ -15,7 +15,7 @@ from llama_index.core.memory import BaseMemory
 from llama_index.core.tools import AsyncBaseTool
 from llama_index.core.workflow import Context, HumanResponseEvent, InputRequiredEvent
 from pydantic import SkipValidation, model_validator
-from workflows.runtime.types.results import WaitingForEvent
+from workflows.runtime.types.results import WaitingForEvent  # pyright: ignore[reportMissingTypeStubs]
 
 from llama_index_semgrad_guard.authorship import Answering, Delivery
 from llama_index_semgrad_guard.calls import Turn
@@ -72,7 +72,7 @@ async def ask_person(ctx: Context, question: str, verdict: Verdict) -> str:
 
 
 class GuardedSteps(BaseWorkflowAgent):
-    """What guarded agents share: a step whose output is a final answer is decided about before anything else sees it."""
+    """What guarded agents share: a step that ends with an answer is decided about before anything else sees it."""
 
     policy: Annotated[Policy, SkipValidation]
     """What to let through."""

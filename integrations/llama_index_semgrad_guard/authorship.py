@@ -3,9 +3,9 @@
 Nothing is guessed from what texts look like. A text is a call's if it *is* the object that this call returned: it has
 then been handed on and not written anew. LlamaIndex's own response synthesizers make their texts of the calls under
 them and of nothing else: such a text is those calls'. An answer that an engine has put together of other engines'
-answers (sub-questions, say) is also theirs. Of several calls that wrote an answer, the least certain counts.
-Of any other text (joined or parsed by code of one's own, say) it cannot be told who wrote it: it is unscored, unless the
-caller names the calls that answer, or has all of them count.
+answers (sub-questions, say) is also theirs. Of several calls that wrote an answer, the least certain counts. Of any
+other text (joined or parsed by code of one's own, say) it cannot be told who wrote it: it is unscored, unless the caller
+names the calls that answer, or has all of them count.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from semgrad_guard.guard import Draft, binding_of, current_recorder, unscored
 Aggregate = Literal["max", "mean"]
 """The worst score of all calls of an answer, or their mean."""
 Answering = str | Callable[[ModelCall], bool]
-"""Which calls answer: those within a component ("Refine") or a method ("Refine.get_response"), or a function's choice."""
+"""Which calls answer: those within a component ("Refine") or a method ("Refine.get_response"), or what a function says."""
 
 NOBODY = "no SemGradLLM wrote this answer (nothing retrieved, or another LLM)"
 _UNTOLD = (
@@ -255,11 +255,11 @@ def _holds(step: Step, delivery: Delivery) -> bool:
 
 def _makes(step: Step) -> bool:
     """Whether a step is LlamaIndex's own code that makes its result of what the model says under it."""
-    kind: Any = type(step.component)
+    kind: Any = cast("Any", type(step.component))
     if step.method in _PREDICTING:
         return is_ours(step.component) and _library(kind, step.method, "llama_index.core.llms")
     factory = getattr(step.component, "_program_factory", None)
-    own = factory is not None and getattr(factory, "__func__", None) is not Refine._default_program_factory  # pyright: ignore[reportPrivateUsage] - user code in its place may do anything
+    own = factory is not None and getattr(factory, "__func__", None) is not Refine._default_program_factory  # pyright: ignore[reportPrivateUsage, reportUnknownMemberType] - user code in its place may do anything
     return (
         step.method in _SYNTHESIZING
         and not own

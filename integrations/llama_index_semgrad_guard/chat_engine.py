@@ -54,8 +54,8 @@ class GuardedChatEngine(Guarded, BaseChatEngine):
         chat = GuardedChatEngine(index.as_chat_engine(llm=SemGradLLM()), policy=Policy(threshold=0.004))
         chat.chat("What is the capital of France?").metadata["semgrad_guard"]["action"]
 
-    The score is that of the call whose text the reply is, as in `GuardedQueryEngine`; a call that condenses the question
-    is not that one. The memory is the inner engine's own and holds what the user saw: a withheld draft never enters it.
+    The score is that of the call whose text the reply is, as in `GuardedQueryEngine`; the call that condenses the
+    question is another. The memory is the inner engine's own and holds what the user saw: a withheld draft never enters it.
     Where a turn ends with an error, `abstain_message` is remembered as the answer, so that the roles still alternate.
 
     Args:

@@ -102,7 +102,7 @@ class Guarded:
 
     @property
     def promise(self) -> Promise | None:
-        """What holds for everything this engine and its targets deliver; None if a stage is uncalibrated or unscored."""
+        """What holds for all that this engine and its targets deliver; None if a stage is uncalibrated or unscored."""
         policies, stage = [self.policy], self.escalate_to
         while isinstance(stage, Guarded):
             policies.append(stage.policy)
