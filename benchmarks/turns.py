@@ -34,7 +34,7 @@ def answered(model: LanguageModel, history: list[Message], tokens: int) -> tuple
     """CPU seconds of an answer and its score, the answer, and HybridGrad."""
     estimator = HybridGrad()
     start = time.process_time()
-    generation = model.generate(history, GenerationOptions(max_new_tokens=tokens), objective=estimator.objective)
+    generation = model.generate(history, GenerationOptions(max_tokens=tokens), objective=estimator.objective)
     uncertainty = estimator(generation.evidence).uncertainty
     seconds = time.process_time() - start
     if uncertainty is None:

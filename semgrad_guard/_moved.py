@@ -52,6 +52,24 @@ MOVED = {
 }
 """Old module -> new module, both below `semgrad_guard`. CHANGELOG.md has the same table."""
 
+TOP = {
+    "FRUGAL": "engine.replay.memory",
+    "Drift": "calibration",
+    "Evidence": "engine.generation.evidence",
+    "ExGrad": "estimators",
+    "GreedyNLL": "estimators",
+    "MaxProbability": "estimators",
+    "MeanEntropy": "estimators",
+    "Objective": "engine.objective",
+    "Score": "records",
+    "Segment": "engine.scoring.segments",
+    "SemanticToken": "records",
+    "combined_promise": "guard",
+    "drift": "calibration",
+    "split_delta": "guard",
+}
+"""Names that stood at the top of `semgrad_guard` -> the module that has them."""
+
 NAMES = {
     "decision": ("calibration", "guard"),
     "engine.generation": ("engine.generation.options", "engine.generation.generation"),
@@ -69,12 +87,18 @@ def moved_name(module: str, name: str) -> Any:
     Raises:
         AttributeError: it never stood there.
     """
-    for home in NAMES[module.removeprefix(_ROOT)]:
+    for home in _homes(module, name):
         found = getattr(importlib.import_module(_ROOT + home), name, None)
         if found is not None and not name.startswith("__"):
             _warn(f"{module}.{name}", f"{_ROOT}{home}.{name}", stacklevel=3)
             return found
     raise AttributeError(f"module {module!r} has no attribute {name!r}")
+
+
+def _homes(module: str, name: str) -> Sequence[str]:
+    if module == _ROOT.rstrip("."):
+        return (TOP[name],) if name in TOP else ()
+    return NAMES[module.removeprefix(_ROOT)]
 
 
 class _Moved(MetaPathFinder, Loader):

@@ -12,6 +12,10 @@
     │       ├── EmptyLayerSpanError too few decoder layers for the requested span
     │       └── UnsupportedToolsError the chat template knows no tools, or writes calls in an unknown form
     ├── ScoringError                an answer has no finite score and a number was demanded
+    │   └── DetachedRecordError     a copy of an answer's record, which holds no model, is asked for something new
+    ├── AnswerInterruptedError      the model was stopped before the answer was complete
+    │   ├── DeadlineExceededError   the allowed time was over
+    │   └── AnswerCancelledError    the caller cancelled the call, or closed the stream
     ├── CalibrationError            a calibration set or file that cannot be used
     │   ├── BindingMismatchError    made for another model, estimator, template or grader
     │   └── FitError                graded answers that a learned estimator cannot be fitted on
@@ -24,6 +28,8 @@ They derive from plain `Exception`: frameworks swallow or misread subclasses of 
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterable
 
 from semgrad_guard.records import Verdict
 
@@ -76,12 +82,43 @@ class ScoringError(SemGradGuardError):
     """An answer has no finite score and a number was demanded."""
 
 
+class DetachedRecordError(ScoringError):
+    """A copied record of an answer holds what was computed before, and something else is asked of it."""
+
+
+class AnswerInterruptedError(SemGradGuardError):
+    """The model was stopped before the answer, or its score, was complete; nothing of it is kept."""
+
+
+class DeadlineExceededError(AnswerInterruptedError):
+    """The time that was allowed for an answer is over; the message says how long that was and what to do."""
+
+
+class AnswerCancelledError(AnswerInterruptedError):
+    """The caller cancelled the call, or closed the stream, before the answer was complete."""
+
+
 class CalibrationError(SemGradGuardError):
     """A calibration set or a calibration file cannot be used."""
 
 
 class BindingMismatchError(CalibrationError):
     """A calibration was made for something else; the message names the difference."""
+
+
+class UnfamiliarPromptError(CalibrationError):
+    """A prompt is unlike those that the calibration was made on, and the policy is to raise.
+
+    `differences` says in what, in plain words.
+    """
+
+    def __init__(self, differences: tuple[str, ...]) -> None:
+        super().__init__(
+            f"The prompt is unlike those that the calibration was made on: {'; '.join(differences)}. Nothing can be "
+            "promised about its answer. Calibrate on the prompts that are really sent (`semgrad-guard calibrate` with "
+            '--system, --prompt and --context-field), or choose Policy(on_unfamiliar="threshold").'
+        )
+        self.differences = differences
 
 
 class FitError(CalibrationError):
@@ -116,16 +153,20 @@ class LowConfidenceError(SemGradGuardError):
         self.verdict = verdict.model_copy(update={"text": "", "tool_calls": (), "draft": draft})
 
 
-class DeadlineExceededError(SemGradGuardError):
-    """An answer, its score and its escalation together took longer than was allowed."""
-
-
-class AnswerCancelledError(SemGradGuardError):
-    """Whoever asked does not want the answer any more."""
-
-
 class MissingExtraError(SemGradGuardError, ImportError):
     """An optional dependency is absent; the message holds the install command."""
 
-    def __init__(self, package: str, *, extra: str) -> None:
-        super().__init__(f"{package} is not installed. Run: pip install 'semgrad-guard[{extra}]'")
+    def __init__(self, *packages: str, extra: str) -> None:
+        verb = "is" if len(packages) == 1 else "are"
+        super().__init__(f"{', '.join(packages)} {verb} not installed. Run: pip install 'semgrad-guard[{extra}]'")
+
+
+def require_known(owner: str, given: Iterable[str], known: Iterable[str]) -> None:
+    """Refuse options that there are none of.
+
+    Raises:
+        InputError: some of the given names are not known; the message names those that are.
+    """
+    names = sorted(known)
+    if unknown := sorted(set(given) - set(names)):
+        raise InputError(f"{owner} takes no {', '.join(unknown)}; it takes {', '.join(names)}")

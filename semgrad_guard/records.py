@@ -162,13 +162,24 @@ class FusedWeights(BaseModel):
 class Verdict(BaseModel):
     """What became of one question: the text to deliver, the action that led to it, and the score behind it.
 
+    Its schema is versioned (`schema_version`; `schema` in metadata). A release may add fields with a default without a
+    new version: readers take missing fields as their defaults. Removing a field, renaming it, or changing what it
+    means takes a new version, which is announced one release before; records of the version before stay readable for
+    one release.
+
     `uncertainty` is higher for less certain answers; `confidence` is P(correct) in [0, 1] and exists only after
     calibration. `status` is `scored`, `unscored` (there was nothing to score) or `failed` (the score was not finite);
     `reason` says more. With `action="escalate"` the scores describe this stage's draft, `text` is the target's answer
     and `escalated` the target's own verdict. Where `enforced` is False the action is advice: the text is the model's
     own answer, delivered whatever the decision. `promised` tells whether a calibrated threshold let the delivered text
-    through; bare thresholds and unscored targets promise nothing. `model` to `prompt_template` are what a calibration
-    is checked against. `paragrad_error` is the standard error of a sampled ParaGrad.
+    through, to a prompt like those of the calibration; bare thresholds and unscored targets promise nothing. `familiar`
+    tells whether the prompt is such a one (None: there is no calibration), and `unfamiliar` in what it differs, or why
+    that is not known. `model` to `prompt_template` are what a calibration is checked against. `paragrad_error` is the
+    standard error of a sampled ParaGrad.
+
+    `schema_version` is 1 as long as every field keeps its name, type and meaning: a reader of version 1 must accept
+    fields that it does not know, and records from before a field was added, which then has its default. A field that is
+    renamed or removed, or that comes to mean something else, makes version 2.
     """
 
     model_config = ConfigDict(frozen=True, allow_inf_nan=False, ser_json_inf_nan="null")
@@ -184,6 +195,8 @@ class Verdict(BaseModel):
     threshold: float | None = None
     calibration_id: str | None = None
     promised: bool = False
+    familiar: bool | None = None
+    unfamiliar: tuple[str, ...] = ()
     enforced: bool = True
     model: str
     revision: str | None = None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from pathlib import Path
 
 import pytest
@@ -20,6 +20,41 @@ from semgrad_guard import LanguageModel
 from .engine.tiny_pair_models import save_pair_model
 
 torch.set_num_threads(1)
+
+SLOW = (
+    "test_examples.py",
+    "test_markdown.py",
+    "test_packaging.py",
+    "test_benchmarks.py",
+    "cli/",
+    "evaluation/test_report.py",
+    "integrations/langchain/test_standard.py",
+    "integrations/langchain/test_package.py",
+)
+"""What `make check-fast` leaves out: whole programs, documents and the frameworks' own suites."""
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--require", action="store_true", help="a skipped test is a failure: nothing was left out")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    here = Path(__file__).parent
+    for item in items:
+        if item.path.is_relative_to(here) and item.path.relative_to(here).as_posix().startswith(SLOW):
+            item.add_marker(pytest.mark.slow)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    if report.skipped and not hasattr(report, "wasxfail") and item.config.getoption("--require"):
+        report.outcome = "failed"
+        report.longrepr = f"skipped under --require: {report.longrepr}"
+    return report
+
 
 CHATML = (
     "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>\n' }}{% endfor %}"

@@ -8,7 +8,8 @@ from importlib import import_module
 
 import pytest
 
-from semgrad_guard._moved import MOVED, NAMES
+import semgrad_guard
+from semgrad_guard._moved import MOVED, NAMES, TOP
 
 
 @pytest.mark.parametrize("old", sorted(MOVED))
@@ -37,6 +38,14 @@ def test_a_name_of_a_module_that_became_a_package_is_found(old: str, name: str) 
     assert old in NAMES
     with pytest.warns(DeprecationWarning, match=name):
         assert getattr(import_module(f"semgrad_guard.{old}"), name).__name__ == name
+
+
+@pytest.mark.parametrize("name", sorted(TOP))
+def test_a_name_that_stood_at_the_top_is_found(name: str) -> None:
+    with pytest.warns(DeprecationWarning, match=f"semgrad_guard.{TOP[name]}.{name}"):
+        moved = getattr(semgrad_guard, name)
+    assert moved is getattr(import_module(f"semgrad_guard.{TOP[name]}"), name)
+    assert name not in semgrad_guard.__all__
 
 
 def test_what_never_was_there_is_still_missing() -> None:

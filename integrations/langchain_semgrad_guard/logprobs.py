@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from semgrad_guard import Estimator, Evidence, LanguageModel
+from semgrad_guard import Estimator, LanguageModel
+from semgrad_guard.engine.generation.evidence import Evidence
 
 _WINDOW = 8
 """Tokens decoded together to see what the last of them adds: decoders treat the first word of a text apart."""

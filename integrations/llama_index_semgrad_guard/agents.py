@@ -34,7 +34,7 @@ from semgrad_guard.guard import (
     OnError,
     Reply,
     Waiting,
-    abefore_deadline,
+    ain_time,
     arun,
     cancelling,
     combined_promise,
@@ -141,7 +141,7 @@ class GuardedSteps(BaseWorkflowAgent):
         output, overdue = None, None
         with stopping(stop), cancelling(stop), turn.open():
             try:
-                output = await abefore_deadline(super().take_step(ctx, llm_input, tools, memory))
+                output = await ain_time(super().take_step(ctx, llm_input, tools, memory))
             except DeadlineExceededError as error:
                 overdue = error
         if output is not None and (output.tool_calls or output.retry_messages):

@@ -14,7 +14,7 @@ from llama_index_semgrad_guard.records import raw_record
 from semgrad_guard import METADATA_KEY, Estimator, Generation, GenerationOptions, HybridGrad, LanguageModel, Verdict
 from semgrad_guard.adapters.settings import call_options, weights_of
 from semgrad_guard.adapters.weights import Weights
-from semgrad_guard.errors import InputError
+from semgrad_guard.errors import require_known
 from semgrad_guard.guard import Answerer, as_estimator, off_loop, record_draft
 from semgrad_guard.records import Conversation
 
@@ -60,9 +60,7 @@ class AnsweringLLM(LLM):
     _weights: Weights | None = PrivateAttr(default=None)
 
     def __init__(self, **fields: Any) -> None:
-        unknown = sorted(fields.keys() - type(self).model_fields.keys())
-        if unknown:
-            raise InputError(f"{type(self).__name__} has no field {', '.join(unknown)}")
+        require_known(type(self).__name__, fields, type(self).model_fields)
         super().__init__(**fields)
         self._options({})
 

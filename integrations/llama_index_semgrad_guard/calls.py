@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import uuid
 from collections.abc import AsyncGenerator, Callable, Generator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import cached_property
 from inspect import BoundArguments
@@ -199,7 +199,7 @@ def resumed(pieces: Generator[T], turn: Turn) -> Generator[T]:
 def _resumed(pieces: Generator[T], turn: Turn, stop: Any) -> Generator[T]:
     try:
         while True:
-            with turn.open(), stopping(stop) if stop else nullcontext():
+            with turn.open(), stopping(stop):
                 try:
                     piece = next(pieces)
                 except StopIteration:
@@ -217,7 +217,7 @@ def aresumed(pieces: AsyncGenerator[T], turn: Turn) -> AsyncGenerator[T]:
 async def _aresumed(pieces: AsyncGenerator[T], turn: Turn, stop: Any) -> AsyncGenerator[T]:
     try:
         while True:
-            with turn.open(), stopping(stop) if stop else nullcontext():
+            with turn.open(), stopping(stop):
                 try:
                     piece = await anext(pieces)
                 except StopAsyncIteration:

@@ -29,9 +29,9 @@ from semgrad_guard.guard import (
     Mode,
     OnError,
     Outcome,
-    abefore_deadline,
+    ain_time,
     arun,
-    before_deadline,
+    in_time,
     cancelling,
     off_loop,
     one,
@@ -196,13 +196,13 @@ class _Said:
     def draft(self) -> Draft[AgentChatResponse]:
         """Ask the inner engine, and score what it says."""
         with self._turn.open():
-            self.response = before_deadline(lambda: self._engine.chat(self._message, _copied(self._history)))
+            self.response = in_time(lambda: self._engine.chat(self._message, _copied(self._history)))
         return self._scored()
 
     async def adraft(self) -> Draft[AgentChatResponse]:
         """As `draft`, without blocking the event loop."""
         with self._turn.open():
-            self.response = await abefore_deadline(self._engine.achat(self._message, _copied(self._history)))
+            self.response = await ain_time(self._engine.achat(self._message, _copied(self._history)))
         return await off_loop(self._scored)
 
     def _scored(self) -> Draft[AgentChatResponse]:

@@ -33,9 +33,9 @@ from semgrad_guard.guard import (
     Mode,
     OnError,
     Outcome,
-    abefore_deadline,
+    ain_time,
     arun,
-    before_deadline,
+    in_time,
     cancelling,
     off_loop,
     one,
@@ -174,24 +174,24 @@ class _Asked:
     def inner(self) -> RESPONSE_TYPE:
         """Ask the inner engine."""
         with self._turn.open():
-            return before_deadline(lambda: self._engine.query(self._query))
+            return in_time(lambda: self._engine.query(self._query))
 
     async def ainner(self) -> RESPONSE_TYPE:
         """As `inner`, without blocking the event loop."""
         with self._turn.open():
-            return await abefore_deadline(self._engine.aquery(self._query))
+            return await ain_time(self._engine.aquery(self._query))
 
     def draft(self, response: RESPONSE_TYPE) -> Draft[Whole]:
         """The inner engine's whole response with its score."""
         with self._turn.open():
-            self._response, delivery = before_deadline(lambda: whole(response))
+            self._response, delivery = in_time(lambda: whole(response))
         self.streamed = self._undecided(response) is not self._response
         return self._routing.draft(self._turn, delivery)
 
     async def adraft(self, response: RESPONSE_TYPE) -> Draft[Whole]:
         """As `draft`, without blocking the event loop."""
         with self._turn.open():
-            self._response, delivery = await abefore_deadline(awhole(response))
+            self._response, delivery = await ain_time(awhole(response))
         self.streamed = self._undecided(response) is not self._response
         return await off_loop(lambda: self._routing.draft(self._turn, delivery))
 

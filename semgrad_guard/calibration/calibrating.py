@@ -17,9 +17,10 @@ from numpy.typing import NDArray
 from semgrad_guard.calibration import binomial, fixed_sequence
 from semgrad_guard.calibration.binding import Binding
 from semgrad_guard.calibration.calibration_record import Calibration
-from semgrad_guard.calibration.calibration_set import CalibrationSet, read_grid, read_rate, read_set
+from semgrad_guard.calibration.calibration_set import CalibrationSet, read_grid, read_prompts, read_rate, read_set
 from semgrad_guard.calibration.choice import EstimatorChoice
 from semgrad_guard.calibration.confidence import ConfidenceMethod, fit
+from semgrad_guard.calibration.prompt_shape import PromptForm, PromptShape
 from semgrad_guard.errors import CalibrationError
 
 _NOTHING: dict[str, Any] = {
@@ -44,6 +45,7 @@ def calibrate(
     groups: Iterable[Hashable] | None = None,
     created: str | None = None,
     choice: EstimatorChoice | None = None,
+    prompts: Iterable[PromptForm] | None = None,
 ) -> Calibration:
     """Find the largest threshold whose error rate is at most alpha, with probability at least 1 - delta.
 
@@ -57,6 +59,10 @@ def calibrate(
 
     `choice` says how the estimator was learned from other answers, and is kept. If `groups` name a question among
     those that it was learned from, the set is refused.
+
+    `prompts` says what each answer's prompt looked like (`model.render(conversation).form`). Their common shape is
+    kept, and the promise is about prompts of that shape. Without them the calibration gives a threshold and promises
+    nothing.
 
     Where no threshold keeps the promise, `threshold` is None and `reason` says why: nothing is then let through.
     """
@@ -85,6 +91,7 @@ def calibrate(
         confidence_map=fit(answers.scores, answers.correct, confidence) if len(answers.scores) else None,
         binding=binding,
         choice=choice,
+        shape=None if prompts is None else PromptShape.of(read_prompts(prompts, answers)),
         **outcome,
     )
 

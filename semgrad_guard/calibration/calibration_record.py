@@ -16,7 +16,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from semgrad_guard.calibration.binding import Binding
 from semgrad_guard.calibration.choice import EstimatorChoice
 from semgrad_guard.calibration.confidence import ConfidenceMap
+from semgrad_guard.calibration.prompt_shape import PromptShape
 from semgrad_guard.errors import CalibrationError
+from semgrad_guard.records import PromptForm
 
 
 class Calibration(BaseModel):
@@ -29,7 +31,9 @@ class Calibration(BaseModel):
     `n_wrong` the errors among them, `n_unscored` those without a finite score, `n_duplicates` repeats that were left
     out, `n_tested` the scored ones that were not spent on the grid. `split_seed` is None where the grid came from
     outside. `scores` are the calibration scores, rising, kept for `drift`. `choice` says how the estimator was
-    chosen or fitted, where that was learned from labels (not those of the threshold). `id` is a hash over all of it.
+    chosen or fitted, where that was learned from labels (not those of the threshold). `shape` says what the prompts
+    looked like; a calibration without one (all made by version 0.1.0) still gives a threshold and promises nothing.
+    `id` is a hash over all of it.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
@@ -56,6 +60,7 @@ class Calibration(BaseModel):
     confidence_map: ConfidenceMap | None
     binding: Binding | None
     choice: EstimatorChoice | None = None
+    shape: PromptShape | None = None
 
     @classmethod
     def seal(cls, **content: Any) -> Self:
@@ -75,6 +80,18 @@ class Calibration(BaseModel):
         if self.confidence_map is None or not is_score(uncertainty):
             return None
         return self.confidence_map(float(uncertainty))
+
+    def unfamiliar(self, prompt: PromptForm | None) -> tuple[str, ...]:
+        """Why nothing is promised about an answer to this prompt, in plain words; empty where something is.
+
+        None stands for a prompt that nobody has seen.
+        """
+        if self.shape is None:
+            return (
+                "the calibration does not know what its prompts looked like (version 0.1.0 did not record it); make "
+                "it anew with `semgrad-guard calibrate`, or calibrate(..., prompts=...)",
+            )
+        return ("the prompt is not known",) if prompt is None else self.shape.differences(prompt)
 
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write JSON beside `path`, then rename: an interrupted write never leaves half a file behind."""
@@ -143,8 +160,8 @@ def _content_id(calibration: Calibration) -> str:
 
 
 def _content(calibration: Calibration) -> dict[str, Any]:
-    """The fields as plain JSON; without `choice` where there is none, as in files older than that field."""
-    absent = {"choice"} if calibration.choice is None else set[str]()
+    """The fields as plain JSON; without `choice` or `shape` where there is none, as in files older than these."""
+    absent = {name for name in ("choice", "shape") if getattr(calibration, name) is None}
     return calibration.model_dump(mode="json", exclude=absent, warnings=False)
 
 

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from semgrad_guard.errors import CalibrationError
+from semgrad_guard.records import PromptForm
 
 
 @dataclass(frozen=True)
@@ -19,7 +20,8 @@ class CalibrationSet:
     """Distinct questions: those with a finite score as arrays, the others as counts.
 
     `scores` and `correct` belong together, in the caller's order. `n_unscored_wrong` of the `n_unscored` answers
-    without a finite score were wrong. `n_duplicates` repeats of an earlier question were left out.
+    without a finite score were wrong. `n_duplicates` repeats of an earlier question were left out. `rows` are the
+    caller's rows of the distinct questions.
     """
 
     scores: NDArray[np.float64]
@@ -27,6 +29,7 @@ class CalibrationSet:
     n_unscored: int
     n_unscored_wrong: int
     n_duplicates: int
+    rows: tuple[int, ...]
 
     @property
     def n(self) -> int:
@@ -54,7 +57,21 @@ def read_set(
         n_unscored=int((~scored).sum()),
         n_unscored_wrong=int((~kept_labels[~scored]).sum()),
         n_duplicates=len(scores) - len(first),
+        rows=tuple(first),
     )
+
+
+def read_prompts(prompts: Iterable[PromptForm], answers: CalibrationSet) -> list[PromptForm]:
+    """The prompts of the distinct questions, checked: one was given for each answer."""
+    given = _column(prompts, "prompts")
+    _same_length("uncertainties", answers.n + answers.n_duplicates, "prompts", len(given))
+    for row, prompt in enumerate(given):
+        if not isinstance(prompt, PromptForm):
+            raise CalibrationError(
+                f"prompts[{row}] is a {type(prompt).__name__}. Pass what each prompt looked like: a rendered prompt's "
+                "`form` (`model.render(conversation).form`), in the answers' order."
+            )
+    return [given[row] for row in answers.rows]
 
 
 def read_grid(grid: Iterable[float]) -> NDArray[np.float64]:

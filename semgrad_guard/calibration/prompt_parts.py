@@ -26,6 +26,8 @@ _SENTENCE_END = re.compile(r"[.!?…]+[\"'”’)\]]*(?=\s|$)|[。！？]")
 _LABEL_WORDS = 6
 """A label is the beginning of a line up to its first colon, if that is so many words at most."""
 
+_MOST_GAPS = 4
+
 _CALENDAR = re.compile(
     r"(?:jan|feb|mar|apr|may|june?|july?|aug|sept?|oct|nov|dec)(?:uary|ruary|ch|il|ust|ember|tember|ober)?"
     r"|(?:mon|tues?|wed|thu|thurs?|fri|sat|sun)(?:day|nesday|sday|urday)?",
@@ -47,6 +49,12 @@ class Words:
         """The words of a text; white space other than line ends is left out."""
         found = list(_TOKEN.finditer(text))
         return cls(text, tuple(match.group() for match in found), tuple(match.span() for match in found))
+
+    @classmethod
+    def joined(cls, parts: Sequence[Words]) -> Self:
+        """Several parts of a text as one."""
+        text = "\n".join(part.text for part in parts if part.text)
+        return cls(text, tuple(word for part in parts for word in part.words), ())
 
     def __len__(self) -> int:
         return len(self.words)
@@ -115,7 +123,11 @@ class Skeleton(BaseModel):
         )
 
     def gaps(self, text: Words) -> list[Words] | None:
-        """What stands between the static pieces: one gap more than there are lines. None where a piece is missing."""
+        """What stands between the static pieces, in order; None where a piece is missing.
+
+        There is one gap more than there are lines, but four at most: those in the middle of many count as one, since
+        every gap that is measured by itself is one more chance that a familiar prompt looks strange.
+        """
         end = len(text) - self.closing.words
         if end < self.opening.words or not (self._opens(text) and self._closes(text)):
             return None
@@ -129,7 +141,8 @@ class Skeleton(BaseModel):
             gaps.append(text.part(start, middle.starts[row]))
             start = middle.starts[row] + middle.heads[row][line]
             row += 1
-        return [*gaps, text.part(start, end)]
+        gaps.append(text.part(start, end))
+        return gaps if len(gaps) <= _MOST_GAPS else [gaps[0], Words.joined(gaps[1:-2]), *gaps[-2:]]
 
     def missing(self, text: Words) -> list[str]:
         """Why a text has no gaps, in words."""

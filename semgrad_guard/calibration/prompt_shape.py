@@ -6,7 +6,7 @@ and how new to the calibration the text between is.
 
 Every measure has a range: what the calibration prompts show, and slack beyond it, so that prompts drawn like theirs
 stay inside. A measure of a new prompt lies beyond those of all n calibration prompts with probability 1 / (n + 1) at
-most on each side; the slack is the distance from the outer quarter of them to the outermost, times min(1, 75 / n).
+most on each side; the slack is the distance from the outer quarter of them to the outermost, times min(1, 100 / n).
 What all calibration prompts share by accident costs the same: a new prompt breaks it with probability 1 / (n + 1) at
 most. With 150 calibration prompts at least .99 of new ones are familiar in every family that the tests simulate.
 
@@ -14,7 +14,10 @@ Small sets: with fewer than about 30 prompts ranges are narrow and accidents loo
 same kind count as unfamiliar, and with one prompt all but its like. A shape errs towards promising less.
 
 What it cannot see: text in a gap that has the length and the words of what stood there at calibration. An instruction
-inside a retrieved passage is a passage.
+inside a retrieved passage is a passage; where questions of many kinds and lengths were calibrated on, one more
+sentence, or a short question in a related language, may look like another question. What a single calibration prompt
+looks like is familiar, however rare: a shape tells strange prompts, and `DriftMonitor` tells when familiar ones come
+more often.
 """
 
 from __future__ import annotations
@@ -32,7 +35,9 @@ from semgrad_guard.calibration.vocabulary import Vocabulary
 from semgrad_guard.errors import InputError
 from semgrad_guard.records import PromptForm
 
-_SLACK_SIZE = 75
+__all__ = ["PromptForm", "PromptShape"]
+
+_SLACK_SIZE = 100
 _START, _END = "", ""
 
 

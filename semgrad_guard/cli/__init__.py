@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Annotated
 
 import typer
@@ -10,19 +9,18 @@ import typer
 import semgrad_guard
 from semgrad_guard.cli.ask import ask
 from semgrad_guard.cli.calibrate import calibrate
+from semgrad_guard.cli.command import add
 from semgrad_guard.cli.demo import demo
 from semgrad_guard.cli.evaluate import evaluate
-from semgrad_guard.cli.help import ASK, CALIBRATE, DEMO, EVALUATE, EXIT_CODES, PROBE, PROGRAM, SCORE, flowing
+from semgrad_guard.cli.help import ASK, CALIBRATE, DEMO, EVALUATE, EXIT_CODES, PROBE, PROGRAM, SCORE
 from semgrad_guard.cli.probe import probe
 from semgrad_guard.cli.score import score
-from semgrad_guard.cli.terminal import typed_errors
 
 __all__ = ["app"]
 
 app = typer.Typer(
     name="semgrad-guard",
     no_args_is_help=True,
-    add_completion=False,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -44,13 +42,12 @@ def main(
     """The options of the program itself."""
 
 
-def _add(command: Callable[..., None], epilog: str) -> None:
-    app.command(help=flowing(command.__doc__), epilog=epilog)(typed_errors(command))
-
-
-_add(ask, ASK)
-_add(score, SCORE)
-_add(calibrate, CALIBRATE)
-_add(evaluate, EVALUATE)
-_add(probe, PROBE)
-_add(demo, DEMO)
+for _command, _epilog in (
+    (ask, ASK),
+    (score, SCORE),
+    (calibrate, CALIBRATE),
+    (evaluate, EVALUATE),
+    (probe, PROBE),
+    (demo, DEMO),
+):
+    add(app, _command, _epilog)

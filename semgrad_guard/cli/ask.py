@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
-import sys
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from semgrad_guard.cli import loading, options
+from semgrad_guard.cli import loading, options, values
 from semgrad_guard.cli.estimator_spec import EstimatorSpec
 from semgrad_guard.cli.help import ExitCode
-from semgrad_guard.cli.terminal import ERR, OUT, say
+from semgrad_guard.cli.terminal import OUT, note, say, status
 from semgrad_guard.errors import BindingMismatchError, EmptyPromptError
 
 if TYPE_CHECKING:
@@ -19,13 +18,19 @@ if TYPE_CHECKING:
     from semgrad_guard.engine.generation.options import GenerationOptions
     from semgrad_guard.engine.language_model import LanguageModel
     from semgrad_guard.estimators import Estimator
-    from semgrad_guard.guard import Policy
+    from semgrad_guard.guard import OnUnscored, Policy
     from semgrad_guard.records import Verdict
 
 
 def ask(  # noqa: PLR0913  # a command's options are its arguments
     question: Annotated[
-        str, typer.Argument(metavar="QUESTION", help='What to ask; "-" reads it from stdin.', show_default=False)
+        str,
+        typer.Argument(
+            metavar="QUESTION",
+            parser=values.text,
+            help='What to ask; "-" reads it from stdin.',
+            show_default=False,
+        ),
     ],
     *,
     model: options.Model = loading.POCKET,
@@ -38,8 +43,9 @@ def ask(  # noqa: PLR0913  # a command's options are its arguments
     sampled_rows: options.SampledRows = None,
     calibration: options.CalibrationFile = None,
     threshold: options.Threshold = None,
+    on_unscored: options.OnUnscored = "abstain",
     probe: options.ProbeFile = None,
-    max_new_tokens: options.MaxNewTokens = 256,
+    max_tokens: options.MaxTokens = 256,
     temperature: options.Temperature = 0.0,
     seed: options.Seed = 0,
     system: options.System = None,
@@ -50,25 +56,25 @@ def ask(  # noqa: PLR0913  # a command's options are its arguments
     With a calibration, or a threshold, answers that are too uncertain are withheld. The embedded model brings its
     calibration along; it is used unless you give another or change what it was made for.
     """
-    asked = sys.stdin.read().strip() if question == "-" else question
+    asked = _from_stdin() if question == "-" else question
     if not asked.strip():
         raise EmptyPromptError("The question is empty; ask something.")
-    policy, token = loading.load_policy(calibration, threshold), loading.load_token(probe)
-    embedded = loading.pocket_policy() if policy is None and model == loading.POCKET else None
+    policy, token = loading.load_policy(calibration, threshold, on_unscored), loading.load_token(probe)
+    embedded = loading.pocket_policy(on_unscored) if policy is None and model == loading.POCKET else None
     chosen = EstimatorSpec(estimator, variant, tau, beta, sampled_rows).estimator(policy or embedded)
     asker = _Asker(
         loading.load_model(model, dtype, device=device, token=token),
         chosen,
-        loading.decoding(max_new_tokens=max_new_tokens, temperature=temperature, seed=seed),
+        loading.decoding(max_tokens=max_tokens, temperature=temperature, seed=seed),
         system,
     )
     if policy is not None:
         policy.check(asker.binding)
     elif embedded is not None:
         policy = _if_it_fits(embedded, asker.binding)
-    verdict = asker(asked, policy)
+    verdict = asker(asked, policy, on_unscored)
     _show(verdict, asked, as_json=as_json)
-    raise typer.Exit(ExitCode.ABSTAINED if verdict.action == "abstain" else ExitCode.OK)
+    raise typer.Exit(_code(verdict))
 
 
 class _Asker:
@@ -78,32 +84,28 @@ class _Asker:
         self, model: LanguageModel, estimator: Estimator, decoding: GenerationOptions, system: str | None
     ) -> None:
         from semgrad_guard.evaluation.questions.prompts import prompt_name
-        from semgrad_guard.evaluation.runs.run import run_binding
+        from semgrad_guard.guard import Answerer
 
-        self._model, self._estimator, self._decoding, self._system = model, estimator, decoding, system
-        self._template = prompt_name(system=system)
-        self.binding = run_binding(model, estimator, options=decoding, template=self._template)
+        self._system = system
+        self._answerer = Answerer(model, estimator, decoding, prompt_template=prompt_name(system=system))
+        self.binding = self._answerer.binding()
 
-    def __call__(self, question: str, policy: Policy | None) -> Verdict:
-        """Answer; without a policy nothing is withheld."""
+    def __call__(self, question: str, policy: Policy | None, on_unscored: OnUnscored) -> Verdict:
+        """Answer; without a policy nothing that has a score is withheld."""
         from semgrad_guard.evaluation.questions.prompts import conversation
-        from semgrad_guard.guard import ABSTAIN_MESSAGE, abstained, assess, decide
+        from semgrad_guard.guard import Guard
 
-        with ERR.status("Answering …"):
-            turns = conversation(question, system=self._system)
-            found = self._model.generate(turns, self._decoding, objective=self._estimator.objective)
-            draft = assess(
-                self._model,
-                self._estimator,
-                found.evidence,
-                text=found.text,
-                options=self._decoding,
-                prompt_template=self._template,
+        answerer = self._answerer
+        with status("Answering …"):
+            guard = Guard(
+                answerer.model,
+                policy or loading.lets_every_score_through(on_unscored),
+                estimator=answerer.estimator,
+                options=answerer.options,
+                prompt_template=answerer.prompt_template,
             )
-        if policy is None:
-            return draft
-        verdict = decide(draft, policy, can_escalate=False)
-        return abstained(verdict, ABSTAIN_MESSAGE) if verdict.action == "abstain" else verdict
+            verdict = guard(conversation(question, system=self._system))
+        return verdict if policy is not None else verdict.model_copy(update={"threshold": None})
 
 
 def _if_it_fits(policy: Policy, binding: Binding) -> Policy | None:
@@ -111,9 +113,25 @@ def _if_it_fits(policy: Policy, binding: Binding) -> Policy | None:
     try:
         policy.check(binding)
     except BindingMismatchError as error:
-        say(f"The embedded model's calibration does not fit and is left out. {error}", label="Note")
+        note(f"The embedded model's calibration does not fit and is left out. {error}")
         return None
     return policy
+
+
+def _from_stdin() -> str:
+    from semgrad_guard.evaluation.files import STDIN, read_text
+
+    return read_text(STDIN).strip()
+
+
+def _code(verdict: Verdict) -> ExitCode:
+    """How the command ends; an answer without a score is an error unless it was asked for."""
+    if verdict.action == "answer":
+        return ExitCode.OK
+    if verdict.status == "scored":
+        return ExitCode.ABSTAINED
+    say(f"The answer cannot be scored: {verdict.reason or 'no reason is known'}. Is the model intact?", label="Warning")
+    return ExitCode.UNSCORED
 
 
 def _show(verdict: Verdict, question: str, *, as_json: bool) -> None:

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from semgrad_guard.cli import learning, loading, options
+from semgrad_guard.cli import learning, loading, options, values
 from semgrad_guard.cli.calibrate_output import Files, draw, show
 from semgrad_guard.cli.estimator_spec import EstimatorSpec
 from semgrad_guard.cli.help import ExitCode
-from semgrad_guard.cli.terminal import progress, say, say_problems
+from semgrad_guard.cli.terminal import note, note_problems, progress, say, say_problems, say_unscored
 
 if TYPE_CHECKING:
-    from semgrad_guard.calibration import Binding
+    from semgrad_guard.calibration import Binding, Calibration
     from semgrad_guard.engine.generation.options import GenerationOptions
     from semgrad_guard.engine.language_model import LanguageModel
     from semgrad_guard.engine.prompts.token_choice import TokenChoice
@@ -29,20 +29,48 @@ if TYPE_CHECKING:
 def calibrate(  # noqa: PLR0913  # a command's options are its arguments
     *,
     data: Annotated[
-        Path, typer.Option(metavar="FILE", help='JSON Lines with "question" and "answers".', show_default=False)
+        Path,
+        typer.Option(
+            metavar="FILE",
+            parser=values.path,
+            help='JSON Lines with "question" and "answers"; "-" reads them from stdin.',
+            show_default=False,
+            rich_help_panel=options.DATA,
+        ),
     ],
-    output: Annotated[Path, typer.Option(metavar="FILE", help="Where to save the calibration.", show_default=False)],
+    output: Annotated[
+        Path,
+        typer.Option(
+            metavar="FILE",
+            parser=values.path,
+            help="Where to save the calibration.",
+            show_default=False,
+            rich_help_panel=options.DATA,
+        ),
+    ],
     model: options.Model = loading.POCKET,
     dtype: options.Dtype = None,
     device: options.Device = None,
     alpha: Annotated[
-        float, typer.Option(metavar="X", help="The error rate to promise among the answers let through.")
+        float,
+        typer.Option(
+            metavar="X",
+            help="The error rate to promise among the answers let through.",
+            rich_help_panel=options.DECISION,
+        ),
     ] = 0.1,
-    delta: Annotated[float, typer.Option(metavar="X", help="How likely the promise may fail.")] = 0.1,
+    delta: Annotated[
+        float,
+        typer.Option(metavar="X", help="How likely the promise may fail.", rich_help_panel=options.DECISION),
+    ] = 0.1,
     grader: Annotated[
         options.GraderName,
-        typer.Option(metavar="NAME", help="What counts as correct: exact-match, or token-f1 (at least 0.5)."),
-    ] = ("exact-match"),
+        typer.Option(
+            metavar="NAME",
+            help="What counts as correct: exact-match, token-f1 (at least 0.5) or rouge-l (at least 0.3).",
+            rich_help_panel=options.DECISION,
+        ),
+    ] = "exact-match",
     estimator: options.LearnedEstimatorOption = "hybridgrad",
     variant: options.Variant = None,
     tau: options.Tau = None,
@@ -52,23 +80,34 @@ def calibrate(  # noqa: PLR0913  # a command's options are its arguments
         Path | None,
         typer.Option(
             metavar="FILE",
+            parser=values.path,
             help="The record of the run, which an interrupted run continues.",
             show_default="beside output",
+            rich_help_panel=options.DATA,
         ),
     ] = None,
-    batch_size: Annotated[int, typer.Option(min=1, metavar="N", help="Questions answered at once.")] = 8,
-    max_new_tokens: options.MaxNewTokens = 256,
+    batch_size: options.BatchSize = 8,
+    max_tokens: options.MaxTokens = 256,
     temperature: options.Temperature = 0.0,
     seed: options.Seed = 0,
     system: options.System = None,
     probe: options.ProbeFile = None,
     plot: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Draw risk against coverage (.png, .svg, .pdf).")
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            parser=values.path,
+            help="Draw risk against coverage (.png, .svg, .pdf).",
+            rich_help_panel=options.DATA,
+        ),
     ] = None,
     upstream: Annotated[
         str | None,
         typer.Option(
-            metavar="ID", help="Id of the stage before, if these are the questions that it did not let through."
+            metavar="ID",
+            parser=values.source,
+            help="Id of the stage before, if these are the questions that it did not let through.",
+            rich_help_panel=options.DECISION,
         ),
     ] = None,
     strict: options.Strict = False,
@@ -81,24 +120,33 @@ def calibrate(  # noqa: PLR0913  # a command's options are its arguments
     threshold keeps it, the command says so and what would help. An estimator that learns from labels (fused, auto)
     does so on a quarter of the answers, and the threshold is chosen on the rest.
     """
-    files = Files(output, answers or output.with_suffix(".answers.jsonl"), plot)
+    from semgrad_guard.evaluation.files import beside, sole_writer
+
+    files = Files(output, answers or beside(output, ".answers.jsonl"), plot)
     spec = EstimatorSpec(estimator, variant, tau, beta, sampled_rows)
-    _check_first(files, alpha=alpha, delta=delta)
+    _check_first(files, [data, Path(model), *([probe] if probe else [])], alpha=alpha, delta=delta)
     questions = _read(data, strict=strict, alpha=alpha, delta=delta)
     learning.estimators_for(spec)  # refuses settings that they do not take, before any work
-    decoding = loading.decoding(max_new_tokens=max_new_tokens, temperature=temperature, seed=seed)
+    decoding = loading.decoding(max_tokens=max_tokens, temperature=temperature, seed=seed)
     run = _Run(model, dtype, device, spec, decoding, system, batch_size, loading.load_token(probe))
-    outcome = run(questions.rows, files.answers, grader=grader, alpha=alpha, delta=delta, upstream=upstream)
-    if outcome.calibration.choice is not None:
-        say(outcome.calibration.choice.reason, label=outcome.calibration.choice.estimator)
-    outcome.calibration.save(output)
-    if plot is not None:
-        draw(plot, outcome)
+    with sole_writer(output):
+        outcome = run(questions.rows, files.answers, grader=grader, alpha=alpha, delta=delta, upstream=upstream)
+        if outcome.calibration.choice is not None:
+            note(outcome.calibration.choice.reason, label=outcome.calibration.choice.estimator)
+        outcome.calibration.save(output)
+        if plot is not None:
+            draw(plot, outcome)
     show(outcome, questions, files, as_json=as_json)
-    kept = outcome.calibration.threshold is not None
-    raise typer.Exit(
-        ExitCode.NO_THRESHOLD if not kept else ExitCode.BROKEN_LINES if questions.problems else ExitCode.OK
-    )
+    raise typer.Exit(_code(outcome.calibration, questions))
+
+
+def _code(calibration: Calibration, questions: QuestionFile) -> ExitCode:
+    """How the command ends: what must be mended first goes first, the model, the file, the promise."""
+    if calibration.n_unscored == calibration.n:
+        return ExitCode.UNSCORED
+    if questions.problems:
+        return ExitCode.BROKEN_LINES
+    return ExitCode.OK if calibration.threshold is not None else ExitCode.NO_THRESHOLD
 
 
 @dataclass(frozen=True)
@@ -124,6 +172,7 @@ class _Run:
         template = prompt_name(form_of(rows), system=self.system)
         model = loading.load_model(self.model, self.dtype, device=self.device, token=self.token)
         answers = self._collect(rows, path, model, learning.estimators_for(self.estimator))
+        say_unscored(answers)
 
         def bind(estimator: Estimator) -> Binding:
             return run_binding(model, estimator, options=self.decoding, template=template, upstream=upstream)
@@ -163,19 +212,18 @@ class _Run:
             raise typer.Exit(ExitCode.INTERRUPTED) from error
 
 
-def _check_first(files: Files, *, alpha: float, delta: float) -> None:
+def _check_first(files: Files, inputs: Sequence[Path], *, alpha: float, delta: float) -> None:
     """Everything that can be refused before any work."""
     from semgrad_guard.calibration.calibration_set import read_rate
     from semgrad_guard.evaluation.figures.plots import require_drawable
-    from semgrad_guard.evaluation.files import require_writable
+    from semgrad_guard.evaluation.files import require_outputs
 
     read_rate(alpha, "alpha")
     read_rate(delta, "delta")
     if files.plot is not None:
         require_drawable(files.plot)
-    for path in (files.output, files.answers, files.plot):
-        if path is not None:
-            require_writable(path)
+    outputs = [path for path in (files.output, files.answers, files.plot) if path is not None]
+    require_outputs(outputs, inputs=inputs)
 
 
 def _read(data: Path, *, strict: bool, alpha: float, delta: float) -> QuestionFile:
@@ -185,7 +233,7 @@ def _read(data: Path, *, strict: bool, alpha: float, delta: float) -> QuestionFi
 
     questions = read_questions(data, strict=strict)
     say_problems(questions.problems)
-    say_problems(questions.duplicates, label="Note")
+    note_problems(questions.duplicates)
     tested = len(fixed_sequence.split(len(questions.rows), seed=0)[1])
     fewest = binomial.fewest_answers(alpha=alpha, delta=delta)
     if tested < fewest:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
 
 from semgrad_guard.cli.estimator_spec import EstimatorSpec
-from semgrad_guard.cli.terminal import OUT, progress, say, say_problems
+from semgrad_guard.cli.terminal import OUT, note, progress, say_problems
 from semgrad_guard.errors import InputError, PromptTooLongError
 
 if TYPE_CHECKING:
@@ -21,6 +22,14 @@ if TYPE_CHECKING:
     from semgrad_guard.evaluation.questions.data import Question
 
 Scored = tuple["Question", "list[Segment]"]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What is to be said of texts that have no numbers: those left out, and those whose segments have none at all."""
+
+    left_out: Sequence[str]
+    unscored: Sequence[str]
 
 
 def replay_estimator(spec: EstimatorSpec) -> ReplayEstimator:
@@ -44,8 +53,8 @@ def score_claims(
     system: str | None,
     output: Path | None,
     as_json: bool,
-) -> list[str]:
-    """Score and show; what is to be said of texts that do not fit the context window."""
+) -> Outcome:
+    """Score and show."""
     scored, failed = _score(rows, model, estimator, by=by, system=system)
     say_problems(failed)
     if not scored:
@@ -55,12 +64,23 @@ def score_claims(
         from semgrad_guard.evaluation.files import write_beside
 
         write_beside(output, lambda beside: beside.write_text(lines, encoding="utf-8"))
-        say(f"{len(scored)} texts with their scores are in {output}.", style="green")
+        note(f"{len(scored)} texts with their scores are in {output}.", label=None, style="green")
     if as_json:
         typer.echo(lines, nl=False)
     else:
         _show(scored, estimator)
-    return failed
+    unscored = [
+        f"{row.id or row.question[:60]!r} has no score: {_why(segments)}."
+        for row, segments in scored
+        if all(uncertainty is None for _, uncertainty in _claims(segments, estimator))
+    ]
+    say_problems(unscored)
+    return Outcome(failed, unscored)
+
+
+def _why(segments: Sequence[Segment]) -> str:
+    reasons = (each.scores.reason for each in segments if each.scores is not None)
+    return next((reason for reason in reasons if reason), "no reason is known")
 
 
 def _score(

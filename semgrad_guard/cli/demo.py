@@ -3,20 +3,37 @@
 from __future__ import annotations
 
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from semgrad_guard.cli import options, values
 from semgrad_guard.errors import MissingExtraError
 
 _OURS = ("semgrad_guard", "langchain_semgrad_guard")
+_NEEDED = {
+    "langchain_core": "langchain-core",
+    "llguidance": "llguidance",
+    "sklearn": "scikit-learn",
+    "matplotlib": "matplotlib",
+    "bm25s": "bm25s",
+}
+"""What the extra `demo` brings: modules, and the packages that hold them."""
 
 
 def demo(
     *,
     output: Annotated[
-        Path | None, typer.Option(metavar="FOLDER", help="A folder for the risk-coverage picture.", show_default="here")
+        Path | None,
+        typer.Option(
+            metavar="FOLDER",
+            parser=values.path,
+            help="A folder for the risk-coverage picture.",
+            show_default="here",
+            rich_help_panel=options.DATA,
+        ),
     ] = None,
 ) -> None:
     """A retrieval chain that knows when to look things up, and when to say nothing.
@@ -24,12 +41,30 @@ def demo(
     Questions that the embedded model knows are answered directly; those it does not know are answered from documents;
     those answered nowhere end in an abstention.
     """
+    _require_extras()
+    _require_folder(output)
     try:
         module: Any = import_module("langchain_semgrad_guard.demo")
         code: int = module.run(output)
     except ModuleNotFoundError as error:
         raise _named(error) from error
     raise typer.Exit(code)
+
+
+def _require_extras() -> None:
+    """Name everything that is missing at once, before anything is loaded."""
+    missing = [package for module, package in _NEEDED.items() if find_spec(module) is None]
+    if missing:
+        raise MissingExtraError(*missing, extra="demo")
+
+
+def _require_folder(output: Path | None) -> None:
+    """Refuse, before minutes of work, a folder in which the picture cannot be written."""
+    from semgrad_guard.evaluation.files import make_folder, require_writable
+
+    folder = output or Path()
+    make_folder(folder)
+    require_writable(folder / "risk_coverage.png")
 
 
 def _named(error: ModuleNotFoundError) -> ModuleNotFoundError | MissingExtraError:

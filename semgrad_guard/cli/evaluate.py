@@ -9,68 +9,148 @@ import typer
 
 from semgrad_guard.cli import evaluation_output as writing
 from semgrad_guard.cli import evaluation_steps as steps
-from semgrad_guard.cli import loading, options
+from semgrad_guard.cli import loading, options, values
 from semgrad_guard.cli.help import ExitCode
+from semgrad_guard.cli.terminal import say_unscored
+
+_GRADING = "Grading"
+_REPORT = "Report"
 
 
 def evaluate(  # noqa: PLR0913  # a command's options are its arguments
     *,
     output: Annotated[
-        Path, typer.Option(metavar="FOLDER", help="Where everything is kept and written.", show_default=False)
+        Path,
+        typer.Option(
+            metavar="FOLDER",
+            parser=values.path,
+            help="Where everything is kept and written.",
+            show_default=False,
+            rich_help_panel=options.DATA,
+        ),
     ],
     data: Annotated[
         str | None,
         typer.Option(
             metavar="SOURCE",
-            help="JSON Lines, a JSON list, CSV, or hub:NAME[:CONFIG][@SPLIT]; not needed to --regrade.",
+            parser=values.source,
+            help="JSON Lines, a JSON list, CSV, hub:NAME, hub:NAME:CONFIG or hub:NAME@SPLIT, or - for stdin; not "
+            "needed to --regrade.",
             show_default=False,
+            rich_help_panel=options.DATA,
         ),
     ] = None,
     model: options.Model = loading.POCKET,
     dtype: options.Dtype = None,
     device: options.Device = None,
     methods: Annotated[
-        list[str] | None, typer.Option(metavar="NAME", help="A method to compare; several times for several.")
+        list[str] | None,
+        typer.Option(
+            metavar="NAME",
+            help="A method to compare; several times for several.",
+            rich_help_panel=options.UNCERTAINTY,
+        ),
     ] = None,
     nli: Annotated[
-        str | None, typer.Option(metavar="MODEL", help="An NLI model: what means the same. Else equal words do.")
+        str | None,
+        typer.Option(
+            metavar="MODEL",
+            parser=values.source,
+            help="An NLI model: what means the same. Else equal words do.",
+            rich_help_panel=options.UNCERTAINTY,
+        ),
     ] = None,
     cross_encoder: Annotated[
-        str | None, typer.Option(metavar="MODEL", help="A cross-encoder: what matters in an answer (SAR).")
+        str | None,
+        typer.Option(
+            metavar="MODEL",
+            parser=values.source,
+            help="A cross-encoder: what matters in an answer (SAR).",
+            rich_help_panel=options.UNCERTAINTY,
+        ),
     ] = None,
+    ablations: Annotated[
+        bool,
+        typer.Option(
+            help="Also SemGrad's variants (three more replays an answer).", rich_help_panel=options.UNCERTAINTY
+        ),
+    ] = True,
     grader: Annotated[
         list[str] | None,
         typer.Option(
             metavar="NAME",
-            help="exact-match, token-f1, rouge-l, nli[=MODEL], bem=MODEL or judge=PROVIDER:MODEL. "
+            help="exact-match, token-f1, rouge-l, nli, nli=MODEL, bem=MODEL or judge=PROVIDER:MODEL. "
             "Several times for several: the first decides, the others are set against it.",
+            rich_help_panel=_GRADING,
         ),
     ] = None,
     labels: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="The sheet of labels, filled in by people: it decides then.")
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            parser=values.path,
+            help="The sheet of labels, filled in by people: it decides then.",
+            rich_help_panel=_GRADING,
+        ),
     ] = None,
+    regrade: Annotated[
+        bool,
+        typer.Option("--regrade", help="Grade the answers there are; no model is loaded.", rich_help_panel=_GRADING),
+    ] = False,
     prompt: Annotated[
-        Literal["plain", "paper"], typer.Option(metavar="NAME", help="plain, or the paper's: answer in few words.")
+        Literal["plain", "paper"],
+        typer.Option(
+            metavar="NAME", help="plain, or the paper's: answer in few words.", rich_help_panel=options.ANSWERS
+        ),
     ] = "plain",
     system: options.System = None,
-    limit: Annotated[int | None, typer.Option(min=1, metavar="N", help="Only the first N questions.")] = None,
-    batch_size: Annotated[int, typer.Option(min=1, metavar="N", help="Questions answered at once.")] = 8,
-    max_new_tokens: options.MaxNewTokens = 256,
-    seed: Annotated[int, typer.Option(min=0, metavar="N", help="Repeats the samples of methods that sample.")] = 0,
-    ablations: Annotated[bool, typer.Option(help="Also SemGrad's variants (three more replays an answer).")] = True,
-    regrade: Annotated[
-        bool, typer.Option("--regrade", help="Grade the answers there are; no model is loaded.")
-    ] = False,
-    report: Annotated[bool, typer.Option(help="Also tables, figures and report.html, which need matplotlib.")] = True,
+    limit: Annotated[
+        int | None,
+        typer.Option(
+            parser=values.whole(1, 2**62), metavar="N", help="Only the first N questions.", rich_help_panel=options.DATA
+        ),
+    ] = None,
+    batch_size: options.BatchSize = 8,
+    max_tokens: options.MaxTokens = 256,
+    seed: Annotated[
+        int,
+        typer.Option(
+            parser=values.whole(0, 2**31 - 1),
+            metavar="N",
+            help="Repeats the samples of methods that sample.",
+            rich_help_panel=options.ANSWERS,
+        ),
+    ] = 0,
+    report: Annotated[
+        bool,
+        typer.Option(help="Also tables, figures and report.html, which need matplotlib.", rich_help_panel=_REPORT),
+    ] = True,
     beside: Annotated[
-        list[Path] | None, typer.Option(metavar="FOLDER", help="Another finished evaluation for the same report.")
+        list[Path] | None,
+        typer.Option(
+            metavar="FOLDER",
+            parser=values.path,
+            help="Another finished evaluation for the same report.",
+            rich_help_panel=_REPORT,
+        ),
     ] = None,
     calibration: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Made by `calibrate`, maybe elsewhere: does its promise hold here?"),
+        typer.Option(
+            metavar="FILE",
+            parser=values.path,
+            help="Made by `calibrate`, maybe elsewhere: does its promise hold here?",
+            rich_help_panel=_REPORT,
+        ),
     ] = None,
     probe: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Made by `probe`: its t* is used, its maps are in the report.")
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            parser=values.path,
+            help="Made by `probe`: its t* is used, its maps are in the report.",
+            rich_help_panel=options.MODEL,
+        ),
     ] = None,
     strict: options.Strict = False,
     as_json: options.AsJson = False,
@@ -81,22 +161,36 @@ def evaluate(  # noqa: PLR0913  # a command's options are its arguments
     references. Every answer is kept as it comes, with all that the numbers are made of; grading comes after, and can be
     repeated with other graders.
     """
-    files = writing.Files.within(output)
+    if data == "-" == str(labels):
+        raise typer.BadParameter("stdin can be read once: give --data or --labels as a file")
+    files = writing.Files(output)
     others, held = writing.finished(beside or [], report=report), steps.load_calibration(calibration)
     probed = steps.load_probe(probe)
+    models = [model, *(name for name in (nli, cross_encoder) if name), *(_model_of(name) for name in grader or ())]
+    records = [path for path in (labels, calibration, probe, *(beside or ())) if path is not None]
+    files.check([*records, *map(Path, [*models, *([data] if data else [])])], report=report)
     graders = steps.load_graders(grader or ["exact-match"], nli=nli)
     questions = steps.read(data, limit=limit, strict=strict, optional=regrade)
-    if regrade:
-        run = steps.kept(files, questions)
-    else:
-        asked = steps.Asked(prompt, system, max_new_tokens, batch_size, ablations)
-        estimators = steps.Chosen(methods, nli, cross_encoder, seed).estimators(max_new_tokens)
-        token = None if probed is None else probed.semantic_token
-        loaded = loading.load_model(model, dtype, device=device, token=token)
-        run = steps.answer(questions, files, asked, estimators, model=loaded)
-    results = steps.grade(run, graders, labels, files, questions)
-    writing.write(results, files)
-    if report:
-        writing.report(results, others, probed, files)
+    with files.held():
+        if regrade:
+            run = steps.kept(files, questions)
+        else:
+            asked = steps.Asked(prompt, system, max_tokens, batch_size, ablations)
+            estimators = steps.Chosen(methods, nli, cross_encoder, seed).estimators(max_tokens)
+            token = None if probed is None else probed.semantic_token
+            loaded = loading.load_model(model, dtype, device=device, token=token)
+            run = steps.answer(questions, files, asked, estimators, model=loaded)
+        results = steps.grade(run, graders, labels, files, questions)
+        writing.write(results, files)
+        if report:
+            writing.report(results, others, probed, files)
     writing.show(results, files, held, as_json=as_json)
-    raise typer.Exit(ExitCode.BROKEN_LINES if questions is not None and questions.problems else ExitCode.OK)
+    say_unscored(run.answers)
+    broken = questions is not None and questions.problems
+    unscored = all(answer.unscored is not None for answer in run.answers)
+    raise typer.Exit(ExitCode.UNSCORED if unscored else ExitCode.BROKEN_LINES if broken else ExitCode.OK)
+
+
+def _model_of(grader: str) -> str:
+    """The model that a grader's name holds, if any: `bem=MODEL`."""
+    return grader.partition("=")[2] or grader

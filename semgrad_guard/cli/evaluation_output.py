@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,7 +13,7 @@ import typer
 from rich import box
 from rich.table import Table
 
-from semgrad_guard.cli.terminal import ERR, OUT
+from semgrad_guard.cli.terminal import OUT, detail, status
 from semgrad_guard.errors import InputError
 
 if TYPE_CHECKING:
@@ -28,17 +29,28 @@ class Files:
 
     folder: Path
 
-    @classmethod
-    def within(cls, folder: Path) -> Files:
-        """The folder, made if need be, and known to be writable."""
-        from semgrad_guard.evaluation.files import require_writable
+    def check(self, inputs: Sequence[Path], *, report: bool) -> None:
+        """Make the folder if need be; refuse, before any work, what cannot be written, or is an input.
 
+        The sheet for people is not among the outputs once it is there: it is read, and never overwritten.
+        """
+        from semgrad_guard.evaluation.files import make_folder, require_outputs
+
+        made = make_folder(self.folder)
+        pages = [self.folder / "report.html", *self.folder.glob("tables/*.csv")] if report else []
+        new_sheet = [] if self.sheet.exists() else [self.sheet]
         try:
-            folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise InputError(f"Cannot make the folder {folder}: {error.strerror or error}.") from error
-        require_writable(folder / "answers.jsonl")
-        return cls(folder)
+            require_outputs([self.answers, self.grades, self.table, self.run, *new_sheet, *pages], inputs=inputs)
+        except InputError:
+            if made:
+                self.folder.rmdir()
+            raise
+
+    def held(self) -> AbstractContextManager[None]:
+        """Nobody else writes in the folder for as long as it lasts."""
+        from semgrad_guard.evaluation.files import sole_writer
+
+        return sole_writer(self.run)
 
     @property
     def answers(self) -> Path:
@@ -91,10 +103,9 @@ def report(results: Results, others: Sequence[GradedRun], probe: Probe | None, f
     """Tables, figures and the page, of this run and those beside it."""
     from semgrad_guard.evaluation.report import write_report
 
-    with ERR.status("Writing the report …") as status:
+    with status("Writing the report …"):
         maps = None if probe is None else probe.maps
-        runs = [results.graded_run, *others]
-        write_report(runs, files.folder, probe=maps, tell=lambda what: status.update(f"{what} …"))
+        write_report([results.graded_run, *others], files.folder, probe=maps, tell=lambda what: detail(f"{what} …"))
 
 
 def show(results: Results, files: Files, calibration: Calibration | None, *, as_json: bool) -> None:

@@ -13,7 +13,7 @@ import typer
 from semgrad_guard.cli.evaluation_output import Files
 from semgrad_guard.cli.help import ExitCode
 from semgrad_guard.cli.loading import quietly
-from semgrad_guard.cli.terminal import progress, say, say_problems
+from semgrad_guard.cli.terminal import note, note_problems, progress, say, say_problems
 from semgrad_guard.errors import InputError
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ class Asked:
 
     wording: Wording
     system: str | None
-    max_new_tokens: int
+    max_tokens: int
     batch_size: int
     ablations: bool
 
@@ -48,7 +48,7 @@ class Chosen:
     cross_encoder: str | None
     seed: int
 
-    def estimators(self, max_new_tokens: int) -> Sequence[Estimator]:
+    def estimators(self, max_tokens: int) -> Sequence[Estimator]:
         """The paper's methods with the models that the user named, or those among them that were chosen."""
         from semgrad_guard.engine.texts.text_pairs import CrossEncoder
         from semgrad_guard.estimators.equivalence import NLIEquivalence
@@ -59,7 +59,7 @@ class Chosen:
         with quietly("Loading what compares answers …"):
             nli = None if self.nli is None else NLIEquivalence(entailment_model(self.nli))
             importance = None if self.cross_encoder is None else CrossEncoder.from_pretrained(self.cross_encoder)
-        suite = paper_suite(nli, importance, self.seed, max_new_tokens=max_new_tokens)
+        suite = paper_suite(nli, importance, self.seed, max_tokens=max_tokens)
         known = {estimator.name: estimator for estimator in (*suite, FusedGrad())}
         wanted = list(dict.fromkeys(self.methods or known))
         if unknown := [name for name in wanted if name not in known]:
@@ -110,7 +110,7 @@ def read(data: str | None, *, limit: int | None, strict: bool, optional: bool) -
         raise typer.BadParameter("give --data SOURCE: the questions to ask (or --regrade the answers there are)")
     questions = read_questions(data, strict=strict)
     say_problems(questions.problems)
-    say_problems([*questions.duplicates, *questions.shared_ids], label="Note")
+    note_problems([*questions.duplicates, *questions.shared_ids])
     return replace(questions, rows=questions.rows[:limit])
 
 
@@ -131,7 +131,7 @@ def answer(
     experiment = Experiment(
         model,
         estimators,
-        GenerationOptions(max_new_tokens=asked.max_new_tokens),
+        GenerationOptions(max_tokens=asked.max_tokens),
         wording=asked.wording,
         system=asked.system,
         ablations=semgrad_ablations(model.n_layers) if asked.ablations else {},
@@ -151,7 +151,7 @@ def kept(files: Files, questions: QuestionFile | None) -> Run:
         known = {each.key: each for each in answers}
         answers = [known[row.key] for row in questions.rows if row.key in known]
         if missing := len(questions.rows) - len(answers):
-            say(f"{missing} of {len(questions.rows)} questions have no answer yet; without --regrade they get one.")
+            note(f"{missing} of {len(questions.rows)} questions have no answer yet; without --regrade they get one.")
     if not answers:
         raise InputError(f"{files.answers} holds no answer to grade; run the command without --regrade.")
     return Run(answers, settings)
@@ -177,9 +177,12 @@ def grade(
             grades[grader.name] = grade(answers, grader, book, on_progress=tell)
     results = Results(answers, grades, run.settings, _name(questions, files))
     for name, count in results.ungraded.items():
-        say(f"{count} of {len(answers)} answers have no verdict by {name}; they are left out of the results.")
+        say(
+            f"{count} of {len(answers)} answers have no verdict by {name}; they are left out of the results.",
+            label="Warning",
+        )
     if results.unfitted is not None:
-        say(f"FusedGrad is left out. {results.unfitted}", label="Note")
+        note(f"FusedGrad is left out. {results.unfitted}")
     return results
 
 

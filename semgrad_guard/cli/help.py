@@ -14,6 +14,7 @@ class ExitCode(IntEnum):
     ABSTAINED = 3
     NO_THRESHOLD = 4
     BROKEN_LINES = 5
+    UNSCORED = 6
     INTERRUPTED = 130
 
 
@@ -35,9 +36,10 @@ EXIT_CODES = """
 1  an error, with a message on stderr that says what to do
 2  wrong usage
 3  ask: abstained, the answer was too uncertain
-4  calibrate: no threshold keeps the promise (its record is saved all the same)
-5  done, but some lines of the data file were broken and left out
-130  interrupted; calibrations and evaluations continue when the same command is run again
+4  calibrate: no threshold keeps the promise (it is saved all the same)
+5  some lines of the data were broken and left out (goes before 4)
+6  ask, score: an answer has no score; calibrate, evaluate: none has one
+130  interrupted; the same command goes on where it stopped
 """.strip()
 
 ASK = """
@@ -47,7 +49,7 @@ semgrad-guard ask "Who wrote Emma?" --model ./my-model --threshold 0.002
 echo "Who wrote Emma?" | semgrad-guard ask - --json
 
 [bold]Exit codes[/]
-0 answered, 3 abstained, 1 error, 2 wrong usage, 130 interrupted
+0 answered, 3 abstained, 6 withheld, as it could not be scored, 1 error, 2 wrong usage
 """.strip()
 
 SCORE = """
@@ -56,12 +58,13 @@ semgrad-guard score --question "Who wrote Emma?" --response "Jane Austen"
 semgrad-guard score --data answers.jsonl --output scores.jsonl
 semgrad-guard score --data answers.jsonl --calibration calibration.json
 semgrad-guard score --data answers.jsonl --by sentence
+cat answers.jsonl | semgrad-guard score --data - --json
 
 [bold]A line of the file[/]
 {"question": "Who wrote Emma?", "response": "Jane Austen"}
 
 [bold]Exit codes[/]
-0 done, 5 some texts were left out, 1 error, 2 wrong usage, 130 interrupted
+0 done, 5 some texts were left out, 6 some have no score, 1 error, 2 wrong usage, 130 interrupted
 """.strip()
 
 CALIBRATE = """
@@ -75,7 +78,7 @@ semgrad-guard calibrate --data questions.jsonl --output calibration.json --alpha
 At alpha = delta = 0.1 fewer than 28 questions can never do; some hundreds usually do. Every answer is kept as it comes: after Ctrl-C, run the same command again.
 
 [bold]Exit codes[/]
-0 done, 4 no threshold keeps the promise, 5 some lines were broken, 1 error, 2 wrong usage, 130 interrupted
+0 done, 4 no threshold keeps the promise, 5 some lines were broken, 6 no answer could be scored, 1 error, 2 wrong usage, 130 interrupted
 """.strip()  # noqa: E501  # a paragraph must be one line: the terminal breaks it
 
 EVALUATE = """
@@ -91,7 +94,7 @@ semgrad-guard evaluate --output results --regrade --labels results/labels.csv
 Every answer is kept as it comes: after Ctrl-C, run the same command again. People grade in results/labels.csv, which is never overwritten.
 
 [bold]Exit codes[/]
-0 done, 5 some lines were broken, 1 error, 2 wrong usage, 130 interrupted
+0 done, 5 some lines were broken, 6 no answer could be scored, 1 error, 2 wrong usage, 130 interrupted
 """.strip()  # noqa: E501  # a paragraph must be one line: the terminal breaks it
 
 PROBE = """

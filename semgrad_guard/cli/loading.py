@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+import time
 from collections.abc import Generator
 from contextlib import contextmanager
 from importlib.util import find_spec
@@ -10,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from semgrad_guard.cli.terminal import ERR
+from semgrad_guard.cli.terminal import detail, is_verbose, note, status
 from semgrad_guard.errors import InputError, MissingExtraError
 
 if TYPE_CHECKING:
@@ -18,7 +20,7 @@ if TYPE_CHECKING:
     from semgrad_guard.engine.language_model import LanguageModel
     from semgrad_guard.engine.prompts.token_choice import TokenChoice
     from semgrad_guard.estimators import Estimator
-    from semgrad_guard.guard import Policy
+    from semgrad_guard.guard import OnUnscored, Policy
 
 POCKET = "pocket"
 
@@ -27,20 +29,32 @@ def load_model(
     name: str, dtype: str | None = None, *, device: str | None = None, token: TokenChoice | None = None
 ) -> LanguageModel:
     """The model, without the chatter of the libraries that load it; `token` is the t* that a probe recommends."""
+    began = time.monotonic()
     with quietly(f"Loading {name} …"):
         from semgrad_guard.engine.language_model import LanguageModel
 
-        return LanguageModel.from_pretrained(name, dtype=dtype, device_map=_place(device), semantic_token=token)
+        model = LanguageModel.from_pretrained(name, dtype=dtype, device_map=_place(device), semantic_token=token)
+    for doubt in model.doubts:
+        note(doubt, label="Warning")
+    if is_verbose():
+        identity = model.identity
+        detail(
+            f"{identity.name} is loaded in {time.monotonic() - began:.1f} s: {model.n_layers} layers, "
+            f"{identity.dtype}, fingerprint {identity.fingerprint}, "
+            f"chat template {identity.template}, window {model.context_window}"
+        )
+    return model
 
 
 @contextmanager
 def quietly(what: str) -> Generator[None]:
     """Says what is being loaded, and keeps the libraries that load it from saying it too."""
-    with ERR.status(what):
-        from transformers.utils import logging
+    with status(what):
+        if not is_verbose():
+            from transformers.utils import logging
 
-        logging.set_verbosity_error()
-        logging.disable_progress_bar()
+            logging.set_verbosity_error()
+            logging.disable_progress_bar()
         yield
 
 
@@ -77,14 +91,16 @@ def load_estimator(name: str | None, policy: Policy | None = None) -> Estimator:
     return KIND_OF[name]()
 
 
-def decoding(*, max_new_tokens: int, temperature: float, seed: int) -> GenerationOptions:
+def decoding(*, max_tokens: int, temperature: float, seed: int) -> GenerationOptions:
     """How to generate."""
     from semgrad_guard.engine.generation.options import GenerationOptions
 
-    return GenerationOptions(max_new_tokens=max_new_tokens, temperature=temperature, seed=seed)
+    return GenerationOptions(max_tokens=max_tokens, temperature=temperature, seed=seed)
 
 
-def load_policy(calibration: Path | None, threshold: float | None) -> Policy | None:
+def load_policy(
+    calibration: Path | None, threshold: float | None, on_unscored: OnUnscored = "abstain"
+) -> Policy | None:
     """What the options ask for, if anything."""
     from semgrad_guard.calibration import Calibration
     from semgrad_guard.guard import Policy
@@ -92,14 +108,21 @@ def load_policy(calibration: Path | None, threshold: float | None) -> Policy | N
     if calibration is not None and threshold is not None:
         raise typer.BadParameter("give --calibration or --threshold, not both: a calibration has its own threshold")
     if calibration is not None:
-        return Policy.from_calibration(Calibration.load(calibration))
-    return None if threshold is None else Policy(threshold=threshold)
+        return Policy.from_calibration(Calibration.load(calibration), on_unscored=on_unscored)
+    return None if threshold is None else Policy(threshold=threshold, on_unscored=on_unscored)
 
 
-def pocket_policy() -> Policy | None:
+def lets_every_score_through(on_unscored: OnUnscored) -> Policy:
+    """The policy of a command that was given none: only answers without a score are decided about."""
+    from semgrad_guard.guard import Policy
+
+    return Policy(threshold=sys.float_info.max, on_unscored=on_unscored)
+
+
+def pocket_policy(on_unscored: OnUnscored = "abstain") -> Policy | None:
     """A policy with the embedded model's own calibration, if it is there."""
     path = pocket_calibration()
-    return None if path is None else load_policy(path, None)
+    return None if path is None else load_policy(path, None, on_unscored)
 
 
 def pocket_calibration() -> Path | None:

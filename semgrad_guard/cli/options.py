@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
+
+from semgrad_guard.cli import values
+
+# The groups in which `--help` lists options.
+MODEL = "Model"
+DATA = "Data and files"
+UNCERTAINTY = "Uncertainty"
+DECISION = "Decision"
+ANSWERS = "Answers"
+OUTPUT = "What is shown"
 
 EstimatorName = Literal[
     "hybridgrad",
@@ -28,17 +39,44 @@ EstimatorName = Literal[
 DtypeName = Literal["float32", "bfloat16", "float16"]
 GraderName = Literal["exact-match", "token-f1", "rouge-l"]
 
+_BATCHES = "Questions answered at once."
+
 Model = Annotated[
     str,
     typer.Option(
-        metavar="NAME", help='"pocket" (the embedded model), a folder with safetensors, or a Hugging Face hub id.'
+        metavar="NAME",
+        parser=values.source,
+        help='"pocket" (the embedded model), a folder with safetensors, or a Hugging Face hub id.',
+        rich_help_panel=MODEL,
     ),
 ]
 Dtype = Annotated[
     DtypeName | None,
-    typer.Option(metavar="NAME", help="float32, bfloat16 or float16, if not the checkpoint's own. Scores follow it."),
+    typer.Option(
+        metavar="NAME",
+        help="float32, bfloat16 or float16, if not the checkpoint's own. Scores follow it.",
+        rich_help_panel=MODEL,
+    ),
 ]
-Device = Annotated[str | None, typer.Option(metavar="NAME", help="Where the model goes: cpu, cuda, cuda:1.")]
+Device = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME",
+        parser=values.source,
+        help="Where the model goes: cpu, cuda, cuda:1.",
+        rich_help_panel=MODEL,
+    ),
+]
+ProbeFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--probe",
+        metavar="FILE",
+        parser=values.path,
+        help="Made by `probe`: the token it recommends is used.",
+        rich_help_panel=MODEL,
+    ),
+]
 _NAMES = (
     "hybridgrad, semgrad, paragrad, exgrad, gnll, max_probability or mean_entropy, from one replay; p_true, by asking "
     "the model; or by more answers, compared by their words: ln_pe, self_consistency, deg, inside, semantic_entropy, "
@@ -52,6 +90,7 @@ EstimatorOption = Annotated[
         metavar="NAME",
         help=f"How uncertainty is measured: {_NAMES}.",
         show_default="the calibration's, or hybridgrad",
+        rich_help_panel=UNCERTAINTY,
     ),
 ]
 LearnedEstimatorOption = Annotated[
@@ -61,6 +100,7 @@ LearnedEstimatorOption = Annotated[
         metavar="NAME",
         help=f"How uncertainty is measured: {_NAMES}; fused, which is fitted on a part of the answers; or auto, the "
         "best of these on that part.",
+        rich_help_panel=UNCERTAINTY,
     ),
 ]
 Variant = Annotated[
@@ -69,54 +109,125 @@ Variant = Annotated[
         metavar="NAME",
         help="The gradients of hybridgrad, semgrad, paragrad, exgrad or fused: the paper's, or its published code's.",
         show_default="the calibration's, or paper",
+        rich_help_panel=UNCERTAINTY,
     ),
 ]
 Tau = Annotated[
     float | None,
     typer.Option(
         metavar="X",
+        parser=values.number(0, math.inf, open_below=True),
         help="hybridgrad's: a small one leans to SemGrad, a large one to ParaGrad.",
         show_default="the calibration's, or 1",
+        rich_help_panel=UNCERTAINTY,
     ),
 ]
 Beta = Annotated[
     float | None,
-    typer.Option(metavar="X", help="hybridgrad's: the weight of ParaGrad.", show_default="the calibration's, or 1"),
+    typer.Option(
+        metavar="X",
+        parser=values.number(0, math.inf),
+        help="hybridgrad's: the weight of ParaGrad.",
+        show_default="the calibration's, or 1",
+        rich_help_panel=UNCERTAINTY,
+    ),
 ]
 SampledRows = Annotated[
     int | None,
     typer.Option(
-        min=2,
+        parser=values.whole(2, 10_000_000),
         metavar="N",
         help="Estimate ParaGrad from N rows of the output head (2,000 to 4,000): a little faster, with an error bar.",
         show_default="the calibration's, or all",
+        rich_help_panel=UNCERTAINTY,
+    ),
+]
+By = Annotated[
+    Literal["sentence", "clause"] | None,
+    typer.Option(
+        metavar="UNIT",
+        help="Score every sentence or clause of a text by itself, and mark the doubtful ones.",
+        rich_help_panel=UNCERTAINTY,
     ),
 ]
 CalibrationFile = Annotated[
     Path | None,
     typer.Option(
-        "--calibration", metavar="FILE", help="Made by `calibrate`: gives confidence, a threshold and its promise."
+        "--calibration",
+        metavar="FILE",
+        parser=values.path,
+        help="Made by `calibrate`: gives confidence, a threshold and its promise.",
+        rich_help_panel=DECISION,
     ),
-]
-ProbeFile = Annotated[
-    Path | None,
-    typer.Option("--probe", metavar="FILE", help="Made by `probe`: the token it recommends is used."),
 ]
 Threshold = Annotated[
     float | None,
-    typer.Option(metavar="X", help="Let through uncertainties at or below this one; promises nothing."),
-]
-By = Annotated[
-    Literal["sentence", "clause"] | None,
     typer.Option(
-        metavar="UNIT", help="Score every sentence or clause of a text by itself, and mark the doubtful ones."
+        metavar="X",
+        parser=values.number(-math.inf, math.inf),
+        help="Let through uncertainties at or below this one; promises nothing.",
+        rich_help_panel=DECISION,
     ),
 ]
-MaxNewTokens = Annotated[int, typer.Option(min=1, metavar="N", help="The longest answer, in tokens.")]
-Temperature = Annotated[
-    float, typer.Option(min=0.0, metavar="X", help="0 always takes the likeliest token; above 0 samples.")
+OnUnscored = Annotated[
+    Literal["abstain", "answer"],
+    typer.Option(
+        metavar="ACTION",
+        help="What becomes of an answer that cannot be scored: abstain (exit code 6), or answer, outside any promise.",
+        rich_help_panel=DECISION,
+    ),
 ]
-Seed = Annotated[int, typer.Option(min=0, metavar="N", help="Repeats a sampled answer.")]
-System = Annotated[str | None, typer.Option(metavar="TEXT", help="A system message before the question.")]
-Strict = Annotated[bool, typer.Option("--strict", help="Stop at the first broken line of the data file.")]
-AsJson = Annotated[bool, typer.Option("--json", help="JSON on stdout and nothing else there.")]
+MaxTokens = Annotated[
+    int,
+    typer.Option(
+        "--max-tokens",
+        parser=values.whole(1, 1_000_000),
+        metavar="N",
+        help="The longest answer, in tokens.",
+        rich_help_panel=ANSWERS,
+    ),
+]
+Temperature = Annotated[
+    float,
+    typer.Option(
+        metavar="X",
+        parser=values.number(0, 100),
+        help="0 always takes the likeliest token; above 0 samples.",
+        rich_help_panel=ANSWERS,
+    ),
+]
+Seed = Annotated[
+    int,
+    typer.Option(
+        parser=values.whole(0, 2**31 - 1), metavar="N", help="Repeats a sampled answer.", rich_help_panel=ANSWERS
+    ),
+]
+System = Annotated[
+    str | None,
+    typer.Option(
+        metavar="TEXT",
+        parser=values.text,
+        help="A system message before the question.",
+        rich_help_panel=ANSWERS,
+    ),
+]
+BatchSize = Annotated[
+    int,
+    typer.Option(parser=values.whole(1, 1_000_000), metavar="N", help=_BATCHES, rich_help_panel=ANSWERS),
+]
+Strict = Annotated[
+    bool, typer.Option("--strict", help="Stop at the first broken line of the data file.", rich_help_panel=DATA)
+]
+AsJson = Annotated[bool, typer.Option("--json", help="JSON on stdout and nothing else there.", rich_help_panel=OUTPUT)]
+Quiet = Annotated[
+    bool, typer.Option("--quiet", "-q", help="On stderr errors and warnings only.", rich_help_panel=OUTPUT)
+]
+Verbose = Annotated[
+    bool,
+    typer.Option(
+        "--verbose",
+        "-v",
+        help="On stderr also what libraries say, times, and where an error began.",
+        rich_help_panel=OUTPUT,
+    ),
+]

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from semgrad_guard.cli import loading, options
+from semgrad_guard.cli import loading, options, values
 from semgrad_guard.cli.help import ExitCode
-from semgrad_guard.cli.terminal import OUT, progress, say, say_problems
+from semgrad_guard.cli.terminal import OUT, note, note_problems, progress, say, say_problems
 
 if TYPE_CHECKING:
     from semgrad_guard.engine.language_model import LanguageModel
@@ -20,28 +20,62 @@ if TYPE_CHECKING:
     from semgrad_guard.evaluation.questions.data import QuestionFile
 
 
+_LOOKED_AT = "What is looked at"
+
+
 def probe(  # noqa: PLR0913  # a command's options are its arguments
     *,
     data: Annotated[
         Path,
-        typer.Option(metavar="FILE", help='Questions with "paraphrases" and, best, "answers".', show_default=False),
+        typer.Option(
+            metavar="FILE",
+            parser=values.path,
+            help='Questions with "paraphrases" and, best, "answers"; "-" reads them from stdin.',
+            show_default=False,
+            rich_help_panel=options.DATA,
+        ),
     ],
-    output: Annotated[Path, typer.Option(metavar="FILE", help="Where to save the record.", show_default=False)],
+    output: Annotated[
+        Path,
+        typer.Option(
+            metavar="FILE",
+            parser=values.path,
+            help="Where to save the record.",
+            show_default=False,
+            rich_help_panel=options.DATA,
+        ),
+    ],
     model: options.Model = loading.POCKET,
     dtype: options.Dtype = None,
     device: options.Device = None,
     tokens: Annotated[
-        int, typer.Option(min=1, metavar="N", help="How many of a prompt's last tokens to look at.")
+        int,
+        typer.Option(
+            parser=values.whole(1, 1_000_000),
+            metavar="N",
+            help="How many of a prompt's last tokens to look at.",
+            rich_help_panel=_LOOKED_AT,
+        ),
     ] = 10,
     answers: Annotated[
         bool,
-        typer.Option("--answers/--no-answers", help="Let the model answer, and see where SemGrad works."),
+        typer.Option(
+            "--answers/--no-answers",
+            help="Let the model answer, and see where SemGrad works.",
+            rich_help_panel=_LOOKED_AT,
+        ),
     ] = True,
-    grader: Annotated[options.GraderName, typer.Option(metavar="NAME", help="What counts as correct.")] = "exact-match",
-    batch_size: Annotated[int, typer.Option(min=1, metavar="N", help="Questions answered at once.")] = 8,
-    max_new_tokens: options.MaxNewTokens = 64,
+    grader: Annotated[
+        options.GraderName,
+        typer.Option(metavar="NAME", help="What counts as correct.", rich_help_panel=_LOOKED_AT),
+    ] = "exact-match",
+    batch_size: options.BatchSize = 8,
+    max_tokens: options.MaxTokens = 64,
     system: options.System = None,
-    plots: Annotated[bool, typer.Option("--plots/--no-plots", help="Draw the pictures, beside the record.")] = True,
+    plots: Annotated[
+        bool,
+        typer.Option("--plots/--no-plots", help="Draw the pictures, beside the record.", rich_help_panel=options.DATA),
+    ] = True,
     strict: options.Strict = False,
     as_json: options.AsJson = False,
 ) -> None:
@@ -51,19 +85,22 @@ def probe(  # noqa: PLR0913  # a command's options are its arguments
     the file has references, tell where SemGrad works. The record says which token to use and why, and
     LanguageModel takes it: semantic_token=TokenChoice.load(FILE).
     """
+    from semgrad_guard.evaluation.files import sole_writer
+
     files = _Files.beside(output, plots=plots)
-    files.check()
+    files.check([data, Path(model)])
     questions = _read(data, strict=strict)
-    found = _probe(
-        questions,
-        files,
-        lambda: loading.load_model(model, dtype, device=device),
-        answers=answers,
-        grader=grader,
-        plan=_plan(tokens, batch_size, max_new_tokens, system),
-    )
-    found.save(output)
-    drawn = _draw(found, files)
+    with sole_writer(output):
+        found = _probe(
+            questions,
+            files,
+            lambda: loading.load_model(model, dtype, device=device),
+            answers=answers,
+            grader=grader,
+            plan=_plan(tokens, batch_size, max_tokens, system),
+        )
+        found.save(output)
+        drawn = _draw(found, files)
     if as_json:
         typer.echo(found.model_dump_json())
     else:
@@ -83,26 +120,27 @@ class _Files:
 
     @classmethod
     def beside(cls, record: Path, *, plots: bool) -> _Files:
+        from semgrad_guard.evaluation.files import beside
+
         names = (".states.safetensors", ".answers.jsonl", ".sps.png", ".auroc.png")
-        states, answers, heat_map, scatter = (record.with_suffix(name) for name in names)
+        states, answers, heat_map, scatter = (beside(record, name) for name in names)
         return cls(record, states, answers, heat_map if plots else None, scatter if plots else None)
 
-    def check(self) -> None:
+    def check(self, inputs: Sequence[Path]) -> None:
         """Everything that can be refused before any work."""
         from semgrad_guard.evaluation.figures.plots import require_drawable
-        from semgrad_guard.evaluation.files import require_writable
+        from semgrad_guard.evaluation.files import require_outputs
 
         if self.map is not None:
             require_drawable(self.map)
-        for path in (self.record, self.states, self.answers, self.map, self.scatter):
-            if path is not None:
-                require_writable(path)
+        outputs = [self.record, self.states, self.answers, self.map, self.scatter]
+        require_outputs([path for path in outputs if path is not None], inputs=inputs)
 
 
-def _plan(tokens: int, batch_size: int, max_new_tokens: int, system: str | None) -> ProbePlan:
+def _plan(tokens: int, batch_size: int, max_tokens: int, system: str | None) -> ProbePlan:
     from semgrad_guard.evaluation.probing.probe import ProbePlan
 
-    decoding = loading.decoding(max_new_tokens=max_new_tokens, temperature=0.0, seed=0)
+    decoding = loading.decoding(max_tokens=max_tokens, temperature=0.0, seed=0)
     return ProbePlan(tokens=tokens, batch_size=batch_size, system=system, options=decoding)
 
 
@@ -111,10 +149,10 @@ def _read(data: Path, *, strict: bool) -> QuestionFile:
 
     questions = read_questions(data, needs="question", strict=strict)
     say_problems(questions.problems)
-    say_problems(questions.duplicates, label="Note")
+    note_problems(questions.duplicates)
     left_out = len(questions.rows) - len(with_paraphrases(questions.rows))
     if left_out:
-        say(f"{left_out} of {len(questions.rows)} questions have no paraphrases; SPS leaves them out.", label="Note")
+        note(f"{left_out} of {len(questions.rows)} questions have no paraphrases; SPS leaves them out.")
     return questions
 
 

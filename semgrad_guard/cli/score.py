@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from semgrad_guard.cli import claims, loading, options
+from semgrad_guard.cli import claims, loading, options, values
 from semgrad_guard.cli.estimator_spec import EstimatorSpec
 from semgrad_guard.cli.help import ExitCode
-from semgrad_guard.cli.terminal import OUT, progress, say, say_problems
+from semgrad_guard.cli.terminal import OUT, note, note_problems, progress, say, say_problems
 from semgrad_guard.errors import EmptyPromptError, EmptyResponseError, InputError, PromptTooLongError
 
 if TYPE_CHECKING:
@@ -30,18 +31,54 @@ Scored = tuple["Question", "Verdict"]
 
 def score(  # noqa: PLR0913  # a command's options are its arguments
     *,
+    data: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            parser=values.path,
+            help='JSON Lines with "question" and "response"; "-" reads them from stdin.',
+            rich_help_panel=options.DATA,
+        ),
+    ] = None,
+    question: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TEXT",
+            parser=values.text,
+            help="One question, instead of a file.",
+            rich_help_panel=options.DATA,
+        ),
+    ] = None,
+    response: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TEXT",
+            parser=values.text,
+            help="The text to score as its answer.",
+            rich_help_panel=options.DATA,
+        ),
+    ] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            parser=values.path,
+            help="Write the scores there, as JSON Lines.",
+            rich_help_panel=options.DATA,
+        ),
+    ] = None,
+    batch_size: Annotated[
+        int,
+        typer.Option(
+            parser=values.whole(1, 1_000_000),
+            metavar="N",
+            help="Texts scored at once; with --by, one after the other.",
+            rich_help_panel=options.DATA,
+        ),
+    ] = 8,
     model: options.Model = loading.POCKET,
     dtype: options.Dtype = None,
     device: options.Device = None,
-    data: Annotated[
-        Path | None, typer.Option(metavar="FILE", help='JSON Lines with "question" and "response".')
-    ] = None,
-    question: Annotated[str | None, typer.Option(metavar="TEXT", help="One question, instead of a file.")] = None,
-    response: Annotated[str | None, typer.Option(metavar="TEXT", help="The text to score as its answer.")] = None,
-    output: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the scores there, as JSON Lines.")] = None,
-    batch_size: Annotated[
-        int, typer.Option(min=1, metavar="N", help="Texts scored at once; with --by, one after the other.")
-    ] = 8,
     estimator: options.EstimatorOption = None,
     variant: options.Variant = None,
     tau: options.Tau = None,
@@ -63,34 +100,38 @@ def score(  # noqa: PLR0913  # a command's options are its arguments
     """
     if by is not None and calibration is not None:
         raise typer.BadParameter("a calibration is for whole answers; give --by or --calibration, not both")
+    _require_writable(output, data, calibration, probe, Path(model))
     rows, problems = _rows(data, question, response, strict=strict)
-    if output is not None:
-        _require_writable(output)
     token, spec = loading.load_token(probe), EstimatorSpec(estimator, variant, tau, beta, sampled_rows)
-    if by is not None:
-        chosen = claims.replay_estimator(spec)
-        failed = claims.score_claims(
-            rows,
-            loading.load_model(model, dtype, device=device, token=token),
-            chosen,
-            by=by,
-            system=system,
-            output=output,
-            as_json=as_json,
-        )
-        raise typer.Exit(ExitCode.BROKEN_LINES if problems or failed else ExitCode.OK)
-    policy = loading.load_policy(calibration, None)
-    asked = spec.estimator(policy)
-    scorer = _Scorer(loading.load_model(model, dtype, device=device, token=token), asked, policy, system)
-    scored, failed = _score(rows, scorer, batch_size)
-    say_problems(failed)
-    if not scored:
-        raise InputError("none of the texts could be scored")
-    found = _drift(scored, policy) if data is not None else None
-    if found is not None:
-        scored = [(row, verdict.model_copy(update={"drift": found.moved})) for row, verdict in scored]
-    _deliver(scored, found, output, as_json=as_json, decided=policy is not None, single=data is None)
-    raise typer.Exit(ExitCode.BROKEN_LINES if problems or failed else ExitCode.OK)
+    with _sole_writer(output):
+        if by is not None:
+            chosen = claims.replay_estimator(spec)
+            loaded = loading.load_model(model, dtype, device=device, token=token)
+            found = claims.score_claims(rows, loaded, chosen, by=by, system=system, output=output, as_json=as_json)
+            raise typer.Exit(_code(found.left_out or problems, found.unscored))
+        policy = loading.load_policy(calibration, None)
+        asked = spec.estimator(policy)
+        scorer = _Scorer(loading.load_model(model, dtype, device=device, token=token), asked, policy, system)
+        scored, left_out = _score(rows, scorer, batch_size)
+        say_problems(left_out)
+        if not scored:
+            raise InputError("none of the texts could be scored")
+        moved = _drift(scored, policy) if data is not None else None
+        if moved is not None:
+            scored = [(row, verdict.model_copy(update={"drift": moved.moved})) for row, verdict in scored]
+        _deliver(scored, moved, output, as_json=as_json, decided=policy is not None, single=data is None)
+        unscored = [_no_score(row, verdict) for row, verdict in scored if verdict.status != "scored"]
+        say_problems(unscored)
+        raise typer.Exit(_code(left_out or problems, unscored))
+
+
+def _code(broken: Sequence[object], unscored: Sequence[object]) -> ExitCode:
+    """How the command ends: texts without a score go before lines that are broken."""
+    return ExitCode.UNSCORED if unscored else ExitCode.BROKEN_LINES if broken else ExitCode.OK
+
+
+def _no_score(row: Question, verdict: Verdict) -> str:
+    return f"{row.id or row.question[:60]!r} has no score: {verdict.reason or 'no reason is known'}."
 
 
 def _rows(
@@ -104,7 +145,7 @@ def _rows(
     if data is not None:
         found = read_questions(data, needs="response", strict=strict)
         say_problems(found.problems)
-        say_problems(found.duplicates, label="Note")
+        note_problems(found.duplicates)
         return found.rows, found.problems
     if not (question or "").strip():
         raise EmptyPromptError("The question is empty; ask something.")
@@ -113,10 +154,22 @@ def _rows(
     return [Question(question=question or "", response=response)], []
 
 
-def _require_writable(output: Path) -> None:
+def _require_writable(output: Path | None, *inputs: Path | None) -> None:
+    """Refuse, before any work, an output that cannot be written, or is an input."""
     from semgrad_guard.evaluation.files import require_writable
 
-    require_writable(output)
+    if output is not None:
+        require_writable(output, inputs=_given(inputs))
+
+
+def _given(paths: Iterable[Path | None]) -> list[Path]:
+    return [path for path in paths if path is not None]
+
+
+def _sole_writer(output: Path | None) -> AbstractContextManager[None]:
+    from semgrad_guard.evaluation.files import sole_writer
+
+    return nullcontext() if output is None else sole_writer(output)
 
 
 @dataclass(frozen=True)
@@ -143,11 +196,13 @@ class _Scorer:
 
     def _verdict(self, row: Question, evidence: Evidence) -> Verdict:
         from semgrad_guard.evaluation.questions.prompts import form_of, prompt_name
-        from semgrad_guard.guard import assess, decide
+        from semgrad_guard.guard import assess, settle
 
         template = prompt_name(form_of([row]), system=self.system)
         draft = assess(self.model, self.estimator, evidence, text=evidence.text, prompt_template=template)
-        return draft if self.policy is None else decide(draft, self.policy, can_escalate=False)
+        policy = self.policy or loading.lets_every_score_through("abstain")
+        verdict = settle(draft, policy, "enforce", can_escalate=False, prompt=evidence.prompt.form).verdict
+        return verdict if self.policy is not None else verdict.model_copy(update={"threshold": None})
 
 
 def _score(rows: Sequence[Question], scorer: _Scorer, batch_size: int) -> tuple[list[Scored], list[str]]:
@@ -186,7 +241,7 @@ def _deliver(
     lines = "".join(json.dumps(_record(row, verdict), ensure_ascii=False) + "\n" for row, verdict in scored)
     if output is not None:
         write_beside(output, lambda beside: beside.write_text(lines, encoding="utf-8"))
-        say(f"{len(scored)} scores are in {output}.", style="green")
+        note(f"{len(scored)} scores are in {output}.", label=None, style="green")
     if as_json:
         typer.echo(lines, nl=False)
     elif single:

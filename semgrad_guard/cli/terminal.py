@@ -3,53 +3,93 @@
 from __future__ import annotations
 
 import datetime
-import functools
 import time
 from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager
-from typing import ParamSpec
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from enum import IntEnum
+from typing import TYPE_CHECKING
 
-import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
-from semgrad_guard.cli.help import ExitCode
-from semgrad_guard.errors import SemGradGuardError
+if TYPE_CHECKING:
+    from semgrad_guard.evaluation.runs.run_file import Answer
 
 OUT = Console(highlight=False)
 ERR = Console(stderr=True, highlight=False)
+PROBLEMS_SHOWN = 100
+"""So many broken lines are named one by one: a file of the wrong kind has nothing else."""
 
-P = ParamSpec("P")
+
+class Loudness(IntEnum):
+    """How much a command says on stderr; results on stdout are always there."""
+
+    QUIET = 0
+    NORMAL = 1
+    VERBOSE = 2
 
 
-def typed_errors(command: Callable[P, None]) -> Callable[P, None]:
-    """Our own errors end a command with a message and code 1, Ctrl-C with 130; anything else is a bug, and shows."""
+_loudness = Loudness.NORMAL
 
-    @functools.wraps(command)
-    def wrapped(*args: P.args, **kwargs: P.kwargs) -> None:
-        try:
-            command(*args, **kwargs)
-        except SemGradGuardError as error:
-            say(str(error), label="Error", style="bold red")
-            raise typer.Exit(ExitCode.ERROR) from error
-        except KeyboardInterrupt as error:
-            say("Interrupted.", style="bold yellow")
-            raise typer.Exit(ExitCode.INTERRUPTED) from error
 
-    return wrapped
+@contextmanager
+def speaking(loudness: Loudness) -> Generator[None]:
+    """Say as much as that, for as long as it lasts."""
+    global _loudness  # one process is one command; tests run several, one after the other
+    before, _loudness = _loudness, loudness
+    try:
+        yield
+    finally:
+        _loudness = before
+
+
+def is_verbose() -> bool:
+    """Whether libraries may say what they like."""
+    return _loudness == Loudness.VERBOSE
+
+
+def note(message: str, *, label: str | None = "Note", style: str = "yellow") -> None:
+    """`say`, unless it is to be quiet: what is good to know and nothing has to be done about."""
+    if _loudness > Loudness.QUIET:
+        say(message, label=label, style=style)
+
+
+def detail(message: str) -> None:
+    """`say`, if it is to be verbose."""
+    if is_verbose():
+        say(message, style="dim")
+
+
+def status(what: str) -> AbstractContextManager[object]:
+    """Says what is being done for as long as it lasts, where someone watches."""
+    return nullcontext() if _loudness == Loudness.QUIET else ERR.status(what)
 
 
 def say(message: str, *, label: str | None = None, style: str = "yellow") -> None:
-    """A line on stderr, never wrapped where it goes into a file or a pipe."""
+    """A line on stderr, never wrapped where it goes into a file or a pipe: errors, warnings, how to go on."""
     head = Text(f"{label}: " if label else "", style=style)
     ERR.print(head + Text(printable(message)), soft_wrap=not ERR.is_terminal)
 
 
-def say_problems(problems: Sequence[object], *, label: str = "Warning") -> None:
-    """One line for each thing that was wrong with a file."""
+def say_problems(problems: Sequence[object], *, shown: int = PROBLEMS_SHOWN) -> None:
+    """One line for each thing that was wrong with a file, and how many there are beyond these."""
+    for problem in problems[:shown]:
+        say(str(problem), label="Warning")
+    if len(problems) > shown:
+        say(f"{len(problems) - shown} more like these.", label="Warning")
+
+
+def say_unscored(answers: Sequence[Answer]) -> None:
+    """Which answers of a run nothing could be measured of, and why: the first few, and how many there are."""
+    found = [(answer, answer.unscored) for answer in answers if answer.unscored is not None]
+    say_problems([f"{a.id or a.question[:60]!r} has no score: {reason}." for a, reason in found], shown=5)
+
+
+def note_problems(problems: Sequence[object]) -> None:
+    """One line for each thing that is good to know about a file."""
     for problem in problems:
-        say(str(problem), label=label)
+        note(str(problem))
 
 
 def printable(text: str) -> str:
@@ -68,6 +108,9 @@ class _Rate(ProgressColumn):
 @contextmanager
 def progress(what: str) -> Generator[Callable[[int, int], None]]:
     """A bar on stderr, or lines now and then where that is no terminal; yields `tell(done, total)`, which moves it."""
+    if _loudness == Loudness.QUIET:
+        yield lambda done, total: None
+        return
     if not ERR.is_terminal:
         yield _Lines(what)
         return

@@ -1,53 +1,130 @@
-"""Deadlines and cancellation: work asks `current_stop()` whether to go on."""
+"""When a model must stop: deadlines and cancellations, checked wherever it works.
+
+A `Stop` is made where a call begins and set for the calls below with `stopping`; a context variable carries it down, so
+that no function needs a parameter for it. Code that runs a model asks `current_stop().check()` between two pieces of
+work: at each decoder layer, between blocks of the vocabulary, while it waits for a lock. `check` raises; whoever holds
+something lets it go in the usual way, and no result is changed. A new thread begins without any stop: run its work in
+`contextvars.copy_context()`.
+"""
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Generator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass
 
-from semgrad_guard.errors import AnswerCancelledError, DeadlineExceededError
+from semgrad_guard.errors import AnswerCancelledError, DeadlineExceededError, InputError
+
+_SLICE = 0.02  # seconds between two checks while waiting for a lock
 
 
 class Stop:
-    """Says when work has to end: at a deadline, or when somebody cancels it. Safe to share between threads."""
+    """Says when to stop: `timeout` seconds from now (None: never), or as soon as it is cancelled. Thread-safe.
+
+    Raises:
+        InputError: the timeout is not above 0.
+    """
 
     def __init__(self, timeout: float | None = None) -> None:
-        self._timeout, self._cancelled = timeout, threading.Event()
-        self._end = None if timeout is None else time.monotonic() + timeout
+        if timeout is not None and not timeout > 0:
+            raise InputError(f"a timeout is a number of seconds above 0, or None for no limit, and not {timeout}")
+        self.timeout = timeout
+        self._deadline = None if timeout is None else time.monotonic() + timeout
+        self._cancelled = False
 
     def cancel(self) -> None:
-        """End the work at its next check."""
-        self._cancelled.set()
+        """Stop the work at its next check. Harmless at any time, from any thread."""
+        self._cancelled = True
+
+    @property
+    def cancelled(self) -> bool:
+        """Whether `cancel` was called."""
+        return self._cancelled
 
     @property
     def remaining(self) -> float | None:
-        """Seconds left; None without a deadline."""
-        return None if self._end is None else self._end - time.monotonic()
+        """Seconds that are left, 0 or more; None where there is no limit."""
+        if self._cancelled:
+            return 0.0
+        return None if self._deadline is None else max(0.0, self._deadline - time.monotonic())
 
     def check(self) -> None:
-        """Raise if the work has to end."""
-        if self._cancelled.is_set():
-            raise AnswerCancelledError("the answer was cancelled")
-        if self._end is not None and time.monotonic() >= self._end:
-            raise DeadlineExceededError(f"the answer was not there within {self._timeout:g} s")
+        """Return if work may go on.
+
+        Raises:
+            AnswerCancelledError: it was cancelled.
+            DeadlineExceededError: the time is over.
+        """
+        if self._cancelled:
+            raise AnswerCancelledError("the call was cancelled before its answer was complete; nothing is delivered")
+        if self._deadline is not None and time.monotonic() >= self._deadline:
+            raise DeadlineExceededError(
+                f"the answer was not complete within the {self.timeout:g} s that were allowed for it. Raise `timeout`, "
+                "or ask for less: a smaller `max_new_tokens`, a shorter prompt, fewer samples"
+            )
 
 
-_stop: ContextVar[Stop | None] = ContextVar("semgrad_guard_stop", default=None)
+@dataclass(frozen=True)
+class Stops:
+    """All stops that count at one place: each of them may end the work."""
+
+    stops: tuple[Stop, ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.stops)
+
+    @property
+    def remaining(self) -> float | None:
+        """Seconds until the earliest deadline, 0 or more; None where there is no limit."""
+        return min((left for stop in self.stops if (left := stop.remaining) is not None), default=None)
+
+    def check(self) -> None:
+        """Return if work may go on; else raise as `Stop.check` does."""
+        for stop in self.stops:
+            stop.check()
+
+
+_NONE = Stops()
+_current: ContextVar[Stops] = ContextVar("semgrad_guard_stops", default=_NONE)
+
+
+def current_stop() -> Stops:
+    """The stops that count here; none of them unless a caller has set some."""
+    return _current.get()
 
 
 @contextmanager
-def stopping(stop: Stop) -> Generator[None]:
-    """The time of work that `stop` may end."""
-    token = _stop.set(stop)
+def stopping(stop: Stop | Stops) -> Iterator[None]:
+    """For the time of a block `stop` counts, beside those that count already.
+
+    Not around a `yield` of a generator: its caller would run under the stop as well.
+    """
+    known = _current.get().stops
+    added = stop.stops if isinstance(stop, Stops) else (stop,)
+    token = _current.set(Stops((*known, *(each for each in added if each not in known))))
     try:
         yield
     finally:
-        _stop.reset(token)
+        _current.reset(token)
 
 
-def current_stop() -> Stop | None:
-    """What may end the work in progress."""
-    return _stop.get()
+class InterruptibleLock:
+    """A re-entrant lock; whoever waits for it heeds the current stop. For use as a context manager."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+
+    def __enter__(self) -> None:
+        stop = current_stop()
+        if not stop:
+            self._lock.acquire()
+            return
+        stop.check()
+        while not self._lock.acquire(timeout=_SLICE):
+            stop.check()
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()

@@ -8,8 +8,9 @@ from functools import cached_property, partial
 from typing import Any, overload
 
 import torch
+from transformers.generation.streamers import BaseStreamer
 
-from semgrad_guard.engine.generation.decoding import Decoder, Listener
+from semgrad_guard.engine.generation.decoding import Decoder
 from semgrad_guard.engine.generation.evidence import BatchScoring, Evidence
 from semgrad_guard.engine.generation.generation import Generation
 from semgrad_guard.engine.generation.options import GenerationOptions
@@ -69,8 +70,8 @@ class LanguageModel(LoadedModel):
         prompt = self.render(conversation, **(template_options or {}))
         fitted = self._fitted([prompt], options)
 
-        def work(listener: Listener) -> Generation:
-            return self._decoder.run([prompt], fitted, objective or Objective(), listener=listener)[0]
+        def work(streamer: BaseStreamer) -> Generation:
+            return self._decoder.run([prompt], fitted, objective or Objective(), streamer=streamer)[0]
 
         return TextStream(work, self._decoder.decode, fitted.stop)
 
@@ -80,11 +81,8 @@ class LanguageModel(LoadedModel):
         Raises:
             UnsupportedToolsError: the chat template knows no tools, or an unknown form of calls.
         """
-        raw: Any = self.tokenizer.decode(
-            list(generation.response_ids), skip_special_tokens=False, clean_up_tokenization_spaces=False
-        )
-        beyond_stop = len(self._decoder.decode(generation.response_ids)) - len(generation.text)
-        found = self.tool_format.parse(raw[: len(raw) - beyond_stop], generation.prompt.text)
+        raw = self._decoder.decode(generation.response_ids, special=True)
+        found = self.tool_format.parse(raw, generation.prompt.text)
         return found if found.calls or found.broken else ToolAnswer(generation.text)
 
     def evidence(self, conversation: Conversation, text: str) -> Evidence:
@@ -154,7 +152,7 @@ class LanguageModel(LoadedModel):
         )
 
     def _fitted(self, prompts: Sequence[Prompt], options: GenerationOptions | None) -> GenerationOptions:
-        """The options with `max_new_tokens` cut to what the context window leaves."""
+        """The options with `max_tokens` cut to what the context window leaves."""
         options = options or GenerationOptions()
         window, longest = self.context_window, max(len(prompt.ids) for prompt in prompts)
         if window is None:
@@ -169,4 +167,4 @@ class LanguageModel(LoadedModel):
             if max(prompt.ids) >= vocabulary:
                 raise InputError(f"the tokenizer does not belong to this model: id {max(prompt.ids)} >= {vocabulary}")
         room = window - longest
-        return options if options.max_new_tokens <= room else replace(options, max_new_tokens=room)
+        return options if options.max_tokens <= room else replace(options, max_tokens=room)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -12,7 +12,15 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from semgrad_guard.engine.models.checkpoint import POCKET, load, weight_fingerprint
-from semgrad_guard.engine.prompts.prompt import Prompt, chat_template, count_tokens, render, template_fingerprint
+from semgrad_guard.engine.prompts.doubts import doubts
+from semgrad_guard.engine.prompts.prompt import (
+    PLAIN,
+    Prompt,
+    chat_template,
+    count_tokens,
+    render,
+    template_fingerprint,
+)
 from semgrad_guard.engine.prompts.token_choice import TokenChoice
 from semgrad_guard.engine.prompts.tool_format import ToolFormat, tool_format
 from semgrad_guard.engine.replay.memory import Memory
@@ -174,6 +182,16 @@ class LoadedModel:
         return cast("int | None", getattr(config, "max_position_embeddings", None))
 
     @property
+    def doubts(self) -> Sequence[str]:
+        """What makes it doubtful that this tokenizer and chat template belong to the model, in sentences."""
+        return doubts(
+            self.tokenizer,
+            vocabulary=self._scorer.vocabulary,
+            end_tokens=self._model_end_tokens,
+            has_template=self.template_fingerprint() != PLAIN,
+        )
+
+    @property
     def n_layers(self) -> int:
         """Decoder layers L; hidden states are h^(0) .. h^(L-1)."""
         return self._scorer.architecture.n_layers
@@ -199,8 +217,12 @@ class LoadedModel:
     @property
     def _end_tokens(self) -> tuple[int, ...]:
         """Every token that ends an answer: the generation config's (chat models list several) and the tokenizer's."""
+        own: Any = self.tokenizer.eos_token_id
+        return tuple(sorted({*self._model_end_tokens, *([] if own is None else [int(own)])}))
+
+    @property
+    def _model_end_tokens(self) -> tuple[int, ...]:
         config: Any = getattr(self._model, "generation_config", None)
         listed: Any = getattr(config, "eos_token_id", None)
         ids = list(listed) if isinstance(listed, (list, tuple)) else [listed]
-        own: Any = self.tokenizer.eos_token_id
-        return tuple(sorted({int(i) for i in [*ids, own] if i is not None}))
+        return tuple(int(i) for i in ids if i is not None)

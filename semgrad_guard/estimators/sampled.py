@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import asdict, fields
+from dataclasses import fields
 from typing import Any, ClassVar, cast
 
 from semgrad_guard.engine.generation.evidence import Evidence
-from semgrad_guard.engine.generation.sampling_plans import DiverseBeams, Sample, Sampling
+from semgrad_guard.engine.generation.sampling_plans import DiverseBeams, Sample, Sampling, plan_record
 from semgrad_guard.engine.objective import Objective
-from semgrad_guard.errors import ScoringError
+from semgrad_guard.errors import DetachedRecordError, ScoringError
 from semgrad_guard.records import Score
 
 
@@ -53,6 +53,8 @@ class AskingEstimator:
     def _attempt(self, evidence: Evidence) -> float | str:
         try:
             return self.value(evidence)
+        except DetachedRecordError:  # says nothing about the answer
+            raise
         except ScoringError as error:
             return str(error)
 
@@ -89,7 +91,7 @@ def mean_log_prob(sample: Sample) -> float:
 
 def _plain(value: Any) -> Any:
     if isinstance(value, Sampling | DiverseBeams):
-        return asdict(value)
+        return plan_record(value)
     if isinstance(value, tuple):  # tuples of tuples in one row: calibrations keep lists of plain values
         parts = [_plain(item) for item in cast("tuple[Any, ...]", value)]
         return [plain for part in parts for plain in (cast("list[Any]", part) if isinstance(part, list) else [part])]

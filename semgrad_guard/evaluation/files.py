@@ -1,40 +1,228 @@
-"""Output files: refused before any work if they cannot be written, and never left half-written."""
+"""A command's files: inputs that stay as they are, outputs that are refused before any work and never half-written."""
 
 from __future__ import annotations
 
+import codecs
+import os
 import secrets
+import stat
+import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Generator, Iterable
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from semgrad_guard.errors import InputError
+from filelock import FileLock, Timeout
+
+from semgrad_guard.errors import DataFileError, InputError
+
+STDIN = Path("-")
+"""Where a file of data is read, this path stands for standard input."""
+
+_KINDS = (
+    (stat.S_ISDIR, "a folder"),
+    (stat.S_ISFIFO, "a pipe"),
+    (stat.S_ISSOCK, "a socket"),
+    (stat.S_ISCHR, "a device"),
+    (stat.S_ISBLK, "a device"),
+)
 
 
-def require_writable(path: Path) -> None:
-    """Raise, before any work, unless a file can be written at `path`. It tries: permission bits do not tell."""
+def called(path: Path) -> str:
+    """What messages call an input."""
+    return "stdin" if path == STDIN else str(path)
+
+
+def read_data(path: Path) -> bytes:
+    """The bytes of a file of data, or of standard input for `-`.
+
+    Raises:
+        DataFileError: it cannot be read, or is a device, which never ends.
+    """
     try:
-        with tempfile.TemporaryFile(dir=path.parent):
+        if path == STDIN:
+            return sys.stdin.buffer.read()
+        if stat.S_ISCHR(path.stat().st_mode) or stat.S_ISBLK(path.stat().st_mode):
+            raise DataFileError(f"Cannot read {path}: it is a device. Give a file, or - to read standard input.")
+        return path.read_bytes()
+    except (OSError, ValueError) as error:
+        raise DataFileError(f"Cannot read {called(path)}: {_reason(error)}. Is the path right?") from error
+
+
+def read_text(path: Path, *, save_as: str = "UTF-8") -> str:
+    """The text of a file of data, or of standard input for `-`, without a byte order mark.
+
+    Args:
+        path: where it is.
+        save_as: what a program that saves the file may call the right encoding.
+
+    Raises:
+        DataFileError: it cannot be read, or is no UTF-8.
+    """
+    content = read_data(path)
+    if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        raise DataFileError(f'{called(path)} is UTF-16 text; save it as "{save_as}".')
+    if b"\0" in content:
+        raise DataFileError(f'{called(path)} holds null bytes, so it is no text, or UTF-16; save it as "{save_as}".')
+    try:
+        return content.removeprefix(codecs.BOM_UTF8).decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise DataFileError(
+            f'{called(path)} is not UTF-8 text (byte {error.start + 1}); save it as "{save_as}".'
+        ) from error
+
+
+def require_writable(path: Path, *, inputs: Iterable[Path] = ()) -> None:
+    """Raise, before any work, unless a regular file can be written at `path`. It tries: permission bits do not tell.
+
+    Args:
+        path: where the file is to be.
+        inputs: what the command reads. None of them is overwritten, however it is spelled; of a folder (a model, say),
+            none of its files.
+
+    Raises:
+        InputError: the path is no regular file's, is an input's, or cannot be written.
+    """
+    try:
+        _require_regular(path)
+        for given in inputs:
+            _require_other(path, given)
+        with tempfile.TemporaryFile(dir=path.resolve().parent):  # where a symbolic link points to
             pass
         if path.exists():
             path.open("ab").close()
-    except OSError as error:
+    except (OSError, ValueError, RuntimeError) as error:  # Python 3.11 calls links that go round a RuntimeError
         raise _cannot_write(path, error) from error
+
+
+def require_outputs(outputs: Iterable[Path], *, inputs: Iterable[Path]) -> None:
+    """`require_writable` for all files of a command, which must also be different ones.
+
+    Raises:
+        InputError: as `require_writable`, or two outputs are one file.
+    """
+    found: dict[str, Path] = {}
+    read = list(inputs)
+    for path in outputs:
+        require_writable(path, inputs=read)
+        # Two names that differ in case only are one file on some systems.
+        if (first := found.setdefault(str(path.resolve()).casefold(), path)) is not path:
+            raise InputError(f"{first} and {path} are one file, and two outputs cannot share it. Choose another path.")
+
+
+def beside(output: Path, suffix: str) -> Path:
+    """The path of what belongs to an output: its name with another suffix.
+
+    Raises:
+        InputError: the path names no file.
+    """
+    try:
+        return output.with_suffix(suffix)
+    except ValueError:
+        raise InputError(f"{str(output)!r} names no file. Choose a path like {Path('folder') / 'name.json'}.") from None
+
+
+def make_folder(folder: Path) -> bool:
+    """Make a folder for outputs; whether it was not there.
+
+    Raises:
+        InputError: there can be none.
+    """
+    was_there = folder.is_dir()
+    try:
+        if not was_there and folder.exists():
+            raise InputError(f"Cannot make the folder {folder}: it is a file. Choose another.")
+        folder.mkdir(parents=True, exist_ok=True)
+    except (OSError, ValueError) as error:
+        raise InputError(f"Cannot make the folder {folder}: {_reason(error)}. Choose another.") from error
+    return not was_there
+
+
+@contextmanager
+def sole_writer(path: Path) -> Generator[None]:
+    """Hold `path` against every other run that would write it; a killed run holds nothing.
+
+    The lock is a file of its own, beside `path` and gone at the end.
+
+    Raises:
+        InputError: another run is writing there at this moment, or nothing can be written there.
+    """
+    target = path.resolve()
+    lock = FileLock(target.with_name(f".{target.name}.lock"))
+    try:
+        lock.acquire(blocking=False)
+    except Timeout:
+        raise InputError(
+            f"Another run is writing {path} at this moment. Wait until it has ended, or choose another path."
+        ) from None
+    except (OSError, NotImplementedError) as error:
+        raise _cannot_write(path, error) from error
+    try:
+        yield
+    finally:
+        with suppress(OSError):  # Windows removes no open file; a lock file that stays does no harm
+            os.unlink(lock.lock_file)
+        lock.release()
 
 
 def write_beside(path: Path, write: Callable[[Path], object]) -> Path:
-    """Let `write` make a file beside `path`, then rename it: an interrupted write leaves nothing behind."""
-    beside = path.with_name(f".{secrets.token_hex(4)}.{path.name}")
+    """Let `write` make a file beside `path`, then rename it: an interrupted write leaves nothing behind.
+
+    A symbolic link keeps pointing where it does; what it points to is written.
+    """
+    target = path.resolve()
+    beside = target.with_name(f".{secrets.token_hex(4)}.{target.name}")
     try:
+        _require_regular(path)
         write(beside)
-        beside.replace(path)
+        beside.replace(target)
     except OSError as error:
         raise _cannot_write(path, error) from error
     finally:
-        beside.unlink(missing_ok=True)
+        with suppress(OSError):  # there is none where its folder is none
+            beside.unlink(missing_ok=True)
     return path
 
 
-def _cannot_write(path: Path, error: OSError) -> InputError:
+def _require_regular(path: Path) -> None:
+    """Raise unless `path` is a regular file, or nothing yet: renaming over a device would replace it."""
+    if not path.exists():
+        if not path.name:
+            raise InputError(f"Cannot write {str(path)!r}: it names no file. Choose a path in an existing folder.")
+        return
+    mode = path.stat().st_mode
+    if not stat.S_ISREG(mode):
+        kind = next((name for is_kind, name in _KINDS if is_kind(mode)), "no regular file")
+        raise InputError(f"Cannot write {path}: it is {kind}. Choose a path in an existing folder, for a file.")
+
+
+def _require_other(path: Path, given: Path) -> None:
+    """Raise if writing `path` would overwrite `given`, or a file of the folder `given`."""
+    if not path.exists():
+        return
+    mine = path.stat()
+    if any(os.path.samestat(mine, theirs) for theirs in _stats(given)):
+        what = f"{called(given)} is read" if not given.is_dir() else f"it is a file of {given}, which is read"
+        raise InputError(f"Writing {path} would overwrite an input of this command ({what}). Choose another path.")
+
+
+def _stats(given: Path) -> list[os.stat_result]:
+    """The status of an input's files; none where there is no such input."""
+    try:
+        if given == STDIN:
+            return [os.fstat(sys.stdin.fileno())]
+        if given.is_dir():
+            return [entry.stat() for entry in given.iterdir() if entry.is_file()]
+        return [given.stat()]
+    except (OSError, ValueError):  # no such file: whoever reads it says so
+        return []
+
+
+def _cannot_write(path: Path, error: Exception) -> InputError:
     return InputError(
-        f"Cannot write {path}: {error.strerror or error}. Choose a path in an existing folder that you may write to."
+        f"Cannot write {path}: {_reason(error)}. Choose a path in an existing folder that you may write to."
     )
+
+
+def _reason(error: Exception) -> str:
+    return str(getattr(error, "strerror", None) or error).rstrip(".")

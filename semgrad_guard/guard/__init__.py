@@ -40,11 +40,11 @@ if TYPE_CHECKING:
     )
     from semgrad_guard.guard.guard import AsyncGuardedStream, Guard, GuardedStream, Target
     from semgrad_guard.guard.modes import Mode, require_mode, withholds
-    from semgrad_guard.guard.policy import Policy, require_policy
+    from semgrad_guard.guard.policy import OnUnscored, Policy, require_policy
     from semgrad_guard.guard.promise import Promise, combined_promise, split_delta
     from semgrad_guard.guard.recorder import Recorder, current_recorder, record_draft, recording
     from semgrad_guard.guard.settlement import Abstain, Deliver, Escalate, Raise, Settlement, settle
-    from semgrad_guard.guard.timing import abefore_deadline, ain_time, before_deadline, cancelling, in_time, off_loop
+    from semgrad_guard.guard.timing import ain_time, cancelling, in_time, off_loop
     from semgrad_guard.guard.verdicts import (
         abstained,
         binding_of,
@@ -124,9 +124,7 @@ _HOMES = {
         "settle",
     ),
     "timing": (
-        "abefore_deadline",
         "ain_time",
-        "before_deadline",
         "cancelling",
         "current_stop",
         "in_time",
@@ -163,6 +161,7 @@ __all__ = [
     "LiveAnswer",
     "Mode",
     "OnError",
+    "OnUnscored",
     "Outcome",
     "Pending",
     "Policy",
@@ -175,14 +174,12 @@ __all__ = [
     "Target",
     "Terms",
     "Waiting",
-    "abefore_deadline",
     "abstained",
     "ain_time",
     "arun",
     "arun_stream",
     "as_estimator",
     "assess",
-    "before_deadline",
     "binding_of",
     "by_a_person",
     "cancelling",

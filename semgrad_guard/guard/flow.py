@@ -109,7 +109,8 @@ class Draft(Generic[A]):
 
     `trusted` drafts are delivered whatever their score; `can_escalate` set to False holds this one back from the
     target (it *is* the target's). `irreplaceable` says why no text can stand in this answer's place (it is a
-    structure): where it would be withheld, and no target answers instead, a `LowConfidenceError` goes out.
+    structure): where it would be withheld, and no target answers instead, a `LowConfidenceError` goes out. `source`
+    names the call that made it, for whoever records.
     """
 
     verdict: Verdict
@@ -118,6 +119,7 @@ class Draft(Generic[A]):
     trusted: bool = False
     can_escalate: bool = True
     irreplaceable: str = ""
+    source: str | None = None
 
 
 @dataclass(frozen=True)
@@ -189,7 +191,7 @@ class Pending(Generic[A]):
     def _settle(self, draft: Draft[A]) -> Settlement | Exception:
         recorder, terms = current_recorder(), self._terms
         if recorder is not None:
-            recorder.add(draft.verdict, draft.prompt)
+            recorder.add(draft.verdict, draft.prompt, source=draft.source)
             return Deliver(draft.verdict.model_copy(update={"enforced": False}))
         try:
             settled = settle(
@@ -315,7 +317,7 @@ def run(
             pending = Pending(draft(), terms)
         except DeadlineExceededError as error:
             return [_overdue(error, terms) for _ in range(count)]
-        return _finished(pending, ask, stop)
+        return _finished(pending, ask)
 
 
 async def arun(
@@ -333,7 +335,7 @@ async def arun(
             pending = Pending(await draft(), terms)
         except DeadlineExceededError as error:
             return [_overdue(error, terms) for _ in range(count)]
-        return await _afinished(pending, ask, stop)
+        return await _afinished(pending, ask)
 
 
 class LiveDraft(Protocol[P_co, A]):
@@ -372,7 +374,7 @@ def run_stream(
             if not terms.withholds:
                 yield piece
         with stopping(stop):
-            outcome = one(_finished(Pending([live.draft()], terms), ask, stop))
+            outcome = one(_finished(Pending([live.draft()], terms), ask))
     except DeadlineExceededError as error:
         outcome = _overdue(error, terms)
     finally:
@@ -393,7 +395,7 @@ async def arun_stream(
                 if not terms.withholds:
                     yield piece
             with stopping(stop):
-                outcome = one(await _afinished(Pending([await live.draft()], terms), ask, stop))
+                outcome = one(await _afinished(Pending([await live.draft()], terms), ask))
         except DeadlineExceededError as error:
             outcome = _overdue(error, terms)
         finally:
@@ -413,22 +415,22 @@ def one(outcomes: Sequence[Outcome[A] | Exception]) -> Outcome[A]:
     return outcome
 
 
-def _finished(pending: Pending[A], ask: Ask[A], stop: Stop) -> list[Outcome[A] | Exception]:
+def _finished(pending: Pending[A], ask: Ask[A]) -> list[Outcome[A] | Exception]:
     waiting = pending.waiting
     if not waiting:
         return pending.outcomes()
     try:
-        return pending.outcomes(in_time(lambda: ask(waiting), stop))
+        return pending.outcomes(in_time(lambda: ask(waiting)))
     except Exception as error:  # noqa: BLE001 - the target's; `on_error` decides
         return pending.outcomes([error] * len(waiting))
 
 
-async def _afinished(pending: Pending[A], ask: AsyncAsk[A], stop: Stop) -> list[Outcome[A] | Exception]:
+async def _afinished(pending: Pending[A], ask: AsyncAsk[A]) -> list[Outcome[A] | Exception]:
     waiting = pending.waiting
     if not waiting:
         return pending.outcomes()
     try:
-        return pending.outcomes(await ain_time(ask(waiting), stop))
+        return pending.outcomes(await ain_time(ask(waiting)))
     except Exception as error:  # noqa: BLE001 - as above
         return pending.outcomes([error] * len(waiting))
 

@@ -10,9 +10,10 @@ from typing import Any, Literal, get_args
 from semgrad_guard.calibration.binding import Binding
 from semgrad_guard.calibration.calibration_record import Calibration, is_score
 from semgrad_guard.errors import InputError
-from semgrad_guard.records import Action
+from semgrad_guard.records import Action, PromptForm
 
 OnUnscored = Literal["abstain", "answer", "escalate"]
+OnUnfamiliar = Literal["threshold", "abstain", "escalate", "raise"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,21 +24,50 @@ class Policy:
     calibration's threshold (None lets nothing through), its id, its P(correct) and the binding to check answers
     against. `on_unscored` says what happens to an answer without a finite score: "answer" lets it through *outside*
     any promise.
+
+    `on_unfamiliar` says what happens when a calibrated policy meets a prompt unlike those that it was calibrated on (or
+    one that nobody has seen): "threshold" decides by the score as usual, outside any promise; "abstain" and "escalate"
+    let nothing through; "raise" raises `UnfamiliarPromptError`.
+
+    Raises:
+        InputError: an argument is not as described, or `on_unfamiliar` needs a shape that the calibration lacks.
+        CalibrationError: the calibration is not what it was when it was made.
     """
 
     threshold: float | None = None
     on_unscored: OnUnscored = "abstain"
+    on_unfamiliar: OnUnfamiliar = "threshold"
     calibration: Calibration | None = None
 
     def __post_init__(self) -> None:
         if self.on_unscored not in get_args(OnUnscored):
             raise InputError(f"on_unscored must be 'abstain', 'answer' or 'escalate', not {self.on_unscored!r}.")
+        if self.on_unfamiliar not in get_args(OnUnfamiliar):
+            raise InputError(
+                f"on_unfamiliar must be 'threshold', 'abstain', 'escalate' or 'raise', not {self.on_unfamiliar!r}."
+            )
+        if self.on_unfamiliar != "threshold" and (self.calibration is None or self.calibration.shape is None):
+            raise InputError(
+                f"on_unfamiliar={self.on_unfamiliar!r} needs a calibration that knows the shape of its prompts, or "
+                "nothing would ever be let through. Make one with `semgrad-guard calibrate`."
+            )
         object.__setattr__(self, "threshold", _threshold(self.threshold, self.calibration))
 
     @classmethod
-    def from_calibration(cls, calibration: Calibration, *, on_unscored: OnUnscored = "abstain") -> Policy:
+    def from_calibration(
+        cls,
+        calibration: Calibration,
+        *,
+        on_unscored: OnUnscored = "abstain",
+        on_unfamiliar: OnUnfamiliar = "threshold",
+    ) -> Policy:
         """A policy that keeps the calibration's promise."""
-        return cls(threshold=calibration.threshold, on_unscored=on_unscored, calibration=calibration)
+        return cls(
+            threshold=calibration.threshold,
+            on_unscored=on_unscored,
+            on_unfamiliar=on_unfamiliar,
+            calibration=calibration,
+        )
 
     @property
     def calibration_id(self) -> str | None:
@@ -55,6 +85,10 @@ class Policy:
         if not is_score(uncertainty):
             return elsewhere if self.on_unscored == "escalate" else self.on_unscored
         return "answer" if self.lets_through(uncertainty) else elsewhere
+
+    def unfamiliar(self, prompt: PromptForm | None) -> tuple[str, ...]:
+        """In what a prompt differs from those of the calibration, in words; empty if in nothing, or without one."""
+        return () if self.calibration is None else self.calibration.unfamiliar(prompt)
 
     def lets_through(self, uncertainty: float | None) -> bool:
         """Whether a finite uncertainty is at or below the threshold."""

@@ -15,7 +15,8 @@ max alpha_i.
 
 Assumption. The questions that calibrate stage i are drawn from the same population as later questions, independently of
 the earlier calibration sets, and passed through the earlier stages as they will run: every question that those hand on,
-and no other. Calibrating stage 2 on *all* questions breaks the promise, because the ones handed on are harder. Answers
+and no other. Prompts that do not look like those of the calibration are no such draws: each answer's verdict says so.
+Calibrating stage 2 on *all* questions breaks the promise, because the ones handed on are harder. Answers
 delivered without a score are outside it.
 """
 
@@ -53,7 +54,8 @@ def split_delta(delta: float, stages: int) -> tuple[float, ...]:
 def combined_promise(policies: Sequence[Policy]) -> Promise | None:
     """The promise for everything that a chain delivers, its policies given in order; None where there is none.
 
-    There is none where a stage is uncalibrated, or lets answers without a score through. A stage that was not
+    There is none where a stage is uncalibrated, or its calibration does not know the shape of its prompts, or where it
+    lets answers without a score through. A stage that was not
     calibrated on what the stage before it hands on is an error, not a weaker promise.
     """
     if not policies:
@@ -64,6 +66,8 @@ def combined_promise(policies: Sequence[Policy]) -> Promise | None:
         return None
     for position, stage in enumerate(stages):
         _require_upstream(stage, before=stages[position - 1] if position else None, position=position + 1)
+    if any(stage.shape is None for stage in stages):
+        return None
     total = math.fsum(stage.delta for stage in stages)
     return Promise(alpha=max(stage.alpha for stage in stages), delta=min(1.0, total))
 

@@ -28,17 +28,18 @@ def cancelling(stop: Stop) -> Generator[None]:
         raise
 
 
-def in_time(work: Callable[[], T], stop: Stop) -> T:
-    """What `work` returns, if it does so before the deadline; work that knows no deadlines runs in a thread then.
+def in_time(work: Callable[[], T]) -> T:
+    """What `work` returns, if it does so before the current deadline; work that may be late runs in a thread.
 
     Raises:
         DeadlineExceededError: it is late; it is told to stop, and left behind.
     """
+    stop = current_stop()
     if stop.remaining is None:
         return work()
     future = _in_a_thread(work)
     try:
-        return future.result(max(0.0, stop.remaining))
+        return future.result(stop.remaining)
     except FutureTimeoutError:
         if future.done():
             raise  # the work's own
@@ -46,15 +47,16 @@ def in_time(work: Callable[[], T], stop: Stop) -> T:
         raise
 
 
-async def ain_time(work: Awaitable[T], stop: Stop) -> T:
+async def ain_time(work: Awaitable[T]) -> T:
     """Like `in_time`, for what can be awaited.
 
     Raises:
         DeadlineExceededError: it is late; it is cancelled.
     """
+    stop = current_stop()
     if stop.remaining is None:
         return await work
-    limit = asyncio.timeout(max(0.0, stop.remaining))
+    limit = asyncio.timeout(stop.remaining)
     try:
         async with limit:
             return await work
@@ -64,29 +66,9 @@ async def ain_time(work: Awaitable[T], stop: Stop) -> T:
         raise
 
 
-def before_deadline(work: Callable[[], T]) -> T:
-    """`in_time`, for the deadline that counts here, if one does.
-
-    Raises:
-        DeadlineExceededError: it is late.
-    """
-    stop = current_stop()
-    return in_time(work, stop) if stop else work()
-
-
-async def abefore_deadline(work: Awaitable[T]) -> T:
-    """`ain_time`, for the deadline that counts here, if one does.
-
-    Raises:
-        DeadlineExceededError: it is late.
-    """
-    stop = current_stop()
-    return await (ain_time(work, stop) if stop else work)
-
-
 async def off_loop(work: Callable[[], T]) -> T:
     """What `work` returns, from a thread of its own; a task that is cancelled meanwhile tells the work to stop."""
-    stop = current_stop() or Stop()
+    stop = Stop()
     with stopping(stop), cancelling(stop):
         return await asyncio.wrap_future(_in_a_thread(work))
 

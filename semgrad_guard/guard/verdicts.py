@@ -5,30 +5,46 @@ from __future__ import annotations
 from typing import Any
 
 from semgrad_guard.calibration.binding import Binding
-from semgrad_guard.calibration.prompt_shape import PromptForm
-from semgrad_guard.errors import BindingMismatchError
+from semgrad_guard.errors import BindingMismatchError, UnfamiliarPromptError
 from semgrad_guard.guard.policy import Policy
-from semgrad_guard.records import Verdict
+from semgrad_guard.records import Action, PromptForm, Verdict
 
 
 def decide(draft: Verdict, policy: Policy, *, can_escalate: bool, prompt: PromptForm | None = None) -> Verdict:
     """Apply a policy to a scored draft: action, confidence, threshold, and the reason if it is not let through.
 
+    It is promised if a calibrated threshold lets it through and `prompt`, what the answer was given to, looks like
+    those of the calibration. A prompt that is not known looks like none.
+
     Raises:
         BindingMismatchError: the policy was calibrated for another model, estimator, setting or template.
+        UnfamiliarPromptError: the prompt is unlike those calibrated on, and the policy is to raise.
     """
     policy.check(binding_of(draft))
-    action = policy.decide(draft.uncertainty, can_escalate=can_escalate)
+    unfamiliar = policy.unfamiliar(prompt)
+    action = _action(draft, policy, can_escalate=can_escalate, unfamiliar=unfamiliar)
     let_through = action == "answer"
+    calibrated = policy.calibration is not None
     changes: dict[str, Any] = {
         "action": action,
         "threshold": policy.threshold,
         "confidence": policy.confidence(draft.uncertainty),
         "calibration_id": policy.calibration_id,
-        "promised": let_through and policy.calibration is not None and draft.uncertainty is not None,
-        "reason": draft.reason if let_through or draft.reason else _above(draft, policy),
+        "promised": let_through and calibrated and not unfamiliar and policy.lets_through(draft.uncertainty),
+        "familiar": not unfamiliar if calibrated else None,
+        "unfamiliar": unfamiliar,
+        "reason": draft.reason if let_through or draft.reason else _withheld(draft, policy),
     }
     return draft.model_copy(update=changes)
+
+
+def _action(draft: Verdict, policy: Policy, *, can_escalate: bool, unfamiliar: tuple[str, ...]) -> Action:
+    """What the policy says, to an unfamiliar prompt by `on_unfamiliar`."""
+    if not unfamiliar or policy.on_unfamiliar == "threshold":
+        return policy.decide(draft.uncertainty, can_escalate=can_escalate)
+    if policy.on_unfamiliar == "raise":
+        raise UnfamiliarPromptError(unfamiliar)
+    return "escalate" if policy.on_unfamiliar == "escalate" and can_escalate else "abstain"
 
 
 def decide_unscored(
@@ -60,6 +76,8 @@ def undecided(verdict: Verdict) -> Verdict:
         "confidence": None,
         "calibration_id": None,
         "promised": False,
+        "familiar": None,
+        "unfamiliar": (),
         "enforced": True,
         "reason": None if verdict.status == "scored" else verdict.reason,
     }
@@ -107,7 +125,7 @@ def escalated(decided: Verdict, answer: str | Verdict) -> Verdict:
             model="external",
             reason="the escalation target cannot be scored; its answer is outside any promise",
         )
-    promised = decided.calibration_id is not None and answer.promised
+    promised = bool(decided.familiar) and answer.promised  # what is handed on must be what the target expects
     changes = {
         "action": "escalate",
         "text": answer.text,
@@ -149,7 +167,11 @@ def require_sequel(policy: Policy, target: Policy) -> None:
         )
 
 
-def _above(draft: Verdict, policy: Policy) -> str:
+def _withheld(draft: Verdict, policy: Policy) -> str:
+    if policy.decide(draft.uncertainty, can_escalate=False) == "answer":
+        return "the prompt is unlike those that the calibration was made on"
+    if draft.uncertainty is None:
+        return "the answer carries no score"
     if policy.threshold is None:
         return "the calibration found no threshold that keeps its promise, so nothing is let through"
     return f"uncertainty {draft.uncertainty:.4g} is above the threshold {policy.threshold:.4g}"

@@ -15,7 +15,10 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from semgrad_guard.calibration import Binding, Calibration, calibrate
+from semgrad_guard.calibration.prompt_shape import PromptShape
 from semgrad_guard.errors import CalibrationError
+
+from .made_prompts import closed_book, drawn
 
 BINDING = Binding(
     model="pocket",
@@ -33,6 +36,56 @@ def example(**changes: Any) -> Calibration:
     u = rng.lognormal(size=120)
     made = {"alpha": 0.2, "delta": 0.1, "binding": BINDING, "created": "2026-01-31"}
     return calibrate([*u, None], [*(rng.random(120) > 0.1 * u), False], **{**made, **changes})
+
+
+def test_a_calibration_keeps_the_shape_of_its_prompts(tmp_path: Path) -> None:
+    prompts = drawn(closed_book, 121, 0)
+    calibration = example(prompts=iter(prompts))
+    assert calibration.shape == PromptShape.of(prompts)
+    loaded = Calibration.load(calibration.save(tmp_path / "c.json"))
+    assert loaded == calibration
+    assert loaded.unfamiliar(prompts[0]) == ()
+    assert loaded.unfamiliar(None) == ("the prompt is not known",)
+    assert calibration.id != example().id
+    assert calibration.model_copy(update={"shape": None, "id": example().id}) == example()  # nothing else is touched
+
+
+def test_a_calibration_without_a_shape_loads_and_says_how_to_make_it_anew(tmp_path: Path) -> None:
+    old = example()
+    path = old.save(tmp_path / "c.json")
+    assert "shape" not in json.loads(path.read_text())
+    loaded = Calibration.load(path)
+    assert loaded.id == old.id
+    for prompt in (None, *drawn(closed_book, 3, 0)):
+        assert "semgrad-guard calibrate" in loaded.unfamiliar(prompt)[0]
+
+
+def test_the_id_of_a_file_from_before_shapes_still_matches() -> None:
+    """Written by version 0.1.0 (git show 593cef0:semgrad_guard/pocket/calibration.json)."""
+    assert Calibration.load(Path(__file__).parent / "calibration_0.1.0.json").shape is None
+
+
+def test_prompts_of_repeated_questions_are_left_out_as_their_answers_are() -> None:
+    prompts = drawn(closed_book, 60, 0)
+    twice = calibrate(
+        [0.1] * 120, [True] * 120, alpha=0.2, delta=0.1, groups=[*range(60), *range(60)], prompts=[*prompts, *prompts]
+    )
+    assert twice.shape == PromptShape.of(prompts)
+
+
+@pytest.mark.parametrize(
+    ("prompts", "words"),
+    [
+        ([], "prompts has 0"),
+        (drawn(closed_book, 120, 0), "prompts has 120"),
+        (["What?"] * 121, r"prompts\[0\] is a str"),
+        ([None] * 121, r"prompts\[0\] is a NoneType"),
+        (3, "prompts is 3"),
+    ],
+)
+def test_prompts_that_are_none_are_refused(prompts: Any, words: str) -> None:
+    with pytest.raises(CalibrationError, match=words):
+        example(prompts=prompts)
 
 
 @pytest.mark.parametrize("confidence", ["isotonic", "platt"])
@@ -115,17 +168,18 @@ def edited(record: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def test_a_file_edited_by_hand_is_refused_whatever_was_edited(tmp_path: Path) -> None:
-    path = example().save(tmp_path / "c.json")
+    original = example(prompts=drawn(closed_book, 121, 0))
+    path = original.save(tmp_path / "c.json")
     record = json.loads(path.read_text())
     cases = dict(edited(record))
-    assert len(cases) > 45
+    assert len(cases) > 55
     for name, content in cases.items():
         path.write_text(json.dumps(content))
         with pytest.raises(CalibrationError, match="must not be edited"):
             Calibration.load(path)
         assert name
     path.write_text(json.dumps(record, indent=4))  # only laid out differently
-    assert Calibration.load(path) == example()
+    assert Calibration.load(path) == original
 
 
 def test_a_threshold_raised_by_hand_is_refused_in_words(tmp_path: Path) -> None:

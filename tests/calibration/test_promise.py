@@ -13,6 +13,8 @@ from semgrad_guard.calibration import Binding, Calibration, calibrate
 from semgrad_guard.errors import BindingMismatchError, CalibrationError, InputError
 from semgrad_guard.guard import Policy, Promise, combined_promise, split_delta
 
+from .made_prompts import closed_book, drawn
+
 ALPHA, DELTA, REPEATS = 0.15, 0.2, 150
 Floats = NDArray[np.float64]
 
@@ -111,9 +113,12 @@ def test_calibrating_the_second_stage_on_all_questions_breaks_the_promise() -> N
     assert violations > 2 * DELTA
 
 
-def stage(upstream: str | None = None, *, alpha: float = 0.1, delta: float = 0.05, bind: bool = True) -> Calibration:
+def stage(
+    upstream: str | None = None, *, alpha: float = 0.1, delta: float = 0.05, bind: bool = True, shape: bool = True
+) -> Calibration:
     binding = bound(upstream) if bind else None
-    return calibrate([0.1, 0.2], [True, False], alpha=alpha, delta=delta, binding=binding)
+    prompts = drawn(closed_book, 2, 0) if shape else None
+    return calibrate([0.1, 0.2], [True, False], alpha=alpha, delta=delta, binding=binding, prompts=prompts)
 
 
 def test_a_chain_promises_the_largest_alpha_and_the_sum_of_deltas() -> None:
@@ -137,6 +142,9 @@ def test_there_is_no_promise_with_an_uncalibrated_stage_or_unscored_answers() ->
     assert combined_promise([Policy(threshold=0.5), second]) is None
     assert combined_promise([first, Policy.from_calibration(two, on_unscored="answer")]) is None
     assert combined_promise([first, Policy.from_calibration(two, on_unscored="escalate")]) is not None
+    old = stage(one.id, shape=False)
+    assert combined_promise([first, Policy.from_calibration(old)]) is None
+    assert combined_promise([Policy.from_calibration(stage(shape=False))]) is None
 
 
 @pytest.mark.parametrize(

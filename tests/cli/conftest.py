@@ -33,7 +33,7 @@ def other_folder(tmp_path_factory: pytest.TempPathFactory, make_language_model: 
 @pytest.fixture(scope="session")
 def texts(language_model: LanguageModel) -> list[str]:
     """What the tiny model answers to the questions: references that make it right."""
-    found = language_model.generate_batch(ASKED, GenerationOptions(max_new_tokens=TOKENS))
+    found = language_model.generate_batch(ASKED, GenerationOptions(max_tokens=TOKENS))
     return [generation.text for generation in found]
 
 
@@ -64,7 +64,7 @@ def calibration(tmp_path: Path, run: Callable[..., Result], model_folder: Path, 
     """A calibration of the tiny model that lets answers through."""
     path = tmp_path / "calibration.json"
     result = run(
-        "calibrate", "--model", model_folder, "--data", right, "--output", path, "--max-new-tokens", TOKENS,
+        "calibrate", "--model", model_folder, "--data", right, "--output", path, "--max-tokens", TOKENS,
         "--batch-size", 60,
     )  # fmt: skip
     assert result.exit_code == 0, result.stderr

@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from click.testing import Result
+from safetensors.torch import load_file, save_file
 
-from semgrad_guard import Calibration
+from semgrad_guard import Calibration, LanguageModel
 from semgrad_guard.cli import loading
 
-from .helpers import flat
+from .helpers import flat, saved
 
 Run = Callable[..., Result]
 
 
 @pytest.fixture
 def ask(run: Run, model_folder: Path) -> Run:
-    return lambda *arguments, **stdin: run("ask", "--model", model_folder, "--max-new-tokens", 4, *arguments, **stdin)
+    return lambda *arguments, **stdin: run("ask", "--model", model_folder, "--max-tokens", 4, *arguments, **stdin)
 
 
 def test_without_a_threshold_nothing_is_withheld(ask: Run) -> None:
@@ -119,6 +121,50 @@ def test_the_embedded_model_answers(run: Run) -> None:
     record = json.loads(result.stdout)
     assert record["model"] == "pocket"
     assert record["uncertainty"] > 0
+
+
+@pytest.fixture
+def ask_nan(run: Run, model_folder: Path, tmp_path: Path) -> Run:
+    """A model whose weights are not finite."""
+    folder = shutil.copytree(model_folder, tmp_path / "nan")
+    path = folder / "model.safetensors"
+    save_file({name: t * float("nan") for name, t in load_file(path).items()}, path, metadata={"format": "pt"})
+    return lambda *more: run("ask", "What?", "--model", folder, "--max-tokens", 4, *more)
+
+
+def test_an_answer_without_a_score_is_withheld_and_an_error(ask_nan: Run) -> None:
+    for more in ((), ("--threshold", 1e9)):
+        result = ask_nan("--json", *more)
+        assert result.exit_code == 6
+        record = json.loads(result.stdout)
+        assert (record["action"], record["status"], record["text"]) == ("abstain", "failed", "I don't know.")
+        assert "The answer cannot be scored: the model's logits are not finite" in result.stderr
+    shown = ask_nan().stdout
+    assert "abstained" in shown
+    assert "not finite" in shown
+
+
+def test_unless_it_is_asked_for(ask_nan: Run) -> None:
+    for more in ((), ("--threshold", 1e9)):
+        result = ask_nan("--json", "--on-unscored", "answer", *more)
+        assert result.exit_code == 0
+        record = json.loads(result.stdout)
+        assert (record["action"], record["status"], record["promised"]) == ("answer", "failed", False)
+
+
+def test_a_model_without_a_template_or_with_anothers_tokenizer_is_doubted(
+    run: Run, tmp_path: Path, make_language_model: Callable[..., LanguageModel]
+) -> None:
+    bare = saved(tmp_path / "bare", make_language_model(chat_template=None))
+    result = run("ask", "What?", "--model", bare, "--max-tokens", 3, "--json")
+    assert result.exit_code == 0
+    assert "Warning: The model has no chat template" in result.stderr
+    larger = saved(tmp_path / "larger", make_language_model(vocab_size=2000))
+    result = run("ask", "What?", "--model", larger, "--max-tokens", 3, "--json")
+    assert "Warning: The tokenizer has 258 tokens and the model 2000: is it another model's?" in result.stderr
+    other = saved(tmp_path / "other", make_language_model(eos_token_id=7))
+    result = run("ask", "What?", "--model", other, "--max-tokens", 3, "--json")
+    assert "The tokenizer ends a text with token 257 and the model with 7" in result.stderr
 
 
 def test_control_characters_never_reach_the_terminal() -> None:

@@ -22,7 +22,7 @@ Run = Callable[..., Result]
 
 @pytest.fixture
 def calibrate(run: Run, model_folder: Path, tmp_path: Path) -> Run:
-    fixed = ("--model", model_folder, "--output", tmp_path / "c.json", "--max-new-tokens", TOKENS, "--batch-size", 30)
+    fixed = ("--model", model_folder, "--output", tmp_path / "c.json", "--max-tokens", TOKENS, "--batch-size", 30)
     return lambda data, *arguments: run("calibrate", *fixed, "--data", data, *arguments)
 
 
@@ -118,6 +118,19 @@ def test_broken_lines_are_named_and_the_rest_calibrated(calibrate: Run, right: P
     strict = calibrate(data, "--json", "--strict", "--output", tmp_path / "strict.json")
     assert (strict.exit_code, strict.stdout) == (1, "")
     assert not (tmp_path / "strict.json").exists()
+
+
+def test_broken_lines_go_before_a_missing_threshold(calibrate: Run, wrong: Path, tmp_path: Path) -> None:
+    data = jsonl(tmp_path / "broken.jsonl", [*wrong.read_text().splitlines(), "{"])
+    assert calibrate(data).exit_code == 5
+    assert Calibration.load(tmp_path / "c.json").threshold is None
+
+
+def test_questions_without_a_score_are_named(calibrate: Run, right: Path, tmp_path: Path) -> None:
+    long = [json.dumps({"question": "long " * n, "answers": ["x"]}) for n in range(100, 108)]
+    result = calibrate(jsonl(tmp_path / "long.jsonl", [*right.read_text().splitlines(), *long]))
+    assert result.stderr.count("has no score: the prompt has ") == 5
+    assert "3 more like these." in result.stderr
 
 
 def test_contexts_are_another_form_of_prompt(calibrate: Run, tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ MANY = [f"Which is number {i}?" for i in range(204)]
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory, language_model: LanguageModel) -> Path:
     """Questions of which the tiny model answers three in four right."""
-    options = GenerationOptions(max_new_tokens=TOKENS)
+    options = GenerationOptions(max_tokens=TOKENS)
     found = [one for i in range(0, 204, 34) for one in language_model.generate_batch(MANY[i : i + 34], options)]
     rows = [
         {"question": question, "answers": [one.text if i % 4 else "seven"]}
@@ -31,7 +31,7 @@ def data(tmp_path_factory: pytest.TempPathFactory, language_model: LanguageModel
 
 @pytest.fixture(scope="module")
 def calibrate(run: Run, model_folder: Path, data: Path) -> Run:
-    fixed = ("--model", model_folder, "--max-new-tokens", TOKENS, "--batch-size", 34, "--alpha", 0.5)
+    fixed = ("--model", model_folder, "--max-tokens", TOKENS, "--batch-size", 34, "--alpha", 0.5)
     return lambda output, *arguments: run(
         "calibrate", *fixed, "--output", output, *(() if "--data" in arguments else ("--data", data)), *arguments
     )
@@ -58,7 +58,7 @@ def test_ask_and_score_use_the_fitted_estimator(fused: tuple[Result, Path], run:
     _, path = fused
     made = Calibration.load(path)
     given = ("--model", model_folder, "--calibration", path, "--json")
-    asked = json.loads(run("ask", MANY[0], "--max-new-tokens", TOKENS, *given).stdout)
+    asked = json.loads(run("ask", MANY[0], "--max-tokens", TOKENS, *given).stdout)
     assert made.binding is not None
     assert asked["estimator"] == "fused"
     assert asked["settings"] == made.binding.settings

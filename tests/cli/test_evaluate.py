@@ -24,7 +24,7 @@ METHODS = ("--methods", "gnll", "--methods", "hybridgrad", "--methods", "ln_pe")
 
 @pytest.fixture
 def evaluate(run: Run, model_folder: Path, tmp_path: Path) -> Run:
-    fixed = ("--model", model_folder, "--output", tmp_path / "out", "--max-new-tokens", TOKENS, *METHODS)
+    fixed = ("--model", model_folder, "--output", tmp_path / "out", "--max-tokens", TOKENS, *METHODS)
     quick = ("--no-ablations", "--no-report", "--batch-size", 4)
     return lambda *arguments: run("evaluate", *fixed, *quick, *arguments)
 
@@ -256,7 +256,7 @@ def test_fusedgrad_is_left_out_where_there_are_too_few_labels(
 ) -> None:
     result = run(
         "evaluate", "--model", model_folder, "--data", mixed, "--output", tmp_path / "out", "--no-report",
-        "--no-ablations", "--max-new-tokens", TOKENS, "--methods", "fused", "--methods", "gnll",
+        "--no-ablations", "--max-tokens", TOKENS, "--methods", "fused", "--methods", "gnll",
     )  # fmt: skip
     assert result.exit_code == 0, result.stderr
     assert "Note: FusedGrad is left out. FusedGrad takes at least" in flat(result.stderr)

@@ -22,7 +22,7 @@ Run = Callable[..., Result]
 
 
 def arguments(model: Path, data: Path, output: Path) -> list[str]:
-    fixed = ["calibrate", "--max-new-tokens", "4", "--batch-size", "2", "--json"]
+    fixed = ["calibrate", "--max-tokens", "4", "--batch-size", "2", "--json"]
     return [*fixed, "--model", str(model), "--data", str(data), "--output", str(output)]
 
 

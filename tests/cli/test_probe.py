@@ -29,7 +29,7 @@ def data(tmp_path: Path, texts: list[str]) -> Path:
 
 @pytest.fixture
 def run_probe(run: Run, model_folder: Path, tmp_path: Path) -> Run:
-    given = ("--model", model_folder, "--output", tmp_path / "p.json", "--max-new-tokens", TOKENS, "--tokens", 3)
+    given = ("--model", model_folder, "--output", tmp_path / "p.json", "--max-tokens", TOKENS, "--tokens", 3)
     return lambda *more: run("probe", *given, *more)
 
 
@@ -99,11 +99,11 @@ def test_other_commands_take_the_recommended_token(
     given = ("--model", model_folder, "--probe", path, "--estimator", "semgrad", "--json")
     scored = json.loads(run("score", "--question", "q", "--response", "an answer", *given).stdout)
     assert scored["uncertainty"] == pytest.approx(expected, rel=1e-4)
-    asked = json.loads(run("ask", "q", "--max-new-tokens", TOKENS, *given).stdout)
+    asked = json.loads(run("ask", "q", "--max-tokens", TOKENS, *given).stdout)
     assert (asked["semantic_token"], asked["settings"]["semantic_token"]) == (-4, -4)
     data = jsonl(tmp_path / "q.jsonl", ({"question": q, "answers": ["x"]} for q in ASKED[:4]))
     made = tmp_path / "c.json"
-    run("calibrate", "--data", data, "--output", made, "--max-new-tokens", TOKENS, *given)
+    run("calibrate", "--data", data, "--output", made, "--max-tokens", TOKENS, *given)
     refused = run("ask", "q", "--model", model_folder, "--estimator", "semgrad", "--calibration", made)
     assert refused.exit_code == 1
     assert "'semantic_token': -4" in flat(refused.stderr)

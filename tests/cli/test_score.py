@@ -233,8 +233,8 @@ def test_settings_that_an_estimator_does_not_take(score: Run) -> None:
         assert f"{name} takes no {option[0]}: it is for {takers}" in flat(result.stderr)
     assert score(*given, "--variant", "other").exit_code == 2
     wrong = score(*given, "--tau", 0)
-    assert wrong.exit_code == 1
-    assert "tau > 0" in flat(wrong.stderr)
+    assert wrong.exit_code == 2
+    assert "above 0" in flat(wrong.stderr)
 
 
 def test_a_device_that_is_not_there(score: Run) -> None:

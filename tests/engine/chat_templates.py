@@ -1,7 +1,8 @@
-"""The published chat templates of the fixtures, and tokenizers built here that carry the same special tokens."""
+"""Chat templates of published formats, and tokenizers built here that carry the same special tokens."""
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -14,6 +15,8 @@ from semgrad_guard.engine.prompts.prompt import Prompt
 from semgrad_guard.records import Message
 
 FOLDER = Path(__file__).parents[1] / "fixtures" / "chat_templates"
+PUBLISHED = os.environ.get("SEMGRAD_CHAT_TEMPLATES")
+"""A folder of templates as they are published, set by `make check-templates`."""
 IM = ("<|im_start|>", "<|im_end|>")
 INST = (
     "[INST]",
@@ -110,6 +113,13 @@ CONVERSATIONS = {
 every_conversation = pytest.mark.parametrize("conversation", CONVERSATIONS.values(), ids=CONVERSATIONS)
 
 
+def template(name: str) -> str:
+    """A template's text: the published one where `make check-templates` has found it, else our re-creation."""
+    published = Path(PUBLISHED or FOLDER) / f"{name}.jinja"
+    path = published if published.exists() else FOLDER / f"{name}.jinja"
+    return path.read_text(encoding="utf-8")
+
+
 def specials(case: Case) -> list[AddedToken]:
     return [AddedToken(token, special=True, normalized=False) for token in (case.bos, case.eos, *case.special)]
 
@@ -140,7 +150,7 @@ def metaspace(case: Case) -> PreTrainedTokenizerFast:
 def finish(core: Tokenizer, case: Case) -> PreTrainedTokenizerFast:
     core.add_special_tokens(specials(case))
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=core, bos_token=case.bos, eos_token=case.eos)
-    tokenizer.chat_template = (FOLDER / f"{case.name}.jinja").read_text()
+    tokenizer.chat_template = template(case.name)
     return tokenizer
 
 
@@ -149,7 +159,7 @@ def without_offsets(case: Case) -> ByT5Tokenizer:
     """A real tokenizer in Python, one token a byte: it cannot tell the span of a token."""
     tokenizer = ByT5Tokenizer(extra_ids=0, bos_token=case.bos, eos_token=case.eos)
     tokenizer.add_tokens(specials(case))
-    tokenizer.chat_template = (FOLDER / f"{case.name}.jinja").read_text()
+    tokenizer.chat_template = template(case.name)
     assert not tokenizer.is_fast
     return tokenizer
 

@@ -77,7 +77,7 @@ def test_layers_are_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_language_model_can_be_told(language_model: LanguageModel) -> None:
     usual = language_model.memory
-    options, scores = GenerationOptions(max_new_tokens=4), []
+    options, scores = GenerationOptions(max_tokens=4), []
     try:
         for memory in (usual, replace(usual, logits=0), FRUGAL):
             language_model.memory = memory

@@ -48,7 +48,7 @@ def test_threads_do_not_charge_each_other() -> None:
 
 
 def test_every_row_and_every_method_pays_its_share_of_a_replay(language_model: LanguageModel) -> None:
-    generations = language_model.generate_batch(["a", "bb", "ccc"], GenerationOptions(max_new_tokens=3))
+    generations = language_model.generate_batch(["a", "bb", "ccc"], GenerationOptions(max_tokens=3))
     rows = [generation.evidence for generation in generations]
     first = [priced(lambda row=row: row.gradients(Objective())) for row in rows]
     again = [priced(lambda row=row: row.gradients(Objective())) for row in rows]

@@ -20,7 +20,7 @@ from semgrad_guard.engine.replay.prompt_store import PromptStore
 from .tiny_models import LONG_ROPE, build
 
 AMPLE = Memory(prompts=1 << 26)
-BRIEF = GenerationOptions(max_new_tokens=6)
+BRIEF = GenerationOptions(max_tokens=6)
 SYSTEM = Message("system", "Answer with a few words.")
 Make = Callable[..., LanguageModel]
 

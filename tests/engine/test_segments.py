@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from semgrad_guard import LanguageModel, Objective
+from semgrad_guard import LanguageModel
+from semgrad_guard.engine.objective import Objective
 from semgrad_guard.engine.prompts.prompt import tokenize
 from semgrad_guard.engine.prompts.semantic_token import TokenizedText
 from semgrad_guard.engine.replay.replayer import Replayer

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from semgrad_guard.engine.prompts.prompt import render
 from semgrad_guard.engine.prompts.semantic_token import MARK, TokenizedText, header_start
-from semgrad_guard.errors import InputError
+from semgrad_guard.errors import InputError, UnsupportedModelError
 from semgrad_guard.records import Message, SemanticToken
 
 from .chat_templates import (
@@ -175,10 +175,10 @@ def test_tool_results_keep_the_header_and_the_last_user_text():
 
 def test_text_that_the_template_leaves_out():
     header = "{% if add_generation_prompt %}ASSISTANT:{% endif %}"
-    tokenizer = with_template("ask{% for m in messages if m.role == 'human' %}{{ m.content }}{% endfor %} " + header)
-    assert split_at_token(tokenizer, render(tokenizer, "Hi")) == ("ask ", "ASSISTANT", ":")
-    tokenizer.chat_template = "ask"
-    assert render(tokenizer, "Hi").semantic_token == SemanticToken(-1, "last_token")
+    human = "ask{% for m in messages if m.role == 'human' %}{{ m.content }}{% endfor %} "
+    for template in (human + header, "ask"):
+        with pytest.raises(UnsupportedModelError, match="leaves out the text that asks"):
+            render(with_template(template), "Hi")
 
 
 def test_conversation_without_a_user_ends_at_its_last_text():

@@ -12,7 +12,8 @@ from semgrad_guard import ToolCall
 from semgrad_guard.engine.prompts.tool_format import ToolAnswer, known_format, tool_format
 from semgrad_guard.errors import InputError, UnsupportedToolsError
 
-FOLDER = Path(__file__).parents[1] / "fixtures" / "chat_templates"
+from .chat_templates import FOLDER, template
+
 ADD = ToolCall("add", {"a": 1})
 KNOWN = {
     "qwen2.5": "<tool_call>",
@@ -24,12 +25,12 @@ KNOWN = {
 
 
 def form(name: str) -> Any:
-    return known_format((FOLDER / f"{name}.jinja").read_text())
+    return known_format(template(name))
 
 
 @pytest.mark.parametrize("path", sorted(FOLDER.glob("*.jinja")), ids=lambda path: path.stem)
 def test_the_form_is_read_off_the_template(path: Path) -> None:
-    found = known_format(path.read_text())
+    found = known_format(template(path.stem))
     assert (found.name if found else None) == KNOWN.get(path.stem)
 
 
@@ -109,9 +110,9 @@ def test_a_tokenizers_own_parser_reads_the_rest() -> None:
 
 def test_templates_that_cannot_be_used_are_named() -> None:
     bare = SimpleNamespace(response_template=None)
-    for template in (None, "{{ messages }}", "{{ messages }} <tool_call>"):
+    for unusable in (None, "{{ messages }}", "{{ messages }} <tool_call>"):
         with pytest.raises(UnsupportedToolsError, match="knows no tools"):
-            tool_format(bare, template)
+            tool_format(bare, unusable)
     for relative in ("<tool_call><function={{ tools }}>", "[TOOL_CALLS]{{ tools }}[ARGS]"):
         with pytest.raises(UnsupportedToolsError, match="response_template"):
             tool_format(bare, relative)

@@ -16,6 +16,7 @@ from semgrad_guard import (
     Guard,
     HybridGrad,
     LanguageModel,
+    Message,
     Policy,
     SemGrad,
     Verdict,
@@ -24,7 +25,7 @@ from semgrad_guard import (
 from semgrad_guard.errors import BindingMismatchError, InputError
 
 Make = Callable[..., LanguageModel]
-OPTIONS = GenerationOptions(max_new_tokens=4)
+OPTIONS = GenerationOptions(max_tokens=4)
 QUESTIONS = [f"question {i}" for i in range(6)]
 ALL, NONE = Policy(threshold=1e9), Policy(threshold=-1.0)
 
@@ -36,11 +37,13 @@ def guard(model: LanguageModel, policy: Policy, **changes: object) -> Guard:
 def calibrated(
     base: Guard, *, upstream: str | None = None, alpha: float = 0.2, delta: float = 0.05, scale: float = 1.0
 ) -> Calibration:
-    """A calibration bound to `base`, on made-up scores of which the low ones are right."""
+    """A calibration bound to `base`, on the prompt "q" and made-up scores, of which the low ones are right."""
     scores = [scale * i / 300 for i in range(300)]
     binding = base.binding.model_copy(update={"grader": "exact", "upstream": upstream})
     grid = [scale * step for step in (0.1, 0.3, 0.5, 0.7)]
-    return calibrate(scores, [s < 0.7 * scale for s in scores], alpha=alpha, delta=delta, grid=grid, binding=binding)
+    right = [s < 0.7 * scale for s in scores]
+    prompts = [base.model.render("q").form] * len(scores)
+    return calibrate(scores, right, alpha=alpha, delta=delta, grid=grid, binding=binding, prompts=prompts)
 
 
 def test_an_answer_let_through(language_model: LanguageModel) -> None:
@@ -124,8 +127,18 @@ def test_a_calibrated_guard_promises(language_model: LanguageModel) -> None:
     assert verdict.calibration_id == calibration.id
     assert verdict.threshold == calibration.threshold
     assert 0 <= verdict.confidence <= 1
+    assert verdict.familiar
     assert verdict.promised == (verdict.action == "answer")
     assert (chain.promise.alpha, chain.promise.delta) == (0.2, 0.05)
+
+
+def test_another_kind_of_prompt_is_decided_as_usual_and_not_promised(language_model: LanguageModel) -> None:
+    calibration = calibrated(guard(language_model, ALL), scale=1e9)
+    chain = guard(language_model, Policy.from_calibration(calibration))
+    usual, with_a_system_turn = chain("q"), chain([Message("system", "Be brief."), Message("user", "q")])
+    assert (usual.action, usual.promised, usual.familiar, usual.unfamiliar) == ("answer", True, True, ())
+    assert (with_a_system_turn.action, with_a_system_turn.promised) == ("answer", False)
+    assert any("begins with a turn of the role system" in each for each in with_a_system_turn.unfamiliar)
 
 
 def test_two_calibrated_stages_share_the_promise(language_model: LanguageModel) -> None:
@@ -161,7 +174,7 @@ def test_a_calibration_for_something_else_is_refused(
             language_model, policy, estimator=HybridGrad(), options=OPTIONS, prompt_template="rag"
         ),
         "decoding": lambda: Guard(
-            language_model, policy, estimator=HybridGrad(), options=GenerationOptions(max_new_tokens=4, temperature=0.5)
+            language_model, policy, estimator=HybridGrad(), options=GenerationOptions(max_tokens=4, temperature=0.5)
         ),
     }[what]()
     with pytest.raises(BindingMismatchError):

@@ -21,7 +21,8 @@ from langchain_semgrad_guard.chat_model import ChatSemGrad
 from langchain_semgrad_guard.demo import report
 from langchain_semgrad_guard.demo.library import BM25Retriever, Question, documents, questions
 from langchain_semgrad_guard.demo.stages import ask, calibrate_stage, grade, reading_chain
-from semgrad_guard import Calibration, LanguageModel, Policy, split_delta
+from semgrad_guard import Calibration, LanguageModel, Policy
+from semgrad_guard.guard import split_delta
 
 ALPHA_MEMORY, ALPHA_LIBRARY, DELTA = 0.1, 0.2, 0.1
 """A very small model reads less well than it remembers; what is delivered as a whole keeps the larger alpha."""

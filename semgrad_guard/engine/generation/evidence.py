@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
+import torch
+
 from semgrad_guard.engine.cost_accounting import charge, priced
 from semgrad_guard.engine.generation.reading import Ids, Reading
 from semgrad_guard.engine.generation.sampling_plans import Sample, SamplingPlan
@@ -16,16 +18,34 @@ from semgrad_guard.engine.objective import Objective
 from semgrad_guard.engine.prompts.prompt import Prompt
 from semgrad_guard.engine.replay.captured_states import Trace
 from semgrad_guard.engine.replay.token_batch import TokenBatch
-from semgrad_guard.engine.scoring.scorer import Scorer, clean_slate
+from semgrad_guard.engine.scoring.scorer import clean_slate
 from semgrad_guard.engine.scoring.scores import GradientScores
-from semgrad_guard.errors import ScoringError
+from semgrad_guard.errors import DetachedRecordError
 from semgrad_guard.records import Conversation, in_context
 
 T = TypeVar("T")
 
 
+class BatchScorer(Protocol):
+    """The live side of evidence, to score by: the model that answered, replayed."""
+
+    @property
+    def lock(self) -> AbstractContextManager[Any]:
+        """Held while the model works."""
+        ...
+
+    @property
+    def device(self) -> torch.device:
+        """Where token ids live."""
+        ...
+
+    def score(self, batch: TokenBatch, objective: Objective, trace: Trace | None = None) -> tuple[GradientScores, ...]:
+        """The scores of every row; `trace` is what the generation of the batch left."""
+        ...
+
+
 class Sampler(Protocol):
-    """The live side of evidence: asks the model that answered for more answers, and for its opinion of answers."""
+    """The live side of evidence, to ask: for more answers of the model, and for its opinion of answers."""
 
     def render(self, conversation: Conversation, /) -> Prompt:
         """The prompt that the model would see."""
@@ -73,8 +93,8 @@ class TimedScores:
 class BatchScoring:
     """What is found out about the answers of one batch: together, and once.
 
-    It pickles as plain data: what was found out travels, the model does not. What is asked for the first time
-    afterwards raises `ScoringError`.
+    A copy, by `pickle` or `copy.deepcopy`, is plain data: it holds what was computed before, neither the model nor
+    what the generation left in memory. What is asked of it for the first time raises `DetachedRecordError`.
 
     `trace` is what the batch's generation left (KV cache and captured states); it is let go with the first scoring,
     and a second objective prefills anew. `texts` are the answers as read, `sampler` asks the model for more, and
@@ -83,7 +103,7 @@ class BatchScoring:
 
     def __init__(
         self,
-        scorer: Scorer,
+        scorer: BatchScorer,
         prompts: Sequence[Prompt],
         responses: Sequence[Sequence[int]],
         trace: Trace | None = None,
@@ -92,7 +112,7 @@ class BatchScoring:
         sampler: Sampler,
         stop: tuple[str, ...] = (),
     ) -> None:
-        self._live: tuple[Scorer, Sampler] | None = (scorer, sampler)
+        self._live: tuple[BatchScorer, Sampler] | None = (scorer, sampler)
         self.prompts, self.texts, self.stop = tuple(prompts), tuple(texts), stop
         self._ids = [tuple(response) for response in responses]
         self._offsets = [prompt.semantic_token.offset for prompt in prompts]
@@ -103,6 +123,7 @@ class BatchScoring:
         self._found: dict[Hashable, tuple[Sequence[Any], float]] = {}
 
     def __getstate__(self) -> dict[str, Any]:
+        # Also for `deepcopy`: a copy with a model would keep the KV cache of an answer that nobody scores.
         return {**self.__dict__, "_live": None, "_trace": None}
 
     @property
@@ -110,18 +131,18 @@ class BatchScoring:
         """For questions about the answers: renders prompts and reads answers to them.
 
         Raises:
-            ScoringError: this is a copy that was made in another process.
+            DetachedRecordError: this is a copy.
         """
         return self._model[1]
 
     @property
-    def _scorer(self) -> Scorer:
+    def _scorer(self) -> BatchScorer:
         return self._model[0]
 
     @property
-    def _model(self) -> tuple[Scorer, Sampler]:
+    def _model(self) -> tuple[BatchScorer, Sampler]:
         if self._live is None:
-            raise ScoringError(
+            raise DetachedRecordError(
                 "This record of an answer was copied without its model, and holds only what was computed before. "
                 "Compute what you need before you copy it, or score the text again with LanguageModel.evidence(...)."
             )
@@ -188,8 +209,8 @@ class BatchScoring:
         with clean_slate():
             prompts = [prompt.ids for prompt in self.prompts]
             batch = TokenBatch.of(prompts, self._responses, self._offsets, self._scorer.device, objective=objective)
-        trace, self._trace = self._trace, None
-        found = self._scorer.score(batch, objective, trace)
+        found = self._scorer.score(batch, objective, self._trace)
+        self._trace = None  # kept until now: a scoring that was interrupted can be taken up again
         share = (time.perf_counter() - began) * 1000 / len(found)
         return tuple(TimedScores(scores, share) for scores in found)
 

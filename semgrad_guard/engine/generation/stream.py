@@ -5,15 +5,16 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, TypeVar
+from contextvars import copy_context
+from typing import Any
 
 import torch
-from transformers import StoppingCriteria
 from transformers.generation.streamers import BaseStreamer
 
 from semgrad_guard.engine.generation.generation import Generation
+from semgrad_guard.engine.interruption import Stop, Stops, current_stop, stopping
+from semgrad_guard.errors import AnswerCancelledError, AnswerInterruptedError
 
-T = TypeVar("T")
 _END = object()
 
 
@@ -21,22 +22,21 @@ class TextStream(Iterator[str]):
     """Pieces of an answer; joined, they are exactly `generation.text`.
 
     Text is held back while it might turn out to be the start of a stop string or half a character. Generation runs in
-    a thread of its own (grad mode and locks are per thread); an error there is raised here. Leaving the stream early,
-    or `close()`, stops the generation at its next token.
+    a thread of its own (grad mode and locks are per thread) under the stops of whoever opened the stream and of whoever
+    takes its first piece; an error there is raised here. Leaving the stream early, dropping it, or `close()` stops the
+    model at its next layer; the stream then ends, and there is no generation.
     """
 
     def __init__(
         self,
-        work: Callable[[tuple[BaseStreamer, StoppingCriteria]], Generation],
+        work: Callable[[BaseStreamer], Generation],
         decode: Callable[[Sequence[int]], str],
         stop: Sequence[str],
     ) -> None:
-        self._tokens: queue.Queue[Any] = queue.Queue()
-        self._closed = threading.Event()
-        self._decode, self._stop = decode, stop
-        self._work = work
-        self._result: Generation | BaseException | None = None
-        self._pieces = self._run()
+        # The thread and the iterator hold the worker and not the stream: else a stream that nobody holds any more
+        # would live until its answer is complete.
+        self._worker = _Worker(work)
+        self._pieces = _pieces(self._worker, decode, stop)
 
     def __iter__(self) -> TextStream:
         return self
@@ -45,8 +45,8 @@ class TextStream(Iterator[str]):
         return next(self._pieces)
 
     def close(self) -> None:
-        """Stop generating; harmless at any time."""
-        self._closed.set()
+        """Stop the model; harmless at any time."""
+        self._worker.closed.cancel()
 
     def __enter__(self) -> TextStream:
         return self
@@ -59,47 +59,81 @@ class TextStream(Iterator[str]):
 
     @property
     def generation(self) -> Generation:
-        """The whole answer. Consumes what is left of the stream."""
+        """The whole answer. Consumes what is left of the stream.
+
+        Raises:
+            AnswerCancelledError: the stream was closed before its answer was complete.
+        """
         for _ in self._pieces:
             pass
-        if not isinstance(self._result, Generation):
-            raise RuntimeError("the stream was closed before its answer was complete") from self._result
-        return self._result
+        result = self._worker.result
+        if isinstance(result, Generation):
+            return result
+        if result is None or isinstance(result, AnswerCancelledError):
+            raise AnswerCancelledError("the stream was closed before its answer was complete") from result
+        raise result
 
-    def _run(self) -> Iterator[str]:
-        worker = threading.Thread(target=self._generate, daemon=True, name="semgrad-guard-stream")
-        worker.start()
-        ids: list[int] = []
-        sent = 0
-        while (token := self._tokens.get()) is not _END:
-            ids.append(token)
-            text = self._decode(ids)
-            safe = self._safe_length(text)
-            if safe > sent:
-                yield text[sent:safe]
-                sent = safe
-        worker.join()
-        if isinstance(self._result, Generation):
-            if self._result.text[sent:]:
-                yield self._result.text[sent:]
-        elif self._result is not None:
-            raise self._result
+
+class _Worker:
+    """Generates in a thread of its own: token after token arrives in a queue, and at last the whole."""
+
+    def __init__(self, work: Callable[[BaseStreamer], Generation]) -> None:
+        self.closed = Stop()
+        self.tokens: queue.Queue[Any] = queue.Queue()
+        self.result: Generation | BaseException | None = None
+        self._work = work
+        self._opened_under: Stops = current_stop()
+
+    def start(self) -> threading.Thread:
+        """Begin, with the context variables of the calling thread."""
+        thread = threading.Thread(
+            target=copy_context().run, args=(self._generate,), daemon=True, name="semgrad-guard-stream"
+        )
+        thread.start()
+        return thread
 
     def _generate(self) -> None:
         try:
-            self._result = self._work((_Tokens(self._tokens), _Closed(self._closed)))
+            with stopping(self._opened_under), stopping(self.closed):
+                self.result = self._work(_Tokens(self.tokens))
+        except AnswerInterruptedError as error:
+            self.result = error.with_traceback(None)  # its frames hold the states of the model
         except BaseException as error:  # noqa: BLE001 - carried to the consumer's thread and raised there
-            self._result = error
+            self.result = error
         finally:
-            self._tokens.put(_END)
+            self.tokens.put(_END)
 
-    def _safe_length(self, text: str) -> int:
-        """How much of `text` later tokens can no longer change."""
-        limits = [len(text.rstrip("\ufffd"))]
-        for stop in self._stop:
-            at = text.find(stop)
-            limits.append(at if at >= 0 else len(text) - _overlap(text, stop))
-        return min(limits)
+
+def _pieces(worker: _Worker, decode: Callable[[Sequence[int]], str], stop: Sequence[str]) -> Iterator[str]:
+    """The text of a worker's tokens as soon as it is certain."""
+    if worker.closed.cancelled:
+        return
+    thread = worker.start()
+    ids: list[int] = []
+    sent = 0
+    while (token := worker.tokens.get()) is not _END:
+        ids.append(token)
+        text = decode(ids)
+        safe = _safe_length(text, stop)
+        if safe > sent:
+            yield text[sent:safe]
+            sent = safe
+    thread.join()
+    result = worker.result
+    if isinstance(result, Generation):
+        if result.text[sent:]:
+            yield result.text[sent:]
+    elif result is not None and not (worker.closed.cancelled and isinstance(result, AnswerCancelledError)):
+        raise result
+
+
+def _safe_length(text: str, stops: Sequence[str]) -> int:
+    """How much of `text` later tokens can no longer change."""
+    limits = [len(text.rstrip("\ufffd"))]
+    for stop in stops:
+        at = text.find(stop)
+        limits.append(at if at >= 0 else len(text) - _overlap(text, stop))
+    return min(limits)
 
 
 def _overlap(text: str, stop: str) -> int:
@@ -121,11 +155,3 @@ class _Tokens(BaseStreamer):
 
     def end(self) -> None:
         """The worker itself says when everything is done."""
-
-
-class _Closed(StoppingCriteria):
-    def __init__(self, closed: threading.Event) -> None:
-        self._closed = closed
-
-    def __call__(self, input_ids: torch.Tensor, scores: Any, **_: Any) -> Any:
-        return torch.full((input_ids.shape[0],), self._closed.is_set(), dtype=torch.bool, device=input_ids.device)

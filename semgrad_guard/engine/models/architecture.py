@@ -108,6 +108,9 @@ def _refuse_impossible(model: nn.Module) -> None:
             f"{name} is an encoder-decoder model: its prompt and response do not share hidden states, so there is no "
             "t* to differentiate by. Use a decoder-only causal LM."
         )
+    layers = getattr(config.get_text_config(decoder=True), "num_hidden_layers", None)
+    if not isinstance(layers, int) or layers < 1:
+        raise UnsupportedModelError(f"{name} states {layers} decoder layers; its config.json is broken")
     if any(hasattr(module, "_hf_hook") for module in model.modules()):
         raise UnsupportedModelError(
             f"the layers of this {name} are dispatched by accelerate (offloaded or split over devices), which the "

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Generator
+from contextlib import contextmanager
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, cast
 
 import torch
+from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
 from safetensors import SafetensorError
 from torch import nn
 from transformers import (
@@ -17,12 +20,14 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
+from transformers.utils import logging
 
 from semgrad_guard.engine.models.hub import silence
 from semgrad_guard.errors import ModelNotFoundError, UnsupportedModelError
 
 POCKET = "pocket"
 _SAMPLES = 1024
+_LONGEST = 240
 
 
 def load(name_or_path: str, **options: Any) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
@@ -62,17 +67,21 @@ def _load(
         chosen["local_files_only"] = silent is not None
     tokenizer_options = {key: chosen[key] for key in ("revision", "local_files_only") if key in chosen}
     try:
-        tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False, **tokenizer_options)
-        model, report = cast(
-            "tuple[PreTrainedModel, dict[str, Any]]",
-            auto.from_pretrained(
-                path, use_safetensors=True, trust_remote_code=False, output_loading_info=True, **chosen
-            ),
-        )
-    except (OSError, SafetensorError, RuntimeError) as error:
+        with _without_weight_bar():
+            tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False, **tokenizer_options)
+            model, report = cast(
+                "tuple[PreTrainedModel, dict[str, Any]]",
+                auto.from_pretrained(
+                    path, use_safetensors=True, trust_remote_code=False, output_loading_info=True, **chosen
+                ),
+            )
+    except (OSError, SafetensorError, RuntimeError, MemoryError) as error:
         raise ModelNotFoundError(f"cannot load {name!r}: {_first_line(error)} {_advice(silent)}") from error
-    except (ValueError, KeyError) as error:
-        raise UnsupportedModelError(f"{name!r} is no {kind} that transformers can load: {error}") from error
+    except Exception as error:
+        raise UnsupportedModelError(
+            f"{name!r} is no {kind} that transformers can load: {_first_line(error)} If it should be one, its "
+            "config.json or its tokenizer's files are broken: download or save them again."
+        ) from error
     if missing := sorted(report["missing_keys"]):  # transformers would fill them with random numbers
         raise ModelNotFoundError(
             f"the checkpoint {name!r} lacks {len(missing)} tensor(s), {missing[0]} among them; "
@@ -99,7 +108,11 @@ def weight_fingerprint(model: nn.Module) -> str:
 
 def _require_safetensors(path: Path, name: str) -> None:
     """Refuse a folder without safetensors here, where the reason can be named."""
-    if not path.exists():
+    try:
+        is_there = path.exists()
+    except OSError as error:
+        raise ModelNotFoundError(f"there can be no model at {name[:80]!r}: {error.strerror}") from error
+    if not is_there:
         if path.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1:
             raise ModelNotFoundError(f"there is no folder {name!r}")
         return
@@ -123,6 +136,27 @@ def _advice(silent: str | None) -> str:
     )
 
 
+@contextmanager
+def _without_weight_bar() -> Generator[None]:
+    """No bar over the weights, which a program's log should not hold; bars over downloads stay as they are."""
+    shown, hub_hidden = logging.is_progress_bar_enabled(), are_progress_bars_disabled()
+    logging.disable_progress_bar()
+    if not hub_hidden:
+        enable_progress_bars()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
+        if hub_hidden:
+            disable_progress_bars()
+
+
 def _first_line(error: BaseException) -> str:
-    line = (str(error) or type(error).__name__).strip().splitlines()[0]
-    return line if line.endswith((".", "!", "?")) else line + "."
+    """What a library says, without the lists that follow: names of all classes, of all files."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    line = " ".join(lines[: 2 if lines[0].endswith(":") else 1]) if lines else type(error).__name__
+    if not isinstance(error, (OSError, ValueError, RuntimeError)):  # a mere key, or half a sentence, by itself
+        line = f"{type(error).__name__}: {line}"
+    line = line if len(line) <= _LONGEST else line[:_LONGEST].rsplit(" ", 1)[0] + " …"
+    return line if line.endswith((".", "!", "?", "…")) else line + "."

@@ -12,7 +12,7 @@ from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
 from semgrad_guard.engine.prompts.semantic_token import MARK, TokenizedText, find_semantic_token
-from semgrad_guard.errors import EmptyPromptError, InputError
+from semgrad_guard.errors import EmptyPromptError, InputError, UnsupportedModelError
 from semgrad_guard.records import Conversation, Message, PromptForm, SemanticToken, ToolCall
 
 Turn = dict[str, Any]
@@ -21,7 +21,19 @@ _Untyped = Any
 """A `PreTrainedTokenizerBase` behind the boundary: transformers leaves much of its signatures unknown."""
 
 _RESERVED_OPTIONS = frozenset({"conversation", "tokenize", "add_generation_prompt", "continue_final_message"})
-_TEMPLATE_FAILURES = (TemplateError, ValueError, TypeError, KeyError, AttributeError)
+_TEMPLATE_FAILURES = (
+    TemplateError,
+    ValueError,
+    TypeError,
+    LookupError,
+    AttributeError,
+    ArithmeticError,  # a range that Jinja's sandbox finds too long
+    RecursionError,
+    MemoryError,
+)
+
+PLAIN = "plain"
+"""The fingerprint where there is no chat template."""
 
 
 @dataclass(frozen=True)
@@ -63,6 +75,10 @@ def render(
     tokenised once, without adding the special tokens that the template already writes. Without one, the contents,
     joined by blank lines, are tokenised as ordinary text and t* is the last token. `semantic_token` overrides t*,
     counting from the prompt's end (-1 is its last token); `template_options` go to the template (`enable_thinking`).
+
+    Raises:
+        EmptyPromptError, InputError: the conversation cannot be rendered.
+        UnsupportedModelError: the chat template leaves out what is asked.
     """
     turns = _turns(conversation)
     options = dict(template_options or {})
@@ -73,10 +89,16 @@ def render(
     prompt = tokenize(tokenizer, text, add_special_tokens=False)
     if semantic_token is not None:
         return Prompt(text, prompt.ids, _override(semantic_token, len(prompt.ids)), **described)
+    marked = _apply_template(tokenizer, _marked(turns), options)
+    if marked == text:
+        raise UnsupportedModelError(
+            "The chat template leaves out the text that asks, so the model would answer something else. Mend the "
+            "tokenizer's chat_template, or use another model."
+        )
     found = find_semantic_token(
         prompt,
         unprompted=_apply_template(tokenizer, turns, options, add_generation_prompt=False),
-        marked=_apply_template(tokenizer, _marked(turns), options),
+        marked=marked,
         special_tokens=[token.content for token in tokenizer.added_tokens_decoder.values()],
     )
     return Prompt(text, prompt.ids, found, **described)
@@ -110,7 +132,7 @@ def template_fingerprint(tokenizer: PreTrainedTokenizerBase, template_options: M
     options = dict(template_options or {})
     template = chat_template(tokenizer, options)
     if template is None:
-        return "plain"
+        return PLAIN
     return _fingerprint([template, options])
 
 

@@ -40,7 +40,7 @@ class TokenChoice(BaseModel):
             return cls.model_validate(record["semantic_token"])
         except OSError as error:
             raise InputError(f"Cannot read {source}: {error.strerror or error}.") from error
-        except (ValueError, TypeError, KeyError, ValidationError) as error:
+        except (ValueError, TypeError, KeyError, RecursionError, ValidationError) as error:
             raise InputError(
                 f"{source} is not what `semgrad-guard probe` writes: it holds no intact semantic_token. Probe again."
             ) from error

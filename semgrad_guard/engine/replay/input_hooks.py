@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any, cast
 
 import torch
 from torch import nn
 
+from semgrad_guard.engine.interruption import current_stop
 from semgrad_guard.errors import UnsupportedModelError
 
 Tap = Callable[[torch.Tensor], torch.Tensor | None]
@@ -35,6 +36,28 @@ def taps(layers: Sequence[nn.Module] | nn.ModuleList, table: Mapping[int, Tap]) 
         for index, tap in table.items():
             stack.callback(tap_input(layers[index], tap).remove)
         yield
+
+
+@contextmanager
+def stoppable(modules: Iterable[nn.Module]) -> Iterator[None]:
+    """For the time of a block the current stop is checked before each module, and before its part of a backward pass.
+
+    Where no stop is set nothing is added, so that an ordinary run pays nothing.
+    """
+    stop = current_stop()
+    stop.check()
+    with ExitStack() as stack:
+        for module in modules if stop else ():
+            stack.callback(module.register_forward_pre_hook(_check, with_kwargs=True).remove)
+        yield
+
+
+def _check(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    stop = current_stop()  # the one of the running thread: another may use the same module
+    stop.check()
+    states = next((each for each in (*args, *kwargs.values()) if isinstance(each, torch.Tensor)), None)
+    if stop and states is not None and states.requires_grad:
+        states.register_hook(lambda _: stop.check())  # a backward pass may run in a thread without this context
 
 
 class LayerInputs:

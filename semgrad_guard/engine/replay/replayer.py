@@ -24,7 +24,7 @@ from transformers.cache_utils import Cache
 from semgrad_guard.engine.models.architecture import Architecture
 from semgrad_guard.engine.replay.attention import Attentions
 from semgrad_guard.engine.replay.captured_states import Capture, Trace
-from semgrad_guard.engine.replay.input_hooks import LayerInputs, Tap, taps
+from semgrad_guard.engine.replay.input_hooks import LayerInputs, Tap, stoppable, taps
 from semgrad_guard.engine.replay.memory import Memory, activation_bytes, checkpointed
 from semgrad_guard.engine.replay.module_swaps import StandIns
 from semgrad_guard.engine.replay.prefix_cache import cut, growing_cache
@@ -153,6 +153,7 @@ class Replayer:
                 stack.callback(hook.remove)
                 stack.enter_context(self._projections.heard(capture.see_output))
             shadow: Any = self._shadow
+            stack.enter_context(stoppable(self._stages()))
             return shadow.generate(input_ids=ids, attention_mask=mask, past_key_values=cache, **options)
 
     def prefilled(self, batch: TokenBatch, end: int, rows: Sequence[int]) -> Cache:
@@ -238,7 +239,12 @@ class Replayer:
     def _call(self, inputs: dict[str, torch.Tensor], **options: Any) -> Any:
         if not self._architecture.takes_positions:
             del inputs["position_ids"]
-        return self._shadow(**inputs, **options)
+        with stoppable(self._stages()):
+            return self._shadow(**inputs, **options)
+
+    def _stages(self) -> Sequence[nn.Module]:
+        """The modules before which a pass may be interrupted: the decoder layers and the head."""
+        return [*(() if self._architecture.layers is None else self.layers), self.head]
 
     def _layer_inputs(self, span: Sequence[int]) -> LayerInputs:
         layers = None if self._architecture.layers is None else self.layers

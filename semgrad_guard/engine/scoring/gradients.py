@@ -12,6 +12,7 @@ from itertools import pairwise
 import torch
 from torch import nn
 
+from semgrad_guard.engine.interruption import current_stop
 from semgrad_guard.engine.models.architecture import LogitTransform
 from semgrad_guard.engine.objective import Norm, Objective
 from semgrad_guard.engine.replay.replayer import Replayed
@@ -55,6 +56,7 @@ def through_head(
     seed = result.seed * scales.repeat_interleave(torch.tensor(parts, device=scales.device))[:, None]
     semgrad, grids = [0.0] * len(parts), list[Grid]([()]) * len(parts)
     for members, chosen, is_last in _rounds(batch, seed):
+        current_stop().check()
         gradients = torch.autograd.grad(
             states, replayed.hidden, grad_outputs=chosen.to(states.dtype), retain_graph=not is_last
         )
@@ -95,6 +97,7 @@ def through_logits(batch: TokenBatch, objective: Objective, replayed: Replayed) 
     paragrad: list[float] = []
     states = batch.predicting(replayed.final.detach(), replayed.head_start)
     for number, loss in enumerate(losses, start=1):
+        current_stop().check()
         raw, *hidden = torch.autograd.grad(
             loss, [replayed.raw_logits, *replayed.hidden], retain_graph=number < len(losses)
         )

@@ -16,6 +16,7 @@ from functools import reduce
 import torch
 from torch import nn
 
+from semgrad_guard.engine.interruption import current_stop
 from semgrad_guard.engine.models.architecture import LogitTransform
 from semgrad_guard.engine.replay.skinny_linear import factor_dtype, precise_dtype, product
 from semgrad_guard.engine.scoring.distribution import Distribution
@@ -68,10 +69,13 @@ class Logits:
         if keeps:
             self._kept = kept = factor.new_empty(n, self._vocabulary)
             for start in self._starts():
+                current_stop().check()
                 kept[:, start : start + self._size] = self._computed(factor, start)
 
     def __iter__(self) -> Iterator[tuple[int, torch.Tensor]]:
-        return ((start, self._transform(self._block(start))) for start in self._starts())
+        for start in self._starts():
+            current_stop().check()
+            yield start, self._transform(self._block(start))
 
     def survey(self) -> tuple[Distribution, torch.Tensor]:
         """The tokens' distributions, and the logits of the targets [n]."""
@@ -111,6 +115,7 @@ class Logits:
         refined: list[_Refined] = []
         z, scratch = self._precise.new_empty(2, min(self._at_once, len(rows)), self._vocabulary)
         for begin in range(0, len(rows), len(z)):
+            current_stop().check()
             kept, targets = _columns(rows[begin : begin + len(z)], slice(None)), self._targets[begin:][: len(z), None]
             some, scratch = z[: len(kept)].copy_(kept), scratch[: len(kept)]
             if kept.dtype == z.dtype:

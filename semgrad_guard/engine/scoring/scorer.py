@@ -10,6 +10,7 @@ from contextlib import ExitStack, contextmanager
 import torch
 from torch import nn
 
+from semgrad_guard.engine.interruption import InterruptibleLock
 from semgrad_guard.engine.models.architecture import Architecture, inspect_architecture
 from semgrad_guard.engine.objective import Objective
 from semgrad_guard.engine.replay.captured_states import Trace
@@ -26,7 +27,7 @@ class Scorer:
     """Scores responses of one model. Thread-safe: one lock per model guards its replays (and generations)."""
 
     def __init__(self, model: nn.Module) -> None:
-        self.lock = threading.RLock()
+        self.lock = InterruptibleLock()
         # Weak: the table below must not keep a model alive that its owner has dropped.
         self._model = weakref.ref(model)
         self._fingerprint, self._edits = None, 0

@@ -14,6 +14,7 @@ from semgrad_guard.engine.replay.replayer import Replayer
 from semgrad_guard.engine.replay.token_batch import TokenBatch
 from semgrad_guard.engine.scoring.gradients import no_gradient, through_logits
 from semgrad_guard.engine.scoring.scores import GradientScores, Tier, agree
+from semgrad_guard.errors import AnswerInterruptedError
 
 logger = logging.getLogger("semgrad_guard")
 
@@ -49,6 +50,8 @@ def exact_tiers(architecture: Architecture, replayer: Replayer, score: ScoreByTi
         try:
             trace = replayer.record(batch, span[0]) if tier == "captured" else None
             found = score(batch, objective, trace, tier)
+        except AnswerInterruptedError:
+            raise
         except Exception as error:  # noqa: BLE001 - unknown model code may fail in any way; the next tier is tried
             logger.warning("semgrad-guard: the %s tier fails on this model (%r)", tier, error)
             continue

@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors.torch import save
 
 from semgrad_guard.engine.prompts.prompt import Prompt
 from semgrad_guard.engine.replay.token_batch import TokenBatch
@@ -93,7 +93,8 @@ class SemanticPreservation:
     def write(self, path: Path, settings: Mapping[str, Any]) -> None:
         """Write the sums (safetensors), with whatever settings they depend on."""
         tensors = {"within": self.within, "direction": self.direction, "squares": self.squares}
-        save_file(tensors, path, metadata={"settings": json.dumps(settings), "queries": str(self.queries)})
+        # Its own `save_file` has errors of its own where a disk is full; writing bytes has the system's.
+        path.write_bytes(save(tensors, metadata={"settings": json.dumps(settings), "queries": str(self.queries)}))
 
     @classmethod
     def read(cls, path: Path) -> tuple[SemanticPreservation, dict[str, Any]]:

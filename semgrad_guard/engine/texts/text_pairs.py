@@ -6,17 +6,19 @@ Only safetensors are loaded. Older checkpoints on the hub hold pickles; `AutoMod
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar, Literal, Self
 
 import torch
+from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from semgrad_guard.engine.cost_accounting import charge, priced
+from semgrad_guard.engine.interruption import InterruptibleLock
 from semgrad_guard.engine.models.checkpoint import load_classifier
+from semgrad_guard.engine.replay.input_hooks import stoppable
 from semgrad_guard.engine.scoring.scorer import clean_slate
 from semgrad_guard.errors import UnsupportedModelError
 
@@ -59,8 +61,9 @@ class PairModel:
     ) -> None:
         self.name = name
         self._model, self._tokenizer, self._batch_size = model, tokenizer, batch_size
+        self._stages = [layer for module in model.modules() if isinstance(module, nn.ModuleList) for layer in module]
         self._known: dict[Pair, tuple[tuple[float, ...], float]] = {}  # outputs, and what they cost
-        self._lock = threading.Lock()
+        self._lock = InterruptibleLock()
 
     @classmethod
     def from_pretrained(
@@ -101,10 +104,12 @@ class PairModel:
             charge(sum(self._known[pair][1] for pair in wanted if pair in self._known))
             # Texts of a kind together: little padding.
             fresh.sort(key=lambda pair: len(pair[0]) + len(pair[1]))
+            judged: dict[Pair, tuple[tuple[float, ...], float]] = {}  # after an interruption none of it is kept
             for start in range(0, len(fresh), self._batch_size):
                 batch = fresh[start : start + self._batch_size]
                 rows, price = priced(partial(self._run, batch))
-                self._known.update((pair, (row, price / len(batch))) for pair, row in zip(batch, rows, strict=True))
+                judged.update((pair, (row, price / len(batch))) for pair, row in zip(batch, rows, strict=True))
+            self._known.update(judged)
             found = [self._known[pair][0] for pair in pairs]
             while len(self._known) > _REMEMBERED:
                 del self._known[next(iter(self._known))]
@@ -125,7 +130,7 @@ class PairModel:
             return_token_type_ids=self.segments,
             return_tensors="pt",
         )
-        with clean_slate(), torch.no_grad():
+        with clean_slate(), torch.no_grad(), stoppable(self._stages):
             output: Any = self._model(**encoded.to(self._model.device))
             return [tuple(row) for row in self.activate(output.logits.float()).tolist()]
 

@@ -30,7 +30,7 @@ def read_graded(path: Path) -> GradedRun:
         raise InputError(
             f"Cannot read {path}: {error.strerror or error}. Name the folder of an evaluation that has finished."
         ) from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InputError(f"{path} is no graded run; evaluate (or --regrade) there again.") from error
     if not isinstance(found, dict) or set(cast("dict[str, Any]", found)) != {field.name for field in fields(GradedRun)}:
         raise InputError(f"{path} is no graded run; evaluate (or --regrade) there again.")

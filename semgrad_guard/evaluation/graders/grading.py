@@ -53,7 +53,7 @@ class GradeBook:
         try:
             record: Any = json.loads(line)
             grader, answer, correct = (record[name] for name in ("grader", "answer", "correct"))
-        except (ValueError, TypeError, KeyError):
+        except (ValueError, TypeError, KeyError, RecursionError):
             grader, answer, correct = None, None, None
         if not (isinstance(grader, str) and isinstance(answer, str) and isinstance(correct, bool)):
             raise InputError(f"{self.path}, line {number} is no grade; delete the line, and it will be graded again.")

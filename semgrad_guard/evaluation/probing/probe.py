@@ -18,9 +18,10 @@ from scipy import stats as _untyped_stats  # pyright: ignore[reportMissingTypeSt
 from semgrad_guard.engine.generation.options import GenerationOptions
 from semgrad_guard.engine.language_model import LanguageModel
 from semgrad_guard.engine.objective import Objective
+from semgrad_guard.engine.prompts.prompt import Prompt
 from semgrad_guard.engine.prompts.token_choice import TokenChoice
 from semgrad_guard.engine.scoring.semantic_preservation import SemanticPreservation
-from semgrad_guard.errors import InputError
+from semgrad_guard.errors import InputError, PromptTooLongError
 from semgrad_guard.evaluation.graders import Grader
 from semgrad_guard.evaluation.metrics import auroc
 from semgrad_guard.evaluation.probing.grids import GridAnswer, collect_grids
@@ -45,7 +46,7 @@ class ProbePlan:
     tokens: int = 10
     system: str | None = None
     batch_size: int = 8
-    options: GenerationOptions = GenerationOptions(max_new_tokens=64)  # noqa: RUF009  # frozen
+    options: GenerationOptions = GenerationOptions(max_tokens=64)  # noqa: RUF009  # frozen
 
     def __post_init__(self) -> None:
         if self.tokens < 1 or self.batch_size < 1:
@@ -71,8 +72,12 @@ class PromptEnds:
 
 
 def prompt_ends(model: LanguageModel, questions: Sequence[Question], plan: ProbePlan) -> PromptEnds:
-    """Read off the rendered prompts; the count covers every t*, and no more than the shortest prompt has."""
-    prompts = [prompt for question in questions for prompt in wordings(model, question, system=plan.system)]
+    """Read off the rendered prompts; the count covers every t*, and no more than the shortest prompt has.
+
+    Raises:
+        PromptTooLongError: a prompt exceeds the context window.
+    """
+    prompts = [prompt for question in questions for prompt in _fitting(model, question, plan)]
     offsets = Counter(prompt.semantic_token.offset for prompt in prompts)
     shortest = min(len(prompt.ids) for prompt in prompts)
     count = min(max(plan.tokens, -min(offsets)), shortest)
@@ -80,6 +85,17 @@ def prompt_ends(model: LanguageModel, questions: Sequence[Question], plan: Probe
     tokenizer: Any = model.tokenizer
     names = tuple(str(tokenizer.decode(list(ids))) if len(ids) == 1 else None for ids in ends)
     return PromptEnds(count, names, offsets.most_common(1)[0][0])
+
+
+def _fitting(model: LanguageModel, question: Question, plan: ProbePlan) -> list[Prompt]:
+    prompts, window = wordings(model, question, system=plan.system), model.context_window
+    longest = max(len(prompt.ids) for prompt in prompts)
+    if window is not None and longest > window:
+        raise PromptTooLongError(
+            f"{question.id or question.question[:60]!r}, or a paraphrase of it, has {longest} tokens as a prompt, and "
+            f"the context window is {window}: shorten the line or leave it out"
+        )
+    return prompts
 
 
 def probe(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -13,10 +14,17 @@ from typing import Annotated, Any, Literal, cast
 from pydantic import AliasChoices, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from semgrad_guard.errors import DataFileError, InputError
+from semgrad_guard.evaluation.files import called
 from semgrad_guard.evaluation.questions.sources import Entry, entries
 
 Need = Literal["answers", "response", "question"]
 """What a line must hold: reference answers (to calibrate), a response (to score), or a question and no more."""
+
+
+def _numeral(value: Any) -> Any:
+    """A number as text: a reference may be 42, an id 7. NaN and infinity are none; a question is never a number."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return str(value) if is_number and math.isfinite(value) else value
 
 
 def _listed(value: Any) -> Any:
@@ -27,12 +35,21 @@ def _listed(value: Any) -> Any:
         return [value] if isinstance(value, str | int | float) else value
     record = cast("dict[str, Any]", value)
     known = [_listed(record[name]) for name in ("value", "aliases", "text") if name in record]
-    return list(dict.fromkeys(text for texts in known for text in texts)) if known else record
+    if not all(isinstance(texts, list | tuple) for texts in known):
+        return record
+    texts = [text for texts in known for text in cast("Iterable[Any]", texts)]
+    return [text for number, text in enumerate(texts) if text not in texts[:number]] if known else record
 
 
-Texts = Annotated[tuple[str, ...], BeforeValidator(_listed)]
+Text = Annotated[str, BeforeValidator(_numeral)]
+Texts = Annotated[tuple[Text, ...], BeforeValidator(_listed)]
 _ANSWERS = AliasChoices("answers", "answer", "correct_answers", "correct_answer")
 _KIND = AliasChoices("kind", "category")
+_DUE = {
+    "string_type": "text",
+    "string_unicode": "text without lone surrogates",
+    "tuple_type": "a text or a list of them",
+}
 
 
 class Question(BaseModel):
@@ -41,18 +58,18 @@ class Question(BaseModel):
     `answers` are the references, any of which counts as correct; datasets call them `answer`, `correct_answer` or
     `correct_answers` as well. `context` is a passage to answer from. `response` is an answer that came from anywhere,
     to be scored. `paraphrases` ask the same thing in other words. `kind` (or `category`) says what sort of question it
-    is. Other fields of the line are left alone.
+    is. Other fields of the line are left alone. Numbers may stand for references, ids and kinds, not for other texts.
     """
 
-    model_config = ConfigDict(frozen=True, extra="ignore", coerce_numbers_to_str=True)
+    model_config = ConfigDict(frozen=True, extra="ignore")
 
     question: str = Field(pattern=r"\S")
     answers: Texts = Field(default=(), validation_alias=_ANSWERS)
-    paraphrases: Texts = ()
+    paraphrases: Annotated[tuple[str, ...], BeforeValidator(_listed)] = ()
     context: str | None = None
     response: str | None = None
-    id: str | None = None
-    kind: str | None = Field(default=None, validation_alias=_KIND)
+    id: Text | None = None
+    kind: Text | None = Field(default=None, validation_alias=_KIND)
 
     @cached_property
     def key(self) -> str:
@@ -79,7 +96,7 @@ class QuestionFile:
 def read_questions(path: str | Path, *, needs: Need = "answers", strict: bool = False) -> QuestionFile:
     """Read questions from JSON Lines, a JSON list (.json), CSV (.csv, .tsv) or a dataset (hub:NAME[:CONFIG][@SPLIT]).
 
-    A byte order mark, CRLF and blank lines are fine.
+    "-" reads JSON Lines, or a JSON list, from standard input. A byte order mark, CRLF and blank lines are fine.
 
     Args:
         path: one record a line, row or entry, UTF-8. In CSV the first row names the columns; several answers in one
@@ -168,13 +185,15 @@ def _fault(error: ValidationError | RecursionError) -> str:
         return f'has no "{field}"'
     if fault["type"] == "string_pattern_mismatch":
         return f'has an empty "{field}"'
+    if fault["type"] in _DUE:
+        return f'has a wrong "{field}": it must be {_DUE[fault["type"]]}'
     return f'has a wrong "{field}": {fault["msg"][0].lower()}{fault["msg"][1:]}'
 
 
 def _nothing_in(source: Path, problems: list[DataFileError]) -> DataFileError:
     if not problems:
-        return DataFileError(f"{source} holds no question: it is empty.")
-    return DataFileError(f"{source} holds no usable line ({len(problems)} broken). The first: {problems[0]}")
+        return DataFileError(f"{called(source)} holds no question: it is empty.")
+    return DataFileError(f"{called(source)} holds no usable line ({len(problems)} broken). The first: {problems[0]}")
 
 
 def _identity(row: Question, needs: Need) -> str:

@@ -1,4 +1,7 @@
-"""Where questions come from: JSON Lines, a JSON list, CSV, or a Hugging Face dataset; each as records with a place."""
+"""Where questions come from: JSON Lines, a JSON list, CSV, or a Hugging Face dataset; each as records with a place.
+
+"-" is standard input: JSON Lines, or a JSON list.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from semgrad_guard.errors import DataFileError, MissingExtraError
+from semgrad_guard.evaluation.files import STDIN, called, read_data
 from semgrad_guard.evaluation.questions.spreadsheet import read_table
 
 HUB = "hub:"
@@ -34,7 +38,7 @@ class Entry:
 
 
 def entries(source: str) -> Iterator[Entry]:
-    """The entries of a file (.csv and .tsv, .json, or JSON Lines) or of a dataset (`hub:...`).
+    """The entries of a file (.csv and .tsv, .json, or JSON Lines), of standard input (`-`) or of a dataset (`hub:...`).
 
     Raises:
         DataFileError: the whole source cannot be read.
@@ -46,17 +50,14 @@ def entries(source: str) -> Iterator[Entry]:
     if path.suffix.lower() in (".csv", ".tsv"):
         return _csv(path)
     content = _content(path)
-    listed = path.suffix.lower() == ".json" and content.lstrip().startswith(b"[")
+    listed = (path.suffix.lower() == ".json" or path == STDIN) and content.lstrip().startswith(b"[")
     return _json_list(path, content) if listed else _json_lines(path, content)
 
 
 def _content(path: Path) -> bytes:
-    try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise DataFileError(f"Cannot read {path}: {error.strerror or error}.") from error
+    content = read_data(path)
     if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-        raise DataFileError(f"{path} is UTF-16 text; save it as UTF-8.")
+        raise DataFileError(f"{called(path)} is UTF-16 text; save it as UTF-8.")
     return content.removeprefix(codecs.BOM_UTF8)
 
 
@@ -64,28 +65,44 @@ def _json_lines(path: Path, content: bytes) -> Iterator[Entry]:
     """Only line feeds end a line: JSON strings may hold U+2028."""
     for number, line in enumerate(content.split(b"\n"), start=1):
         if line.strip():
-            place = f"{path}, line {number}"
-            yield Entry(str(path), "line", number, _parsed(line, place, span="of the line"))
+            place = f"{called(path)}, line {number}"
+            yield Entry(called(path), "line", number, _parsed(line, place, span="of the line"))
 
 
 def _json_list(path: Path, content: bytes) -> Iterator[Entry]:
-    found = _parsed(content, str(path), span="of the file")
+    found = _parsed(content, called(path), span="of the file")
     if isinstance(found, DataFileError):
         raise found
     for number, record in enumerate(cast("list[Any]", found), start=1):
-        yield Entry(str(path), "entry", number, record)
+        yield Entry(called(path), "entry", number, record)
+
+
+class _TwiceError(ValueError):
+    """A key that a JSON object has twice: one of its values would be lost."""
+
+
+def _without_twins(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    record = dict(pairs)
+    if len(record) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise _TwiceError(json.dumps(next(name for name in names if names.count(name) > 1), ensure_ascii=False))
+    return record
 
 
 def _parsed(text: bytes, place: str, *, span: str) -> Any:
     try:
-        return json.loads(text.decode("utf-8"))
+        return json.loads(text.decode("utf-8"), object_pairs_hook=_without_twins)
     except UnicodeDecodeError as error:
         return DataFileError(f"{place} is not UTF-8 text (byte {error.start + 1} {span}).")
     except json.JSONDecodeError as error:
         where = f"column {error.colno}" if error.lineno == 1 else f"line {error.lineno}, column {error.colno}"
         return DataFileError(f"{place} is not valid JSON: {error.msg} at {where}.")
+    except _TwiceError as error:
+        return DataFileError(f"{place} has {error} twice; keep one.")
     except RecursionError:
         return DataFileError(f"{place} is nested too deeply.")
+    except ValueError:  # what is left: Python reads no integer of more than 4,300 digits
+        return DataFileError(f"{place} holds a number that is too long to read; put it in quotes or leave it out.")
 
 
 def _csv(path: Path) -> Iterator[Entry]:

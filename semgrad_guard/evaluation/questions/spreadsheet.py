@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from semgrad_guard.errors import DataFileError
-from semgrad_guard.evaluation.files import write_beside
+from semgrad_guard.evaluation.files import called, read_text, write_beside
 
 _DELIMITERS = ",;\t"
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
@@ -31,7 +31,7 @@ def read_table(path: Path) -> tuple[list[str], list[Row]]:
     Raises:
         DataFileError: the file cannot be read, is no UTF-8, or its quotes do not match.
     """
-    text = _text(path)
+    text = read_text(path, save_as="CSV UTF-8")
     first = text.partition("\n")[0]
     delimiter = max(
         _DELIMITERS, key=lambda candidate: sum(len(row) for row in csv.reader([first], delimiter=candidate))
@@ -39,9 +39,9 @@ def read_table(path: Path) -> tuple[list[str], list[Row]]:
     try:
         header, *rows = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
     except ValueError:
-        raise DataFileError(f"{path} is empty: its first row names the columns.") from None
+        raise DataFileError(f"{called(path)} is empty: its first row names the columns.") from None
     except csv.Error as error:
-        raise DataFileError(f"{path} is no CSV file: {error}. Is every quotation mark closed?") from error
+        raise DataFileError(f"{called(path)} is no CSV file: {error}. Is every quotation mark closed?") from error
     names = [name.strip().lower() for name in header]
     return names, list(_filled(names, rows))
 
@@ -65,16 +65,3 @@ def _filled(names: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[Row
         if any(cell.strip() for cell in row):
             cells = dict(zip(names, row, strict=False))
             yield Row(number, cells, surplus=max(0, len(row) - len(names)))
-
-
-def _text(path: Path) -> str:
-    try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise DataFileError(f"Cannot read {path}: {error.strerror or error}.") from error
-    if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-        raise DataFileError(f'{path} is UTF-16 text; save it as "CSV UTF-8".')
-    try:
-        return content.removeprefix(codecs.BOM_UTF8).decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise DataFileError(f'{path} is not UTF-8 text (byte {error.start + 1}); save it as "CSV UTF-8".') from error

@@ -12,11 +12,10 @@ from unicodedata import category
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from semgrad_guard.errors import InputError
 from semgrad_guard.evaluation import figures, paper
 from semgrad_guard.evaluation.figures.plots import require_drawable
 from semgrad_guard.evaluation.figures.sps import ProbeMaps
-from semgrad_guard.evaluation.files import require_writable, write_beside
+from semgrad_guard.evaluation.files import make_folder, require_writable, write_beside
 from semgrad_guard.evaluation.graded import GradedRun, require_distinct
 from semgrad_guard.evaluation.graded.summary import RunSummary, summarize
 from semgrad_guard.evaluation.highlight import Claim, highlighted_html
@@ -201,10 +200,7 @@ def _written(value: Any) -> str:
 
 def _make(folder: Path) -> Path:
     """The page's path, in a folder that is there."""
-    try:
-        (folder / TABLES).mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InputError(f"Cannot make the folder {folder}: {error.strerror or error}. Choose another.") from error
+    make_folder(folder / TABLES)
     return folder / FILE
 
 

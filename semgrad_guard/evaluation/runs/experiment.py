@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from semgrad_guard.engine.cost_accounting import priced
 from semgrad_guard.engine.generation.evidence import Evidence
 from semgrad_guard.engine.generation.generation import Generation
 from semgrad_guard.engine.generation.options import GenerationOptions
+from semgrad_guard.engine.generation.sampling_plans import plan_record
 from semgrad_guard.engine.language_model import LanguageModel
 from semgrad_guard.engine.objective import Objective
 from semgrad_guard.estimators import Estimator
@@ -97,7 +98,7 @@ class Experiment:
 
     def _warm_up(self) -> None:
         """What happens once per process (the self-check, kernels that load) belongs to no question's run time."""
-        short = replace(self.options, max_new_tokens=2, temperature=0.0)
+        short = replace(self.options, max_tokens=2, temperature=0.0)
         self.model.generate(conversation("?"), short, objective=Objective()).evidence.gradients(Objective())
 
     def _answer(self, batch: Sequence[Question], start: int) -> list[EvaluatedAnswer]:
@@ -176,7 +177,7 @@ def _columns(row: Mapping[str, tuple[Score, float]]) -> dict[str, Any]:
 def _samples(evidence: Evidence, plan: Any, temperature: float) -> SampleSet:
     drawn = evidence.samples(plan, temperature=temperature)
     return SampleSet(
-        plan={"kind": type(plan).__name__, **asdict(plan)},
+        plan={"kind": type(plan).__name__, **plan_record(plan)},
         temperature=temperature,
         texts=tuple(sample.text for sample in drawn),
         log_probs=tuple(tuple(_short(value) for value in sample.log_probs) for sample in drawn),

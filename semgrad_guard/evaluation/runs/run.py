@@ -21,7 +21,7 @@ from semgrad_guard.estimators import Estimator
 from semgrad_guard.evaluation.questions.data import Question
 from semgrad_guard.evaluation.questions.prompts import conversation, form_of, prompt_name
 from semgrad_guard.evaluation.runs.run_file import A, Answer, AnswerScore, RunFile
-from semgrad_guard.guard import scoring_settings, template_name
+from semgrad_guard.guard import Answerer, template_name
 from semgrad_guard.records import Message, Score
 
 Progress = Callable[[int, int], None]
@@ -106,7 +106,7 @@ def run_settings(
         "prompt_template": template_name(model, template),
         "estimators": {name: {"name": each.name, **each.settings()} for name, each in estimators.items()},
         "generation": {
-            "max_new_tokens": options.max_new_tokens,
+            "max_new_tokens": options.max_tokens,
             "temperature": options.temperature,
             "top_p": options.top_p,
             "top_k": options.top_k,
@@ -126,16 +126,8 @@ def run_binding(
     upstream: str | None = None,
 ) -> Binding:
     """What a calibration made from such a run is bound to; the same as a guard's with this prompt template."""
-    return Binding(
-        model=model.identity.name,
-        revision=model.identity.revision,
-        fingerprint=model.identity.fingerprint,
-        estimator=estimator.name,
-        settings=scoring_settings(model, estimator, options),
-        prompt_template=template_name(model, template),
-        grader=grader,
-        upstream=upstream,
-    )
+    bound = Answerer(model, estimator, options, prompt_template=template).binding()
+    return bound.model_copy(update={"grader": grader, "upstream": upstream})
 
 
 def _answer(

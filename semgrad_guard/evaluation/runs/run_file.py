@@ -1,13 +1,14 @@
 """The record of a run: JSON Lines, one answer a line after a header with the settings; killed runs continue.
 
 Lines are appended whole and unbuffered. A kill can cut the last one short: opening the file again removes the stump,
-and the run redoes that answer.
+and the run redoes that answer. One run writes at a time: a second one on the same file is refused.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar, cast
@@ -15,6 +16,7 @@ from typing import Any, Generic, Self, TypeVar, cast
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from semgrad_guard.errors import BindingMismatchError, DataFileError, InputError
+from semgrad_guard.evaluation.files import sole_writer
 
 _MARK = "semgrad_guard_run"
 _BEGINNING = b'{"semgrad_guard_run": 1, "settings": '
@@ -49,6 +51,13 @@ class Answer(BaseModel):
         """The number of the estimator that the run calls by this name."""
         return self.scores[estimator].uncertainty
 
+    @property
+    def unscored(self) -> str | None:
+        """Why no method has anything to say of it; None where one has."""
+        if any(score.uncertainty is not None or score.features for score in self.scores.values()):
+            return None
+        return next((score.reason for score in self.scores.values() if score.reason), None)
+
 
 A = TypeVar("A", bound=Answer)
 
@@ -61,7 +70,7 @@ class RunFile(Generic[A]):
     Raises:
         BindingMismatchError: the file belongs to a run with other settings.
         DataFileError: a line of it is broken, other than by a kill.
-        InputError: it cannot be written, or is no record of a run.
+        InputError: it cannot be written, is no record of a run, or another run is writing it.
     """
 
     def __init__(self, path: Path, settings: Mapping[str, Any], record: type[A]) -> None:
@@ -69,15 +78,14 @@ class RunFile(Generic[A]):
         self.answers: dict[str, A] = {}
         self._record = record
         mine: dict[str, Any] = json.loads(json.dumps(settings))
-        try:
-            self._file = path.open("a+b", buffering=0)
-        except OSError as error:
-            raise InputError(f"Cannot write {path}: {error.strerror or error}. Choose another path.") from error
-        try:
+        with ExitStack() as opened:
+            opened.enter_context(sole_writer(path))
+            try:
+                self._file = opened.enter_context(path.open("a+b", buffering=0))
+            except OSError as error:
+                raise InputError(f"Cannot write {path}: {error.strerror or error}. Choose another path.") from error
             self._resume(mine)
-        except BaseException:
-            self._file.close()
-            raise
+            self._opened = opened.pop_all()
 
     def __enter__(self) -> Self:
         return self
@@ -85,7 +93,7 @@ class RunFile(Generic[A]):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self._file.close()
+        self._opened.close()
 
     def append(self, answers: Iterable[A]) -> None:
         """Write answers as whole lines."""
@@ -144,11 +152,13 @@ def read_run(path: Path, record: type[A]) -> tuple[dict[str, Any], list[A]]:
 def _settings(path: Path, whole: bytes) -> dict[str, Any]:
     try:
         found: Any = json.loads(whole.partition(b"\n")[0])
-    except ValueError:
+    except (ValueError, RecursionError):
         raise _foreign(path) from None
-    if not isinstance(found, dict) or cast("dict[str, Any]", found).get(_MARK) != 1:
+    header = cast("dict[str, Any]", found) if isinstance(found, dict) else {}
+    settings = header.get("settings")
+    if header.get(_MARK) != 1 or not isinstance(settings, dict):
         raise _foreign(path)
-    return cast("dict[str, dict[str, Any]]", found)["settings"]
+    return cast("dict[str, Any]", settings)
 
 
 def _answers(path: Path, whole: bytes, record: type[A]) -> list[A]:

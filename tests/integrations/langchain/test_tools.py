@@ -6,7 +6,6 @@ import asyncio
 import json
 from collections.abc import Callable
 from enum import Enum
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,10 +18,9 @@ from langchain_semgrad_guard import ChatSemGrad, UncertaintyRouterCallback, get_
 from langchain_semgrad_guard.messages import to_conversation
 from semgrad_guard import LanguageModel, Message, ToolCall
 from semgrad_guard.errors import InputError, UnsupportedToolsError
+from tests.engine.chat_templates import template as published_or_own
 
 from .support import EVERYTHING, NOTHING, QUESTION, ROUTES, Wire, collect, text_of
-
-TEMPLATES = Path(__file__).parents[2] / "fixtures" / "chat_templates"
 
 
 class Colour(Enum):
@@ -71,7 +69,7 @@ def make_model(tiny: str) -> Callable[[str], LanguageModel]:
 
     def make(template: str) -> LanguageModel:
         if template not in made:
-            made[template] = _with_template(tiny, (TEMPLATES / template).read_text())
+            made[template] = _with_template(tiny, published_or_own(template.removesuffix(".jinja")))
         return made[template]
 
     return make
@@ -115,7 +113,7 @@ def test_tools_with_nothing_to_fill_in_and_with_references(tooled: ChatSemGrad) 
 def test_a_mark_that_is_a_special_token(tiny: str) -> None:
     """As in Mistral's own tokenizers: it is generated as that token, and missing from the text of a stream."""
     tokenizer: Any = AutoTokenizer.from_pretrained(tiny)
-    tokenizer.chat_template = (TEMPLATES / "mistral-nemo.jinja").read_text()
+    tokenizer.chat_template = published_or_own("mistral-nemo")
     tokenizer.add_special_tokens({"additional_special_tokens": ["[TOOL_CALLS]"]})
     model: Any = LlamaForCausalLM.from_pretrained(tiny)
     model.resize_token_embeddings(len(tokenizer), mean_resizing=False)

@@ -1,0 +1,77 @@
+"""What the options accept: paths, texts and numbers, each refused with a word on what is due."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import typer
+
+
+def path(value: str | Path) -> Path:
+    """A path that names something. "-" stays itself, "./-" is the file of that name."""
+    if isinstance(value, Path):
+        return value
+    if not value.strip() or "\0" in value:
+        raise typer.BadParameter("the path is empty; name a file or a folder" if not value.strip() else _NULL)
+    found = Path(value)
+    return Path.cwd() / found if str(found) == "-" != value else found
+
+
+def source(value: str) -> str:
+    """A path, or the name of a data set or a model: anything but nothing."""
+    if not value.strip():
+        raise typer.BadParameter("the name is empty")
+    if "\0" in value:
+        raise typer.BadParameter(_NULL)
+    return text(value)
+
+
+def text(value: str) -> str:
+    """A text that UTF-8 can write: bytes of another encoding arrive as lone surrogates."""
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        raise typer.BadParameter(f"the text is not UTF-8 (character {error.start + 1})") from error
+    return value
+
+
+def number(low: float, high: float, *, open_below: bool = False) -> Callable[[str | float], float]:
+    """Reads a finite number in [low, high], or in (low, high] if it is open below."""
+
+    def read(value: str | float) -> float:
+        try:
+            found = float(value)
+        except (ValueError, OverflowError):
+            raise typer.BadParameter(f"{str(value)[:40]!r} is no number") from None
+        if not math.isfinite(found):
+            raise typer.BadParameter(f"{found} is no finite number")
+        if not low <= found <= high or (open_below and found == low):
+            raise typer.BadParameter(f"{found:g} is out of range: it is {_range(low, high, open_below)}")
+        return found
+
+    return read
+
+
+def whole(low: int, high: int) -> Callable[[str | int], int]:
+    """Reads a whole number in [low, high]."""
+
+    def read(value: str | int) -> int:
+        try:
+            found = int(value)
+        except ValueError:
+            raise typer.BadParameter(f"{str(value)[:40]!r} is no whole number") from None
+        if not low <= found <= high:
+            raise typer.BadParameter(f"{str(found)[:40]} is out of range: it is {_range(low, high)}")
+        return found
+
+    return read
+
+
+_NULL = "it holds a null character, which no name can"
+
+
+def _range(low: float, high: float, open_below: bool = False) -> str:
+    least = f"above {low:g}" if open_below else f"at least {low:g}"
+    return least if math.isinf(high) else f"{least} and at most {high:,}"

@@ -1,0 +1,145 @@
+"""Bad inputs by the hundred: none is taken silently, none ends in a traceback, none leaves a half or changed file."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterable, Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.torch import load_file, save_file
+from typer.main import get_command
+from typer.testing import CliRunner
+
+from semgrad_guard.cli import app, loading
+
+from . import bad_inputs
+from .bad_inputs import Bad
+from .helpers import flat
+
+PROGRAM = get_command(app)
+CASES = bad_inputs.all_of_them()
+Places = dict[str, Path]
+
+
+@pytest.fixture(scope="module")
+def places(
+    tmp_path_factory: pytest.TempPathFactory, model_folder: Path, module_calibration: Path, finished_run: Path
+) -> Places:
+    """The folders that the cases name, made once."""
+    inputs, models = tmp_path_factory.mktemp("in"), tmp_path_factory.mktemp("models")
+    bad_inputs.make_inputs(inputs)
+    bad_inputs.edit_calibration(inputs, module_calibration)
+    bad_inputs.break_models(models, model_folder, fill_with_nan)
+    return {"in": inputs, "models": models, "model": model_folder, "run": finished_run}
+
+
+@pytest.fixture(scope="module")
+def untouched(places: Places) -> dict[str, Any]:
+    """What the inputs are like before any case."""
+    return states(places.values())
+
+
+@pytest.fixture(scope="module")
+def module_calibration(tmp_path_factory: pytest.TempPathFactory, run: Any, model_folder: Path, texts: Any) -> Path:
+    folder = tmp_path_factory.mktemp("calibration")
+    data = folder / "answers.jsonl"
+    rows = ({"question": f"What is item {i}?", "answers": [text]} for i, text in enumerate(texts))
+    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    path = folder / "c.json"
+    job = ("calibrate", "--model", model_folder, "--data", data, "--output", path, "--batch-size", 60)
+    assert run(*job, "--max-tokens", 4).exit_code == 0
+    return path
+
+
+@pytest.fixture(scope="module")
+def finished_run(tmp_path_factory: pytest.TempPathFactory, run: Any, model_folder: Path) -> Path:
+    folder = tmp_path_factory.mktemp("run")
+    data = folder / "answers.jsonl"
+    data.write_text('{"question": "What?", "answers": ["That."]}\n{"question": "Who?", "answers": ["They."]}\n')
+    job = ("evaluate", "--model", model_folder, "--data", data, "--output", folder / "e", "--max-tokens", 3)
+    assert run(*job, "--methods", "gnll", "--no-ablations", "--no-report").exit_code == 0
+    return folder / "e"
+
+
+def fill_with_nan(folder: Path) -> None:
+    path = folder / "model.safetensors"
+    save_file({name: t * float("nan") for name, t in load_file(path).items()}, path, metadata={"format": "pt"})
+
+
+@pytest.fixture(autouse=True)
+def _one_model(monkeypatch: pytest.MonkeyPatch, model_folder: Path, one_load: Callable[..., Any]) -> None:
+    """The good model is loaded once for all cases that name it and nothing else."""
+    real = loading.load_model
+
+    def load(name: str, dtype: Any = None, **more: Any) -> Any:
+        plain = name == str(model_folder) and dtype is None and not any(more.values())
+        return one_load(name) if plain else real(name, dtype, **more)
+
+    monkeypatch.setattr(loading, "load_model", load)
+    # The runner builds the program anew for every call, which takes as long as most cases do.
+    monkeypatch.setattr("typer.testing._get_command", lambda _: PROGRAM, raising=False)
+
+
+@pytest.fixture(scope="module")
+def one_load() -> Callable[..., Any]:
+    return cache(loading.load_model)
+
+
+def test_there_are_enough_of_them() -> None:
+    assert len(CASES) >= 500
+    kinds = {case.arguments[0] for case in CASES}
+    assert {"ask", "score", "calibrate", "evaluate", "probe", "demo"} <= kinds
+
+
+@pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
+def test_bad_input(
+    case: Bad, places: Places, untouched: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, here = tmp_path / "out", tmp_path / "here"
+    out.mkdir()
+    here.mkdir()
+    monkeypatch.chdir(here)
+    result = CliRunner().invoke(app, case.at({**places, "out": out}), input=case.stdin)
+    said = flat(result.stderr)
+    assert result.exception is None or isinstance(result.exception, SystemExit), repr(result.exception)
+    assert result.exit_code in case.codes, (result.exit_code, said, result.stdout)
+    assert said
+    assert "Traceback" not in said
+    assert len(said) < 1200, said
+    for part in case.says.split("@@"):
+        assert part.strip() in said, said
+    assert states(places.values()) == untouched
+    assert not list(here.iterdir())
+    check_left(out, keeps=case.keeps)
+
+
+def check_left(out: Path, *, keeps: bool) -> None:
+    """What lies in the folder of outputs: nothing, or whole files."""
+    left = [path for path in out.rglob("*") if path.is_file()]
+    assert keeps or not left, left
+    for path in left:
+        assert not path.name.startswith("."), path
+        content = path.read_text(encoding="utf-8-sig") if path.suffix != ".safetensors" else ""
+        for line in content.splitlines() if path.suffix == ".jsonl" else [content] if path.suffix == ".json" else []:
+            json.loads(line)
+
+
+def states(folders: Iterable[Path]) -> dict[str, tuple[int, ...]]:
+    """Of every file its kind, size and the time of its last change of any sort, which nobody can set."""
+    return {
+        path: (found.st_mode, found.st_ino, found.st_size, found.st_ctime_ns)
+        for folder in folders
+        for path, found in _walk(str(folder))
+    }
+
+
+def _walk(folder: str) -> Iterator[tuple[str, os.stat_result]]:
+    for entry in os.scandir(folder):
+        if entry.is_dir(follow_symlinks=False):
+            yield from _walk(entry.path)
+        else:
+            yield entry.path, entry.stat(follow_symlinks=False)

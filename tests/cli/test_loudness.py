@@ -1,0 +1,109 @@
+"""How much a command says, what its options were called, and what a shell completes."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from click.testing import Result
+from typer.testing import CliRunner
+
+from semgrad_guard.cli import app
+
+from .helpers import ASKED, flat, jsonl
+
+Run = Callable[..., Result]
+
+
+@pytest.fixture
+def jobs(model_folder: Path, tmp_path: Path) -> dict[str, list[str]]:
+    """A call of every command that does some work, with a broken line and a copy in its data."""
+    rows = [{"question": q, "response": "x", "answers": ["x"], "paraphrases": [f"{q} Say it."]} for q in ASKED[:3]]
+    data = ["--model", str(model_folder), "--data", str(jsonl(tmp_path / "d.jsonl", [*rows, rows[0], "{"]))]
+    short = ["--max-tokens", "3"]
+    evaluate = ["--methods", "gnll", "--no-ablations", "--no-report"]
+    return {
+        "ask": ["ask", "What?", "--model", str(model_folder), *short],
+        "score": ["score", *data, "--output", str(tmp_path / "s.jsonl")],
+        "calibrate": ["calibrate", *data, "--output", str(tmp_path / "c.json"), *short],
+        "evaluate": ["evaluate", *data, "--output", str(tmp_path / "e"), *short, *evaluate],
+        "probe": ["probe", *data, "--output", str(tmp_path / "p.json"), *short, "--no-plots", "--no-answers"],
+    }
+
+
+@pytest.mark.parametrize("command", ["ask", "score", "calibrate", "evaluate", "probe"])
+def test_quiet_leaves_warnings_and_results(run: Run, jobs: dict[str, list[str]], command: str) -> None:
+    quiet, plain = run(*jobs[command], "--quiet"), run(*jobs[command])
+    assert quiet.exit_code == plain.exit_code
+    assert quiet.stdout
+    assert all(line.startswith("Warning: ") for line in quiet.stderr.splitlines())
+    assert (command == "ask") is (quiet.stderr == "")
+    if command != "ask":
+        assert "line 5 is not valid JSON" in quiet.stderr
+        assert "Note: " in plain.stderr
+        assert " of 3" in plain.stderr
+
+
+def test_verbose_tells_of_the_model_and_where_an_error_began(run: Run, jobs: dict[str, list[str]]) -> None:
+    told = run(*jobs["ask"], "--verbose")
+    assert told.exit_code == 0
+    assert "tiny is loaded in " in told.stderr
+    assert "4 layers, float64, fingerprint " in told.stderr
+    wrong = CliRunner().invoke(app, ["ask", "What?", "--model", "./nowhere", "-v"])
+    assert wrong.exit_code == 1
+    assert "Traceback" in wrong.stderr
+    assert "Error: there is no folder './nowhere'" in wrong.stderr
+    assert "Traceback" not in run("ask", "What?", "--model", "./nowhere").stderr  # one call's loudness is its own
+
+
+def test_what_was_renamed_works_once_more_and_says_so(run: Run, model_folder: Path) -> None:
+    job = ("ask", "What?", "--model", model_folder, "--json")
+    new, old, joined = (
+        run(*job, *option) for option in (("--max-tokens", 3), ("--max-new-tokens", 3), ("--max-new-tokens=3",))
+    )
+    assert json.loads(new.stdout)["text"] == json.loads(old.stdout)["text"] == json.loads(joined.stdout)["text"]
+    assert new.stderr == ""
+    assert "--max-new-tokens is now --max-tokens" in flat(old.stderr)
+    assert "--max-new-tokens is now --max-tokens" in flat(joined.stderr)
+    assert "--max-new-tokens" not in run("ask", "--help").stdout
+
+
+@pytest.mark.parametrize(
+    ("typed", "offered"),
+    [
+        ("semgrad-guard ", ("ask", "calibrate", "evaluate", "probe", "score", "demo")),
+        ("semgrad-guard ask --max", ("--max-tokens",)),
+        ("semgrad-guard score --estimator gn", ("gnll",)),
+        ("semgrad-guard calibrate --grader ", ("exact-match", "token-f1", "rouge-l")),
+    ],
+)
+def test_a_shell_completes(typed: str, offered: tuple[str, ...]) -> None:
+    words = typed.split(" ")
+    asked = {"_SEMGRAD_GUARD_COMPLETE": "complete_bash", "COMP_WORDS": typed, "COMP_CWORD": str(len(words) - 1)}
+    code = "from semgrad_guard.cli import app; app(prog_name='semgrad-guard')"
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **asked}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
+    assert set(offered) <= set(done.stdout.split()), done
+
+
+def test_the_program_offers_completion(run: Run) -> None:
+    shown = run("--help").stdout
+    assert "--install-completion" in shown
+    assert "--show-completion" in shown
+
+
+@pytest.mark.parametrize("width", [80, 120])
+@pytest.mark.parametrize("command", ["ask", "score", "calibrate", "evaluate", "probe", "demo"])
+def test_options_stand_in_groups(run: Run, monkeypatch: pytest.MonkeyPatch, command: str, width: int) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    shown = run(command, "--help").stdout
+    assert max(map(len, shown.splitlines())) <= width
+    assert "─ What is shown ─" in shown
+    assert "─ Options ─" not in shown
+    for option in ("--quiet", "--verbose", "--help"):
+        assert option in shown.partition("What is shown")[2]

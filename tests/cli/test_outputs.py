@@ -1,0 +1,211 @@
+"""Files of a command: one writer at a time, links that stay links, standard input in a file's place, a full disk."""
+
+from __future__ import annotations
+
+import codecs
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+
+import pytest
+from click.testing import Result
+from typer.testing import CliRunner
+
+from semgrad_guard import LanguageModel
+from semgrad_guard.cli import app
+from semgrad_guard.evaluation.files import sole_writer
+
+from .helpers import ASKED, TOKENS, flat, jsonl
+
+Run = Callable[..., Result]
+Job = Callable[..., list[str]]
+
+
+@pytest.fixture
+def job(model_folder: Path, right: Path, tmp_path: Path) -> Job:
+    """The arguments of a command that writes at a path."""
+    rows = [{"question": q, "response": "This.", "paraphrases": [f"{q} Say it."]} for q in ASKED[:4]]
+    data = {name: jsonl(tmp_path / "rows.jsonl", rows) for name in ("score", "probe")}
+    more = {
+        "calibrate": ["--max-tokens", str(TOKENS), "--batch-size", "30"],
+        "evaluate": ["--max-tokens", str(TOKENS), "--methods", "gnll", "--no-ablations", "--no-report", "--limit", "4"],
+        "probe": ["--no-plots", "--no-answers"],
+    }
+
+    def arguments(command: str, output: Path, read: str | None = None) -> list[str]:
+        source = str(data.get(command, right)) if read is None else read
+        given = [command, "--model", str(model_folder), "--data", source, "--output", str(output)]
+        return [*given, *more.get(command, [])]
+
+    return arguments
+
+
+COMMANDS = ("score", "calibrate", "evaluate", "probe")
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_second_writer_is_told_so(run: Run, job: Job, tmp_path: Path, command: str) -> None:
+    output = tmp_path / "output"
+    output.mkdir() if command == "evaluate" else None
+    with sole_writer(output / "run.json" if command == "evaluate" else output):
+        refused = run(*job(command, output))
+    assert (refused.exit_code, refused.stdout) == (1, "")
+    assert "Another run is writing" in refused.stderr.splitlines()[-1]
+    done = run(*job(command, output))
+    assert done.exit_code == 0, done.stderr
+    assert not list(tmp_path.rglob("*.lock"))
+
+
+def test_two_calibrations_share_no_record(run: Run, job: Job, tmp_path: Path) -> None:
+    with sole_writer(tmp_path / "c.answers.jsonl"):
+        refused = run(*job("calibrate", tmp_path / "d.json"), "--answers", str(tmp_path / "c.answers.jsonl"))
+    assert refused.exit_code == 1
+    assert f"Another run is writing {tmp_path / 'c.answers.jsonl'}" in refused.stderr
+
+
+def test_another_spelling_is_the_same_output(tmp_path: Path, run: Run, job: Job) -> None:
+    (tmp_path / "real.json").write_text("")
+    (tmp_path / "link.json").symlink_to("real.json")
+    with sole_writer(tmp_path / "link.json"):
+        refused = run(*job("score", tmp_path / "x" / ".." / "real.json"))
+        assert refused.exit_code == 1  # there is no x
+        assert "Another run" in run(*job("score", tmp_path / "real.json")).stderr
+
+
+def test_a_link_stays_a_link(run: Run, job: Job, tmp_path: Path) -> None:
+    (tmp_path / "far").mkdir()
+    link = tmp_path / "link.jsonl"
+    link.symlink_to("far/scores.jsonl")
+    assert run(*job("score", link)).exit_code == 0
+    assert link.is_symlink()
+    assert len((tmp_path / "far" / "scores.jsonl").read_text().splitlines()) == 4
+    assert [path.name for path in (tmp_path / "far").iterdir()] == ["scores.jsonl"]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("mark", [b"", codecs.BOM_UTF8], ids=["plain", "BOM"])
+def test_data_may_come_from_stdin(job: Job, tmp_path: Path, command: str, mark: bytes) -> None:
+    runner = CliRunner()
+    given = Path(job(command, tmp_path)[4]).read_bytes()
+    results = [
+        runner.invoke(app, [*job(command, tmp_path / "a"), "--json"]),
+        runner.invoke(app, [*job(command, tmp_path / "b", "-"), "--json"], input=mark + given.replace(b"\n", b"\r\n")),
+    ]
+    assert [result.exit_code for result in results] == [0, 0], results[1].stderr
+    plain, piped = (json.loads(result.stdout.splitlines()[0]) for result in results)
+    name = {"score": "uncertainty", "calibrate": "auroc", "evaluate": "accuracy", "probe": "preservation"}[command]
+    assert piped[name] == plain[name]
+
+
+def test_a_list_on_stdin(job: Job, tmp_path: Path) -> None:
+    rows = json.dumps([{"question": q, "response": "This."} for q in ASKED[:2]]).encode()
+    result = CliRunner().invoke(app, job("score", tmp_path / "s.jsonl", "-"), input=rows)
+    assert result.exit_code == 0, result.stderr
+
+
+def test_a_mark_changes_no_question(model_folder: Path) -> None:
+    job = ["ask", "-", "--model", str(model_folder), "--max-tokens", "4", "--json"]
+    records = [
+        json.loads(CliRunner().invoke(app, job, input=mark + "Größe?\r\n".encode()).stdout)
+        for mark in (b"", codecs.BOM_UTF8)
+    ]
+    assert [record["question"] for record in records] == ["Größe?"] * 2
+    assert records[0]["uncertainty"] == records[1]["uncertainty"]
+
+
+def test_the_file_behind_stdin_is_an_input(model_folder: Path, tmp_path: Path) -> None:
+    data = jsonl(tmp_path / "r.jsonl", [{"question": "q", "response": "r"}])
+    before = data.read_bytes()
+    with data.open("rb") as stdin:
+        done = program(["score", "--data", "-", "--output", str(data)], stdin=stdin.fileno())
+    assert done.returncode == 1
+    assert "would overwrite an input of this command (stdin is read)" in done.stderr
+    assert data.read_bytes() == before
+
+
+def test_an_overlong_question_is_refused_before_it_is_read(
+    run: Run, job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(LanguageModel, "last_states", lambda *_args: pytest.fail("allocated first"))
+    rows = [{"question": q, "paraphrases": ["long " * n]} for q, n in (("Short?", 1), ("Long?", 2000))]
+    result = run(*job("probe", tmp_path / "p.json", str(jsonl(tmp_path / "long.jsonl", rows))))
+    assert result.exit_code == 1
+    assert "'Long?', or a paraphrase of it, has 10" in flat(result.stderr)
+    assert "the context window is 256: shorten the line or leave it out" in flat(result.stderr)
+
+
+def program(
+    arguments: Sequence[str], *, largest: int | None = None, stdin: int | None = None, stdout: int = subprocess.PIPE
+) -> subprocess.CompletedProcess[str]:
+    """The program by itself; `largest` is the greatest size of a file that it may write."""
+    command = [sys.executable, "-m", "semgrad_guard.cli", *arguments]
+    limit = None if largest is None else partial(limit_files, largest)
+    return subprocess.run(
+        command,
+        stdin=stdin,
+        stdout=stdout,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment(),
+        preexec_fn=limit,
+    )
+
+
+def environment() -> dict[str, str]:
+    """This one, with files that are written through a buffer: Python drops what an unbuffered write leaves over."""
+    given = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
+    return {name: value for name, value in given.items() if name != "PYTHONUNBUFFERED"}
+
+
+def limit_files(size: int) -> None:
+    import resource
+
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_full_disk_is_named_and_nothing_half_written_stays(run: Run, job: Job, tmp_path: Path, command: str) -> None:
+    folder = tmp_path / "full"
+    folder.mkdir()
+    done = program(job(command, folder / "output.json"), largest=600)
+    assert done.returncode == 1, done.stderr
+    assert "File too large" in done.stderr.splitlines()[-1]
+    assert "Traceback" not in done.stderr
+    assert len(done.stderr.splitlines()[-1]) < 400
+    left = [path for path in folder.rglob("*") if path.is_file()]
+    assert {path.name for path in left} <= {"output.answers.jsonl", "answers.jsonl"}  # which the same command continues
+    assert run(*job(command, folder / "output.json")).exit_code == 0
+
+
+@pytest.mark.slow
+def test_output_that_nobody_can_take_is_named(job: Job, tmp_path: Path, model_folder: Path) -> None:
+    with (tmp_path / "shown").open("w") as shown:
+        done = program(["ask", "What?", "--model", str(model_folder), "--json"], largest=100, stdout=shown.fileno())
+    assert done.returncode == 1
+    assert "Traceback" not in done.stderr
+    assert "File too large" in done.stderr
+
+
+@pytest.mark.slow
+def test_a_killed_run_holds_nothing_and_a_running_one_does(run: Run, job: Job, tmp_path: Path) -> None:
+    output, record = tmp_path / "c.json", tmp_path / "c.answers.jsonl"
+    arguments = [*job("calibrate", output), "--batch-size", "1"]
+    command = [sys.executable, "-m", "semgrad_guard.cli", *arguments]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, env=environment()) as process:
+        while not record.exists() or record.read_bytes().count(b"\n") < 3:
+            assert process.poll() is None, process.communicate()
+            time.sleep(0.01)
+        process.send_signal(signal.SIGSTOP)
+        assert "Another run is writing" in run(*arguments).stderr
+        process.kill()
+        process.communicate()
+    done = run(*arguments)
+    assert done.exit_code == 0, done.stderr
+    assert len(record.read_text().splitlines()) == 61

@@ -1,0 +1,432 @@
+"""Deadlines and cancellations: the model stops soon, everything is left as it was, and the next answer is the same."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from semgrad_guard import FRUGAL, GenerationOptions, LanguageModel, Memory
+from semgrad_guard.engine.generation.sampling_plans import Sampling
+from semgrad_guard.engine.interruption import InterruptibleLock, Stop, current_stop, stopping
+from semgrad_guard.engine.texts.text_pairs import Entailment
+from semgrad_guard.errors import AnswerCancelledError, DeadlineExceededError, InputError
+
+from .snapshots import unchanged
+from .tiny_models import build
+from .tiny_pair_models import MNLI
+
+Make = Callable[..., LanguageModel]
+
+LONG = GenerationOptions(max_new_tokens=200, temperature=1.0, seed=3)
+
+
+class Countdown(Stop):
+    """Counts the checks and cancels itself at the one of this number."""
+
+    def __init__(self, at: int | None = None) -> None:
+        super().__init__()
+        self.at, self.checks = at, 0
+
+    def check(self) -> None:
+        self.checks += 1
+        if self.at is not None and self.checks > self.at:
+            self.cancel()
+        super().check()
+
+
+def shadow(model: LanguageModel) -> Any:
+    return model._scorer.current_replayer()._shadow
+
+
+def told(model: LanguageModel, options: GenerationOptions) -> tuple[Any, ...]:
+    generation = model.generate("What is tea?", options)
+    return generation.text, generation.response_ids, generation.evidence.gradients()
+
+
+def scores_of(answer: tuple[Any, ...]) -> tuple[Any, ...]:
+    return (*answer[:2], None if answer[2] is None else answer[2].scores)
+
+
+def generated(model: LanguageModel) -> object:
+    return scores_of(told(model, GenerationOptions(max_new_tokens=3)))
+
+
+def sampled_until_a_stop_string(model: LanguageModel) -> object:
+    return scores_of(told(model, GenerationOptions(max_new_tokens=3, temperature=1.0, seed=3, stop=("zq", "never"))))
+
+
+def in_a_grammar(model: LanguageModel) -> object:
+    return scores_of(told(model, GenerationOptions(max_new_tokens=4, grammar='start: "ye" | "no"')))
+
+
+def a_batch(model: LanguageModel) -> object:
+    answers = model.generate_batch(["What is tea?", "And?"], GenerationOptions(max_new_tokens=3))
+    found = [answer.evidence.gradients() for answer in answers]
+    return [(a.text, f and f.scores) for a, f in zip(answers, found, strict=True)]
+
+
+def from_elsewhere(model: LanguageModel) -> object:
+    return model.score("What is tea?", "A drink.")
+
+
+def in_clauses(model: LanguageModel) -> object:
+    return model.score("What is tea?", "A drink, hot. Or cold.", by="clause")
+
+
+def with_little_memory(model: LanguageModel) -> object:
+    model.memory = FRUGAL
+    return generated(model)
+
+
+def a_second_turn(model: LanguageModel) -> object:
+    model.memory = Memory(prompts=1 << 20)
+    return [generated(model), scores_of(told(model, GenerationOptions(max_new_tokens=2)))]
+
+
+def samples(model: LanguageModel) -> object:
+    evidence = model.evidence("What is tea?", "A drink.")
+    return evidence.samples(Sampling(count=2, max_new_tokens=3))
+
+
+def states(model: LanguageModel) -> object:
+    return model.last_states([model.render("What is tea?")], 3).tolist()
+
+
+SCENARIOS: Sequence[Callable[[LanguageModel], object]] = (
+    generated,
+    sampled_until_a_stop_string,
+    in_a_grammar,
+    a_batch,
+    from_elsewhere,
+    in_clauses,
+    with_little_memory,
+    a_second_turn,
+    samples,
+    states,
+)
+
+
+def checks_of(scenario: Callable[[LanguageModel], object], model: LanguageModel) -> int:
+    """How often a run asks whether to go on."""
+    count = Countdown()
+    with stopping(count):
+        scenario(model)
+    return count.checks
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.__name__)
+def test_stopped_at_any_check_the_next_answer_is_a_fresh_models(
+    make_language_model: Make, scenario: Callable[[LanguageModel], object]
+) -> None:
+    model, expected = make_language_model(), scenario(make_language_model())
+    model._scorer.tiers()
+    checks = checks_of(scenario, make_settled(make_language_model))
+    assert checks > 5
+    for at in range(checks):
+        model._scorer.current_replayer().prompts.trim(0)
+        untouched = unchanged(model._model), unchanged(shadow(model))
+        with untouched[0], untouched[1], stopping(Countdown(at)), pytest.raises(AnswerCancelledError):
+            scenario(model)
+        model._scorer.current_replayer().prompts.trim(0)
+        assert scenario(model) == expected, at
+
+
+def make_settled(make: Make) -> LanguageModel:
+    """A model whose self-check is done."""
+    model = make()
+    model._scorer.tiers()
+    return model
+
+
+def test_a_backward_pass_is_interrupted_between_its_layers(make_language_model: Make) -> None:
+    """Autograd may run it in a thread of its own, which knows no context variable."""
+
+    class InBackward(Stop):
+        passed = 0
+
+        def check(self) -> None:
+            self.passed += torch._C._current_graph_task_id() >= 0
+            if self.passed == 2:
+                self.cancel()
+            super().check()
+
+    model, stop = make_language_model(num_hidden_layers=9), InBackward()  # a graph over four layers
+    generation = model.generate("What is tea?", GenerationOptions(max_new_tokens=3))
+    with stopping(stop), pytest.raises(AnswerCancelledError):
+        generation.evidence.gradients()
+    assert stop.passed == 2
+
+
+@pytest.mark.parametrize("at", [0, 1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23])
+def test_a_self_check_that_was_stopped_is_made_again(make_language_model: Make, at: int) -> None:
+    """An interruption says nothing about a tier: none is given up for it."""
+    model = make_language_model()
+    with stopping(Countdown(at)), pytest.raises(AnswerCancelledError):
+        model._scorer.tiers()
+    assert model._scorer.tiers() == ("captured", "prefix", "full")
+
+
+@pytest.mark.parametrize("name", ["mamba", "jamba", "falcon-h1", "gpt2"])
+def test_other_architectures_stop_too(name: str, tokenizer: Any) -> None:
+    model = LanguageModel.from_transformers(build(name, vocab_size=258, bos_token_id=1, eos_token_id=257), tokenizer)
+    expected = generated(model)
+    for at in range(0, checks_of(generated, model), 3):
+        with stopping(Countdown(at)), pytest.raises(AnswerCancelledError):
+            generated(model)
+    assert generated(model) == expected
+
+
+def test_an_interrupted_scoring_can_be_taken_up_again(make_language_model: Make) -> None:
+    model, options = make_language_model(), GenerationOptions(max_new_tokens=6)
+    expected = model.generate("What is tea?", options).evidence.gradients()
+    generation, count = model.generate("What is tea?", options), Countdown()
+    with stopping(count):
+        model.generate("What is tea?", options).evidence.gradients()
+    for at in range(1, 9):
+        with stopping(Countdown(at)), pytest.raises(AnswerCancelledError):
+            generation.evidence.gradients()
+    found = generation.evidence.gradients()
+    assert found is not None
+    assert expected is not None
+    assert found.scores == expected.scores
+    assert found.scores.tier == "captured"
+
+
+@pytest.mark.parametrize("at", [3, 12, 20])
+def test_nothing_of_an_interrupted_call_stays_in_memory(make_language_model: Make, at: int) -> None:
+    model = make_language_model()
+    generated(model)
+    before = tensors_alive()
+    for _ in range(3):
+        with stopping(Countdown(at)), pytest.raises(AnswerCancelledError):
+            generated(model)
+    assert tensors_alive() <= before
+
+
+def tensors_alive() -> int:
+    gc.collect()
+    return sum(issubclass(type(thing), torch.Tensor) for thing in gc.get_objects())
+
+
+class Steps:
+    """Counts a model's forward passes by its first layer, and does something in the midst of one of them."""
+
+    def __init__(self, model: LanguageModel) -> None:
+        self.count, self.after = 0, 0
+        self._at, self._act = 0, lambda: None
+        layers: Any = model._model.get_submodule("model.layers")
+        layers[0].register_forward_hook(self._seen)
+        layers[1].register_forward_hook(self._seen_after)
+
+    def expect(self, at: int, act: Callable[[], None]) -> None:
+        """Count from here on, and do this in the pass of that number, between its first two layers."""
+        self.count, self.after, self._at, self._act = 0, 0, at, act
+
+    def _seen(self, *_: Any) -> None:
+        self.count += 1
+        if self.count == self._at:
+            self._act()
+
+    def _seen_after(self, *_: Any) -> None:
+        self.after += 1
+
+
+def test_a_cancelled_generation_stops_at_the_next_layer(make_language_model: Make) -> None:
+    model, stop = make_language_model(), Stop()
+    steps = Steps(model)
+    model._scorer.tiers()
+    steps.expect(5, stop.cancel)
+    with stopping(stop), pytest.raises(AnswerCancelledError):
+        model.generate("What is tea?", LONG)
+    assert (steps.count, steps.after) == (5, 4)
+
+
+def test_a_deadline_ends_a_generation_and_says_how_long_it_was(make_language_model: Make) -> None:
+    model = make_language_model()
+
+    def answer_forever() -> None:
+        while True:
+            model.generate("What is tea?", LONG)
+
+    with stopping(Stop(0.05)), pytest.raises(DeadlineExceededError, match=r"0\.05 s.*max_new_tokens"):
+        answer_forever()
+
+
+def test_a_deadline_holds_for_generating_and_scoring_together(make_language_model: Make) -> None:
+    model = make_language_model()
+    generation, stop = model.generate("What is tea?"), Stop(0.01)
+    time.sleep(0.02)
+    for work in (generation.evidence.gradients, lambda: model.score("a", "b"), lambda: model.generate("c")):
+        with stopping(stop), pytest.raises(DeadlineExceededError):
+            work()
+
+
+def test_who_waits_for_a_busy_model_heeds_its_stop(make_language_model: Make) -> None:
+    model, busy, done = make_language_model(), threading.Event(), threading.Event()
+
+    def occupy() -> None:
+        with model._scorer.lock:
+            busy.set()
+            done.wait()
+
+    holder = threading.Thread(target=occupy)
+    holder.start()
+    busy.wait()
+    with stopping(Stop(0.05)), pytest.raises(DeadlineExceededError):
+        model.generate("What is tea?")
+    stop = Stop()
+    threading.Timer(0.05, stop.cancel).start()
+    with stopping(stop), pytest.raises(AnswerCancelledError):
+        model.score("What is tea?", "A drink.")
+    done.set()
+    holder.join()
+    assert generated(model) == generated(make_language_model())
+
+
+def test_cancelled_from_another_thread(make_language_model: Make) -> None:
+    model, stop, errors = make_language_model(), Stop(), list[Exception]()
+    steps = Steps(model)
+
+    def work() -> None:
+        with stopping(stop):
+            try:
+                while True:
+                    model.generate("What is tea?", LONG)
+            except AnswerCancelledError as error:
+                errors.append(error)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    while steps.count < 40:
+        time.sleep(0.001)
+    stop.cancel()
+    thread.join(30)
+    assert not thread.is_alive()
+    assert len(errors) == 1
+    assert generated(model) == generated(make_language_model())
+
+
+class TestStreams:
+    """A stream's thread stops with the stream, and under the stops of whoever uses it."""
+
+    def test_closed_mid_way(self, make_language_model: Make) -> None:
+        model = make_language_model()
+        stream = model.stream("What is tea?", LONG)
+        next(stream)
+        stream.close()
+        for _ in stream:
+            pass
+        with pytest.raises(AnswerCancelledError, match="closed"):
+            _ = stream.generation
+        assert generated(model) == generated(make_language_model())
+
+    def test_closed_during_the_prefill(self, make_language_model: Make) -> None:
+        model = make_language_model()
+        steps = Steps(model)
+        model._scorer.tiers()
+        stream = model.stream("What is tea?", LONG)
+        steps.expect(1, stream.close)
+        assert not list(stream)
+        assert (steps.count, steps.after) == (1, 0)
+
+    def test_closed_before_it_began(self, language_model: LanguageModel) -> None:
+        stream = language_model.stream("What is tea?", LONG)
+        stream.close()
+        assert not list(stream)
+        with pytest.raises(AnswerCancelledError):
+            _ = stream.generation
+
+    def test_closed_after_its_end(self, language_model: LanguageModel) -> None:
+        with language_model.stream("What is tea?", GenerationOptions(max_new_tokens=3)) as stream:
+            text = "".join(stream)
+        assert stream.generation.text == text
+
+    def test_dropped_without_a_word(self, make_language_model: Make) -> None:
+        model = make_language_model()
+        stream = model.stream("What is tea?", GenerationOptions(max_new_tokens=200, temperature=1.0, seed=4))
+        next(stream)
+        (thread,) = (t for t in threading.enumerate() if t.name == "semgrad-guard-stream")
+        worker = stream._worker
+        del stream
+        thread.join(60)
+        assert not thread.is_alive()
+        assert isinstance(worker.result, AnswerCancelledError)
+
+    @pytest.mark.parametrize("where", ["opened", "read"])
+    def test_the_callers_stop_reaches_its_thread(self, make_language_model: Make, where: str) -> None:
+        model, stop = make_language_model(), Stop()
+        if where == "opened":
+            with stopping(stop):
+                stream = model.stream("What is tea?", LONG)
+            next(stream)
+        else:
+            stream = model.stream("What is tea?", LONG)
+            with stopping(stop):
+                next(stream)
+        stop.cancel()
+        with pytest.raises(AnswerCancelledError):
+            list(stream)
+        with pytest.raises(AnswerCancelledError):
+            _ = stream.generation
+
+
+def test_a_pair_model_stops_and_judges_alike_afterwards(make_pair_model: Callable[..., Path]) -> None:
+    folder = make_pair_model(labels=MNLI)
+    pairs = [(f"tea {i}", "a drink " * (i + 1)) for i in range(6)]
+
+    def fresh() -> Entailment:
+        return Entailment.from_pretrained(str(folder), device="cpu", batch_size=2)
+
+    expected, count = fresh().probabilities(pairs), Countdown()
+    with stopping(count):
+        fresh().probabilities(pairs)
+    assert count.checks > 6
+    model = fresh()
+    for at in range(count.checks):
+        with stopping(Countdown(at)), pytest.raises(AnswerCancelledError):
+            model.probabilities(pairs)
+    assert model.probabilities(pairs) == expected
+
+
+class TestStop:
+    """The object itself."""
+
+    def test_an_outer_stop_counts_inside_an_inner_one(self) -> None:
+        outer, inner = Stop(), Stop(60)
+        with stopping(outer), stopping(inner):
+            current_stop().check()
+            assert 0 < (current_stop().remaining or 0) <= 60
+            outer.cancel()
+            assert current_stop().remaining == 0
+            with pytest.raises(AnswerCancelledError):
+                current_stop().check()
+        assert not current_stop()
+        assert current_stop().remaining is None
+        current_stop().check()
+
+    @pytest.mark.parametrize("timeout", [0, -1, float("nan")])
+    def test_a_timeout_must_leave_time(self, timeout: float) -> None:
+        with pytest.raises(InputError, match="above 0"):
+            Stop(timeout)
+
+    def test_the_lock_can_be_taken_again_by_its_holder(self) -> None:
+        lock = InterruptibleLock()
+        with stopping(Stop(60)), lock, lock:
+            pass
+        with pytest.raises(RuntimeError):
+            lock.__exit__()
+
+
+@pytest.fixture(autouse=True)
+def no_thread_left() -> Iterator[None]:
+    yield
+    deadline = time.monotonic() + 60
+    while any(t.name == "semgrad-guard-stream" for t in threading.enumerate()) and time.monotonic() < deadline:
+        time.sleep(0.01)

@@ -1,0 +1,127 @@
+"""Records of answers are plain data: they pickle and copy without their model, and keep what was computed before."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from semgrad_guard import Generation, GenerationOptions, HybridGrad, LanguageModel, Objective, Verdict
+from semgrad_guard.engine.generation.sampling_plans import Sampling
+from semgrad_guard.errors import DetachedRecordError, ScoringError
+from semgrad_guard.estimators.p_true import PTrue
+from semgrad_guard.estimators.semantic_entropy import SemanticEntropy
+
+PLAN = Sampling(count=2, max_new_tokens=3)
+
+
+def pickled(record: Any) -> Any:
+    data = pickle.dumps(record)
+    assert b"torch" not in data
+    return pickle.loads(data)  # noqa: S301 - just written
+
+
+COPIES: dict[str, Callable[[Any], Any]] = {
+    "pickle": pickled,
+    "deepcopy": copy.deepcopy,
+    "copied twice": lambda record: copy.deepcopy(pickled(record)),
+}
+
+
+@pytest.fixture(params=COPIES.values(), ids=COPIES.keys())
+def copied(request: pytest.FixtureRequest) -> Callable[[Any], Any]:
+    return request.param
+
+
+@pytest.fixture
+def answers(language_model: LanguageModel) -> list[Generation]:
+    return language_model.generate_batch(["What is tea?", "And coffee?"], GenerationOptions(max_new_tokens=4))
+
+
+def test_before_scoring(answers: list[Generation], copied: Callable[[Any], Any]) -> None:
+    for answer in (*answers, *(a.evidence for a in answers)):
+        twin = copied(answer)
+        evidence = twin.evidence if isinstance(twin, Generation) else twin
+        assert (evidence.text, evidence.response_ids) == (answer.scoring.texts[evidence.row], answer.response_ids)
+        assert (twin.prompt, evidence.question) == (answer.prompt, answer.prompt.question)
+        for ask in (evidence.gradients, lambda e=evidence: e.samples(PLAN), lambda e=evidence: e.sampler):
+            with pytest.raises(DetachedRecordError, match="before you copy it"):
+                ask()
+        assert answer.scoring.sampler, "the original has its model still"
+
+
+def test_after_scoring(answers: list[Generation], copied: Callable[[Any], Any]) -> None:
+    first, second = answers
+    scores, samples = first.evidence.gradients(), first.evidence.samples(PLAN)
+    twin, other = copied(first), copied(second).evidence
+    assert twin == first
+    assert twin.evidence.gradients() == scores
+    assert twin.evidence.samples(PLAN) == samples
+    assert (other.gradients(), other.samples(PLAN)) == (second.evidence.gradients(), second.evidence.samples(PLAN))
+    with pytest.raises(ScoringError):
+        twin.evidence.gradients(Objective("official"))
+    with pytest.raises(ScoringError):
+        twin.evidence.samples(PLAN, temperature=0.5)
+
+
+@pytest.mark.parametrize("estimator", [HybridGrad(), PTrue(), SemanticEntropy(PLAN)], ids=lambda e: e.name)
+def test_an_estimator_reads_what_is_there_and_says_what_is_not(
+    answers: list[Generation], copied: Callable[[Any], Any], estimator: Any
+) -> None:
+    evidence = answers[0].evidence
+    with pytest.raises(ScoringError, match="copied without its model"):
+        estimator(copied(evidence))
+    score = estimator(evidence)
+    assert estimator(copied(evidence)).uncertainty == score.uncertainty
+
+
+def test_an_answer_of_other_origin(language_model: LanguageModel, copied: Callable[[Any], Any]) -> None:
+    evidence = language_model.evidence("What is tea?", "A drink.")
+    scores = evidence.gradients()
+    assert copied(evidence).gradients() == scores
+
+
+def test_a_copy_leaves_the_original_as_it_was(answers: list[Generation], copied: Callable[[Any], Any]) -> None:
+    copied(answers[0])
+    scores = answers[0].evidence.gradients()
+    assert scores is not None
+    assert scores.scores.tier == "captured"
+
+
+def test_prompts_scores_samples_and_verdicts(language_model: LanguageModel, copied: Callable[[Any], Any]) -> None:
+    target = Verdict(status="unscored", action="answer", text="Tea.", estimator="none", model="larger")
+    verdict = Verdict(
+        status="scored", action="escalate", text="Tea.", estimator="hybridgrad", model="m", draft="?", escalated=target
+    )
+    evidence = language_model.evidence("What is tea?", "A drink.")
+    timed = evidence.gradients()
+    assert timed is not None
+    for record in (
+        verdict,
+        evidence.prompt,
+        timed,
+        timed.scores,
+        evidence.samples(PLAN),
+        language_model.identity,
+        PLAN,
+    ):
+        assert copied(record) == record
+
+
+def test_read_in_a_process_without_a_model(answers: list[Generation], tmp_path: Path) -> None:
+    scores = answers[0].evidence.gradients()
+    assert scores is not None
+    path = tmp_path / "answer.pickle"
+    path.write_bytes(pickle.dumps(answers[0]))
+    code = (
+        "import pickle, sys; answer = pickle.load(open(sys.argv[1], 'rb')); "
+        "print(repr(answer.evidence.gradients().scores.hybridgrad))"
+    )
+    run = subprocess.run([sys.executable, "-c", code, str(path)], capture_output=True, text=True, check=True)
+    assert float(run.stdout) == scores.scores.hybridgrad

@@ -1,0 +1,139 @@
+"""What a policy makes of prompts unlike those of its calibration: decided as it says, and never promised."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from semgrad_guard.calibration import Calibration, calibrate
+from semgrad_guard.errors import InputError, UnfamiliarPromptError
+from semgrad_guard.guard import Policy
+from semgrad_guard.guard.verdicts import decide, escalated, undecided
+from semgrad_guard.records import PromptForm, Verdict
+
+
+def prompt(*turns: str, roles: tuple[str, ...] = ("user",)) -> PromptForm:
+    text = "".join(f"<{role}>{turn}</{role}>" for role, turn in zip(roles, turns, strict=True)) + "<assistant>"
+    return PromptForm(text=text, tokens=len(text.split()), roles=roles, user_text=turns[-1])
+
+
+USUAL = prompt("What is it?")
+STRANGE = prompt("Be brief.", "What is it?", roles=("system", "user"))
+
+
+def calibrated(*, shape: bool = True) -> Calibration:
+    prompts = [prompt(f"What is {word}?") for word in ["it"] * 60 + ["this"] * 40]
+    return calibrate(range(100), [True] * 100, alpha=0.1, delta=0.1, grid=[60], prompts=prompts if shape else None)
+
+
+def draft(uncertainty: float | None = 1.0) -> Verdict:
+    status: Any = "unscored" if uncertainty is None else "scored"
+    return Verdict(status=status, action="answer", text="a", estimator="e", model="m", uncertainty=uncertainty)
+
+
+def decided(policy: Policy, at: PromptForm | None, *, uncertainty: float | None = 1.0, target: bool = False) -> Verdict:
+    return decide(draft(uncertainty), policy, can_escalate=target, prompt=at)
+
+
+def test_only_a_familiar_prompt_is_promised() -> None:
+    policy = Policy.from_calibration(calibrated())
+    usual, strange, unknown = decided(policy, USUAL), decided(policy, STRANGE), decided(policy, None)
+    assert (usual.action, usual.promised, usual.familiar, usual.unfamiliar) == ("answer", True, True, ())
+    assert (strange.action, strange.promised, strange.familiar) == ("answer", False, False)
+    assert "begins with a turn of the role system" in strange.unfamiliar[0]
+    assert (unknown.action, unknown.promised, unknown.unfamiliar) == ("answer", False, ("the prompt is not known",))
+    assert strange.reason is None  # it is delivered
+
+
+@pytest.mark.parametrize(
+    ("rule", "target", "action"),
+    [
+        ("threshold", False, "answer"),
+        ("threshold", True, "answer"),
+        ("abstain", False, "abstain"),
+        ("abstain", True, "abstain"),
+        ("escalate", False, "abstain"),
+        ("escalate", True, "escalate"),
+    ],
+)
+@pytest.mark.parametrize("at", [STRANGE, None], ids=["strange", "unknown"])
+def test_the_rule_decides_about_unfamiliar_prompts(rule: Any, target: bool, action: str, at: PromptForm | None) -> None:
+    policy = Policy.from_calibration(calibrated(), on_unfamiliar=rule)
+    found = decided(policy, at, target=target)
+    assert (found.action, found.promised) == (action, False)
+    assert found.reason == (
+        None if action == "answer" else "the prompt is unlike those that the calibration was made on"
+    )
+    usual = decided(policy, USUAL, target=target)
+    assert (usual.action, usual.promised) == ("answer", True)
+
+
+@pytest.mark.parametrize("rule", ["threshold", "abstain", "escalate"])
+@pytest.mark.parametrize("uncertainty", [99.0, None])
+def test_an_unsure_or_unscored_answer_is_never_let_through(rule: Any, uncertainty: float | None) -> None:
+    policy = Policy.from_calibration(calibrated(), on_unfamiliar=rule)
+    for at in (USUAL, STRANGE, None):
+        found = decided(policy, at, uncertainty=uncertainty)
+        assert (found.action, found.promised) == ("abstain", False)
+
+
+def test_an_unscored_answer_that_is_let_through_is_not_promised() -> None:
+    policy = Policy.from_calibration(calibrated(), on_unscored="answer", on_unfamiliar="abstain")
+    assert (decided(policy, USUAL, uncertainty=None).action, decided(policy, USUAL, uncertainty=None).promised) == (
+        "answer",
+        False,
+    )
+    assert decided(policy, STRANGE, uncertainty=None).action == "abstain"
+
+
+def test_raising_says_what_differs_and_what_to_do() -> None:
+    policy = Policy.from_calibration(calibrated(), on_unfamiliar="raise")
+    assert decided(policy, USUAL).promised
+    with pytest.raises(UnfamiliarPromptError, match=r"role system.*Calibrate on the prompts that are really") as caught:
+        decided(policy, STRANGE)
+    assert caught.value.differences == calibrated().unfamiliar(STRANGE)
+
+
+def test_a_calibration_without_a_shape_gives_a_threshold_and_promises_nothing() -> None:
+    found = decided(Policy.from_calibration(calibrated(shape=False)), USUAL)
+    assert (found.action, found.promised, found.familiar) == ("answer", False, False)
+    assert found.confidence is not None
+    assert "make it anew with `semgrad-guard calibrate`" in found.unfamiliar[0]
+
+
+@pytest.mark.parametrize("rule", ["abstain", "escalate", "raise"])
+def test_a_rule_that_would_stop_everything_is_refused(rule: Any) -> None:
+    for make in (
+        lambda: Policy.from_calibration(calibrated(shape=False), on_unfamiliar=rule),
+        lambda: Policy(threshold=1.0, on_unfamiliar=rule),
+    ):
+        with pytest.raises(InputError, match="knows the shape of its prompts"):
+            make()
+    with pytest.raises(InputError, match="on_unfamiliar must be"):
+        Policy(threshold=1.0, on_unfamiliar="ignore")  # type: ignore[arg-type]
+
+
+def test_a_bare_policy_knows_nothing_of_familiarity() -> None:
+    found = decided(Policy(threshold=5.0), STRANGE)
+    assert (found.action, found.promised, found.familiar, found.unfamiliar) == ("answer", False, None, ())
+
+
+def test_what_an_unfamiliar_prompt_hands_on_is_not_promised_by_the_target() -> None:
+    """The target was calibrated on what the first stage hands on, and such a question is none of these."""
+    policy = Policy.from_calibration(calibrated(), on_unfamiliar="escalate")
+    target = decided(Policy.from_calibration(calibrated()), USUAL)
+    assert target.promised
+    assert not escalated(decided(policy, STRANGE, target=True), target).promised
+    assert escalated(decided(policy, USUAL, uncertainty=99.0, target=True), target).promised
+
+
+def test_the_record_carries_it_and_a_new_decision_forgets_it() -> None:
+    strange = decided(Policy.from_calibration(calibrated()), STRANGE)
+    record = strange.metadata()
+    assert (record["schema"], record["promised"], record["familiar"]) == (1, False, False)
+    assert record["unfamiliar"] == list(strange.unfamiliar)
+    fresh = undecided(strange)
+    assert (fresh.familiar, fresh.unfamiliar, fresh.promised) == (None, (), False)
+    old = {name: value for name, value in strange.model_dump().items() if name not in ("familiar", "unfamiliar")}
+    assert Verdict.model_validate(old).familiar is None

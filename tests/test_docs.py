@@ -1,0 +1,107 @@
+"""The documentation names every command, public name and error, and keeps the house's rules. `make docs` builds it."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import re
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import typer.main
+import yaml
+
+from semgrad_guard import errors
+from semgrad_guard.cli import app
+
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+RECORDS = sorted((DOCS / "adr").glob("[0-9]*.md"))
+ERRORS = {name for name, value in vars(errors).items() if isinstance(value, type) and issubclass(value, Exception)}
+PROGRAM: Any = typer.main.get_command(app)
+
+
+def load(path: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def reference() -> str:
+    return load(DOCS / "site" / "commands.py").reference()
+
+
+@pytest.mark.parametrize("name", PROGRAM.commands)
+def test_the_reference_names_every_command_and_option(reference: str, name: str) -> None:
+    section = reference.partition(f"## {name}\n")[2].partition("\n## ")[0]
+    command = PROGRAM.commands[name]
+    assert " ".join(command.help.split("\n\n")[0].split()) in " ".join(section.split())
+    for parameter in command.params:
+        for option in (*parameter.opts, *parameter.secondary_opts) if parameter.param_type_name == "option" else ():
+            assert f"`{option}`" in section, option
+
+
+def test_the_reference_follows_the_program(reference: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A changed help text is a changed page: nothing is written down twice."""
+    assert "<!-- commands -->" in (DOCS / "commands.md").read_text(encoding="utf-8")
+    module = load(DOCS / "site" / "commands.py")
+    command = typer.main.get_command(app)
+    command.commands["ask"].help = "Something new."  # type: ignore[attr-defined]
+    monkeypatch.setattr(typer.main, "get_command", lambda _: command)
+    assert "Something new." in module.reference()
+
+
+@pytest.mark.parametrize("package", ["semgrad_guard", "langchain_semgrad_guard", "llama_index_semgrad_guard"])
+def test_every_public_name_is_in_the_reference(package: str) -> None:
+    pages = "\n".join(page.read_text(encoding="utf-8") for page in (DOCS / "api").glob("*.md"))
+    documented = set(re.findall(r"^::: \S+\.(\w+)$", pages, re.MULTILINE)) | ERRORS
+    assert set(importlib.import_module(package).__all__) - documented == set()
+
+
+def test_troubleshooting_names_every_error() -> None:
+    page = (DOCS / "troubleshooting.md").read_text(encoding="utf-8")
+    assert {name for name in ERRORS - {"SemGradGuardError"} if f"| `{name}` |" not in page} == set()
+
+
+def test_pages_for_users_name_no_tests() -> None:
+    pages = [ROOT / "README.md", *DOCS.glob("*.md")]
+    assert not [(page.name, found) for page in pages for found in re.findall(r"test_\w+", page.read_text("utf-8"))]
+
+
+@pytest.mark.parametrize("record", RECORDS, ids=lambda record: record.stem)
+def test_a_record_is_dated_numbered_and_listed(record: Path) -> None:
+    text, number = record.read_text(encoding="utf-8"), record.stem.partition("-")[0]
+    status = r"(accepted|superseded by \[\d{4}\]\(\S+\))"
+    assert re.match(rf"# {number}\. .+\n\n- Date: \d{{4}}-\d\d-\d\d\n- Status: {status}\n\n## Context\n", text)
+    assert re.findall(r"^## (.+)$", text, re.MULTILINE) == ["Context", "Decision", "Consequences"]
+    assert f"| [{number}]({record.name}) |" in (DOCS / "adr" / "README.md").read_text(encoding="utf-8")
+
+
+def test_numbers_of_records_are_used_once() -> None:
+    numbers = [int(record.stem.partition("-")[0]) for record in RECORDS]
+    assert numbers == list(range(1, len(numbers) + 1))
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / ".github").rglob("*.yml")), ids=lambda path: path.name)
+def test_workflows_and_forms_are_yaml(path: Path) -> None:
+    assert isinstance(yaml.safe_load(path.read_text(encoding="utf-8")), dict)
+
+
+def test_workflows_cover_every_python_and_system() -> None:
+    workflow = yaml.safe_load((ROOT / ".github" / "workflows" / "check.yml").read_text(encoding="utf-8"))
+    matrix = workflow["jobs"]["tests"]["strategy"]["matrix"]
+    assert matrix["python"] == ["3.11", "3.12", "3.13", "3.14"]
+    assert matrix["system"] == ["ubuntu-latest", "macos-latest", "windows-latest"]
+
+
+def test_the_citation_names_the_version() -> None:
+    cited = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
+    project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    assert f'version = "{cited["version"]}"' in project
+    assert cited["license"] == "Apache-2.0"
