@@ -4,8 +4,8 @@ Nothing is guessed from what texts look like. A text is a call's if it *is* the 
 then been handed on and not written anew. LlamaIndex's own response synthesizers make their texts of the calls under
 them and of nothing else: such a text is those calls'. An answer that an engine has put together of other engines'
 answers (sub-questions, say) is also theirs. Of several calls that wrote an answer, the least certain counts. Of any
-other text (joined or parsed by code of one's own, say) it cannot be told who wrote it: it is unscored, unless the caller
-names the calls that answer, or has all of them count.
+other text (joined or parsed by code of one's own, say) it cannot be told who wrote it: it is unscored, unless the
+caller names the calls that answer, or has all of them count.
 """
 
 from __future__ import annotations
@@ -30,11 +30,12 @@ from llama_index_semgrad_guard.calls import RETRIEVING, ModelCall, Step, Turn, i
 from semgrad_guard import Policy, Verdict
 from semgrad_guard.errors import InputError
 from semgrad_guard.guard import Draft, binding_of, current_recorder, unscored
+from semgrad_guard.records import PromptForm
 
 Aggregate = Literal["max", "mean"]
 """The worst score of all calls of an answer, or their mean."""
 Answering = str | Callable[[ModelCall], bool]
-"""Which calls answer: those within a component ("Refine") or a method ("Refine.get_response"), or what a function says."""
+"""The calls that answer: within a component ("Refine"), within a method ("Refine.get_response"), or by a function."""
 
 NOBODY = "no SemGradLLM wrote this answer (nothing retrieved, or another LLM)"
 _UNTOLD = (
@@ -105,48 +106,44 @@ class Counting:
         Raises:
             BindingMismatchError: one of the calls that count is not what the policy was calibrated for.
         """
-        calls, reason = self._calls(turn, delivery)
-        if not calls:
-            verdict = unscored(delivery.text, reason=reason, model="unknown" if turn.others else "none")
+        found = self._authors(turn, delivery)
+        if not found.calls:
+            verdict = unscored(delivery.text, reason=found.reason, model="unknown" if turn.others else "none")
             return Draft(verdict, delivery.holder, irreplaceable=irreplaceable)
-        if len(calls) == 1 and self.aggregate is None:
-            verdict, prompt = calls[0].verdict, calls[0].prompt
+        if found.several or self.aggregate is not None:
+            verdict, prompt = self._aggregated(found.calls, policy)
         else:
-            verdict, prompt = self._aggregated(calls, policy)
-        whole = verdict.model_copy(update={"text": delivery.text})
-        return Draft(whole, delivery.holder, prompt, irreplaceable=irreplaceable)
-
-    def _calls(self, turn: Turn, delivery: Delivery) -> tuple[Sequence[ModelCall], str]:
-        """The calls that count; none of them, and why, where there is nothing to score."""
+            verdict, prompt = found.calls[0].verdict, found.calls[0].prompt
+        changes: dict[str, Any] = {"text": delivery.text}
         if self.answering is not None:
-            return self._named(turn)
+            changes["settings"] = {**(verdict.settings or {}), "answering": _name_of(self.answering)}
+        return Draft(verdict.model_copy(update=changes), delivery.holder, prompt, irreplaceable=irreplaceable)
+
+    def _authors(self, turn: Turn, delivery: Delivery) -> Authors:
+        """The calls that count."""
+        if self.answering is not None:
+            return _named(turn, self.answering)
         if self.whole:
-            return [] if turn.others else turn.calls, NOBODY
-        calls, reason = authors(turn, delivery)
-        if self.aggregate is None or (not calls and reason != _UNTOLD):
-            return calls, reason
-        return ([], NOBODY) if turn.others else (turn.calls, NOBODY)
+            return Authors.of([] if turn.others else turn.calls, NOBODY)
+        found = authors(turn, delivery)
+        if self.aggregate is None or (not found.calls and found.reason != _UNTOLD):
+            return found
+        return Authors.of([] if turn.others else turn.calls, NOBODY)
 
-    def _named(self, turn: Turn) -> tuple[Sequence[ModelCall], str]:
-        chosen = cast("Answering", self.answering)
-        if callable(chosen):
-            return [call for call in turn.calls if chosen(call)], "none of the model's calls is one that answers"
-        if any(_names(step, chosen) for step in turn.others):
-            return [], f"another LLM was asked within {chosen}"
-        return [call for call in turn.calls if call.step and _names(call.step, chosen)], (
-            f"the model was not asked within {chosen}"
-        )
+    def _aggregated(self, calls: Sequence[ModelCall], policy: Policy) -> tuple[Verdict, PromptForm]:
+        """Several calls in one verdict; the way is part of the settings, as calibrations for single answers differ.
 
-    def _aggregated(self, calls: Sequence[ModelCall], policy: Policy) -> tuple[Verdict, Any]:
-        """Several calls in one verdict; the way is part of the settings, as calibrations for single answers differ."""
+        Nothing is promised where one of the prompts is unfamiliar: that one stands for all.
+        """
         aggregate = self.aggregate or "max"
         marked = [_marked(call.verdict, aggregate) for call in calls]
         if current_recorder() is None:
             for verdict in marked:
                 policy.check(binding_of(verdict))
+        unfamiliar = next((call.prompt for call in calls if policy.unfamiliar(call.prompt)), None)
         without = [index for index, verdict in enumerate(marked) if verdict.uncertainty is None]
         if without:
-            return marked[without[0]], calls[without[0]].prompt
+            return marked[without[0]], unfamiliar or calls[without[0]].prompt
         scores = [verdict.uncertainty for verdict in marked if verdict.uncertainty is not None]
         worst = scores.index(max(scores))
         changes: dict[str, Any] = {
@@ -156,37 +153,72 @@ class Counting:
         if aggregate == "mean":
             mean = sum(scores) / len(scores)
             changes |= {"uncertainty": mean, "semgrad": None, "paragrad": None, "mean_entropy": None}
-        return marked[worst].model_copy(update=changes), calls[worst].prompt
+        return marked[worst].model_copy(update=changes), unfamiliar or calls[worst].prompt
 
 
-def authors(turn: Turn, delivery: Delivery, *, inside: Step | None = None) -> tuple[Sequence[ModelCall], str]:
+@dataclass(frozen=True)
+class Authors:
+    """The calls that wrote an answer; `reason` says why there are none. `several`: it may be made of more than one."""
+
+    calls: Sequence[ModelCall]
+    reason: str = ""
+    several: bool = False
+
+    @classmethod
+    def of(cls, calls: Sequence[ModelCall], reason: str) -> Authors:
+        """Calls that were not made into one text."""
+        return cls(calls, reason, several=len(calls) > 1)
+
+
+def authors(turn: Turn, delivery: Delivery, *, inside: Step | None = None) -> Authors:
     """The calls whose text an answer is; none of them, and the reason, where there are none or it cannot be told.
 
     `inside` is the step that delivers it, where that is not the turn as a whole.
     """
-    written, reason = _writers(turn, delivery)
-    parts = {id(call): call for call in written}
-    for step, sub_answer in _sub_answers(turn, written, inside):
-        calls, reason = authors(turn, sub_answer, inside=step)
-        if not calls:
-            return [], f"it is made of answers, one of which cannot be scored: {reason}"
-        parts.update({id(call): call for call in calls})
-    return list(parts.values()), reason
+    found = _writers(turn, delivery)
+    if not found.calls:
+        return found
+    parts, several = {id(call): call for call in found.calls}, found.several
+    for step, sub_answer in _sub_answers(turn, found.calls, inside):
+        sub = authors(turn, sub_answer, inside=step)
+        if not sub.calls:
+            return Authors([], f"it is made of answers, one of which cannot be scored: {sub.reason}")
+        parts, several = parts | {id(call): call for call in sub.calls}, True
+    return Authors(list(parts.values()), several=several)
 
 
-def _writers(turn: Turn, delivery: Delivery) -> tuple[Sequence[ModelCall], str]:
+def _writers(turn: Turn, delivery: Delivery) -> Authors:
     """The calls whose very text an answer is, or that LlamaIndex's own code made it of."""
     written = _returned(turn, delivery)
     if written:
-        return written, ""
+        return Authors.of(written, "")
     if not turn.calls or not delivery.text.strip() or delivery.text == _EMPTY:
-        return [], NOBODY
+        return Authors([], NOBODY)
     made = next((step for step in turn.ended if _makes(step) and _holds(step, delivery)), None)
     if made is None:
-        return [], _UNTOLD
+        return Authors([], _UNTOLD)
     if any(made in step.path for step in turn.others):
-        return [], NOBODY
-    return [call for call in turn.calls if call.within(made)], NOBODY
+        return Authors([], NOBODY)
+    calls = [call for call in turn.calls if call.within(made)]
+    return Authors(calls, NOBODY, several=made.method in _SYNTHESIZING or len(calls) > 1)
+
+
+def _named(turn: Turn, answering: Answering) -> Authors:
+    if callable(answering):
+        return Authors.of(
+            [call for call in turn.calls if answering(call)], "none of the model's calls is one that answers"
+        )
+    if any(_names(step, answering) for step in turn.others):
+        return Authors([], f"another LLM was asked within {answering}")
+    named = [call for call in turn.calls if call.step and _names(call.step, answering)]
+    return Authors.of(named, f"the model was not asked within {answering}")
+
+
+def _name_of(answering: Answering) -> str:
+    """A name for settings: what was calibrated with other calls is refused."""
+    return (
+        answering if isinstance(answering, str) else str(getattr(answering, "__qualname__", type(answering).__name__))
+    )
 
 
 def _sub_answers(turn: Turn, written: Sequence[ModelCall], inside: Step | None) -> Iterator[tuple[Step, Delivery]]:
@@ -210,9 +242,7 @@ def _returned(turn: Turn, delivery: Delivery) -> Sequence[ModelCall]:
         return _of_fields(turn, delivery.structure)
     if not delivery.text.strip():
         return []
-    if all(
-        len(piece) < 2 for piece in delivery.pieces or [delivery.text]
-    ):  # Python has such a text once, for everybody
+    if all(len(piece) < 2 for piece in delivery.pieces or [delivery.text]):  # Python has each such text only once
         alone = len(turn.calls) == 1 and not turn.others
         return [call for call in turn.calls if alone and call.text == delivery.text]
     if delivery.pieces is None:

@@ -269,6 +269,6 @@ _witness = _Witness()
 
 def _listen() -> None:
     """Have the witness among the handlers that hear everything; whoever has replaced them may have lost it."""
-    handlers: list[Any] = get_dispatcher("root").span_handlers  # pyright: ignore[reportUnknownMemberType]
+    handlers = cast("list[Any]", get_dispatcher("root").span_handlers)  # pyright: ignore[reportUnknownMemberType]
     if not any(handler is _witness for handler in handlers):
         handlers.append(_witness)

@@ -31,8 +31,8 @@ from semgrad_guard.guard import (
     Outcome,
     ain_time,
     arun,
-    in_time,
     cancelling,
+    in_time,
     off_loop,
     one,
     run,
@@ -55,8 +55,9 @@ class GuardedChatEngine(Guarded, BaseChatEngine):
         chat.chat("What is the capital of France?").metadata["semgrad_guard"]["action"]
 
     The score is that of the call whose text the reply is, as in `GuardedQueryEngine`; the call that condenses the
-    question is another. The memory is the inner engine's own and holds what the user saw: a withheld draft never enters it.
-    Where a turn ends with an error, `abstain_message` is remembered as the answer, so that the roles still alternate.
+    question is another. The memory is the inner engine's own and holds what the user saw: a withheld draft never enters
+    it. Where a turn ends with an error, `abstain_message` is remembered as the answer, so that the roles still
+    alternate.
 
     Args:
         engine: a chat engine that keeps its conversation in `_memory`, as LlamaIndex's own do, and answers with a
