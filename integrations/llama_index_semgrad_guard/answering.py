@@ -15,7 +15,7 @@ from semgrad_guard import METADATA_KEY, Estimator, Generation, GenerationOptions
 from semgrad_guard.adapters.settings import call_options, weights_of
 from semgrad_guard.adapters.weights import Weights
 from semgrad_guard.errors import require_known
-from semgrad_guard.guard import Answerer, as_estimator, off_loop, record_draft
+from semgrad_guard.guard import Answerer, LiveAnswer, as_estimator, off_loop, record_draft
 from semgrad_guard.records import Conversation
 
 _CALL_OPTIONS = frozenset({"formatted"})
@@ -84,8 +84,14 @@ class AnsweringLLM(LLM):
     ) -> tuple[Generation, dict[str, Any]]:
         return await off_loop(lambda: self._answer(conversation, options))
 
+    def _live(self, conversation: Conversation, options: GenerationOptions) -> LiveAnswer:
+        live, turn = self._answerer(options).live(conversation), current_turn()
+        if turn is not None:
+            turn.opened(live.close)
+        return live
+
     def _pieces(self, conversation: Conversation, options: GenerationOptions) -> Generator[Piece]:
-        text, pieces, live = "", list[str](), self._answerer(options).live(conversation)
+        text, pieces, live = "", list[str](), self._live(conversation, options)
         try:
             for piece in live:
                 pieces.append(piece)
@@ -97,7 +103,7 @@ class AnsweringLLM(LLM):
         yield "", text, record
 
     async def _apieces(self, conversation: Conversation, options: GenerationOptions) -> AsyncGenerator[Piece]:
-        text, pieces, live = "", list[str](), await off_loop(lambda: self._answerer(options).live(conversation))
+        text, pieces, live = "", list[str](), await off_loop(lambda: self._live(conversation, options))
         try:
             while piece := await off_loop(lambda: next(live.stream, "")):
                 pieces.append(piece)

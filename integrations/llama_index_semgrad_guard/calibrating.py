@@ -186,7 +186,7 @@ def _guarded(
 def _afresh(guarded: GuardedChatEngine, history: list[ChatMessage]) -> GuardedChatEngine:
     """The chat engine with this history, and a memory of its own."""
     inner: Any = copy.copy(guarded._engine)  # pyright: ignore[reportPrivateUsage] - the guard's other half
-    inner._memory = ChatMemoryBuffer.from_defaults(chat_history=history, token_limit=2**20)
+    inner._memory = ChatMemoryBuffer.from_defaults(chat_history=history, token_limit=2**20)  # pyright: ignore[reportUnknownMemberType]
     fresh = copy.copy(guarded)
     fresh._engine, fresh._memory = inner, inner._memory  # pyright: ignore[reportPrivateUsage]
     return fresh
@@ -203,7 +203,9 @@ def _conversation(given: Any) -> tuple[list[ChatMessage], str]:
     if isinstance(given, str):
         return [], given
     if not isinstance(given, (list, tuple)) or not given:
-        raise InputError(f"a chat engine is asked a text or a conversation, not a {type(given).__name__}")
+        raise InputError(
+            f"a chat engine is asked a text or a conversation, not a {type(cast('object', given)).__name__}"
+        )
     turns = [_turn(each) for each in cast("Sequence[Any]", given)]
     return turns[:-1], turns[-1].content or ""
 

@@ -21,6 +21,7 @@ from llama_index.core.llms.llm import LLM
 from llama_index_instrumentation import get_dispatcher
 from llama_index_instrumentation.span import BaseSpan, active_span_id
 from llama_index_instrumentation.span_handlers import BaseSpanHandler
+from pydantic import BaseModel
 
 from semgrad_guard import Generation, Verdict
 from semgrad_guard.guard import current_stop, stopping
@@ -48,9 +49,10 @@ class Step:
         self.content: Any = None
 
     def end(self, result: Any) -> None:
-        """Note what is returned, and what it holds now: responses can be changed later."""
-        self.result = result
-        self.content = result.response if isinstance(result, _HOLDERS) else result
+        """Note what is returned, and what it holds now: responses can be changed later. Streams are not kept alive."""
+        if isinstance(result, (str, BaseModel, *_HOLDERS)):
+            self.result = result
+            self.content = result.response if isinstance(result, _HOLDERS) else result
 
     @property
     def method(self) -> str:
@@ -122,6 +124,7 @@ class Turn:
         self._found: list[tuple[Step, list[tuple[str, str]]]] = []
         self.calls: list[ModelCall] = []
         self.ended: list[Step] = []
+        self._open: list[Callable[[], None]] = []
 
     @contextmanager
     def open(self) -> Generator[Turn]:
@@ -139,6 +142,16 @@ class Turn:
             if call.step is None:
                 call.step = self._steps.get(active_span_id.get() or "")
             self.calls.append(call)
+
+    def opened(self, close: Callable[[], None]) -> None:
+        """A model has begun to write piece by piece; `close` stops it, and is harmless at any time."""
+        with self._lock:
+            self._open.append(close)
+
+    def stop(self) -> None:
+        """Stop whatever a model still writes here, whoever else may hold its stream."""
+        for close in self._open:
+            close()
 
     @property
     def others(self) -> list[Step]:

@@ -40,6 +40,7 @@ class LivePieces:
 
     def close(self) -> None:
         """Stop the model; harmless at any time."""
+        self._turn.stop()
         self._inner.close()
 
 
@@ -62,6 +63,7 @@ class AsyncLivePieces:
 
     async def aclose(self) -> None:
         """Stop the model; harmless at any time."""
+        self._turn.stop()
         await self._inner.aclose()
 
 
