@@ -9,6 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from semgrad_guard.engine.interruption import current_stop, stopping
     from semgrad_guard.guard.answering import (
         Answerer,
         AsyncLiveAnswer,
@@ -22,8 +23,10 @@ if TYPE_CHECKING:
         ABSTAIN_MESSAGE,
         AbstainMessage,
         Draft,
+        HandedOn,
         OnError,
         Outcome,
+        Pending,
         Refusal,
         Reply,
         Terms,
@@ -71,8 +74,10 @@ _HOMES = {
         "ABSTAIN_MESSAGE",
         "AbstainMessage",
         "Draft",
+        "HandedOn",
         "OnError",
         "Outcome",
+        "Pending",
         "Refusal",
         "Reply",
         "Terms",
@@ -121,8 +126,10 @@ _HOMES = {
     "timing": (
         "ain_time",
         "cancelling",
+        "current_stop",
         "in_time",
         "off_loop",
+        "stopping",
     ),
     "verdicts": (
         "abstained",
@@ -150,11 +157,13 @@ __all__ = [
     "Escalate",
     "Guard",
     "GuardedStream",
+    "HandedOn",
     "LiveAnswer",
     "Mode",
     "OnError",
     "OnUnscored",
     "Outcome",
+    "Pending",
     "Policy",
     "Promise",
     "Raise",
@@ -177,6 +186,7 @@ __all__ = [
     "combined_promise",
     "conclude",
     "current_recorder",
+    "current_stop",
     "decide",
     "decide_unscored",
     "escalated",
@@ -194,6 +204,7 @@ __all__ = [
     "scoring_settings",
     "settle",
     "split_delta",
+    "stopping",
     "template_name",
     "undecided",
     "unscored",
