@@ -3,7 +3,8 @@
     python -m research.pocket.calibrate [--output semgrad_guard/pocket/calibration.json]
 
 Every fact is asked once, in a wording that training never showed; known, rare and never-shown facts as they come. The
-promise therefore holds for questions drawn from this world, asked without a system message, and for no others.
+promise therefore holds for questions drawn from this world, asked by themselves (without a system message, a history or
+a passage), and for no others.
 """
 
 from __future__ import annotations
@@ -43,6 +44,7 @@ def calibrate_pocket(model: LanguageModel, *, limit: int | None = None) -> Calib
         alpha=ALPHA,
         delta=DELTA,
         binding=guard.binding.model_copy(update={"grader": grade.name}),
+        prompts=[model.render(text).form for text, _ in asked],
     )
 
 

@@ -109,7 +109,7 @@ class _Asker:
         if policy is None:
             withheld = draft.status != "scored" and on_unscored == "abstain"
             return abstained(draft, ABSTAIN_MESSAGE) if withheld else draft
-        verdict = decide(draft, policy, can_escalate=False)
+        verdict = decide(draft, policy, can_escalate=False, prompt=found.prompt.form)
         return abstained(verdict, ABSTAIN_MESSAGE) if verdict.action == "abstain" else verdict
 
 

@@ -201,7 +201,7 @@ class _Scorer:
         template = prompt_name(form_of([row]), system=self.system)
         draft = assess(self.model, self.estimator, evidence, text=evidence.text, prompt_template=template)
         if self.policy is not None:
-            return decide(draft, self.policy, can_escalate=False)
+            return decide(draft, self.policy, can_escalate=False, prompt=evidence.prompt.form)
         return draft if draft.status == "scored" else abstained(draft, draft.text)
 
 
