@@ -24,8 +24,6 @@ from semgrad_guard import (
 )
 from semgrad_guard.errors import BindingMismatchError, InputError
 
-from ..conftest import CHATML
-
 Make = Callable[..., LanguageModel]
 OPTIONS = GenerationOptions(max_new_tokens=4)
 QUESTIONS = [f"question {i}" for i in range(6)]
@@ -173,7 +171,7 @@ def test_a_calibration_for_something_else_is_refused(
         "estimator": lambda: Guard(language_model, policy, estimator=SemGrad(), options=OPTIONS),
         "settings": lambda: Guard(language_model, policy, estimator=HybridGrad(tau=2.0), options=OPTIONS),
         "template": lambda: Guard(
-            make_language_model(chat_template=CHATML.replace("assistant", "model")),
+            make_language_model(chat_template=language_model.tokenizer.chat_template.replace("assistant", "model")),
             policy,
             estimator=HybridGrad(),
             options=OPTIONS,
