@@ -51,6 +51,8 @@ class Policy:
                 f"on_unfamiliar={self.on_unfamiliar!r} needs a calibration that knows the shape of its prompts, or "
                 "nothing would ever be let through. Make one with `semgrad-guard calibrate`."
             )
+        if self.calibration is not None:
+            self.calibration.require_intact()
         object.__setattr__(self, "threshold", _threshold(self.threshold, self.calibration))
 
     @classmethod
