@@ -221,7 +221,7 @@ def watched(settled: Settlement, monitor: DriftMonitor | None) -> Settlement:
     """The settlement with what the monitor says after this score."""
     if monitor is None:
         return settled
-    moved = monitor.add(settled.verdict.uncertainty).moved
+    moved = monitor.add(settled.verdict.uncertainty).alarm
     return type(settled)(settled.verdict.model_copy(update={"drift": moved}))
 
 

@@ -31,6 +31,7 @@ from semgrad_guard.evaluation.graders import Grader
 from semgrad_guard.evaluation.metrics import auroc
 from semgrad_guard.evaluation.questions.data import Question
 from semgrad_guard.evaluation.runs.run_file import Answer
+from semgrad_guard.records import PromptForm
 
 CANDIDATES: tuple[Estimator, ...] = (
     HybridGrad(), SemGrad(), ParaGrad(), GreedyNLL(), MaxProbability(), MeanEntropy(), FusedGrad(),
@@ -46,15 +47,26 @@ _FOLDS = 5
 
 @dataclass(frozen=True)
 class LearningSet:
-    """Answers in the questions' order: their questions' names, grades, features, and scores by estimator."""
+    """Answers in the questions' order: their questions' names, grades, features, and scores by estimator.
+
+    `prompts` are what the questions' prompts looked like; nothing is promised without them.
+    """
 
     questions: Sequence[str]
     correct: Sequence[bool]
     features: Sequence[Features | None]
     uncertainties: Mapping[str, Sequence[float | None]]
+    prompts: Sequence[PromptForm] | None = None
 
     @classmethod
-    def of(cls, questions: Sequence[Question], answers: Sequence[Answer], grader: Grader) -> LearningSet:
+    def of(
+        cls,
+        questions: Sequence[Question],
+        answers: Sequence[Answer],
+        grader: Grader,
+        *,
+        prompts: Sequence[PromptForm] | None = None,
+    ) -> LearningSet:
         """Grade the answers of a run whose estimators go by their own names, FusedGrad among them."""
         pairs = list(zip(questions, answers, strict=True))
         names = answers[0].scores if answers else {}
@@ -63,6 +75,7 @@ class LearningSet:
             [answer.text is not None and grader(answer.text, question.answers) for question, answer in pairs],
             [answer.scores[FusedGrad.name].features for answer in answers],
             {name: [answer.uncertainty(name) for answer in answers] for name in names if name != FusedGrad.name},
+            prompts,
         )
 
     def part(self, rows: Sequence[int]) -> LearningSet:
@@ -72,6 +85,7 @@ class LearningSet:
             [self.correct[i] for i in rows],
             [self.features[i] for i in rows],
             {name: [column[i] for i in rows] for name, column in self.uncertainties.items()},
+            None if self.prompts is None else [self.prompts[i] for i in rows],
         )
 
     def scores(self, estimator: Estimator) -> list[float | None]:
@@ -229,5 +243,6 @@ def _calibrated(
         binding=bind(estimator),
         groups=rest.questions,
         choice=choice,
+        prompts=rest.prompts,
     )
     return Outcome(found, scores, list(rest.correct))
