@@ -17,7 +17,7 @@ from collections.abc import (
     Sequence,
 )
 from dataclasses import dataclass
-from typing import Any, Generic, Literal, Protocol, TypeVar
+from typing import Any, Generic, Literal, Protocol, TypeVar, cast
 
 from semgrad_guard.calibration import DriftMonitor
 from semgrad_guard.calibration.prompt_shape import PromptForm
@@ -165,9 +165,9 @@ class Outcome(Generic[A]):
 
 
 class Pending(Generic[A]):
-    """Drafts that have been settled, some of which wait for a target."""
+    """Drafts that have been settled, some of which wait for a target; or the errors that stand in drafts' places."""
 
-    def __init__(self, drafts: Sequence[Draft[A]], terms: Terms) -> None:
+    def __init__(self, drafts: Sequence[Draft[A] | Exception], terms: Terms) -> None:
         self._drafts, self._terms = drafts, terms
         self._settled = [self._settle(draft) for draft in drafts]
 
@@ -175,9 +175,9 @@ class Pending(Generic[A]):
     def waiting(self) -> list[Waiting[A]]:
         """The drafts whose target must be asked."""
         return [
-            Waiting(index, settled.verdict, self._drafts[index].answer)
-            for index, settled in enumerate(self._settled)
-            if isinstance(settled, Escalate)
+            Waiting(index, settled.verdict, draft.answer)
+            for index, (draft, settled) in enumerate(zip(self._drafts, self._settled, strict=True))
+            if isinstance(settled, Escalate) and isinstance(draft, Draft)
         ]
 
     def outcomes(self, replies: Sequence[Said[A]] = ()) -> list[Outcome[A] | Exception]:
@@ -188,7 +188,9 @@ class Pending(Generic[A]):
             for draft, settled in zip(self._drafts, self._settled, strict=True)
         ]
 
-    def _settle(self, draft: Draft[A]) -> Settlement | Exception:
+    def _settle(self, draft: Draft[A] | Exception) -> Settlement | Exception:
+        if isinstance(draft, Exception):
+            return draft
         recorder, terms = current_recorder(), self._terms
         if recorder is not None:
             recorder.add(draft.verdict, draft.prompt, source=draft.source)
@@ -207,11 +209,13 @@ class Pending(Generic[A]):
         return watched(settled, terms.monitor)
 
     def _outcome(
-        self, draft: Draft[A], settled: Settlement | Exception, said: Said[A] | None
+        self, draft: Draft[A] | Exception, settled: Settlement | Exception, said: Said[A] | None
     ) -> Outcome[A] | Exception:
-        if isinstance(settled, Exception):
-            return settled
         try:
+            if isinstance(settled, DeadlineExceededError):
+                return _overdue(settled, self._terms)
+            if isinstance(settled, Exception) or isinstance(draft, Exception):
+                return cast("Exception", settled)
             return conclude(settled, draft.answer, self._terms, said=said, irreplaceable=draft.irreplaceable)
         except Exception as error:  # noqa: BLE001 - as above
             return error
@@ -298,7 +302,7 @@ AsyncAsk = Callable[[Sequence[Waiting[A]]], Awaitable[Sequence[Said[A]]]]
 
 def run(
     terms: Terms,
-    draft: Callable[[], Sequence[Draft[A]]],
+    draft: Callable[[], Sequence[Draft[A] | Exception]],
     ask: Ask[A],
     *,
     count: int = 1,
@@ -322,7 +326,7 @@ def run(
 
 async def arun(
     terms: Terms,
-    draft: Callable[[], Awaitable[Sequence[Draft[A]]]],
+    draft: Callable[[], Awaitable[Sequence[Draft[A] | Exception]]],
     ask: AsyncAsk[A],
     *,
     count: int = 1,
