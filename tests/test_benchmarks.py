@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from semgrad_guard.engine.replay.memory import Memory
+from semgrad_guard.engine.replay.memory_budget import Memory
 from semgrad_guard.errors import InputError
 
 FOLDER = Path(__file__).parents[1] / "benchmarks"
@@ -75,7 +75,7 @@ class TestMemory:
             del first
             torch.cat([second, second])  # again three
 
-        assert load("memory").live_tensors(work) == pytest.approx(3, rel=1e-3)
+        assert load("peak_memory").live_tensors(work) == pytest.approx(3, rel=1e-3)
 
 
 class TestLeavingOut:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict
 
@@ -47,6 +47,11 @@ class Binding(BaseModel):
         """
         pairs = {name: (getattr(self, name), getattr(other, name)) for name in Binding.model_fields}
         return {name: (a, b) for name, (a, b) in pairs.items() if a is not None and b is not None and a != b}
+
+    def without_prompt_name(self) -> Self:
+        """The binding whose `prompt_template` is the chat template's fingerprint alone, without the prompts' name."""
+        name, at, fingerprint = (self.prompt_template or "").rpartition("@")
+        return self.model_copy(update={"prompt_template": fingerprint}) if at and name else self
 
     def require(self, other: Binding) -> None:
         """Raise `BindingMismatchError`, naming each difference, unless `other` is what this binding was made for."""

@@ -8,8 +8,9 @@ exchangeable (drawn from one population, independently); `drift.py` watches for 
 from __future__ import annotations
 
 import datetime
+import operator
 from collections.abc import Hashable, Iterable
-from typing import Any
+from typing import Any, SupportsIndex
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,7 +42,7 @@ def calibrate(
     grid: Iterable[float] | None = None,
     binding: Binding | None = None,
     confidence: ConfidenceMethod = "isotonic",
-    seed: int = 0,
+    seed: SupportsIndex = 0,
     groups: Iterable[Hashable] | None = None,
     created: str | None = None,
     choice: EstimatorChoice | None = None,
@@ -69,6 +70,7 @@ def calibrate(
     alpha, delta = read_rate(alpha, "alpha"), read_rate(delta, "delta")
     if confidence not in ("isotonic", "platt"):
         raise CalibrationError(f"confidence must be 'isotonic' or 'platt', not {confidence!r}.")
+    seed = _whole(seed)
     named = list(groups) if isinstance(groups, Iterable) else groups
     answers = read_set(uncertainties, correct, groups=named)
     if choice is not None:
@@ -96,6 +98,17 @@ def calibrate(
     )
 
 
+def _whole(seed: SupportsIndex) -> int:
+    """A seed as an int, numpy's whole numbers included."""
+    try:
+        found = operator.index(seed)
+    except TypeError:
+        found = -1
+    if found < 0 or isinstance(seed, bool):
+        raise CalibrationError(f"seed must be a whole number that is not negative; it is {seed!r}.")
+    return found
+
+
 def _prepare(
     answers: CalibrationSet, outside: NDArray[np.float64] | None, *, alpha: float, delta: float, seed: int
 ) -> tuple[NDArray[np.intp], NDArray[np.float64], int]:
@@ -104,10 +117,7 @@ def _prepare(
     if outside is not None:
         first = fixed_sequence.first_testable(answers.scores, outside, alpha=alpha, delta=delta)
         return np.arange(n), outside, first
-    try:
-        for_grid, tested = fixed_sequence.split(n, seed=seed)
-    except (TypeError, ValueError):
-        raise CalibrationError(f"seed must be a whole number that is not negative; it is {seed!r}.") from None
+    for_grid, tested = fixed_sequence.split(n, seed=seed)
     if not len(for_grid):
         return tested, np.empty(0), 0
     grid = fixed_sequence.split_grid(answers.scores[for_grid], n_tested=len(tested), alpha=alpha, delta=delta)

@@ -7,7 +7,6 @@ import hashlib
 import json
 import math
 import os
-import secrets
 from pathlib import Path
 from typing import Any, Literal, Self, TypeGuard
 
@@ -17,7 +16,8 @@ from semgrad_guard.calibration.binding import Binding
 from semgrad_guard.calibration.choice import EstimatorChoice
 from semgrad_guard.calibration.confidence import ConfidenceMap
 from semgrad_guard.calibration.prompt_shape import PromptShape
-from semgrad_guard.errors import CalibrationError
+from semgrad_guard.errors import CalibrationError, InputError
+from semgrad_guard.files import atomic_write
 from semgrad_guard.records import PromptForm
 
 
@@ -94,23 +94,16 @@ class Calibration(BaseModel):
         return ("the prompt is not known",) if prompt is None else self.shape.differences(prompt)
 
     def save(self, path: str | os.PathLike[str]) -> Path:
-        """Write JSON beside `path`, then rename: an interrupted write never leaves half a file behind."""
-        target = Path(path)
-        beside = target.parent / f".{target.name}.{secrets.token_hex(4)}.tmp"
+        """Write JSON, whole or not at all: an interrupted write leaves the old file, or none.
+
+        Raises:
+            CalibrationError: nothing can be written there.
+        """
         try:
-            with beside.open("x", encoding="utf-8") as file:
-                file.write(_to_text(self))
-                file.flush()
-                os.fsync(file.fileno())
-            beside.replace(target)
-        except OSError as error:
-            raise CalibrationError(
-                f"Cannot write the calibration to {target}: {error.strerror or error}. "
-                "Choose a path in an existing folder that you may write to."
-            ) from error
-        finally:
-            _remove(beside)
-        return target
+            return atomic_write(Path(path), _to_text(self))
+        except InputError as error:
+            said = str(error).removeprefix("Cannot write ")
+            raise CalibrationError(f"Cannot write the calibration to {said}") from error
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Self:
@@ -122,13 +115,34 @@ class Calibration(BaseModel):
             raise CalibrationError(f"Cannot read the calibration {source}: {error.strerror or error}.") from error
         except UnicodeDecodeError as error:
             raise CalibrationError(f"{source} is not a calibration: it is not UTF-8 text.") from error
+        except ValueError as error:  # a null character
+            raise CalibrationError(f"Cannot read the calibration {str(source)!r}: {error}.") from error
         try:
-            return cls.model_validate_json(text, strict=True)
+            found = cls.model_validate_json(text, strict=True)
         except ValidationError as error:
+            raise CalibrationError(f"{source} is not an intact calibration: {_first_fault(error)} {_EDITED}") from error
+        try:
+            json.loads(text, object_pairs_hook=_distinct)
+        except (ValueError, RecursionError) as error:
+            raise CalibrationError(f"{source} is not an intact calibration: {error}. {_EDITED}") from error
+        return found
+
+    def require_intact(self) -> Self:
+        """The calibration itself.
+
+        Raises:
+            CalibrationError: a field was changed after it was made (`model_copy(update=...)` checks nothing).
+        """
+        try:
+            intact = self.id == _content_id(self)
+        except (AttributeError, TypeError, ValueError):  # a field is not even of its type
+            intact = False
+        if not intact:
             raise CalibrationError(
-                f"{source} is not an intact calibration: {_first_fault(error)} "
-                "A calibration must not be edited: run `semgrad-guard calibrate` again, or restore the file."
-            ) from error
+                f"The calibration {self.id} was changed after it was made: its id does not match its content, so its "
+                "promise does not hold. Load the file again, or calibrate again."
+            )
+        return self
 
     @field_validator("created")
     @classmethod
@@ -145,10 +159,36 @@ class Calibration(BaseModel):
             raise ValueError("its id does not match its content")
         return self
 
+    @model_validator(mode="after")
+    def _adds_up(self) -> Self:
+        """Counts within each other, and a threshold that was tested: what `calibrate` makes always is so."""
+        if not self.n_answered_wrong <= self.n_answered <= self.n_tested <= self.n - self.n_unscored <= self.n:
+            raise ValueError(
+                "counts must not grow: n, n - n_unscored, n_tested, n_answered, n_answered_wrong are "
+                f"{self.n}, {self.n - self.n_unscored}, {self.n_tested}, {self.n_answered}, {self.n_answered_wrong}"
+            )
+        if self.n_wrong > self.n or len(self.scores) != self.n - self.n_unscored:
+            raise ValueError("there must be a score for each scored answer, and no more wrong answers than answers")
+        if self.threshold is not None and self.threshold not in self.grid:
+            raise ValueError(f"the threshold {self.threshold!r} is none of the grid's, so it was not tested")
+        if (self.threshold is None) != (self.reason is not None) or (self.threshold is None) == bool(self.n_answered):
+            raise ValueError("there is either a threshold with answers below it, or a reason why there is none")
+        return self
+
+
+_EDITED = "A calibration must not be edited: run `semgrad-guard calibrate` again, or restore the file."
+
 
 def is_score(value: float | None) -> TypeGuard[float]:
-    """Whether a value is a finite number, and so a score."""
-    return value is not None and math.isfinite(value)
+    """Whether a value is a finite number, and so a score.
+
+    Raises:
+        InputError: it is neither a number nor None.
+    """
+    try:
+        return value is not None and math.isfinite(value)
+    except (TypeError, ValueError, OverflowError):
+        raise InputError(f"an uncertainty is a number or None, not {value!r}") from None
 
 
 def _content_id(calibration: Calibration) -> str:
@@ -165,6 +205,15 @@ def _content(calibration: Calibration) -> dict[str, Any]:
     return calibration.model_dump(mode="json", exclude=absent, warnings=False)
 
 
+def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object of JSON whose names are all different: of two that are alike, a reader sees only one."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f"it says {next(name for name in names if names.count(name) > 1)!r} more than once")
+    return found
+
+
 def _to_text(calibration: Calibration) -> str:
     """JSON with one line per field: readable, and small where a field is a long list."""
     lines = [f"  {json.dumps(name)}: {json.dumps(value)}" for name, value in _content(calibration).items()]
@@ -176,10 +225,3 @@ def _first_fault(error: ValidationError) -> str:
     fault = error.errors(include_url=False, include_context=False)[0]
     where = ".".join(str(part) for part in fault["loc"])
     return f"{where + ': ' if where else ''}{fault['msg'].removeprefix('Value error, ')}."
-
-
-def _remove(path: Path) -> None:
-    try:
-        path.unlink(missing_ok=True)
-    except OSError:
-        return

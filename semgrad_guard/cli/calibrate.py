@@ -91,6 +91,25 @@ def calibrate(  # noqa: PLR0913  # a command's options are its arguments
     temperature: options.Temperature = 0.0,
     seed: options.Seed = 0,
     system: options.System = None,
+    prompt: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TEXT",
+            parser=values.text,
+            help="The user's turn as your program words it, with {question} and perhaps {context} in it; @FILE reads "
+            "it from a file.",
+            rich_help_panel=options.ANSWERS,
+        ),
+    ] = None,
+    context_field: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            parser=values.text,
+            help='The field of the data with the passage to answer from, if it is not called "context".',
+            rich_help_panel=options.DATA,
+        ),
+    ] = None,
     probe: options.ProbeFile = None,
     plot: Annotated[
         Path | None,
@@ -116,19 +135,21 @@ def calibrate(  # noqa: PLR0913  # a command's options are its arguments
     """Find the threshold that keeps a promise: among the answers let through, at most alpha are wrong.
 
     The model answers every question of the file, the estimator scores the answers, the grader compares them with the
-    references. The promise holds with probability 1 - delta, for questions drawn like those of the file. If no
-    threshold keeps it, the command says so and what would help. An estimator that learns from labels (fused, auto)
-    does so on a quarter of the answers, and the threshold is chosen on the rest.
+    references. The promise holds with probability 1 - delta, for questions drawn like those of the file and asked in
+    the same way: give the system message, the prompt and the passages that your program sends. If no threshold keeps
+    it, the command says so and what would help. An estimator that learns from labels (fused, auto) does so on a quarter
+    of the answers, and the threshold is chosen on the rest.
     """
     from semgrad_guard.evaluation.files import beside, sole_writer
 
     files = Files(output, answers or beside(output, ".answers.jsonl"), plot)
     spec = EstimatorSpec(estimator, variant, tau, beta, sampled_rows)
-    _check_first(files, [data, Path(model), *([probe] if probe else [])], alpha=alpha, delta=delta)
-    questions = _read(data, strict=strict, alpha=alpha, delta=delta)
+    template, sources = _template(prompt)
+    _check_first(files, [data, Path(model), *sources, *([probe] if probe else [])], alpha=alpha, delta=delta)
+    questions = _read(data, strict=strict, alpha=alpha, delta=delta, context_field=context_field)
     learning.estimators_for(spec)  # refuses settings that they do not take, before any work
     decoding = loading.decoding(max_tokens=max_tokens, temperature=temperature, seed=seed)
-    run = _Run(model, dtype, device, spec, decoding, system, batch_size, loading.load_token(probe))
+    run = _Run(model, dtype, device, spec, decoding, system, template, batch_size, loading.load_token(probe))
     with sole_writer(output):
         outcome = run(questions.rows, files.answers, grader=grader, alpha=alpha, delta=delta, upstream=upstream)
         if outcome.calibration.choice is not None:
@@ -159,6 +180,7 @@ class _Run:
     estimator: EstimatorSpec
     decoding: GenerationOptions
     system: str | None
+    prompt: str | None
     batch_size: int
     token: TokenChoice | None
 
@@ -166,10 +188,13 @@ class _Run:
         self, rows: Sequence[Question], path: Path, *, grader: str, alpha: float, delta: float, upstream: str | None
     ) -> Outcome:
         """Answer what is missing at `path`, grade, and calibrate."""
-        from semgrad_guard.evaluation.questions.prompts import form_of, prompt_name
+        from semgrad_guard.evaluation.questions.prompts import form_of, prompt_forms, prompt_name, require_prompt
         from semgrad_guard.evaluation.runs.run import run_binding
 
-        template = prompt_name(form_of(rows), system=self.system)
+        form = form_of(rows)
+        if self.prompt is not None:
+            require_prompt(self.prompt, form)
+        template = prompt_name(form, system=self.system, prompt=self.prompt)
         model = loading.load_model(self.model, self.dtype, device=self.device, token=self.token)
         answers = self._collect(rows, path, model, learning.estimators_for(self.estimator))
         say_unscored(answers)
@@ -177,7 +202,10 @@ class _Run:
         def bind(estimator: Estimator) -> Binding:
             return run_binding(model, estimator, options=self.decoding, template=template, upstream=upstream)
 
-        return learning.outcome_of(self.estimator, rows, answers, bind, grader=grader, alpha=alpha, delta=delta)
+        prompts = prompt_forms(rows, model.render, system=self.system, prompt=self.prompt)
+        return learning.outcome_of(
+            self.estimator, rows, answers, bind, grader=grader, alpha=alpha, delta=delta, prompts=prompts
+        )
 
     def _collect(
         self, rows: Sequence[Question], path: Path, model: LanguageModel, estimators: Sequence[Estimator]
@@ -201,6 +229,7 @@ class _Run:
                     estimators={estimator.name: estimator for estimator in estimators},
                     options=self.decoding,
                     system=self.system,
+                    prompt=self.prompt,
                     batch_size=self.batch_size,
                     on_progress=watch,
                 )
@@ -226,12 +255,22 @@ def _check_first(files: Files, inputs: Sequence[Path], *, alpha: float, delta: f
     require_outputs(outputs, inputs=inputs)
 
 
-def _read(data: Path, *, strict: bool, alpha: float, delta: float) -> QuestionFile:
+def _template(prompt: str | None) -> tuple[str | None, list[Path]]:
+    """The template of the user's turn, and the file that it was read from, if it was."""
+    from semgrad_guard.evaluation.files import read_text
+
+    if prompt is None or not prompt.startswith("@"):
+        return prompt, []
+    path = Path(prompt[1:])
+    return read_text(path).removesuffix("\n"), [path]
+
+
+def _read(data: Path, *, strict: bool, alpha: float, delta: float, context_field: str | None = None) -> QuestionFile:
     """The questions, with a word on what is left out, and on files that are too small whatever the answers."""
     from semgrad_guard.calibration import binomial, fixed_sequence
     from semgrad_guard.evaluation.questions.data import read_questions
 
-    questions = read_questions(data, strict=strict)
+    questions = read_questions(data, strict=strict, context_field=context_field)
     say_problems(questions.problems)
     note_problems(questions.duplicates)
     tested = len(fixed_sequence.split(len(questions.rows), seed=0)[1])

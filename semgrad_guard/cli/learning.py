@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from semgrad_guard.evaluation.calibrating.outcome import Outcome
     from semgrad_guard.evaluation.questions.data import Question
     from semgrad_guard.evaluation.runs.run_file import Answer
+    from semgrad_guard.records import PromptForm
 
 
 def estimators_for(spec: EstimatorSpec) -> Sequence[Estimator]:
@@ -37,19 +38,20 @@ def outcome_of(
     grader: str,
     alpha: float,
     delta: float,
+    prompts: Sequence[PromptForm],
 ) -> Outcome:
     """Grade the answers and calibrate; for "fused" and "auto", learn on a part of them first."""
     from semgrad_guard.estimators import FusedGrad, HybridGrad
-    from semgrad_guard.evaluation.calibrating.learning import Graded, calibrate_best, calibrate_fused
+    from semgrad_guard.evaluation.calibrating.learning import LearningSet, calibrate_best, calibrate_fused
     from semgrad_guard.evaluation.calibrating.outcome import calibrate_answers
     from semgrad_guard.evaluation.graders import GRADERS
 
     if spec.name == "auto":
-        graded = Graded.of(rows, answers, GRADERS[grader])
+        graded = LearningSet.of(rows, answers, GRADERS[grader], prompts=prompts)
         return calibrate_best(graded, estimators_for(spec), bind=bind, alpha=alpha, delta=delta)
     if spec.name == "fused":
         fused, instead = spec.set_on(FusedGrad()), spec.set_where_taken(HybridGrad())
-        graded = Graded.of(rows, answers, GRADERS[grader])
+        graded = LearningSet.of(rows, answers, GRADERS[grader], prompts=prompts)
         return calibrate_fused(graded, fused, instead, bind=bind, alpha=alpha, delta=delta)
     estimator = spec.estimator()
     return calibrate_answers(
@@ -60,4 +62,5 @@ def outcome_of(
         binding=bind(estimator),
         alpha=alpha,
         delta=delta,
+        prompts=prompts,
     )

@@ -236,7 +236,7 @@ def _deliver(
     scored: Sequence[Scored], found: Drift | None, output: Path | None, *, as_json: bool, decided: bool, single: bool
 ) -> None:
     from semgrad_guard.cli.rendering import drift_line, scores_view, verdict_view
-    from semgrad_guard.evaluation.files import write_beside
+    from semgrad_guard.files import atomic_write as write_beside
 
     lines = "".join(json.dumps(_record(row, verdict), ensure_ascii=False) + "\n" for row, verdict in scored)
     if output is not None:

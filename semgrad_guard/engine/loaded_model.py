@@ -23,7 +23,7 @@ from semgrad_guard.engine.prompts.prompt import (
 )
 from semgrad_guard.engine.prompts.token_choice import TokenChoice
 from semgrad_guard.engine.prompts.tool_format import ToolFormat, tool_format
-from semgrad_guard.engine.replay.memory import Memory
+from semgrad_guard.engine.replay.memory_budget import Memory
 from semgrad_guard.engine.scoring.scorer import scorer_of
 from semgrad_guard.records import Conversation
 

@@ -39,16 +39,16 @@ class AskingEstimator:
         raise NotImplementedError
 
     def __call__(self, evidence: Evidence) -> Score:
-        """`scoring_ms` is the price of everything the number needs, as if no other estimator had needed it before."""
+        """`scoring_ms` is the cost of everything the number needs, as if no other estimator had needed it before."""
         if not evidence.response_ids:
             return Score(None, "the response is empty")
-        found, milliseconds = evidence.timed(lambda: self._attempt(evidence))
+        value, milliseconds = evidence.timed(lambda: self._attempt(evidence))
         details = {"scored_tokens": len(evidence.response_ids), "scoring_ms": round(milliseconds, 3)}
-        if isinstance(found, str):
-            return Score(None, found, details)
-        if not math.isfinite(found):
+        if isinstance(value, str):
+            return Score(None, value, details)
+        if not math.isfinite(value):
             return Score(None, "the score is not finite", details)
-        return Score(found, None, details)
+        return Score(value, None, details)
 
     def _attempt(self, evidence: Evidence) -> float | str:
         try:
@@ -66,10 +66,10 @@ def texts_of(samples: Iterable[Sample]) -> list[str]:
 
 def distinct(samples: Iterable[Sample]) -> dict[str, Sample]:
     """The first sample of each text, in order."""
-    found: dict[str, Sample] = {}
+    by_text: dict[str, Sample] = {}
     for sample in samples:
-        found.setdefault(sample.text.strip(), sample)
-    return found
+        by_text.setdefault(sample.text.strip(), sample)
+    return by_text
 
 
 def with_tokens(samples: tuple[Sample, ...]) -> list[Sample]:
@@ -78,10 +78,10 @@ def with_tokens(samples: tuple[Sample, ...]) -> list[Sample]:
     Raises:
         ScoringError: all of them are empty.
     """
-    found = [sample for sample in samples if sample.ids]
-    if not found:
+    filled = [sample for sample in samples if sample.ids]
+    if not filled:
         raise ScoringError("all samples are empty")
-    return found
+    return filled
 
 
 def mean_log_prob(sample: Sample) -> float:

@@ -9,6 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from semgrad_guard.engine.interruption import current_stop, stopping
     from semgrad_guard.guard.answering import (
         Answerer,
         AsyncLiveAnswer,
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
         ABSTAIN_MESSAGE,
         AbstainMessage,
         Draft,
+        HandedOn,
         OnError,
         Outcome,
         Pending,
@@ -74,6 +76,7 @@ _HOMES = {
         "ABSTAIN_MESSAGE",
         "AbstainMessage",
         "Draft",
+        "HandedOn",
         "OnError",
         "Outcome",
         "Pending",
@@ -125,8 +128,10 @@ _HOMES = {
     "timing": (
         "ain_time",
         "cancelling",
+        "current_stop",
         "in_time",
         "off_loop",
+        "stopping",
     ),
     "verdicts": (
         "abstained",
@@ -156,6 +161,7 @@ __all__ = [
     "Escalate",
     "Guard",
     "GuardedStream",
+    "HandedOn",
     "LiveAnswer",
     "Mode",
     "OnError",
@@ -185,6 +191,7 @@ __all__ = [
     "combined_promise",
     "conclude",
     "current_recorder",
+    "current_stop",
     "decide",
     "decide_unscored",
     "escalated",
@@ -203,6 +210,7 @@ __all__ = [
     "scoring_settings",
     "settle",
     "split_delta",
+    "stopping",
     "template_name",
     "undecided",
     "unscored",

@@ -327,7 +327,7 @@ def _in_old_order(estimator: object, policy: Policy | None) -> Policy | None:
     if not callable(estimator):
         raise InputError("a guard needs a policy: Policy(threshold=...) or Policy.from_calibration(calibration)")
     warnings.warn(
-        "Guard(model, estimator, policy) is now Guard(model, policy, estimator=...)", DeprecationWarning, stacklevel=3
+        "Guard(model, estimator, policy) is now Guard(model, policy, estimator=...)", DeprecationWarning, stacklevel=4
     )
     return policy
 

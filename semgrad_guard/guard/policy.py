@@ -51,6 +51,8 @@ class Policy:
                 f"on_unfamiliar={self.on_unfamiliar!r} needs a calibration that knows the shape of its prompts, or "
                 "nothing would ever be let through. Make one with `semgrad-guard calibrate`."
             )
+        if self.calibration is not None:
+            self.calibration.require_intact()
         object.__setattr__(self, "threshold", _threshold(self.threshold, self.calibration))
 
     @classmethod
@@ -99,9 +101,16 @@ class Policy:
         return None if self.calibration is None else self.calibration.confidence(uncertainty)
 
     def check(self, binding: Binding) -> None:
-        """Raise `BindingMismatchError` unless the calibration was made for what `binding`, an answer's record, says."""
-        if self.binding is not None:
-            self.binding.require(binding)
+        """Raise `BindingMismatchError` unless the calibration was made for what `binding`, an answer's record, says.
+
+        A name for the prompts ("chat" in "chat@8924c11b89e2") binds only where the shape of the prompts is not known.
+        """
+        if self.calibration is None or self.calibration.binding is None:
+            return
+        mine = self.calibration.binding
+        if self.calibration.shape is not None:
+            mine, binding = mine.without_prompt_name(), binding.without_prompt_name()
+        mine.require(binding)
 
 
 def require_policy(policy: object) -> Policy:

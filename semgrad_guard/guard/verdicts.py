@@ -163,6 +163,11 @@ def escalated(decided: Verdict, answer: str | Verdict) -> Verdict:
     return decided.model_copy(update=changes)
 
 
+def handed_on(decided: Verdict) -> Verdict:
+    """The verdict with its answer withheld and no other in its place: somebody else answers, later."""
+    return decided.model_copy(update={"text": "", "tool_calls": (), "draft": decided.text or None, "promised": False})
+
+
 def binding_of(verdict: Verdict) -> Binding:
     """What an answer's own record says it came from."""
     return Binding(

@@ -255,3 +255,49 @@ def test_a_calibration_is_frozen_and_cannot_be_forged() -> None:
         calibration.threshold = math.pi  # type: ignore[misc]
     with pytest.raises(ValidationError, match="id does not match"):
         Calibration(**{**dict(calibration), "threshold": 99.0})
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"threshold": 99.0}, "none of the grid's"),
+        ({"n_answered": 10**9}, "counts must not grow"),
+        ({"n_answered_wrong": 10**6}, "counts must not grow"),
+        ({"n_unscored": 50}, "counts must not grow"),
+        ({"n": 10**6}, "a score for each"),
+        ({"n_wrong": 10**6}, "no more wrong answers"),
+        ({"scores": (0.1,)}, "a score for each"),
+        ({"threshold": None}, "either a threshold"),
+        ({"reason": "none"}, "either a threshold"),
+    ],
+)
+def test_what_does_not_add_up_is_not_sealed(changes: dict[str, Any], words: str) -> None:
+    made = example()
+    assert made.threshold is not None
+    content = {name: value for name, value in made if name not in ("id", "schema_version")}
+    assert Calibration.seal(**content) == made
+    with pytest.raises(CalibrationError, match=words):
+        Calibration.seal(**{**content, **changes})
+
+
+def test_a_name_that_stands_twice_is_refused(tmp_path: Path) -> None:
+    path = example().save(tmp_path / "c.json")
+    text = path.read_text()
+    for twice in (text.replace("{", '{"threshold": 99.0, ', 1), text.replace('"model"', '"model": "x", "model"', 1)):
+        path.write_text(twice)
+        with pytest.raises(CalibrationError, match=r"more than once.*must not be edited"):
+            Calibration.load(path)
+
+
+def test_paths_that_no_file_can_have_are_refused_by_type() -> None:
+    with pytest.raises(CalibrationError, match="null"):
+        Calibration.load("\0")
+    with pytest.raises(CalibrationError, match="null"):
+        example().save("\0")
+
+
+def test_numpys_whole_numbers_are_seeds() -> None:
+    assert example(seed=np.int64(3)) == example(seed=3)
+    for seed in (-1, 1.5, "1", None, True, np.float64(1)):
+        with pytest.raises(CalibrationError, match="seed must be a whole number"):
+            example(seed=seed)

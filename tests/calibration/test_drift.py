@@ -7,7 +7,7 @@ import threading
 
 import numpy as np
 import pytest
-from scipy.stats import ks_2samp
+from scipy.stats import fisher_exact, ks_2samp
 
 from semgrad_guard.calibration import Calibration, Drift, DriftMonitor, calibrate, drift
 from semgrad_guard.errors import CalibrationError, InputError
@@ -70,7 +70,7 @@ def test_blocks_double_up_to_the_window_and_do_not_overlap() -> None:
     starts = [0, *ends[:-1]]
     for k, (start, end) in enumerate(zip(starts, ends, strict=True), start=1):
         expected = drift(new[start:end], old, level=0.001 / (k * (k + 1)))
-        assert reports[end - 1] == expected.model_copy(update={"looks": k})
+        assert reports[end - 1] == expected.model_copy(update={"looks": k, "answers": end})
     assert monitor.report() == reports[-1]
     assert monitor.report() == monitor.report()
 
@@ -78,7 +78,8 @@ def test_blocks_double_up_to_the_window_and_do_not_overlap() -> None:
 def test_before_the_first_block_is_full_nothing_is_said() -> None:
     monitor = DriftMonitor(calibration_of([0.1] * 50))
     for _ in range(29):
-        assert monitor.add(9.0) == Drift(p_value=1.0, moved=False, n=0, statistic=0.0, level=0.01, looks=0)
+        found = monitor.add(9.0).model_copy(update={"answers": 0})
+        assert found == Drift(p_value=1.0, moved=False, n=0, statistic=0.0, level=0.01, looks=0)
     assert monitor.add(None).looks == monitor.add(math.nan).looks == 0
     assert monitor.add(9.0).moved
 
@@ -89,7 +90,7 @@ def test_an_alarm_stays_until_reset() -> None:
     alarm = [monitor.add(u + 0.5) for u in rng.random(30)][-1]
     assert alarm.moved
     later = [monitor.add(u) for u in rng.random(200)][-1]
-    assert later == alarm.model_copy(update={"looks": 5})
+    assert later == alarm.model_copy(update={"looks": 5, "answers": 230})
     monitor.reset()
     assert monitor.report().looks == 0
     assert not [monitor.add(u) for u in rng.random(30)][-1].moved
@@ -146,3 +147,68 @@ def test_memory_is_bounded_and_long_runs_keep_going() -> None:
         monitor.add(0.15)
     assert len(monitor._block) < 2
     assert monitor.report().looks == 1 + 299 // 2
+
+
+def with_unscored(scored: int, unscored: int) -> Calibration:
+    scores = [*np.linspace(0, 1, scored).tolist(), *[None] * unscored]
+    return calibrate(scores, [True] * len(scores), alpha=0.5, delta=0.5)
+
+
+def test_answers_without_a_score_are_counted_and_raise_an_alarm() -> None:
+    monitor = DriftMonitor(with_unscored(200, 0))
+    reports = [monitor.add(None) for _ in range(40)]
+    assert [report.alarm for report in reports] == [*[False] * 29, *[True] * 11]
+    last = monitor.add(0.5)
+    assert (last.answers, last.unscored, last.unscored_moved, last.moved) == (41, 40, True, False)
+    assert last.unscored_p_value < 1e-6
+    monitor.reset()
+    assert (monitor.report().unscored, monitor.report().alarm) == (0, False)
+
+
+def test_the_test_of_the_unscored_is_fishers() -> None:
+    monitor = DriftMonitor(with_unscored(180, 20), window=50, min_n=50, level=0.3)
+    for i in range(50):
+        monitor.add(None if i % 5 == 0 else 0.4)
+    expected = fisher_exact([[10, 40], [20, 180]], alternative="greater").pvalue
+    found = monitor.report()
+    assert found.unscored_p_value == pytest.approx(expected)
+    assert found.unscored_moved == (expected <= 0.3 / 2)
+
+
+def test_a_share_of_unscored_answers_like_the_calibrations_raises_few_alarms() -> None:
+    rng, alarms = np.random.default_rng(8), 0
+    for _ in range(100):
+        monitor = DriftMonitor(with_unscored(*np.bincount(rng.random(150) < 0.2, minlength=2)), window=60, level=0.1)
+        alarms += [monitor.add(None if u < 0.2 else 0.5) for u in rng.random(600)][-1].unscored_moved
+    print(f"false alarms about unscored answers: {alarms / 100:.2f}")
+    assert alarms / 100 <= 0.1
+
+
+def test_a_later_look_at_the_scores_keeps_the_alarm_about_the_unscored() -> None:
+    rng = np.random.default_rng(9)
+    monitor = DriftMonitor(calibration_of(rng.random(200)))
+    for _ in range(30):
+        monitor.add(None)
+    assert [monitor.add(u) for u in rng.random(100)][-1].unscored_moved
+
+
+@pytest.mark.parametrize("no_number", ["a", "0.1", b"1", [1.0], {}])
+def test_what_is_no_number_is_refused_by_type(no_number: object) -> None:
+    monitor = DriftMonitor(calibration_of([0.1] * 50))
+    with pytest.raises(InputError, match="a number or None"):
+        monitor.add(no_number)  # type: ignore[arg-type]
+    assert monitor.report().answers == 0
+    with pytest.raises(InputError, match="a number or None"):
+        drift([no_number], [0.1])  # type: ignore[list-item]
+
+
+@pytest.mark.parametrize("shift", [0.0, 0.05, 0.5])
+def test_many_calibration_scores_are_compared_as_scipy_does(shift: float) -> None:
+    """A look at one block sorts the block alone, whatever the calibration's size."""
+    rng = np.random.default_rng(10)
+    old, new = np.round(rng.random(30_000), 3), np.round(rng.random(200) + shift, 3)  # with ties
+    found, expected = drift(new, old), ks_2samp(new, old)
+    assert found.statistic == pytest.approx(expected.statistic, abs=1e-12)
+    assert found.p_value == pytest.approx(expected.pvalue, rel=1e-9)
+    monitor = DriftMonitor(calibration_of(old), window=200, min_n=200)
+    assert [monitor.add(u) for u in new][-1].p_value == found.p_value

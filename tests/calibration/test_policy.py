@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from semgrad_guard.calibration import Binding, Calibration, calibrate
-from semgrad_guard.errors import BindingMismatchError, InputError
+from semgrad_guard.errors import BindingMismatchError, CalibrationError, InputError
 from semgrad_guard.guard import Policy
 
 BINDING = Binding(model="pocket", estimator="hybridgrad", fingerprint="f1", grader="exact-match")
@@ -112,3 +112,32 @@ def test_a_policy_is_frozen_and_its_threshold_a_float() -> None:
     assert type(policy.threshold) is float
     with pytest.raises(FrozenInstanceError):
         policy.threshold = 3.0  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"threshold": 9.9},
+        {"threshold": 60.5},
+        {"alpha": 0.5},
+        {"binding": None},
+        {"id": "0" * 16},
+        {"scores": "x"},
+        {"grid": None},
+    ],
+)
+def test_a_calibration_that_was_changed_after_it_was_made_is_refused(changes: dict[str, Any]) -> None:
+    changed = calibrated().model_copy(update=changes)
+    with pytest.raises(CalibrationError, match="was changed after it was made"):
+        Policy.from_calibration(changed)
+    assert Policy.from_calibration(calibrated().model_copy()).threshold == 60.0
+
+
+@pytest.mark.parametrize("no_number", ["0.1", b"1", [0.1]])
+def test_an_uncertainty_that_is_no_number_is_refused_by_type(no_number: Any) -> None:
+    for policy in (Policy(threshold=0.5), Policy.from_calibration(calibrated())):
+        for ask in (policy.lets_through, policy.confidence, lambda u, p=policy: p.decide(u, can_escalate=True)):
+            if policy.calibration is None and ask == policy.confidence:
+                continue
+            with pytest.raises(InputError, match="a number or None"):
+                ask(no_number)

@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 from click.testing import Result
 
-from semgrad_guard import Calibration
+from semgrad_guard import Calibration, GenerationOptions, LanguageModel, Message
+from semgrad_guard.calibration.prompt_shape import PromptShape
 from semgrad_guard.cli.estimator_spec import EstimatorSpec
+from semgrad_guard.cli.help import ExitCode
 from semgrad_guard.cli.learning import estimators_for
 from semgrad_guard.evaluation.calibrating.learning import CANDIDATES
 
@@ -199,3 +201,72 @@ def test_auto_sets_what_each_candidate_takes() -> None:
     }  # fmt: skip
     assert found["hybridgrad"]["tau"] == 2.0
     assert len(found) == len(CANDIDATES)
+
+
+def made_by(calibrate: Run, data: Path, folder: Path, *arguments: object) -> Calibration:
+    result = calibrate(data, *arguments)
+    assert result.exit_code in (ExitCode.OK, ExitCode.NO_THRESHOLD), result.stderr
+    return Calibration.load(folder / "c.json")
+
+
+def test_the_shape_is_that_of_the_prompts_that_were_sent(
+    calibrate: Run, right: Path, tmp_path: Path, language_model: LanguageModel
+) -> None:
+    made = made_by(calibrate, right, tmp_path)
+    assert made.shape == PromptShape.of(language_model.render(question).form for question in ASKED)
+    assert made_by(calibrate, right, tmp_path).shape == made.shape  # the run was complete already
+
+
+def test_a_programs_own_prompts_are_calibrated_on(
+    calibrate: Run, tmp_path: Path, language_model: LanguageModel
+) -> None:
+    template = 'Use {context}, {"as": "data"}.\n\nQuestion: {question}\nAnswer:'
+    (tmp_path / "prompt.txt").write_text(template + "\n")
+    passages = [[f"Item {i} is small.", "So it is."] for i in range(60)]
+    turns = [
+        [
+            Message("system", "Be brief."),
+            Message("user", template.replace("{context}", "\n\n".join(p)).replace("{question}", q)),
+        ]
+        for q, p in zip(ASKED, passages, strict=True)
+    ]
+    texts = [language_model.generate(each, GenerationOptions(max_new_tokens=TOKENS)).text for each in turns]
+    rows = [
+        {"question": q, "passages": p, "answers": [t or "?"]} for q, p, t in zip(ASKED, passages, texts, strict=True)
+    ]
+    data = jsonl(tmp_path / "data.jsonl", rows)
+    form = ("--system", "Be brief.", "--context-field", "passages")
+    made = made_by(calibrate, data, tmp_path, *form, "--prompt", f"@{tmp_path / 'prompt.txt'}")
+    assert made.shape == PromptShape.of(language_model.render(each).form for each in turns)
+    assert made.binding is not None
+    assert str(made.binding.prompt_template).startswith("context+system-")
+    assert made_by(calibrate, data, tmp_path, *form, "--prompt", template) == made
+    other = calibrate(data, *form, "--prompt", template.replace("Use", "Read"))
+    assert other.exit_code != 0
+    assert "other settings: prompt_template" in flat(other.stderr)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--prompt", "Answer:"), "has no {question} in it"),
+        (("--prompt", "{context} {question}"), "the questions have none"),
+        (("--context-field", "passage"), 'has no text in "passage"'),
+        (("--prompt", "@missing.txt"), "missing.txt"),
+    ],
+)
+def test_a_prompt_that_cannot_be_filled_is_refused_in_words(
+    calibrate: Run, right: Path, arguments: tuple[str, str], words: str
+) -> None:
+    result = calibrate(right, *arguments)
+    assert result.exit_code != 0
+    assert words in flat(result.stderr)
+
+
+def test_learned_estimators_keep_the_shape_of_the_part_that_they_calibrate_on(
+    calibrate: Run, right: Path, tmp_path: Path
+) -> None:
+    made = made_by(calibrate, right, tmp_path, "--estimator", "auto", "--alpha", 0.3)
+    assert made.choice is not None
+    assert made.shape is not None
+    assert made.shape.n == made.n == 60 - len(made.choice.questions)

@@ -171,7 +171,10 @@ def test_a_calibration_for_something_else_is_refused(
         "estimator": lambda: Guard(language_model, policy, estimator=SemGrad(), options=OPTIONS),
         "settings": lambda: Guard(language_model, policy, estimator=HybridGrad(tau=2.0), options=OPTIONS),
         "template": lambda: Guard(
-            language_model, policy, estimator=HybridGrad(), options=OPTIONS, prompt_template="rag"
+            make_language_model(chat_template=language_model.tokenizer.chat_template.replace("assistant", "model")),
+            policy,
+            estimator=HybridGrad(),
+            options=OPTIONS,
         ),
         "decoding": lambda: Guard(
             language_model, policy, estimator=HybridGrad(), options=GenerationOptions(max_tokens=4, temperature=0.5)
@@ -180,6 +183,17 @@ def test_a_calibration_for_something_else_is_refused(
     with pytest.raises(BindingMismatchError):
         changed("q")
     assert guard(language_model, policy)("q")
+
+
+def test_a_name_for_the_prompts_binds_only_where_their_shape_is_not_known(language_model: LanguageModel) -> None:
+    known = calibrated(guard(language_model, ALL))
+    content = {name: value for name, value in known if name not in ("id", "schema_version", "shape")}
+    old = Calibration.seal(**content)
+    renamed = guard(language_model, Policy.from_calibration(known), prompt_template="rag")
+    assert renamed("q").familiar
+    assert not renamed([Message("system", "Be brief."), Message("user", "q")]).promised
+    with pytest.raises(BindingMismatchError, match="prompt_template"):
+        guard(language_model, Policy.from_calibration(old), prompt_template="rag")("q")
 
 
 @pytest.mark.parametrize(

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from research.pocket.calibrate import calibrate_pocket
-from semgrad_guard import Calibration, Guard, HybridGrad, LanguageModel, Policy
+from research.pocket.calibrate import ALPHA, BATCH, asked, calibrate_pocket
+from semgrad_guard import Calibration, Guard, LanguageModel, Policy
+from semgrad_guard.evaluation.graders import ExactMatch
 from semgrad_guard.pocket import CALIBRATION_PATH
 
 
 def test_the_shipped_calibration_fits_the_shipped_model() -> None:
-    guard = Guard(
-        LanguageModel.from_pretrained("pocket"),
-        HybridGrad(),
-        Policy.from_calibration(Calibration.load(CALIBRATION_PATH)),
-    )
+    policy = Policy.from_calibration(Calibration.load(CALIBRATION_PATH))
+    guard = Guard(LanguageModel.from_pretrained("pocket"), policy)
     known, unknown = guard.batch(["What is the capital of Japan?", "What is the capital of Mongolia?"])
     assert (known.action, known.text) == ("answer", "Tokyo")
     assert known.confidence > 0.9
@@ -27,3 +25,20 @@ def test_a_small_calibration_is_made_and_saved(tmp_path: Path) -> None:
     assert calibration.n == 96
     assert calibration.binding.grader == "exact-match"
     assert Calibration.load(calibration.save(tmp_path / "c.json")) == calibration
+
+
+def test_the_promise_is_given_and_kept_on_questions_that_were_held_out() -> None:
+    """Calibrated on 793 of the facts, asked about the other 500."""
+    model = LanguageModel.from_pretrained("pocket")
+    calibration = calibrate_pocket(model, limit=793)
+    rows = asked()[793:]
+    assert len(rows) == 500
+    guard = Guard(model, Policy.from_calibration(calibration))
+    questions = [text for text, _ in rows]
+    verdicts = [v for start in range(0, 500, BATCH) for v in guard.batch(questions[start : start + BATCH])]
+    let_through = [(v, answers) for v, (_, answers) in zip(verdicts, rows, strict=True) if v.action == "answer"]
+    assert sum(bool(verdict.familiar) for verdict in verdicts) >= 0.99 * 500
+    assert sum(verdict.promised for verdict, _ in let_through) >= 0.99 * len(let_through) > 100
+    wrong = sum(not ExactMatch()(verdict.text, answers) for verdict, answers in let_through)
+    print(f"{len(let_through)} let through, {wrong} of them wrong")
+    assert wrong <= ALPHA * len(let_through)

@@ -23,7 +23,7 @@ from semgrad_guard.engine.generation.sampling_plans import SamplingPlan
 from semgrad_guard.engine.objective import Objective
 from semgrad_guard.engine.prompts.grammar import GrammarCompiler
 from semgrad_guard.engine.prompts.prompt import Prompt
-from semgrad_guard.engine.replay.captured_states import Capture, Trace
+from semgrad_guard.engine.replay.captured_states import Capture, CapturedStates
 from semgrad_guard.engine.replay.token_batch import TokenBatch
 from semgrad_guard.engine.scoring.scorer import Scorer, clean_slate
 from semgrad_guard.errors import EmptyLayerSpanError
@@ -59,7 +59,7 @@ class Decoder:
         return ModelSampler(self._scorer, self, render=self._render, window=self._window)
 
     def encode(self, text: str) -> tuple[int, ...]:
-        """The tokens of a piece of text, without any that the tokenizer adds of its own accord."""
+        """The tokens of a piece of text, without the special tokens that the tokenizer would add."""
         encoding: Any = self._tokenizer(text, add_special_tokens=False)
         return tuple(encoding["input_ids"])
 
@@ -88,12 +88,12 @@ class Decoder:
         answers = [visible(ids, options.stop, self) for ids, _ in produced]
         # What was captured belongs to the tokens produced: a batch with other tokens is replayed as a whole.
         other = any(answer.retokenized for answer in answers)
-        trace = None if capture is None or other else Trace.of(output.past_key_values, capture)
+        captured = None if capture is None or other else CapturedStates.of(output.past_key_values, capture)
         scoring = BatchScoring(
             self._scorer,
             prompts,
             [answer.ids for answer in answers],
-            trace,
+            captured,
             texts=[answer.text for answer in answers],
             sampler=self.sampler,
             stop=options.stop,

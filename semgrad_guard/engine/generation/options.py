@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -42,7 +43,7 @@ class GenerationOptions:
     def __post_init__(self) -> None:
         checks = (
             (self.max_tokens >= 1, f"max_tokens must be at least 1, not {self.max_tokens}"),
-            (self.temperature >= 0, f"temperature must be 0 (greedy) or more, not {self.temperature}"),
+            (0 <= self.temperature < math.inf, f"temperature must be 0 (greedy) or more, not {self.temperature}"),
             (0 < self.top_p <= 1, f"top_p must lie in (0, 1], not {self.top_p}"),
             (self.top_k >= 0, f"top_k must be 0 (all tokens) or more, not {self.top_k}"),
             (all(self.stop), "a stop string must hold at least one character"),

@@ -47,8 +47,8 @@ class ModelSampler(Sampler):
         readings = self.read(prompts, [[sample.ids for sample in own] for own in samples], temperature=temperature)
         return [
             tuple(
-                replace(sample, log_probs=found.log_probs, embedding=found.embedding)
-                for sample, found in zip(*pair, strict=True)
+                replace(sample, log_probs=reading.log_probs, embedding=reading.embedding)
+                for sample, reading in zip(*pair, strict=True)
             )
             for pair in zip(samples, readings, strict=True)
         ]

@@ -95,13 +95,13 @@ def render(
             "The chat template leaves out the text that asks, so the model would answer something else. Mend the "
             "tokenizer's chat_template, or use another model."
         )
-    found = find_semantic_token(
+    place = find_semantic_token(
         prompt,
         unprompted=_apply_template(tokenizer, turns, options, add_generation_prompt=False),
         marked=marked,
         special_tokens=[token.content for token in tokenizer.added_tokens_decoder.values()],
     )
-    return Prompt(text, prompt.ids, found, **described)
+    return Prompt(text, prompt.ids, place, **described)
 
 
 def count_tokens(

@@ -9,7 +9,7 @@ from semgrad_guard.adapters.calibrating import AnsweredExample, read_examples
 from semgrad_guard.calibration import Calibration, calibrate
 from semgrad_guard.calibration.calibration_set import read_rate
 from semgrad_guard.errors import CalibrationError, InputError, require_known
-from semgrad_guard.evaluation.graders import AnswerGrader, Graded, Grader
+from semgrad_guard.evaluation.graders import AnswerGrader, AnswerToGrade, Grader
 from semgrad_guard.evaluation.graders.base import Verdicts
 from semgrad_guard.evaluation.graders.naming import load_graders
 
@@ -75,7 +75,7 @@ class ExampleCalibration:
             raise CalibrationError(
                 f"The prompt of example {unknown[0]} is not known, so a promise could not say which prompts it is for."
             )
-        items = [Graded(example.question, each.text, example.answers) for example, each in pairs]
+        items = [AnswerToGrade(example.question, each.text, example.answers) for example, each in pairs]
         verdicts = iter(self.grader.grade([item for item in items if item.text.strip()]))
         correct = [bool(item.text.strip()) and next(verdicts) is True for item in items]
         named = {"grader": self.grader.name, "upstream": self._upstream}
@@ -102,6 +102,6 @@ class _Function:
     def __call__(self, text: str, answers: Iterable[str]) -> bool:
         return bool(self._judge(text, tuple(answers)))
 
-    def grade(self, answers: Sequence[Graded]) -> Verdicts:
+    def grade(self, answers: Sequence[AnswerToGrade]) -> Verdicts:
         """A verdict for each answer, in order."""
         return [self(answer.text, answer.references) for answer in answers]

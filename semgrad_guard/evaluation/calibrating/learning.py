@@ -31,6 +31,7 @@ from semgrad_guard.evaluation.graders import Grader
 from semgrad_guard.evaluation.metrics import auroc
 from semgrad_guard.evaluation.questions.data import Question
 from semgrad_guard.evaluation.runs.run_file import Answer
+from semgrad_guard.records import PromptForm
 
 CANDIDATES: tuple[Estimator, ...] = (
     HybridGrad(), SemGrad(), ParaGrad(), GreedyNLL(), MaxProbability(), MeanEntropy(), FusedGrad(),
@@ -45,16 +46,27 @@ _FOLDS = 5
 
 
 @dataclass(frozen=True)
-class Graded:
-    """Answers in the questions' order: their questions' names, grades, features, and scores by estimator."""
+class LearningSet:
+    """Answers in the questions' order: their questions' names, grades, features, and scores by estimator.
+
+    `prompts` are what the questions' prompts looked like; nothing is promised without them.
+    """
 
     questions: Sequence[str]
     correct: Sequence[bool]
     features: Sequence[Features | None]
     uncertainties: Mapping[str, Sequence[float | None]]
+    prompts: Sequence[PromptForm] | None = None
 
     @classmethod
-    def of(cls, questions: Sequence[Question], answers: Sequence[Answer], grader: Grader) -> Graded:
+    def of(
+        cls,
+        questions: Sequence[Question],
+        answers: Sequence[Answer],
+        grader: Grader,
+        *,
+        prompts: Sequence[PromptForm] | None = None,
+    ) -> LearningSet:
         """Grade the answers of a run whose estimators go by their own names, FusedGrad among them."""
         pairs = list(zip(questions, answers, strict=True))
         names = answers[0].scores if answers else {}
@@ -63,15 +75,17 @@ class Graded:
             [answer.text is not None and grader(answer.text, question.answers) for question, answer in pairs],
             [answer.scores[FusedGrad.name].features for answer in answers],
             {name: [answer.uncertainty(name) for answer in answers] for name in names if name != FusedGrad.name},
+            prompts,
         )
 
-    def part(self, rows: Sequence[int]) -> Graded:
+    def part(self, rows: Sequence[int]) -> LearningSet:
         """Some of the rows."""
-        return Graded(
+        return LearningSet(
             [self.questions[i] for i in rows],
             [self.correct[i] for i in rows],
             [self.features[i] for i in rows],
             {name: [column[i] for i in rows] for name, column in self.uncertainties.items()},
+            None if self.prompts is None else [self.prompts[i] for i in rows],
         )
 
     def scores(self, estimator: Estimator) -> list[float | None]:
@@ -82,7 +96,7 @@ class Graded:
 
 
 def calibrate_fused(
-    graded: Graded,
+    graded: LearningSet,
     estimator: FusedGrad,
     instead: HybridGrad | None = None,
     *,
@@ -116,7 +130,7 @@ def calibrate_fused(
 
 
 def calibrate_best(
-    graded: Graded,
+    graded: LearningSet,
     candidates: Sequence[Estimator] = CANDIDATES,
     *,
     bind: Callable[[Estimator], Binding],
@@ -153,7 +167,7 @@ def split(n: int, *, seed: int) -> tuple[list[int], list[int]]:
     return sorted(order[:size].tolist()), sorted(order[size:].tolist())
 
 
-def out_of_fold(part: Graded, estimator: FusedGrad, *, seed: int) -> list[float | None]:
+def out_of_fold(part: LearningSet, estimator: FusedGrad, *, seed: int) -> list[float | None]:
     """FusedGrad's scores of answers, each by weights that were fitted without it.
 
     Raises:
@@ -180,7 +194,7 @@ def _folds(correct: Sequence[bool], *, seed: int) -> list[list[int]]:
     return [order[fold::_FOLDS].tolist() for fold in range(_FOLDS)]
 
 
-def _fit(part: Graded, like: FusedGrad) -> FusedGrad:
+def _fit(part: LearningSet, like: FusedGrad) -> FusedGrad:
     fitted = FusedGrad.fit(part.features, part.correct)
     return replace(like, weights=fitted.weights)
 
@@ -189,7 +203,7 @@ def _choice(
     asked: str,
     found: Estimator,
     reason: str,
-    part: Graded,
+    part: LearningSet,
     *,
     seed: int,
     aurocs: Mapping[str, float | None] | None = None,
@@ -208,10 +222,10 @@ def _choice(
 
 
 def _calibrated(
-    rest: Graded,
+    rest: LearningSet,
     estimator: Estimator,
     choice: EstimatorChoice,
-    learned: Graded | None,
+    learned: LearningSet | None,
     *,
     bind: Callable[[Estimator], Binding],
     alpha: float,
@@ -229,5 +243,6 @@ def _calibrated(
         binding=bind(estimator),
         groups=rest.questions,
         choice=choice,
+        prompts=rest.prompts,
     )
     return Outcome(found, scores, list(rest.correct))

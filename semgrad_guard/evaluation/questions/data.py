@@ -93,7 +93,9 @@ class QuestionFile:
     shared_ids: tuple[str, ...] = ()
 
 
-def read_questions(path: str | Path, *, needs: Need = "answers", strict: bool = False) -> QuestionFile:
+def read_questions(
+    path: str | Path, *, needs: Need = "answers", strict: bool = False, context_field: str | None = None
+) -> QuestionFile:
     """Read questions from JSON Lines, a JSON list (.json), CSV (.csv, .tsv) or a dataset (hub:NAME[:CONFIG][@SPLIT]).
 
     "-" reads JSON Lines, or a JSON list, from standard input. A byte order mark, CRLF and blank lines are fine.
@@ -103,6 +105,8 @@ def read_questions(path: str | Path, *, needs: Need = "answers", strict: bool = 
             cell are a JSON list, or stand one a line.
         needs: what every record must hold.
         strict: stop at the first broken one instead of collecting it.
+        context_field: the field with the passage to answer from, which every record must then hold; several texts in
+            it are joined by blank lines. Without it, `context`, which records may lack.
 
     Raises:
         DataFileError: the source cannot be read or holds nothing usable; with `strict`, the first broken record.
@@ -113,7 +117,7 @@ def read_questions(path: str | Path, *, needs: Need = "answers", strict: bool = 
     duplicates: list[str] = []
     for entry in entries(str(path)):
         try:
-            row = _read(entry, needs)
+            row = _read(entry, needs, context_field)
         except DataFileError as problem:
             if strict:
                 raise
@@ -153,7 +157,7 @@ def _shared_ids(rows: Iterable[tuple[Entry, Question]]) -> tuple[str, ...]:
     return tuple(notes)
 
 
-def _read(entry: Entry, needs: Need) -> Question:
+def _read(entry: Entry, needs: Need, context_field: str | None) -> Question:
     content: Any = entry.content
     if isinstance(content, DataFileError):
         raise content
@@ -161,12 +165,24 @@ def _read(entry: Entry, needs: Need) -> Question:
         more = "" if needs == "question" else f', "{needs}": ...'
         raise DataFileError(f'{entry.place} is no JSON object: each {entry.unit} looks like {{"question": ...{more}}}.')
     record = cast("dict[str, Any]", content)
+    if context_field is not None:
+        record = {**record, "context": _passage(record, context_field, entry.place)}
     try:
         row = Question.model_validate(record)
     except (ValidationError, RecursionError) as error:
         raise DataFileError(f"{entry.place} {_fault(error)}.") from error
     _require(row, needs, entry.place)
     return row
+
+
+def _passage(record: dict[str, Any], field: str, where: str) -> str:
+    """The text in a field, or the texts in a list, as retrievers return them."""
+    value: Any = record.get(field)
+    given = cast("list[Any]", value) if isinstance(value, list) else [value]
+    texts = [text for text in given if isinstance(text, str) and text.strip()]
+    if not texts or len(texts) < len(given):
+        raise DataFileError(f'{where} has no text in "{field}": it must hold one, or a list of some.')
+    return "\n\n".join(texts)
 
 
 def _require(row: Question, needs: Need, where: str) -> None:

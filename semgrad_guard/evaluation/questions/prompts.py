@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
-from typing import Literal
+import re
+from collections.abc import Callable, Iterable, Sequence
+from typing import Literal, Protocol
 
 from semgrad_guard.errors import InputError
 from semgrad_guard.evaluation.questions.data import Question
-from semgrad_guard.records import Message, in_context
+from semgrad_guard.records import Message, PromptForm, in_context
 
 Form = Literal["chat", "context"]
 Wording = Literal["plain", "paper"]
@@ -18,18 +19,58 @@ PAPER_PROMPT = "Please directly answer the following question with one or few wo
 """The paper's template for question answering (appendix, "Prompt Templates")."""
 
 
+class Rendered(Protocol):
+    """A rendered prompt."""
+
+    @property
+    def form(self) -> PromptForm:
+        """What it looks like."""
+        ...
+
+
 def conversation(
-    question: str, context: str | None = None, *, system: str | None = None, wording: Wording = "plain"
+    question: str,
+    context: str | None = None,
+    *,
+    system: str | None = None,
+    wording: Wording = "plain",
+    prompt: str | None = None,
 ) -> list[Message]:
     """A user turn with the question, before its context if there is one, and a system message before it on request.
 
-    The turn names the bare question, which methods that compare or ask again see without the instruction.
+    `prompt` is a template of the user's turn, with {question} in it and, if it is about a passage, {context}; other
+    braces stand for themselves. The turn names the bare question, which methods that compare or ask again see without
+    the instruction.
     """
-    asked = in_context(question, context)
+    asked = in_context(question, context) if prompt is None else _filled(prompt, question, context)
     if wording == "paper":
         asked = PAPER_PROMPT.replace("{query}", asked)
     turns = [Message("user", asked, question=question, context=context)]
     return turns if system is None else [Message("system", system), *turns]
+
+
+def require_prompt(prompt: str, form: Form) -> str:
+    """The template itself.
+
+    Raises:
+        InputError: it has no place for the question, or one for a context where there is none, or the other way round.
+    """
+    if "{question}" not in prompt:
+        raise InputError("the prompt has no {question} in it: write it where the question is to stand")
+    if ("{context}" in prompt) != (form == "context"):
+        raise InputError(
+            "the questions have a context and the prompt has no {context} in it: write it where the context is to stand"
+            if form == "context"
+            else "the prompt has a {context} in it and the questions have none: name the field that holds it"
+        )
+    return prompt
+
+
+def prompt_forms(
+    rows: Iterable[Question], render: Callable[[list[Message]], Rendered], *, system: str | None, prompt: str | None
+) -> list[PromptForm]:
+    """What the questions' prompts look like to a model; `render` is its own (`LanguageModel.render`)."""
+    return [render(conversation(row.question, row.context, system=system, prompt=prompt)).form for row in rows]
 
 
 def form_of(rows: Sequence[Question]) -> Form:
@@ -47,7 +88,20 @@ def form_of(rows: Sequence[Question]) -> Form:
     return "context" if contexts else "chat"
 
 
-def prompt_name(form: Form = "chat", *, system: str | None = None, wording: Wording = "plain") -> str:
-    """What a calibration calls such prompts: another system message or wording is another name."""
+def prompt_name(
+    form: Form = "chat", *, system: str | None = None, wording: Wording = "plain", prompt: str | None = None
+) -> str:
+    """What a calibration calls such prompts: another system message, wording or template is another name."""
     name = form if wording == "plain" else f"{wording}-{form}"
-    return name if system is None else f"{name}+system-{hashlib.sha256(system.encode()).hexdigest()[:8]}"
+    parts = (("system", system), ("prompt", prompt))
+    return "+".join([name, *(f"{kind}-{_short(text)}" for kind, text in parts if text is not None)])
+
+
+def _short(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:8]
+
+
+def _filled(prompt: str, question: str, context: str | None) -> str:
+    """The template with its places filled at once: what is put in is not searched for places."""
+    given = {"{question}": question, "{context}": context or ""}
+    return re.sub(r"\{(?:question|context)\}", lambda place: given[place.group()], prompt)

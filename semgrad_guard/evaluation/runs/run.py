@@ -18,14 +18,12 @@ from semgrad_guard.engine.generation.options import GenerationOptions
 from semgrad_guard.engine.language_model import LanguageModel
 from semgrad_guard.errors import InputError
 from semgrad_guard.estimators import Estimator
+from semgrad_guard.evaluation.progress import Progress, unwatched
 from semgrad_guard.evaluation.questions.data import Question
-from semgrad_guard.evaluation.questions.prompts import conversation, form_of, prompt_name
+from semgrad_guard.evaluation.questions.prompts import conversation, form_of, prompt_name, require_prompt
 from semgrad_guard.evaluation.runs.run_file import A, Answer, AnswerScore, RunFile
 from semgrad_guard.guard import Answerer, template_name
 from semgrad_guard.records import Message, Score
-
-Progress = Callable[[int, int], None]
-"""Called with (answers there are, questions in all), at the start and after every batch."""
 
 
 def collect_answers(
@@ -36,6 +34,7 @@ def collect_answers(
     estimators: Mapping[str, Estimator],
     options: GenerationOptions | None = None,
     system: str | None = None,
+    prompt: str | None = None,
     batch_size: int = 8,
     on_progress: Progress | None = None,
 ) -> list[Answer]:
@@ -48,18 +47,20 @@ def collect_answers(
         estimators: score, each under a name of the caller's choice; they share a replay where their objectives agree.
         options: how to generate; greedy by default. Sampled runs need a seed.
         system: a system message for every question.
+        prompt: a template of the user's turn, with {question} and perhaps {context} in it.
         batch_size: questions answered and scored at once.
-        on_progress: told how far it is.
+        on_progress: told (answers there are, questions in all), at the start and after every batch.
 
     A question that does not fit the context window is kept without an answer, and with the reason.
     """
     options = options or GenerationOptions()
     check_run(estimators, options, batch_size)
-    template = prompt_name(form_of(questions), system=system)
+    form = form_of(questions)
+    template = prompt_name(form, system=system, prompt=None if prompt is None else require_prompt(prompt, form))
     settings = run_settings(model, estimators, options=options, template=template)
 
     def answer(batch: Sequence[Question], start: int) -> list[Answer]:
-        return _answer(batch, model, estimators, options=seeded(options, start), system=system)
+        return _answer(batch, model, estimators, options=seeded(options, start), system=system, prompt=prompt)
 
     with RunFile(path, settings, Answer) as record:
         return complete(record, questions, answer, batch_size=batch_size, on_progress=on_progress)
@@ -77,7 +78,7 @@ def complete(
 
     `answer` is handed a batch and the index of its first question.
     """
-    tell = on_progress or _say_nothing
+    tell = on_progress or unwatched
     done = sum(question.key in record.answers for question in questions)
     tell(done, len(questions))
     for start in range(0, len(questions), batch_size):
@@ -137,9 +138,10 @@ def _answer(
     *,
     options: GenerationOptions,
     system: str | None,
+    prompt: str | None,
 ) -> list[Answer]:
     """Answers in the batch's order; those that do not fit the context window without text."""
-    conversations = [conversation(each.question, each.context, system=system) for each in batch]
+    conversations = [conversation(each.question, each.context, system=system, prompt=prompt) for each in batch]
     too_long = {i: reason for i, each in enumerate(conversations) if (reason := why_too_long(model, each))}
     fitting = [i for i in range(len(batch)) if i not in too_long]
     objective = next(iter(estimators.values())).objective
@@ -198,7 +200,3 @@ def check_run(estimators: Mapping[str, Estimator], options: GenerationOptions, b
         raise InputError(f"batch_size must be at least 1, not {batch_size}")
     if options.temperature and options.seed is None:
         raise InputError("a sampled run needs a seed, or it could not be continued")
-
-
-def _say_nothing(done: int, total: int) -> None:
-    """Progress that nobody watches."""

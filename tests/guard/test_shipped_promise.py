@@ -1,0 +1,61 @@
+"""The embedded model's closed-book calibration promises nothing about prompts of another kind."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from semgrad_guard import Calibration, GenerationOptions, Guard, LanguageModel, Message, Policy
+from semgrad_guard.pocket import CALIBRATION_PATH
+from semgrad_guard.records import in_context
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+COUNT, BATCH = 150, 50
+
+
+def read(document: str) -> str:
+    """A document's last paragraph, which says what is asked for in plain sentences."""
+    return (EXAMPLES / "documents" / document).read_text(encoding="utf-8").strip().split("\n\n")[-1]
+
+
+ROWS = [json.loads(line) for line in (EXAMPLES / "questions.jsonl").read_text(encoding="utf-8").splitlines()]
+ASKED = Random(0).sample(ROWS, COUNT)
+OTHERS = Random(1).sample(sorted({row["document"] for row in ROWS}), COUNT)
+
+Turns = Callable[[str, str, str], list[Message]]
+STRANGE: dict[str, Turns] = {
+    "the right passage": lambda q, right, _: [Message("user", in_context(q, right))],
+    "an unrelated passage": lambda q, _, other: [Message("user", in_context(q, other))],
+    "the right passage before the question": lambda q, right, _: [Message("user", f"{right} {q}")],
+    "a system message": lambda q, *_: [Message("system", "You answer questions."), Message("user", q)],
+    "a history": lambda q, *_: [Message("user", "Hello."), Message("assistant", "Hello."), Message("user", q)],
+}
+
+
+@pytest.fixture(scope="module")
+def guard() -> Guard:
+    policy = Policy.from_calibration(Calibration.load(CALIBRATION_PATH))
+    return Guard(LanguageModel.from_pretrained("pocket"), policy, options=GenerationOptions(max_new_tokens=16))
+
+
+def test_a_question_by_itself_is_promised(guard: Guard) -> None:
+    known, unknown = guard.batch(["What is the capital of Japan?", "What is the capital of Mongolia?"])
+    assert (known.action, known.promised, known.familiar) == ("answer", True, True)
+    assert (unknown.action, unknown.promised, unknown.familiar) == ("abstain", False, True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", STRANGE)
+def test_nothing_is_promised_about_prompts_of_another_kind(guard: Guard, kind: str) -> None:
+    prompts = [
+        STRANGE[kind](row["question"], read(row["document"]), read(other))
+        for row, other in zip(ASKED, OTHERS, strict=True)
+    ]
+    verdicts = [v for start in range(0, COUNT, BATCH) for v in guard.batch(prompts[start : start + BATCH])]
+    assert sum(verdict.promised for verdict in verdicts) == 0
+    assert all(verdict.familiar is False and verdict.unfamiliar for verdict in verdicts)
+    assert any(verdict.action == "answer" for verdict in verdicts)  # decided as usual
