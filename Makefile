@@ -6,7 +6,15 @@ STAMP := $(VENV)/.installed
 LOWEST := .venv-lowest
 POLYGRAPH := .venv-polygraph
 
-.PHONY: check check-fast check-lowest check-research demo bench bench-full bench-rivals format train-pocket clean
+# REQUIRE=--require turns what a heavy check had to skip into a failure.
+REQUIRE ?=
+
+.PHONY: help check check-fast docs check-lowest check-research check-templates release-check demo bench bench-full bench-rivals \
+	format train-pocket clean
+
+help:  ## this list
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | sort | awk -F '\t' '{printf "%-16s %s\n", $$1, $$2}'
+
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -14,7 +22,7 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/pip install --quiet -c constraints.txt -e '.[all,dev]'
 	touch $(STAMP)
 
-check: $(STAMP)  ## lint, types, import rules, tests with coverage
+check: $(STAMP) docs  ## lint, types, import rules, docs, tests with coverage
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright --pythonpath $(BIN)/python
@@ -27,6 +35,15 @@ check-fast: $(STAMP)  ## lint, types, import rules, and the tests that take seco
 	$(BIN)/pyright --pythonpath $(BIN)/python
 	$(BIN)/lint-imports
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow"
+
+docs: $(STAMP)  ## the documentation site, with strict links, into output/site
+	$(BIN)/python scripts/build_docs.py
+
+check-templates: $(STAMP)  ## the tests of chat templates with the published ones (165 MB of packages, not kept)
+	$(BIN)/python scripts/check_templates.py $(REQUIRE)
+
+release-check: $(STAMP)  ## the wheel in an empty environment, and the README's code from it (several GB, not kept)
+	$(BIN)/python scripts/release_check.py
 
 check-research: $(STAMP)  ## the tests of the embedded model's training (minutes)
 	$(BIN)/python -m pytest research

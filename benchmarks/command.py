@@ -10,7 +10,8 @@ from typing import Any
 
 from shapes import SHAPES
 
-from semgrad_guard.evaluation.files import require_writable, write_beside
+from semgrad_guard.evaluation.files import require_writable
+from semgrad_guard.files import atomic_write
 
 
 def parser(
@@ -35,4 +36,4 @@ def parsed(options: argparse.ArgumentParser) -> argparse.Namespace:
 def keep(report: Mapping[str, Any], output: Path | None) -> None:
     """Write the figures so far, if they are wanted."""
     if output:
-        write_beside(output, lambda path: path.write_text(json.dumps(report, indent=1)))
+        atomic_write(output, json.dumps(report, indent=1))

@@ -21,7 +21,7 @@ from typing import Any
 import command
 import torch
 from machine import about, best, spread
-from memory import live_tensors, peak_above_start
+from peak_memory import live_tensors, peak_above_start
 from shapes import USUAL, build
 from tables import ranged, table
 from ways import Bench

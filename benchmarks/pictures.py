@@ -24,7 +24,7 @@ from shapes import Setting
 
 from semgrad_guard.errors import InputError
 from semgrad_guard.evaluation.figures.plots import FAINT, INK, LINE, MUTED, POINT, PROMISE, STYLE, require_drawable
-from semgrad_guard.evaluation.files import write_beside
+from semgrad_guard.files import atomic_write
 
 Row = Mapping[str, Any]
 PROMPT = 60
@@ -125,7 +125,7 @@ def draw(report: Mapping[str, Any], dtype: str, target: Path) -> Path:
         figure.suptitle(
             f"{report['shape']} shape, {dtype}; {machine['cpu']}; {machine['date']}", fontsize=8, color=MUTED
         )
-        return write_beside(
+        return atomic_write(
             target, lambda path: figure.savefig(path, format=target.suffix[1:], metadata=_undated(target))
         )
 

@@ -37,7 +37,7 @@ def ours(model: Any, tokenizer: Any, question: str) -> dict[str, Way]:
     language_model = LanguageModel.from_transformers(model, tokenizer, semantic_token=-1)
 
     def hybridgrad(count: int) -> None:
-        found = language_model.generate(question, GenerationOptions(max_new_tokens=count))
+        found = language_model.generate(question, GenerationOptions(max_tokens=count))
         assert HybridGrad()(found.evidence).uncertainty is not None
 
     return {"HybridGrad": hybridgrad}

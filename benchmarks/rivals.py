@@ -102,7 +102,7 @@ class Arena:
     def __init__(self, model: Any, tokenizer: Any, setting: Setting) -> None:
         self._plain, self.setting = model, setting
         self.model = LanguageModel.from_transformers(model, tokenizer, name="random", semantic_token=SEMANTIC_TOKEN)
-        self._options = GenerationOptions(max_new_tokens=setting.answer)
+        self._options = GenerationOptions(max_tokens=setting.answer)
         around = len(self.model.render("w0").ids) - 1
         self._question = " ".join(f"w{11 * number}" for number in range(setting.prompt - around))
         self._ids = torch.tensor([self.model.render(self._question).ids])
@@ -156,7 +156,7 @@ def measured(
     """CPU seconds of each way so far, after every round; `tell` hears what is at work."""
     seconds: dict[str, list[float]] = {name: [] for name in (PLAIN, CAPTURING, *entered)}
     for number in range(rounds):
-        plan = Sampling(count=SAMPLES, seed=number, max_new_tokens=arena.setting.answer)
+        plan = Sampling(count=SAMPLES, seed=number, max_tokens=arena.setting.answer)
         turns: dict[str, Callable[[], float]] = {
             PLAIN: lambda: cpu_seconds(arena.plain),
             CAPTURING: lambda: cpu_seconds(arena.answer),

@@ -26,7 +26,7 @@ import psutil
 import torch
 from floor import generation_floor, scoring_floor
 from machine import Rates, about, cpu_seconds, measured_rates, spread
-from memory import peak_above_start
+from peak_memory import peak_above_start
 from recorded import worsened
 from rich.console import Console
 from rich.progress import Progress, TimeElapsedColumn, TimeRemainingColumn
@@ -35,7 +35,7 @@ from tables import HEADER, cells, markdown
 from ways import Bench
 
 from semgrad_guard.errors import InputError
-from semgrad_guard.evaluation.files import write_beside
+from semgrad_guard.files import atomic_write
 
 GENERATING = ("plain", "first_token", "capturing")
 SCORING = ("captured", "prefix", "frugal", "naive")
@@ -57,7 +57,7 @@ def main() -> None:
             measure_all(settings, dtype, arguments, report, console)
     print(markdown(report))
     if arguments.output:
-        write_beside(arguments.output.with_suffix(".md"), lambda path: path.write_text(markdown(report)))
+        atomic_write(arguments.output.with_suffix(".md"), markdown(report))
     if arguments.compare:
         complaints = worsened(report, json.loads(arguments.compare.read_text()))
         print("\n".join(complaints) or f"No ratio is worse than in {arguments.compare}.")

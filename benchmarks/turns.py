@@ -23,7 +23,7 @@ from shapes import speaking_model
 from tables import ranged, table
 
 from semgrad_guard import GenerationOptions, HybridGrad, LanguageModel, Message
-from semgrad_guard.engine.replay.memory import Memory
+from semgrad_guard.engine.replay.memory_budget import Memory
 
 QUESTIONS = ("What is the capital of France?", "And of Mongolia?", "Which of the two is larger?", "Why is that so?")
 HEADER = ("turn", "prompt, tokens", "not read again", "answer, s", "resumed, s", "resumed over answer", "difference")
@@ -34,7 +34,7 @@ def answered(model: LanguageModel, history: list[Message], tokens: int) -> tuple
     """CPU seconds of an answer and its score, the answer, and HybridGrad."""
     estimator = HybridGrad()
     start = time.process_time()
-    generation = model.generate(history, GenerationOptions(max_new_tokens=tokens), objective=estimator.objective)
+    generation = model.generate(history, GenerationOptions(max_tokens=tokens), objective=estimator.objective)
     uncertainty = estimator(generation.evidence).uncertainty
     seconds = time.process_time() - start
     if uncertainty is None:

@@ -11,8 +11,8 @@ from shapes import SEMANTIC_TOKEN, Setting
 from transformers import GenerationConfig
 
 from semgrad_guard.engine.objective import Objective
-from semgrad_guard.engine.replay.captured_states import Capture, Trace
-from semgrad_guard.engine.replay.memory import FRUGAL
+from semgrad_guard.engine.replay.captured_states import Capture, CapturedStates
+from semgrad_guard.engine.replay.memory_budget import FRUGAL
 from semgrad_guard.engine.replay.token_batch import TokenBatch
 from semgrad_guard.engine.scoring.scorer import scorer_of
 
@@ -31,7 +31,7 @@ class Bench:
         self.scorer = scorer_of(model)
         self.scorer.tiers()
         self.ids = self.prompts
-        self.trace: Trace | None = None
+        self.captured: CapturedStates | None = None
         self.capturing()
         self.captured()  # once unmeasured: buffers, kernels
 
@@ -53,21 +53,21 @@ class Bench:
         options.return_dict_in_generate = True
         mask = torch.ones_like(self.prompts)
         output = self.scorer.current_replayer().generate(self.prompts, mask, capture, generation_config=options)
-        self.ids, self.trace = (
+        self.ids, self.captured = (
             output.sequences,
-            Trace.of(output.past_key_values, capture),
+            CapturedStates.of(output.past_key_values, capture),
         )
 
     def captured(self) -> Scores:
         """Scoring what was just generated."""
-        return self._score(self.trace)
+        return self._score(self.captured)
 
     def frugal(self) -> Scores:
         """Scoring in the mode that holds least, after a generation that kept no logits."""
         usual = self.scorer.memory
         self.scorer.memory = FRUGAL
         try:
-            return self._score(None if self.trace is None else replace(self.trace, logits=(), outputs={}))
+            return self._score(None if self.captured is None else replace(self.captured, logits=(), outputs={}))
         finally:
             self.scorer.memory = usual
 
@@ -81,21 +81,21 @@ class Bench:
 
     def kept_mb(self) -> float:
         """MB that the generation left for scoring beside its cache: states, and what was kept of logits and outputs."""
-        trace = self.trace
-        if trace is None:
+        captured = self.captured
+        if captured is None:
             return 0.0
-        return sum(t.nbytes for t in (trace.states, *trace.logits, *trace.outputs.values())) / 2**20
+        return sum(t.nbytes for t in (captured.states, *captured.logits, *captured.outputs.values())) / 2**20
 
     def _generate(self, count: int) -> None:
         mask = torch.ones_like(self.prompts)
         self.model.generate(self.prompts, attention_mask=mask, generation_config=self._options(count))
 
-    def _score(self, trace: Trace | None) -> Scores:
+    def _score(self, captured: CapturedStates | None) -> Scores:
         responses = self.ids[:, self.setting.prompt :].tolist()
         offsets = [SEMANTIC_TOKEN] * self.setting.rows
         batch = TokenBatch.of(self.prompts.tolist(), responses, offsets, self.model.device)
-        found = self.scorer.score(batch, OBJECTIVE, trace)
-        wanted = "prefix" if trace is None else "captured"
+        found = self.scorer.score(batch, OBJECTIVE, captured)
+        wanted = "prefix" if captured is None else "captured"
         assert all(scores.tier == wanted for scores in found), "not the tier to be measured"
         return [(scores.semgrad or 0.0, scores.paragrad or 0.0) for scores in found]
 

@@ -53,7 +53,7 @@ class Asking(CustomQueryEngine):
 
 def ways(model: LanguageModel, max_tokens: int) -> dict[str, Callable[[], Sequence[str]]]:
     """The ways to the same answers, each with its scores."""
-    options, estimator = GenerationOptions(max_new_tokens=max_tokens), HybridGrad()
+    options, estimator = GenerationOptions(max_tokens=max_tokens), HybridGrad()
     chat = ChatSemGrad.from_model(model, max_tokens=max_tokens)
     router = UncertaintyRouter(chat, EVERYTHING)
     annotating = UncertaintyRouter(chat, EVERYTHING, mode="annotate")

@@ -1,7 +1,7 @@
 """Builds the documentation site in strict mode into `output/site`: `make docs`.
 
-Strict means: a warning is an error. Among them are links to pages and headings that do not exist, pages that are missing
-in the navigation, and names in the reference that cannot be found.
+Strict means: a warning is an error. Warnings are given for links to pages and headings that do not exist, for pages
+that are missing in the navigation, and for names in the reference that cannot be found.
 """
 
 from __future__ import annotations
@@ -16,7 +16,10 @@ ROOT = Path(__file__).resolve().parents[1]
 
 def main() -> int:
     """The exit status of mkdocs."""
-    environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}  # an announcement of the theme's makers, no warning of ours
+    environment = {
+        **os.environ,
+        "NO_MKDOCS_2_WARNING": "1",
+    }  # an announcement of the theme's makers, no warning of ours
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--clean"]
     return subprocess.run(command, cwd=ROOT, env=environment, check=False).returncode  # noqa: S603 - our own command
 

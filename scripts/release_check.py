@@ -1,7 +1,7 @@
 """A rehearsal of a release: `make release-check`.
 
-Builds the wheel, installs it with its extras into an empty environment, and runs the README's code and commands there, away
-from the checkout. Nothing of the checkout is on the path.
+Builds the wheel, installs it with its extras into an empty environment, and runs the README's code and commands there.
+Nothing of the checkout is on the path.
 
     python scripts/release_check.py [--torch-index URL] [--keep FOLDER]
 """

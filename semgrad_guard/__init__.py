@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from semgrad_guard.engine.generation.options import GenerationOptions
     from semgrad_guard.engine.language_model import LanguageModel
     from semgrad_guard.engine.prompts.token_choice import TokenChoice
-    from semgrad_guard.engine.replay.memory import Memory
+    from semgrad_guard.engine.replay.memory_budget import Memory
     from semgrad_guard.engine.scoring.gradient_scores import gradient_scores
     from semgrad_guard.engine.scoring.scores import GradientScores
     from semgrad_guard.errors import SemGradGuardError
@@ -34,7 +34,7 @@ _HOMES = {
     "semgrad_guard.engine.generation.options": ("GenerationOptions",),
     "semgrad_guard.engine.language_model": ("LanguageModel",),
     "semgrad_guard.engine.prompts.token_choice": ("TokenChoice",),
-    "semgrad_guard.engine.replay.memory": ("Memory",),
+    "semgrad_guard.engine.replay.memory_budget": ("Memory",),
     "semgrad_guard.engine.scoring.gradient_scores": ("gradient_scores",),
     "semgrad_guard.engine.scoring.scores": ("GradientScores",),
     "semgrad_guard.errors": ("SemGradGuardError",),

@@ -16,7 +16,7 @@ _ENGINE = {
     "models": ("architecture", "checkpoint", "hub"),
     "prompts": ("prompt", "semantic_token", "token_choice", "tool_format", "grammar"),
     "generation": ("decoding", "sampling", "stream", "reading", "evidence"),
-    "replay": ("memory", "prefix_cache", "attention", "projections", "token_batch", "prompt_store"),
+    "replay": ("prefix_cache", "attention", "projections", "token_batch", "prompt_store"),
     "scoring": (
         "head",
         "logits",
@@ -35,6 +35,7 @@ _DECISION = ("binding", "binomial", "calibration_record", "calibration_set", "ch
 
 MOVED = {
     **{f"engine.{name}": f"engine.{room}.{name}" for room, names in _ENGINE.items() for name in names},
+    "engine.memory": "engine.replay.memory_budget",
     "engine.shadow": "engine.replay.weight_sharing_copy",
     "engine.stand_ins": "engine.replay.module_swaps",
     "engine.hidden_states": "engine.replay.input_hooks",
@@ -53,7 +54,7 @@ MOVED = {
 """Old module -> new module, both below `semgrad_guard`. CHANGELOG.md has the same table."""
 
 TOP = {
-    "FRUGAL": "engine.replay.memory",
+    "FRUGAL": "engine.replay.memory_budget",
     "Drift": "calibration",
     "Evidence": "engine.generation.evidence",
     "ExGrad": "estimators",

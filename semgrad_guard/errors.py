@@ -29,6 +29,8 @@ They derive from plain `Exception`: frameworks swallow or misread subclasses of 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from semgrad_guard.records import Verdict
 
 
@@ -157,3 +159,14 @@ class MissingExtraError(SemGradGuardError, ImportError):
     def __init__(self, *packages: str, extra: str) -> None:
         verb = "is" if len(packages) == 1 else "are"
         super().__init__(f"{', '.join(packages)} {verb} not installed. Run: pip install 'semgrad-guard[{extra}]'")
+
+
+def require_known(owner: str, given: Iterable[str], known: Iterable[str]) -> None:
+    """Refuse options that there are none of.
+
+    Raises:
+        InputError: some of the given names are not known; the message names those that are.
+    """
+    names = sorted(known)
+    if unknown := sorted(set(given) - set(names)):
+        raise InputError(f"{owner} takes no {', '.join(unknown)}; it takes {', '.join(names)}")

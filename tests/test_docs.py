@@ -1,11 +1,10 @@
-"""The documentation builds in strict mode, names every command and error, and keeps the house's rules for prose."""
+"""The documentation names every command, public name and error, and keeps the house's rules. `make docs` builds it."""
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import re
-import subprocess
-import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -20,6 +19,7 @@ from semgrad_guard.cli import app
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 RECORDS = sorted((DOCS / "adr").glob("[0-9]*.md"))
+ERRORS = {name for name, value in vars(errors).items() if isinstance(value, type) and issubclass(value, Exception)}
 PROGRAM: Any = typer.main.get_command(app)
 
 
@@ -57,18 +57,16 @@ def test_the_reference_follows_the_program(reference: str, monkeypatch: pytest.M
     assert "Something new." in module.reference()
 
 
-def test_the_site_builds_in_strict_mode(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path / "site")]
-    built = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert built.returncode == 0, built.stderr
-    assert "--max-new-tokens" in (tmp_path / "site" / "commands" / "index.html").read_text(encoding="utf-8")
-    assert "from_pretrained" in (tmp_path / "site" / "api" / "core" / "index.html").read_text(encoding="utf-8")
+@pytest.mark.parametrize("package", ["semgrad_guard", "langchain_semgrad_guard", "llama_index_semgrad_guard"])
+def test_every_public_name_is_in_the_reference(package: str) -> None:
+    pages = "\n".join(page.read_text(encoding="utf-8") for page in (DOCS / "api").glob("*.md"))
+    documented = set(re.findall(r"^::: \S+\.(\w+)$", pages, re.MULTILINE)) | ERRORS
+    assert set(importlib.import_module(package).__all__) - documented == set()
 
 
 def test_troubleshooting_names_every_error() -> None:
     page = (DOCS / "troubleshooting.md").read_text(encoding="utf-8")
-    names = {name for name, value in vars(errors).items() if isinstance(value, type) and issubclass(value, Exception)}
-    assert {name for name in names - {"SemGradGuardError"} if f"| `{name}` |" not in page} == set()
+    assert {name for name in ERRORS - {"SemGradGuardError"} if f"| `{name}` |" not in page} == set()
 
 
 def test_pages_for_users_name_no_tests() -> None:
@@ -79,10 +77,8 @@ def test_pages_for_users_name_no_tests() -> None:
 @pytest.mark.parametrize("record", RECORDS, ids=lambda record: record.stem)
 def test_a_record_is_dated_numbered_and_listed(record: Path) -> None:
     text, number = record.read_text(encoding="utf-8"), record.stem.partition("-")[0]
-    assert re.match(
-        rf"# {number}\. .+\n\n- Date: \d{{4}}-\d\d-\d\d\n- Status: (accepted|superseded by \[\d{{4}}\]\(\S+\))\n\n## Context\n",
-        text,
-    )
+    status = r"(accepted|superseded by \[\d{4}\]\(\S+\))"
+    assert re.match(rf"# {number}\. .+\n\n- Date: \d{{4}}-\d\d-\d\d\n- Status: {status}\n\n## Context\n", text)
     assert re.findall(r"^## (.+)$", text, re.MULTILINE) == ["Context", "Decision", "Consequences"]
     assert f"| [{number}]({record.name}) |" in (DOCS / "adr" / "README.md").read_text(encoding="utf-8")
 

@@ -14,21 +14,26 @@ import pytest
 ROOT = Path(__file__).parents[1]
 FILES = sorted([*(ROOT / "semgrad_guard").rglob("*.py"), *(ROOT / "integrations").rglob("*.py")])
 
-MODULES = frozenset("curses fcntl grp posix pty pwd readline resource syslog termios tty".split())
+
+def names(words: str) -> frozenset[str]:
+    return frozenset(words.split())
+
+
+MODULES = names("curses fcntl grp posix pty pwd readline resource syslog termios tty")
 ATTRIBUTES = {
-    "os": frozenset(
+    "os": names(
         "O_CLOEXEC O_DIRECTORY O_NOFOLLOW O_NONBLOCK chown chroot confstr fchown fdatasync fork forkpty geteuid getgid "
         "getgroups getloadavg getpgid getpgrp getpriority getsid getuid initgroups killpg lchown lockf major makedev "
         "mkfifo mknod nice openpty pathconf pipe2 posix_fadvise posix_fallocate posix_spawn pread preadv pwrite "
-        "register_at_fork sched_getaffinity sched_setaffinity sendfile setgid setpgid setpriority setsid setuid statvfs "
-        "sync sysconf tcgetpgrp ttyname uname wait wait3 wait4 waitid".split()
+        "register_at_fork sched_getaffinity sched_setaffinity sendfile setgid setpgid setpriority setsid setuid "
+        "statvfs sync sysconf tcgetpgrp ttyname uname wait wait3 wait4 waitid"
     ),
-    "signal": frozenset(
+    "signal": names(
         "SIGALRM SIGCHLD SIGCONT SIGHUP SIGKILL SIGPIPE SIGQUIT SIGSTOP SIGTSTP SIGUSR1 SIGUSR2 SIGWINCH alarm pause "
-        "pthread_kill pthread_sigmask setitimer siginterrupt sigpending sigwait".split()
+        "pthread_kill pthread_sigmask setitimer siginterrupt sigpending sigwait"
     ),
     "socket": frozenset(["AF_UNIX", "SO_REUSEPORT"]),
-    "time": frozenset("clock_getres_ns clock_settime pthread_getcpuclockid tzset".split()),
+    "time": names("clock_getres_ns clock_settime pthread_getcpuclockid tzset"),
 }
 METHODS = frozenset(["add_signal_handler", "remove_signal_handler"])
 """Of asyncio's event loops."""

@@ -29,7 +29,8 @@ LINK = re.compile(r"(\]\()([^)#\s]+)((?:#[^)]*)?\))")
 def _commands_module() -> ModuleType:
     """`commands.py` beside this file; hooks are no package."""
     spec = importlib.util.spec_from_file_location("site_commands", Path(__file__).with_name("commands.py"))
-    assert spec and spec.loader
+    assert spec is not None
+    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module

@@ -18,6 +18,7 @@ from semgrad_guard.errors import LowConfidenceError, MissingExtraError
 if find_spec("langchain_core") is None:
     raise MissingExtraError("langchain-core", extra="langchain")
 
+from langchain_semgrad_guard.calibrating import acalibrate_chain, calibrate_chain
 from langchain_semgrad_guard.callback import UncertaintyRouterCallback
 from langchain_semgrad_guard.chat_model import ChatSemGrad
 from langchain_semgrad_guard.langsmith_tracer import UncertaintyLangChainTracer
@@ -38,6 +39,8 @@ __all__ = [
     "UncertaintyRouter",
     "UncertaintyRouterCallback",
     "UncertaintyTracer",
+    "acalibrate_chain",
+    "calibrate_chain",
     "get_verdict",
 ]
 

@@ -15,6 +15,7 @@ from pydantic import BeforeValidator, ConfigDict, Field, PrivateAttr, SecretStr,
 from langchain_semgrad_guard import messages as convert
 from langchain_semgrad_guard.answer_form import FORM_OPTIONS, AnswerForm
 from langchain_semgrad_guard.batching import PendingBatch, Request
+from langchain_semgrad_guard.callback import UncertaintyRouterCallback
 from langchain_semgrad_guard.calls import Call
 from langchain_semgrad_guard.enforcement import EnforcingChatModel
 from langchain_semgrad_guard.logprobs import openai_logprobs
@@ -24,8 +25,8 @@ from semgrad_guard.adapters.settings import call_options, weights_of
 from semgrad_guard.adapters.weights import Weights
 from semgrad_guard.engine.generation.evidence import Evidence
 from semgrad_guard.engine.prompts.tool_format import ToolAnswer
-from semgrad_guard.errors import SemGradGuardError
-from semgrad_guard.guard import assess
+from semgrad_guard.errors import SemGradGuardError, require_known
+from semgrad_guard.guard import assess, record_draft
 from semgrad_guard.guard.calibrated_estimator import as_estimator
 
 _CALL_OPTIONS = FORM_OPTIONS | {"logprobs", "stream"}
@@ -78,6 +79,12 @@ class AnsweringChatModel(EnforcingChatModel):
 
     _weights: Weights | None = PrivateAttr(default=None)
 
+    def __init__(self, **fields: Any) -> None:
+        known = type(self).model_fields
+        aliases = [field.alias for field in known.values() if field.alias is not None]
+        require_known(type(self).__name__, fields, [*known, *aliases])
+        super().__init__(**fields)
+
     @model_validator(mode="after")
     def _check_options(self) -> Self:
         self._options(None, {})
@@ -102,7 +109,7 @@ class AnsweringChatModel(EnforcingChatModel):
     ) -> ChatResult:
         request = self._request(messages, stop, kwargs)
         generation = PendingBatch.take(self, request) or self._generate_all([request])[0]
-        answer, record = self._taken_apart(generation, request), self._record(generation, request)
+        answer, record = self._taken_apart(generation, request), self._record(generation, request, run_manager)
         message = AIMessage(content=answer.text, **call_fields(answer), **record)
         return ChatResult(generations=[ChatGeneration(message=message, generation_info=_info(record))])
 
@@ -128,7 +135,7 @@ class AnsweringChatModel(EnforcingChatModel):
                     yield ChatGenerationChunk(message=AIMessageChunk(content=written[shown:end]))
                     shown = end
             answer = self._taken_apart(pieces.generation, request)
-            record = self._record(pieces.generation, request)
+            record = self._record(pieces.generation, request, run_manager)
         if rest := answer.text[shown:]:
             yield ChatGenerationChunk(message=AIMessageChunk(content=rest))
         last = self._decided(AIMessageChunk(content="", chunk_position="last", **call_fields(answer), **record))
@@ -179,10 +186,14 @@ class AnsweringChatModel(EnforcingChatModel):
     def _taken_apart(self, generation: Generation, request: Request) -> ToolAnswer:
         return self.language_model.tool_answer(generation) if request.form.tools else ToolAnswer(generation.text)
 
-    def _record(self, generation: Generation, request: Request) -> dict[str, Any]:
+    def _record(
+        self, generation: Generation, request: Request, run_manager: CallbackManagerForLLMRun | None
+    ) -> dict[str, Any]:
         """Usage and metadata of an answer; scoring happens here."""
         answer, evidence = self._taken_apart(generation, request), generation.evidence
         verdict = self._verdict(evidence, answer.text, request)
+        if not _routed(run_manager):  # else whoever decides takes the draft down
+            record_draft(verdict, generation.prompt.form, source=str(run_manager.run_id) if run_manager else None)
         metadata = convert.response_metadata("tool_calls" if answer.calls else generation.finish_reason, verdict)
         if request.logprobs:
             metadata["logprobs"] = openai_logprobs(self.language_model, self.estimator, evidence)
@@ -202,6 +213,13 @@ class AnsweringChatModel(EnforcingChatModel):
     def _options(self, stop: Sequence[str] | None, kwargs: Mapping[str, Any]) -> GenerationOptions:
         """The options of one call: the fields, and what the call says otherwise."""
         return call_options(self, kwargs if stop is None else {**kwargs, "stop": stop}, also=_CALL_OPTIONS)
+
+
+def _routed(run_manager: CallbackManagerForLLMRun | None) -> bool:
+    """Whether a router hears of this run."""
+    return run_manager is not None and any(
+        isinstance(handler, UncertaintyRouterCallback) for handler in run_manager.handlers
+    )
 
 
 def _info(record: Mapping[str, Any]) -> dict[str, Any]:

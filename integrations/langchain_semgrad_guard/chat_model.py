@@ -7,7 +7,7 @@ from typing import Any, Self
 
 from langchain_core.language_models import LanguageModelInput, ModelProfile
 from langchain_core.language_models.base import LangSmithParams
-from langchain_core.messages import AIMessage
+from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.runnables import Runnable
 from pydantic import BaseModel
 
@@ -15,6 +15,7 @@ from langchain_semgrad_guard import messages as convert
 from langchain_semgrad_guard.answer_form import AnswerForm, AnyTool, openai_tools
 from langchain_semgrad_guard.answering import AnsweringChatModel
 from langchain_semgrad_guard.batching import Request
+from langchain_semgrad_guard.counting import count_tokens
 from langchain_semgrad_guard.logprobs import openai_logprobs
 from langchain_semgrad_guard.profile import profile_of, profile_on_disk
 from langchain_semgrad_guard.structured_output import Method, structured
@@ -140,6 +141,22 @@ class ChatSemGrad(AnsweringChatModel):
         return structured(self, schema, method=method, include_raw=include_raw)
 
     # What LangChain asks about a model.
+
+    def get_token_ids(self, text: str) -> list[int]:
+        """The model's own tokens of a text, without any that its tokenizer adds of its own accord."""
+        if self.custom_get_token_ids is not None:
+            return self.custom_get_token_ids(text)
+        encoding: Any = self.language_model.tokenizer(text, add_special_tokens=False)
+        return list(encoding["input_ids"])
+
+    def get_num_tokens_from_messages(self, messages: list[BaseMessage], tools: Sequence[AnyTool] | None = None) -> int:
+        """Tokens of the prompt that the model would read: its chat template around the messages, and the tools.
+
+        Raises:
+            InputError: a message that a text model cannot be shown.
+        """
+        conversation = convert.to_conversation(messages)
+        return count_tokens(self.language_model, conversation, openai_tools(tools or ()))
 
     @property
     def _llm_type(self) -> str:

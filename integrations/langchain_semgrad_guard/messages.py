@@ -26,6 +26,9 @@ PROVIDER = "semgrad_guard"
 """`model_provider` in response metadata and in traces."""
 
 _ROLES: Mapping[str, str] = {"system": "system", "human": "user", "ai": "assistant", "tool": "tool"}
+_LEFT_OUT = CALL_BLOCKS | {"thinking", "redacted_thinking", "reasoning", "reasoning_content", "non_standard"}
+"""Blocks of an assistant's earlier turn that are no part of the next prompt: calls stand in `tool_calls` too, and chat
+templates leave earlier reasoning out."""
 _SAFE_METADATA = ("model_name", "model_provider")
 
 
@@ -122,6 +125,15 @@ def as_chunk(message: AIMessage) -> AIMessageChunk:
     return _with_usage(AIMessageChunk(**fields, chunk_position="last"), message)
 
 
+def in_form_of(message: M, draft: BaseMessage) -> M:
+    """The message with content blocks where the draft in whose place it stands has them (`output_version="v1"`)."""
+    version = draft.response_metadata.get("output_version")
+    if version is None or message.response_metadata.get("output_version") == version:
+        return message
+    metadata = {**message.response_metadata, "output_version": version}
+    return message.model_copy(update={"content": message.content_blocks, "response_metadata": metadata})
+
+
 def message_text(message: BaseMessage) -> str:
     """The text of a message, its blocks joined."""
     return str(message.text)
@@ -138,7 +150,7 @@ def _turn(message: BaseMessage, number: int) -> Message:
     if role is None:
         raise InputError(f"message {number} is a {message.type!r} message, which has no place in a chat template")
     if isinstance(message, AIMessage):
-        said = (_text(_without_calls(message), number), unreadable_of(message))
+        said = (_text(_said(message), number), unreadable_of(message))
         return Message(role, "\n".join(filter(None, said)), calls_of(message))
     text = _text(message.content, number)
     if isinstance(message, ToolMessage):
@@ -146,11 +158,11 @@ def _turn(message: BaseMessage, number: int) -> Message:
     return Message(role, text)
 
 
-def _without_calls(message: AIMessage) -> str | list[str | dict[str, Any]]:
-    """The content without the blocks that say again what stands in `tool_calls`."""
+def _said(message: AIMessage) -> str | list[str | dict[str, Any]]:
+    """The content without the blocks that are not shown to the model again."""
     if isinstance(message.content, str):
         return message.content
-    return [b for b in message.content if isinstance(b, str) or b.get("type") not in CALL_BLOCKS]
+    return [block for block in message.content if isinstance(block, str) or block.get("type") not in _LEFT_OUT]
 
 
 def _text(content: str | list[str | dict[str, Any]], number: int) -> str:

@@ -18,6 +18,10 @@ from semgrad_guard.errors import UnsupportedToolsError
 _TEXT_ONLY: ModelProfile = {
     "text_inputs": True,
     "image_inputs": False,
+    "image_url_inputs": False,
+    "image_tool_message": False,
+    "pdf_inputs": False,
+    "pdf_tool_message": False,
     "audio_inputs": False,
     "video_inputs": False,
     "text_outputs": True,
@@ -25,6 +29,8 @@ _TEXT_ONLY: ModelProfile = {
     "audio_outputs": False,
     "video_outputs": False,
     "structured_output": True,
+    "temperature": True,
+    "open_weights": True,
 }
 
 

@@ -17,7 +17,7 @@ from semgrad_guard.adapters.settings import call_options, weights_of
 from semgrad_guard.adapters.weights import Weights
 from semgrad_guard.engine.generation.evidence import Evidence
 from semgrad_guard.engine.generation.stream import TextStream
-from semgrad_guard.errors import InputError
+from semgrad_guard.errors import require_known
 from semgrad_guard.guard import assess
 from semgrad_guard.guard.calibrated_estimator import as_estimator
 from semgrad_guard.records import Conversation
@@ -64,9 +64,7 @@ class AnsweringLLM(LLM):
     _weights: Weights | None = PrivateAttr(default=None)
 
     def __init__(self, **fields: Any) -> None:
-        unknown = sorted(fields.keys() - type(self).model_fields.keys())
-        if unknown:
-            raise InputError(f"{type(self).__name__} has no field {', '.join(unknown)}")
+        require_known(type(self).__name__, fields, type(self).model_fields)
         super().__init__(**fields)
         self._options({})
 

@@ -36,7 +36,7 @@ WANTED = {
 """Questions of each kind, evenly spread over all there are; no natural passages, by which nothing may be chosen."""
 
 BATCH = 16
-OPTIONS = GenerationOptions(max_new_tokens=32)
+OPTIONS = GenerationOptions(max_tokens=32)
 TIMED = 16
 """Batches that are also timed."""
 

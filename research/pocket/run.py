@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from abc import ABC, abstractmethod
 from dataclasses import asdict, replace
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, ClassVar
@@ -12,6 +13,7 @@ from typing import Any, ClassVar
 import torch
 
 from research.pocket.team import Team
+from semgrad_guard.files import atomic_write
 
 OPTIONS = ("steps", "workers", "seed", "rate")  # of the settings, what a training command lets one choose
 
@@ -72,9 +74,8 @@ class TrainingRun(ABC):
         state = self.state()
         if self.checkpoint and self.output and self.team.rank == 0:
             self.output.mkdir(parents=True, exist_ok=True)
-            beside = self.checkpoint.with_suffix(".new")
-            torch.save({"settings": asdict(self.settings), "step": self.step, **state}, beside)
-            beside.replace(self.checkpoint)
+            record = {"settings": asdict(self.settings), "step": self.step, **state}
+            atomic_write(self.checkpoint, partial(torch.save, record))
 
     def resume(self) -> bool:
         if not (self.checkpoint and self.checkpoint.exists()):

@@ -11,7 +11,7 @@ from typing import Any
 from semgrad_guard.adapters.weights import Weights, key_of
 from semgrad_guard.engine.generation.options import GenerationOptions
 from semgrad_guard.engine.language_model import LanguageModel
-from semgrad_guard.errors import InputError
+from semgrad_guard.errors import InputError, require_known
 
 _LOADING = ("revision", "dtype", "device_map", "attn_implementation", "template_options")
 _DECODING = frozenset({"max_tokens", "temperature", "top_p", "top_k", "seed", "stop"})
@@ -47,13 +47,10 @@ def call_options(fields: Any, call: Mapping[str, Any], *, also: frozenset[str] =
     Raises:
         InputError: the call says something unknown, or a value is out of range.
     """
-    unknown = sorted(call.keys() - _DECODING - also)
-    if unknown:
-        known = ", ".join(sorted(_DECODING | also))
-        raise InputError(f"{type(fields).__name__} takes no {', '.join(unknown)}; a call may set {known}")
+    require_known(f"a call of {type(fields).__name__}", call, _DECODING | also)
     chosen = {name: call.get(name, getattr(fields, name)) for name in _DECODING}
     longest, stop = chosen.pop("max_tokens"), chosen.pop("stop")
-    limits: dict[str, Any] = {} if longest is None else {"max_new_tokens": longest}
+    limits: dict[str, Any] = {} if longest is None else {"max_tokens": longest}
     return GenerationOptions(**limits, **chosen, stop=tuple(stop or ()))
 
 

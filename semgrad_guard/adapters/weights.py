@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from semgrad_guard.engine.language_model import LanguageModel
+from semgrad_guard.errors import InputError
 
 _shared: weakref.WeakValueDictionary[str, Weights] = weakref.WeakValueDictionary()
 _lock = threading.Lock()
@@ -16,8 +17,10 @@ _lock = threading.Lock()
 class Weights:
     """A `LanguageModel`, or the promise of one. `key` says what it was loaded from."""
 
-    def __init__(self, key: str, load: Callable[[], LanguageModel]) -> None:
-        self.key = key
+    def __init__(
+        self, key: str, load: Callable[[], LanguageModel], *, settings: Mapping[str, Any] | None = None
+    ) -> None:
+        self.key, self._settings = key, settings
         self._load, self._lock = load, threading.Lock()
         self._model: LanguageModel | None = None
 
@@ -32,6 +35,20 @@ class Weights:
         """Itself: deep copies of whoever holds them share the weights too."""
         return self
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """By name: another process loads the weights anew.
+
+        Raises:
+            InputError: they were loaded by somebody else, so that nobody here knows how.
+        """
+        if self._settings is None:
+            raise InputError(
+                "A model that was loaded beforehand cannot be pickled: weights are named, not carried. Name it instead "
+                "(model=..., a folder or a hub id), and whoever unpickles it loads it there; or build it anew there "
+                "with from_model."
+            )
+        return _reloaded, (dict(self._settings),)
+
     @classmethod
     def of(cls, model: LanguageModel, key: str) -> Weights:
         """A model that is loaded already; shared by copies of its holder only."""
@@ -44,8 +61,13 @@ class Weights:
         with _lock:
             found = _shared.get(key)
             if found is None:
-                found = _shared[key] = cls(key, lambda: LanguageModel.from_pretrained(**settings))
+                found = _shared[key] = cls(key, lambda: LanguageModel.from_pretrained(**settings), settings=settings)
             return found
+
+
+def _reloaded(settings: dict[str, Any]) -> Weights:
+    """What is unpickled: the weights that this process shares, or will load."""
+    return Weights.shared(**settings)
 
 
 def key_of(settings: dict[str, Any]) -> str:

@@ -7,7 +7,6 @@ import hashlib
 import json
 import math
 import os
-import secrets
 from pathlib import Path
 from typing import Any, Literal, Self, TypeGuard
 
@@ -18,6 +17,7 @@ from semgrad_guard.calibration.choice import EstimatorChoice
 from semgrad_guard.calibration.confidence import ConfidenceMap
 from semgrad_guard.calibration.prompt_shape import PromptShape
 from semgrad_guard.errors import CalibrationError, InputError
+from semgrad_guard.files import atomic_write
 from semgrad_guard.records import PromptForm
 
 
@@ -94,23 +94,16 @@ class Calibration(BaseModel):
         return ("the prompt is not known",) if prompt is None else self.shape.differences(prompt)
 
     def save(self, path: str | os.PathLike[str]) -> Path:
-        """Write JSON beside `path`, then rename: an interrupted write never leaves half a file behind."""
-        target = Path(path)
-        beside = target.parent / f".{target.name}.{secrets.token_hex(4)}.tmp"
+        """Write JSON, whole or not at all: an interrupted write leaves the old file, or none.
+
+        Raises:
+            CalibrationError: nothing can be written there.
+        """
         try:
-            with beside.open("x", encoding="utf-8") as file:
-                file.write(_to_text(self))
-                file.flush()
-                os.fsync(file.fileno())
-            beside.replace(target)
-        except (OSError, ValueError) as error:
-            raise CalibrationError(
-                f"Cannot write the calibration to {str(target)!r}: {getattr(error, 'strerror', None) or error}. "
-                "Choose a path in an existing folder that you may write to."
-            ) from error
-        finally:
-            _remove(beside)
-        return target
+            return atomic_write(Path(path), _to_text(self))
+        except InputError as error:
+            said = str(error).removeprefix("Cannot write ")
+            raise CalibrationError(f"Cannot write the calibration to {said}") from error
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Self:
@@ -232,10 +225,3 @@ def _first_fault(error: ValidationError) -> str:
     fault = error.errors(include_url=False, include_context=False)[0]
     where = ".".join(str(part) for part in fault["loc"])
     return f"{where + ': ' if where else ''}{fault['msg'].removeprefix('Value error, ')}."
-
-
-def _remove(path: Path) -> None:
-    try:
-        path.unlink(missing_ok=True)
-    except (OSError, ValueError):
-        return

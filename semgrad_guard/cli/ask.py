@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from semgrad_guard.engine.generation.options import GenerationOptions
     from semgrad_guard.engine.language_model import LanguageModel
     from semgrad_guard.estimators import Estimator
-    from semgrad_guard.guard import Policy
+    from semgrad_guard.guard import OnUnscored, Policy
     from semgrad_guard.records import Verdict
 
 
@@ -84,33 +84,28 @@ class _Asker:
         self, model: LanguageModel, estimator: Estimator, decoding: GenerationOptions, system: str | None
     ) -> None:
         from semgrad_guard.evaluation.questions.prompts import prompt_name
-        from semgrad_guard.evaluation.runs.run import run_binding
+        from semgrad_guard.guard import Answerer
 
-        self._model, self._estimator, self._decoding, self._system = model, estimator, decoding, system
-        self._template = prompt_name(system=system)
-        self.binding = run_binding(model, estimator, options=decoding, template=self._template)
+        self._system = system
+        self._answerer = Answerer(model, estimator, decoding, prompt_template=prompt_name(system=system))
+        self.binding = self._answerer.binding()
 
-    def __call__(self, question: str, policy: Policy | None, on_unscored: str) -> Verdict:
+    def __call__(self, question: str, policy: Policy | None, on_unscored: OnUnscored) -> Verdict:
         """Answer; without a policy nothing that has a score is withheld."""
         from semgrad_guard.evaluation.questions.prompts import conversation
-        from semgrad_guard.guard import ABSTAIN_MESSAGE, abstained, assess, decide
+        from semgrad_guard.guard import Guard
 
+        answerer = self._answerer
         with status("Answering …"):
-            turns = conversation(question, system=self._system)
-            found = self._model.generate(turns, self._decoding, objective=self._estimator.objective)
-            draft = assess(
-                self._model,
-                self._estimator,
-                found.evidence,
-                text=found.text,
-                options=self._decoding,
-                prompt_template=self._template,
+            guard = Guard(
+                answerer.model,
+                policy or loading.lets_every_score_through(on_unscored),
+                estimator=answerer.estimator,
+                options=answerer.options,
+                prompt_template=answerer.prompt_template,
             )
-        if policy is None:
-            withheld = draft.status != "scored" and on_unscored == "abstain"
-            return abstained(draft, ABSTAIN_MESSAGE) if withheld else draft
-        verdict = decide(draft, policy, can_escalate=False, prompt=found.prompt.form)
-        return abstained(verdict, ABSTAIN_MESSAGE) if verdict.action == "abstain" else verdict
+            verdict = guard(conversation(question, system=self._system))
+        return verdict if policy is not None else verdict.model_copy(update={"threshold": None})
 
 
 def _if_it_fits(policy: Policy, binding: Binding) -> Policy | None:

@@ -61,7 +61,7 @@ def score_claims(
         raise InputError("none of the texts could be scored")
     lines = "".join(json.dumps(_record(each, estimator, by), ensure_ascii=False) + "\n" for each in scored)
     if output is not None:
-        from semgrad_guard.evaluation.files import write_beside
+        from semgrad_guard.files import atomic_write as write_beside
 
         write_beside(output, lambda beside: beside.write_text(lines, encoding="utf-8"))
         note(f"{len(scored)} texts with their scores are in {output}.", label=None, style="green")

@@ -59,7 +59,7 @@ class Chosen:
         with quietly("Loading what compares answers …"):
             nli = None if self.nli is None else NLIEquivalence(entailment_model(self.nli))
             importance = None if self.cross_encoder is None else CrossEncoder.from_pretrained(self.cross_encoder)
-        suite = paper_suite(nli, importance, self.seed, max_new_tokens=max_tokens)
+        suite = paper_suite(nli, importance, self.seed, max_tokens=max_tokens)
         known = {estimator.name: estimator for estimator in (*suite, FusedGrad())}
         wanted = list(dict.fromkeys(self.methods or known))
         if unknown := [name for name in wanted if name not in known]:
@@ -131,7 +131,7 @@ def answer(
     experiment = Experiment(
         model,
         estimators,
-        GenerationOptions(max_new_tokens=asked.max_tokens),
+        GenerationOptions(max_tokens=asked.max_tokens),
         wording=asked.wording,
         system=asked.system,
         ablations=semgrad_ablations(model.n_layers) if asked.ablations else {},

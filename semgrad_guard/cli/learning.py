@@ -42,16 +42,17 @@ def outcome_of(
 ) -> Outcome:
     """Grade the answers and calibrate; for "fused" and "auto", learn on a part of them first."""
     from semgrad_guard.estimators import FusedGrad, HybridGrad
-    from semgrad_guard.evaluation.calibrating.learning import Graded, calibrate_best, calibrate_fused
+    from semgrad_guard.evaluation.calibrating.learning import LearningSet
+    from semgrad_guard.evaluation.calibrating.learning import calibrate_best, calibrate_fused
     from semgrad_guard.evaluation.calibrating.outcome import calibrate_answers
     from semgrad_guard.evaluation.graders import GRADERS
 
     if spec.name == "auto":
-        graded = Graded.of(rows, answers, GRADERS[grader], prompts=prompts)
+        graded = LearningSet.of(rows, answers, GRADERS[grader], prompts=prompts)
         return calibrate_best(graded, estimators_for(spec), bind=bind, alpha=alpha, delta=delta)
     if spec.name == "fused":
         fused, instead = spec.set_on(FusedGrad()), spec.set_where_taken(HybridGrad())
-        graded = Graded.of(rows, answers, GRADERS[grader], prompts=prompts)
+        graded = LearningSet.of(rows, answers, GRADERS[grader], prompts=prompts)
         return calibrate_fused(graded, fused, instead, bind=bind, alpha=alpha, delta=delta)
     estimator = spec.estimator()
     return calibrate_answers(

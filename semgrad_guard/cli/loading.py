@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -19,8 +20,7 @@ if TYPE_CHECKING:
     from semgrad_guard.engine.language_model import LanguageModel
     from semgrad_guard.engine.prompts.token_choice import TokenChoice
     from semgrad_guard.estimators import Estimator
-    from semgrad_guard.guard import Policy
-    from semgrad_guard.guard.policy import OnUnscored
+    from semgrad_guard.guard import OnUnscored, Policy
 
 POCKET = "pocket"
 
@@ -95,7 +95,7 @@ def decoding(*, max_tokens: int, temperature: float, seed: int) -> GenerationOpt
     """How to generate."""
     from semgrad_guard.engine.generation.options import GenerationOptions
 
-    return GenerationOptions(max_new_tokens=max_tokens, temperature=temperature, seed=seed)
+    return GenerationOptions(max_tokens=max_tokens, temperature=temperature, seed=seed)
 
 
 def load_policy(
@@ -110,6 +110,13 @@ def load_policy(
     if calibration is not None:
         return Policy.from_calibration(Calibration.load(calibration), on_unscored=on_unscored)
     return None if threshold is None else Policy(threshold=threshold, on_unscored=on_unscored)
+
+
+def lets_every_score_through(on_unscored: OnUnscored) -> Policy:
+    """The policy of a command that was given none: only answers without a score are decided about."""
+    from semgrad_guard.guard import Policy
+
+    return Policy(threshold=sys.float_info.max, on_unscored=on_unscored)
 
 
 def pocket_policy(on_unscored: OnUnscored = "abstain") -> Policy | None:

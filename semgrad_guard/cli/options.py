@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 import typer
 
 from semgrad_guard.cli import values
+from semgrad_guard.estimators import KINDS, NEEDS_LABELS
 
 # The groups in which `--help` lists options.
 MODEL = "Model"
@@ -18,24 +19,7 @@ DECISION = "Decision"
 ANSWERS = "Answers"
 OUTPUT = "What is shown"
 
-EstimatorName = Literal[
-    "hybridgrad",
-    "semgrad",
-    "paragrad",
-    "exgrad",
-    "gnll",
-    "max_probability",
-    "mean_entropy",
-    "ln_pe",
-    "p_true",
-    "self_consistency",
-    "deg",
-    "inside",
-    "semantic_entropy",
-    "semantic_density",
-    "mutual_information",
-    "sar",
-]
+ESTIMATOR_NAMES = tuple(name for name in KINDS if name not in NEEDS_LABELS)
 DtypeName = Literal["float32", "bfloat16", "float16"]
 GraderName = Literal["exact-match", "token-f1", "rouge-l"]
 
@@ -77,16 +61,12 @@ ProbeFile = Annotated[
         rich_help_panel=MODEL,
     ),
 ]
-_NAMES = (
-    "hybridgrad, semgrad, paragrad, exgrad, gnll, max_probability or mean_entropy, from one replay; p_true, by asking "
-    "the model; or by more answers, compared by their words: ln_pe, self_consistency, deg, inside, semantic_entropy, "
-    "semantic_density, mutual_information or sar"
-)
-LearnedName = Literal[EstimatorName, "fused", "auto"]
+_NAMES = ", ".join(ESTIMATOR_NAMES)
 EstimatorOption = Annotated[
-    EstimatorName | None,
+    str | None,
     typer.Option(
         "--estimator",
+        parser=values.one_of(ESTIMATOR_NAMES),
         metavar="NAME",
         help=f"How uncertainty is measured: {_NAMES}.",
         show_default="the calibration's, or hybridgrad",
@@ -94,9 +74,10 @@ EstimatorOption = Annotated[
     ),
 ]
 LearnedEstimatorOption = Annotated[
-    LearnedName,
+    str,
     typer.Option(
         "--estimator",
+        parser=values.one_of([*ESTIMATOR_NAMES, *sorted(NEEDS_LABELS), "auto"]),
         metavar="NAME",
         help=f"How uncertainty is measured: {_NAMES}; fused, which is fitted on a part of the answers; or auto, the "
         "best of these on that part.",

@@ -196,13 +196,13 @@ class _Scorer:
 
     def _verdict(self, row: Question, evidence: Evidence) -> Verdict:
         from semgrad_guard.evaluation.questions.prompts import form_of, prompt_name
-        from semgrad_guard.guard import abstained, assess, decide
+        from semgrad_guard.guard import assess, settle
 
         template = prompt_name(form_of([row]), system=self.system)
         draft = assess(self.model, self.estimator, evidence, text=evidence.text, prompt_template=template)
-        if self.policy is not None:
-            return decide(draft, self.policy, can_escalate=False, prompt=evidence.prompt.form)
-        return draft if draft.status == "scored" else abstained(draft, draft.text)
+        policy = self.policy or loading.lets_every_score_through("abstain")
+        verdict = settle(draft, policy, "enforce", can_escalate=False, prompt=evidence.prompt.form).verdict
+        return verdict if self.policy is not None else verdict.model_copy(update={"threshold": None})
 
 
 def _score(rows: Sequence[Question], scorer: _Scorer, batch_size: int) -> tuple[list[Scored], list[str]]:
@@ -236,7 +236,7 @@ def _deliver(
     scored: Sequence[Scored], found: Drift | None, output: Path | None, *, as_json: bool, decided: bool, single: bool
 ) -> None:
     from semgrad_guard.cli.rendering import drift_line, scores_view, verdict_view
-    from semgrad_guard.evaluation.files import write_beside
+    from semgrad_guard.files import atomic_write as write_beside
 
     lines = "".join(json.dumps(_record(row, verdict), ensure_ascii=False) + "\n" for row, verdict in scored)
     if output is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import typer
@@ -75,3 +75,14 @@ _NULL = "it holds a null character, which no name can"
 def _range(low: float, high: float, open_below: bool = False) -> str:
     least = f"above {low:g}" if open_below else f"at least {low:g}"
     return least if math.isinf(high) else f"{least} and at most {high:,}"
+
+
+def one_of(names: Sequence[str]) -> Callable[[str], str]:
+    """A parser that takes one of these names."""
+
+    def parse(value: str) -> str:
+        if value not in names:
+            raise typer.BadParameter(f"{value!r} is not one of {', '.join(names)}")
+        return value
+
+    return parse

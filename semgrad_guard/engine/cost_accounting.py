@@ -1,7 +1,8 @@
-"""What work costs where results are remembered and shared: everyone pays in full for what they needed.
+"""What work costs where results are remembered and shared: everyone's cost is that of all they needed.
 
-A remembered result comes for nothing on the clock, and the one who happened to ask first waited for everybody. Both are
-put right by a credit, kept per thread: who is served from memory is charged what the work took when it was done.
+A remembered result takes no time, and whoever asks first waits for everybody's. So each thread keeps a correction: who
+is served from memory has the time added that the work took when it was done, and who did it for others has their share
+taken off.
 """
 
 from __future__ import annotations
@@ -15,26 +16,26 @@ T = TypeVar("T")
 
 
 class _Thread(threading.local):
-    credit = 0.0
+    correction = 0.0  # milliseconds
     served: frozenset[Hashable] = frozenset()
 
 
 _thread = _Thread()
 
 
-def priced(work: Callable[[], T]) -> tuple[T, float]:
-    """What `work` returns, and its price in milliseconds: its own time, and that of remembered work it was served."""
-    began, credit, served = time.perf_counter(), _thread.credit, _thread.served
+def with_cost(work: Callable[[], T]) -> tuple[T, float]:
+    """What `work` returns, and its cost in milliseconds: its own time, and that of remembered work it was served."""
+    began, correction, served = time.perf_counter(), _thread.correction, _thread.served
     _thread.served = frozenset()
     try:
         value = work()
     finally:
         _thread.served = served
-    return value, (time.perf_counter() - began) * 1000 + _thread.credit - credit
+    return value, (time.perf_counter() - began) * 1000 + _thread.correction - correction
 
 
-def charge(milliseconds: float, *, once: Hashable | None = None) -> None:
-    """Charge work in progress for what it is served from memory; below zero: for what it did for others.
+def add_cost(milliseconds: float, *, once: Hashable | None = None) -> None:
+    """Add to the cost of the work in progress what it is served from memory; below zero: what it did for others.
 
     Work that asks for the same thing again pays for it once: `once` names the thing.
     """
@@ -42,4 +43,4 @@ def charge(milliseconds: float, *, once: Hashable | None = None) -> None:
         if once in _thread.served:
             return
         _thread.served |= {once}
-    _thread.credit += milliseconds
+    _thread.correction += milliseconds

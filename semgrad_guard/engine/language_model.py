@@ -81,11 +81,8 @@ class LanguageModel(LoadedModel):
         Raises:
             UnsupportedToolsError: the chat template knows no tools, or an unknown form of calls.
         """
-        raw: Any = self.tokenizer.decode(
-            list(generation.response_ids), skip_special_tokens=False, clean_up_tokenization_spaces=False
-        )
-        beyond_stop = len(self._decoder.decode(generation.response_ids)) - len(generation.text)
-        found = self.tool_format.parse(raw[: len(raw) - beyond_stop], generation.prompt.text)
+        raw = self._decoder.decode(generation.response_ids, special=True)
+        found = self.tool_format.parse(raw, generation.prompt.text)
         return found if found.calls or found.broken else ToolAnswer(generation.text)
 
     def evidence(self, conversation: Conversation, text: str) -> Evidence:
@@ -155,7 +152,7 @@ class LanguageModel(LoadedModel):
         )
 
     def _fitted(self, prompts: Sequence[Prompt], options: GenerationOptions | None) -> GenerationOptions:
-        """The options with `max_new_tokens` cut to what the context window leaves."""
+        """The options with `max_tokens` cut to what the context window leaves."""
         options = options or GenerationOptions()
         window, longest = self.context_window, max(len(prompt.ids) for prompt in prompts)
         if window is None:
@@ -170,4 +167,4 @@ class LanguageModel(LoadedModel):
             if max(prompt.ids) >= vocabulary:
                 raise InputError(f"the tokenizer does not belong to this model: id {max(prompt.ids)} >= {vocabulary}")
         room = window - longest
-        return options if options.max_new_tokens <= room else replace(options, max_new_tokens=room)
+        return options if options.max_tokens <= room else replace(options, max_tokens=room)

@@ -13,10 +13,17 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from semgrad_guard.engine.models.checkpoint import POCKET, load, weight_fingerprint
 from semgrad_guard.engine.prompts.doubts import doubts
-from semgrad_guard.engine.prompts.prompt import PLAIN, Prompt, chat_template, render, template_fingerprint
+from semgrad_guard.engine.prompts.prompt import (
+    PLAIN,
+    Prompt,
+    chat_template,
+    count_tokens,
+    render,
+    template_fingerprint,
+)
 from semgrad_guard.engine.prompts.token_choice import TokenChoice
 from semgrad_guard.engine.prompts.tool_format import ToolFormat, tool_format
-from semgrad_guard.engine.replay.memory import Memory
+from semgrad_guard.engine.replay.memory_budget import Memory
 from semgrad_guard.engine.scoring.scorer import scorer_of
 from semgrad_guard.records import Conversation
 
@@ -197,6 +204,15 @@ class LoadedModel:
             semantic_token=self.semantic_token,
             template_options={**self._template_options, **template_options},
         )
+
+    def count_tokens(self, conversation: Conversation, **template_options: Any) -> int:
+        """How many tokens `render` would give this conversation (tools among the options count too).
+
+        Raises:
+            InputError: the chat template refuses the conversation.
+        """
+        options = {**self._template_options, **template_options}
+        return count_tokens(self.tokenizer, conversation, template_options=options)
 
     @property
     def _end_tokens(self) -> tuple[int, ...]:

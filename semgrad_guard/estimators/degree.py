@@ -36,9 +36,9 @@ class Degree(AskingEstimator):
         texts = texts_of(evidence.samples(self.plan))
         distinct = list(dict.fromkeys(texts))
         pairs = [(i, j) for i in range(len(distinct)) for j in range(i)]
-        found = self.equivalence.relations([(distinct[i], distinct[j]) for i, j in pairs], evidence.question)
+        relations = self.equivalence.relations([(distinct[i], distinct[j]) for i, j in pairs], evidence.question)
         similarity = np.eye(len(distinct))
-        for (i, j), scores in zip(pairs, found, strict=True):
+        for (i, j), scores in zip(pairs, relations, strict=True):
             similarity[i, j] = similarity[j, i] = scores.entailment
         rows = [distinct.index(text) for text in texts]
         return degree_uncertainty(similarity[np.ix_(rows, rows)])

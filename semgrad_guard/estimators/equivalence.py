@@ -96,8 +96,8 @@ class NLIEquivalence:
 
     def _both_ways(self, pairs: Sequence[Pair], question: str) -> list[tuple[EntailmentScores, EntailmentScores]]:
         asked = [(f"{question} {first}", f"{question} {second}") for first, second in pairs]
-        found = self.model.probabilities([*asked, *((second, first) for first, second in asked)])
-        return list(zip(found[: len(asked)], found[len(asked) :], strict=True))
+        scores = self.model.probabilities([*asked, *((second, first) for first, second in asked)])
+        return list(zip(scores[: len(asked)], scores[len(asked) :], strict=True))
 
     def _same(self, there: EntailmentScores, back: EntailmentScores) -> bool:
         if self.strict:

@@ -22,7 +22,7 @@ def replay_features(scores: GradientScores) -> Mapping[str, float] | None:
         return None
     if not scores.grid:
         return None
-    found = {
+    features = {
         "semgrad": scores.semgrad,
         "paragrad": scores.paragrad,
         "mean_entropy": scores.mean_entropy,
@@ -34,7 +34,7 @@ def replay_features(scores: GradientScores) -> Mapping[str, float] | None:
         **_cells(scores.grid),
     }
     # Rounding leaves some of these a hair below zero (-0.0, or an entropy of -1e-17).
-    return {name: max(0.0, value) for name, value in found.items()} if _all_finite(found) else None
+    return {name: max(0.0, value) for name, value in features.items()} if _all_finite(features) else None
 
 
 def _cells(grid: Sequence[Sequence[float]]) -> dict[str, float]:

@@ -135,8 +135,10 @@ def fit_weights(records: Sequence[Features], wrong: NDArray[np.bool_]) -> FusedW
         FitError: no feature varies.
     """
     shared = [name for name in records[0] if all(name in record for record in records)]
-    found = [_column(name, records) for name in (*(LOG + name for name in shared), *(n for n in shared if n in _AS_IS))]
-    kept = [column for column in found if column is not None]
+    columns = [
+        _column(name, records) for name in (*(LOG + name for name in shared), *(n for n in shared if n in _AS_IS))
+    ]
+    kept = [column for column in columns if column is not None]
     if not kept:
         raise FitError("No feature differs between the answers: there is nothing to learn. Use HybridGrad.")
     x = np.stack([(column.values - column.centre) / column.scale for column in kept], axis=1)

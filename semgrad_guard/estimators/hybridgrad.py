@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import KW_ONLY, dataclass
 from typing import ClassVar
 
@@ -35,8 +36,8 @@ class HybridGrad(ReplayEstimator):
     title: ClassVar[str] = "HybridGrad"
 
     def __post_init__(self) -> None:
-        if not self.tau > 0 or not self.beta >= 0:
-            raise InputError(f"HybridGrad needs tau > 0 and beta >= 0, not tau={self.tau}, beta={self.beta}")
+        if not 0 < self.tau < math.inf or not 0 <= self.beta < math.inf:
+            raise InputError(f"HybridGrad needs finite tau > 0 and beta >= 0, not tau={self.tau}, beta={self.beta}")
         Objective(norm=self.norm, sampled_rows=self.sampled_rows)  # refuses what cannot be sampled
 
     @property

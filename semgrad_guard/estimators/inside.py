@@ -40,9 +40,9 @@ class Inside(AskingEstimator):
 
     def value(self, evidence: Evidence) -> float:
         """The EigenScore of the samples that are not empty."""
-        found = [sample.embedding for sample in with_tokens(evidence.samples(self.plan))]
-        embeddings = [embedding for embedding in found if embedding is not None]
-        if len(embeddings) < len(found):
+        states = [sample.embedding for sample in with_tokens(evidence.samples(self.plan))]
+        embeddings = [embedding for embedding in states if embedding is not None]
+        if len(embeddings) < len(states):
             raise ScoringError("this architecture's layers are not known, so samples have no embedding")
         return eigen_score(np.array(embeddings), alpha=self.alpha)
 

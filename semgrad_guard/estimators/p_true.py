@@ -43,10 +43,10 @@ class PTrue(AskingEstimator):
 
     def value(self, evidence: Evidence) -> float:
         """Read off one pass over the questions about all answers of the batch."""
-        found = evidence.together(self, self._ask)
-        if found is None:
+        likelihoods = evidence.together(self, self._ask)
+        if likelihoods is None:
             raise ScoringError("the question about the answer does not fit the context window")
-        return p_false(*found, normalised=self.normalised)
+        return p_false(*likelihoods, normalised=self.normalised)
 
     def _ask(self, batch: Sequence[Evidence]) -> list[tuple[list[float], list[float]] | None]:
         """For each answer the log-probabilities of the forms of "true" and of "false", None where they do not fit."""
@@ -57,11 +57,11 @@ class PTrue(AskingEstimator):
         forms = [[sampler.encode(before + form) for form in (*_TRUE, *_FALSE)] for before in lead]
         asked = [i for i, prompt in enumerate(prompts) if sampler.fits(prompt, max(map(len, forms[i])))]
         readings = sampler.read([prompts[i] for i in asked], [forms[i] for i in asked])
-        found: dict[int, tuple[list[float], list[float]]] = {}
+        by_answer: dict[int, tuple[list[float], list[float]]] = {}
         for i, row in zip(asked, readings, strict=True):
             likelihoods = [math.fsum(reading.log_probs) for reading in row]
-            found[i] = likelihoods[: len(_TRUE)], likelihoods[len(_TRUE) :]
-        return [found.get(i) for i in range(len(batch))]
+            by_answer[i] = likelihoods[: len(_TRUE)], likelihoods[len(_TRUE) :]
+        return [by_answer.get(i) for i in range(len(batch))]
 
     def _conversation(self, question: str, answer: str) -> list[Message]:
         turns: list[Message] = []

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import asdict, fields
+from dataclasses import fields
 from typing import Any, ClassVar, cast
 
 from semgrad_guard.engine.generation.evidence import Evidence
-from semgrad_guard.engine.generation.sampling_plans import DiverseBeams, Sample, Sampling
+from semgrad_guard.engine.generation.sampling_plans import DiverseBeams, Sample, Sampling, plan_record
 from semgrad_guard.engine.objective import Objective
 from semgrad_guard.errors import DetachedRecordError, ScoringError
 from semgrad_guard.records import Score
@@ -39,16 +39,16 @@ class AskingEstimator:
         raise NotImplementedError
 
     def __call__(self, evidence: Evidence) -> Score:
-        """`scoring_ms` is the price of everything the number needs, as if no other estimator had needed it before."""
+        """`scoring_ms` is the cost of everything the number needs, as if no other estimator had needed it before."""
         if not evidence.response_ids:
             return Score(None, "the response is empty")
-        found, milliseconds = evidence.timed(lambda: self._attempt(evidence))
+        value, milliseconds = evidence.timed(lambda: self._attempt(evidence))
         details = {"scored_tokens": len(evidence.response_ids), "scoring_ms": round(milliseconds, 3)}
-        if isinstance(found, str):
-            return Score(None, found, details)
-        if not math.isfinite(found):
+        if isinstance(value, str):
+            return Score(None, value, details)
+        if not math.isfinite(value):
             return Score(None, "the score is not finite", details)
-        return Score(found, None, details)
+        return Score(value, None, details)
 
     def _attempt(self, evidence: Evidence) -> float | str:
         try:
@@ -66,10 +66,10 @@ def texts_of(samples: Iterable[Sample]) -> list[str]:
 
 def distinct(samples: Iterable[Sample]) -> dict[str, Sample]:
     """The first sample of each text, in order."""
-    found: dict[str, Sample] = {}
+    by_text: dict[str, Sample] = {}
     for sample in samples:
-        found.setdefault(sample.text.strip(), sample)
-    return found
+        by_text.setdefault(sample.text.strip(), sample)
+    return by_text
 
 
 def with_tokens(samples: tuple[Sample, ...]) -> list[Sample]:
@@ -78,10 +78,10 @@ def with_tokens(samples: tuple[Sample, ...]) -> list[Sample]:
     Raises:
         ScoringError: all of them are empty.
     """
-    found = [sample for sample in samples if sample.ids]
-    if not found:
+    filled = [sample for sample in samples if sample.ids]
+    if not filled:
         raise ScoringError("all samples are empty")
-    return found
+    return filled
 
 
 def mean_log_prob(sample: Sample) -> float:
@@ -91,7 +91,7 @@ def mean_log_prob(sample: Sample) -> float:
 
 def _plain(value: Any) -> Any:
     if isinstance(value, Sampling | DiverseBeams):
-        return asdict(value)
+        return plan_record(value)
     if isinstance(value, tuple):  # tuples of tuples in one row: calibrations keep lists of plain values
         parts = [_plain(item) for item in cast("tuple[Any, ...]", value)]
         return [plain for part in parts for plain in (cast("list[Any]", part) if isinstance(part, list) else [part])]

@@ -85,14 +85,14 @@ class SAR(AskingEstimator):
             for s in samples
             for i in range(len(s.ids))
         ]
-        found = iter(self.similarity.similarities(pairs))
-        return [[1 - next(found) for _ in sample.ids] for sample in samples]
+        values = iter(self.similarity.similarities(pairs))
+        return [[1 - next(values) for _ in sample.ids] for sample in samples]
 
     def _similarities(self, evidence: Evidence, samples: Sequence[Sample]) -> list[list[float]]:
         texts = [f"{evidence.question} {text}" for text in texts_of(samples)]
         pairs = [(first, second) for i, first in enumerate(texts) for second in texts[:i]]
-        found = dict(zip(pairs, self.similarity.similarities(pairs), strict=True))
-        both = found | {(second, first): value for (first, second), value in found.items()}
+        one_way = dict(zip(pairs, self.similarity.similarities(pairs), strict=True))
+        both = one_way | {(second, first): value for (first, second), value in one_way.items()}
         return [[both.get((first, second), 1.0) for second in texts] for first in texts]
 
 

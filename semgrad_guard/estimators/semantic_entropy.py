@@ -38,9 +38,9 @@ class SemanticEntropy(AskingEstimator):
     def value(self, evidence: Evidence) -> float:
         """The entropy over the clusters of the samples that are not empty."""
         samples = with_tokens(evidence.samples(self.plan))
-        found = clusters(texts_of(samples), evidence.question, self.equivalence)
+        numbers = clusters(texts_of(samples), evidence.question, self.equivalence)
         weights = [0.0 if self.discrete else mean_log_prob(sample) for sample in samples]
-        return cluster_entropy(found, weights)
+        return cluster_entropy(numbers, weights)
 
 
 def cluster_entropy(cluster_of: Sequence[int], log_weights: Sequence[float]) -> float:

@@ -26,7 +26,7 @@ def paper_suite(
     importance: Similarity | None = None,
     seed: int = 0,
     *,
-    max_new_tokens: int = 256,
+    max_tokens: int = 256,
 ) -> tuple[Estimator, ...]:
     """The paper's methods. Those with equal plans share their samples: 55 answers are drawn for each question.
 
@@ -34,10 +34,10 @@ def paper_suite(
         nli: tells equivalent answers (the paper: deberta-xlarge-mnli); default: shared words.
         importance: similarity for SAR (the paper: cross-encoder/stsb-roberta-large); default: shared words.
         seed: of all samples.
-        max_new_tokens: the longest sample.
+        max_tokens: the longest sample.
     """
     same, alike = nli or F1Equivalence(), importance or WordOverlap()
-    common = {"seed": seed, "max_new_tokens": max_new_tokens}
+    common = {"seed": seed, "max_tokens": max_tokens}
     plain, cooler = Sampling(10, 1.0, **common), Sampling(10, 0.7, **common)
     return (
         HybridGrad(),
@@ -49,7 +49,7 @@ def paper_suite(
         Degree(cooler, same),
         Inside(Sampling(10, 0.5, top_p=0.99, top_k=5, **common)),
         SemanticEntropy(plain, same),
-        SemanticDensity(DiverseBeams(10, 1.0, max_new_tokens), same),
+        SemanticDensity(DiverseBeams(10, 1.0, max_tokens), same),
         MutualInformation(Sampling(10, 0.9, **common)),
         GreedyNLL(),
         SAR(Sampling(5, 1.0, **common), alike),

@@ -4,28 +4,20 @@ from __future__ import annotations
 
 import codecs
 import os
-import secrets
 import stat
 import sys
 import tempfile
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Generator, Iterable
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from filelock import FileLock, Timeout
 
 from semgrad_guard.errors import DataFileError, InputError
+from semgrad_guard.files import cannot_write, reason, require_regular
 
 STDIN = Path("-")
 """Where a file of data is read, this path stands for standard input."""
-
-_KINDS = (
-    (stat.S_ISDIR, "a folder"),
-    (stat.S_ISFIFO, "a pipe"),
-    (stat.S_ISSOCK, "a socket"),
-    (stat.S_ISCHR, "a device"),
-    (stat.S_ISBLK, "a device"),
-)
 
 
 def called(path: Path) -> str:
@@ -46,7 +38,7 @@ def read_data(path: Path) -> bytes:
             raise DataFileError(f"Cannot read {path}: it is a device. Give a file, or - to read standard input.")
         return path.read_bytes()
     except (OSError, ValueError) as error:
-        raise DataFileError(f"Cannot read {called(path)}: {_reason(error)}. Is the path right?") from error
+        raise DataFileError(f"Cannot read {called(path)}: {reason(error)}. Is the path right?") from error
 
 
 def read_text(path: Path, *, save_as: str = "UTF-8") -> str:
@@ -84,7 +76,7 @@ def require_writable(path: Path, *, inputs: Iterable[Path] = ()) -> None:
         InputError: the path is no regular file's, is an input's, or cannot be written.
     """
     try:
-        _require_regular(path)
+        require_regular(path)
         for given in inputs:
             _require_other(path, given)
         with tempfile.TemporaryFile(dir=path.resolve().parent):  # where a symbolic link points to
@@ -92,7 +84,7 @@ def require_writable(path: Path, *, inputs: Iterable[Path] = ()) -> None:
         if path.exists():
             path.open("ab").close()
     except (OSError, ValueError, RuntimeError) as error:  # Python 3.11 calls links that go round a RuntimeError
-        raise _cannot_write(path, error) from error
+        raise cannot_write(path, error) from error
 
 
 def require_outputs(outputs: Iterable[Path], *, inputs: Iterable[Path]) -> None:
@@ -134,7 +126,7 @@ def make_folder(folder: Path) -> bool:
             raise InputError(f"Cannot make the folder {folder}: it is a file. Choose another.")
         folder.mkdir(parents=True, exist_ok=True)
     except (OSError, ValueError) as error:
-        raise InputError(f"Cannot make the folder {folder}: {_reason(error)}. Choose another.") from error
+        raise InputError(f"Cannot make the folder {folder}: {reason(error)}. Choose another.") from error
     return not was_there
 
 
@@ -156,44 +148,13 @@ def sole_writer(path: Path) -> Generator[None]:
             f"Another run is writing {path} at this moment. Wait until it has ended, or choose another path."
         ) from None
     except (OSError, NotImplementedError) as error:
-        raise _cannot_write(path, error) from error
+        raise cannot_write(path, error) from error
     try:
         yield
     finally:
         with suppress(OSError):  # Windows removes no open file; a lock file that stays does no harm
             os.unlink(lock.lock_file)
         lock.release()
-
-
-def write_beside(path: Path, write: Callable[[Path], object]) -> Path:
-    """Let `write` make a file beside `path`, then rename it: an interrupted write leaves nothing behind.
-
-    A symbolic link keeps pointing where it does; what it points to is written.
-    """
-    target = path.resolve()
-    beside = target.with_name(f".{secrets.token_hex(4)}.{target.name}")
-    try:
-        _require_regular(path)
-        write(beside)
-        beside.replace(target)
-    except OSError as error:
-        raise _cannot_write(path, error) from error
-    finally:
-        with suppress(OSError):  # there is none where its folder is none
-            beside.unlink(missing_ok=True)
-    return path
-
-
-def _require_regular(path: Path) -> None:
-    """Raise unless `path` is a regular file, or nothing yet: renaming over a device would replace it."""
-    if not path.exists():
-        if not path.name:
-            raise InputError(f"Cannot write {str(path)!r}: it names no file. Choose a path in an existing folder.")
-        return
-    mode = path.stat().st_mode
-    if not stat.S_ISREG(mode):
-        kind = next((name for is_kind, name in _KINDS if is_kind(mode)), "no regular file")
-        raise InputError(f"Cannot write {path}: it is {kind}. Choose a path in an existing folder, for a file.")
 
 
 def _require_other(path: Path, given: Path) -> None:
@@ -216,13 +177,3 @@ def _stats(given: Path) -> list[os.stat_result]:
         return [given.stat()]
     except (OSError, ValueError):  # no such file: whoever reads it says so
         return []
-
-
-def _cannot_write(path: Path, error: Exception) -> InputError:
-    return InputError(
-        f"Cannot write {path}: {_reason(error)}. Choose a path in an existing folder that you may write to."
-    )
-
-
-def _reason(error: Exception) -> str:
-    return str(getattr(error, "strerror", None) or error).rstrip(".")

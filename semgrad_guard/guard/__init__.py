@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     )
     from semgrad_guard.guard.guard import AsyncGuardedStream, Guard, GuardedStream, Target
     from semgrad_guard.guard.modes import Mode, require_mode, withholds
-    from semgrad_guard.guard.policy import Policy, require_policy
+    from semgrad_guard.guard.policy import OnUnscored, Policy, require_policy
     from semgrad_guard.guard.promise import Promise, combined_promise, split_delta
     from semgrad_guard.guard.recorder import Recorder, current_recorder, record_draft, recording
     from semgrad_guard.guard.settlement import Abstain, Deliver, Escalate, Raise, Settlement, settle
@@ -153,6 +153,7 @@ __all__ = [
     "LiveAnswer",
     "Mode",
     "OnError",
+    "OnUnscored",
     "Outcome",
     "Policy",
     "Promise",

@@ -108,7 +108,7 @@ class Draft(Generic[A]):
     """A scored draft: its undecided verdict, what the door would deliver, and what its prompt looked like.
 
     `trusted` drafts are delivered whatever their score; `can_escalate` set to False holds this one back from the
-    target (it *is* the target's).
+    target (it *is* the target's). `source` names the call that made it, for whoever records.
     """
 
     verdict: Verdict
@@ -116,6 +116,7 @@ class Draft(Generic[A]):
     prompt: PromptForm | None = None
     trusted: bool = False
     can_escalate: bool = True
+    source: str | None = None
 
 
 @dataclass(frozen=True)
@@ -182,7 +183,7 @@ class Pending(Generic[A]):
     def _settle(self, draft: Draft[A]) -> Settlement | Exception:
         recorder, terms = current_recorder(), self._terms
         if recorder is not None:
-            recorder.add(draft.verdict, draft.prompt)
+            recorder.add(draft.verdict, draft.prompt, source=draft.source)
             return Deliver(draft.verdict.model_copy(update={"enforced": False}))
         try:
             settled = settle(

@@ -11,6 +11,7 @@ from typing import Any, cast
 from semgrad_guard.calibration import Binding, DriftMonitor
 from semgrad_guard.engine.generation.generation import Generation
 from semgrad_guard.engine.generation.options import GenerationOptions
+from semgrad_guard.engine.generation.spelling import knows_its_options
 from semgrad_guard.engine.language_model import LanguageModel
 from semgrad_guard.errors import InputError
 from semgrad_guard.estimators import Estimator
@@ -78,6 +79,7 @@ class Guard:
         DeadlineExceededError: at an answer that takes longer than `timeout`, where `on_error` is "raise".
     """
 
+    @knows_its_options
     def __init__(  # noqa: PLR0913 - a guard is told everything here
         self,
         model: LanguageModel,
@@ -325,7 +327,7 @@ def _in_old_order(estimator: object, policy: Policy | None) -> Policy | None:
     if not callable(estimator):
         raise InputError("a guard needs a policy: Policy(threshold=...) or Policy.from_calibration(calibration)")
     warnings.warn(
-        "Guard(model, estimator, policy) is now Guard(model, policy, estimator=...)", DeprecationWarning, stacklevel=3
+        "Guard(model, estimator, policy) is now Guard(model, policy, estimator=...)", DeprecationWarning, stacklevel=4
     )
     return policy
 

@@ -14,10 +14,11 @@ from semgrad_guard.records import Verdict
 
 @dataclass(frozen=True)
 class RecordedDraft:
-    """One scored draft, and what its prompt looked like."""
+    """One scored draft, and what its prompt looked like. `source` names the call that made it, in its door's words."""
 
     verdict: Verdict
     prompt: PromptForm | None
+    source: str | None = None
 
 
 @dataclass
@@ -27,10 +28,10 @@ class Recorder:
     drafts: list[RecordedDraft] = field(default_factory=list[RecordedDraft])
     _lock: Lock = field(default_factory=Lock, repr=False)
 
-    def add(self, verdict: Verdict, prompt: PromptForm | None) -> None:
+    def add(self, verdict: Verdict, prompt: PromptForm | None, *, source: str | None = None) -> None:
         """Take a draft down."""
         with self._lock:
-            self.drafts.append(RecordedDraft(verdict, prompt))
+            self.drafts.append(RecordedDraft(verdict, prompt, source))
 
 
 _recorder: ContextVar[Recorder | None] = ContextVar("semgrad_guard_recorder", default=None)
@@ -52,8 +53,8 @@ def current_recorder() -> Recorder | None:
     return _recorder.get()
 
 
-def record_draft(verdict: Verdict, prompt: PromptForm | None) -> None:
+def record_draft(verdict: Verdict, prompt: PromptForm | None, *, source: str | None = None) -> None:
     """Take down a draft that no guard sees (a scored model's answer without a router), if anyone records."""
     recorder = _recorder.get()
     if recorder is not None:
-        recorder.add(verdict, prompt)
+        recorder.add(verdict, prompt, source=source)

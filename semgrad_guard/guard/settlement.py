@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from semgrad_guard.calibration.prompt_shape import PromptForm
 from semgrad_guard.guard.modes import Mode, withholds
@@ -65,6 +65,8 @@ def settle(
         BindingMismatchError: the policy was calibrated for another model, estimator, setting or template.
         UnfamiliarPromptError: the prompt is unlike those calibrated on, and the policy is to raise.
     """
+    if not withholds(mode) and policy.on_unfamiliar == "raise":
+        policy = replace(policy, on_unfamiliar="abstain")  # advice is given, not raised
     verdict = decide(draft, policy, can_escalate=can_escalate, prompt=prompt)
     if not withholds(mode) or (trusted and verdict.action != "answer"):
         return Deliver(verdict.model_copy(update={"enforced": False}))

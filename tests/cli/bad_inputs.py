@@ -571,18 +571,17 @@ def _config(**changes: Any) -> Callable[[Path], None]:
     return change
 
 
-def _file(name: str, content: str | bytes) -> Callable[[Path], None]:
-    return lambda folder: (
-        (folder / name).write_bytes(content if isinstance(content, bytes) else content.encode()) and None
-    )
+def _file(name: str, content: str | bytes) -> Callable[[Path], object]:
+    written = content if isinstance(content, bytes) else content.encode()
+    return lambda folder: (folder / name).write_bytes(written)
 
 
 def _without(name: str) -> Callable[[Path], None]:
     return lambda folder: (folder / name).unlink()
 
 
-def _renamed(name: str, other: str) -> Callable[[Path], None]:
-    return lambda folder: (folder / name).rename(folder / other) and None
+def _renamed(name: str, other: str) -> Callable[[Path], object]:
+    return lambda folder: (folder / name).rename(folder / other)
 
 
 def _cut(share: float) -> Callable[[Path], None]:
@@ -594,11 +593,11 @@ def _cut(share: float) -> Callable[[Path], None]:
     return cut
 
 
-def _template(text: str) -> Callable[[Path], None]:
+def _template(text: str) -> Callable[[Path], object]:
     return _file("chat_template.jinja", text)
 
 
-MODELS: dict[str, Callable[[Path], None]] = {
+MODELS: dict[str, Callable[[Path], object]] = {
     "a list as config": _file("config.json", "[]"),
     "an empty config": _file("config.json", ""),
     "an empty object as config": _file("config.json", "{}"),

@@ -33,7 +33,7 @@ def other_folder(tmp_path_factory: pytest.TempPathFactory, make_language_model: 
 @pytest.fixture(scope="session")
 def texts(language_model: LanguageModel) -> list[str]:
     """What the tiny model answers to the questions: references that make it right."""
-    found = language_model.generate_batch(ASKED, GenerationOptions(max_new_tokens=TOKENS))
+    found = language_model.generate_batch(ASKED, GenerationOptions(max_tokens=TOKENS))
     return [generation.text for generation in found]
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from safetensors.torch import load_file, save_file
+from typer.main import get_command
 from typer.testing import CliRunner
 
 from semgrad_guard.cli import app, loading
@@ -19,6 +20,7 @@ from . import bad_inputs
 from .bad_inputs import Bad
 from .helpers import flat
 
+PROGRAM = get_command(app)
 CASES = bad_inputs.all_of_them()
 Places = dict[str, Path]
 
@@ -33,6 +35,12 @@ def places(
     bad_inputs.edit_calibration(inputs, module_calibration)
     bad_inputs.break_models(models, model_folder, fill_with_nan)
     return {"in": inputs, "models": models, "model": model_folder, "run": finished_run}
+
+
+@pytest.fixture(scope="module")
+def untouched(places: Places) -> dict[str, Any]:
+    """What the inputs are like before any case."""
+    return states(places.values())
 
 
 @pytest.fixture(scope="module")
@@ -72,6 +80,8 @@ def _one_model(monkeypatch: pytest.MonkeyPatch, model_folder: Path, one_load: Ca
         return one_load(name) if plain else real(name, dtype, **more)
 
     monkeypatch.setattr(loading, "load_model", load)
+    # The runner builds the program anew for every call, which takes as long as most cases do.
+    monkeypatch.setattr("typer.testing._get_command", lambda _: PROGRAM, raising=False)
 
 
 @pytest.fixture(scope="module")
@@ -86,12 +96,13 @@ def test_there_are_enough_of_them() -> None:
 
 
 @pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
-def test_bad_input(case: Bad, places: Places, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    out = tmp_path / "out"
+def test_bad_input(
+    case: Bad, places: Places, untouched: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, here = tmp_path / "out", tmp_path / "here"
     out.mkdir()
-    (tmp_path / "here").mkdir()
-    monkeypatch.chdir(tmp_path / "here")
-    before = states(places.values())
+    here.mkdir()
+    monkeypatch.chdir(here)
     result = CliRunner().invoke(app, case.at({**places, "out": out}), input=case.stdin)
     said = flat(result.stderr)
     assert result.exception is None or isinstance(result.exception, SystemExit), repr(result.exception)
@@ -101,8 +112,8 @@ def test_bad_input(case: Bad, places: Places, tmp_path: Path, monkeypatch: pytes
     assert len(said) < 1200, said
     for part in case.says.split("@@"):
         assert part.strip() in said, said
-    assert states(places.values()) == before
-    assert not list((tmp_path / "here").iterdir())
+    assert states(places.values()) == untouched
+    assert not list(here.iterdir())
     check_left(out, keeps=case.keeps)
 
 

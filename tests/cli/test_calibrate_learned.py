@@ -20,7 +20,7 @@ MANY = [f"Which is number {i}?" for i in range(204)]
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory, language_model: LanguageModel) -> Path:
     """Questions of which the tiny model answers three in four right."""
-    options = GenerationOptions(max_new_tokens=TOKENS)
+    options = GenerationOptions(max_tokens=TOKENS)
     found = [one for i in range(0, 204, 34) for one in language_model.generate_batch(MANY[i : i + 34], options)]
     rows = [
         {"question": question, "answers": [one.text if i % 4 else "seven"]}

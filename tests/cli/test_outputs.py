@@ -24,7 +24,7 @@ from semgrad_guard.evaluation.files import sole_writer
 from .helpers import ASKED, TOKENS, flat, jsonl
 
 Run = Callable[..., Result]
-Job = Callable[[str, Path], list[str]]
+Job = Callable[..., list[str]]
 
 
 @pytest.fixture

@@ -50,7 +50,7 @@ def test_help_fits_eighty_columns(run: Run) -> None:
 
 
 def test_choices_are_those_that_exist() -> None:
-    assert get_args(options.EstimatorName) == tuple(estimator.name for estimator in ESTIMATORS)
+    assert tuple(estimator.name for estimator in ESTIMATORS) == options.ESTIMATOR_NAMES
     assert get_args(options.GraderName) == tuple(GRADERS)
 
 

@@ -10,7 +10,7 @@ import torch
 from transformers import GenerationConfig
 
 from semgrad_guard.engine.objective import Objective
-from semgrad_guard.engine.replay.captured_states import Capture, Trace
+from semgrad_guard.engine.replay.captured_states import Capture, CapturedStates
 from semgrad_guard.engine.replay.token_batch import TokenBatch
 from semgrad_guard.engine.scoring.gradients import Rows
 from semgrad_guard.engine.scoring.scorer import Scorer, clean_slate
@@ -64,25 +64,25 @@ def batch_of(
 
 
 def score_in_tier(
-    tier: Tier, model: Any, cases: Sequence[Case], objective: Objective, trace: Trace | None = None
+    tier: Tier, model: Any, cases: Sequence[Case], objective: Objective, captured: CapturedStates | None = None
 ) -> tuple[GradientScores, ...]:
     """Score the cases together in one tier, as the engine would if the self-check had left only that one."""
-    rows = score_parts_in_tier(tier, model, batch_of(cases, objective), objective, trace)
+    rows = score_parts_in_tier(tier, model, batch_of(cases, objective), objective, captured)
     return tuple(parts[0] for parts in rows)
 
 
 def score_parts_in_tier(
-    tier: Tier, model: Any, batch: TokenBatch, objective: Objective, trace: Trace | None = None
+    tier: Tier, model: Any, batch: TokenBatch, objective: Objective, captured: CapturedStates | None = None
 ) -> Rows:
     """Score the parts of a batch's responses in one tier."""
     scorer = Scorer(model)
     assert tier in scorer.tiers(), f"the self-check turned the {tier} tier down"
     scorer._tiers = (tier,) if tier == "full" else (tier, "full")
     with clean_slate():
-        if tier == "captured" and trace is None:
+        if tier == "captured" and captured is None:
             layer = objective.span(scorer.architecture.n_layers)[0]
-            trace = scorer.current_replayer().record(batch, layer)
-    found = scorer.score_parts(batch, objective, trace)
+            captured = scorer.current_replayer().record(batch, layer)
+    found = scorer.score_parts(batch, objective, captured)
     assert {scores.tier for row in found for scores in row} == {tier}
     return found
 
@@ -96,7 +96,7 @@ def generate(
     logit_bytes: int = 1 << 20,
     output_bytes: int = 1 << 20,
     **options: Any,
-) -> tuple[list[list[int]], Trace]:
+) -> tuple[list[list[int]], CapturedStates]:
     """A real `generate` of a left-padded batch with states captured on the way: responses and what is left behind."""
     width = max(map(len, prompts))
     ids = torch.tensor([[0] * (width - len(p)) + p for p in prompts])
@@ -105,16 +105,16 @@ def generate(
     config = GenerationConfig(pad_token_id=0, return_dict_in_generate=True, **options)
     with clean_slate():
         output = Scorer(model).current_replayer().generate(ids, mask, capture, generation_config=config)
-    return output.sequences[:, width:].tolist(), Trace.of(output.past_key_values, capture)
+    return output.sequences[:, width:].tolist(), CapturedStates.of(output.past_key_values, capture)
 
 
-def answered(name: str, *, lengths: Sequence[int] = (6, 1, 4), **options: int) -> tuple[list[Case], Trace]:
+def answered(name: str, *, lengths: Sequence[int] = (6, 1, 4), **options: int) -> tuple[list[Case], CapturedStates]:
     """The cases' prompts with real answers of a shared model, each cut to its length, and what is left behind."""
     model = shared(name)
     layer = Objective().span(Scorer(model).architecture.n_layers)[0]
     prompts, offsets = [case.prompt for case in CASES], [case.semantic_token for case in CASES]
-    responses, trace = generate(
+    responses, captured = generate(
         model, prompts, offsets, layer, max_new_tokens=6, do_sample=False, eos_token_id=None, **options
     )
     answers = [response[:length] for response, length in zip(responses, lengths, strict=True)]
-    return [Case(*row) for row in zip(prompts, answers, offsets, strict=True)], trace
+    return [Case(*row) for row in zip(prompts, answers, offsets, strict=True)], captured

@@ -173,7 +173,7 @@ def test_replays_take_it_and_leave_the_model_as_it_was(name: str, taken: list[in
     assert model.config._attn_implementation == "sdpa"
 
 
-def test_outside_the_block_a_shadows_layers_have_the_models_configuration() -> None:
+def test_outside_the_block_a_copys_layers_have_the_models_configuration() -> None:
     model: Any = shared("llama")
     replayer = Scorer(model).current_replayer()
     modules = [module for module in replayer.layers.modules() if hasattr(module, "config")]

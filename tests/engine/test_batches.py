@@ -116,9 +116,9 @@ def test_a_capture_keeps_the_same_states_however_they_arrive(pieces: list[int]) 
 def test_a_capture_is_what_the_model_itself_reports() -> None:
     model = shared("llama")
     batch = batch_of([Case(token_ids(9, 1), token_ids(3, 2), -4)])
-    trace = Scorer(model).current_replayer().record(batch, 3)
+    captured = Scorer(model).current_replayer().record(batch, 3)
     reported = model(input_ids=batch.ids[:, : batch.end], output_hidden_states=True).hidden_states[3]
-    assert torch.allclose(trace.states, reported[:, batch.cut :], rtol=1e-12)
+    assert torch.allclose(captured.states, reported[:, batch.cut :], rtol=1e-12)
 
 
 class TestCut:

@@ -51,11 +51,11 @@ def test_states_captured_by_a_real_generation_give_the_same_scores(name: str, sa
     options = {"do_sample": True, "temperature": 0.8, "top_p": 0.95} if sampled else {"do_sample": False}
     with torch.random.fork_rng():
         torch.manual_seed(7)
-        responses, trace = generate(model, prompts, offsets, layer, max_new_tokens=7, eos_token_id=None, **options)
+        responses, captured = generate(model, prompts, offsets, layer, max_new_tokens=7, eos_token_id=None, **options)
     # An answer may end anywhere before the batch does, at a stop string for one.
     answers = [response[:length] for response, length in zip(responses, (7, 1, 4), strict=True)]
     cases = [Case(*row) for row in zip(prompts, answers, offsets, strict=True)]
-    found = score_in_tier("captured", model, cases, objective, trace)
+    found = score_in_tier("captured", model, cases, objective, captured)
     error = max(worst_relative_error(f, c.reference(model, objective)) for f, c in zip(found, cases, strict=True))
     record(name, "captured", error)
     assert error < tolerance(name)
@@ -74,8 +74,8 @@ def test_any_span_of_layers_is_exact(name: str, layers: tuple[int, ...]) -> None
 @pytest.mark.parametrize("below", [0, 1, 2])
 def test_states_captured_below_the_span_serve_as_well(below: int) -> None:
     model, objective, batch = shared("llama"), Objective(), batch_of(CASES)
-    trace = Scorer(model).current_replayer().record(batch, below)
-    found = score_in_tier("captured", model, CASES, objective, trace)
+    captured = Scorer(model).current_replayer().record(batch, below)
+    found = score_in_tier("captured", model, CASES, objective, captured)
     expected = [case.reference(model, objective) for case in CASES]
     assert max(map(worst_relative_error, found, expected)) < 1e-7
 

@@ -24,7 +24,7 @@ GRAMMAR = one_of([json_rule(SCHEMA)])
 
 
 def test_every_row_of_a_batch_follows_the_grammar_and_ends(language_model: LanguageModel) -> None:
-    options = GenerationOptions(max_new_tokens=80, grammar=GRAMMAR)
+    options = GenerationOptions(max_tokens=80, grammar=GRAMMAR)
     generations = language_model.generate_batch(["Hi", "A longer question than that?", "x"], options)
     for generation in generations:
         assert set(json.loads(generation.text)) == {"colour", "twice"}
@@ -36,14 +36,14 @@ def test_every_row_of_a_batch_follows_the_grammar_and_ends(language_model: Langu
 
 @pytest.mark.parametrize("seed", range(5))
 def test_sampling_and_streams_follow_it_too(language_model: LanguageModel, seed: int) -> None:
-    options = GenerationOptions(max_new_tokens=80, temperature=2.0, top_k=5, seed=seed, grammar=GRAMMAR)
+    options = GenerationOptions(max_tokens=80, temperature=2.0, top_k=5, seed=seed, grammar=GRAMMAR)
     text = "".join(language_model.stream("Hi", options))
     assert json.loads(text)["colour"] in ("red", "green")
     assert text == language_model.generate("Hi", options).text
 
 
 def test_the_score_is_that_of_the_raw_distribution(language_model: LanguageModel) -> None:
-    generation = language_model.generate("Hi", GenerationOptions(max_new_tokens=80, grammar=GRAMMAR))
+    generation = language_model.generate("Hi", GenerationOptions(max_tokens=80, grammar=GRAMMAR))
     found = generation.evidence.gradients()
     assert found is not None
     assert found.scores.hybridgrad == pytest.approx(language_model.score("Hi", generation.text).hybridgrad)
@@ -103,7 +103,7 @@ def test_other_answers_need_no_llguidance(
     )
     monkeypatch.setattr(builtins, "__import__", missing)
     model = make_language_model()
-    assert model.generate("Hi", GenerationOptions(max_new_tokens=2)).response_ids
+    assert model.generate("Hi", GenerationOptions(max_tokens=2)).response_ids
     with pytest.raises(MissingExtraError, match=r"semgrad-guard\[langchain\]"):
         model.generate("Hi", GenerationOptions(grammar=GRAMMAR))
 

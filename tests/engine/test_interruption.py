@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 import torch
 
-from semgrad_guard import FRUGAL, GenerationOptions, LanguageModel, Memory
+from semgrad_guard import GenerationOptions, LanguageModel, Memory
 from semgrad_guard.engine.generation.sampling_plans import Sampling
 from semgrad_guard.engine.interruption import InterruptibleLock, Stop, current_stop, stopping
+from semgrad_guard.engine.replay.memory_budget import FRUGAL
 from semgrad_guard.engine.texts.text_pairs import Entailment
 from semgrad_guard.errors import AnswerCancelledError, DeadlineExceededError, InputError
 
@@ -24,7 +25,7 @@ from .tiny_pair_models import MNLI
 
 Make = Callable[..., LanguageModel]
 
-LONG = GenerationOptions(max_new_tokens=200, temperature=1.0, seed=3)
+LONG = GenerationOptions(max_tokens=200, temperature=1.0, seed=3)
 
 
 class Countdown(Stop):
@@ -41,8 +42,8 @@ class Countdown(Stop):
         super().check()
 
 
-def shadow(model: LanguageModel) -> Any:
-    return model._scorer.current_replayer()._shadow
+def copy_of(model: LanguageModel) -> Any:
+    return model._scorer.current_replayer()._copy
 
 
 def told(model: LanguageModel, options: GenerationOptions) -> tuple[Any, ...]:
@@ -55,19 +56,19 @@ def scores_of(answer: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def generated(model: LanguageModel) -> object:
-    return scores_of(told(model, GenerationOptions(max_new_tokens=3)))
+    return scores_of(told(model, GenerationOptions(max_tokens=3)))
 
 
 def sampled_until_a_stop_string(model: LanguageModel) -> object:
-    return scores_of(told(model, GenerationOptions(max_new_tokens=3, temperature=1.0, seed=3, stop=("zq", "never"))))
+    return scores_of(told(model, GenerationOptions(max_tokens=3, temperature=1.0, seed=3, stop=("zq", "never"))))
 
 
 def in_a_grammar(model: LanguageModel) -> object:
-    return scores_of(told(model, GenerationOptions(max_new_tokens=4, grammar='start: "ye" | "no"')))
+    return scores_of(told(model, GenerationOptions(max_tokens=4, grammar='start: "ye" | "no"')))
 
 
 def a_batch(model: LanguageModel) -> object:
-    answers = model.generate_batch(["What is tea?", "And?"], GenerationOptions(max_new_tokens=3))
+    answers = model.generate_batch(["What is tea?", "And?"], GenerationOptions(max_tokens=3))
     found = [answer.evidence.gradients() for answer in answers]
     return [(a.text, f and f.scores) for a, f in zip(answers, found, strict=True)]
 
@@ -87,12 +88,12 @@ def with_little_memory(model: LanguageModel) -> object:
 
 def a_second_turn(model: LanguageModel) -> object:
     model.memory = Memory(prompts=1 << 20)
-    return [generated(model), scores_of(told(model, GenerationOptions(max_new_tokens=2)))]
+    return [generated(model), scores_of(told(model, GenerationOptions(max_tokens=2)))]
 
 
 def samples(model: LanguageModel) -> object:
     evidence = model.evidence("What is tea?", "A drink.")
-    return evidence.samples(Sampling(count=2, max_new_tokens=3))
+    return evidence.samples(Sampling(count=2, max_tokens=3))
 
 
 def states(model: LanguageModel) -> object:
@@ -131,7 +132,7 @@ def test_stopped_at_any_check_the_next_answer_is_a_fresh_models(
     assert checks > 5
     for at in range(checks):
         model._scorer.current_replayer().prompts.trim(0)
-        untouched = unchanged(model._model), unchanged(shadow(model))
+        untouched = unchanged(model._model), unchanged(copy_of(model))
         with untouched[0], untouched[1], stopping(Countdown(at)), pytest.raises(AnswerCancelledError):
             scenario(model)
         model._scorer.current_replayer().prompts.trim(0)
@@ -158,7 +159,7 @@ def test_a_backward_pass_is_interrupted_between_its_layers(make_language_model: 
             super().check()
 
     model, stop = make_language_model(num_hidden_layers=9), InBackward()  # a graph over four layers
-    generation = model.generate("What is tea?", GenerationOptions(max_new_tokens=3))
+    generation = model.generate("What is tea?", GenerationOptions(max_tokens=3))
     with stopping(stop), pytest.raises(AnswerCancelledError):
         generation.evidence.gradients()
     assert stop.passed == 2
@@ -184,7 +185,7 @@ def test_other_architectures_stop_too(name: str, tokenizer: Any) -> None:
 
 
 def test_an_interrupted_scoring_can_be_taken_up_again(make_language_model: Make) -> None:
-    model, options = make_language_model(), GenerationOptions(max_new_tokens=6)
+    model, options = make_language_model(), GenerationOptions(max_tokens=6)
     expected = model.generate("What is tea?", options).evidence.gradients()
     generation, count = model.generate("What is tea?", options), Countdown()
     with stopping(count):
@@ -344,13 +345,13 @@ class TestStreams:
             _ = stream.generation
 
     def test_closed_after_its_end(self, language_model: LanguageModel) -> None:
-        with language_model.stream("What is tea?", GenerationOptions(max_new_tokens=3)) as stream:
+        with language_model.stream("What is tea?", GenerationOptions(max_tokens=3)) as stream:
             text = "".join(stream)
         assert stream.generation.text == text
 
     def test_dropped_without_a_word(self, make_language_model: Make) -> None:
         model = make_language_model()
-        stream = model.stream("What is tea?", GenerationOptions(max_new_tokens=200, temperature=1.0, seed=4))
+        stream = model.stream("What is tea?", GenerationOptions(max_tokens=200, temperature=1.0, seed=4))
         next(stream)
         (thread,) = (t for t in threading.enumerate() if t.name == "semgrad-guard-stream")
         worker = stream._worker

@@ -20,10 +20,10 @@ pytestmark = pytest.mark.usefixtures("softmax_in_the_dtype_of_its_input")
 
 @pytest.mark.parametrize("name", ["llama", "gemma2", "cohere", "granite", "qwen2-tied"])
 def test_scores_are_those_of_recomputed_logits(name: str) -> None:
-    cases, trace = answered(name)
-    assert len(trace.logits) == 6
-    kept = score_in_tier("captured", shared(name), cases, Objective(), trace)
-    again = score_in_tier("captured", shared(name), cases, Objective(), dataclasses.replace(trace, logits=()))
+    cases, captured = answered(name)
+    assert len(captured.logits) == 6
+    kept = score_in_tier("captured", shared(name), cases, Objective(), captured)
+    again = score_in_tier("captured", shared(name), cases, Objective(), dataclasses.replace(captured, logits=()))
     for a, b in zip(kept, again, strict=True):
         assert a.semgrad == pytest.approx(b.semgrad, rel=1e-9)
         assert a.paragrad == pytest.approx(b.paragrad, rel=1e-9)
@@ -32,17 +32,17 @@ def test_scores_are_those_of_recomputed_logits(name: str) -> None:
 
 def test_they_are_used() -> None:
     """Logits of another answer, kept on purpose, show in the scores."""
-    cases, trace = answered("llama")
-    wrong = dataclasses.replace(trace, logits=tuple(step.roll(1, dims=1) for step in trace.logits))
-    right, changed = (score_in_tier("captured", shared("llama"), cases, Objective(), t) for t in (trace, wrong))
+    cases, captured = answered("llama")
+    wrong = dataclasses.replace(captured, logits=tuple(step.roll(1, dims=1) for step in captured.logits))
+    right, changed = (score_in_tier("captured", shared("llama"), cases, Objective(), t) for t in (captured, wrong))
     assert right[0].greedy_nll != pytest.approx(changed[0].greedy_nll, rel=1e-3)
 
 
 def test_beyond_the_budget_none_are_kept() -> None:
     vocabulary = Scorer(shared("llama")).vocabulary
-    cases, trace = answered("llama", logit_bytes=5 * len(CASES) * vocabulary * 8)
-    assert trace.logits == ()
-    score_in_tier("captured", shared("llama"), cases, Objective(), trace)
+    cases, captured = answered("llama", logit_bytes=5 * len(CASES) * vocabulary * 8)
+    assert captured.logits == ()
+    score_in_tier("captured", shared("llama"), cases, Objective(), captured)
 
 
 def test_a_prefill_keeps_its_last_position_alone() -> None:

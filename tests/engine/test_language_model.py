@@ -19,7 +19,7 @@ from semgrad_guard.errors import (
 )
 
 Make = Callable[..., LanguageModel]
-SAMPLED = GenerationOptions(max_new_tokens=12, temperature=1.0, seed=3)
+SAMPLED = GenerationOptions(max_tokens=12, temperature=1.0, seed=3)
 
 
 def model_of(language_model: LanguageModel) -> torch.nn.Module:
@@ -38,7 +38,7 @@ def rescored(language_model: LanguageModel, generation) -> float:
 
 
 def test_greedy_text_is_what_transformers_generates(language_model: LanguageModel) -> None:
-    generation = language_model.generate("What is tea?", GenerationOptions(max_new_tokens=10))
+    generation = language_model.generate("What is tea?", GenerationOptions(max_tokens=10))
     ids = torch.tensor([generation.prompt.ids])
     expected = model_of(language_model).generate(
         ids, attention_mask=torch.ones_like(ids), max_new_tokens=10, do_sample=False
@@ -63,11 +63,9 @@ def test_a_batch_scores_like_single_answers(language_model: LanguageModel) -> No
 
 
 def test_a_sampled_row_does_not_depend_on_its_batch(language_model: LanguageModel) -> None:
-    alone = language_model.generate(
-        "Why is the sea salt?", GenerationOptions(max_new_tokens=8, temperature=0.8, seed=5)
-    )
+    alone = language_model.generate("Why is the sea salt?", GenerationOptions(max_tokens=8, temperature=0.8, seed=5))
     batch = language_model.generate_batch(
-        ["x", "Why is the sea salt?"], GenerationOptions(max_new_tokens=8, temperature=0.8, seed=4)
+        ["x", "Why is the sea salt?"], GenerationOptions(max_tokens=8, temperature=0.8, seed=4)
     )
     assert batch[1].response_ids == alone.response_ids
 
@@ -81,7 +79,7 @@ def test_gumbel_sampling_draws_from_the_softmax(make_language_model: Make) -> No
     kept = logits.topk(5)
     expected = torch.softmax(kept.values, 0)
     draws = [
-        model.generate_batch(["q"] * 100, GenerationOptions(max_new_tokens=1, temperature=0.7, top_k=5, seed=1000 * i))
+        model.generate_batch(["q"] * 100, GenerationOptions(max_tokens=1, temperature=0.7, top_k=5, seed=1000 * i))
         for i in range(12)
     ]
     tokens = [g.response_ids[0] if g.response_ids else 257 for batch in draws for g in batch]
@@ -93,8 +91,8 @@ def test_gumbel_sampling_draws_from_the_softmax(make_language_model: Make) -> No
 
 def test_sampling_leaves_the_callers_random_state(language_model: LanguageModel) -> None:
     before = torch.random.get_rng_state()
-    first = language_model.generate("x", GenerationOptions(max_new_tokens=6, temperature=1.0))
-    second = language_model.generate("x", GenerationOptions(max_new_tokens=6, temperature=1.0))
+    first = language_model.generate("x", GenerationOptions(max_tokens=6, temperature=1.0))
+    second = language_model.generate("x", GenerationOptions(max_tokens=6, temperature=1.0))
     assert torch.equal(before, torch.random.get_rng_state())
     assert first.response_ids != second.response_ids
 
@@ -103,7 +101,7 @@ def test_stop_strings_end_text_and_scored_tokens_alike(language_model: LanguageM
     whole = language_model.generate("Tell me more", SAMPLED)
     stop = whole.text[4:6]
     cut = language_model.generate(
-        "Tell me more", GenerationOptions(max_new_tokens=12, temperature=1.0, seed=3, stop=(stop,))
+        "Tell me more", GenerationOptions(max_tokens=12, temperature=1.0, seed=3, stop=(stop,))
     )
     assert cut.text == whole.text[: whole.text.index(stop)]
     assert cut.finish_reason == "stop"
@@ -117,18 +115,18 @@ def test_a_stop_string_that_no_token_spells_stops_nothing(language_model: Langua
     core.pre_tokenizer = pre_tokenizers.Whitespace()
     plain = PreTrainedTokenizerFast(tokenizer_object=core, unk_token="<unk>", eos_token="</s>")
     model = LanguageModel.from_transformers(model_of(language_model), plain)
-    whole = model.generate("w1 w2", GenerationOptions(max_new_tokens=6))
-    cut = model.generate("w1 w2", GenerationOptions(max_new_tokens=6, stop=("→", whole.text[-2:])))
+    whole = model.generate("w1 w2", GenerationOptions(max_tokens=6))
+    cut = model.generate("w1 w2", GenerationOptions(max_tokens=6, stop=("→", whole.text[-2:])))
     assert cut.text == whole.text[: whole.text.index(whole.text[-2:])]
 
 
 def test_the_end_token_is_neither_shown_nor_scored(make_language_model: Make) -> None:
     model = make_language_model(seed=1)
     network = model_of(model)
-    first = model.generate("x", GenerationOptions(max_new_tokens=3))
+    first = model.generate("x", GenerationOptions(max_tokens=3))
     with torch.no_grad():  # a head in which the end token copies and beats whatever came second
         network.lm_head.weight[257] = 5 * network.lm_head.weight[first.response_ids[1]]
-    ended = model.generate("x", GenerationOptions(max_new_tokens=6))
+    ended = model.generate("x", GenerationOptions(max_tokens=6))
     assert ended.finish_reason == "stop"
     assert 257 not in ended.response_ids
     assert ended.completion_tokens == len(ended.response_ids) + 1
@@ -161,7 +159,7 @@ def test_streamed_pieces_are_the_text(language_model: LanguageModel) -> None:
 def test_a_stream_never_shows_a_stop_string(language_model: LanguageModel) -> None:
     whole = language_model.generate("Tell me more", SAMPLED)
     stop = whole.text[4:7]
-    options = GenerationOptions(max_new_tokens=12, temperature=1.0, seed=3, stop=(stop, "never"))
+    options = GenerationOptions(max_tokens=12, temperature=1.0, seed=3, stop=(stop, "never"))
     stream = language_model.stream("Tell me more", options)
     assert "".join(stream) == whole.text[: whole.text.index(stop)]
 
@@ -172,7 +170,7 @@ def test_an_error_in_the_stream_reaches_the_caller(make_language_model: Make) ->
     with pytest.raises(ZeroDivisionError):
         list(model.stream("x"))
     handle.remove()
-    assert list(model.stream("x", GenerationOptions(max_new_tokens=2)))
+    assert list(model.stream("x", GenerationOptions(max_tokens=2)))
 
 
 def test_text_from_elsewhere_is_scored_as_the_prompts_continuation(language_model: LanguageModel) -> None:
@@ -189,7 +187,7 @@ def test_threads_share_a_model(language_model: LanguageModel) -> None:
     found: list[float] = []
 
     def work(seed: int) -> None:
-        language_model.generate("other", GenerationOptions(max_new_tokens=5, temperature=1.0, seed=seed))
+        language_model.generate("other", GenerationOptions(max_tokens=5, temperature=1.0, seed=seed))
         found.append(language_model.score("q", "an answer").semgrad)
 
     threads = [threading.Thread(target=work, args=(i,)) for i in range(4)]
@@ -226,7 +224,7 @@ def test_empty_responses(language_model: LanguageModel, response: str) -> None:
 def test_prompts_at_and_over_the_window(make_language_model: Make) -> None:
     model = make_language_model(max_position_embeddings=64)
     frame = len(model.render("x").ids) - 1
-    almost = model.generate("x" * (63 - frame), GenerationOptions(max_new_tokens=50))
+    almost = model.generate("x" * (63 - frame), GenerationOptions(max_tokens=50))
     assert almost.completion_tokens == 1
     assert almost.finish_reason == "length"
     for length in (64, 65, 200):
@@ -252,7 +250,7 @@ def test_semantic_token_can_be_overridden(language_model: LanguageModel, tokeniz
 
 @pytest.mark.parametrize(
     "bad",
-    [{"max_new_tokens": 0}, {"temperature": -1.0}, {"top_p": 0.0}, {"top_p": 1.5}, {"top_k": -1}, {"stop": ("",)}],
+    [{"max_tokens": 0}, {"temperature": -1.0}, {"top_p": 0.0}, {"top_p": 1.5}, {"top_k": -1}, {"stop": ("",)}],
 )
 def test_bad_options(bad: dict[str, object]) -> None:
     with pytest.raises(InputError):

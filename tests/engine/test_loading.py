@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from transformers import PreTrainedTokenizerFast, T5Config, T5ForConditionalGeneration
+from transformers.utils import logging
 
 from semgrad_guard import LanguageModel
 from semgrad_guard.errors import (
@@ -81,3 +82,15 @@ def test_encoder_decoders_are_refused(tokenizer: PreTrainedTokenizerFast) -> Non
 def test_a_foreign_tokenizer_is_noticed(make_language_model: Make) -> None:
     with pytest.raises(InputError, match="tokenizer"):
         make_language_model(vocab_size=50, eos_token_id=1, pad_token_id=1).generate("hello")
+
+
+def test_no_bar_is_drawn_over_the_weights(checkpoint: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    shown = logging.is_progress_bar_enabled()
+    logging.enable_progress_bar()
+    try:
+        LanguageModel.from_pretrained(str(checkpoint))
+        assert logging.is_progress_bar_enabled()  # a user's own choice stays
+    finally:
+        if not shown:
+            logging.disable_progress_bar()
+    assert capfd.readouterr().err == ""

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from semgrad_guard.engine.models.architecture import LogitTransform
-from semgrad_guard.engine.replay import skinny_linear as few_rows
+from semgrad_guard.engine.replay import skinny_linear
 from semgrad_guard.engine.scoring import logits
 from semgrad_guard.engine.scoring.distribution import Distribution
 from semgrad_guard.engine.scoring.head import score_head
@@ -24,7 +24,7 @@ PLAIN = LogitTransform()
 @pytest.fixture(params=[True, False], ids=["multiplied", "converted"])
 def bfloat16_units(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
     """CPUs that multiply bfloat16, and others."""
-    monkeypatch.setattr(few_rows, "_capabilities", lambda: {"avx512_bf16": request.param, "cpu_name": "any"})
+    monkeypatch.setattr(skinny_linear, "_capabilities", lambda: {"avx512_bf16": request.param, "cpu_name": "any"})
     return request.param
 
 

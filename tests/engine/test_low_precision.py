@@ -94,9 +94,9 @@ def test_broken_states_captured_give_a_reason() -> None:
     model, batch = build("llama"), batch_of(CASES[:1])
     scorer = scorer_of(model)
     scorer.tiers()
-    trace = scorer.current_replayer().record(batch, 3)
-    trace.states[:] = float("nan")
-    [found] = scorer.score(batch, Objective(), trace)
+    captured = scorer.current_replayer().record(batch, 3)
+    captured.states[:] = float("nan")
+    [found] = scorer.score(batch, Objective(), captured)
     assert found.tier == "captured"
     assert found.semgrad is None
     assert found.reason

@@ -10,8 +10,8 @@ import torch
 
 from semgrad_guard import GenerationOptions, LanguageModel
 from semgrad_guard.engine.objective import Objective
-from semgrad_guard.engine.replay import skinny_linear as few_rows
-from semgrad_guard.engine.replay.memory import FRUGAL, Memory, activation_bytes
+from semgrad_guard.engine.replay import skinny_linear
+from semgrad_guard.engine.replay.memory_budget import FRUGAL, Memory, activation_bytes
 from semgrad_guard.engine.replay.replayer import Replayer
 from semgrad_guard.engine.scoring.scorer import Scorer, clean_slate
 
@@ -44,11 +44,11 @@ def held_by_graph(scorer: Scorer, memory: Memory) -> int:
 @pytest.mark.parametrize("name", ["llama", "gemma2", "mixtral", "gpt2", "qwen3", "opt", "phi3"])
 @pytest.mark.parametrize("tier", ["captured", "prefix"])
 def test_checkpointed_replays_are_exact(name: str, tier: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(few_rows, "_LARGE", 1)  # the second run of a layer must take the same order of products
+    monkeypatch.setattr(skinny_linear, "_LARGE", 1)  # the second run of a layer must take the same order of products
     scorer, batch, objective = Scorer(shared(name)), batch_of(CASES), Objective()
     scorer.memory = FRUGAL
-    trace = scorer.current_replayer().record(batch, objective.span(scorer.architecture.n_layers)[0])
-    found = scorer.score(batch, objective, trace if tier == "captured" else None)
+    captured = scorer.current_replayer().record(batch, objective.span(scorer.architecture.n_layers)[0])
+    found = scorer.score(batch, objective, captured if tier == "captured" else None)
     assert {scores.tier for scores in found} == {tier}
     expected = [case.reference(shared(name), objective) for case in CASES]
     assert max(map(worst_relative_error, found, expected)) < 1e-7
@@ -77,7 +77,7 @@ def test_layers_are_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_language_model_can_be_told(language_model: LanguageModel) -> None:
     usual = language_model.memory
-    options, scores = GenerationOptions(max_new_tokens=4), []
+    options, scores = GenerationOptions(max_tokens=4), []
     try:
         for memory in (usual, replace(usual, logits=0), FRUGAL):
             language_model.memory = memory

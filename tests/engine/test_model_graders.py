@@ -11,14 +11,16 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 from semgrad_guard.engine.texts.answer_equivalence import AnswerEquivalence
 from semgrad_guard.engine.texts.text_pairs import Entailment
 from semgrad_guard.errors import InputError, ModelNotFoundError, UnsupportedModelError
-from semgrad_guard.evaluation.graders import Graded
+from semgrad_guard.evaluation.graders import AnswerToGrade
 from semgrad_guard.evaluation.graders.models import Bem, EntailmentGrader
 from semgrad_guard.evaluation.graders.naming import load_graders
 
 from .tiny_pair_models import MNLI, save_pair_model
 
 TRIPLES = [("who?", "Jane Austen", "Austen"), ("q", "Köln\n", "東京"), ("where?", "Rome", ""), ("q", "a", "a")]
-ANSWERS = [Graded(f"q{i}", text, ("one", f"ref {i}")) for i, text in enumerate(["x", "y y", "zzz", "w", "v", "u"])]
+ANSWERS = [
+    AnswerToGrade(f"q{i}", text, ("one", f"ref {i}")) for i, text in enumerate(["x", "y y", "zzz", "w", "v", "u"])
+]
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +69,7 @@ def test_bem_grades_by_its_best_reference_and_its_threshold(bem_folder: Path) ->
     assert grader.grade(ANSWERS) == [p >= threshold for p in best]
     assert grader.grade(ANSWERS).count(True) == 3
     assert Bem(model).name == f"bem({bem_folder})>=0.7"
-    assert grader.grade([Graded("q", "x", ())]) == [False]
+    assert grader.grade([AnswerToGrade("q", "x", ())]) == [False]
     with pytest.raises(InputError, match="a BEM threshold lies in"):
         Bem(model, 0)
 

@@ -94,7 +94,7 @@ def test_one_part_is_the_whole() -> None:
 )
 def test_a_generation_keeps_what_will_be_asked_for(language_model: LanguageModel, objective: Objective) -> None:
     """The capture begins before t*, or behind it, and at the embeddings, as the objective says; padding included."""
-    options = GenerationOptions(max_new_tokens=4)
+    options = GenerationOptions(max_tokens=4)
     for answer in language_model.generate_batch(["q", "a longer question"], options, objective=objective):
         timed = answer.evidence.gradients(objective)
         assert timed is not None
@@ -112,7 +112,7 @@ def test_a_generation_keeps_what_will_be_asked_for(language_model: LanguageModel
 
 
 def test_a_trace_that_begins_earlier_serves_too(language_model: LanguageModel) -> None:
-    options = GenerationOptions(max_new_tokens=4)
+    options = GenerationOptions(max_tokens=4)
     answers = language_model.generate_batch(["q", "longer"], options, objective=Objective(last_tokens=14))
     found = [_scores(answer.evidence, Objective()) for answer in answers]
     assert {scores.tier for scores in found} == {"captured"}

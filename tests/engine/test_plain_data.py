@@ -12,13 +12,14 @@ from typing import Any
 
 import pytest
 
-from semgrad_guard import Generation, GenerationOptions, HybridGrad, LanguageModel, Objective, Verdict
+from semgrad_guard import Generation, GenerationOptions, HybridGrad, LanguageModel, Verdict
 from semgrad_guard.engine.generation.sampling_plans import Sampling
+from semgrad_guard.engine.objective import Objective
 from semgrad_guard.errors import DetachedRecordError, ScoringError
 from semgrad_guard.estimators.p_true import PTrue
 from semgrad_guard.estimators.semantic_entropy import SemanticEntropy
 
-PLAN = Sampling(count=2, max_new_tokens=3)
+PLAN = Sampling(count=2, max_tokens=3)
 
 
 def pickled(record: Any) -> Any:
@@ -41,7 +42,7 @@ def copied(request: pytest.FixtureRequest) -> Callable[[Any], Any]:
 
 @pytest.fixture
 def answers(language_model: LanguageModel) -> list[Generation]:
-    return language_model.generate_batch(["What is tea?", "And coffee?"], GenerationOptions(max_new_tokens=4))
+    return language_model.generate_batch(["What is tea?", "And coffee?"], GenerationOptions(max_tokens=4))
 
 
 def test_before_scoring(answers: list[Generation], copied: Callable[[Any], Any]) -> None:

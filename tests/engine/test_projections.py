@@ -11,7 +11,7 @@ from torch import nn
 from semgrad_guard.engine.objective import Objective
 from semgrad_guard.engine.replay import projections
 from semgrad_guard.engine.replay.captured_states import Capture
-from semgrad_guard.engine.replay.memory import FRUGAL, Memory
+from semgrad_guard.engine.replay.memory_budget import FRUGAL, Memory
 from semgrad_guard.engine.replay.projections import Projections
 from semgrad_guard.engine.scoring.scorer import Scorer
 
@@ -42,9 +42,9 @@ def products(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 @pytest.mark.parametrize("lengths", [(6, 1, 4), (3, 1, 2)], ids=["whole", "cut"])
 def test_scores_are_those_of_products_taken_again(name: str, lengths: tuple[int, ...]) -> None:
     """Answers cut by a stop string end before the outputs do."""
-    cases, trace = answered(name, lengths=lengths)
-    kept = score_in_tier("captured", shared(name), cases, Objective(), trace)
-    again = score_in_tier("captured", shared(name), cases, Objective(), dataclasses.replace(trace, outputs={}))
+    cases, captured = answered(name, lengths=lengths)
+    kept = score_in_tier("captured", shared(name), cases, Objective(), captured)
+    again = score_in_tier("captured", shared(name), cases, Objective(), dataclasses.replace(captured, outputs={}))
     expected = [case.reference(shared(name), Objective()) for case in cases]
     assert max(map(worst_relative_error, kept, expected)) < 1e-7
     for a, b in zip(kept, again, strict=True):
@@ -54,21 +54,21 @@ def test_scores_are_those_of_products_taken_again(name: str, lengths: tuple[int,
 
 @pytest.mark.parametrize(("name", "maps"), MAPS.items())
 def test_the_maps_of_the_upper_layers_are_kept_and_no_others(name: str, maps: int) -> None:
-    _, trace = answered(name)
+    _, captured = answered(name)
     n_layers = Scorer(shared(name)).architecture.n_layers
-    assert len(trace.outputs) == maps * (n_layers - trace.layer)
-    assert all(layer >= trace.layer for layer, _ in trace.outputs)
-    assert {tuple(output.shape[:2]) for output in trace.outputs.values()} <= {tuple(trace.states.shape[:2])}
+    assert len(captured.outputs) == maps * (n_layers - captured.layer)
+    assert all(layer >= captured.layer for layer, _ in captured.outputs)
+    assert {tuple(output.shape[:2]) for output in captured.outputs.values()} <= {tuple(captured.states.shape[:2])}
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma2", "phi3", "opt"])
 def test_layers_that_are_run_twice_know_the_outputs_both_times(name: str, products: list[int]) -> None:
-    cases, trace = answered(name)
+    cases, captured = answered(name)
     scorer = Scorer(shared(name))
     scorer.memory = Memory(activations=0)
     scorer.tiers()
     products.clear()
-    found = scorer.score(batch_of(cases), Objective(), trace)
+    found = scorer.score(batch_of(cases), Objective(), captured)
     assert {scores.tier for scores in found} == {"captured"}
     assert (products == []) == (name != "opt")
     expected = [case.reference(shared(name), Objective()) for case in cases]
@@ -76,21 +76,23 @@ def test_layers_that_are_run_twice_know_the_outputs_both_times(name: str, produc
 
 
 def test_a_replay_takes_no_product_whose_output_is_known(products: list[int]) -> None:
-    cases, trace = answered("llama")
+    cases, captured = answered("llama")
     scorer, batch = Scorer(shared("llama")), batch_of(cases)
     scorer.tiers()
     products.clear()
-    scorer.score(batch, Objective(), trace)
+    scorer.score(batch, Objective(), captured)
     assert products == []
-    scorer.score(batch, Objective(), dataclasses.replace(trace, outputs={}))
-    assert len(products) == 7 * (scorer.architecture.n_layers - trace.layer)
+    scorer.score(batch, Objective(), dataclasses.replace(captured, outputs={}))
+    assert len(products) == 7 * (scorer.architecture.n_layers - captured.layer)
 
 
 def test_wrong_outputs_show_in_the_scores() -> None:
-    cases, trace = answered("llama")
-    doubled = {place: output * 2 for place, output in trace.outputs.items()}
-    right = score_in_tier("captured", shared("llama"), cases, Objective(), trace)
-    wrong = score_in_tier("captured", shared("llama"), cases, Objective(), dataclasses.replace(trace, outputs=doubled))
+    cases, captured = answered("llama")
+    doubled = {place: output * 2 for place, output in captured.outputs.items()}
+    right = score_in_tier("captured", shared("llama"), cases, Objective(), captured)
+    wrong = score_in_tier(
+        "captured", shared("llama"), cases, Objective(), dataclasses.replace(captured, outputs=doubled)
+    )
     assert right[0].semgrad != pytest.approx(wrong[0].semgrad, rel=1e-3)
 
 
@@ -98,13 +100,13 @@ def test_beyond_the_budget_fewer_maps_are_kept(products: list[int]) -> None:
     cases, ample = answered("llama")
     for share in (3, 2, 1):
         budget = share * sum(output.nbytes for output in ample.outputs.values()) // 4
-        _, trace = answered("llama", output_bytes=budget)
-        assert sum(output.nbytes for output in trace.outputs.values()) <= budget
-        assert 0 < len(trace.outputs) < len(ample.outputs)
-        for place, output in trace.outputs.items():
+        _, captured = answered("llama", output_bytes=budget)
+        assert sum(output.nbytes for output in captured.outputs.values()) <= budget
+        assert 0 < len(captured.outputs) < len(ample.outputs)
+        for place, output in captured.outputs.items():
             assert torch.equal(output, ample.outputs[place])
         products.clear()
-        found = score_in_tier("captured", shared("llama"), cases, Objective(), trace)
+        found = score_in_tier("captured", shared("llama"), cases, Objective(), captured)
         assert products
         expected = [case.reference(shared("llama"), Objective()) for case in cases]
         assert max(map(worst_relative_error, found, expected)) < 1e-7

@@ -14,13 +14,13 @@ from transformers.cache_utils import DynamicCache
 
 from semgrad_guard import GenerationOptions, LanguageModel, Message
 from semgrad_guard.engine.generation.generation import Generation
-from semgrad_guard.engine.replay.memory import FRUGAL, Memory
+from semgrad_guard.engine.replay.memory_budget import FRUGAL, Memory
 from semgrad_guard.engine.replay.prompt_store import PromptStore
 
 from .tiny_models import LONG_ROPE, build
 
 AMPLE = Memory(prompts=1 << 26)
-BRIEF = GenerationOptions(max_new_tokens=6)
+BRIEF = GenerationOptions(max_tokens=6)
 SYSTEM = Message("system", "Answer with a few words.")
 Make = Callable[..., LanguageModel]
 

@@ -17,7 +17,7 @@ from torch import nn
 
 from semgrad_guard import gradient_scores
 from semgrad_guard.engine.objective import Objective
-from semgrad_guard.engine.replay import skinny_linear as few_rows
+from semgrad_guard.engine.replay import skinny_linear
 from semgrad_guard.engine.scoring.scorer import Scorer
 from semgrad_guard.engine.scoring.scores import Tier
 from semgrad_guard.errors import UnsupportedModelError
@@ -89,7 +89,7 @@ def quantized(quantize: Callable[[nn.Linear], None], *, head: bool = False) -> A
 def test_quantized_weights_are_scored_as_plain_autograd_scores_them(
     form: Callable[[nn.Linear], None], tier: Tier, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(few_rows, "_LARGE", 1)
+    monkeypatch.setattr(skinny_linear, "_LARGE", 1)
     model = quantized(form)
     found = score_in_tier(tier, model, CASES, Objective())
     expected = [case.reference(model, Objective()) for case in CASES]

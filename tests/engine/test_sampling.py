@@ -23,7 +23,7 @@ QUESTIONS = ["q", "What is it?", "Say something longer, please."]
 
 
 def answered(model: LanguageModel, questions: list[str]):
-    generations = model.generate_batch(questions, GenerationOptions(max_new_tokens=5))
+    generations = model.generate_batch(questions, GenerationOptions(max_tokens=5))
     return [generation.evidence for generation in generations]
 
 
@@ -31,16 +31,16 @@ def answered(model: LanguageModel, questions: list[str]):
 
 
 def test_a_sample_depends_on_seed_prompt_and_number_alone(language_model: LanguageModel) -> None:
-    plan = Sampling(count=4, max_new_tokens=6)
+    plan = Sampling(count=4, max_tokens=6)
     together = [evidence.samples(plan) for evidence in answered(language_model, QUESTIONS)]
     for question, samples in zip(QUESTIONS, together, strict=True):
         (alone,) = answered(language_model, [question])
         assert [s.ids for s in alone.samples(plan)] == [s.ids for s in samples]
         for one, other in zip(alone.samples(plan), samples, strict=True):
             assert one.log_probs == pytest.approx(other.log_probs, rel=1e-6)
-        fewer = alone.samples(Sampling(count=2, max_new_tokens=6))
+        fewer = alone.samples(Sampling(count=2, max_tokens=6))
         assert [s.ids for s in fewer] == [s.ids for s in samples[:2]]
-        assert [s.ids for s in alone.samples(Sampling(count=4, seed=1, max_new_tokens=6))] != [s.ids for s in samples]
+        assert [s.ids for s in alone.samples(Sampling(count=4, seed=1, max_tokens=6))] != [s.ids for s in samples]
     assert len({sample.ids for samples in together for sample in samples}) > 6
 
 
@@ -52,9 +52,9 @@ def test_samples_are_drawn_once_for_equal_plans_and_the_whole_batch(language_mod
         decoder, "draw", lambda prompts, *a, **k: (drawn.append(len(prompts)), draw(prompts, *a, **k))[1]
     )
     batch = answered(language_model, QUESTIONS)
-    first = [evidence.samples(Sampling(count=2, max_new_tokens=3)) for evidence in batch]
-    again = [evidence.samples(Sampling(count=2, max_new_tokens=3)) for evidence in batch]
-    cooler = [evidence.samples(Sampling(count=2, max_new_tokens=3), temperature=0.5) for evidence in batch]
+    first = [evidence.samples(Sampling(count=2, max_tokens=3)) for evidence in batch]
+    again = [evidence.samples(Sampling(count=2, max_tokens=3)) for evidence in batch]
+    cooler = [evidence.samples(Sampling(count=2, max_tokens=3), temperature=0.5) for evidence in batch]
     assert drawn == [3]
     assert all(one is other for one, other in zip(first, again, strict=True))
     assert [[s.ids for s in own] for own in cooler] == [[s.ids for s in own] for own in first]
@@ -67,8 +67,8 @@ def test_nothing_of_the_callers_moves(language_model: LanguageModel) -> None:
     torch.set_rng_state(before)
     evidence = answered(language_model, ["q"])[0]
     with torch.inference_mode():
-        evidence.samples(Sampling(count=2, max_new_tokens=3))
-        evidence.samples(DiverseBeams(count=2, max_new_tokens=3))
+        evidence.samples(Sampling(count=2, max_tokens=3))
+        evidence.samples(DiverseBeams(count=2, max_tokens=3))
     assert torch.rand(1) == expected
     assert torch.is_grad_enabled()
     assert evidence.gradients().scores.semgrad is not None
@@ -76,7 +76,7 @@ def test_nothing_of_the_callers_moves(language_model: LanguageModel) -> None:
 
 def test_samples_follow_the_tempered_distribution(language_model: LanguageModel) -> None:
     """First tokens of many samples against softmax(logits / T) over the top k."""
-    plan = Sampling(count=1500, temperature=0.7, top_k=3, max_new_tokens=1)
+    plan = Sampling(count=1500, temperature=0.7, top_k=3, max_tokens=1)
     evidence = answered(language_model, ["q"])[0]
     found = Counter(sample.ids[:1] for sample in evidence.samples(plan))
     with torch.no_grad():
@@ -89,10 +89,10 @@ def test_samples_follow_the_tempered_distribution(language_model: LanguageModel)
 
 
 def test_samples_end_as_answers_do(language_model: LanguageModel) -> None:
-    free = answered(language_model, ["q"])[0].samples(Sampling(count=8, max_new_tokens=8))
+    free = answered(language_model, ["q"])[0].samples(Sampling(count=8, max_tokens=8))
     stop = next(sample.text[3] for sample in free if len(sample.text) > 4)
-    options = GenerationOptions(max_new_tokens=3, stop=(stop,))
-    stopped = language_model.generate("q", options).evidence.samples(Sampling(count=8, max_new_tokens=8))
+    options = GenerationOptions(max_tokens=3, stop=(stop,))
+    stopped = language_model.generate("q", options).evidence.samples(Sampling(count=8, max_tokens=8))
     for sample, longer in zip(stopped, free, strict=True):
         assert stop not in sample.text
         assert longer.text.startswith(sample.text)
@@ -101,7 +101,7 @@ def test_samples_end_as_answers_do(language_model: LanguageModel) -> None:
 
 def test_samples_fit_the_context_window(make_language_model) -> None:
     model = make_language_model(max_position_embeddings=48)
-    samples = answered(model, ["q"])[0].samples(Sampling(count=3, max_new_tokens=500))
+    samples = answered(model, ["q"])[0].samples(Sampling(count=3, max_tokens=500))
     prompt = len(model.render("q").ids)
     assert all(prompt + len(sample.ids) <= 48 for sample in samples)
 
@@ -109,7 +109,7 @@ def test_samples_fit_the_context_window(make_language_model) -> None:
 def test_foreign_text_is_compared_with_the_models_own_samples(language_model: LanguageModel) -> None:
     evidence = language_model.evidence("What is it?", "A word.")
     assert (evidence.text, evidence.question) == ("A word.", "What is it?")
-    plan = Sampling(count=3, max_new_tokens=4)
+    plan = Sampling(count=3, max_tokens=4)
     own = answered(language_model, ["What is it?"])[0]
     assert [s.ids for s in evidence.samples(plan)] == [s.ids for s in own.samples(plan)]
 
@@ -122,13 +122,13 @@ def test_foreign_text_is_compared_with_the_models_own_samples(language_model: La
         {"temperature": float("nan")},
         {"top_p": 0.0},
         {"top_k": -1},
-        {"max_new_tokens": 0},
+        {"max_tokens": 0},
     ],
 )
 def test_bad_plans(bad: dict[str, float]) -> None:
     with pytest.raises(InputError):
         Sampling(**bad)
-    if bad.keys() <= {"count", "max_new_tokens"}:
+    if bad.keys() <= {"count", "max_tokens"}:
         with pytest.raises(InputError):
             DiverseBeams(**bad)
     with pytest.raises(InputError):
@@ -159,11 +159,11 @@ def brute_force_beams(model, prompt: list[int], groups: int, penalty: float, ste
 def test_diverse_beams_are_the_brute_force_search(make_language_model, penalty: float) -> None:
     model = make_language_model(initializer_range=0.15)
     batch = answered(model, ["q", "Another one"])
-    likely = Counter(token for e in batch for s in e.samples(Sampling(count=20, max_new_tokens=1)) for token in s.ids)
+    likely = Counter(token for e in batch for s in e.samples(Sampling(count=20, max_tokens=1)) for token in s.ids)
     # An end token that is taken often: groups end at different steps.
     model._decoder._end_tokens = (likely.most_common(1)[0][0], 257)
     batch = answered(model, ["q", "Another one"])
-    plan = DiverseBeams(count=4, penalty=penalty, max_new_tokens=4)
+    plan = DiverseBeams(count=4, penalty=penalty, max_tokens=4)
     for evidence in batch:
         ends = set(model._decoder._end_tokens)
         expected = brute_force_beams(model._model, list(evidence.prompt.ids), 4, penalty, 4, ends)
@@ -176,7 +176,7 @@ def test_diverse_beams_are_the_brute_force_search(make_language_model, penalty: 
 
 def test_the_first_beam_is_the_greedy_answer(language_model: LanguageModel) -> None:
     for evidence in answered(language_model, QUESTIONS):
-        samples = evidence.samples(DiverseBeams(count=3, penalty=100.0, max_new_tokens=5))
+        samples = evidence.samples(DiverseBeams(count=3, penalty=100.0, max_tokens=5))
         assert samples[0].ids == evidence.response_ids
         assert len({sample.ids[:1] for sample in samples}) == 3  # a penalty that large forbids a token twice
 
@@ -240,14 +240,14 @@ def test_readings_do_not_depend_on_how_the_work_is_split(monkeypatch, limit: str
             assert first.log_probs == pytest.approx(second.log_probs, rel=1e-9)
 
 
-# --- prices
+# --- costs
 
 
 def test_what_is_done_together_is_shared_in_price(language_model: LanguageModel) -> None:
     batch = answered(language_model, QUESTIONS)
-    plan = Sampling(count=6, max_new_tokens=8)
-    prices = [evidence.timed(lambda e=evidence: e.samples(plan))[1] for evidence in batch]
+    plan = Sampling(count=6, max_tokens=8)
+    costs = [evidence.timed(lambda e=evidence: e.samples(plan))[1] for evidence in batch]
     later = [evidence.timed(lambda e=evidence: e.samples(plan))[1] for evidence in batch]
-    assert max([*prices, *later]) < 2 * min([*prices, *later])
+    assert max([*costs, *later]) < 2 * min([*costs, *later])
     nested = [e.timed(lambda e=e: e.together("twice", lambda rows: [r.samples(plan) for r in rows]))[1] for e in batch]
-    assert max(nested) < 2 * min(prices)
+    assert max(nested) < 2 * min(costs)

@@ -11,7 +11,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.models.llama import modeling_llama as llama
 
 from semgrad_guard.engine.objective import Objective
-from semgrad_guard.engine.replay.captured_states import Trace
+from semgrad_guard.engine.replay.captured_states import CapturedStates
 from semgrad_guard.engine.scoring.gradient_scores import gradient_scores
 from semgrad_guard.engine.scoring.scorer import Scorer, scorer_of
 from semgrad_guard.engine.scoring.scores import Tier
@@ -105,10 +105,10 @@ def test_a_wrong_tier_is_turned_down_aloud_and_the_score_is_exact(case: str, cap
     with caplog.at_level(logging.WARNING, "semgrad_guard"):
         assert scorer_of(model).tiers() == tiers
     assert "steps down" in caplog.text
-    trace = scorer_of(model).current_replayer().record(batch_of(CASES[:1]), 3)
-    [captured] = scorer_of(model).score(batch_of(CASES[:1]), Objective(), trace)
+    captured = scorer_of(model).current_replayer().record(batch_of(CASES[:1]), 3)
+    [scores] = scorer_of(model).score(batch_of(CASES[:1]), Objective(), captured)
     batch = scorer_of(model).score(batch_of(CASES), Objective())
-    for found, example in zip((captured, *batch), (CASES[0], *CASES), strict=True):
+    for found, example in zip((scores, *batch), (CASES[0], *CASES), strict=True):
         assert found.tier == tiers[0]
         assert worst_relative_error(found, example.reference(model, Objective())) < 1e-7
 
@@ -124,7 +124,7 @@ def test_a_tier_that_raises_is_turned_down_too(
     with caplog.at_level(logging.WARNING, "semgrad_guard"):
         assert scorer_of(model).tiers() == ("captured", "full")
     assert "no such path" in caplog.text
-    found = scorer_of(model).score(batch_of(CASES), Objective())  # a batch and no trace: row after row
+    found = scorer_of(model).score(batch_of(CASES), Objective())  # a batch and nothing captured: row after row
     errors = [worst_relative_error(f, c.reference(model, Objective())) for f, c in zip(found, CASES, strict=True)]
     assert max(errors) < 1e-7
 
@@ -188,17 +188,17 @@ def test_frequencies_that_depend_on_the_length_are_replayed_whole_beyond_it(rope
 
 
 class TestTraces:
-    """A trace that does not belong to the batch is left aside, and the scores are right without it."""
+    """What was captured and does not belong to the batch is left aside, and the scores are right without it."""
 
     @staticmethod
-    def tier_with(trace: Trace) -> Tier:
+    def tier_with(captured: CapturedStates) -> Tier:
         model, case = shared("llama"), CASES[0]
-        [found] = Scorer(model).score(batch_of([case]), Objective(), trace)
+        [found] = Scorer(model).score(batch_of([case]), Objective(), captured)
         assert worst_relative_error(found, case.reference(model, Objective())) < 1e-7
         return found.tier
 
     @staticmethod
-    def recorded(layer: int = 3, rows: slice = slice(0, 1)) -> Trace:
+    def recorded(layer: int = 3, rows: slice = slice(0, 1)) -> CapturedStates:
         return Scorer(shared("llama")).current_replayer().record(batch_of(CASES[rows]), layer)
 
     def test_a_fitting_one_is_used(self) -> None:
@@ -206,8 +206,8 @@ class TestTraces:
 
     def test_another_batch_or_start(self) -> None:
         assert self.tier_with(self.recorded(rows=slice(0, 3))) == "prefix"
-        trace = self.recorded()
-        assert self.tier_with(Trace(trace.cache, trace.layer, trace.states[:, 1:])) == "prefix"
+        captured = self.recorded()
+        assert self.tier_with(CapturedStates(captured.cache, captured.layer, captured.states[:, 1:])) == "prefix"
 
     def test_a_layer_above_the_span(self) -> None:
         assert self.tier_with(self.recorded(layer=4)) == "prefix"
@@ -215,8 +215,8 @@ class TestTraces:
     def test_a_cache_of_another_kind(self) -> None:
         from transformers.cache_utils import DynamicSlidingWindowLayer
 
-        trace = self.recorded()
-        for layer in trace.cache.layers:
+        captured = self.recorded()
+        for layer in captured.cache.layers:
             layer.__class__ = DynamicSlidingWindowLayer
             layer.cumulative_length, layer.sliding_window = layer.keys.shape[-2], 4
-        assert self.tier_with(trace) == "prefix"
+        assert self.tier_with(captured) == "prefix"

@@ -18,7 +18,7 @@ from semgrad_guard.engine.objective import Objective
 from semgrad_guard.engine.scoring import logits as logits_module
 from semgrad_guard.engine.scoring import products as products_module
 from semgrad_guard.engine.scoring.head import HeadScores, score_head
-from semgrad_guard.engine.scoring.stratified_rows import RowSample
+from semgrad_guard.engine.scoring.stratified_rows import StratifiedRows
 from semgrad_guard.errors import InputError
 
 from .scoring_paths import CASES, batch_of, score_in_tier, score_parts_in_tier
@@ -105,7 +105,7 @@ def test_blocks_find_what_looking_up_every_point_finds(
         a[:, ::3] = 0
     states = torch.randn(3, 5, generator=generator, dtype=torch.float64)
     limits = a.abs().sum(dim=1) * slack
-    sample = RowSample(states, limits, draws=draws, seed=seed)
+    sample = StratifiedRows(states, limits, draws=draws, seed=seed)
     for piece in a.split(block, dim=1):
         sample.add(piece, at_once=at_once)
     limit = float((limits * states.abs().sum(dim=1)).sum())
@@ -116,7 +116,7 @@ def test_many_draws_approach_the_sum() -> None:
     """Cells become narrower than rows: the error falls faster than by the root of their number."""
     generator = torch.Generator().manual_seed(1)
     a, states = (torch.randn(3, n, generator=generator, dtype=torch.float64) for n in (50, 6))
-    sample = RowSample(states, a.abs().sum(dim=1), draws=100_000, seed=0)
+    sample = StratifiedRows(states, a.abs().sum(dim=1), draws=100_000, seed=0)
     sample.add(a, at_once=1000)
     exact = float((a.t() @ states).abs().sum())
     assert sample.total == pytest.approx(exact, rel=1e-4)

@@ -58,13 +58,13 @@ def test_whole_replay_leaves_no_trace(name: str) -> None:
         assert score(model).tier == "full"
 
 
-def test_the_shadow_shares_every_weight_and_wants_no_gradient() -> None:
+def test_the_copy_shares_every_weight_and_wants_no_gradient() -> None:
     """Else each backward pass would also run through the weights that the user is training."""
     model = build("qwen2-tied").requires_grad_(True)
-    shadow = scorer_of(model).current_replayer()._shadow
-    pairs = zip(shadow.parameters(), model.parameters(), strict=True)
-    assert all(ours.data_ptr() == theirs.data_ptr() and not ours.requires_grad for ours, theirs in pairs)
-    assert not any(module.training for module in shadow.modules())
+    ours = scorer_of(model).current_replayer()._copy
+    pairs = zip(ours.parameters(), model.parameters(), strict=True)
+    assert all(one.data_ptr() == other.data_ptr() and not one.requires_grad for one, other in pairs)
+    assert not any(module.training for module in ours.modules())
 
 
 @pytest.mark.parametrize("rows", [1, 3])
@@ -132,22 +132,22 @@ def test_an_error_inside_leaves_no_trace_and_the_next_score_is_right(layer: int,
 
 
 @pytest.mark.parametrize("tier", TIERS)
-def test_an_error_inside_any_tier_leaves_no_hook_on_the_shadow(tier: Tier) -> None:
+def test_an_error_inside_any_tier_leaves_no_hook_on_the_copy(tier: Tier) -> None:
     model, objective = build("llama"), Objective()
     scorer = scorer_of(model)
     replayer, batch = scorer.current_replayer(), batch_of(CASES[:1])
     scorer.tiers()
-    trace = replayer.record(batch, 3)
+    captured = replayer.record(batch, 3)
     replay = {
-        "captured": lambda: replayer.captured(batch, [3, 4], trace),
+        "captured": lambda: replayer.captured(batch, [3, 4], captured),
         "prefix": lambda: replayer.prefix(batch, [3, 4]),
         "full": lambda: replayer.full(batch, [3, 4]),
     }[tier]
-    with unchanged(replayer._shadow), breaking(model, 4, after=0), pytest.raises(BrokenLayerError):
+    with unchanged(replayer._copy), breaking(model, 4, after=0), pytest.raises(BrokenLayerError):
         replay()
-    with unchanged(replayer._shadow), breaking(model, 4, after=3), pytest.raises(BrokenLayerError):
+    with unchanged(replayer._copy), breaking(model, 4, after=3), pytest.raises(BrokenLayerError):
         replayer.generate(batch.ids, batch.mask, Capture(3, batch.cut), max_new_tokens=9, eos_token_id=None)
-    [found] = scorer.score(batch, objective, trace)
+    [found] = scorer.score(batch, objective, captured)
     assert worst_relative_error(found, CASE.reference(model, objective)) < 1e-7
 
 
@@ -190,15 +190,15 @@ def test_states_captured_under_inference_mode_can_be_replayed() -> None:
     scorer, batch = scorer_of(model), batch_of(CASES)
     scorer.tiers()
     with torch.inference_mode():
-        trace = scorer.current_replayer().record(batch, 3)
-    assert trace.states.is_inference()
-    found = scorer.score(batch, objective, trace)
+        captured = scorer.current_replayer().record(batch, 3)
+    assert captured.states.is_inference()
+    found = scorer.score(batch, objective, captured)
     assert {scores.tier for scores in found} == {"captured"}
     assert max(worst_relative_error(f, c.reference(model, objective)) for f, c in zip(found, CASES, strict=True)) < 1e-7
 
 
 class TestLibraryHooks:
-    """`output_hidden_states=True` makes transformers install permanent hooks: on the shadow, never on the model."""
+    """`output_hidden_states=True` makes transformers install permanent hooks: on the copy, never on the model."""
 
     def test_they_stay_off_the_users_model(self) -> None:
         model = build("llama")
@@ -218,7 +218,7 @@ class TestLibraryHooks:
         assert worst_relative_error(score(model), CASE.reference(model, Objective())) < 1e-7
         assert expected.semgrad == pytest.approx(score(model).semgrad, rel=1e-9)
 
-    def test_they_cost_no_new_shadow_and_no_new_check(self) -> None:
+    def test_they_cost_no_new_copy_and_no_new_check(self) -> None:
         model = build("llama")
         score(model)
         before = scorer_of(model).current_replayer()

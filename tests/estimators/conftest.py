@@ -12,7 +12,7 @@ QUESTIONS = ["q", "What is it?"]
 
 @pytest.fixture(scope="module")
 def evidence(language_model: LanguageModel):
-    generations = language_model.generate_batch(QUESTIONS, GenerationOptions(max_new_tokens=5))
+    generations = language_model.generate_batch(QUESTIONS, GenerationOptions(max_tokens=5))
     return [generation.evidence for generation in generations]
 
 

@@ -33,14 +33,12 @@ def brief(estimator):
     """With few and short samples."""
     if estimator is PTrue:
         return PTrue()
-    return estimator(
-        DiverseBeams(3, max_new_tokens=3) if estimator is SemanticDensity else Sampling(3, max_new_tokens=3)
-    )
+    return estimator(DiverseBeams(3, max_tokens=3) if estimator is SemanticDensity else Sampling(3, max_tokens=3))
 
 
 @pytest.mark.parametrize("estimator", ASKING)
 def test_a_score_does_not_depend_on_its_batch(estimator, evidence, language_model: LanguageModel) -> None:
-    alone = language_model.generate(evidence[1].question, GenerationOptions(max_new_tokens=5)).evidence
+    alone = language_model.generate(evidence[1].question, GenerationOptions(max_tokens=5)).evidence
     together, single = brief(estimator)(evidence[1]), brief(estimator)(alone)
     assert single.uncertainty == pytest.approx(together.uncertainty, rel=1e-5, abs=1e-9)
     assert single.details.keys() == {"scored_tokens", "scoring_ms"}
@@ -50,7 +48,7 @@ def test_a_score_does_not_depend_on_its_batch(estimator, evidence, language_mode
 def test_an_empty_answer_has_no_score(estimator, make_language_model) -> None:
     model = make_language_model()
     model._decoder._end_tokens = tuple(range(258))
-    empty = model.generate("q", GenerationOptions(max_new_tokens=3)).evidence
+    empty = model.generate("q", GenerationOptions(max_tokens=3)).evidence
     assert empty.response_ids == ()
     assert brief(estimator)(empty).uncertainty is None
     foreign = brief(estimator)(model.evidence("q", "An answer."))
@@ -62,7 +60,7 @@ def test_an_empty_answer_has_no_score(estimator, make_language_model) -> None:
 
 @pytest.mark.parametrize("estimator", [brief(estimator) for estimator in ASKING])
 def test_a_guard_can_be_calibrated_for_it(estimator, language_model: LanguageModel, tmp_path) -> None:
-    options = GenerationOptions(max_new_tokens=3)
+    options = GenerationOptions(max_tokens=3)
     draft = Guard(language_model, Policy(threshold=0.0), estimator=estimator, options=options)
     score = draft("q").uncertainty
     made = calibrate([score] * 60, [True] * 60, alpha=0.1, delta=0.1, binding=draft.binding)
@@ -77,20 +75,20 @@ def test_a_guard_can_be_calibrated_for_it(estimator, language_model: LanguageMod
 def replace_setting(estimator):
     if isinstance(estimator, PTrue):
         return replace(estimator, normalised=not estimator.normalised)
-    return replace(estimator, plan=replace(estimator.plan, max_new_tokens=2))
+    return replace(estimator, plan=replace(estimator.plan, max_tokens=2))
 
 
 def test_questions_about_the_answer_must_fit(make_language_model) -> None:
     model = make_language_model(max_position_embeddings=64)
-    rows = [generation.evidence for generation in model.generate_batch(["q"], GenerationOptions(max_new_tokens=5))]
-    for estimator in (PTrue(), MutualInformation(Sampling(6, max_new_tokens=4))):
+    rows = [generation.evidence for generation in model.generate_batch(["q"], GenerationOptions(max_tokens=5))]
+    for estimator in (PTrue(), MutualInformation(Sampling(6, max_tokens=4))):
         score = estimator(rows[0])
         assert score.uncertainty is None
         assert "does not fit the context window" in score.reason
 
 
 def test_the_suite_shares_samples_and_tells_its_settings(nli: Entailment, cross_encoder: CrossEncoder) -> None:
-    suite = paper_suite(NLIEquivalence(nli), cross_encoder, 7, max_new_tokens=32)
+    suite = paper_suite(NLIEquivalence(nli), cross_encoder, 7, max_tokens=32)
     settings = {
         estimator.title: json.loads(json.dumps(estimator.settings()))
         for estimator in suite

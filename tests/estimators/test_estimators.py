@@ -26,7 +26,7 @@ from semgrad_guard.estimators import (
 
 @pytest.fixture(scope="module")
 def evidence(language_model: LanguageModel):
-    return language_model.generate("q", GenerationOptions(max_new_tokens=6, temperature=1.0, seed=0)).evidence
+    return language_model.generate("q", GenerationOptions(max_tokens=6, temperature=1.0, seed=0)).evidence
 
 
 def test_each_reads_its_number(evidence) -> None:
@@ -123,7 +123,7 @@ def test_settings_and_details_are_plain_json(estimator, evidence) -> None:
     made = estimator()
     json.dumps(made.settings())
     if hasattr(made, "plan"):
-        made = replace(made, plan=replace(made.plan, max_new_tokens=3))
+        made = replace(made, plan=replace(made.plan, max_tokens=3))
     score = made(evidence)
     assert json.loads(json.dumps(score.details)) == score.details
     assert score.details["scored_tokens"] == len(evidence.response_ids)

@@ -34,7 +34,7 @@ def graded(n: int = 120, *, seed: int = 0, extra: int = 2) -> tuple[list[Record]
 
 @pytest.fixture(scope="module")
 def evidence(language_model: LanguageModel):
-    return language_model.generate("q", GenerationOptions(max_new_tokens=6, temperature=1.0, seed=0)).evidence
+    return language_model.generate("q", GenerationOptions(max_tokens=6, temperature=1.0, seed=0)).evidence
 
 
 def test_features_are_what_the_replay_says(evidence) -> None:

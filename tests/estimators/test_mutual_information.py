@@ -72,7 +72,7 @@ def likelihood(model: LanguageModel, prompt: Sequence[int], answer: Sequence[int
 
 
 def test_mutual_information_puts_the_first_answer_into_the_prompt(evidence, language_model: LanguageModel) -> None:
-    plan = Sampling(count=6, temperature=0.3, max_new_tokens=4)
+    plan = Sampling(count=6, temperature=0.3, max_tokens=4)
     row = evidence[1]
     samples = {s.text.strip(): s for s in reversed([s for s in row.samples(plan) if s.ids])}
     order = list(dict.fromkeys(s.text.strip() for s in row.samples(plan) if s.ids))

@@ -25,7 +25,7 @@ from semgrad_guard.estimators import (
 from semgrad_guard.estimators.equivalence import ExactMatchEquivalence, NLIEquivalence
 from semgrad_guard.estimators.semantic_entropy import cluster_entropy
 
-SHORT = Sampling(count=5, temperature=0.8, max_new_tokens=4)
+SHORT = Sampling(count=5, temperature=0.8, max_tokens=4)
 
 
 def test_likelihood_methods_read_their_samples(evidence) -> None:
@@ -66,7 +66,7 @@ def test_meaning_methods_ask_the_nli_model(evidence, nli: Entailment) -> None:
 
 
 def test_semantic_density_weighs_its_references(evidence, nli: Entailment) -> None:
-    plan = DiverseBeams(count=4, penalty=1.0, max_new_tokens=5)
+    plan = DiverseBeams(count=4, penalty=1.0, max_tokens=5)
     for row in evidence:
         above = below = 0.0
         for text, sample in {s.text.strip(): s for s in row.samples(plan, temperature=0.1) if s.ids}.items():
@@ -119,7 +119,7 @@ def test_p_true_asks_through_the_chat_template(evidence, language_model: Languag
 
 def test_p_true_shows_examples_as_turns(make_language_model) -> None:
     model = make_language_model(max_position_embeddings=512)
-    row = model.generate("q", GenerationOptions(max_new_tokens=3)).evidence
+    row = model.generate("q", GenerationOptions(max_tokens=3)).evidence
     asked = "Question: {}\nProposed Answer: {}\nIs the proposed answer:\n (A) True\n (B) False\nThe proposed answer is:"
     turns = [
         Message("user", asked.format("1 + 1?", "3")),
@@ -141,7 +141,7 @@ def test_p_true_shows_examples_as_turns(make_language_model) -> None:
 
 def test_p_true_writes_a_blank_before_the_word_where_the_prompt_ends_in_none(make_language_model) -> None:
     model = make_language_model(chat_template=None)
-    row = model.generate("q", GenerationOptions(max_new_tokens=3)).evidence
+    row = model.generate("q", GenerationOptions(max_tokens=3)).evidence
     text = (
         f"Question: q\nProposed Answer: {row.text.strip()}\nIs the proposed answer:\n (A) True\n (B) False\n"
         "The proposed answer is:"

@@ -10,7 +10,7 @@ from semgrad_guard.evaluation.runs.ablations import semgrad_ablations
 
 def test_every_variant_is_semgrad_so_configured(language_model: LanguageModel) -> None:
     questions = ["What is it?", "And a rather longer question?"]
-    generations = language_model.generate_batch(questions, GenerationOptions(max_new_tokens=4))
+    generations = language_model.generate_batch(questions, GenerationOptions(max_tokens=4))
     variants = {
         "l2 norm": SemGrad(norm="l2"),
         "without entropy weights": SemGrad(weighted=False),

@@ -31,8 +31,8 @@ class Killed(BaseException):
 
 @pytest.fixture(scope="module")
 def experiment(language_model: LanguageModel) -> Experiment:
-    suite = paper_suite(max_new_tokens=TOKENS)
-    options = GenerationOptions(max_new_tokens=TOKENS)
+    suite = paper_suite(max_tokens=TOKENS)
+    options = GenerationOptions(max_tokens=TOKENS)
     return Experiment(language_model, suite, options, ablations=semgrad_ablations(language_model.n_layers))
 
 
@@ -119,13 +119,13 @@ def test_other_settings_are_refused_and_named(experiment: Experiment, tmp_path: 
     path = tmp_path / "run.jsonl"
     experiment.run(QUESTIONS[:1], path)
     before = path.read_bytes()
-    other_seed = replace(experiment, estimators=paper_suite(seed=7, max_new_tokens=TOKENS))
+    other_seed = replace(experiment, estimators=paper_suite(seed=7, max_tokens=TOKENS))
     fewer = replace(experiment, estimators=experiment.estimators[:2])
     for changed, said in (
         (other_seed, r"estimators\.ln_pe\.plan\.seed is 7 and was 0"),
         (fewer, r"estimators\.paragrad\.name is None and was 'paragrad'"),
         (replace(experiment, wording="paper"), r"prompt_template is 'paper-chat@"),
-        (replace(experiment, options=GenerationOptions(max_new_tokens=9)), r"max_new_tokens is 9 and was 3"),
+        (replace(experiment, options=GenerationOptions(max_tokens=9)), r"max_new_tokens is 9 and was 3"),
         (replace(experiment, ablations={}), r"ablations is \[\] and was \['l2 norm'"),
     ):
         with pytest.raises(BindingMismatchError, match=said):
@@ -146,7 +146,7 @@ def test_a_question_over_the_window_is_kept_unanswered(
 ) -> None:
     model = make_language_model(max_position_embeddings=80)
     free = paper_suite()[:1]
-    experiment = Experiment(model, free, GenerationOptions(max_new_tokens=2))
+    experiment = Experiment(model, free, GenerationOptions(max_tokens=2))
     long = [Question(question="long " * 30, answers=("a",))]
     for questions in (long, [QUESTIONS[0], *long]):
         answers = experiment.run(questions, tmp_path / f"{len(questions)}.jsonl")

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from semgrad_guard.errors import InputError
-from semgrad_guard.evaluation.files import require_writable, write_beside
+from semgrad_guard.evaluation.files import require_writable
 
 
 def test_a_writable_place_stays_as_it_was(tmp_path: Path) -> None:
@@ -23,19 +23,3 @@ def test_places_that_cannot_be_written_are_refused(tmp_path: Path) -> None:
     for path in (tmp_path / "file" / "x.json", tmp_path / "missing" / "x.json", tmp_path, Path("/proc/x.json")):
         with pytest.raises(InputError, match=r"Cannot write .*Choose a path in an existing folder"):
             require_writable(path)
-
-
-def test_a_write_that_fails_leaves_the_old_file(tmp_path: Path) -> None:
-    target = tmp_path / "a.txt"
-    target.write_text("old")
-
-    def half(beside: Path) -> None:
-        beside.write_text("ha")
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        write_beside(target, half)
-    assert target.read_text() == "old"
-    assert list(tmp_path.iterdir()) == [target]
-    write_beside(target, lambda beside: beside.write_text("new"))
-    assert target.read_text() == "new"

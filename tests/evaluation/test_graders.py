@@ -9,10 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from semgrad_guard.errors import InputError
+from semgrad_guard.evaluation import graders
 from semgrad_guard.evaluation.graders import (
     GRADERS,
+    AnswerToGrade,
     ExactMatch,
-    Graded,
     RougeL,
     TokenF1,
     normalise,
@@ -114,6 +115,17 @@ def test_the_order_can_only_cost(one: list[str], other: list[str]) -> None:
 
 
 def test_many_answers_are_graded_in_order() -> None:
-    answers = [Graded("q", "Paris", ("paris",)), Graded("q", "Rome", ("Paris", "London")), Graded("q", "", ("x",))]
+    answers = [
+        AnswerToGrade("q", "Paris", ("paris",)),
+        AnswerToGrade("q", "Rome", ("Paris", "London")),
+        AnswerToGrade("q", "", ("x",)),
+    ]
     for grader in GRADERS.values():
         assert grader.grade(answers) == [True, False, False]
+
+
+def test_the_old_name_of_an_answer_to_grade_works_and_warns() -> None:
+    with pytest.warns(DeprecationWarning, match="AnswerToGrade"):
+        assert graders.Graded is AnswerToGrade
+    with pytest.raises(AttributeError):
+        _ = graders.Grades

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from semgrad_guard.errors import InputError
-from semgrad_guard.evaluation.graders import ExactMatch, Graded
+from semgrad_guard.evaluation.graders import AnswerToGrade, ExactMatch
 from semgrad_guard.evaluation.graders.base import Verdicts
 from semgrad_guard.evaluation.graders.grading import GradeBook, grade, with_references
 from semgrad_guard.evaluation.questions.data import Question
@@ -29,10 +29,10 @@ class Counting:
     name = "counting"
 
     def __init__(self, *, stop_after: int = 10**6, none: Sequence[str] = ()) -> None:
-        self.asked: list[Graded] = []
+        self.asked: list[AnswerToGrade] = []
         self._stop_after, self._none = stop_after, none
 
-    def grade(self, answers: Sequence[Graded]) -> Verdicts:
+    def grade(self, answers: Sequence[AnswerToGrade]) -> Verdicts:
         if len(self.asked) + len(answers) > self._stop_after:
             raise Stopped
         self.asked += answers

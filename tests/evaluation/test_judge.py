@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from semgrad_guard.errors import GradingError, MissingExtraError
-from semgrad_guard.evaluation.graders import Graded
+from semgrad_guard.evaluation.graders import AnswerToGrade
 from semgrad_guard.evaluation.graders.judge import Judge, read_verdict
 
 fakes = pytest.importorskip("langchain_core.language_models.fake_chat_models")
-ANSWERS = [Graded(f"question {i}", f"answer {i} {{x}}", ("one", "two")) for i in range(4)]
+ANSWERS = [AnswerToGrade(f"question {i}", f"answer {i} {{x}}", ("one", "two")) for i in range(4)]
 
 
 class Heard(fakes.FakeListChatModel):  # type: ignore[misc]

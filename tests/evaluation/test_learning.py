@@ -14,7 +14,7 @@ from semgrad_guard.errors import CalibrationError
 from semgrad_guard.estimators import Estimator, FusedGrad, HybridGrad, SemGrad
 from semgrad_guard.evaluation.calibrating.learning import (
     LEARN_MOST,
-    Graded,
+    LearningSet,
     calibrate_best,
     calibrate_fused,
     out_of_fold,
@@ -27,7 +27,7 @@ ALPHA, DELTA, REPEATS = 0.3, 0.1, 40
 NOISE = 60
 
 
-def population(rng: np.random.Generator, n: int) -> Graded:
+def population(rng: np.random.Generator, n: int) -> LearningSet:
     """Answers of which two scores know something, and sixty cells of a grid know nothing."""
     hard = rng.normal(size=n)
     names = ["semgrad", "paragrad", *(f"grid/0/{-1 - i}" for i in range(NOISE))]
@@ -36,21 +36,21 @@ def population(rng: np.random.Generator, n: int) -> Graded:
     wrong = rng.random(n) < 1 / (1 + np.exp(-2 * hard))
     features = [dict(zip(names, row, strict=True)) for row in values.tolist()]
     singles = {name: values[:, i].tolist() for i, name in enumerate(("semgrad", "hybridgrad"))}
-    return Graded([f"q{i}" for i in range(n)], (~wrong).tolist(), features, singles)
+    return LearningSet([f"q{i}" for i in range(n)], (~wrong).tolist(), features, singles)
 
 
 def bind(estimator: Estimator) -> Binding:
     return Binding(model="m", estimator=estimator.name, settings=estimator.settings())
 
 
-def logits(weights: FusedWeights, graded: Graded) -> NDArray[np.float64]:
+def logits(weights: FusedWeights, graded: LearningSet) -> NDArray[np.float64]:
     """`FusedWeights.logit` of many answers at once (only logarithms here)."""
     raw = np.array([[r[c.removeprefix(LOG)] for c in weights.columns] for r in graded.features if r])
     x = (np.log(np.clip(raw, weights.lows, weights.highs)) - weights.centres) / weights.scales
     return weights.intercept + x @ np.array(weights.weights)
 
 
-def excess(found: Calibration, new: Graded) -> bool:
+def excess(found: Calibration, new: LearningSet) -> bool:
     """Whether the true error rate behind the threshold is above alpha."""
     if found.threshold is None or found.choice is None or found.choice.weights is None:
         return False
@@ -127,13 +127,13 @@ def test_too_few_answers_leave_all_of_them_to_hybridgrad() -> None:
 def test_too_few_wrong_ones_leave_the_rest_to_hybridgrad() -> None:
     """That they were too few was read off labels: these answers may not choose the threshold as well."""
     drawn = population(np.random.default_rng(4), 300)
-    answers = Graded(drawn.questions, [True] * 295 + [False] * 5, drawn.features, drawn.uncertainties)
+    answers = LearningSet(drawn.questions, [True] * 295 + [False] * 5, drawn.features, drawn.uncertainties)
     made = calibrate_fused(answers, FusedGrad(), bind=bind, alpha=ALPHA, delta=DELTA).calibration
     assert made.choice is not None
     assert (made.choice.estimator, made.n, len(made.choice.questions)) == ("hybridgrad", 225, 75)
 
 
-def best(answers: Graded, candidates: Sequence[Estimator]) -> Calibration:
+def best(answers: LearningSet, candidates: Sequence[Estimator]) -> Calibration:
     return calibrate_best(answers, candidates, bind=bind, alpha=ALPHA, delta=DELTA).calibration
 
 
@@ -143,7 +143,7 @@ def test_auto_takes_the_best_and_says_why() -> None:
         **answers.uncertainties,
         "hybridgrad": [-x for x in answers.uncertainties["hybridgrad"] if x is not None],
     }
-    answers = Graded(answers.questions, answers.correct, answers.features, flipped)
+    answers = LearningSet(answers.questions, answers.correct, answers.features, flipped)
     made = best(answers, (HybridGrad(), SemGrad()))
     assert made.choice is not None
     assert (made.choice.asked, made.choice.estimator, made.n) == ("auto", "semgrad", 225)
@@ -162,7 +162,7 @@ def test_auto_takes_the_best_and_says_why() -> None:
 
 def test_auto_with_nothing_to_tell_apart_keeps_the_first_and_says_so() -> None:
     drawn = population(np.random.default_rng(6), 300)
-    answers = Graded(drawn.questions, [True] * 300, drawn.features, drawn.uncertainties)
+    answers = LearningSet(drawn.questions, [True] * 300, drawn.features, drawn.uncertainties)
     choice = best(answers, (HybridGrad(), SemGrad(), FusedGrad())).choice
     assert choice is not None
     assert choice.estimator == "hybridgrad"
@@ -182,7 +182,7 @@ def test_out_of_fold_scores_are_honest() -> None:
     """Labels that nothing can predict: an honest score has an AUROC of a half, one fitted on them has more."""
     rng = np.random.default_rng(7)
     drawn = population(rng, 400)
-    answers = Graded(drawn.questions, (rng.random(400) < 0.5).tolist(), drawn.features, drawn.uncertainties)
+    answers = LearningSet(drawn.questions, (rng.random(400) < 0.5).tolist(), drawn.features, drawn.uncertainties)
     honest = auroc(out_of_fold(answers, FusedGrad(), seed=0), answers.correct)
     fitted = auroc(answers.scores(FusedGrad.fit(answers.features, answers.correct)), answers.correct)
     assert honest is not None

@@ -23,7 +23,7 @@ from semgrad_guard.evaluation.probing.probe import ProbePlan, correlations, prob
 from semgrad_guard.evaluation.probing.probe_record import Probe
 from semgrad_guard.evaluation.questions.data import Question
 
-OPTIONS = GenerationOptions(max_new_tokens=4)
+OPTIONS = GenerationOptions(max_tokens=4)
 PLAN = ProbePlan(tokens=5, batch_size=3, options=OPTIONS)
 TOPICS = ("tea", "the sea", "iron", "a fox", "Mars", "wood", "salt")
 

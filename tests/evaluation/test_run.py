@@ -21,7 +21,7 @@ from semgrad_guard.evaluation.runs.run_file import Answer
 
 Make = Callable[..., LanguageModel]
 QUESTIONS = [Question(question=f"question {'x' * (i % 4)} {i}", id=str(i)) for i in range(11)]
-OPTIONS = GenerationOptions(max_new_tokens=4)
+OPTIONS = GenerationOptions(max_tokens=4)
 BOTH = {"ours": HybridGrad(), "free": GreedyNLL()}
 
 
@@ -108,7 +108,7 @@ def test_questions_may_be_added(tmp_path: Path, language_model: LanguageModel) -
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"options": GenerationOptions(max_new_tokens=5)}, r"generation\.max_new_tokens is 5 and was 4"),
+        ({"options": GenerationOptions(max_tokens=5)}, r"generation\.max_new_tokens is 5 and was 4"),
         ({"estimators": {**BOTH, "ours": HybridGrad(tau=2)}}, r"estimators\.ours\.tau is 2 and was 1\.0"),
         ({"estimators": {"ours": HybridGrad()}}, r"estimators\.free\.name is None and was 'gnll'"),
         ({"system": "Be brief."}, r"prompt_template is 'chat\+system-"),
@@ -167,7 +167,7 @@ def test_a_prompt_over_the_window_is_kept_unanswered(tmp_path: Path, make_langua
 
 
 def test_sampled_runs_repeat_from_their_seed(tmp_path: Path, language_model: LanguageModel) -> None:
-    sampled = GenerationOptions(max_new_tokens=4, temperature=1.0, seed=5)
+    sampled = GenerationOptions(max_tokens=4, temperature=1.0, seed=5)
     one = collect(tmp_path / "one.jsonl", language_model, options=sampled)
     two = collect(tmp_path / "two.jsonl", language_model, options=sampled)
     assert one == two
@@ -178,7 +178,7 @@ def test_sampled_runs_repeat_from_their_seed(tmp_path: Path, language_model: Lan
 
 def test_a_batch_is_redone_as_a_whole(tmp_path: Path, language_model: LanguageModel) -> None:
     """Row i of a batch samples from seed + i: asked without its neighbours, it would become another answer."""
-    sampled = GenerationOptions(max_new_tokens=4, temperature=1.0, seed=5)
+    sampled = GenerationOptions(max_tokens=4, temperature=1.0, seed=5)
     path = tmp_path / "run.jsonl"
     whole = collect(path, language_model, options=sampled)
     content = path.read_bytes()

@@ -25,7 +25,7 @@ from semgrad_guard import (
 from semgrad_guard.errors import BindingMismatchError, InputError
 
 Make = Callable[..., LanguageModel]
-OPTIONS = GenerationOptions(max_new_tokens=4)
+OPTIONS = GenerationOptions(max_tokens=4)
 QUESTIONS = [f"question {i}" for i in range(6)]
 ALL, NONE = Policy(threshold=1e9), Policy(threshold=-1.0)
 
@@ -177,7 +177,7 @@ def test_a_calibration_for_something_else_is_refused(
             options=OPTIONS,
         ),
         "decoding": lambda: Guard(
-            language_model, policy, estimator=HybridGrad(), options=GenerationOptions(max_new_tokens=4, temperature=0.5)
+            language_model, policy, estimator=HybridGrad(), options=GenerationOptions(max_tokens=4, temperature=0.5)
         ),
     }[what]()
     with pytest.raises(BindingMismatchError):

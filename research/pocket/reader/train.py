@@ -16,6 +16,7 @@ import signal
 import sys
 import time
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,7 @@ from research.pocket.settings import rate_at
 from research.pocket.team import Team, team
 from research.pocket.tokenizer import load_tokenizer
 from research.pocket.word_vectors import token_vectors
+from semgrad_guard.files import atomic_write
 
 READER = DATA / "reader.safetensors"
 MEANING = 95  # dimensions of the word vectors
@@ -66,9 +68,7 @@ def build_reader(tokenizer: Tokenizer, seed: int) -> Reader:
 def save_reader(reader: Reader, file: Path, settings: ReaderSettings) -> None:
     """What `load_reader` loads, in float32, with the settings beside it."""
     state = {name: p.contiguous() for name, p in reader.state_dict().items()}
-    beside = file.with_suffix(".new")
-    save_file(state, beside, {"settings": json.dumps(asdict(settings))})
-    beside.replace(file)
+    atomic_write(file, partial(save_file, state, metadata={"settings": json.dumps(asdict(settings))}))
 
 
 def load_reader(file: Path, tokenizer: Tokenizer) -> Reader:

@@ -23,7 +23,7 @@ from semgrad_guard.engine.generation.sampling_plans import SamplingPlan
 from semgrad_guard.engine.objective import Objective
 from semgrad_guard.engine.prompts.grammar import GrammarCompiler
 from semgrad_guard.engine.prompts.prompt import Prompt
-from semgrad_guard.engine.replay.captured_states import Capture, Trace
+from semgrad_guard.engine.replay.captured_states import Capture, CapturedStates
 from semgrad_guard.engine.replay.token_batch import TokenBatch
 from semgrad_guard.engine.scoring.scorer import Scorer, clean_slate
 from semgrad_guard.errors import EmptyLayerSpanError
@@ -63,9 +63,11 @@ class Decoder:
         encoding: Any = self._tokenizer(text, add_special_tokens=False)
         return tuple(encoding["input_ids"])
 
-    def decode(self, ids: Sequence[int]) -> str:
-        """The text of response tokens, special tokens left out, white space as it is."""
-        text: Any = self._tokenizer.decode(list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False)
+    def decode(self, ids: Sequence[int], *, special: bool = False) -> str:
+        """The text of response tokens, white space as it is; special tokens show in it only if asked for."""
+        text: Any = self._tokenizer.decode(
+            list(ids), skip_special_tokens=not special, clean_up_tokenization_spaces=False
+        )
         return text
 
     def run(
@@ -83,29 +85,31 @@ class Decoder:
                 output, reused = self._generate(prompts, options, capture, streamer)
         width = max(len(prompt.ids) for prompt in prompts)
         produced = [self._produced(row) for row in output.sequences[:, width:].tolist()]
-        visibles = [visible(ids, options.stop, self.decode) for ids, _ in produced]
-        responses = [
-            ids[:count] if text.strip() else [] for (ids, _), (text, count, _) in zip(produced, visibles, strict=True)
-        ]
-        trace = None if capture is None else Trace.of(output.past_key_values, capture)
-        texts = [text for text, _, _ in visibles]
+        answers = [visible(ids, options.stop, self) for ids, _ in produced]
+        # What was captured belongs to the tokens produced: a batch with other tokens is replayed as a whole.
+        other = any(answer.retokenized for answer in answers)
+        captured = None if capture is None or other else CapturedStates.of(output.past_key_values, capture)
         scoring = BatchScoring(
-            self._scorer, prompts, responses, trace, texts=texts, sampler=self.sampler, stop=options.stop
+            self._scorer,
+            prompts,
+            [answer.ids for answer in answers],
+            captured,
+            texts=[answer.text for answer in answers],
+            sampler=self.sampler,
+            stop=options.stop,
         )
         return [
             Generation(
                 prompt=prompt,
-                text=text,
-                response_ids=tuple(response),
-                finish_reason="stop" if ended or cut else "length",
+                text=answer.text,
+                response_ids=answer.ids,
+                finish_reason="stop" if ended or answer.cut else "length",
                 completion_tokens=len(ids) + ended,
                 reused_tokens=reused,
                 scoring=scoring,
                 row=row,
             )
-            for row, (prompt, response, (ids, ended), (text, _, cut)) in enumerate(
-                zip(prompts, responses, produced, visibles, strict=True)
-            )
+            for row, (prompt, answer, (ids, ended)) in enumerate(zip(prompts, answers, produced, strict=True))
         ]
 
     def _capture(self, prompts: Sequence[Prompt], objective: Objective) -> Capture | None:
@@ -134,7 +138,7 @@ class Decoder:
         A prompt's own work is done once where its cache can serve all its answers.
         """
         drawn: list[list[int]] = []
-        rows = max(1, _TOKENS // (plan.count * (max(map(len, prompts)) + plan.max_new_tokens)))
+        rows = max(1, _TOKENS // (plan.count * (max(map(len, prompts)) + plan.max_tokens)))
         step = rows if self._scorer.architecture.takes_positions else 1
         with self._scorer.lock, clean_slate():
             for start in range(0, len(prompts), step):
@@ -146,7 +150,7 @@ class Decoder:
     ) -> list[list[int]]:
         batch = TokenBatch.of(prompts, [[0]] * len(prompts), [-1] * len(prompts), self._scorer.device)
         width = batch.prompt_columns
-        room = plan.max_new_tokens if window is None else min(plan.max_new_tokens, window - width)
+        room = plan.max_tokens if window is None else min(plan.max_tokens, window - width)
         replayer, cache = self._scorer.current_replayer(), None
         if width > 1 and self._scorer.can_resume(batch.longest):
             owners = [row for row in range(len(prompts)) for _ in range(plan.count)]
@@ -174,7 +178,7 @@ class Decoder:
         device = self._scorer.device
         ids = torch.tensor([[self._pad] * (width - len(p.ids)) + list(p.ids) for p in prompts], device=device)
         mask = torch.tensor([[0] * (width - len(p.ids)) + [1] * len(p.ids) for p in prompts], device=device)
-        config, extra = self._config(options.max_new_tokens, options.stop)
+        config, extra = self._config(options.max_tokens, options.stop)
         replayer, budget = self._scorer.current_replayer(), self._prompt_budget(prompts, options, capture)
         cache = replayer.prompts.begin(prompts[0].ids, min(capture.start, width - 1)) if capture and budget else None
         reused = 0 if cache is None else cache.get_seq_length()
@@ -197,13 +201,13 @@ class Decoder:
         budget = self._scorer.memory.prompts
         if not budget or capture is None or len(prompts) > 1:
             return 0
-        return budget if self._scorer.can_resume(len(prompts[0].ids) + options.max_new_tokens) else 0
+        return budget if self._scorer.can_resume(len(prompts[0].ids) + options.max_tokens) else 0
 
-    def _config(self, max_new_tokens: int, stop: tuple[str, ...]) -> tuple[GenerationConfig, dict[str, Any]]:
+    def _config(self, max_tokens: int, stop: tuple[str, ...]) -> tuple[GenerationConfig, dict[str, Any]]:
         """What every run is told, and the tokenizer where transformers watches for stop strings."""
         watched = [string for string in stop if self._can_watch(string)]
         config = GenerationConfig(
-            max_new_tokens=max_new_tokens,
+            max_new_tokens=max_tokens,
             do_sample=False,
             pad_token_id=self._pad,
             eos_token_id=list(self._end_tokens) or None,

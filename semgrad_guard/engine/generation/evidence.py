@@ -11,12 +11,12 @@ from typing import Any, Protocol, TypeVar
 
 import torch
 
-from semgrad_guard.engine.cost_accounting import charge, priced
+from semgrad_guard.engine.cost_accounting import add_cost, with_cost
 from semgrad_guard.engine.generation.reading import Ids, Reading
 from semgrad_guard.engine.generation.sampling_plans import Sample, SamplingPlan
 from semgrad_guard.engine.objective import Objective
 from semgrad_guard.engine.prompts.prompt import Prompt
-from semgrad_guard.engine.replay.captured_states import Trace
+from semgrad_guard.engine.replay.captured_states import CapturedStates
 from semgrad_guard.engine.replay.token_batch import TokenBatch
 from semgrad_guard.engine.scoring.scorer import clean_slate
 from semgrad_guard.engine.scoring.scores import GradientScores
@@ -39,8 +39,10 @@ class BatchScorer(Protocol):
         """Where token ids live."""
         ...
 
-    def score(self, batch: TokenBatch, objective: Objective, trace: Trace | None = None) -> tuple[GradientScores, ...]:
-        """The scores of every row; `trace` is what the generation of the batch left."""
+    def score(
+        self, batch: TokenBatch, objective: Objective, captured: CapturedStates | None = None
+    ) -> tuple[GradientScores, ...]:
+        """The scores of every row; `captured` is what the generation of the batch left."""
         ...
 
 
@@ -91,12 +93,12 @@ class TimedScores:
 
 
 class BatchScoring:
-    """What is found out about the answers of one batch: together, and once.
+    """What is computed about the answers of one batch: for all of them together, and once.
 
     A copy, by `pickle` or `copy.deepcopy`, is plain data: it holds what was computed before, neither the model nor
     what the generation left in memory. What is asked of it for the first time raises `DetachedRecordError`.
 
-    `trace` is what the batch's generation left (KV cache and captured states); it is let go with the first scoring,
+    `captured` is what the batch's generation left (KV cache and captured states); it is let go with the first scoring,
     and a second objective prefills anew. `texts` are the answers as read, `sampler` asks the model for more, and
     `stop` are the strings that ended the answers and end samples as well.
     """
@@ -106,7 +108,7 @@ class BatchScoring:
         scorer: BatchScorer,
         prompts: Sequence[Prompt],
         responses: Sequence[Sequence[int]],
-        trace: Trace | None = None,
+        captured: CapturedStates | None = None,
         *,
         texts: Sequence[str],
         sampler: Sampler,
@@ -116,15 +118,15 @@ class BatchScoring:
         self.prompts, self.texts, self.stop = tuple(prompts), tuple(texts), stop
         self._ids = [tuple(response) for response in responses]
         self._offsets = [prompt.semantic_token.offset for prompt in prompts]
-        # An empty answer keeps its row with a filler token (left-padded rows must stay aligned with the trace).
+        # An empty answer keeps its row with a filler token: rows must stay aligned with the captured states.
         self._responses = [list(response) or [0] for response in responses]
-        self._trace = trace
+        self._captured = captured
         self._done: dict[Objective, tuple[TimedScores, ...]] = {}
-        self._found: dict[Hashable, tuple[Sequence[Any], float]] = {}
+        self._results: dict[Hashable, tuple[Sequence[Any], float]] = {}
 
     def __getstate__(self) -> dict[str, Any]:
         # Also for `deepcopy`: a copy with a model would keep the KV cache of an answer that nobody scores.
-        return {**self.__dict__, "_live": None, "_trace": None}
+        return {**self.__dict__, "_live": None, "_captured": None}
 
     @property
     def sampler(self) -> Sampler:
@@ -156,7 +158,7 @@ class BatchScoring:
     def joined(cls, answers: Sequence[Evidence]) -> BatchScoring:
         """Answers of one model that came one by one (`LanguageModel.evidence`) as one batch: one backward pass for all.
 
-        Whatever was found out about them before is found out anew; `stop` strings are the first answer's.
+        What was computed about them before is computed again; `stop` strings are the first answer's.
         """
         first = answers[0].scoring
         return cls(
@@ -179,40 +181,40 @@ class BatchScoring:
         """The scores of one row; the first call scores the whole batch in one backward pass."""
         with self._lock:
             if objective not in self._done:
-                self._done[objective], price = priced(partial(self._score, objective))
-                charge(-price)
-            found = self._done[objective][row]
-            charge(found.milliseconds, once=(id(self), objective, row))
-            return found
+                self._done[objective], cost = with_cost(partial(self._score, objective))
+                add_cost(-cost)
+            timed = self._done[objective][row]
+            add_cost(timed.milliseconds, once=(id(self), objective, row))
+            return timed
 
     def together(self, key: Hashable, work: Callable[[Sequence[Evidence]], Sequence[T]], row: int) -> T:
-        """What `work` finds for one row; the first call under `key` has it done for the whole batch."""
+        """What `work` returns for one row; the first call under `key` has it done for the whole batch."""
         with self._lock:
-            if key not in self._found:
-                values, price = priced(partial(work, self.evidence))
-                charge(-price)
-                self._found[key] = values, price / len(values)
-            values, share = self._found[key]
-            charge(share, once=(id(self), key, row))
+            if key not in self._results:
+                values, cost = with_cost(partial(work, self.evidence))
+                add_cost(-cost)
+                self._results[key] = values, cost / len(values)
+            values, share = self._results[key]
+            add_cost(share, once=(id(self), key, row))
             return values[row]
 
     def timed(self, work: Callable[[], T]) -> tuple[T, float]:
-        """What `work` returns, and its price in milliseconds: its own time and its share of all that it has together.
+        """What `work` returns, and its cost in milliseconds: its own time and its share of all that it has together.
 
         The row that happens to come first does not pay for the batch, nor do later rows get it for nothing.
         """
         with self._lock:
-            return priced(work)
+            return with_cost(work)
 
     def _score(self, objective: Objective) -> tuple[TimedScores, ...]:
         began = time.perf_counter()
         with clean_slate():
             prompts = [prompt.ids for prompt in self.prompts]
             batch = TokenBatch.of(prompts, self._responses, self._offsets, self._scorer.device, objective=objective)
-        found = self._scorer.score(batch, objective, self._trace)
-        self._trace = None  # kept until now: a scoring that was interrupted can be taken up again
-        share = (time.perf_counter() - began) * 1000 / len(found)
-        return tuple(TimedScores(scores, share) for scores in found)
+        scored = self._scorer.score(batch, objective, self._captured)
+        self._captured = None  # kept until now: a scoring that was interrupted can be taken up again
+        share = (time.perf_counter() - began) * 1000 / len(scored)
+        return tuple(TimedScores(scores, share) for scores in scored)
 
 
 @dataclass(frozen=True)
@@ -268,7 +270,7 @@ class Evidence:
         return self.together((plan, temperature), judge)
 
     def together(self, key: Hashable, work: Callable[[Sequence[Evidence]], Sequence[T]]) -> T:
-        """What `work` finds for this answer: done once for the whole batch, remembered under `key`."""
+        """What `work` returns for this answer: done once for the whole batch, remembered under `key`."""
         return self.scoring.together(key, work, self.row)
 
     def timed(self, work: Callable[[], T]) -> tuple[T, float]:

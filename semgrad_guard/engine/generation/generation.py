@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Protocol
 
 from semgrad_guard.engine.generation.evidence import BatchScoring, Evidence
 from semgrad_guard.engine.prompts.prompt import Prompt
@@ -16,10 +16,11 @@ class Generation:
     """One answer of the model.
 
     `text` is what the user sees: up to, and without, the end token or a stop string. `response_ids` are the tokens
-    that carry it and exactly the tokens that are scored: the end token and tokens wholly beyond a stop string do not
-    count. `completion_tokens` counts everything the model produced, `reused_tokens` those of the prompt that an earlier
-    generation had read (see `Memory.prompts`). `evidence` is what scoring needs; while it has
-    not been used, it holds the answer's KV cache, so let generations go once they are scored.
+    that carry it and exactly the tokens that are scored: the end token and what lies beyond a stop string do not
+    count. Where a stop string begins inside a token, they are the tokens of the text itself. `completion_tokens`
+    counts everything the model produced, `reused_tokens` those of the prompt that an earlier generation had read (see
+    `Memory.prompts`). `evidence` is what scoring needs; while it has not been used, it holds the answer's KV cache, so
+    let generations go once they are scored.
     """
 
     prompt: Prompt
@@ -37,12 +38,45 @@ class Generation:
         return Evidence(self.prompt, self.response_ids, self.scoring, self.row)
 
 
-def visible(ids: Sequence[int], stop: Sequence[str], decode: Any) -> tuple[str, int, bool]:
-    """The text before the first stop string, the number of tokens that carry it, and whether a stop string cut it."""
-    text: str = decode(ids)
+class Codec(Protocol):
+    """Text to tokens and back."""
+
+    def encode(self, text: str) -> tuple[int, ...]:
+        """The tokens of a text; where it names special tokens, these."""
+        ...
+
+    def decode(self, ids: Sequence[int], *, special: bool = False) -> str:
+        """The text of tokens; special ones show in it only if asked for."""
+        ...
+
+
+@dataclass(frozen=True)
+class Visible:
+    """What is delivered of the tokens that were produced.
+
+    `ids` carry `text` and nothing beyond it. `cut`: a stop string ended the text; `retokenized`: it did so inside a
+    token, so that `ids` are not the first tokens produced but the delivered text's own.
+    """
+
+    text: str
+    ids: tuple[int, ...]
+    cut: bool = False
+    retokenized: bool = False
+
+
+def visible(ids: Sequence[int], stop: Sequence[str], codec: Codec) -> Visible:
+    """The text before the first stop string, and the tokens that carry it; none where the text is blank."""
+    text = codec.decode(ids)
     ends = [at for at in map(text.find, stop) if at >= 0]
     if not ends:
-        return text, len(ids), False
-    end = min(ends)
-    count = next(n for n in range(len(ids) + 1) if len(decode(ids[:n])) >= end)
-    return text[:end], count if end else 0, True
+        return Visible(text, tuple(ids) if text.strip() else ())
+    delivered = text[: min(ends)]
+    if not delivered.strip():
+        return Visible(delivered, (), cut=True)
+    count = next(n for n in range(len(ids) + 1) if codec.decode(ids[:n]).startswith(delivered))
+    kept = codec.decode(ids[:count])
+    if kept == delivered:
+        return Visible(delivered, tuple(ids[:count]), cut=True)
+    raw = codec.decode(ids[:count], special=True)  # marks of tool calls must not get lost
+    own = codec.encode(raw[: len(raw) - (len(kept) - len(delivered))])
+    return Visible(delivered, own, cut=True, retokenized=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,20 +17,22 @@ from transformers import (
     TopPLogitsWarper,
 )
 
+from semgrad_guard.engine.generation.spelling import has_max_tokens
 from semgrad_guard.errors import InputError
 
 
+@has_max_tokens
 @dataclass(frozen=True, kw_only=True)
 class GenerationOptions:
     """How to generate. Greedy by default, as in the paper; a model's own sampling defaults play no part.
 
-    `max_new_tokens` >= 1; `temperature` >= 0, where 0 is greedy; `top_p` in (0, 1]; `top_k` >= 0, where 0 means all;
+    `max_tokens` >= 1; `temperature` >= 0, where 0 is greedy; `top_p` in (0, 1]; `top_k` >= 0, where 0 means all;
     `seed` repeats a sampled answer (row i of a batch draws from seed + i); `stop` strings end an answer before
     themselves; `grammar` (Lark, as llguidance reads it) is what an answer must follow. Scores always use the raw,
     untempered and unconstrained distribution.
     """
 
-    max_new_tokens: int = 256
+    max_tokens: int = 256
     temperature: float = 0.0
     top_p: float = 1.0
     top_k: int = 0
@@ -39,8 +42,8 @@ class GenerationOptions:
 
     def __post_init__(self) -> None:
         checks = (
-            (self.max_new_tokens >= 1, f"max_new_tokens must be at least 1, not {self.max_new_tokens}"),
-            (self.temperature >= 0, f"temperature must be 0 (greedy) or more, not {self.temperature}"),
+            (self.max_tokens >= 1, f"max_tokens must be at least 1, not {self.max_tokens}"),
+            (0 <= self.temperature < math.inf, f"temperature must be 0 (greedy) or more, not {self.temperature}"),
             (0 < self.top_p <= 1, f"top_p must lie in (0, 1], not {self.top_p}"),
             (self.top_k >= 0, f"top_k must be 0 (all tokens) or more, not {self.top_k}"),
             (all(self.stop), "a stop string must hold at least one character"),

@@ -46,13 +46,13 @@ def read(
     units = list(_units(answers, scorer.vocabulary))
     owners = [prompts[index] for index, _ in units]
     parts = [part for _, part in units]
-    found: list[list[Reading]] = [[] for _ in answers]
+    by_prompt: list[list[Reading]] = [[] for _ in answers]
     with scorer.lock, clean_slate(), torch.no_grad():
         for rows in _pieces(owners, parts, scorer.vocabulary):
             readings = _read(scorer, owners[rows], parts[rows], temperature)
             for (index, _), part in zip(units[rows], readings, strict=True):
-                found[index] += part
-    return found
+                by_prompt[index] += part
+    return by_prompt
 
 
 def middle_layer(n_layers: int) -> int:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Protocol
 
 from semgrad_guard.engine.generation.evidence import Sampler
-from semgrad_guard.engine.generation.generation import visible
+from semgrad_guard.engine.generation.generation import Codec, visible
 from semgrad_guard.engine.generation.reading import Ids, Reading, read
 from semgrad_guard.engine.generation.sampling_plans import Sample, SamplingPlan
 from semgrad_guard.engine.prompts.prompt import Prompt
@@ -15,16 +15,12 @@ from semgrad_guard.engine.scoring.scorer import Scorer
 from semgrad_guard.records import Conversation
 
 
-class Draws(Protocol):
+class Draws(Codec, Protocol):
     """What a sampler needs of a decoder."""
 
     def draw(
         self, prompts: Sequence[Ids], plan: SamplingPlan, *, window: int | None = None, stop: tuple[str, ...] = ()
     ) -> list[list[int]]: ...
-
-    def encode(self, text: str) -> tuple[int, ...]: ...
-
-    def decode(self, ids: Ids) -> str: ...
 
 
 class ModelSampler(Sampler):
@@ -39,10 +35,9 @@ class ModelSampler(Sampler):
         self, prompts: Sequence[Prompt], plan: SamplingPlan, *, stop: tuple[str, ...] = ()
     ) -> list[tuple[Sample, ...]]:
         """`plan.count` answers to each prompt, not yet judged; `stop` strings end them before themselves."""
-        decode = self._decoder.decode
         rows = self._decoder.draw([prompt.ids for prompt in prompts], plan, window=self._window, stop=stop)
-        seen = [(ids, *visible(ids, stop, decode)[:2]) for ids in rows]
-        samples = [Sample(text, tuple(ids[:count]) if text.strip() else ()) for ids, text, count in seen]
+        seen = [visible(ids, stop, self._decoder) for ids in rows]
+        samples = [Sample(answer.text, answer.ids) for answer in seen]
         return [tuple(samples[start : start + plan.count]) for start in range(0, len(samples), plan.count)]
 
     def judged(
@@ -52,8 +47,8 @@ class ModelSampler(Sampler):
         readings = self.read(prompts, [[sample.ids for sample in own] for own in samples], temperature=temperature)
         return [
             tuple(
-                replace(sample, log_probs=found.log_probs, embedding=found.embedding)
-                for sample, found in zip(*pair, strict=True)
+                replace(sample, log_probs=reading.log_probs, embedding=reading.embedding)
+                for sample, reading in zip(*pair, strict=True)
             )
             for pair in zip(samples, readings, strict=True)
         ]

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from typing import Any
 
 import torch
 from transformers import LogitsProcessor, LogitsProcessorList
 
 from semgrad_guard.engine.generation.options import sampling_processors
 from semgrad_guard.engine.generation.reading import Ids
+from semgrad_guard.engine.generation.spelling import has_max_tokens
 from semgrad_guard.errors import InputError
 
 
+@has_max_tokens
 @dataclass(frozen=True)
 class Sampling:
     """Independent samples. Fields as in `GenerationOptions`; `temperature` > 0.
@@ -26,10 +29,10 @@ class Sampling:
     top_p: float = 1.0
     top_k: int = 0
     seed: int = 0
-    max_new_tokens: int = 256
+    max_tokens: int = 256
 
     def __post_init__(self) -> None:
-        _check_sizes(self.count, self.max_new_tokens)
+        _check_sizes(self.count, self.max_tokens)
         if not self.temperature > 0 or not 0 < self.top_p <= 1 or self.top_k < 0:
             raise InputError(
                 "samples need temperature > 0, top_p in (0, 1] and top_k >= 0, not "
@@ -42,6 +45,7 @@ class Sampling:
         return sampling_processors(seeds, temperature=self.temperature, top_p=self.top_p, top_k=self.top_k)
 
 
+@has_max_tokens
 @dataclass(frozen=True)
 class DiverseBeams:
     """Diverse beam search with `count` groups of one beam each and Hamming diversity `penalty` >= 0.
@@ -53,10 +57,10 @@ class DiverseBeams:
 
     count: int = 10
     penalty: float = 1.0
-    max_new_tokens: int = 256
+    max_tokens: int = 256
 
     def __post_init__(self) -> None:
-        _check_sizes(self.count, self.max_new_tokens)
+        _check_sizes(self.count, self.max_tokens)
         if not self.penalty >= 0:
             raise InputError(f"a diversity penalty must be 0 or more, not {self.penalty}")
 
@@ -68,6 +72,14 @@ class DiverseBeams:
 
 SamplingPlan = Sampling | DiverseBeams
 """How to draw samples. Plans are equal where their settings are, and then share their samples."""
+
+
+def plan_record(plan: SamplingPlan) -> dict[str, Any]:
+    """A plan's settings for files and for calibrations' bindings, under the names that are in files already."""
+    return {_KEYS.get(name, name): value for name, value in asdict(plan).items()}
+
+
+_KEYS = {"max_tokens": "max_new_tokens"}
 
 
 @dataclass(frozen=True)
@@ -108,6 +120,6 @@ def _seed(seed: int, prompt: Ids, number: int) -> int:
     return int.from_bytes(digest[:8], "big") >> 1
 
 
-def _check_sizes(count: int, max_new_tokens: int) -> None:
-    if count < 1 or max_new_tokens < 1:
-        raise InputError(f"samples need count and max_new_tokens >= 1, not {count} and {max_new_tokens}")
+def _check_sizes(count: int, max_tokens: int) -> None:
+    if count < 1 or max_tokens < 1:
+        raise InputError(f"samples need count and max_tokens >= 1, not {count} and {max_tokens}")

@@ -120,9 +120,9 @@ def _require_safetensors(path: Path, name: str) -> None:
         raise ModelNotFoundError(f"{name!r} is a file; give the folder that holds config.json and *.safetensors")
     if not any(path.glob("*.safetensors")):
         others = sorted(p.name for pattern in ("*.bin", "*.pt", "*.gguf") for p in path.glob(pattern))
-        found = f" (found {', '.join(others)})" if others else ""
+        others_named = f" (found {', '.join(others)})" if others else ""
         raise ModelNotFoundError(
-            f"{name!r} holds no *.safetensors{found}. Only safetensors are loaded; save the model with "
+            f"{name!r} holds no *.safetensors{others_named}. Only safetensors are loaded; save the model with "
             "model.save_pretrained(folder)."
         )
 

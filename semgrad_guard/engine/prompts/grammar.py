@@ -44,10 +44,10 @@ def closed(schema: Any) -> Any:
         return [closed(each) for each in cast("list[Any]", schema)]
     if not isinstance(schema, Mapping):
         return schema
-    found = {key: closed(value) for key, value in cast("Mapping[str, Any]", schema).items()}
-    if isinstance(found.get("properties"), dict) and found.get("type") == "object":
-        found.setdefault("additionalProperties", False)
-    return found
+    rules = {key: closed(value) for key, value in cast("Mapping[str, Any]", schema).items()}
+    if isinstance(rules.get("properties"), dict) and rules.get("type") == "object":
+        rules.setdefault("additionalProperties", False)
+    return rules
 
 
 class GrammarCompiler:

@@ -95,13 +95,33 @@ def render(
             "The chat template leaves out the text that asks, so the model would answer something else. Mend the "
             "tokenizer's chat_template, or use another model."
         )
-    found = find_semantic_token(
+    place = find_semantic_token(
         prompt,
         unprompted=_apply_template(tokenizer, turns, options, add_generation_prompt=False),
         marked=marked,
         special_tokens=[token.content for token in tokenizer.added_tokens_decoder.values()],
     )
-    return Prompt(text, prompt.ids, found, **described)
+    return Prompt(text, prompt.ids, place, **described)
+
+
+def count_tokens(
+    tokenizer: PreTrainedTokenizerBase,
+    conversation: Conversation,
+    *,
+    template_options: Mapping[str, Any] | None = None,
+) -> int:
+    """Tokens of the prompt that `render` gives, without looking for t*; turns without any text count as they are.
+
+    Raises:
+        InputError: the chat template refuses the conversation.
+    """
+    turns, options = _checked(conversation), dict(template_options or {})
+    if not turns:
+        return 0
+    plain = chat_template(tokenizer, options) is None
+    text = _joined(turns) if plain else _apply_template(tokenizer, turns, options)
+    encoding: Any = tokenizer(text, add_special_tokens=plain)
+    return len(encoding["input_ids"])
 
 
 def template_fingerprint(tokenizer: PreTrainedTokenizerBase, template_options: Mapping[str, Any] | None = None) -> str:
@@ -123,16 +143,21 @@ def _fingerprint(record: object) -> str:
 
 
 def _turns(conversation: object) -> list[Turn]:
+    """The conversation's turns, of which one at least must hold text."""
+    turns = _checked(conversation)
+    if not any(turn["content"].strip() for turn in turns):
+        raise EmptyPromptError("The prompt is empty or nothing but white space; ask something.")
+    return turns
+
+
+def _checked(conversation: object) -> list[Turn]:
     """The conversation as fresh dictionaries, checked: callers without a type checker pass anything."""
     if isinstance(conversation, str):
         conversation = [Message("user", conversation)]
     if isinstance(conversation, bytes | Mapping) or not isinstance(conversation, Sequence):
         raise InputError("A conversation is a string or a list of messages; wrap a single message in a list.")
     messages = cast("Sequence[object]", conversation)
-    turns = [_turn(message, number) for number, message in enumerate(messages, start=1)]
-    if not any(turn["content"].strip() for turn in turns):
-        raise EmptyPromptError("The prompt is empty or nothing but white space; ask something.")
-    return turns
+    return [_turn(message, number) for number, message in enumerate(messages, start=1)]
 
 
 def _turn(message: object, number: int) -> Turn:
@@ -226,11 +251,16 @@ def _plain_prompt(
     semantic_token: int | None,
     described: Mapping[str, Any],
 ) -> Prompt:
-    text = "\n\n".join(turn["content"] for turn in turns)
+    text = _joined(turns)
     ids = tokenize(tokenizer, text, add_special_tokens=True).ids
     if semantic_token is not None:
         return Prompt(text, ids, _override(semantic_token, len(ids)), **described)
     return Prompt(text, ids, SemanticToken(-1, "last_token"), **described)
+
+
+def _joined(turns: Sequence[Turn]) -> str:
+    """The prompt of a model that has no chat template."""
+    return "\n\n".join(turn["content"] for turn in turns)
 
 
 def tokenize(tokenizer: _Untyped, text: str, *, add_special_tokens: bool) -> TokenizedText:

@@ -112,9 +112,9 @@ def _parse_tagged(text: str, prompt: str) -> ToolAnswer:
     calls: list[ToolCall] = []
     broken: list[str] = []
     for match in re.finditer(pattern, text, re.DOTALL):
-        found = _calls_in(match.group(1))
-        calls.extend(found or ())
-        if not found:
+        inside = _calls_in(match.group(1))
+        calls.extend(inside or ())
+        if not inside:
             broken.append(match.group())
     said = re.sub(pattern, "", text, flags=re.DOTALL)
     return ToolAnswer(said.rstrip(), tuple(calls), tuple(broken)) if calls or broken else ToolAnswer(text)
@@ -125,14 +125,14 @@ def _parse_listed(text: str, prompt: str) -> ToolAnswer:
     said, mark, rest = text.partition("[TOOL_CALLS]")
     if not mark:
         return ToolAnswer(text)
-    found = _calls_in(rest)
-    return ToolAnswer(said.rstrip(), found, ()) if found else ToolAnswer(said.rstrip(), (), (mark + rest,))
+    calls = _calls_in(rest)
+    return ToolAnswer(said.rstrip(), calls, ()) if calls else ToolAnswer(said.rstrip(), (), (mark + rest,))
 
 
 def _parse_bare(text: str, prompt: str) -> ToolAnswer:
     """{"name": ..., "parameters": {...}} as the whole answer (Llama 3); other JSON is an answer like any other."""
-    found = _calls_in(text.strip().removeprefix("<|python_tag|>"))
-    return ToolAnswer("", found) if found else ToolAnswer(text)
+    calls = _calls_in(text.strip().removeprefix("<|python_tag|>"))
+    return ToolAnswer("", calls) if calls else ToolAnswer(text)
 
 
 def _parse_by_template(tokenizer: Any, text: str, prompt: str) -> ToolAnswer:

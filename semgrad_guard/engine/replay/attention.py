@@ -28,7 +28,7 @@ _WEIGHTS = 1 << 18  # attention weights at a time, few enough to stay in a core'
 
 
 class Attentions:
-    """The attention modules of a shadow that take the library's own "sdpa"; others are left as they are."""
+    """The attention modules of a copy that take the library's own "sdpa"; others are left as they are."""
 
     def __init__(self, layers: Iterable[nn.Module]) -> None:
         AttentionInterface.register(_NAME, attend)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import torch
 from transformers.cache_utils import Cache
 
-from semgrad_guard.engine.replay.memory import Memory
+from semgrad_guard.engine.replay.memory_budget import Memory
 from semgrad_guard.engine.replay.prefix_cache import can_be_cut
 from semgrad_guard.engine.replay.projections import Outputs, Place
 from semgrad_guard.engine.replay.token_batch import TokenBatch
@@ -89,17 +89,17 @@ class Capture:
 
         Without those that gave it in another shape or number, and those whose output was changed afterwards, in place.
         """
-        found: dict[Place, torch.Tensor] = {}
+        outputs: dict[Place, torch.Tensor] = {}
         positions = sum(piece.shape[1] for piece in self._pieces)
         for place, pieces in self._outputs.items():
             whole = sum(piece.shape[1] for piece, _ in pieces) == positions
             if whole and all(piece._version == version for piece, version in pieces):
-                found[place] = torch.cat([piece for piece, _ in pieces], dim=1)
-        return found
+                outputs[place] = torch.cat([piece for piece, _ in pieces], dim=1)
+        return outputs
 
 
 @dataclass(frozen=True)
-class Trace:
+class CapturedStates:
     """What a generation leaves behind for scoring.
 
     Its KV cache, h^(layer) and what the linear maps of the layers from there on gave, both from the earliest t* on, and
@@ -113,7 +113,7 @@ class Trace:
     outputs: Outputs = field(default_factory=dict[Place, torch.Tensor])
 
     @classmethod
-    def of(cls, cache: Cache, capture: Capture) -> Trace:
+    def of(cls, cache: Cache, capture: Capture) -> CapturedStates:
         """What a generation with this cache and capture left."""
         return cls(cache, capture.layer, capture.states(), capture.logits(), capture.outputs())
 

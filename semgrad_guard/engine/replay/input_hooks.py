@@ -1,4 +1,4 @@
-"""h^(l), the input of decoder layer l: hooks that expose it, and how a pass of the whole model tells it for certain."""
+"""h^(l), the input of decoder layer l: hooks that expose it, and how a pass of the whole model verifies it."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from torch import nn
 from semgrad_guard.engine.interruption import current_stop
 from semgrad_guard.errors import UnsupportedModelError
 
-Tap = Callable[[torch.Tensor], torch.Tensor | None]
+InputHook = Callable[[torch.Tensor], torch.Tensor | None]
 
 
-def tap_input(layer: nn.Module, tap: Tap) -> Any:
-    """Call `tap` with the layer's input hidden states [batch, positions, d]; what it returns replaces them."""
+def add_input_hook(layer: nn.Module, watch: InputHook) -> Any:
+    """Call `watch` with the layer's input hidden states [batch, positions, d]; what it returns replaces them."""
 
     def hook(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any] | None:
-        changed = tap(cast(torch.Tensor, args[0] if args else kwargs["hidden_states"]))
+        changed = watch(cast(torch.Tensor, args[0] if args else kwargs["hidden_states"]))
         if changed is None:
             return None
         if args:
@@ -30,11 +30,11 @@ def tap_input(layer: nn.Module, tap: Tap) -> Any:
 
 
 @contextmanager
-def taps(layers: Sequence[nn.Module] | nn.ModuleList, table: Mapping[int, Tap]) -> Iterator[None]:
-    """Tap several layers for the time of a block; every hook is gone afterwards, whatever happened inside."""
+def input_hooks(layers: Sequence[nn.Module] | nn.ModuleList, table: Mapping[int, InputHook]) -> Iterator[None]:
+    """Hook the inputs of several layers for the time of a block; the hooks are removed whatever happens inside."""
     with ExitStack() as stack:
-        for index, tap in table.items():
-            stack.callback(tap_input(layers[index], tap).remove)
+        for index, watch in table.items():
+            stack.callback(add_input_hook(layers[index], watch).remove)
         yield
 
 
@@ -72,19 +72,19 @@ class LayerInputs:
 
     @contextmanager
     def watched(self) -> Iterator[None]:
-        """Note what the span's layers receive (and the last one, which vouches for the rest)."""
+        """Note what the span's layers receive (and the last one, by which the rest is verified)."""
         if self._layers is None:
             yield
             return
 
-        def keep(layer: int) -> Tap:
+        def keep(layer: int) -> InputHook:
             return lambda states: self._seen.__setitem__(layer, states)
 
-        with taps(self._layers, {layer: keep(layer) for layer in {*self._span, self._n_layers - 1}}):
+        with input_hooks(self._layers, {layer: keep(layer) for layer in {*self._span, self._n_layers - 1}}):
             yield
 
-    def vouched(self, recorded: Sequence[torch.Tensor] | None, model: str) -> tuple[torch.Tensor, ...]:
-        """h^(l) as the decoder layers received it, vouched for by the model's own record; else from that record.
+    def verified(self, recorded: Sequence[torch.Tensor] | None, model: str) -> tuple[torch.Tensor, ...]:
+        """h^(l) as the decoder layers received it, verified by the model's own record; else from that record.
 
         (Some models, Mamba for one, record the layers' outputs without the embedding: their numbering is off by one.)
 

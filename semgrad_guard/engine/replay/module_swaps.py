@@ -1,4 +1,4 @@
-"""What takes the place of a module in a shadow, so that a replay skips what it does not need."""
+"""Modules that take the place of others in a weight-sharing copy, so that a replay skips what it does not need."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import nn
 from semgrad_guard.engine.models.architecture import Architecture, submodule_setter
 
 
-class HeadTap(nn.Module):
+class HeadRecorder(nn.Module):
     """Takes the head's place: keeps its input and answers with one zero per position, at no cost."""
 
     def __init__(self) -> None:
@@ -42,7 +42,7 @@ def restride(_: nn.Module, args: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor
 class Bypass(nn.Module):
     """Takes a decoder layer's place with all its attributes and hands the hidden states on as they came.
 
-    A stand-in rather than a shorter list: model code indexes masks, rotary tables and caches by the layer's number.
+    A substitute rather than a shorter list: model code indexes masks, rotary tables and caches by the layer's number.
     """
 
     @classmethod
@@ -57,15 +57,15 @@ class Bypass(nn.Module):
         return (hidden_states,) if self.returns_tuple else hidden_states
 
 
-class StandIns:
-    """Puts a shadow's head and lower layers aside for the time of a block; they come back whatever happens inside."""
+class ModuleSwaps:
+    """Replaces the head and the lower layers of a copy for the time of a block; they come back whatever happens."""
 
-    def __init__(self, shadow: nn.Module, architecture: Architecture) -> None:
-        self._shadow, self._architecture = shadow, architecture
-        self._head = shadow.get_submodule(architecture.head)
+    def __init__(self, model_copy: nn.Module, architecture: Architecture) -> None:
+        self._copy, self._architecture = model_copy, architecture
+        self._head = model_copy.get_submodule(architecture.head)
         self._head.register_forward_pre_hook(restride)
-        self._put_head = submodule_setter(shadow, architecture.head)
-        self._tap = HeadTap()
+        self._put_head = submodule_setter(model_copy, architecture.head)
+        self._recorder = HeadRecorder()
         self._returns_tuple: bool | None = None
 
     @property
@@ -76,14 +76,14 @@ class StandIns:
     @property
     def layers(self) -> nn.ModuleList:
         """The decoder layers (only where the architecture has a known list of them)."""
-        return cast(nn.ModuleList, self._shadow.get_submodule(cast(str, self._architecture.layers)))
+        return cast(nn.ModuleList, self._copy.get_submodule(cast(str, self._architecture.layers)))
 
     @contextmanager
-    def headless(self) -> Iterator[HeadTap]:
-        """No head: the tap in its place takes what a pass would have given it."""
-        self._put_head(self._tap)
+    def headless(self) -> Iterator[HeadRecorder]:
+        """No head: the recorder in its place takes what a pass would have given it."""
+        self._put_head(self._recorder)
         try:
-            yield self._tap
+            yield self._recorder
         finally:
             self._put_head(self._head)
 
@@ -106,11 +106,11 @@ class StandIns:
             seen: list[bool] = []
             hook = self.layers[0].register_forward_hook(lambda *call: seen.append(isinstance(call[2], tuple)))
             try:
-                with torch.no_grad(), self.headless() as tap:
+                with torch.no_grad(), self.headless() as recorder:
                     token = torch.zeros(1, 1, dtype=torch.long, device=self.head.weight.device)
                     # with its mask: without one, transformers warns of padding where the token is the padding's
-                    self._shadow(input_ids=token, attention_mask=torch.ones_like(token))
-                    tap.take()
+                    self._copy(input_ids=token, attention_mask=torch.ones_like(token))
+                    recorder.take()
             finally:
                 hook.remove()
             self._returns_tuple = seen[0]

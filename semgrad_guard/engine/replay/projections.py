@@ -1,4 +1,4 @@
-"""The linear maps of a shadow's decoder layers: what they gave while generating spares reading their weights again.
+"""The linear maps of a copy's decoder layers: what they gave while generating spares reading their weights again.
 
 A replay needs the outputs of every linear map of the upper layers, and its generation has just computed them, position
 by position. Kept, they leave attention, norms and activations to be run again, which read no weights; the graph is the
@@ -82,5 +82,5 @@ class _Known(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
         (weight,), (gradient,) = ctx.saved_tensors, gradients
-        found = input_gradient(gradient.reshape(-1, gradient.shape[-1]), weight)
-        return found.view(*gradient.shape[:-1], -1), None, None
+        by_states = input_gradient(gradient.reshape(-1, gradient.shape[-1]), weight)
+        return by_states.view(*gradient.shape[:-1], -1), None, None

@@ -23,15 +23,15 @@ from transformers.cache_utils import Cache
 
 from semgrad_guard.engine.models.architecture import Architecture
 from semgrad_guard.engine.replay.attention import Attentions
-from semgrad_guard.engine.replay.captured_states import Capture, Trace
-from semgrad_guard.engine.replay.input_hooks import LayerInputs, Tap, stoppable, taps
-from semgrad_guard.engine.replay.memory import Memory, activation_bytes, checkpointed
-from semgrad_guard.engine.replay.module_swaps import StandIns
+from semgrad_guard.engine.replay.captured_states import Capture, CapturedStates
+from semgrad_guard.engine.replay.input_hooks import InputHook, LayerInputs, input_hooks, stoppable
+from semgrad_guard.engine.replay.memory_budget import Memory, activation_bytes, checkpointed
+from semgrad_guard.engine.replay.module_swaps import ModuleSwaps
 from semgrad_guard.engine.replay.prefix_cache import cut, growing_cache
 from semgrad_guard.engine.replay.projections import Outputs, Projections
 from semgrad_guard.engine.replay.prompt_store import PromptStore
 from semgrad_guard.engine.replay.token_batch import TokenBatch
-from semgrad_guard.engine.replay.weight_sharing_copy import shadow_of
+from semgrad_guard.engine.replay.weight_sharing_copy import weight_sharing_copy
 
 
 @dataclass(frozen=True)
@@ -53,44 +53,44 @@ class Replayed:
 
 
 class Replayer:
-    """Runs the shadow of one model. Not re-entrant: callers hold the engine's lock."""
+    """Runs the weight-sharing copy of one model. Not re-entrant: callers hold the engine's lock."""
 
     def __init__(self, model: nn.Module, architecture: Architecture) -> None:
         self.memory = Memory()
         self.prompts = PromptStore()
         self._bytes_per_position: dict[int, int] = {}  # from a first layer on; a walk over all weights otherwise
         self._architecture = architecture
-        self._shadow = shadow_of(model)
-        self._stand_ins = StandIns(self._shadow, architecture)
+        self._copy = weight_sharing_copy(model)
+        self._swaps = ModuleSwaps(self._copy, architecture)
         layers = () if architecture.layers is None else self.layers
         self._projections, self._attentions = Projections(layers), Attentions(layers)
 
     @property
     def head(self) -> nn.Linear:
         """The output head, its weight not requiring a gradient."""
-        return self._stand_ins.head
+        return self._swaps.head
 
     @property
     def layers(self) -> nn.ModuleList:
-        """The shadow's decoder layers (only where the architecture has a known list of them)."""
-        return self._stand_ins.layers
+        """The copy's decoder layers (only where the architecture has a known list of them)."""
+        return self._swaps.layers
 
-    def captured(self, batch: TokenBatch, span: Sequence[int], trace: Trace) -> Replayed:
-        """Upper layers only, from the states and the cache of a generation (`trace.layer` <= the span's first)."""
-        states = trace.states_of(batch)
-        with self._stand_ins.bypassing(trace.layer):
-            prefix, known = cut(trace.cache, batch.cut), trace.known_outputs(batch)
-            replayed = self._run(batch, span, prefix, injected=(trace.layer, states), known=known)
-        return replace(replayed, kept_logits=trace.raw_logits(batch))
+    def captured(self, batch: TokenBatch, span: Sequence[int], captured: CapturedStates) -> Replayed:
+        """Upper layers only, from the states and the cache of a generation (`captured.layer` <= the span's first)."""
+        states = captured.states_of(batch)
+        with self._swaps.bypassing(captured.layer):
+            prefix, known = cut(captured.cache, batch.cut), captured.known_outputs(batch)
+            replayed = self._run(batch, span, prefix, injected=(captured.layer, states), known=known)
+        return replace(replayed, kept_logits=captured.raw_logits(batch))
 
     def prefix(self, batch: TokenBatch, span: Sequence[int]) -> Replayed:
         """Prefill up to t* without a graph, then replay every layer from there."""
         cache: Cache | None = None
         if batch.cut > 0:
             cache = growing_cache()
-            with torch.no_grad(), self._stand_ins.headless() as tap, self._projections.replaying():
+            with torch.no_grad(), self._swaps.headless() as recorder, self._projections.replaying():
                 self._call(batch.inputs(0, batch.cut), past_key_values=cache, use_cache=True)
-                tap.take()
+                recorder.take()
             cache = cut(cache, batch.cut)
         return self._run(batch, span, cache, injected=None)
 
@@ -102,7 +102,7 @@ class Replayer:
             seen["final"], seen["raw"] = args[0], output
 
         inputs = self._layer_inputs(span)
-        embedding: Any = self._shadow.get_input_embeddings()  # pyright: ignore
+        embedding: Any = self._copy.get_input_embeddings()  # pyright: ignore
         with ExitStack() as stack:
             stack.callback(embedding.register_forward_hook(lambda *call: call[2].requires_grad_()).remove)
             stack.callback(self.head.register_forward_hook(remember).remove)
@@ -112,7 +112,7 @@ class Replayer:
             end = batch.end + 1
             options = {"logits_to_keep": max(batch.lengths) + 1} if self._architecture.takes_logits_to_keep else {}
             output = self._call(batch.inputs(0, end), use_cache=False, output_hidden_states=True, **options)
-        hidden = inputs.vouched(output.hidden_states, type(self._shadow).__name__)
+        hidden = inputs.verified(output.hidden_states, type(self._copy).__name__)
         head_start = end - output.logits.shape[1]
         return Replayed(0, seen["final"], hidden, head_start, raw_logits=seen["raw"], logits=output.logits)
 
@@ -123,7 +123,7 @@ class Replayer:
         with torch.no_grad(), inputs.watched():
             columns = batch.inputs(0, batch.prompt_columns)
             output = self._call(columns, use_cache=False, output_hidden_states=True, **options)
-        hidden = inputs.vouched(output.hidden_states, type(self._shadow).__name__)
+        hidden = inputs.verified(output.hidden_states, type(self._copy).__name__)
         return torch.stack([states[:, -count:] for states in hidden], dim=1)
 
     def generate(
@@ -135,33 +135,33 @@ class Replayer:
         cache: Cache | None = None,
         **options: Any,
     ) -> Any:
-        """`model.generate` on the shadow: no mode, hook or generation default of the user's model plays a part.
+        """`model.generate` on the copy: no mode, hook or generation default of the user's model plays a part.
 
         With `capture`, the cache keeps every key, so that `captured` can replay from what is left behind. A `cache`
         (see `prefilled` and `PromptStore`) spares the columns that it holds.
         """
-        table: dict[int, Tap] = {} if capture is None else {capture.layer: capture}
+        table: dict[int, InputHook] = {} if capture is None else {capture.layer: capture}
         if capture is not None:
             cache = growing_cache() if cache is None else cache
             capture.skip(cache.get_seq_length())
         layers = self.layers if table else []
         with ExitStack() as stack:
             stack.enter_context(torch.no_grad())
-            stack.enter_context(taps(layers, table))
+            stack.enter_context(input_hooks(layers, table))
             if capture is not None:
                 hook = self.head.register_forward_hook(lambda *call: capture.see_logits(call[2]))
                 stack.callback(hook.remove)
                 stack.enter_context(self._projections.heard(capture.see_output))
-            shadow: Any = self._shadow
+            model: Any = self._copy
             stack.enter_context(stoppable(self._stages()))
-            return shadow.generate(input_ids=ids, attention_mask=mask, past_key_values=cache, **options)
+            return model.generate(input_ids=ids, attention_mask=mask, past_key_values=cache, **options)
 
     def prefilled(self, batch: TokenBatch, end: int, rows: Sequence[int]) -> Cache:
         """A cache of columns [0, end) > 0 for several continuations: its row i continues the batch's row `rows[i]`."""
         cache = growing_cache()
-        with torch.no_grad(), self._stand_ins.headless() as tap:
+        with torch.no_grad(), self._swaps.headless() as recorder:
             self._call(batch.inputs(0, end), past_key_values=cache, use_cache=True)
-            tap.take()
+            recorder.take()
         cache.reorder_cache(cast(torch.LongTensor, torch.tensor(rows, device=batch.ids.device)))
         return cache
 
@@ -173,22 +173,22 @@ class Replayer:
         T is the longest response's length. `cache` holds the columns before `start`, if there are any.
         """
         seen: list[torch.Tensor] = []
-        table: dict[int, Tap] = {} if layer is None else {layer: seen.append}
+        table: dict[int, InputHook] = {} if layer is None else {layer: seen.append}
         keep = max(batch.lengths) + 1
         options = {"logits_to_keep": keep} if self._architecture.takes_logits_to_keep else {}
-        with torch.no_grad(), taps(self.layers if table else [], table):
+        with torch.no_grad(), input_hooks(self.layers if table else [], table):
             inputs = batch.inputs(start, batch.end + 1)
             output = self._call(inputs, past_key_values=cache, use_cache=cache is not None, **options)
         return output.logits[:, -keep:], seen[0][:, -keep:] if seen else None
 
-    def record(self, batch: TokenBatch, layer: int) -> Trace:
-        """The trace that a generation of this batch would have left (for self-checks)."""
+    def record(self, batch: TokenBatch, layer: int) -> CapturedStates:
+        """What a generation of this batch would have left (for self-checks)."""
         capture, cache = Capture.within(self.memory, layer=layer, start=batch.cut), growing_cache()
-        with torch.no_grad(), self._stand_ins.headless() as tap, taps(self.layers, {layer: capture}):
+        with torch.no_grad(), self._swaps.headless() as recorder, input_hooks(self.layers, {layer: capture}):
             with self._projections.heard(capture.see_output):
                 self._call(batch.inputs(0, batch.end), past_key_values=cache, use_cache=True)
-            tap.take()
-        return Trace.of(cache, capture)
+            recorder.take()
+        return CapturedStates.of(cache, capture)
 
     def _run(
         self,
@@ -205,19 +205,19 @@ class Replayer:
             hidden[span[0]] = states.detach().requires_grad_()
             return hidden[span[0]]
 
-        def keep(layer: int) -> Tap:
+        def keep(layer: int) -> InputHook:
             return lambda states: hidden.__setitem__(layer, states)
 
-        table: dict[int, Tap] = {layer: keep(layer) for layer in span[1:]}
+        table: dict[int, InputHook] = {layer: keep(layer) for layer in span[1:]}
         table[span[0]] = leaf
         if injected is not None:
             layer, states = injected
             table[layer] = (lambda _: leaf(states)) if layer == span[0] else (lambda _: states)
         replaying = partial(self._replaying, known)
         graph = self._graph(span[0], len(batch.segments) * (batch.end - batch.cut), replaying)
-        with graph, self._stand_ins.headless() as tap, taps(self.layers, table), replaying():
+        with graph, self._swaps.headless() as recorder, input_hooks(self.layers, table), replaying():
             self._call(batch.inputs(batch.cut, batch.end), past_key_values=prefix, use_cache=prefix is not None)
-        return Replayed(batch.cut, tap.take(), tuple(hidden[layer] for layer in span), batch.cut)
+        return Replayed(batch.cut, recorder.take(), tuple(hidden[layer] for layer in span), batch.cut)
 
     @contextmanager
     def _replaying(self, known: Outputs | None) -> Iterator[None]:
@@ -240,7 +240,7 @@ class Replayer:
         if not self._architecture.takes_positions:
             del inputs["position_ids"]
         with stoppable(self._stages()):
-            return self._shadow(**inputs, **options)
+            return self._copy(**inputs, **options)
 
     def _stages(self) -> Sequence[nn.Module]:
         """The modules before which a pass may be interrupted: the decoder layers and the head."""

@@ -118,7 +118,7 @@ def _helps(weight: torch.Tensor, rows: int) -> bool:
 
 
 class _Product(torch.autograd.Function):
-    """x W^T [n, out], differentiated with respect to x [n, in] alone (a shadow's weights need no gradient)."""
+    """x W^T [n, out], differentiated with respect to x [n, in] alone (a copy's weights need no gradient)."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:

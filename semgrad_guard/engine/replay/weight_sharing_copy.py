@@ -24,7 +24,7 @@ _INERT_HOOKS = "transformers.utils.output_capturing"
 _OWN_BUFFER_BYTES = 1 << 16
 
 
-def shadow_of(model: nn.Module) -> nn.Module:
+def weight_sharing_copy(model: nn.Module) -> nn.Module:
     """A structural copy in evaluation mode: shared weights, no parameter requiring a gradient, own hook tables.
 
     The user's forward hooks are kept (a steered model is scored as it answers); backward hooks are dropped. Adding
@@ -34,7 +34,7 @@ def shadow_of(model: nn.Module) -> nn.Module:
 
 
 def fingerprint(model: nn.Module) -> Hashable:
-    """What must be unchanged for a shadow to stay valid: storages, dtypes, gradient flags and hooks."""
+    """What must be unchanged for a copy to stay valid: storages, dtypes, gradient flags and hooks."""
     tensors = tuple((p.data_ptr(), p.dtype, p.device, p.requires_grad) for p in model.parameters())
     hooks = tuple(
         (index, name, identity)
@@ -47,7 +47,7 @@ def fingerprint(model: nn.Module) -> Hashable:
 
 
 def edits(model: nn.Module) -> int:
-    """A number that grows with every edit of weights in place (by training, say): shadows follow, caches do not."""
+    """A number that grows with every edit of weights in place (by training, say): copies follow, caches do not."""
     return sum(0 if p.is_inference() else p._version for p in model.parameters())
 
 

@@ -66,8 +66,8 @@ def through_head(
             semgrad[part], grids[part] = at_token / scale, tuple(tuple(x / scale for x in layer) for layer in grid)
     tokens = {"entropies": result.entropies, "log_probs": result.log_probs}
     paragrad, errors = result.paragrad.tolist(), result.paragrad_errors
-    found = assemble(parts, tier, semgrad=semgrad, grids=grids, paragrad=paragrad, paragrad_errors=errors, **tokens)
-    return _by_row(batch, found)
+    scores = assemble(parts, tier, semgrad=semgrad, grids=grids, paragrad=paragrad, paragrad_errors=errors, **tokens)
+    return _by_row(batch, scores)
 
 
 def no_gradient() -> UnsupportedModelError:
@@ -146,8 +146,8 @@ def _scale_of(seed: torch.Tensor) -> torch.Tensor:
     return torch.where(usable, torch.exp2(-torch.floor(torch.log2(peak))), torch.ones_like(peak))
 
 
-def _by_row(batch: TokenBatch, found: Sequence[GradientScores]) -> Rows:
+def _by_row(batch: TokenBatch, scores: Sequence[GradientScores]) -> Rows:
     ends = [0]
     for row in batch.segments:
         ends.append(ends[-1] + len(row))
-    return tuple(tuple(found[begin:end]) for begin, end in pairwise(ends))
+    return tuple(tuple(scores[begin:end]) for begin, end in pairwise(ends))

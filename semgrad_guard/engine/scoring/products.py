@@ -7,10 +7,10 @@ from collections.abc import Sequence
 import torch
 
 from semgrad_guard.engine.objective import Norm
-from semgrad_guard.engine.scoring.stratified_rows import RowSample
+from semgrad_guard.engine.scoring.stratified_rows import StratifiedRows
 
 _ELEMENTS = 1 << 18  # entries of A^T H at a time: few enough to stay in a core's cache,
-_HALF_ELEMENTS = 1 << 20  # or more where every product in half precision has a price of its own,
+_HALF_ELEMENTS = 1 << 20  # or more where every product in half precision has a cost of its own,
 _ELEMENTS_ELSEWHERE = 1 << 24  # or as a GPU wants them
 
 
@@ -65,7 +65,7 @@ def _elements_at_once(states: torch.Tensor) -> int:
 
 
 class SampledProducts(Products):
-    """sum |A^T H| of each answer estimated from rows of it (`RowSample`); answers of one token stay exact."""
+    """sum |A^T H| of each answer estimated from rows of it (`StratifiedRows`); answers of one token stay exact."""
 
     def __init__(
         self, states: torch.Tensor, lengths: Sequence[int], *, limits: torch.Tensor, draws: int, seeds: Sequence[int]
@@ -73,7 +73,7 @@ class SampledProducts(Products):
         """`limits` [n] bound sum_v |A_tv| of each token; `draws` rows are drawn for each answer, by its own seed."""
         super().__init__(states, lengths, "l1")
         self._samples = [
-            RowSample(h, limit, draws=draws, seed=seed) if len(h) > 1 else None
+            StratifiedRows(h, limit, draws=draws, seed=seed) if len(h) > 1 else None
             for h, limit, seed in zip(self._states, limits.split(self._lengths), seeds, strict=True)
         ]
 

@@ -13,8 +13,8 @@ from torch import nn
 from semgrad_guard.engine.interruption import InterruptibleLock
 from semgrad_guard.engine.models.architecture import Architecture, inspect_architecture
 from semgrad_guard.engine.objective import Objective
-from semgrad_guard.engine.replay.captured_states import Trace
-from semgrad_guard.engine.replay.memory import Memory
+from semgrad_guard.engine.replay.captured_states import CapturedStates
+from semgrad_guard.engine.replay.memory_budget import Memory
 from semgrad_guard.engine.replay.replayer import Replayed, Replayer
 from semgrad_guard.engine.replay.token_batch import TokenBatch
 from semgrad_guard.engine.replay.weight_sharing_copy import edits, fingerprint
@@ -52,26 +52,28 @@ class Scorer:
         """Entries of the output head."""
         return self.current_replayer().head.weight.shape[0]
 
-    def score(self, batch: TokenBatch, objective: Objective, trace: Trace | None = None) -> tuple[GradientScores, ...]:
-        """Score every row of a batch as a whole; `trace` lets the captured tier reuse what its generation left."""
-        return tuple(parts[0] for parts in self.score_parts(batch, objective, trace))
+    def score(
+        self, batch: TokenBatch, objective: Objective, captured: CapturedStates | None = None
+    ) -> tuple[GradientScores, ...]:
+        """Score every row of a batch as a whole; `captured` lets the captured tier reuse what its generation left."""
+        return tuple(parts[0] for parts in self.score_parts(batch, objective, captured))
 
-    def score_parts(self, batch: TokenBatch, objective: Objective, trace: Trace | None = None) -> Rows:
+    def score_parts(self, batch: TokenBatch, objective: Objective, captured: CapturedStates | None = None) -> Rows:
         """Score every part of every row (`TokenBatch.segments`) from one replay."""
         span = objective.span(self.architecture.n_layers)
         with self.lock, clean_slate():
             tiers = self._tiers_at(batch.longest)
             if not self.architecture.takes_positions and not bool(batch.mask.all()):
                 return self._score_singly(batch, objective, span, tiers)
-            found = self._score(batch, objective, span, trace, tiers)
-            if len(found) > 1 and any(scores.reason for row in found for scores in row):
+            together = self._score(batch, objective, span, captured, tiers)
+            if len(together) > 1 and any(scores.reason for row in together for scores in row):
                 # Padding alone makes some attention kernels answer NaN: such rows are given a second chance.
                 singly = self._score_singly(batch, objective, span, tiers)
                 return tuple(
                     tuple(b if a.reason else a for a, b in zip(*rows, strict=True))
-                    for rows in zip(found, singly, strict=True)
+                    for rows in zip(together, singly, strict=True)
                 )
-            return found
+            return together
 
     def can_resume(self, positions: int) -> bool:
         """Whether so many positions may be read in two goes, the second from a cache: it gives what one pass gives."""
@@ -84,7 +86,7 @@ class Scorer:
     def _score_singly(
         self, batch: TokenBatch, objective: Objective, span: Sequence[int], tiers: tuple[Tier, ...]
     ) -> Rows:
-        """Row after row, without padding and so without a trace."""
+        """Row after row, without padding, and so without captured states."""
         return tuple(self._score(row, objective, span, None, tiers)[0] for row in batch.rows())
 
     def _score(
@@ -92,12 +94,12 @@ class Scorer:
         batch: TokenBatch,
         objective: Objective,
         span: Sequence[int],
-        trace: Trace | None,
+        captured: CapturedStates | None,
         tiers: tuple[Tier, ...],
     ) -> Rows:
         replayer = self.current_replayer()
-        if trace is not None and "captured" in tiers and trace.layer <= span[0] and trace.fits(batch):
-            return self._through_head(batch, objective, replayer.captured(batch, span, trace), "captured")
+        if captured is not None and "captured" in tiers and captured.layer <= span[0] and captured.fits(batch):
+            return self._through_head(batch, objective, replayer.captured(batch, span, captured), "captured")
         if "prefix" in tiers:
             return self._through_head(batch, objective, replayer.prefix(batch, span), "prefix")
         return tuple(through_logits(row, objective, replayer.full(row, span)) for row in batch.rows())
@@ -115,7 +117,7 @@ class Scorer:
         )
 
     def current_replayer(self) -> Replayer:
-        """The shadow in use; made anew when the model was moved, cast, re-weighted or hooked since."""
+        """The weight-sharing copy in use; made anew when the model was moved, cast, re-weighted or hooked since."""
         model = self._model()
         if model is None:
             raise RuntimeError("the scored model no longer exists")
@@ -131,9 +133,11 @@ class Scorer:
         return self._replayer
 
     def _check(self, replayer: Replayer) -> tuple[Tier, ...]:
-        def score(batch: TokenBatch, objective: Objective, trace: Trace | None, tier: Tier) -> GradientScores:
+        def score(
+            batch: TokenBatch, objective: Objective, captured: CapturedStates | None, tier: Tier
+        ) -> GradientScores:
             span = objective.span(self.architecture.n_layers)
-            return self._score(batch, objective, span, trace, (tier,))[0][0]
+            return self._score(batch, objective, span, captured, (tier,))[0][0]
 
         self._tiers = exact_tiers(self.architecture, replayer, score)
         return self._tiers or ("full",)

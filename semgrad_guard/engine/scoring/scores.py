@@ -92,7 +92,7 @@ def _finite(
     return GradientScores(semgrad, paragrad, *facts, grid=grid if finite else (), paragrad_error=error)
 
 
-def agree(found: GradientScores, expected: GradientScores, tolerance: float) -> bool:
+def agree(scores: GradientScores, expected: GradientScores, tolerance: float) -> bool:
     """Whether both gradients exist and are equal within a relative tolerance."""
-    pairs = ((found.semgrad, expected.semgrad), (found.paragrad, expected.paragrad))
+    pairs = ((scores.semgrad, expected.semgrad), (scores.paragrad, expected.paragrad))
     return all(a is not None and b is not None and math.isclose(a, b, rel_tol=tolerance) for a, b in pairs)

@@ -83,9 +83,9 @@ def score_segments(
             objective=objective,
             segments=[[count for count in counts if count]],
         )
-    found = iter(scorer.score_parts(batch, objective)[0])
+    scores = iter(scorer.score_parts(batch, objective)[0])
     return [
-        Segment(response.text[start:end], start, end, next(found) if count else None)
+        Segment(response.text[start:end], start, end, next(scores) if count else None)
         for (start, end), count in zip(spans, counts, strict=True)
     ]
 

@@ -9,7 +9,7 @@ import torch
 
 from semgrad_guard.engine.models.architecture import Architecture
 from semgrad_guard.engine.objective import Objective
-from semgrad_guard.engine.replay.captured_states import Trace
+from semgrad_guard.engine.replay.captured_states import CapturedStates
 from semgrad_guard.engine.replay.replayer import Replayer
 from semgrad_guard.engine.replay.token_batch import TokenBatch
 from semgrad_guard.engine.scoring.gradients import no_gradient, through_logits
@@ -18,7 +18,7 @@ from semgrad_guard.errors import AnswerInterruptedError
 
 logger = logging.getLogger("semgrad_guard")
 
-ScoreByTier = Callable[[TokenBatch, Objective, "Trace | None", Tier], GradientScores]
+ScoreByTier = Callable[[TokenBatch, Objective, "CapturedStates | None", Tier], GradientScores]
 """Scores a batch of one answer by one tier; the scores say which tier it really was."""
 
 # How far two exact computations may differ in each dtype: kernels of other shapes round differently, and scores of
@@ -48,17 +48,17 @@ def exact_tiers(architecture: Architecture, replayer: Replayer, score: ScoreByTi
     agreeing: list[Tier] = []
     for tier in ("captured", "prefix"):
         try:
-            trace = replayer.record(batch, span[0]) if tier == "captured" else None
-            found = score(batch, objective, trace, tier)
+            captured = replayer.record(batch, span[0]) if tier == "captured" else None
+            scores = score(batch, objective, captured, tier)
         except AnswerInterruptedError:
             raise
         except Exception as error:  # noqa: BLE001 - unknown model code may fail in any way; the next tier is tried
             logger.warning("semgrad-guard: the %s tier fails on this model (%r)", tier, error)
             continue
-        if found.tier == tier and agree(found, expected, _TOLERANCE.get(replayer.head.weight.dtype, 0.25)):
+        if scores.tier == tier and agree(scores, expected, _TOLERANCE.get(replayer.head.weight.dtype, 0.25)):
             agreeing.append(tier)
         else:
-            logger.warning("semgrad-guard: the %s tier disagrees with autograd: %s, %s", tier, found, expected)
+            logger.warning("semgrad-guard: the %s tier disagrees with autograd: %s, %s", tier, scores, expected)
     if len(agreeing) < 2:
         logger.warning("semgrad-guard steps down to slower scoring for this model: %s", [*agreeing, "full"])
     return (*agreeing, "full")

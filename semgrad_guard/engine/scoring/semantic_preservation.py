@@ -133,8 +133,8 @@ def last_states(scorer: Scorer, prompts: Sequence[Prompt], count: int) -> torch.
         batch = TokenBatch.of([p.ids for p in prompts], [[0]] * len(prompts), [-1] * len(prompts), scorer.device)
         if not (scorer.architecture.takes_positions and scorer.architecture.cuttable):
             return torch.cat([replayer.last_states(row, count) for row in batch.rows()])
-        found = replayer.last_states(batch, count)
+        states = replayer.last_states(batch, count)
         for number, row in enumerate(batch.rows()):
-            if not found[number].isfinite().all():  # padding alone makes some attention kernels answer NaN
-                found[number] = replayer.last_states(row, count)[0]
-        return found
+            if not states[number].isfinite().all():  # padding alone makes some attention kernels answer NaN
+                states[number] = replayer.last_states(row, count)[0]
+        return states

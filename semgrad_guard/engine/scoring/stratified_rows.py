@@ -26,7 +26,7 @@ import torch
 _DRAWS_PER_CELL = 8
 
 
-class RowSample:
+class StratifiedRows:
     """The estimate for one answer of T tokens, blocks of A [T, block] arriving in the order of the vocabulary."""
 
     def __init__(self, states: torch.Tensor, limits: torch.Tensor, *, draws: int, seed: int) -> None:

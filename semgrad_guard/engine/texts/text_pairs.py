@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from semgrad_guard.engine.cost_accounting import charge, priced
+from semgrad_guard.engine.cost_accounting import add_cost, with_cost
 from semgrad_guard.engine.interruption import InterruptibleLock
 from semgrad_guard.engine.models.checkpoint import load_classifier
 from semgrad_guard.engine.replay.input_hooks import stoppable
@@ -101,19 +101,19 @@ class PairModel:
         with self._lock:
             wanted = dict.fromkeys(pairs)
             fresh = [pair for pair in wanted if pair not in self._known]
-            charge(sum(self._known[pair][1] for pair in wanted if pair in self._known))
+            add_cost(sum(self._known[pair][1] for pair in wanted if pair in self._known))
             # Texts of a kind together: little padding.
             fresh.sort(key=lambda pair: len(pair[0]) + len(pair[1]))
             judged: dict[Pair, tuple[tuple[float, ...], float]] = {}  # after an interruption none of it is kept
             for start in range(0, len(fresh), self._batch_size):
                 batch = fresh[start : start + self._batch_size]
-                rows, price = priced(partial(self._run, batch))
-                judged.update((pair, (row, price / len(batch))) for pair, row in zip(batch, rows, strict=True))
+                rows, cost = with_cost(partial(self._run, batch))
+                judged.update((pair, (row, cost / len(batch))) for pair, row in zip(batch, rows, strict=True))
             self._known.update(judged)
-            found = [self._known[pair][0] for pair in pairs]
+            outputs = [self._known[pair][0] for pair in pairs]
             while len(self._known) > _REMEMBERED:
                 del self._known[next(iter(self._known))]
-            return found
+            return outputs
 
     def activate(self, logits: torch.Tensor) -> torch.Tensor:
         """What is made of the logits [pairs, labels]: by default nothing."""
@@ -199,10 +199,10 @@ class CrossEncoder(PairModel):
 
 
 def _label(labels: Mapping[int, str], stem: str, name: str) -> int:
-    found = [number for number, label in labels.items() if label.lower().startswith(stem)]
-    if len(found) != 1:
+    numbers = [number for number, label in labels.items() if label.lower().startswith(stem)]
+    if len(numbers) != 1:
         raise UnsupportedModelError(
             f"{name!r} has the labels {', '.join(labels.values())}, and exactly one should begin with {stem!r}; take a "
             "model trained on MNLI whose config.json names entailment, neutral and contradiction in id2label"
         )
-    return int(found[0])
+    return int(numbers[0])

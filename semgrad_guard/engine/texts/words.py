@@ -24,6 +24,6 @@ def normalise(text: str) -> str:
 
 def token_f1(text: str, answer: str) -> float:
     """Harmonic mean of precision and recall over the words of both, in [0, 1]."""
-    found, expected = normalise(text).split(), normalise(answer).split()
-    shared = sum((Counter(found) & Counter(expected)).values())
-    return 2 * shared / (len(found) + len(expected)) if shared else 0.0
+    words, expected = normalise(text).split(), normalise(answer).split()
+    shared = sum((Counter(words) & Counter(expected)).values())
+    return 2 * shared / (len(words) + len(expected)) if shared else 0.0

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from semgrad_guard.errors import FitError, MissingExtraError
 from semgrad_guard.estimators.fusedgrad import FusedGrad
-from semgrad_guard.evaluation.calibrating.learning import Graded, out_of_fold
+from semgrad_guard.evaluation.calibrating.learning import LearningSet, out_of_fold
 from semgrad_guard.evaluation.runs.run_file import Answer
 
 NAME = FusedGrad.name
@@ -18,7 +18,7 @@ def cross_fitted(answers: Sequence[Answer], correct: Sequence[bool]) -> tuple[li
     Each fold has weights of its own, so its scores are on a scale of their own, too: close, not equal.
     """
     features = [answer.scores[NAME].features for answer in answers]
-    part = Graded([answer.key for answer in answers], list(correct), features, {})
+    part = LearningSet([answer.key for answer in answers], list(correct), features, {})
     try:
         return out_of_fold(part, FusedGrad(), seed=0), None
     except (FitError, MissingExtraError) as error:

@@ -46,7 +46,7 @@ _FOLDS = 5
 
 
 @dataclass(frozen=True)
-class Graded:
+class LearningSet:
     """Answers in the questions' order: their questions' names, grades, features, and scores by estimator.
 
     `prompts` are what the questions' prompts looked like; nothing is promised without them.
@@ -66,7 +66,7 @@ class Graded:
         grader: Grader,
         *,
         prompts: Sequence[PromptForm] | None = None,
-    ) -> Graded:
+    ) -> LearningSet:
         """Grade the answers of a run whose estimators go by their own names, FusedGrad among them."""
         pairs = list(zip(questions, answers, strict=True))
         names = answers[0].scores if answers else {}
@@ -78,9 +78,9 @@ class Graded:
             prompts,
         )
 
-    def part(self, rows: Sequence[int]) -> Graded:
+    def part(self, rows: Sequence[int]) -> LearningSet:
         """Some of the rows."""
-        return Graded(
+        return LearningSet(
             [self.questions[i] for i in rows],
             [self.correct[i] for i in rows],
             [self.features[i] for i in rows],
@@ -96,7 +96,7 @@ class Graded:
 
 
 def calibrate_fused(
-    graded: Graded,
+    graded: LearningSet,
     estimator: FusedGrad,
     instead: HybridGrad | None = None,
     *,
@@ -130,7 +130,7 @@ def calibrate_fused(
 
 
 def calibrate_best(
-    graded: Graded,
+    graded: LearningSet,
     candidates: Sequence[Estimator] = CANDIDATES,
     *,
     bind: Callable[[Estimator], Binding],
@@ -167,7 +167,7 @@ def split(n: int, *, seed: int) -> tuple[list[int], list[int]]:
     return sorted(order[:size].tolist()), sorted(order[size:].tolist())
 
 
-def out_of_fold(part: Graded, estimator: FusedGrad, *, seed: int) -> list[float | None]:
+def out_of_fold(part: LearningSet, estimator: FusedGrad, *, seed: int) -> list[float | None]:
     """FusedGrad's scores of answers, each by weights that were fitted without it.
 
     Raises:
@@ -194,7 +194,7 @@ def _folds(correct: Sequence[bool], *, seed: int) -> list[list[int]]:
     return [order[fold::_FOLDS].tolist() for fold in range(_FOLDS)]
 
 
-def _fit(part: Graded, like: FusedGrad) -> FusedGrad:
+def _fit(part: LearningSet, like: FusedGrad) -> FusedGrad:
     fitted = FusedGrad.fit(part.features, part.correct)
     return replace(like, weights=fitted.weights)
 
@@ -203,7 +203,7 @@ def _choice(
     asked: str,
     found: Estimator,
     reason: str,
-    part: Graded,
+    part: LearningSet,
     *,
     seed: int,
     aurocs: Mapping[str, float | None] | None = None,
@@ -222,10 +222,10 @@ def _choice(
 
 
 def _calibrated(
-    rest: Graded,
+    rest: LearningSet,
     estimator: Estimator,
     choice: EstimatorChoice,
-    learned: Graded | None,
+    learned: LearningSet | None,
     *,
     bind: Callable[[Estimator], Binding],
     alpha: float,

@@ -12,8 +12,8 @@ import numpy as np
 
 from semgrad_guard.calibration.calibration_record import Calibration
 from semgrad_guard.errors import InputError, MissingExtraError
-from semgrad_guard.evaluation.files import write_beside
 from semgrad_guard.evaluation.metrics import RiskCoverage, risk_coverage
+from semgrad_guard.files import atomic_write
 
 SUFFIXES = (".png", ".svg", ".pdf")
 
@@ -76,7 +76,7 @@ def draw_risk_coverage(
         if calibration is not None:
             _draw_promise(axes, curve, calibration, top)
         axes.legend(loc="upper left", frameon=False, ncols=2, fontsize=9)
-        return write_beside(target, lambda beside: figure.savefig(beside, **settled(target)))
+        return atomic_write(target, lambda beside: figure.savefig(beside, **settled(target)))
 
 
 def _top(curve: RiskCoverage, base: float, calibration: Calibration | None) -> float:

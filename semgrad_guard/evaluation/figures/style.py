@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
 from semgrad_guard.evaluation.figures.plots import FAINT, INK, MUTED, STYLE, require_drawable, settled
-from semgrad_guard.evaluation.files import write_beside
+from semgrad_guard.files import atomic_write
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -81,7 +81,7 @@ def save(figure: Any, path: str | Path) -> Path:
     """
     target = Path(path)
     require_drawable(target)
-    return write_beside(target, lambda beside: figure.savefig(beside, **settled(target)))
+    return atomic_write(target, lambda beside: figure.savefig(beside, **settled(target)))
 
 
 @styled

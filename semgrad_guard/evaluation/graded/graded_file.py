@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import Any, cast
 
 from semgrad_guard.errors import InputError
-from semgrad_guard.evaluation.files import write_beside
 from semgrad_guard.evaluation.graded.graded_run import GradedRun
+from semgrad_guard.files import atomic_write
 
 
 def write_graded(path: Path, run: GradedRun) -> Path:
     """Write the run as JSON."""
     text = json.dumps(asdict(run), ensure_ascii=False)
-    return write_beside(path, lambda beside: beside.write_text(text, encoding="utf-8"))
+    return atomic_write(path, text)
 
 
 def read_graded(path: Path) -> GradedRun:

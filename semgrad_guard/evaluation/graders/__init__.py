@@ -3,15 +3,17 @@
 The model graders are imported from their own modules; those here need neither torch nor anything else.
 """
 
+import warnings
+
 from semgrad_guard.engine.texts.words import normalise, token_f1
-from semgrad_guard.evaluation.graders.base import AnswerGrader, Graded, Grader
+from semgrad_guard.evaluation.graders.base import AnswerGrader, AnswerToGrade, Grader
 from semgrad_guard.evaluation.graders.words import GRADERS, ExactMatch, RougeL, TokenF1, rouge_l
 
 __all__ = [
     "GRADERS",
     "AnswerGrader",
+    "AnswerToGrade",
     "ExactMatch",
-    "Graded",
     "Grader",
     "RougeL",
     "TokenF1",
@@ -19,3 +21,14 @@ __all__ = [
     "rouge_l",
     "token_f1",
 ]
+
+
+def __getattr__(name: str) -> object:
+    if name == "Graded":
+        warnings.warn(
+            f"{__name__}.Graded is now {__name__}.AnswerToGrade; the old name goes away with the next release",
+            DeprecationWarning,
+            stacklevel=2,
+        )
+        return AnswerToGrade
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -6,15 +6,12 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-Progress = Callable[[int, int], None]
-"""Called with (answers graded, answers in all)."""
-
 Verdicts = list[bool | None]
 """One for each answer; None where the grader came to no verdict."""
 
 
 @dataclass(frozen=True)
-class Graded:
+class AnswerToGrade:
     """An answer's text to be graded, with its question and any number of references."""
 
     question: str
@@ -41,7 +38,7 @@ class AnswerGrader(Protocol):
         """Names the grader, its model and its settings."""
         ...
 
-    def grade(self, answers: Sequence[Graded]) -> Verdicts:
+    def grade(self, answers: Sequence[AnswerToGrade]) -> Verdicts:
         """A verdict for each answer, in order."""
         ...
 
@@ -52,12 +49,14 @@ class WordGrader:
     def __call__(self, text: str, answers: Iterable[str]) -> bool:
         raise NotImplementedError
 
-    def grade(self, answers: Sequence[Graded]) -> Verdicts:
+    def grade(self, answers: Sequence[AnswerToGrade]) -> Verdicts:
         """A verdict for each answer, in order."""
         return [self(answer.text, answer.references) for answer in answers]
 
 
-def any_reference(answers: Sequence[Graded], judge: Callable[[list[tuple[Graded, str]]], Sequence[bool]]) -> Verdicts:
+def any_reference(
+    answers: Sequence[AnswerToGrade], judge: Callable[[list[tuple[AnswerToGrade, str]]], Sequence[bool]]
+) -> Verdicts:
     """Judge every answer against each of its references at once: correct is what agrees with any of them."""
     pairs = [(answer, reference) for answer in answers for reference in answer.references]
     agreeing = {pair for pair, agrees in zip(pairs, judge(pairs), strict=True) if agrees}

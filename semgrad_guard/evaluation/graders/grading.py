@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
 
 from semgrad_guard.errors import InputError
-from semgrad_guard.evaluation.graders.base import AnswerGrader, Graded, Verdicts, WordGrader
+from semgrad_guard.evaluation.graders.base import AnswerGrader, AnswerToGrade, Verdicts, WordGrader
+from semgrad_guard.evaluation.progress import Progress, unwatched
 from semgrad_guard.evaluation.questions.data import Question
 from semgrad_guard.evaluation.runs.evaluated import EvaluatedAnswer
 
@@ -33,11 +34,11 @@ class GradeBook:
         if len(whole) < len(content):
             path.write_bytes(whole)
 
-    def known(self, grader: str, answer: Graded) -> bool | None:
+    def known(self, grader: str, answer: AnswerToGrade) -> bool | None:
         """The verdict there is, None without one."""
         return self._known.get((grader, _digest(answer)))
 
-    def add(self, grader: str, answers: Sequence[Graded], verdicts: Verdicts) -> None:
+    def add(self, grader: str, answers: Sequence[AnswerToGrade], verdicts: Verdicts) -> None:
         """Keep verdicts."""
         fresh = [(_digest(answer), verdict) for answer, verdict in zip(answers, verdicts, strict=True)]
         kept = [(digest, verdict) for digest, verdict in fresh if verdict is not None]
@@ -65,16 +66,16 @@ def grade(
     grader: AnswerGrader,
     book: GradeBook | None = None,
     *,
-    on_progress: Callable[[int, int], None] | None = None,
+    on_progress: Progress | None = None,
 ) -> Verdicts:
     """A verdict for each answer; None where the grader came to none. Without a text an answer is wrong.
 
     Raises:
         GradingError: the grader cannot do its work; verdicts given so far are in the book.
     """
-    items = [Graded(each.question, each.text or "", each.references) for each in answers]
-    tell = on_progress or _say_nothing
-    found: dict[Graded, bool | None] = {item: False for item in items if not item.text.strip()}
+    items = [AnswerToGrade(each.question, each.text or "", each.references) for each in answers]
+    tell = on_progress or unwatched
+    found: dict[AnswerToGrade, bool | None] = {item: False for item in items if not item.text.strip()}
     book = None if isinstance(grader, WordGrader) else book
     if book is not None:
         found |= {item: verdict for item in items if (verdict := book.known(grader.name, item)) is not None}
@@ -96,10 +97,6 @@ def with_references(answers: Sequence[EvaluatedAnswer], questions: Sequence[Ques
     return [answer.model_copy(update=now.get(answer.key, {})) for answer in answers]
 
 
-def _digest(answer: Graded) -> str:
+def _digest(answer: AnswerToGrade) -> str:
     parts = cast("list[Any]", [answer.question, answer.text, list(answer.references)])
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
-
-
-def _say_nothing(done: int, total: int) -> None:
-    """Progress that nobody watches."""

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from semgrad_guard.errors import GradingError, MissingExtraError
-from semgrad_guard.evaluation.graders.base import Graded, Verdicts
+from semgrad_guard.evaluation.graders.base import AnswerToGrade, Verdicts
 
 if TYPE_CHECKING:
     from langchain_core.language_models import BaseChatModel
@@ -69,7 +69,7 @@ class Judge:
     def name(self) -> str:
         return f"judge({self._name})"
 
-    def grade(self, answers: Sequence[Graded]) -> Verdicts:
+    def grade(self, answers: Sequence[AnswerToGrade]) -> Verdicts:
         """A verdict for each answer, in order; None, with a warning, where the reply is no verdict.
 
         Raises:
@@ -95,7 +95,7 @@ def read_verdict(reply: str) -> bool | None:
     return found.group(1).lower() == "correct"
 
 
-def _prompt(answer: Graded) -> str:
+def _prompt(answer: AnswerToGrade) -> str:
     references = "\n".join(f"- {reference}" for reference in answer.references)
     return PROMPT.format(question=answer.question, references=references, answer=answer.text)
 

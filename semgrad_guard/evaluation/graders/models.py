@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from semgrad_guard.engine.texts.answer_equivalence import AnswerEquivalence
 from semgrad_guard.engine.texts.text_pairs import Entailment
-from semgrad_guard.evaluation.graders.base import Graded, Verdicts, any_reference
+from semgrad_guard.evaluation.graders.base import AnswerToGrade, Verdicts, any_reference
 from semgrad_guard.evaluation.graders.words import require_threshold
 
 
@@ -24,11 +24,11 @@ class EntailmentGrader:
     def name(self) -> str:
         return f"nli({self.model.name})"
 
-    def grade(self, answers: Sequence[Graded]) -> Verdicts:
+    def grade(self, answers: Sequence[AnswerToGrade]) -> Verdicts:
         """A verdict for each answer, in order."""
         return any_reference(answers, self._entails)
 
-    def _entails(self, pairs: list[tuple[Graded, str]]) -> list[bool]:
+    def _entails(self, pairs: list[tuple[AnswerToGrade, str]]) -> list[bool]:
         texts = [(f"{one.question} {one.text}", f"{one.question} {reference}") for one, reference in pairs]
         return [scores.entails for scores in self.model.probabilities(texts)]
 
@@ -50,10 +50,10 @@ class Bem:
     def name(self) -> str:
         return f"bem({self.model.name})>={self.threshold:g}"
 
-    def grade(self, answers: Sequence[Graded]) -> Verdicts:
+    def grade(self, answers: Sequence[AnswerToGrade]) -> Verdicts:
         """A verdict for each answer, in order."""
         return any_reference(answers, self._equivalent)
 
-    def _equivalent(self, pairs: list[tuple[Graded, str]]) -> list[bool]:
+    def _equivalent(self, pairs: list[tuple[AnswerToGrade, str]]) -> list[bool]:
         triples = [(one.question, reference, one.text) for one, reference in pairs]
         return [p >= self.threshold for p in self.model.probabilities(triples)]

@@ -10,9 +10,10 @@ from semgrad_guard.engine.generation.generation import Generation
 from semgrad_guard.engine.generation.options import GenerationOptions
 from semgrad_guard.engine.language_model import LanguageModel
 from semgrad_guard.engine.objective import Objective
+from semgrad_guard.evaluation.progress import Progress
 from semgrad_guard.evaluation.questions.data import Question
 from semgrad_guard.evaluation.questions.prompts import conversation, form_of, prompt_name
-from semgrad_guard.evaluation.runs.run import Progress, complete, run_settings, why_too_long
+from semgrad_guard.evaluation.runs.run import complete, run_settings, why_too_long
 from semgrad_guard.evaluation.runs.run_file import Answer, RunFile
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,12 +14,12 @@ from semgrad_guard.engine.language_model import LanguageModel
 from semgrad_guard.engine.prompts.prompt import Prompt
 from semgrad_guard.engine.scoring.semantic_preservation import SemanticPreservation
 from semgrad_guard.errors import BindingMismatchError, InputError
-from semgrad_guard.evaluation.files import write_beside
+from semgrad_guard.evaluation.progress import Progress
 from semgrad_guard.evaluation.questions.data import Question
 from semgrad_guard.evaluation.questions.prompts import conversation, form_of, prompt_name
+from semgrad_guard.files import atomic_write
 from semgrad_guard.guard import template_name
 
-Progress = Callable[[int, int], None]
 _SAVE_EVERY = 20.0
 
 
@@ -75,7 +75,7 @@ def measure_preservation(
             begin += len(group)
         done += len(groups)
         if done == len(questions) or time.monotonic() - saved > _SAVE_EVERY:
-            write_beside(path, partial(sums.write, settings=settings))
+            atomic_write(path, partial(sums.write, settings=settings))
             saved = time.monotonic()
         on_progress(done, len(questions))
     if sums is None:

@@ -25,9 +25,10 @@ from semgrad_guard.errors import InputError, PromptTooLongError
 from semgrad_guard.evaluation.graders import Grader
 from semgrad_guard.evaluation.metrics import auroc
 from semgrad_guard.evaluation.probing.grids import GridAnswer, collect_grids
-from semgrad_guard.evaluation.probing.preservation import Progress, measure_preservation, wordings
+from semgrad_guard.evaluation.probing.preservation import measure_preservation, wordings
 from semgrad_guard.evaluation.probing.probe_record import GradedGrid, Probe, Table
 from semgrad_guard.evaluation.probing.token_rule import Recommendation, with_answers, without_answers
+from semgrad_guard.evaluation.progress import Progress
 from semgrad_guard.evaluation.questions.data import Question, with_paraphrases
 from semgrad_guard.evaluation.questions.prompts import form_of, prompt_name
 from semgrad_guard.guard import template_name
@@ -46,7 +47,7 @@ class ProbePlan:
     tokens: int = 10
     system: str | None = None
     batch_size: int = 8
-    options: GenerationOptions = GenerationOptions(max_new_tokens=64)  # noqa: RUF009  # frozen
+    options: GenerationOptions = GenerationOptions(max_tokens=64)  # noqa: RUF009  # frozen
 
     def __post_init__(self) -> None:
         if self.tokens < 1 or self.batch_size < 1:

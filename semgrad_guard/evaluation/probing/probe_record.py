@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from semgrad_guard.engine.prompts.token_choice import TokenChoice
 from semgrad_guard.errors import InputError
 from semgrad_guard.evaluation.figures.sps import ProbeMaps
-from semgrad_guard.evaluation.files import write_beside
+from semgrad_guard.files import atomic_write
 
 Table = tuple[tuple[float, ...], ...]
 """Layers 0 .. L-1 x the last prompt tokens, the prompt's last token in the last column."""
@@ -95,7 +95,7 @@ class Probe(BaseModel):
         """Write JSON with a line per field, or per layer; never half a file."""
         lines = [f"  {json.dumps(name)}: {_pretty(value)}" for name, value in self.model_dump(mode="json").items()]
         text = "{\n" + ",\n".join(lines) + "\n}\n"
-        return write_beside(path, lambda beside: beside.write_text(text, encoding="utf-8"))
+        return atomic_write(path, text)
 
     @classmethod
     def load(cls, path: Path) -> Self:

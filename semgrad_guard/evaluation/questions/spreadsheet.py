@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from semgrad_guard.errors import DataFileError
-from semgrad_guard.evaluation.files import called, read_text, write_beside
+from semgrad_guard.evaluation.files import called, read_text
+from semgrad_guard.files import atomic_write
 
 _DELIMITERS = ",;\t"
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
@@ -52,7 +53,7 @@ def write_table(path: Path, header: Sequence[str], rows: Iterable[Sequence[objec
     writer = csv.writer(written)
     writer.writerow(header)
     writer.writerows([_harmless(cell) if isinstance(cell, str) else cell for cell in row] for row in rows)
-    return write_beside(path, lambda beside: beside.write_bytes(codecs.BOM_UTF8 + written.getvalue().encode()))
+    return atomic_write(path, codecs.BOM_UTF8 + written.getvalue().encode())
 
 
 def _harmless(cell: str) -> str:

@@ -15,7 +15,7 @@ from markupsafe import Markup
 from semgrad_guard.evaluation import figures, paper
 from semgrad_guard.evaluation.figures.plots import require_drawable
 from semgrad_guard.evaluation.figures.sps import ProbeMaps
-from semgrad_guard.evaluation.files import make_folder, require_writable, write_beside
+from semgrad_guard.evaluation.files import make_folder, require_writable
 from semgrad_guard.evaluation.graded import GradedRun, require_distinct
 from semgrad_guard.evaluation.graded.summary import RunSummary, summarize
 from semgrad_guard.evaluation.highlight import Claim, highlighted_html
@@ -24,6 +24,7 @@ from semgrad_guard.evaluation.metrics.guarantee import DELTA, SPLITS
 from semgrad_guard.evaluation.report.headline import promises, standing
 from semgrad_guard.evaluation.report.paper_settings import deviations, flat
 from semgrad_guard.evaluation.tables import Table, all_tables, guaranteed_tables
+from semgrad_guard.files import atomic_write
 
 FILE = "report.html"
 TABLES = "tables"
@@ -205,4 +206,4 @@ def _make(folder: Path) -> Path:
 
 
 def _write(path: Path, text: str) -> Path:
-    return write_beside(path, lambda beside: beside.write_text(text, encoding="utf-8", errors="backslashreplace"))
+    return atomic_write(path, text.encode(errors="backslashreplace"))

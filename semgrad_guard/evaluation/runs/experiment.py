@@ -4,24 +4,25 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from semgrad_guard.engine.cost_accounting import priced
+from semgrad_guard.engine.cost_accounting import with_cost
 from semgrad_guard.engine.generation.evidence import Evidence
 from semgrad_guard.engine.generation.generation import Generation
 from semgrad_guard.engine.generation.options import GenerationOptions
+from semgrad_guard.engine.generation.sampling_plans import plan_record
 from semgrad_guard.engine.language_model import LanguageModel
 from semgrad_guard.engine.objective import Objective
 from semgrad_guard.estimators import Estimator
+from semgrad_guard.evaluation.progress import Progress
 from semgrad_guard.evaluation.questions.data import Question
 from semgrad_guard.evaluation.questions.prompts import Wording, conversation, form_of, prompt_name
 from semgrad_guard.evaluation.runs.ablations import Ablation
 from semgrad_guard.evaluation.runs.evaluated import EvaluatedAnswer, SampleSet
 from semgrad_guard.evaluation.runs.run import (
-    Progress,
     check_run,
     complete,
     kept_score,
@@ -97,7 +98,7 @@ class Experiment:
 
     def _warm_up(self) -> None:
         """What happens once per process (the self-check, kernels that load) belongs to no question's run time."""
-        short = replace(self.options, max_new_tokens=2, temperature=0.0)
+        short = replace(self.options, max_tokens=2, temperature=0.0)
         self.model.generate(conversation("?"), short, objective=Objective()).evidence.gradients(Objective())
 
     def _answer(self, batch: Sequence[Question], start: int) -> list[EvaluatedAnswer]:
@@ -115,11 +116,11 @@ class Experiment:
         self, questions: Sequence[Question], asked: Sequence[list[Message]], start: int
     ) -> list[EvaluatedAnswer]:
         generate = partial(self.model.generate_batch, asked, seeded(self.options, start), objective=Objective())
-        generations, generating = priced(generate)
+        generations, generating = with_cost(generate)
         measured: list[dict[str, tuple[Score, float]]] = [{} for _ in questions]
         for name, estimator in self._named.items():  # method after method: what a batch shares is done for all its rows
             for generation, row in zip(generations, measured, strict=True):
-                row[name] = priced(partial(estimator, generation.evidence))
+                row[name] = with_cost(partial(estimator, generation.evidence))
         share = round(generating / len(questions), 3)
         return [
             EvaluatedAnswer(
@@ -169,14 +170,14 @@ def _facts(question: Question, generation: Generation) -> dict[str, Any]:
 def _columns(row: Mapping[str, tuple[Score, float]]) -> dict[str, Any]:
     return {
         "scores": {name: kept_score(score) for name, (score, _) in row.items()},
-        "milliseconds": {name: round(price, 3) for name, (_, price) in row.items()},
+        "milliseconds": {name: round(cost, 3) for name, (_, cost) in row.items()},
     }
 
 
 def _samples(evidence: Evidence, plan: Any, temperature: float) -> SampleSet:
     drawn = evidence.samples(plan, temperature=temperature)
     return SampleSet(
-        plan={"kind": type(plan).__name__, **asdict(plan)},
+        plan={"kind": type(plan).__name__, **plan_record(plan)},
         temperature=temperature,
         texts=tuple(sample.text for sample in drawn),
         log_probs=tuple(tuple(_short(value) for value in sample.log_probs) for sample in drawn),

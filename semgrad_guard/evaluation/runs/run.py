@@ -18,14 +18,12 @@ from semgrad_guard.engine.generation.options import GenerationOptions
 from semgrad_guard.engine.language_model import LanguageModel
 from semgrad_guard.errors import InputError
 from semgrad_guard.estimators import Estimator
+from semgrad_guard.evaluation.progress import Progress, unwatched
 from semgrad_guard.evaluation.questions.data import Question
 from semgrad_guard.evaluation.questions.prompts import conversation, form_of, prompt_name, require_prompt
 from semgrad_guard.evaluation.runs.run_file import A, Answer, AnswerScore, RunFile
-from semgrad_guard.guard import scoring_settings, template_name
+from semgrad_guard.guard import Answerer, template_name
 from semgrad_guard.records import Message, Score
-
-Progress = Callable[[int, int], None]
-"""Called with (answers there are, questions in all), at the start and after every batch."""
 
 
 def collect_answers(
@@ -51,7 +49,7 @@ def collect_answers(
         system: a system message for every question.
         prompt: a template of the user's turn, with {question} and perhaps {context} in it.
         batch_size: questions answered and scored at once.
-        on_progress: told how far it is.
+        on_progress: told (answers there are, questions in all), at the start and after every batch.
 
     A question that does not fit the context window is kept without an answer, and with the reason.
     """
@@ -80,7 +78,7 @@ def complete(
 
     `answer` is handed a batch and the index of its first question.
     """
-    tell = on_progress or _say_nothing
+    tell = on_progress or unwatched
     done = sum(question.key in record.answers for question in questions)
     tell(done, len(questions))
     for start in range(0, len(questions), batch_size):
@@ -109,7 +107,7 @@ def run_settings(
         "prompt_template": template_name(model, template),
         "estimators": {name: {"name": each.name, **each.settings()} for name, each in estimators.items()},
         "generation": {
-            "max_new_tokens": options.max_new_tokens,
+            "max_new_tokens": options.max_tokens,
             "temperature": options.temperature,
             "top_p": options.top_p,
             "top_k": options.top_k,
@@ -129,16 +127,8 @@ def run_binding(
     upstream: str | None = None,
 ) -> Binding:
     """What a calibration made from such a run is bound to; the same as a guard's with this prompt template."""
-    return Binding(
-        model=model.identity.name,
-        revision=model.identity.revision,
-        fingerprint=model.identity.fingerprint,
-        estimator=estimator.name,
-        settings=scoring_settings(model, estimator, options),
-        prompt_template=template_name(model, template),
-        grader=grader,
-        upstream=upstream,
-    )
+    bound = Answerer(model, estimator, options, prompt_template=template).binding()
+    return bound.model_copy(update={"grader": grader, "upstream": upstream})
 
 
 def _answer(
@@ -210,7 +200,3 @@ def check_run(estimators: Mapping[str, Estimator], options: GenerationOptions, b
         raise InputError(f"batch_size must be at least 1, not {batch_size}")
     if options.temperature and options.seed is None:
         raise InputError("a sampled run needs a seed, or it could not be continued")
-
-
-def _say_nothing(done: int, total: int) -> None:
-    """Progress that nobody watches."""

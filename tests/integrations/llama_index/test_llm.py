@@ -143,7 +143,7 @@ def test_options_of_a_call(llm: SemGradLLM) -> None:
     assert llm.complete(QUESTION, max_tokens=1).raw["usage"]["completion_tokens"] == 1
     with pytest.raises(InputError, match="takes no tools"):
         llm.complete(QUESTION, tools=[])
-    with pytest.raises(InputError, match="no field maxtokens"):
+    with pytest.raises(InputError, match="takes no maxtokens"):
         SemGradLLM(maxtokens=3)
     with pytest.raises(InputError, match="loaded already: set dtype"):
         SemGradLLM.from_model(llm.language_model, dtype="float32")

@@ -43,13 +43,13 @@ def activation_bytes(layers: Sequence[nn.Module], positions: int) -> int:
 
 @contextmanager
 def checkpointed(layers: Sequence[nn.Module], again: Callable[[], AbstractContextManager[None]]) -> Iterator[None]:
-    """For the time of a block `layers`, which must be a shadow's, keep nothing but their inputs.
+    """For the time of a block `layers`, which must be a copy's, keep nothing but their inputs.
 
     `again` is entered when a layer is run for the second time, so that it computes what it computed at first.
     """
     with ExitStack() as stack:
         for layer in layers:
-            vars(layer)["forward"] = _Checkpoint(layer.forward, again)  # a shadow's layers have none of their own
+            vars(layer)["forward"] = _Checkpoint(layer.forward, again)  # a copy's layers have none of their own
             stack.callback(vars(layer).pop, "forward")
         yield
 

@@ -1,0 +1,218 @@
+"""`calibrate_chain`: a calibration made from what a chain really asks its model, and from what it really delivers."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+from langchain_core.callbacks import BaseCallbackHandler
+from langchain_core.messages import BaseMessage
+from langchain_core.runnables import Runnable, RunnableConfig
+from langchain_core.runnables.base import coerce_to_runnable
+from langchain_core.runnables.config import ensure_config, merge_configs
+
+from semgrad_guard.adapters.calibrating import (
+    Aggregate,
+    Collecting,
+    LabelledDraft,
+    Progress,
+    Ran,
+    acollect,
+    collect,
+)
+from semgrad_guard.calibration import Calibration
+from semgrad_guard.errors import CalibrationError, InputError
+from semgrad_guard.evaluation.calibrating.examples import AnyGrader, ExampleCalibration
+from semgrad_guard.guard import Recorder, recording
+
+Output = Callable[[Any], str]
+"""The delivered text, from what a chain returns."""
+
+
+def calibrate_chain(
+    chain: Runnable[Any, Any] | Callable[[Any], Any],
+    examples: Iterable[Any],
+    grader: AnyGrader,
+    *,
+    alpha: float,
+    delta: float,
+    record: str | Path | None = None,
+    max_concurrency: int = 1,
+    aggregate: Aggregate = "one",
+    answering: str | None = None,
+    output: Output | None = None,
+    progress: Progress | bool = True,
+    config: RunnableConfig | None = None,
+    **options: Any,
+) -> Calibration:
+    """Run a chain on examples, grade what it delivers, and calibrate the scores of its answering model.
+
+    While it runs nothing is withheld, whatever guards are in it. The promise of the calibration is about prompts of
+    the shape that the chain's own prompts had: an answer to another prompt is judged, and promised nothing.
+
+        calibration = calibrate_chain(rag, [("Who built it?", ["Ada"]), ...], "token-f1", alpha=0.1, delta=0.05)
+        router = UncertaintyRouterCallback(policy=Policy.from_calibration(calibration))
+
+    Args:
+        chain: the chain as it will run, with a `ChatSemGrad` that answers.
+        examples: pairs of (input, right answer or answers), or {"input": ..., "answers": [...]}.
+        grader: a grader, its name ("exact-match", "token-f1", "judge=openai:..."), or a function of the delivered text
+            and the right answers.
+        alpha: the largest error rate among the answers that are let through, in (0, 1).
+        delta: the largest probability of breaking that promise, in (0, 1).
+        record: a file (JSON Lines) that keeps every answer with its prompt; an interrupted run goes on from there.
+        max_concurrency: how many inputs are answered together (`chain.batch`).
+        aggregate: where an example makes several scored calls: "one" is an error, "max" takes the least certain one.
+        answering: a tag or a run name of the call that writes the answer; other calls do not count.
+        output: finds the delivered text in what the chain returns; needed where that is neither a text, a message, an
+            agent's state nor a mapping with an "answer".
+        progress: a line on stderr, a function of (done, in all), or False.
+        config: for every run.
+        **options: others of `ExampleCalibration` (`upstream`, `grid`, `confidence`, `seed`).
+
+    Raises:
+        CalibrationError: an example made no scored call, or several of which none is chosen.
+        InputError: bad examples, an unknown grader or option, or a record of another chain.
+        GradingError: the grader cannot do its work.
+        Exception: whatever the chain raises.
+    """
+    job = ExampleCalibration(examples, grader, alpha=alpha, delta=delta, **options)
+    runs = _Runs(chain, config, output)
+    how = runs.collecting(record, max_concurrency, aggregate, answering, progress)
+    return job(collect(job.examples, runs.run, how))
+
+
+async def acalibrate_chain(
+    chain: Runnable[Any, Any] | Callable[[Any], Any],
+    examples: Iterable[Any],
+    grader: AnyGrader,
+    *,
+    alpha: float,
+    delta: float,
+    record: str | Path | None = None,
+    max_concurrency: int = 1,
+    aggregate: Aggregate = "one",
+    answering: str | None = None,
+    output: Output | None = None,
+    progress: Progress | bool = True,
+    config: RunnableConfig | None = None,
+    **options: Any,
+) -> Calibration:
+    """Like `calibrate_chain`, by the chain's asynchronous methods."""
+    job = ExampleCalibration(examples, grader, alpha=alpha, delta=delta, **options)
+    runs = _Runs(chain, config, output)
+    how = runs.collecting(record, max_concurrency, aggregate, answering, progress)
+    return job(await acollect(job.examples, runs.arun, how))
+
+
+class _Runs:
+    """Runs of one chain, several inputs at a time, and whose drafts are whose."""
+
+    def __init__(
+        self, chain: Runnable[Any, Any] | Callable[[Any], Any], config: RunnableConfig | None, output: Output | None
+    ) -> None:
+        self._chain: Runnable[Any, Any] = coerce_to_runnable(cast("Any", chain))
+        self._config, self._output = config, output or _text
+
+    def collecting(
+        self,
+        record: str | Path | None,
+        max_concurrency: int,
+        aggregate: Aggregate,
+        answering: str | None,
+        progress: Progress | bool,
+    ) -> Collecting:
+        """How the examples are answered."""
+        return Collecting(
+            chain=_fingerprint(self._chain),
+            at_once=max_concurrency,
+            aggregate=aggregate,
+            answering=answering,
+            record=None if record is None else Path(record),
+            progress=progress,
+        )
+
+    def run(self, inputs: Sequence[Any]) -> list[Ran | Exception]:
+        """Run the inputs together."""
+        listeners = [_Calls() for _ in inputs]
+        with recording() as recorder:
+            outputs = self._chain.batch(list(inputs), self._configs(listeners), return_exceptions=True)
+        return self._ran(outputs, listeners, recorder)
+
+    async def arun(self, inputs: Sequence[Any]) -> list[Ran | Exception]:
+        """Like `run`, on the event loop."""
+        listeners = [_Calls() for _ in inputs]
+        with recording() as recorder:
+            outputs = await self._chain.abatch(list(inputs), self._configs(listeners), return_exceptions=True)
+        return self._ran(outputs, listeners, recorder)
+
+    def _configs(self, listeners: Sequence[_Calls]) -> list[RunnableConfig]:
+        size: RunnableConfig = {"max_concurrency": len(listeners)}
+        own = ensure_config(self._config)
+        return [merge_configs(own, size, {"callbacks": [listener]}) for listener in listeners]
+
+    def _ran(self, outputs: Sequence[Any], listeners: Sequence[_Calls], recorder: Recorder) -> list[Ran | Exception]:
+        drafts = [_drafts(recorder, listener, alone=len(listeners) == 1) for listener in listeners]
+        return [
+            found if isinstance(found, Exception) else Ran(self._output(found), own)
+            for found, own in zip(outputs, drafts, strict=True)
+        ]
+
+
+class _Calls(BaseCallbackHandler):
+    """The model calls of one run of the chain: their tags and names, by run id."""
+
+    run_inline = True
+
+    def __init__(self) -> None:
+        self.labels: dict[str, frozenset[str]] = {}
+
+    def on_chat_model_start(self, serialized: Any, messages: Any, *, run_id: Any, **known: Any) -> None:
+        """Take the call's labels down."""
+        names = [known.get("name"), *(known.get("tags") or ())]
+        self.labels[str(run_id)] = frozenset(name for name in names if isinstance(name, str))
+
+
+def _drafts(recorder: Recorder, calls: _Calls, *, alone: bool) -> list[LabelledDraft]:
+    """The drafts of one run of the chain.
+
+    Raises:
+        CalibrationError: several ran together, and it cannot be told which one a draft belongs to.
+    """
+    if not alone and any(draft.source is None for draft in recorder.drafts):
+        raise CalibrationError(
+            "It cannot be told which example a scored call belongs to. Run one at a time (max_concurrency=1)."
+        )
+    return [
+        LabelledDraft(draft, calls.labels.get(draft.source or "", frozenset()))
+        for draft in recorder.drafts
+        if alone or draft.source in calls.labels
+    ]
+
+
+def _text(output: Any) -> str:
+    """The delivered text of what chains usually return."""
+    if isinstance(output, str):
+        return output
+    if isinstance(output, BaseMessage):
+        return str(output.text)
+    if isinstance(output, Mapping):
+        state = cast("Mapping[str, Any]", output)
+        if state.get("answer") is not None:
+            return _text(state["answer"])
+        if state.get("messages"):  # an agent's state
+            return _text(state["messages"][-1])
+    raise InputError(
+        f"the chain returned a {type(cast('object', output)).__name__}, in which the delivered text is not known; pass "
+        "output=lambda returned: ..., which finds it"
+    )
+
+
+def _fingerprint(chain: Runnable[Any, Any]) -> str:
+    """Sixteen hex digits for a chain's steps and prompts. Its model and settings are known from its answers."""
+    graph = chain.get_graph().to_json()
+    prompts = [repr(prompt) for prompt in chain.get_prompts()]
+    return hashlib.sha256(json.dumps([graph, prompts], default=str).encode()).hexdigest()[:16]

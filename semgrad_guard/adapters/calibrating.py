@@ -1,0 +1,348 @@
+"""A user's own chain or engine over graded examples, every scored draft taken down: what a calibration is made from.
+
+A door says how its chain runs several inputs (`RunAll`); what is kept of them, and how a run goes on where it stopped,
+is said here. Grading and calibrating come after it (`semgrad_guard.evaluation.calibrating.examples`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+import time
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, TextIO, cast
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from semgrad_guard.calibration import Binding
+from semgrad_guard.errors import CalibrationError, InputError
+from semgrad_guard.guard.recorder import RecordedDraft
+from semgrad_guard.guard.verdicts import binding_of
+from semgrad_guard.records import PromptForm
+
+Aggregate = Literal["one", "max"]
+"""What several drafts of one example come to: "one" is an error, "max" the least certain of them."""
+Progress = Callable[[int, int], None]
+"""Called with (examples done, examples in all)."""
+
+
+@dataclass(frozen=True)
+class Example:
+    """What a chain is asked, and the answers that would be right. `key` follows the input."""
+
+    input: Any
+    answers: tuple[str, ...]
+    key: str
+
+    @property
+    def question(self) -> str:
+        """The input as text, for graders that read it."""
+        return self.input if isinstance(self.input, str) else json.dumps(self.input, default=str)
+
+
+@dataclass(frozen=True)
+class LabelledDraft:
+    """A scored draft, and the names by which its call can be chosen."""
+
+    draft: RecordedDraft
+    labels: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True)
+class Ran:
+    """What one run delivered, and the drafts that were scored on the way."""
+
+    text: str
+    drafts: Sequence[LabelledDraft]
+
+
+RunAll = Callable[[Sequence[Any]], Sequence[Ran | Exception]]
+"""Runs inputs, as many at once as it is given; an error stands in the place of what failed."""
+AsyncRunAll = Callable[[Sequence[Any]], Awaitable[Sequence[Ran | Exception]]]
+
+
+class AnsweredExample(BaseModel):
+    """One example, answered: the text that was delivered and the draft that counts. A line of a record."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    key: str
+    text: str
+    uncertainty: float | None
+    binding: Binding
+    prompt: PromptForm | None
+
+
+@dataclass(frozen=True)
+class Collecting:
+    """How examples are answered.
+
+    Args:
+        chain: names what is run; a record of another chain is refused.
+        at_once: how many inputs are handed over together.
+        aggregate: what several drafts of one example come to.
+        answering: counts only the drafts of calls with this label.
+        record: a JSON Lines file that keeps every answer with its prompt; an interrupted run goes on from there.
+        progress: True: a line on stderr; a function is called with (done, in all); False: silence.
+    """
+
+    chain: str
+    at_once: int = 1
+    aggregate: Aggregate = "one"
+    answering: str | None = None
+    record: Path | None = None
+    progress: Progress | bool = True
+
+    def __post_init__(self) -> None:
+        if self.at_once < 1:
+            raise InputError(f"max_concurrency must be at least 1, not {self.at_once}")
+        if self.aggregate not in ("one", "max"):
+            raise InputError(f"aggregate must be 'one' or 'max', not {self.aggregate!r}")
+
+    def chosen(self, drafts: Sequence[LabelledDraft], number: int) -> RecordedDraft:
+        """The draft that counts for the example of this number.
+
+        Raises:
+            CalibrationError: there is none, or one cannot be chosen.
+        """
+        distinct = list({_identity(each.draft): each for each in drafts}.values())
+        if not distinct:
+            raise CalibrationError(
+                f"Example {number} made no scored call, so there is no score to calibrate. The answering model must be "
+                "one that semgrad-guard scores (and its answer must not come from a cache)."
+            )
+        labels = ", ".join(sorted(frozenset[str]().union(*(each.labels for each in distinct)))) or "they have no labels"
+        if self.answering is not None:
+            distinct = [each for each in distinct if self.answering in each.labels]
+            if not distinct:
+                raise CalibrationError(
+                    f"No scored call of example {number} has the label {self.answering!r}; there are: {labels}."
+                )
+        if len(distinct) > 1 and self.aggregate == "one":
+            raise CalibrationError(
+                f"Example {number} made {len(distinct)} scored calls, and a calibration needs one score for each. Name "
+                f"the call that writes the answer (answering=...; labels: {labels}), or let the least certain count "
+                "(aggregate='max')."
+            )
+        return max((each.draft for each in distinct), key=_uncertain)
+
+    def header(self) -> dict[str, Any]:
+        """What a record must have been made with."""
+        return {
+            "semgrad_guard_record": 1,
+            "chain": self.chain,
+            "aggregate": self.aggregate,
+            "answering": self.answering,
+        }
+
+
+def read_examples(examples: Iterable[Any]) -> list[Example]:
+    """Pairs of (input, right answer or answers), or mappings with "input" and "answers".
+
+    Raises:
+        InputError: an entry is neither, or there are none.
+    """
+    found = [_example(each, number) for number, each in enumerate(examples, start=1)]
+    if not found:
+        raise InputError("there are no examples to calibrate on")
+    return found
+
+
+def collect(examples: Sequence[Example], run: RunAll, how: Collecting) -> list[AnsweredExample]:
+    """Answer the examples, those of one input once; an entry for each example, in order.
+
+    Raises:
+        CalibrationError: an example made no scored call, or several; drafts of different models or settings.
+        InputError: the record is of another chain or of other examples.
+        Exception: whatever the chain raises, noted with its example; what was answered is in the record.
+    """
+    work = _Work(examples, how)
+    while batch := work.next():
+        work.keep(batch, run([example.input for example in batch]))
+    return work.answers()
+
+
+async def acollect(examples: Sequence[Example], run: AsyncRunAll, how: Collecting) -> list[AnsweredExample]:
+    """Like `collect`, on the event loop."""
+    work = _Work(examples, how)
+    while batch := work.next():
+        work.keep(batch, await run([example.input for example in batch]))
+    return work.answers()
+
+
+class _Work:
+    """What is still to be answered, and what has been."""
+
+    def __init__(self, examples: Sequence[Example], how: Collecting) -> None:
+        self._examples, self._how = examples, how
+        self._numbers = {example.key: number for number, example in reversed(list(enumerate(examples, start=1)))}
+        self._file = None if how.record is None else _RecordFile(how.record, how.header(), self._numbers)
+        self._done = {} if self._file is None else dict(self._file.answered)
+        distinct = {example.key: example for example in examples}
+        self._waiting = [example for key, example in distinct.items() if key not in self._done]
+        self._in_all = len(distinct)
+        self._tell: Progress = _progress(how.progress)
+        self._tell(len(self._done), self._in_all)
+
+    def next(self) -> list[Example]:
+        """The next inputs to run; none when all are answered."""
+        batch, self._waiting = self._waiting[: self._how.at_once], self._waiting[self._how.at_once :]
+        return batch
+
+    def keep(self, batch: Sequence[Example], ran: Sequence[Ran | Exception]) -> None:
+        """Write down what was answered, and raise what was not."""
+        failed: list[Exception] = []
+        for example, found in zip(batch, ran, strict=True):
+            number = self._numbers[example.key]
+            try:
+                if isinstance(found, Exception):
+                    raise found
+                answered = self._answered(example, found, number)
+            except Exception as error:  # noqa: BLE001 - raised once the others of the batch are kept
+                error.add_note(f"This was example {number} of {len(self._examples)}.")
+                failed.append(error)
+                continue
+            if self._file is not None:
+                self._file.add(answered)
+            self._done[example.key] = answered
+        self._tell(len(self._done), self._in_all)
+        if failed:
+            raise failed[0]
+
+    def answers(self) -> list[AnsweredExample]:
+        """An entry for each example."""
+        return [self._done[example.key] for example in self._examples]
+
+    def _answered(self, example: Example, ran: Ran, number: int) -> AnsweredExample:
+        draft = self._how.chosen(ran.drafts, number)
+        bound = binding_of(draft.verdict)
+        before = next(iter(self._done.values()), None)
+        if before is not None and before.binding != bound:
+            raise CalibrationError(
+                f"Example {number} was answered by another model, or scored in another way, than those before it "
+                f"({bound.model_dump_json()} instead of {before.binding.model_dump_json()}). A calibration is for one."
+            )
+        return AnsweredExample(
+            key=example.key,
+            text=ran.text,
+            uncertainty=draft.verdict.uncertainty,
+            binding=bound,
+            prompt=draft.prompt,
+        )
+
+
+class _RecordFile:
+    """Answers at `path`: a header, then a line for each. A line that a kill cut short is answered again."""
+
+    def __init__(self, path: Path, header: Mapping[str, Any], known: Mapping[str, int]) -> None:
+        self._path = path
+        self.answered: dict[str, AnsweredExample] = {}
+        content = path.read_bytes() if path.exists() else b""
+        whole = content[: content.rfind(b"\n") + 1]
+        lines = whole.splitlines()
+        if lines and _json(lines[0]) != header:
+            raise InputError(
+                f"{path} is no record of this chain with these options (it begins with {lines[0][:200]!r}, not with "
+                f"{json.dumps(header)}). Choose another file, or delete it to begin anew."
+            )
+        for number, line in enumerate(lines[1:], start=2):
+            self._read(line, number, known)
+        try:
+            if len(whole) < len(content):
+                path.write_bytes(whole)
+            if not lines:
+                self._append(json.dumps(header))
+        except OSError as error:
+            raise self._cannot_write(error) from error
+
+    def add(self, answered: AnsweredExample) -> None:
+        """Append an answer."""
+        try:
+            self._append(answered.model_dump_json())
+        except OSError as error:
+            raise self._cannot_write(error) from error
+
+    def _append(self, line: str) -> None:
+        with self._path.open("ab") as file:
+            file.write(line.encode() + b"\n")
+
+    def _read(self, line: bytes, number: int, known: Mapping[str, int]) -> None:
+        try:
+            answered = AnsweredExample.model_validate_json(line)
+        except ValidationError as error:
+            raise InputError(
+                f"{self._path}, line {number} is no answer; delete the line to answer it again."
+            ) from error
+        if answered.key not in known:
+            raise InputError(
+                f"{self._path}, line {number} answers an input that is not among the examples. Choose another file for "
+                "other examples."
+            )
+        self.answered[answered.key] = answered
+
+    def _cannot_write(self, error: OSError) -> InputError:
+        return InputError(f"Cannot write {self._path}: {error.strerror or error}. Choose a path that you may write to.")
+
+
+class ProgressLine:
+    """One line on a stream, rewritten: how far the work is, its rate and the time left."""
+
+    def __init__(self, stream: TextIO | None = None, *, what: str = "Answering") -> None:
+        self._stream, self._what = stream or sys.stderr, what
+        self._began, self._first = time.monotonic(), -1
+
+    def __call__(self, done: int, total: int) -> None:
+        if self._first < 0:
+            self._began, self._first = time.monotonic(), done
+        end = "\n" if done == total else ""
+        print(f"\r{self._what}: {done} of {total}{self._pace(done, total)}", end=end, file=self._stream, flush=True)
+
+    def _pace(self, done: int, total: int) -> str:
+        seconds, fresh = time.monotonic() - self._began, done - self._first
+        if fresh < 1 or seconds <= 0:
+            return ""
+        left = round(seconds / fresh * (total - done))
+        return f", {fresh / seconds:.1f} a second, {left // 60}:{left % 60:02} left   "
+
+
+def _progress(chosen: Progress | bool) -> Progress:
+    if chosen is True:
+        return ProgressLine()
+    return chosen or (lambda _done, _total: None)
+
+
+def _identity(draft: RecordedDraft) -> tuple[Any, ...]:
+    """One draft may be taken down twice, by a model and by who guards it: the same text with the same score."""
+    return draft.verdict.text, draft.verdict.uncertainty, draft.verdict.model, draft.verdict.estimator
+
+
+def _uncertain(draft: RecordedDraft) -> float:
+    return float("inf") if draft.verdict.uncertainty is None else draft.verdict.uncertainty
+
+
+def _example(given: Any, number: int) -> Example:
+    if isinstance(given, Mapping):
+        fields = cast("Mapping[str, Any]", given)
+        if not {"input", "answers"} <= fields.keys():
+            raise InputError(f'example {number} needs the keys "input" and "answers"; it has {", ".join(fields)}')
+        asked, right = fields["input"], fields["answers"]
+    elif isinstance(given, (tuple, list)) and len(cast("Sequence[Any]", given)) == 2:
+        asked, right = cast("tuple[Any, Any]", given)
+    else:
+        raise InputError(f'example {number} is neither (input, answers) nor {{"input": ..., "answers": [...]}}')
+    several = cast("Iterable[Any]", right) if isinstance(right, Iterable) else ()
+    answers = (right,) if isinstance(right, str) else tuple(several)
+    if not answers or not all(isinstance(answer, str) for answer in answers):
+        raise InputError(f"example {number} needs a right answer as text, or several")
+    digest = hashlib.sha256(json.dumps(asked, sort_keys=True, default=repr).encode("utf-8", "surrogatepass"))
+    return Example(asked, answers, digest.hexdigest()[:16])
+
+
+def _json(line: bytes) -> Any:
+    try:
+        return json.loads(line)
+    except ValueError:
+        return None

@@ -1,0 +1,107 @@
+"""From a chain's answers to examples to a calibration: graded, and bound to what made them and to their prompts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, cast
+
+from semgrad_guard.adapters.calibrating import AnsweredExample, read_examples
+from semgrad_guard.calibration import Calibration, calibrate
+from semgrad_guard.calibration.calibration_set import read_rate
+from semgrad_guard.errors import CalibrationError, InputError, require_known
+from semgrad_guard.evaluation.graders import AnswerGrader, AnswerToGrade, Grader
+from semgrad_guard.evaluation.graders.base import Verdicts
+from semgrad_guard.evaluation.graders.naming import load_graders
+
+AnyGrader = str | Grader | AnswerGrader | Callable[[str, Sequence[str]], bool]
+"""A grader, its name (as on the command line), or a function of the delivered text and the right answers."""
+
+_OPTIONS = frozenset({"upstream", "grid", "confidence", "seed", "created"})
+
+
+def as_grader(grader: AnyGrader) -> AnswerGrader:
+    """The grader that is meant.
+
+    Raises:
+        InputError: no such name, or neither a grader nor a function.
+    """
+    if isinstance(grader, str):
+        return load_graders([grader])[0]
+    if isinstance(getattr(grader, "name", None), str) and hasattr(grader, "grade"):
+        return cast("AnswerGrader", grader)
+    if callable(grader):
+        return _Function(cast("Callable[[str, Sequence[str]], bool]", grader))
+    raise InputError(f"a grader is a name, a grader object or a function, not a {type(grader).__name__}")
+
+
+class ExampleCalibration:
+    """What a chain's answers to examples are to become; all that can be refused is refused before the chain runs.
+
+    The promise is about prompts of the shape that the chain's own had. An answer without text is wrong, and so is one
+    on which the grader came to no verdict.
+
+    Args:
+        examples: pairs of (input, right answer or answers), or {"input": ..., "answers": [...]}.
+        grader: says what is right; its name becomes part of the binding.
+        alpha: the largest error rate among the answers that are let through, in (0, 1).
+        delta: the largest probability of breaking that promise, in (0, 1).
+        **options: `upstream` (the id of the calibration of the stage before, where these examples are what it does not
+            let through), and `grid`, `confidence`, `seed` and `created`, as in `calibrate`.
+
+    Raises:
+        InputError: bad examples, an unknown grader or an unknown option.
+        CalibrationError: a rate outside (0, 1).
+    """
+
+    def __init__(
+        self, examples: Iterable[Any], grader: AnyGrader, *, alpha: float, delta: float, **options: Any
+    ) -> None:
+        require_known("calibrating on examples", options, _OPTIONS)
+        self._rates = {"alpha": read_rate(alpha, "alpha"), "delta": read_rate(delta, "delta")}
+        self._upstream: str | None = options.pop("upstream", None)
+        self._options = options
+        self.grader, self.examples = as_grader(grader), read_examples(examples)
+
+    def __call__(self, answered: Sequence[AnsweredExample]) -> Calibration:
+        """Grade what was delivered, in the examples' order, and calibrate on it.
+
+        Raises:
+            CalibrationError: the prompt of an answer is not known.
+            GradingError: the grader cannot do its work.
+        """
+        pairs = list(zip(self.examples, answered, strict=True))
+        unknown = [number for number, (_, each) in enumerate(pairs, start=1) if each.prompt is None]
+        if unknown:
+            raise CalibrationError(
+                f"The prompt of example {unknown[0]} is not known, so a promise could not say which prompts it is for."
+            )
+        items = [AnswerToGrade(example.question, each.text, example.answers) for example, each in pairs]
+        verdicts = iter(self.grader.grade([item for item in items if item.text.strip()]))
+        correct = [bool(item.text.strip()) and next(verdicts) is True for item in items]
+        named = {"grader": self.grader.name, "upstream": self._upstream}
+        return calibrate(
+            [each.uncertainty for each in answered],
+            correct,
+            **self._rates,
+            binding=answered[0].binding.model_copy(update=named),
+            groups=[example.key for example in self.examples],
+            prompts=[each.prompt for each in answered if each.prompt is not None],
+            **self._options,
+        )
+
+
+class _Function:
+    """A grader made of a function."""
+
+    def __init__(self, judge: Callable[[str, Sequence[str]], bool]) -> None:
+        self._judge = judge
+        named = getattr(judge, "name", None)
+        where = (getattr(judge, "__module__", ""), getattr(judge, "__qualname__", type(judge).__qualname__))
+        self.name: str = named if isinstance(named, str) else ".".join(filter(None, where))
+
+    def __call__(self, text: str, answers: Iterable[str]) -> bool:
+        return bool(self._judge(text, tuple(answers)))
+
+    def grade(self, answers: Sequence[AnswerToGrade]) -> Verdicts:
+        """A verdict for each answer, in order."""
+        return [self(answer.text, answer.references) for answer in answers]

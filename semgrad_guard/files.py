@@ -1,0 +1,79 @@
+"""How a file is written: whole or not at all, and only where a regular file can be."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import stat
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+from semgrad_guard.errors import InputError
+
+_KINDS = (
+    (stat.S_ISDIR, "a folder"),
+    (stat.S_ISFIFO, "a pipe"),
+    (stat.S_ISSOCK, "a socket"),
+    (stat.S_ISCHR, "a device"),
+    (stat.S_ISBLK, "a device"),
+)
+
+
+def atomic_write(path: Path, content: str | bytes | Callable[[Path], object]) -> Path:
+    """Write a file beside its place, bring it onto the disk, then rename it: an interrupted write leaves no half file.
+
+    Args:
+        path: an existing file is replaced. A symbolic link keeps pointing where it does, and what it points to is
+            written.
+        content: text (written as UTF-8), bytes, or a function that makes the file at the path it is given.
+
+    Raises:
+        InputError: nothing can be written there, or what is there is no regular file.
+    """
+    try:
+        require_regular(path)
+        target = path.resolve()
+        beside = target.with_name(f".{secrets.token_hex(4)}.{target.name}")
+        try:
+            if isinstance(content, str | bytes):
+                beside.write_bytes(content.encode() if isinstance(content, str) else content)
+            else:
+                content(beside)
+            with beside.open("rb+") as written:
+                os.fsync(written.fileno())
+            beside.replace(target)
+        finally:
+            with suppress(OSError):  # there is none where its folder is none
+                beside.unlink(missing_ok=True)
+    except (OSError, RuntimeError, ValueError) as error:  # links that go round (Python 3.11); a null character
+        raise cannot_write(path, error) from error
+    return path
+
+
+def require_regular(path: Path) -> None:
+    """Refuse what is there and is no regular file: renaming over a device would replace it, a pipe waits for a reader.
+
+    Raises:
+        InputError: it names no file, or something other than a file; the message says what.
+    """
+    if not path.exists():
+        if not path.name:
+            raise InputError(f"Cannot write {str(path)!r}: it names no file. Choose a path in an existing folder.")
+        return
+    mode = path.stat().st_mode
+    if not stat.S_ISREG(mode):
+        kind = next((name for is_kind, name in _KINDS if is_kind(mode)), "no regular file")
+        raise InputError(f"Cannot write {path}: it is {kind}. Choose a path in an existing folder, for a file.")
+
+
+def cannot_write(path: Path, error: Exception) -> InputError:
+    """What to say of a path at which writing fails."""
+    return InputError(
+        f"Cannot write {path}: {reason(error)}. Choose a path in an existing folder that you may write to."
+    )
+
+
+def reason(error: Exception) -> str:
+    """The system's own words for what went wrong."""
+    return str(getattr(error, "strerror", None) or error).rstrip(".")

@@ -1,0 +1,259 @@
+"""A chain calibrated on what it really asks: whose scores count, what is kept, and which prompts are promised."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+from collections.abc import Sequence
+from operator import itemgetter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from langchain_core.caches import InMemoryCache
+from langchain_core.output_parsers import StrOutputParser
+from langchain_core.prompts import ChatPromptTemplate
+from langchain_core.runnables import Runnable, RunnableLambda, RunnableParallel
+
+from langchain_semgrad_guard import ChatSemGrad, acalibrate_chain, calibrate_chain
+from semgrad_guard import LanguageModel, Policy
+from semgrad_guard.errors import BindingMismatchError, CalibrationError, InputError
+from semgrad_guard.guard import decide, recording
+from semgrad_guard.records import Verdict
+
+from .support import metadata_of
+
+Example = tuple[dict[str, str], list[str]]
+
+PROMPT = ChatPromptTemplate.from_template("Question: {question}\nContext: {context}")
+EXAMPLES = [(f"Who is number {number}?", "nobody") for number in range(8)]
+RATES = {"alpha": 0.3, "delta": 0.2, "progress": False}
+
+
+def wrong(text: str, answers: Sequence[str]) -> bool:
+    """A grader by function: everything is wrong."""
+    return False
+
+
+def plain(chat: ChatSemGrad) -> Runnable[Any, str]:
+    """The simplest chain."""
+    return ChatPromptTemplate.from_template("{input}") | chat | StrOutputParser()
+
+
+def two_calls(chat: ChatSemGrad) -> Runnable[Any, str]:
+    """A chain that writes the question anew, by one model, before it answers, by the same."""
+    rewrite = ChatPromptTemplate.from_template("rewrite {input}") | chat.with_config(tags=["rewriting"])
+    answer = ChatPromptTemplate.from_template("answer {text}") | chat.with_config(run_name="answering")
+    return rewrite | RunnableLambda(lambda said: {"text": said.text[:20]}) | answer | StrOutputParser()
+
+
+def invented(rng: random.Random) -> Example:
+    """A question about an invented passage."""
+    name = rng.choice(["Ada", "Bela", "Cyrus", "Dora", "Emil", "Fatima", "Goran", "Hanna", "Igor", "Jana", "Karl"])
+    home, town = rng.sample(["Ulm", "Graz", "Oslo", "Riga", "Lyon", "Bern", "Turin", "Porto", "Cadiz", "Gdansk"], 2)
+    thing, year = rng.choice(["bridge", "tower", "school", "library", "station", "harbour"]), rng.randint(1810, 1999)
+    context = f"The {thing} of {town} was built by {name} in {year}. {name} was born in {home}."
+    question, answer = rng.choice(
+        [
+            (f"Who built the {thing} of {town}?", name),
+            (f"When was the {thing} of {town} built?", str(year)),
+            (f"Where was {name} born?", home),
+        ]
+    )
+    return {"question": question, "context": context}, [answer]
+
+
+def decisions(chain: Runnable[Any, Any], inputs: Sequence[Any], policy: Policy) -> list[Verdict]:
+    """What a policy says of every draft of a chain's runs."""
+    with recording() as recorder:
+        chain.batch(list(inputs), {"max_concurrency": 16})
+    return [decide(draft.verdict, policy, can_escalate=False, prompt=draft.prompt) for draft in recorder.drafts]
+
+
+def test_the_chain_keeps_its_promise_and_other_prompts_have_none() -> None:
+    chat, rng = ChatSemGrad(model="pocket", max_tokens=16), random.Random(1)
+    chain = PROMPT | chat | StrOutputParser()
+    calibration = calibrate_chain(
+        chain,
+        [invented(rng) for _ in range(200)],
+        "token-f1",
+        alpha=0.2,
+        delta=0.1,
+        max_concurrency=16,
+        progress=False,
+    )
+    assert calibration.threshold is not None
+    assert calibration.binding is not None
+    assert calibration.binding.grader == "token-f1>=0.5"
+    assert calibration.binding.fingerprint == chat.language_model.identity.fingerprint
+    policy, later = Policy.from_calibration(calibration), [invented(rng)[0] for _ in range(200)]
+    verdicts = decisions(chain, later, policy)
+    answered = [verdict for verdict in verdicts if verdict.action == "answer"]
+    assert len(verdicts) == 200
+    assert sum(verdict.promised for verdict in answered) >= 0.99 * len(answered) > 100
+    system = ChatPromptTemplate.from_messages([("system", "Be brief."), *PROMPT.messages]) | chat
+    closed_book = ChatPromptTemplate.from_template("{question}") | chat
+    for other in (system, closed_book):
+        assert not any(verdict.promised for verdict in decisions(other, later[:8], policy))
+    with pytest.raises(BindingMismatchError):
+        decisions(PROMPT | chat.model_copy(update={"prompt_template": "other"}), later[:1], policy)
+
+
+@pytest.mark.parametrize("at_once", [1, 3])
+def test_scores_are_those_of_the_chains_own_prompts(chat: ChatSemGrad, at_once: int, tmp_path: Path) -> None:
+    record = tmp_path / "record.jsonl"
+    calibrate_chain(plain(chat), EXAMPLES, wrong, record=record, max_concurrency=at_once, **RATES)
+    for (asked, _), line in zip(EXAMPLES, record.read_text().splitlines()[1:], strict=True):
+        answered = json.loads(line)
+        assert answered["text"] == chat.invoke(asked).text
+        assert answered["prompt"]["text"] == chat.language_model.render(asked).text
+        assert answered["uncertainty"] == pytest.approx(metadata_of([chat.invoke(asked)])[0]["uncertainty"], rel=1e-3)
+
+
+def test_the_asynchronous_twin_finds_the_same(chat: ChatSemGrad) -> None:
+    chain = plain(chat)
+    one = calibrate_chain(chain, EXAMPLES, wrong, **RATES)
+    other = asyncio.run(acalibrate_chain(chain, EXAMPLES, wrong, **RATES))
+    assert one == other
+    assert one.n == one.n_wrong == len(EXAMPLES)
+    assert one.shape is not None
+    assert one.shape.n == len(EXAMPLES)
+
+
+@pytest.mark.parametrize("at_once", [1, 4])
+def test_an_example_with_several_calls_needs_a_choice(chat: ChatSemGrad, at_once: int) -> None:
+    chain, how = two_calls(chat), {**RATES, "max_concurrency": at_once}
+    with pytest.raises(CalibrationError, match=r"2 scored calls.*answering.*rewriting") as raised:
+        calibrate_chain(chain, EXAMPLES, wrong, **how)
+    assert "example 1 of 8" in str(raised.value.__notes__)
+    with pytest.raises(CalibrationError, match="has the label 'elsewhere'"):
+        calibrate_chain(chain, EXAMPLES, wrong, answering="elsewhere", **how)
+    answering = calibrate_chain(chain, EXAMPLES, wrong, answering="answering", **how)
+    rewriting = calibrate_chain(chain, EXAMPLES, wrong, answering="rewriting", **how)
+    worst = calibrate_chain(chain, EXAMPLES, wrong, aggregate="max", **how)
+    assert answering.scores != rewriting.scores
+    assert max(worst.scores) == max(*answering.scores, *rewriting.scores)
+    assert min(worst.scores) >= min(*answering.scores, *rewriting.scores)
+
+
+def test_calls_side_by_side_are_told_apart(chat: ChatSemGrad) -> None:
+    first = ChatPromptTemplate.from_template("first {input}") | chat.with_config(tags=["first"])
+    second = ChatPromptTemplate.from_template("second {input}") | chat.with_config(tags=["second"])
+    chain = RunnableParallel(a=first, b=second) | itemgetter("a")
+    found = calibrate_chain(chain, EXAMPLES, wrong, answering="first", max_concurrency=4, **RATES)
+    alone = calibrate_chain(first, EXAMPLES, wrong, **RATES)
+    assert found.scores == pytest.approx(alone.scores, rel=1e-3)
+
+
+def test_a_chain_that_scores_nothing_says_so(chat: ChatSemGrad, cache: InMemoryCache) -> None:
+    with pytest.raises(CalibrationError, match="Example 1 made no scored call"):
+        calibrate_chain(RunnableLambda(lambda asked: f"{asked}!"), EXAMPLES, wrong, **RATES)
+    chat.invoke(EXAMPLES[0][0])
+    with pytest.raises(CalibrationError, match=r"must not come from a cache"):
+        calibrate_chain(plain(chat), EXAMPLES, wrong, **RATES)
+
+
+def test_an_interrupted_run_goes_on_from_its_record(chat: ChatSemGrad, tmp_path: Path) -> None:
+    record, asked, broken = tmp_path / "record.jsonl", list[str](), {EXAMPLES[5][0]}
+
+    def watched(question: str) -> str:
+        asked.append(question)
+        if question in broken:
+            raise ConnectionError("the retriever is away")
+        return question
+
+    chain = RunnableLambda(watched) | plain(chat)
+    whole = calibrate_chain(plain(chat), EXAMPLES, wrong, max_concurrency=2, **RATES)
+    with pytest.raises(ConnectionError) as raised:
+        calibrate_chain(chain, EXAMPLES, wrong, record=record, max_concurrency=2, **RATES)
+    assert "example 6 of 8" in str(raised.value.__notes__)
+    assert len(record.read_text().splitlines()) == 1 + 5
+    record.write_bytes(record.read_bytes()[:-9])  # a kill cut the last line short
+    asked.clear()
+    broken.clear()
+    told: list[tuple[int, int]] = []
+    progress = lambda done, total: told.append((done, total))  # noqa: E731
+    again = calibrate_chain(chain, EXAMPLES, wrong, record=record, max_concurrency=2, **{**RATES, "progress": progress})
+    assert sorted(asked) == [question for question, _ in EXAMPLES[4:]]
+    assert told == [(4, 8), (6, 8), (8, 8)]
+    assert again.scores == pytest.approx(whole.scores, rel=1e-3)
+
+
+def test_a_record_of_something_else_is_refused(chat: ChatSemGrad, larger: LanguageModel, tmp_path: Path) -> None:
+    record = tmp_path / "record.jsonl"
+    calibrate_chain(plain(chat), EXAMPLES[:3], wrong, record=record, **RATES)
+    kept = record.read_bytes()
+    other_prompt = ChatPromptTemplate.from_template("Please: {input}") | chat | StrOutputParser()
+    with pytest.raises(InputError, match="no record of this chain"):
+        calibrate_chain(other_prompt, EXAMPLES[:3], wrong, record=record, **RATES)
+    with pytest.raises(InputError, match="no record of this chain"):
+        calibrate_chain(plain(chat), EXAMPLES[:3], wrong, record=record, aggregate="max", **RATES)
+    with pytest.raises(InputError, match="line 2 answers an input that is not among the examples"):
+        calibrate_chain(plain(chat), EXAMPLES[1:], wrong, record=record, **RATES)
+    other_model = ChatSemGrad.from_model(larger, max_tokens=12)
+    with pytest.raises(CalibrationError, match="another model"):
+        calibrate_chain(plain(other_model), EXAMPLES, wrong, record=record, **RATES)
+    assert record.read_bytes() == kept
+    (tmp_path / "notes.txt").write_text("my notes\n")
+    with pytest.raises(InputError, match="no record of this chain"):
+        calibrate_chain(plain(chat), EXAMPLES, wrong, record=tmp_path / "notes.txt", **RATES)
+
+
+def test_repeated_inputs_are_asked_and_counted_once(chat: ChatSemGrad) -> None:
+    found = calibrate_chain(plain(chat), [*EXAMPLES, EXAMPLES[0]], wrong, **RATES)
+    assert (found.n, found.n_duplicates) == (8, 1)
+
+
+def test_forms_of_examples_graders_and_outputs(chat: ChatSemGrad) -> None:
+    texts = [{"input": asked, "answers": [chat.invoke(asked).text, "or this"]} for asked, _ in EXAMPLES]
+    by_name = calibrate_chain(chat, texts, "exact-match", **RATES)
+    assert (by_name.n, by_name.n_wrong) == (8, 0)
+    by_function = calibrate_chain(chat, texts, lambda text, answers: text in answers, **RATES)
+    assert by_function.n_wrong == 0
+    assert by_function.binding is not None
+    assert str(by_function.binding.grader).endswith("<lambda>")
+    state = chat | RunnableLambda(lambda said: {"messages": ["asked", said]})
+    assert calibrate_chain(state, texts, "exact-match", **RATES).n_wrong == 0
+    answer = chat | RunnableLambda(lambda said: {"answer": said.text, "context": []})
+    assert calibrate_chain(answer, texts, "exact-match", **RATES).n_wrong == 0
+    hidden = chat | RunnableLambda(lambda said: [said])
+    with pytest.raises(InputError, match="output="):
+        calibrate_chain(hidden, texts, "exact-match", **RATES)
+    assert calibrate_chain(hidden, texts, "exact-match", output=lambda said: said[0].text, **RATES).n_wrong == 0
+
+
+@pytest.mark.parametrize(
+    ("examples", "changes", "says"),
+    [
+        ([], {}, "no examples"),
+        ([("asked",)], {}, "example 1 is neither"),
+        ([{"input": "asked"}], {}, 'needs the keys "input" and "answers"'),
+        ([("asked", [])], {}, "needs a right answer"),
+        ([("asked", [3])], {}, "needs a right answer"),
+        (EXAMPLES, {"reps": 3}, "takes no reps; it takes confidence"),
+        (EXAMPLES, {"max_concurrency": 0}, "at least 1"),
+        (EXAMPLES, {"aggregate": "mean"}, "aggregate must be"),
+        (EXAMPLES, {"record": "no/such/folder/record.jsonl"}, "Cannot write"),
+    ],
+)
+def test_bad_input_is_refused_before_anything_runs(
+    chat: ChatSemGrad, examples: list[Any], changes: dict[str, Any], says: str
+) -> None:
+    def never(_: Any) -> str:
+        raise AssertionError("nothing may run")
+
+    with pytest.raises(InputError, match=says):
+        calibrate_chain(RunnableLambda(never) | chat, examples, "exact-match", **{**RATES, **changes})
+    with pytest.raises(InputError, match="no grader 'bleu'"):
+        calibrate_chain(RunnableLambda(never) | chat, EXAMPLES, "bleu", **RATES)
+    with pytest.raises(CalibrationError, match="alpha"):
+        calibrate_chain(RunnableLambda(never) | chat, EXAMPLES, "exact-match", **{**RATES, "alpha": 1.0})
+
+
+def test_progress_on_stderr(chat: ChatSemGrad, capsys: pytest.CaptureFixture[str]) -> None:
+    calibrate_chain(plain(chat), EXAMPLES, wrong, alpha=0.3, delta=0.2)
+    shown = capsys.readouterr().err
+    assert shown.startswith("\rAnswering: 0 of 8")
+    assert "8 of 8" in shown
+    assert " a second, " in shown

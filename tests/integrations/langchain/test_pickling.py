@@ -1,0 +1,46 @@
+"""A chat model in another process: weights are named, not carried."""
+
+from __future__ import annotations
+
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from langchain_semgrad_guard import ChatSemGrad, get_verdict
+from semgrad_guard import LanguageModel, SemGrad
+from semgrad_guard.errors import InputError
+
+from .support import QUESTION
+
+
+def test_a_used_chat_model_travels_by_name(tiny: str) -> None:
+    chat = ChatSemGrad(model=tiny, max_tokens=6, estimator=SemGrad(), stop=["x"], prompt_template="mine")
+    answer = chat.invoke(QUESTION)
+    dumped = pickle.dumps(chat)
+    assert len(dumped) < 10_000
+    again = pickle.loads(dumped)  # noqa: S301 - ours
+    assert again == chat
+    assert again.language_model is chat.language_model
+    assert again.profile == chat.profile
+    verdict, expected = get_verdict(again.invoke(QUESTION)), get_verdict(answer)
+    assert verdict is not None
+    assert expected is not None
+    assert (verdict.text, verdict.uncertainty) == (expected.text, expected.uncertainty)
+
+
+def test_another_process_loads_the_weights_anew(tiny: str, tmp_path: Path) -> None:
+    chat = ChatSemGrad(model=tiny, max_tokens=6)
+    answer = chat.invoke(QUESTION)
+    (tmp_path / "chat.pickle").write_bytes(pickle.dumps(chat))
+    program = "import pickle, sys; print(pickle.load(open(sys.argv[1], 'rb')).invoke(sys.argv[2]).text, end='')"
+    command = [sys.executable, "-c", program, str(tmp_path / "chat.pickle"), QUESTION]
+    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == answer.text
+
+
+def test_a_model_that_was_loaded_beforehand_is_refused(language_model: LanguageModel) -> None:
+    chat = ChatSemGrad.from_model(language_model)
+    with pytest.raises(InputError, match=r"cannot be pickled.*model=\.\.\."):
+        pickle.dumps(chat)
