@@ -28,7 +28,7 @@ def timed(bench: Bench, objective: Objective) -> tuple[float, GradientScores]:
     began = time.process_time()
     responses = bench.ids[:, bench.setting.prompt :].tolist()
     batch = TokenBatch.of(bench.prompts.tolist(), responses, [SEMANTIC_TOKEN], bench.model.device)
-    (scores,) = bench.scorer.score(batch, objective, bench.captured)
+    (scores,) = bench.scorer.score(batch, objective, bench.states)
     return time.process_time() - began, scores
 
 

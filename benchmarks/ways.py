@@ -31,7 +31,7 @@ class Bench:
         self.scorer = scorer_of(model)
         self.scorer.tiers()
         self.ids = self.prompts
-        self.captured: CapturedStates | None = None
+        self.states: CapturedStates | None = None
         self.capturing()
         self.captured()  # once unmeasured: buffers, kernels
 
@@ -53,21 +53,21 @@ class Bench:
         options.return_dict_in_generate = True
         mask = torch.ones_like(self.prompts)
         output = self.scorer.current_replayer().generate(self.prompts, mask, capture, generation_config=options)
-        self.ids, self.captured = (
+        self.ids, self.states = (
             output.sequences,
             CapturedStates.of(output.past_key_values, capture),
         )
 
     def captured(self) -> Scores:
         """Scoring what was just generated."""
-        return self._score(self.captured)
+        return self._score(self.states)
 
     def frugal(self) -> Scores:
         """Scoring in the mode that holds least, after a generation that kept no logits."""
         usual = self.scorer.memory
         self.scorer.memory = FRUGAL
         try:
-            return self._score(None if self.captured is None else replace(self.captured, logits=(), outputs={}))
+            return self._score(None if self.states is None else replace(self.states, logits=(), outputs={}))
         finally:
             self.scorer.memory = usual
 
@@ -81,7 +81,7 @@ class Bench:
 
     def kept_mb(self) -> float:
         """MB that the generation left for scoring beside its cache: states, and what was kept of logits and outputs."""
-        captured = self.captured
+        captured = self.states
         if captured is None:
             return 0.0
         return sum(t.nbytes for t in (captured.states, *captured.logits, *captured.outputs.values())) / 2**20

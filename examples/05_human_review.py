@@ -32,4 +32,4 @@ for question, decision in decisions.items():
     print(f"{question}\n  waiting: {request['args']['text']} ({request['description']})")
     answer = agent.invoke(Command(resume={"decisions": [decision]}), config)["messages"][-1]
     verdict = get_verdict(answer)
-    print(f"  delivered: {answer.text} ({(verdict.escalated or verdict).reason})")
+    print(f"  delivered: {answer.text} ({verdict.reason})")

@@ -46,7 +46,7 @@ def atomic_write(path: Path, content: str | bytes | Callable[[Path], object]) ->
         finally:
             with suppress(OSError):  # there is none where its folder is none
                 beside.unlink(missing_ok=True)
-    except (OSError, RuntimeError, ValueError) as error:  # links that go round (Python 3.11); a null character
+    except (OSError, RuntimeError, ValueError) as error:  # Python 3.11 calls links that go round a RuntimeError
         raise cannot_write(path, error) from error
     return path
 

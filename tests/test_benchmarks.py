@@ -75,7 +75,7 @@ class TestMemory:
             del first
             torch.cat([second, second])  # again three
 
-        assert load("memory").live_tensors(work) == pytest.approx(3, rel=1e-3)
+        assert load("peak_memory").live_tensors(work) == pytest.approx(3, rel=1e-3)
 
 
 class TestLeavingOut:

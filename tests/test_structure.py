@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator, Mapping
 from graphlib import CycleError, TopologicalSorter
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -66,3 +67,44 @@ def test_a_package_is_acyclic_inside(package: str) -> None:
         tuple(TopologicalSorter({child: targets - {package} for child, targets in graph.items()}).static_order())
     except CycleError as error:
         pytest.fail(" -> ".join(error.args[1]))
+
+
+DOORS = ("langchain_semgrad_guard",)
+OPEN = (
+    "semgrad_guard",
+    "semgrad_guard.guard",
+    "semgrad_guard.calibration",
+    "semgrad_guard.estimators",
+    "semgrad_guard.errors",
+    "semgrad_guard.records",
+)
+"""The documented modules, of which a door may import the public names."""
+ABOVE = {"langchain_semgrad_guard.calibrating": ("semgrad_guard.evaluation.calibrating.examples",)}
+"""Calibrating a chain grades its answers, which is an evaluation."""
+
+
+def is_of_a_door(name: str) -> bool:
+    """Whether a module belongs to a door; a demonstration evaluates and draws, and is none."""
+    return name.split(".")[0] in DOORS and ".demo" not in name
+
+
+@pytest.mark.parametrize("name", sorted(filter(is_of_a_door, MODULES)))
+def test_a_door_imports_public_names_only(name: str) -> None:
+    for node in ast.walk(ast.parse(MODULES[name].read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            assert not [alias.name for alias in node.names if alias.name.split(".")[0] == "semgrad_guard"], name
+        if not isinstance(node, ast.ImportFrom) or (node.module or "").split(".")[0] != "semgrad_guard":
+            continue
+        module = str(node.module)
+        if module.startswith("semgrad_guard.adapters.") or module in ABOVE.get(name, ()):
+            continue
+        assert module in OPEN, f"{name} imports from {module}"
+        known = getattr(import_module(module), "__all__", None)
+        for alias in node.names:
+            public = not alias.name.startswith("_") if known is None else alias.name in known
+            assert public, f"{name} imports {alias.name} of {module}, which is not public"
+
+
+def test_adapters_reexport_nothing() -> None:
+    tree = ast.parse(MODULES["semgrad_guard.adapters"].read_text(encoding="utf-8"))
+    assert not [node for node in ast.walk(tree) if isinstance(node, (ast.Import, ast.ImportFrom))]

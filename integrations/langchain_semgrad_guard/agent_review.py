@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any, cast
-from uuid import uuid4
 
+from langchain_core.callbacks import CallbackManagerForLLMRun
+from langchain_core.language_models import LanguageModelInput
+from langchain_core.language_models.chat_models import BaseChatModel
 from langchain_core.messages import AIMessage, BaseMessage, RemoveMessage, message_to_dict, messages_from_dict
+from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
+from langchain_core.runnables import Runnable
 
+from langchain_semgrad_guard.messages import as_chunk
 from langchain_semgrad_guard.review import HumanReview
-from semgrad_guard import METADATA_KEY, Verdict
+from langchain_semgrad_guard.rules import Rules
+from langchain_semgrad_guard.targets import Asked, Said
+from semgrad_guard import Verdict
+from semgrad_guard.guard import Refusal
 
 REVIEW_KEY = "semgrad_guard_review"
 """Where the state keeps it."""
@@ -18,12 +27,28 @@ Review = dict[str, Any]
 """While it waits: placeholder, draft and verdict. Once a person has decided: settled, and the question it answers."""
 
 
-def opened(draft: AIMessage, verdict: Verdict) -> tuple[AIMessage, Review]:
-    """An empty message to stand in the draft's place, so that no hook acts on an older one, and the draft, put away."""
-    metadata = {METADATA_KEY: verdict.metadata()}
-    placeholder = AIMessage(content="", id=f"review-{uuid4()}", response_metadata=metadata)
-    kept = {"draft": message_to_dict(draft), "verdict": verdict.model_dump(mode="json")}
-    return placeholder, {"placeholder": placeholder.id, **kept}
+@dataclass
+class ReviewDesk:
+    """A target that answers later. The model's run ends with an empty message, and the draft is put away here."""
+
+    held: list[Asked] = field(default_factory=list[Asked])
+
+    def ask(self, asked: Sequence[Asked]) -> Sequence[Said]:
+        """Put the drafts away."""
+        self.held += asked
+        return [Refusal("waits for a person", message="") for _ in asked]
+
+    async def aask(self, asked: Sequence[Asked]) -> Sequence[Said]:
+        """Like `ask`."""
+        return self.ask(asked)
+
+    def opened(self, placeholder: AIMessage) -> Review | None:
+        """The review of what was put away, whose place an empty message holds, so that no hook acts on an older one."""
+        if not self.held:
+            return None
+        last = self.held[-1]
+        kept = {"draft": message_to_dict(last.draft), "verdict": last.verdict.model_dump(mode="json")}
+        return {"placeholder": placeholder.id, **kept}
 
 
 def question_of(review: Review, person: HumanReview) -> dict[str, Any]:
@@ -32,14 +57,14 @@ def question_of(review: Review, person: HumanReview) -> dict[str, Any]:
 
 
 def settled(
-    review: Review, person: HumanReview, answer: Any, history: Sequence[BaseMessage], **words: Any
+    review: Review, person: HumanReview, answer: Any, history: Sequence[BaseMessage], rules: Rules
 ) -> dict[str, Any]:
     """The state's update after the person's answer: the model node is to say the message that came of it.
 
     Raises:
-        InputError: see `HumanReview.settle`, which also takes the `words`.
+        InputError: see `HumanReview.settle`.
     """
-    message = person.settle(*_draft(review), answer, **words)
+    message = person.settle(*_draft(review), answer, rules)
     return {
         "messages": [RemoveMessage(id=review["placeholder"])],
         REVIEW_KEY: {"settled": message_to_dict(message), "question": _question_id(history)},
@@ -63,6 +88,48 @@ def closing(review: Review) -> dict[str, Any]:
     if "placeholder" in review:
         forgotten["messages"] = [RemoveMessage(id=review["placeholder"])]
     return forgotten
+
+
+class SettledModel(BaseChatModel):
+    """Says the one message that a person has decided on.
+
+    The decision comes in a later step of the graph than the model's run. What was decided must run its tools, be parsed
+    and be streamed like any message of the agent's model, and all of that hangs on a run of a chat model.
+    """
+
+    message: AIMessage
+
+    @classmethod
+    def of(cls, message: AIMessage, model: BaseChatModel) -> SettledModel:
+        """A model that says this message in another's place."""
+        named = message.model_copy(update={"id": None})
+        return cls(message=named, cache=False, verbose=False, profile=model.profile, name=model.get_name())
+
+    @property
+    def _llm_type(self) -> str:
+        return "semgrad-guard-settled"
+
+    def bind_tools(self, tools: Sequence[Any], **kwargs: Any) -> Runnable[LanguageModelInput, AIMessage]:
+        """Whatever tools there are, the message stays the same."""
+        return self
+
+    def _generate(
+        self,
+        messages: list[BaseMessage],
+        stop: list[str] | None = None,
+        run_manager: CallbackManagerForLLMRun | None = None,
+        **kwargs: Any,
+    ) -> ChatResult:
+        return ChatResult(generations=[ChatGeneration(message=self.message.model_copy())])
+
+    def _stream(
+        self,
+        messages: list[BaseMessage],
+        stop: list[str] | None = None,
+        run_manager: CallbackManagerForLLMRun | None = None,
+        **kwargs: Any,
+    ) -> Iterator[ChatGenerationChunk]:
+        yield ChatGenerationChunk(message=as_chunk(self.message))
 
 
 def _draft(review: Review) -> tuple[AIMessage, Verdict]:

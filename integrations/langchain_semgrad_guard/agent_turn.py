@@ -1,32 +1,29 @@
-"""One message of an agent's model, from the request to what the agent gets: plain steps, called in order."""
+"""One message of an agent's model: the guarded model that is asked for it, and what the agent gets."""
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
 from langchain.agents.middleware.types import ExtendedModelResponse, ModelRequest, ModelResponse
 from langchain_core.language_models.chat_models import BaseChatModel
-from langchain_core.messages import AIMessage, BaseMessage
-from langchain_core.runnables import Runnable, RunnableConfig
+from langchain_core.messages import AIMessage
 from langchain_core.runnables.config import ensure_config
 from langgraph.types import Command
 
 from langchain_semgrad_guard import agent_review
 from langchain_semgrad_guard import messages as convert
-from langchain_semgrad_guard.agent_review import REVIEW_KEY, Review
-from langchain_semgrad_guard.audience import Announcement, Announcer, handlers_of, is_audience, only, unheard
-from langchain_semgrad_guard.calls import router_of
-from langchain_semgrad_guard.judging import judged_by, judgement
+from langchain_semgrad_guard.agent_review import REVIEW_KEY, Review, ReviewDesk, SettledModel
+from langchain_semgrad_guard.around import AroundChatModel
+from langchain_semgrad_guard.callback import UncertaintyRouterCallback
+from langchain_semgrad_guard.enforcement import EnforcingChatModel
+from langchain_semgrad_guard.hearing import handlers_of
 from langchain_semgrad_guard.review import HumanReview
-from semgrad_guard import Policy, Verdict
+from langchain_semgrad_guard.rules import Rules
+from langchain_semgrad_guard.targets import RunnableTarget
+from semgrad_guard import Estimator, LanguageModel, Verdict
 from semgrad_guard.errors import InputError, LowConfidenceError, UnenforcedPolicyError
-from semgrad_guard.guard import abstained, escalated
-from semgrad_guard.guard.modes import Mode, withholds
-
-NOSTREAM = "nostream"
-"""LangGraph's tag for runs that its message streams leave out."""
+from semgrad_guard.guard import is_withheld
 
 Request = ModelRequest[Any]
 Response = ModelResponse[Any]
@@ -34,176 +31,109 @@ Result = Response | ExtendedModelResponse[Any]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Terms:
+class Settings:
     """What a middleware was told; see `UncertaintyMiddleware`."""
 
-    policy: Policy
-    mode: Mode
-    escalate_to: Runnable[Any, Any] | HumanReview | None
-    abstain_message: str
-    trusted_tools: frozenset[str]
-    keep_draft: bool
-
-    @property
-    def buffered(self) -> bool:
-        """Whether messages may be withheld: nothing of them may be shown before they are judged."""
-        return withholds(self.mode)
-
-    def judge(self, message: AIMessage) -> Verdict:
-        """The decision about one message, and whether it will be carried out (`enforced`)."""
-        verdict = judgement(message, self.policy, can_escalate=self.escalate_to is not None)
-        called = {call["name"] for call in message.tool_calls}
-        trusted = verdict.action != "answer" and bool(called) and called <= self.trusted_tools
-        return verdict.model_copy(update={"enforced": self.buffered and not trusted})
+    rules: Rules
+    person: HumanReview | None = None
+    scorer: LanguageModel | None = None
+    estimator: Estimator | None = None
+    prompt_template: str | None = None
 
 
 class Turn:
-    """One call of the model: draft, judgement, perhaps a target's answer, delivery."""
+    """One call of the agent's model, which is asked through a guard with the middleware's rules."""
 
-    def __init__(self, terms: Terms, request: Request) -> None:
-        if router_of(ensure_config().get("callbacks"), request.model.callbacks) is not None:
-            raise UnenforcedPolicyError(
-                "a router and an UncertaintyMiddleware would both decide about this model's answers. Keep one: the "
-                "middleware for an agent, or the router for a model wherever it is used."
-            )
-        self._terms = terms
+    def __init__(self, settings: Settings, request: Request) -> None:
+        self._settings, self._desk = settings, ReviewDesk()
+        self._told: list[Verdict] = []
+        _require_one_judge(request)
+        self._require_answerable_form(request)
+        if settings.person is not None:
+            _require_checkpointer()
         self._review = cast("Review | None", request.state.get(REVIEW_KEY))
         placeholder = (self._review or {}).get("placeholder")
-        self._request = request.override(messages=[m for m in request.messages if m.id != placeholder or m.id is None])
-
-    # A person has decided: the agent's own machinery says it, so that its tools run and its structures are parsed.
-
-    @property
-    def reviewed_request(self) -> Request | None:
-        """A request whose answer is what a person has just decided; None if they have not."""
-        message = agent_review.settled_message(self._review, self._request.state["messages"])
-        if message is None:
-            return None
-        verdict = convert.get_verdict(message)
-        if verdict is not None and verdict.action == "abstain":
-            self._refuse_text_for_structure(verdict, draft=verdict.draft)
-        return self._request.override(model=Announcer.of(message, profile=self._request.model.profile))
-
-    # The model's own message.
+        self._asked = request.override(messages=[m for m in request.messages if m.id != placeholder or m.id is None])
+        self._settled = agent_review.settled_message(self._review, request.state["messages"])
+        verdict = None if self._settled is None else convert.stage_verdict(self._settled)
+        if verdict is not None and is_withheld(verdict):
+            self._refuse_text_for_structure(verdict)
 
     @property
-    def draft_request(self) -> Request:
-        """The agent's request, to a model that nobody hears if its answer may be withheld."""
-        return _quiet(self._request, self._request.model) if self._terms.buffered else self._request
-
-    def drafting(self) -> AbstractContextManager[Any]:
-        """The time during which the model answers."""
-        stack = ExitStack()
-        stack.enter_context(judged_by(self._terms.judge))
-        if self._terms.buffered:
-            stack.enter_context(unheard())
-        return stack
-
-    def judge(self, response: Response) -> dict[str, Any]:
-        """Take the model's response; the decision about it, as plain JSON."""
-        self._draft_response, self._draft = response, _message(response)
-        self._verdict = self._terms.judge(self._draft)
-        self._delivered, self._waiting = response, None
-        return self._verdict.metadata()
-
-    # Somebody else's message in its place.
+    def request(self) -> Request:
+        """The agent's request, to its guarded model; or to one that says what a person has decided."""
+        model = self._asked.model
+        if self._settled is not None:
+            return self._asked.override(model=SettledModel.of(self._settled, model))
+        rules = self._settings.rules
+        target = self._desk if self._settings.person is not None else rules.target
+        terms = replace(rules.terms, notify=self._told.append, can_escalate=target is not None)
+        scoring = {
+            "scorer": self._settings.scorer,
+            "estimator": self._settings.estimator,
+            "prompt_template": self._settings.prompt_template,
+        }
+        return self._asked.override(model=guarded(model, replace(rules, terms=terms, target=target), **scoring))
 
     @property
-    def target(self) -> Runnable[Any, Any] | None:
-        """Who must answer instead, unless it is a person."""
-        verdict, target = self._verdict, self._terms.escalate_to
-        escalates = self._terms.mode == "enforce" and verdict.enforced and verdict.action == "escalate"
-        return target if escalates and isinstance(target, Runnable) else None
+    def decisions(self) -> list[dict[str, Any]]:
+        """The decisions that were taken, as plain JSON. An observer's are reported as they are taken."""
+        if self._settings.rules.terms.mode == "observe":
+            return []
+        held = {id(each.verdict): each.verdict for each in self._desk.held}
+        return [verdict.metadata() for verdict in (held.values() or self._told)]
 
-    @property
-    def target_request(self) -> Request | None:
-        """What a chat model is asked: the agent's request, with its tools and its response format."""
-        return _quiet(self._request, self.target) if isinstance(self.target, BaseChatModel) else None
-
-    @property
-    def target_messages(self) -> list[BaseMessage]:
-        """What any other target is asked.
+    def result(self, response: Response) -> Result:
+        """What goes back to the agent: the response, and the state of the review.
 
         Raises:
-            InputError: the agent needs a structured response, which only a chat model can be asked for.
+            LowConfidenceError: a message is withheld where a structured response is due.
         """
-        if self._request.response_format is not None:
-            raise InputError("in an agent with a response_format, escalate_to must be a chat model or HumanReview()")
-        system = self._request.system_message
-        return [*([system] if system else []), *self._request.messages]
-
-    # What the agent gets.
-
-    def deliver(self, answer: Any = None) -> None:
-        """Carry out the decision; `answer` is the target's, where there is one.
-
-        Raises:
-            LowConfidenceError: in mode "raise", or a message is withheld where a structured response is due.
-        """
-        verdict, terms = self._verdict, self._terms
-        if answer is not None:
-            self._take(answer)
-        elif terms.mode == "observe":
-            return
-        elif verdict.action == "answer" or not verdict.enforced:
-            self._delivered = _replaced(self._draft_response, convert.decided(self._draft, verdict))
-        elif terms.mode == "raise":
-            raise LowConfidenceError(verdict, draft=verdict.text)
-        elif verdict.action == "escalate":
-            self._await_review()
-        else:
-            self._refuse_text_for_structure(verdict, draft=verdict.text)
-            withheld = abstained(verdict, terms.abstain_message)
-            message = convert.abstention(self._draft, withheld, keep_draft=terms.keep_draft)
-            self._delivered = ModelResponse(result=[message.model_copy(update={"name": self._draft.name})])
-
-    @property
-    def announcement(self) -> Announcement | None:
-        """What the audience of a buffered turn is to be told, if it has one: the delivered message."""
-        config = ensure_config()
-        heard = any(map(is_audience, handlers_of(config.get("callbacks"))))
-        if not (self._terms.buffered and heard) or self._waiting:
-            return None
-        told = {**config, "callbacks": only(config.get("callbacks"), is_audience)}
-        told["run_name"] = self._request.model.get_name()
-        question = cast("list[BaseMessage]", self._request.messages)
-        return Announcement(_message(self._delivered), question, cast("RunnableConfig", told))
-
-    @property
-    def result(self) -> Result:
-        """What goes back to the agent."""
-        return self.closed(self._delivered, waiting=self._waiting)
-
-    def closed(self, response: Response, *, waiting: Review | None = None) -> Result:
-        """A response, and the state of the review: opened, or forgotten if one was open."""
-        update = {} if self._review is None else agent_review.closing(self._review)
-        if waiting is not None:
-            update[REVIEW_KEY] = waiting
+        review = self._desk.opened(_message(response))
+        if review is None and self._told and is_withheld(self._told[-1]):
+            self._refuse_text_for_structure(self._told[-1])
+        update: dict[str, Any] = {} if self._review is None else agent_review.closing(self._review)
+        if review is not None:
+            update[REVIEW_KEY] = review
         return ExtendedModelResponse(response, Command(update=update)) if update else response
 
-    def _take(self, answer: Any) -> None:
-        whole = isinstance(answer, ModelResponse)
-        response = cast("Response", answer) if whole else ModelResponse(result=[convert.as_message(answer)])
-        message = _message(response)
-        both = escalated(self._verdict, convert.get_verdict(message) or convert.message_text(message))
-        delivered = convert.escalation(message, both, keep_draft=self._terms.keep_draft)
-        known = {"id": message.id or self._draft.id, "name": message.name or self._draft.name}
-        self._delivered = _replaced(response, delivered.model_copy(update=known))
+    def _require_answerable_form(self, request: Request) -> None:
+        target = self._settings.rules.target
+        if request.response_format is not None and isinstance(target, RunnableTarget) and target.chat_model is None:
+            raise InputError("in an agent with a response_format, escalate_to must be a chat model or HumanReview()")
 
-    def _await_review(self) -> None:
-        placeholder, self._waiting = agent_review.opened(self._draft, self._verdict)
-        self._delivered = ModelResponse(result=[placeholder])
-
-    def _refuse_text_for_structure(self, verdict: Verdict, *, draft: str | None) -> None:
-        if self._request.response_format is not None:
+    def _refuse_text_for_structure(self, verdict: Verdict) -> None:
+        if self._asked.response_format is not None:
             advice = "The agent owes a structured response, and no text can stand in for it."
-            raise LowConfidenceError(verdict, draft=draft, advice=advice)
+            raise LowConfidenceError(verdict, draft=verdict.draft, advice=advice)
 
 
-def _quiet(request: Request, model: BaseChatModel) -> Request:
-    """The request to a copy of the model that sends no tokens and that message streams leave out."""
-    changes = {"tags": [*(model.tags or []), NOSTREAM], "disable_streaming": True}
-    return request.override(model=model.model_copy(update=changes))
+def guarded(model: BaseChatModel, rules: Rules, **scoring: Any) -> BaseChatModel:
+    """A model whose runs end with what these rules make of its answers. Rules that it holds to already judge after."""
+    given = {name: value for name, value in scoring.items() if value is not None}
+    if isinstance(model, EnforcingChatModel) and (outer := model.carried) is not None:
+        return AroundChatModel.around(guarded(model.bare, rules, **given)).guarded_by(outer)
+    if isinstance(model, EnforcingChatModel) and model.rules is None and not given:
+        return model.guarded_by(rules)
+    return AroundChatModel.around(model, **given).guarded_by(rules)
+
+
+def _require_one_judge(request: Request) -> None:
+    heard = (*handlers_of(ensure_config().get("callbacks")), *handlers_of(request.model.callbacks))
+    if any(isinstance(each, UncertaintyRouterCallback) and each.mode != "observe" for each in heard):
+        raise UnenforcedPolicyError(
+            "a router and an UncertaintyMiddleware would both decide about this model's answers. Keep one: the "
+            "middleware for an agent, or the router for a model wherever it is used."
+        )
+
+
+def _require_checkpointer() -> None:
+    """Raise an `InputError` where a person's answer could never come back: LangGraph keeps the question nowhere."""
+    if ensure_config().get("configurable", {}).get("__pregel_checkpointer") is None:
+        raise InputError(
+            "HumanReview() needs a checkpointer, which keeps the question until a person answers it: "
+            "create_agent(..., checkpointer=InMemorySaver())"
+        )
 
 
 def _message(response: Response) -> AIMessage:
@@ -212,9 +142,3 @@ def _message(response: Response) -> AIMessage:
         if isinstance(message, AIMessage):
             return message
     raise InputError("the agent's model returned no message; UncertaintyMiddleware cannot judge what is not there")
-
-
-def _replaced(response: Response, message: AIMessage) -> Response:
-    """The response with another message in place of the model's."""
-    old = _message(response)
-    return replace(response, result=[message if each is old else each for each in response.result])

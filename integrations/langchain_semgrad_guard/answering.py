@@ -2,40 +2,51 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Self, cast
 
-from langchain_core.callbacks import CallbackManagerForLLMRun
+from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
 from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage
 from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
 from pydantic import BeforeValidator, ConfigDict, Field, PrivateAttr, SecretStr, SkipValidation, model_validator
 
 from langchain_semgrad_guard import messages as convert
-from langchain_semgrad_guard.answer_form import FORM_OPTIONS, AnswerForm
+from langchain_semgrad_guard.answers import Call
 from langchain_semgrad_guard.batching import PendingBatch, Request
-from langchain_semgrad_guard.callback import UncertaintyRouterCallback
-from langchain_semgrad_guard.calls import Call
-from langchain_semgrad_guard.enforcement import EnforcingChatModel
-from langchain_semgrad_guard.logprobs import openai_logprobs
+from langchain_semgrad_guard.several import SeveralChatModel
 from langchain_semgrad_guard.tool_calls import call_fields
-from semgrad_guard import Estimator, Generation, GenerationOptions, HybridGrad, LanguageModel, Verdict
+from semgrad_guard import (
+    Estimator,
+    Generation,
+    GenerationOptions,
+    HybridGrad,
+    LanguageModel,
+    Verdict,
+)
+from semgrad_guard.adapters.answer_form import FORM_OPTIONS, AnswerForm
+from semgrad_guard.adapters.limits import Limit
+from semgrad_guard.adapters.logprobs import openai_logprobs
 from semgrad_guard.adapters.settings import call_options, weights_of
 from semgrad_guard.adapters.weights import Weights
-from semgrad_guard.engine.generation.evidence import Evidence
-from semgrad_guard.engine.prompts.tool_format import ToolAnswer
 from semgrad_guard.errors import SemGradGuardError, require_known
-from semgrad_guard.guard import assess, record_draft
-from semgrad_guard.guard.calibrated_estimator import as_estimator
+from semgrad_guard.guard import (
+    Answerer,
+    AsyncLiveAnswer,
+    Draft,
+    LiveAnswer,
+    as_estimator,
+    assess,
+    off_loop,
+)
+from semgrad_guard.records import PromptForm
 
 _CALL_OPTIONS = FORM_OPTIONS | {"logprobs", "stream"}
 """What a call may say besides how its answer is generated."""
-_LANGCHAINS_OWN = frozenset({"ls_structured_output_format", "structured_output_format"})
-"""Options that LangChain takes away before it asks for an answer."""
 
 
-class AnsweringChatModel(EnforcingChatModel):
+class AnsweringChatModel(SeveralChatModel):
     """The fields of a chat model that runs here, and its answers: whole, streamed and in batches."""
 
     model_config = ConfigDict(extra="forbid", arbitrary_types_allowed=True, protected_namespaces=())
@@ -71,7 +82,7 @@ class AnsweringChatModel(EnforcingChatModel):
     """Put the tokens' log-probabilities into the metadata, in OpenAI's shape; a call may set it too."""
     streaming: bool = False
     timeout: float | None = None
-    """Accepted as a standard parameter; a local model has no request that could time out."""
+    """Seconds for generating and scoring; beneath a router that sets no limit, for its target as well."""
     max_retries: int | None = None
     """Accepted as a standard parameter; a local model has no request to retry."""
     api_key: SecretStr | None = Field(default=None, exclude=True, repr=False)
@@ -108,59 +119,60 @@ class AnsweringChatModel(EnforcingChatModel):
         **kwargs: Any,
     ) -> ChatResult:
         request = self._request(messages, stop, kwargs)
-        generation = PendingBatch.take(self, request) or self._generate_all([request])[0]
-        answer, record = self._taken_apart(generation, request), self._record(generation, request, run_manager)
-        message = AIMessage(content=answer.text, **call_fields(answer), **record)
-        return ChatResult(generations=[ChatGeneration(message=message, generation_info=_info(record))])
+        with Limit(self.timeout).counting():
+            generation = PendingBatch.take(self._owner, request) or self._generate_all([request])[0]
+            message = self.message_of(generation, request)
+        return ChatResult(generations=[ChatGeneration(message=message, generation_info=info_of(message))])
 
-    def _stream(
+    async def _agenerate(
         self,
         messages: list[BaseMessage],
         stop: list[str] | None = None,
-        run_manager: CallbackManagerForLLMRun | None = None,
+        run_manager: AsyncCallbackManagerForLLMRun | None = None,
         **kwargs: Any,
-    ) -> Iterator[ChatGenerationChunk]:
-        request = self._request(messages, stop, kwargs)
-        written, shown = "", 0
-        with self.language_model.stream(
-            request.conversation,
-            request.options,
-            objective=self.estimator.objective,
-            template_options=request.form.template_options,
-        ) as pieces:
-            for piece in pieces:
-                written += piece
-                end = self.language_model.tool_format.shown(written) if request.form.tools else len(written)
-                if end > shown:
-                    yield ChatGenerationChunk(message=AIMessageChunk(content=written[shown:end]))
-                    shown = end
-            answer = self._taken_apart(pieces.generation, request)
-            record = self._record(pieces.generation, request, run_manager)
-        if rest := answer.text[shown:]:
-            yield ChatGenerationChunk(message=AIMessageChunk(content=rest))
-        last = self._decided(AIMessageChunk(content="", chunk_position="last", **call_fields(answer), **record))
-        yield ChatGenerationChunk(message=last, generation_info=_info(record))
+    ) -> ChatResult:
+        return await off_loop(lambda: self._generate(messages, stop, **kwargs))
 
     # What enforcement asks for.
 
-    def _prepare(self) -> None:
+    def _ready(self) -> None:
         _ = self.language_model.identity
 
+    @property
+    def _group_size(self) -> int:
+        return self.max_batch_size
+
+    @property
+    def _limit(self) -> float | None:
+        return self.timeout
+
+    def _form(self, call: Call) -> PromptForm:
+        request = self._request(call.messages, call.stop, call.options)
+        return self.language_model.render(request.conversation, **request.form.template_options).form
+
+    def _live(self, call: Call) -> Writing:
+        request = self._request(call.messages, call.stop, call.options)
+        live = self._answerer(request).live(request.conversation, template_options=request.form.template_options)
+        return Writing(self, call, request, live)
+
+    async def _alive(self, call: Call) -> AsyncWriting:
+        writing = await off_loop(lambda: self._live(call))
+        return AsyncWriting(writing)
+
     @contextmanager
-    def _together(self, calls: Sequence[Call], limit: int | None) -> Generator[None]:
+    def _together(self, calls: Sequence[Call]) -> Generator[None]:
         several = calls if len(calls) > 1 else ()
         requests = [request for request in map(self._announced_request, several) if request is not None]
         if len(requests) < 2:
             yield
             return
-        with PendingBatch(self, requests, self._generate_all, limit or self.max_batch_size).opened():
+        with PendingBatch(self._owner, requests, self._generate_all, self.max_batch_size).opened():
             yield
 
     def _announced_request(self, call: Call) -> Request | None:
         """What a call will ask for; None for one that will fail in a run of its own."""
-        kwargs = {key: value for key, value in call.kwargs.items() if key not in _LANGCHAINS_OWN}
         try:
-            return self._request(call.messages, call.stop, kwargs)
+            return self._request(call.messages, call.stop, call.options)
         except SemGradGuardError:
             return None
 
@@ -183,23 +195,22 @@ class AnsweringChatModel(EnforcingChatModel):
             template_options=requests[0].form.template_options,
         )
 
-    def _taken_apart(self, generation: Generation, request: Request) -> ToolAnswer:
-        return self.language_model.tool_answer(generation) if request.form.tools else ToolAnswer(generation.text)
+    def _answerer(self, request: Request) -> Answerer:
+        return Answerer(
+            self.language_model, self.estimator, options=request.options, prompt_template=self.prompt_template
+        )
 
-    def _record(
-        self, generation: Generation, request: Request, run_manager: CallbackManagerForLLMRun | None
-    ) -> dict[str, Any]:
-        """Usage and metadata of an answer; scoring happens here."""
-        answer, evidence = self._taken_apart(generation, request), generation.evidence
+    def message_of(self, generation: Generation, request: Request) -> AIMessage:
+        """An answer with its record; scoring happens here."""
+        answer, evidence = request.form.taken_apart(self.language_model, generation), generation.evidence
         verdict = self._verdict(evidence, answer.text, request)
-        if not _routed(run_manager):  # else whoever decides takes the draft down
-            record_draft(verdict, generation.prompt.form, source=str(run_manager.run_id) if run_manager else None)
         metadata = convert.response_metadata("tool_calls" if answer.calls else generation.finish_reason, verdict)
         if request.logprobs:
             metadata["logprobs"] = openai_logprobs(self.language_model, self.estimator, evidence)
-        return {"usage_metadata": convert.usage(generation), "response_metadata": metadata}
+        record: dict[str, Any] = {"usage_metadata": convert.usage(generation), "response_metadata": metadata}
+        return AIMessage(content=answer.text, **call_fields(answer.calls, answer.broken), **record)
 
-    def _verdict(self, evidence: Evidence, text: str, request: Request) -> Verdict:
+    def _verdict(self, evidence: Any, text: str, request: Request) -> Verdict:
         return assess(
             self.language_model,
             self.estimator,
@@ -215,14 +226,70 @@ class AnsweringChatModel(EnforcingChatModel):
         return call_options(self, kwargs if stop is None else {**kwargs, "stop": stop}, also=_CALL_OPTIONS)
 
 
-def _routed(run_manager: CallbackManagerForLLMRun | None) -> bool:
-    """Whether a router hears of this run."""
-    return run_manager is not None and any(
-        isinstance(handler, UncertaintyRouterCallback) for handler in run_manager.handlers
-    )
+class Writing:
+    """An answer that the model is writing, as LangChain's chunks. Text that may turn out to be a call is held back."""
+
+    def __init__(self, chat: AnsweringChatModel, call: Call, request: Request, live: LiveAnswer) -> None:
+        self._chat, self._call, self._request, self.live = chat, call, request, live
+        self._written, self._shown = "", 0
+
+    def __iter__(self) -> Iterator[ChatGenerationChunk]:
+        for piece in self.live:
+            yield from self.shown(piece)
+
+    def shown(self, piece: str) -> list[ChatGenerationChunk]:
+        """What may be shown once a piece is written."""
+        self._written += piece
+        model, tools = self._chat.language_model, self._request.form.tools
+        end = model.tool_format.shown(self._written) if tools else len(self._written)
+        if end <= self._shown:
+            return []
+        text, self._shown = self._written[self._shown : end], end
+        return [_chunk(text)]
+
+    def draft(self) -> Draft[AIMessage]:
+        """The whole answer with its score."""
+        generation = self.live.stream.generation
+        return self._chat.draft_of(self._chat.message_of(generation, self._request), self._call)
+
+    def last(self, message: AIMessage) -> list[ChatGenerationChunk]:
+        """The rest of the text, and the chunk that says everything else."""
+        rest = convert.message_text(message)[self._shown :]
+        record = convert.as_chunk(message).model_copy(update={"content": ""})
+        last = ChatGenerationChunk(message=record, generation_info=info_of(message))
+        return [*([_chunk(rest)] if rest else []), last]
+
+    def close(self) -> None:
+        """Stop the model."""
+        self.live.close()
 
 
-def _info(record: Mapping[str, Any]) -> dict[str, Any]:
+class AsyncWriting:
+    """Like `Writing`, on the event loop."""
+
+    def __init__(self, writing: Writing) -> None:
+        self._writing, self._live = writing, AsyncLiveAnswer(writing.live)
+        self.last = writing.last
+
+    async def __aiter__(self) -> AsyncIterator[ChatGenerationChunk]:
+        async for piece in self._live:
+            for chunk in self._writing.shown(piece):
+                yield chunk
+
+    async def draft(self) -> Draft[AIMessage]:
+        """The whole answer with its score."""
+        return await off_loop(self._writing.draft)
+
+    async def aclose(self) -> None:
+        """Stop the model."""
+        await self._live.aclose()
+
+
+def _chunk(text: str) -> ChatGenerationChunk:
+    return ChatGenerationChunk(message=AIMessageChunk(content=text))
+
+
+def info_of(message: AIMessage) -> dict[str, Any]:
     """What tracers and scorers look for beside the message."""
-    metadata: Mapping[str, Any] = record.get("response_metadata", {})
+    metadata = cast("Mapping[str, Any]", message.response_metadata)
     return {key: metadata[key] for key in ("finish_reason", "logprobs") if key in metadata}

@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 
-from langchain_semgrad_guard.answer_form import AnswerForm
 from semgrad_guard import Generation, GenerationOptions, Message
+from semgrad_guard.adapters.answer_form import AnswerForm
 
 
 @dataclass(frozen=True)

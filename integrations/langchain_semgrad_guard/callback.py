@@ -1,30 +1,46 @@
-"""`UncertaintyRouterCallback`: decides, when a chat model's run ends, what becomes of its answer."""
+"""`UncertaintyRouterCallback`: a policy, attached to a chat model as a callback."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
-from uuid import UUID
 
 from langchain_core.callbacks import BaseCallbackHandler
-from langchain_core.messages import AIMessage, BaseMessage
+from langchain_core.messages import AIMessage
 from langchain_core.outputs import ChatGeneration, LLMResult
 from langchain_core.runnables import Runnable
 
-from langchain_semgrad_guard.docket import is_escalating, open_for
-from langchain_semgrad_guard.judging import judgement
-from langchain_semgrad_guard.observing import report
-from semgrad_guard import Policy, Verdict
-from semgrad_guard.errors import InputError, LowConfidenceError, UnenforcedPolicyError
-from semgrad_guard.guard import ABSTAIN_MESSAGE
-from semgrad_guard.guard.modes import Mode, require_mode, withholds
-from semgrad_guard.guard.policy import require_policy
+from langchain_semgrad_guard.messages import stage_verdict
+from langchain_semgrad_guard.observing import observe
+from langchain_semgrad_guard.rules import NO_SCORE, Rules
+from langchain_semgrad_guard.targets import is_escalating, target_of
+from semgrad_guard import DriftMonitor, Policy
+from semgrad_guard.errors import UnenforcedPolicyError
+from semgrad_guard.guard import (
+    ABSTAIN_MESSAGE,
+    AbstainMessage,
+    Draft,
+    Mode,
+    OnError,
+    Terms,
+    undecided,
+    unscored,
+)
 
 _REMEDY = (
-    "Use ChatSemGrad(...) and one of invoke, ainvoke, batch, abatch, generate, stream, astream or their event streams, "
-    "and attach the router to that model rather than to a chain that holds other models: "
+    "Use ChatSemGrad(...), or put a guard around this model: GuardedChatModel(model, policy, scorer=...). Attach a "
+    "router to the model that it is for rather than to a chain that holds others: "
     'chat.with_config(callbacks=[router]), ChatSemGrad(callbacks=[router]), or config={"callbacks": [router]}. '
     'A router with mode="observe" goes with any model.'
 )
+
+
+class EnforcingDescription(dict[str, Any]):
+    """How a model that carries out a router's decisions is described to callbacks at the start of a run.
+
+    LangChain hands this very object to every handler, on every path: the type says what no tag, metadata or parameter
+    could claim by accident.
+    """
 
 
 class UncertaintyRouterCallback(BaseCallbackHandler):
@@ -32,29 +48,33 @@ class UncertaintyRouterCallback(BaseCallbackHandler):
 
     An answer at or below the threshold is delivered. What becomes of any other is the `mode`'s affair:
 
-    - `enforce`: before anything of it leaves the model it is replaced by the answer of `escalate_to`, or by
-      `abstain_message` where there is no target. A stream is buffered: it arrives in one chunk.
-    - `raise`: the model raises `LowConfidenceError`, which holds the verdict, before anything leaves it. The run ends
-      with that error; no target is asked.
+    - `enforce`: the model's run ends with the answer of `escalate_to` in its place, or with `abstain_message` where
+      there is no target. A stream is buffered: it arrives in one chunk.
+    - `raise`: the run ends with a `LowConfidenceError`, which holds the verdict; no target is asked.
     - `annotate`: the answer is delivered, live where it is streamed, and the decision stands in its metadata (a
       stream's last chunk) with `enforced: false`. No target is asked.
     - `observe`: the answer and its metadata stay as they are. The decision goes to the logger `semgrad_guard` and,
       inside a chain or a graph, out as a custom event `semgrad_guard`.
 
-    A callback cannot replace an answer on its own (LangChain's end hooks come too late for streams and are swallowed on
-    some paths). It therefore refuses, at the start of a run, models that would ignore it; an observer refuses none.
+    A callback cannot replace an answer on its own. It therefore refuses, at the start of a run, models that would
+    ignore it; an observer refuses none.
 
     Args:
         policy: what to let through. A calibrated policy is checked against each answer's own record.
-        escalate_to: any Runnable that takes the messages and returns a message or a string: a larger chat model, a
-            retrieval chain, a `ChatSemGrad` with a router of its own. A scored target's verdict is kept inside this
-            one's; any other target is passed on as unscored, outside every promise.
+        escalate_to: a larger chat model, which is asked with the call's own options and tools; an agent's graph, which
+            is given the messages as its state; or any Runnable that takes the messages and returns a message or a
+            string. A scored target's verdict is kept inside this one's; any other target is passed on as unscored,
+            outside every promise.
         mode: what to do with a decision.
-        abstain_message: delivered in place of an answer that is neither let through nor escalated.
-        keep_draft: keep the text of withheld answers in the metadata (`draft`).
+        abstain_message: delivered in place of an answer that is neither let through nor escalated; a text, or a
+            function of the verdict.
+        keep_draft: keep the text of withheld answers in the metadata (`draft`) and in traces.
+        on_error: what becomes of an answer whose target fails or is late, or that is late itself: "raise" or "abstain".
+        timeout: seconds for generating, scoring and escalating together.
+        monitor: watches the scores for drift.
 
     Raises:
-        InputError: no policy, a target that is no Runnable, or an unknown mode.
+        InputError: no policy, an unknown mode, or a target that is no Runnable or takes no messages.
     """
 
     run_inline = True
@@ -66,63 +86,82 @@ class UncertaintyRouterCallback(BaseCallbackHandler):
         escalate_to: Runnable[Any, Any] | None = None,
         *,
         mode: Mode = "enforce",
-        abstain_message: str = ABSTAIN_MESSAGE,
+        abstain_message: AbstainMessage = ABSTAIN_MESSAGE,
         keep_draft: bool = False,
+        on_error: OnError = "raise",
+        timeout: float | None = None,
+        monitor: DriftMonitor | None = None,
     ) -> None:
-        if escalate_to is not None and not isinstance(escalate_to, Runnable):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise InputError(
-                f"escalate_to must be a Runnable, not a {type(escalate_to).__name__}; wrap a function in RunnableLambda"
-            )
-        self.policy, self.escalate_to = require_policy(policy), escalate_to
-        self.mode: Mode = require_mode(mode)
-        self.abstain_message, self.keep_draft = abstain_message, keep_draft
+        self._escalate_to = escalate_to
+        self.rules = rules_of(
+            self,
+            policy,
+            escalate_to,
+            mode=mode,
+            abstain_message=abstain_message,
+            keep_draft=keep_draft,
+            on_error=on_error,
+            timeout=timeout,
+            monitor=monitor,
+        )
 
     @property
-    def withholds(self) -> bool:
-        """Whether an answer may be kept back, so that nothing of it may leave the model before it is judged."""
-        return withholds(self.mode)
+    def policy(self) -> Policy:
+        """What is let through."""
+        return self.rules.terms.policy
 
-    def on_chat_model_start(self, serialized: dict[str, Any], messages: list[list[BaseMessage]], **kwargs: Any) -> None:
-        """Refuse a chat model, or a path through it, that would deliver whatever this router decides."""
+    @property
+    def mode(self) -> Mode:
+        """What becomes of a decision."""
+        return self.rules.terms.mode
+
+    @property
+    def escalate_to(self) -> Runnable[Any, Any] | None:
+        """Who is asked for what is not let through."""
+        return self._escalate_to
+
+    @escalate_to.setter
+    def escalate_to(self, escalate_to: Runnable[Any, Any] | None) -> None:
+        target = target_of(escalate_to)
+        self._escalate_to = escalate_to
+        self.rules = replace(
+            self.rules, terms=replace(self.rules.terms, can_escalate=target is not None), target=target
+        )
+
+    def on_chat_model_start(self, serialized: dict[str, Any], messages: Any, **kwargs: Any) -> None:
+        """Refuse a chat model that would deliver whatever this router decides."""
         self._require_enforcement(serialized)
 
     def on_llm_start(self, serialized: dict[str, Any], prompts: list[str], **kwargs: Any) -> None:
         """Refuse text-in, text-out models."""
         self._require_enforcement(serialized)
 
-    def on_llm_end(self, response: LLMResult, *, run_id: UUID, **kwargs: Any) -> None:
-        """Record the decision about a run. Errors are recorded too: raised here they would leave the run open."""
+    def on_llm_end(self, response: LLMResult, **kwargs: Any) -> None:
+        """Report what an observer sees: the score that is recorded, be it beside the answer of somebody else."""
         if self.mode == "observe":
-            report(lambda: self.judge(response))
-            return
-        docket = open_for(self)
-        if docket is None:
-            return
-        try:
-            docket.verdicts[run_id] = self.judge(response)
-        except Exception as error:  # noqa: BLE001 - the model raises it on the caller's path, whatever it is
-            docket.errors[run_id] = error
-
-    def judge(self, response: LLMResult) -> Verdict:
-        """The decision about one run's answer.
-
-        Raises:
-            BindingMismatchError: the policy was calibrated for something else.
-        """
-        # Inside its own escalation a router still judges, but hands on no further: a target may hold the same model.
-        can_escalate = self.escalate_to is not None and not is_escalating(self)
-        generation = response.generations[0][0]
-        message = generation.message if isinstance(generation, ChatGeneration) else AIMessage(generation.text)
-        verdict = judgement(message, self.policy, can_escalate=can_escalate)
-        return verdict.model_copy(update={"enforced": self.withholds})
+            observe(self.rules, _seen(response, can_escalate=not is_escalating(self)))
 
     def _require_enforcement(self, serialized: dict[str, Any] | None) -> None:
-        if self.mode != "observe" and open_for(self) is None:
+        if self.mode != "observe" and not isinstance(serialized, EnforcingDescription):
             name = ((serialized or {}).get("id") or ["this model"])[-1]
-            raise UnenforcedPolicyError(f"{name} would ignore this router's decisions on this path. {_REMEDY}")
+            raise UnenforcedPolicyError(f"{name} would ignore this router's decisions. {_REMEDY}")
 
 
-def require_confidence(verdict: Verdict) -> None:
-    """Raise `LowConfidenceError`, with the answer as the verdict's draft, unless the answer is let through."""
-    if verdict.action != "answer":
-        raise LowConfidenceError(verdict, draft=verdict.text)
+def rules_of(owner: object, policy: Policy, escalate_to: Any, **terms: Any) -> Rules:
+    """The rules that a router's or a guard's arguments make.
+
+    Raises:
+        InputError: see `UncertaintyRouterCallback`.
+    """
+    target = target_of(escalate_to)
+    return Rules(owner, Terms(policy=policy, can_escalate=target is not None, **terms), target)
+
+
+def _seen(response: LLMResult, *, can_escalate: bool) -> Draft[AIMessage]:
+    """What a run ended with, as an observer judges it: by the score of its draft, whatever a router made of that."""
+    generation = response.generations[0][0]
+    message = generation.message if isinstance(generation, ChatGeneration) else AIMessage(generation.text)
+    recorded = stage_verdict(message)
+    verdict = unscored(str(message.text), reason=NO_SCORE) if recorded is None else undecided(recorded)
+    answer = message if isinstance(message, AIMessage) else AIMessage(str(message.text))
+    return Draft(verdict, answer, can_escalate=can_escalate)

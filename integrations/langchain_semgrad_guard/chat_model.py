@@ -12,17 +12,18 @@ from langchain_core.runnables import Runnable
 from pydantic import BaseModel
 
 from langchain_semgrad_guard import messages as convert
-from langchain_semgrad_guard.answer_form import AnswerForm, AnyTool, openai_tools
 from langchain_semgrad_guard.answering import AnsweringChatModel
 from langchain_semgrad_guard.batching import Request
 from langchain_semgrad_guard.counting import count_tokens
-from langchain_semgrad_guard.logprobs import openai_logprobs
 from langchain_semgrad_guard.profile import profile_of, profile_on_disk
 from langchain_semgrad_guard.structured_output import Method, structured
+from langchain_semgrad_guard.tools import AnyTool, openai_tools
 from semgrad_guard import (
     METADATA_KEY,
     LanguageModel,
 )
+from semgrad_guard.adapters.answer_form import AnswerForm
+from semgrad_guard.adapters.logprobs import openai_logprobs
 from semgrad_guard.adapters.settings import loaded_weights, require_loaded
 from semgrad_guard.errors import InputError
 from semgrad_guard.guard import template_name

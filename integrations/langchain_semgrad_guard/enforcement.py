@@ -1,172 +1,393 @@
-"""`EnforcingChatModel`: a chat model that carries out what an attached router decides, on every path.
+"""`EnforcingChatModel`: a chat model whose guarded runs end with the outcome.
 
-The router decides in `on_llm_end`, while the run is open; the model acts after the run has closed. So traces hold the
-model's own answer in a run that ends exactly once, LangChain's cache holds drafts only (each decided anew by the router
-at hand), and what the caller gets is the outcome. Paths that are not overridden here open no docket, and the router
-refuses them: forgetting a path fails loudly.
+Whatever LangChain derives from a run (histories, listeners, token handlers, event streams, usage, a graph's message
+stream) is made of what the run ends with. So the draft is made and judged inside the run, and is no run of its own:
+LangChain's cache holds drafts, which every router judges anew, and all the others hear what is delivered.
+
+A router is found among the handlers of the run. Two paths need help: LangChain does not tell `_stream` its run, so that
+a copy of the model carries the rules of one call; and runs of one batch meet (`gathering.py`) to be answered together.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Literal
-from uuid import UUID
+from functools import cached_property, partial
+from typing import Any, Protocol, Self, cast
 
-from langchain_core.callbacks import Callbacks
+from langchain_core.callbacks import (
+    AsyncCallbackManagerForLLMRun,
+    CallbackManager,
+    CallbackManagerForLLMRun,
+    Callbacks,
+)
 from langchain_core.language_models import LanguageModelInput
+from langchain_core.language_models.chat_models import BaseChatModel
 from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage
-from langchain_core.outputs import LLMResult
+from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult, Generation
 from langchain_core.runnables import RunnableConfig
-from langchain_core.runnables.config import ensure_config, get_config_list, run_in_executor
+from langchain_core.runnables.config import (
+    ensure_config,
+    run_in_executor,
+)
+from langchain_core.utils.utils import LC_ID_PREFIX
+from langchain_core.utils.uuid import uuid7
+from pydantic import PrivateAttr
 
-from langchain_semgrad_guard.calls import Call, Outcome, has_router, merged, messages_of, router_of, settle, waiting
-from langchain_semgrad_guard.deciding import DecidingChatModel
-from langchain_semgrad_guard.docket import Docket, astepped, escalating, stepped
-from langchain_semgrad_guard.messages import as_chunk
-from langchain_semgrad_guard.relay import Relay
+from langchain_semgrad_guard import messages as convert
+from langchain_semgrad_guard.answers import Answers, Call
+from langchain_semgrad_guard.callback import EnforcingDescription, UncertaintyRouterCallback
+from langchain_semgrad_guard.gathering import take_seat
+from langchain_semgrad_guard.hearing import RunManager, handlers_of, inside, inside_stream
+from langchain_semgrad_guard.observing import observe
+from langchain_semgrad_guard.rules import Rules, draft_verdict
+from semgrad_guard.adapters.limits import Limit
+from semgrad_guard.errors import UnenforcedPolicyError
+from semgrad_guard.guard import (
+    Draft,
+    Outcome,
+    arun,
+    arun_stream,
+    current_recorder,
+    record_draft,
+    run,
+    run_stream,
+)
+from semgrad_guard.records import PromptForm
+
+Result = ChatResult | Exception
 
 
-class EnforcingChatModel(DecidingChatModel):
-    """Subclasses say how to answer (`_generate`, `_stream`); this class says what becomes of the answers.
+class LiveAnswer(Protocol):
+    """An answer that is being written: its pieces, its scored draft, and the chunks that close it."""
+
+    def __iter__(self) -> Iterator[ChatGenerationChunk]: ...
+
+    def draft(self) -> Draft[AIMessage]: ...
+
+    def last(self, message: AIMessage) -> list[ChatGenerationChunk]: ...
+
+    def close(self) -> None: ...
+
+
+class AsyncLiveAnswer(Protocol):
+    """Like `LiveAnswer`, on the event loop."""
+
+    def __aiter__(self) -> AsyncIterator[ChatGenerationChunk]: ...
+
+    async def draft(self) -> Draft[AIMessage]: ...
+
+    def last(self, message: AIMessage) -> list[ChatGenerationChunk]: ...
+
+    async def aclose(self) -> None: ...
+
+
+class EnforcingChatModel(BaseChatModel):
+    """Subclasses say how to answer (`_generate`, `_live`, `_alive`); this class says what the runs end with.
 
     A guarded stream is a buffered one: the score exists only when the answer is complete, so an answer that may still
     be withheld arrives as one chunk. Without a router, and with one that only annotates or observes, streams are live.
     """
 
-    def _prepare(self) -> None:
+    _rules: Rules | None = PrivateAttr(default=None)
+    _heard: CallbackManager | None = PrivateAttr(default=None)
+    _origin: Any = PrivateAttr(default=None)
+
+    # What subclasses say.
+
+    def _ready(self) -> None:
         """Whatever blocks before the first answer; async paths call it off the event loop."""
 
-    def _together(self, calls: Sequence[Call], limit: int | None) -> AbstractContextManager[None]:
-        """The time during which these calls are answered one after the other, at most `limit` at once."""
+    def _live(self, call: Call) -> LiveAnswer:
+        """Answer piece by piece."""
+        raise NotImplementedError
+
+    async def _alive(self, call: Call) -> AsyncLiveAnswer:
+        """Like `_live`, on the event loop."""
+        raise NotImplementedError
+
+    def _form(self, call: Call) -> PromptForm | None:
+        """What the prompt of a call looks like."""
+        return None
+
+    def _drafted(self, call: Call) -> ChatResult:
+        """The answer to a call, with its record, from LangChain's cache or made anew. Nobody hears it."""
+        return BaseChatModel._generate_with_cache(self.bare, call.messages, call.stop, None, **call.options)
+
+    async def _adrafted(self, call: Call) -> ChatResult:
+        return await BaseChatModel._agenerate_with_cache(self.bare, call.messages, call.stop, None, **call.options)
+
+    def _together(self, calls: Sequence[Call]) -> AbstractContextManager[None]:
+        """The time during which these calls are answered one after the other."""
         return nullcontext()
 
-    # The runs of one call, each closed before anything is decided about the next step.
+    def _told(self, options: Mapping[str, Any]) -> Mapping[str, Any]:
+        """A call's options as a target is told them."""
+        return options
 
-    def generate(
+    @property
+    def _limit(self) -> float | None:
+        """Seconds that an answer may take where the router sets no limit."""
+        return None
+
+    def draft_of(self, message: AIMessage, call: Call) -> Draft[AIMessage]:
+        """A finished message as a draft, by the rules of its call, or those that this model holds to."""
+        rules = call.rules or self.rules
+        if rules is None:
+            return Draft(draft_verdict(message), message)
+        return rules.draft(message, self._form_for(rules, call), call.source)
+
+    def _form_for(self, rules: Rules, call: Call) -> PromptForm | None:
+        """What the prompt of a call looks like, where somebody asks: a calibration, or whoever takes drafts down."""
+        asked = rules.terms.policy.calibration is not None or current_recorder() is not None
+        return self._form(call) if asked else None
+
+    # Which rules hold.
+
+    @property
+    def carried(self) -> Rules | None:
+        """The rules that were put on this copy (`guarded_by`)."""
+        return self._rules
+
+    @property
+    def rules(self) -> Rules | None:
+        """The rules that this model holds to, whatever run its answers belong to."""
+        return self._rules
+
+    @cached_property
+    def _serialized(self) -> dict[str, Any]:
+        return EnforcingDescription(super()._serialized)
+
+    def guarded_by(self, rules: Rules | None, heard: CallbackManager | None = None) -> Self:
+        """A copy that judges its answers by these rules, whatever run they belong to."""
+        copy = self.model_copy()
+        copy._rules, copy._heard, copy._origin = rules, heard, self._owner
+        return copy
+
+    @property
+    def _owner(self) -> object:
+        """The same object for a model and its copies that carry rules."""
+        return self if self._origin is None else self._origin
+
+    @property
+    def bare(self) -> Self:
+        """This model without rules of its own."""
+        return self if self._rules is None else self.guarded_by(None)
+
+    def _rules_among(self, callbacks: Callbacks) -> Rules | None:
+        """The rules of this model, or of a router among handlers. Observers decide nothing.
+
+        Raises:
+            UnenforcedPolicyError: there are several, and one of them would be ignored.
+        """
+        own = self.rules
+        found: dict[int, Rules] = {} if own is None else {id(own.owner): own}
+        for handler in (*handlers_of(callbacks), *handlers_of(self.callbacks)):
+            if isinstance(handler, UncertaintyRouterCallback):
+                found.setdefault(id(handler), handler.rules)
+        deciding = [rules for rules in found.values() if rules.terms.mode != "observe"]
+        if len(deciding) > 1:
+            raise UnenforcedPolicyError(
+                f"{len(deciding)} routers are attached to one model and only one can decide. Attach one; to judge a "
+                "second stage, give the escalation target a router of its own."
+            )
+        return deciding[0] if deciding else None
+
+    def _call(
+        self, messages: list[BaseMessage], stop: list[str] | None, manager: RunManager | None, options: dict[str, Any]
+    ) -> Call:
+        options = {name: value for name, value in options.items() if name != "stream"}  # drafts are made whole
+        heard = inside(manager) if manager is not None or self._heard is None else self._heard
+        rules = self._rules_among(manager and list(manager.handlers))
+        return Call(messages, stop, options, rules, heard, self._told(options))
+
+    # Whole answers.
+
+    def _generate_with_cache(
         self,
-        messages: list[list[BaseMessage]],
+        messages: list[BaseMessage],
         stop: list[str] | None = None,
-        callbacks: Callbacks = None,
-        *,
-        tags: list[str] | None = None,
-        metadata: dict[str, Any] | None = None,
-        run_name: str | None = None,
-        run_id: UUID | None = None,
+        run_manager: CallbackManagerForLLMRun | None = None,
         **kwargs: Any,
-    ) -> LLMResult:
-        """Answer each list of messages in a run of its own."""
-        call = Call([], stop, callbacks, tags, metadata, run_name, run_id, kwargs)
-        return merged(self._announced(self._answer(call.each(messages))), self._combine_llm_outputs)
+    ) -> ChatResult:
+        call = self._call(messages, stop, run_manager, kwargs)
+        if not call.withholds and self._is_shown(run_manager, kwargs, is_async=False):
+            live = self if call.rules is None else self.guarded_by(call.rules, call.heard)
+            return super(EnforcingChatModel, live)._generate_with_cache(messages, stop, run_manager, **kwargs)
+        seat = take_seat(self._owner)
+        result = seat.ask(call) if seat is not None else _one(self._answers([call]))
+        if run_manager is None:
+            return result
+        result = _identified(result, run_manager)
+        if self._should_use_protocol_streaming(async_api=False, run_manager=run_manager, **kwargs):
+            self._replay_v2_events_for_cache_hit(result.generations, run_manager=run_manager, **kwargs)
+        elif self._should_stream(async_api=False, run_manager=run_manager, **kwargs):
+            for chunk in map(_whole_chunk, result.generations):
+                run_manager.on_llm_new_token(chunk.text, chunk=chunk)
+        return result
 
-    async def agenerate(
+    async def _agenerate_with_cache(
         self,
-        messages: list[list[BaseMessage]],
+        messages: list[BaseMessage],
         stop: list[str] | None = None,
-        callbacks: Callbacks = None,
-        *,
-        tags: list[str] | None = None,
-        metadata: dict[str, Any] | None = None,
-        run_name: str | None = None,
-        run_id: UUID | None = None,
+        run_manager: AsyncCallbackManagerForLLMRun | None = None,
         **kwargs: Any,
-    ) -> LLMResult:
-        """Like `generate`, without blocking the event loop."""
-        call = Call([], stop, callbacks, tags, metadata, run_name, run_id, kwargs)
-        return merged(await self._aannounced(await self._aanswer(call.each(messages))), self._combine_llm_outputs)
+    ) -> ChatResult:
+        call = self._call(messages, stop, run_manager, kwargs)
+        if not call.withholds and self._is_shown(run_manager, kwargs, is_async=True):
+            live = self if call.rules is None else self.guarded_by(call.rules, call.heard)
+            return await super(EnforcingChatModel, live)._agenerate_with_cache(messages, stop, run_manager, **kwargs)
+        seat = take_seat(self._owner)
+        result = await seat.ask(call) if seat is not None else _one(await self._aanswers([call]))
+        if run_manager is None:
+            return result
+        result = _identified(result, run_manager)
+        if self._should_use_protocol_streaming(async_api=True, run_manager=run_manager, **kwargs):
+            await self._areplay_v2_events_for_cache_hit(result.generations, run_manager=run_manager, **kwargs)
+        elif self._should_stream(async_api=True, run_manager=run_manager, **kwargs):
+            for chunk in map(_whole_chunk, result.generations):
+                await run_manager.on_llm_new_token(chunk.text, chunk=chunk)
+        return result
 
-    def _answer(self, calls: Sequence[Call], *, limit: int | None = None) -> list[Outcome]:
-        """Draft everything, then ask each router's target for all that it does not let through."""
-        self._prepare()
-        with self._together(calls, limit):
-            outcomes = [self._draft(call) for call in calls]
-        for router, target, group in waiting(outcomes):
-            inputs, configs = [o.call.messages for o in group], [o.target_config(limit) for o in group]
-            with escalating(router):
-                settle(group, target.batch(inputs, configs, return_exceptions=True))
-        return outcomes
+    def _answers(self, calls: Sequence[Call]) -> list[Result]:
+        """Draft everything, judge it, ask each router's target for all that it does not let through."""
+        results: dict[int, Result] = {}
+        for rules, group in _by_rules(calls):
+            if rules is None:
+                found = [self._unjudged(call, result) for call, result in zip(group, self._made(group), strict=True)]
+            else:
+                answers = Answers(rules, group)
+                outcomes = run(
+                    answers.terms(self._limit),
+                    lambda answers=answers, group=group: answers.drafts(
+                        self._made(group), partial(self._form_for, answers.rules)
+                    ),
+                    lambda waiting, answers=answers: answers.ask(waiting),
+                )
+                found = answers.delivered(outcomes)
+            results.update({id(call): result for call, result in zip(group, found, strict=True)})
+        return [results[id(call)] for call in calls]
 
-    async def _aanswer(self, calls: Sequence[Call], *, limit: int | None = None) -> list[Outcome]:
-        await run_in_executor(None, self._prepare)
-        with self._together(calls, limit):
-            outcomes = [await self._adraft(call) for call in calls]
-        for router, target, group in waiting(outcomes):
-            inputs, configs = [o.call.messages for o in group], [o.target_config(limit) for o in group]
-            with escalating(router):
-                settle(group, await target.abatch(inputs, configs, return_exceptions=True))
-        return outcomes
+    async def _aanswers(self, calls: Sequence[Call]) -> list[Result]:
+        results: dict[int, Result] = {}
+        for rules, group in _by_rules(calls):
+            if rules is None:
+                made = await self._amade(group)
+                found = [self._unjudged(call, result) for call, result in zip(group, made, strict=True)]
+            else:
+                answers = Answers(rules, group)
 
-    def _announced(self, outcomes: list[Outcome]) -> list[Outcome]:
-        for outcome in outcomes:
-            if announcement := outcome.announcement(self.get_name()):
-                announcement.make()
-        return outcomes
+                async def drafts(answers: Answers = answers, group: Sequence[Call] = group) -> Any:
+                    return answers.drafts(await self._amade(group), partial(self._form_for, answers.rules))
 
-    async def _aannounced(self, outcomes: list[Outcome]) -> list[Outcome]:
-        for outcome in outcomes:
-            if announcement := outcome.announcement(self.get_name()):
-                await announcement.amake()
-        return outcomes
+                outcomes = await arun(
+                    answers.terms(self._limit), drafts, lambda waiting, answers=answers: answers.aask(waiting)
+                )
+                found = answers.delivered(outcomes)
+            results.update({id(call): result for call, result in zip(group, found, strict=True)})
+        return [results[id(call)] for call in calls]
 
-    def _draft(self, call: Call) -> Outcome:
-        try:
-            docket = Docket(router_of(call.callbacks, self.callbacks), call.callbacks)
-            with docket.opened():
-                result = super().generate(**call.arguments(docket.router))
-            return Outcome.of(call, docket, result)
-        except Exception as error:  # noqa: BLE001 - raised once every other call of the batch has had its run
-            return Outcome(call, error=error)
+    def _made(self, calls: Sequence[Call]) -> list[Result]:
+        with self._together(calls):
+            return [_tried(partial(self._drafted, call)) for call in calls]
 
-    async def _adraft(self, call: Call) -> Outcome:
-        try:
-            docket = Docket(router_of(call.callbacks, self.callbacks), call.callbacks)
-            with docket.opened():
-                result = await super().agenerate(**call.arguments(docket.router))
-            return Outcome.of(call, docket, result)
-        except Exception as error:  # noqa: BLE001 - raised once every other call of the batch has had its run
-            return Outcome(call, error=error)
+    async def _amade(self, calls: Sequence[Call]) -> list[Result]:
+        results: list[Result] = []
+        with self._together(calls):
+            for call in calls:
+                try:
+                    results.append(await self._adrafted(call))
+                except Exception as error:  # noqa: BLE001 - raised in this call's run
+                    results.append(error)
+        return results
 
-    # Batches: one generation for many inputs, and one batch of escalations.
+    def _unjudged(self, call: Call, result: Result) -> Result:
+        """An answer that nobody decides about."""
+        if isinstance(result, ChatResult):
+            for generation in result.generations:
+                self._noticed(call, cast("AIMessage", generation.message))
+        return result
 
-    def batch(
+    def _noticed(self, call: Call, message: AIMessage) -> None:
+        """Tell whoever takes drafts down, or observes through this very model."""
+        if current_recorder() is not None:
+            record_draft(draft_verdict(message), self._form(call), source=call.source)
+        if self.rules is not None:
+            observe(self.rules, self.draft_of(message, call))
+
+    # Streams.
+
+    def _stream(
         self,
-        inputs: list[LanguageModelInput],
-        config: RunnableConfig | list[RunnableConfig] | None = None,
-        *,
-        return_exceptions: bool = False,
+        messages: list[BaseMessage],
+        stop: list[str] | None = None,
+        run_manager: CallbackManagerForLLMRun | None = None,
         **kwargs: Any,
-    ) -> list[AIMessage]:
-        """Answer several inputs, each in a run of its own. `max_concurrency` bounds how many are generated at once."""
-        calls, limit = self._calls(inputs, config, kwargs)
-        outcomes = self._announced(self._answer(calls, limit=limit))
-        return messages_of(outcomes, return_exceptions=return_exceptions)
+    ) -> Iterator[ChatGenerationChunk]:
+        call = self._call(messages, stop, run_manager, kwargs)
+        if call.withholds:
+            yield from map(_whole_chunk, _one(self._answers([call])).generations)
+            return
+        if call.rules is None:
+            limit = Limit(self._limit)
+            with limit.counting():
+                live = self._live(call)
+            try:
+                yield from live
+                with limit.counting():
+                    message = live.draft().answer
+            finally:
+                live.close()
+            self._noticed(call, message)
+            yield from live.last(message)
+            return
+        started: list[LiveAnswer] = []
 
-    async def abatch(
+        def start() -> LiveAnswer:
+            started.append(self._live(call))
+            return started[0]
+
+        answers = Answers(call.rules, [call])
+        for step in run_stream(answers.terms(self._limit), start, lambda _: ()):
+            yield from started[0].last(answers.message(step)) if isinstance(step, Outcome) else (step,)
+
+    async def _astream(
         self,
-        inputs: list[LanguageModelInput],
-        config: RunnableConfig | list[RunnableConfig] | None = None,
-        *,
-        return_exceptions: bool = False,
+        messages: list[BaseMessage],
+        stop: list[str] | None = None,
+        run_manager: AsyncCallbackManagerForLLMRun | None = None,
         **kwargs: Any,
-    ) -> list[AIMessage]:
-        """Like `batch`, without blocking the event loop."""
-        calls, limit = self._calls(inputs, config, kwargs)
-        outcomes = await self._aannounced(await self._aanswer(calls, limit=limit))
-        return messages_of(outcomes, return_exceptions=return_exceptions)
+    ) -> AsyncIterator[ChatGenerationChunk]:
+        call = self._call(messages, stop, run_manager, kwargs)
+        if call.withholds:
+            for generation in _one(await self._aanswers([call])).generations:
+                yield _whole_chunk(generation)
+            return
+        if call.rules is None:
+            limit = Limit(self._limit)
+            with limit.counting():
+                live = await self._alive(call)
+            try:
+                async for piece in live:
+                    yield piece
+                with limit.counting():
+                    message = (await live.draft()).answer
+            finally:
+                await live.aclose()
+            self._noticed(call, message)
+            for piece in live.last(message):
+                yield piece
+            return
+        started: list[AsyncLiveAnswer] = []
 
-    def _calls(
-        self,
-        inputs: list[LanguageModelInput],
-        config: RunnableConfig | list[RunnableConfig] | None,
-        kwargs: dict[str, Any],
-    ) -> tuple[list[Call], int | None]:
-        configs = get_config_list(config, len(inputs))
-        stop, rest = kwargs.get("stop"), {key: value for key, value in kwargs.items() if key != "stop"}
-        prompts = [self._convert_input(each).to_messages() for each in inputs]
-        calls = [Call.configured(prompt, each, stop, rest) for prompt, each in zip(prompts, configs, strict=True)]
-        return calls, configs[0].get("max_concurrency") if configs else None
+        async def start() -> AsyncLiveAnswer:
+            started.append(await self._alive(call))
+            return started[0]
 
-    # Streams: live without a router, one chunk with one.
+        answers = Answers(call.rules, [call])
+        async for step in arun_stream(answers.terms(self._limit), start, _nobody):
+            for piece in started[0].last(answers.message(step)) if isinstance(step, Outcome) else (step,):
+                yield piece
 
     def stream(
         self,
@@ -176,16 +397,10 @@ class EnforcingChatModel(DecidingChatModel):
         stop: list[str] | None = None,
         **kwargs: Any,
     ) -> Iterator[AIMessageChunk]:
-        """Answer piece by piece; with a router attached, in one piece once it is let through."""
-        self._prepare()
-        docket = self._docket(config)
-        if not docket.guards:
-            yield from stepped(super().stream(input, config, stop=stop, **kwargs), docket.opened)
-            return
-        (call,), _ = self._calls([input], config, {**kwargs, "stop": stop})
-        (outcome,) = self._answer([call])
-        announcement = outcome.announcement(self.get_name())
-        yield from announcement.stream() if announcement else [as_chunk(outcome.message)]
+        """Answer piece by piece; with a router that may withhold the answer, in one piece once it is let through."""
+        self._ready()
+        carrying, config = self._carrying(config)
+        yield from super(EnforcingChatModel, carrying).stream(input, config, stop=stop, **kwargs)
 
     async def astream(
         self,
@@ -196,50 +411,93 @@ class EnforcingChatModel(DecidingChatModel):
         **kwargs: Any,
     ) -> AsyncIterator[AIMessageChunk]:
         """Like `stream`, without blocking the event loop."""
-        await run_in_executor(None, self._prepare)
-        docket = self._docket(config)
-        if not docket.guards:
-            async for chunk in astepped(super().astream(input, config, stop=stop, **kwargs), docket.opened):
-                yield chunk
-            return
-        (call,), _ = self._calls([input], config, {**kwargs, "stop": stop})
-        (outcome,) = await self._aanswer([call])
-        if announcement := outcome.announcement(self.get_name()):
-            async for chunk in announcement.astream():
-                yield chunk
-        else:
-            yield as_chunk(outcome.message)
+        await run_in_executor(None, self._ready)
+        carrying, config = self._carrying(config)
+        async for chunk in super(EnforcingChatModel, carrying).astream(input, config, stop=stop, **kwargs):
+            yield chunk
 
-    # Event streams: versions 1 and 2 are made of `stream`'s callbacks, version 3 of raw chunks that know no router.
+    def _carrying(self, config: RunnableConfig | None) -> tuple[Self, RunnableConfig]:
+        """A copy that knows the rules of one stream and its listeners, and the config for it."""
+        config = ensure_config(config)
+        rules = self._rules_among(config.get("callbacks"))
+        if rules is None:
+            return self, config
+        run_id = config.get("run_id") or uuid7()
+        outer, inner = inside_stream(config, run_id)
+        return self.guarded_by(rules, inner), cast("RunnableConfig", {**config, "callbacks": outer, "run_id": run_id})
 
-    def stream_events(
-        self,
-        input: LanguageModelInput,
-        config: RunnableConfig | None = None,
-        *,
-        version: Literal["v1", "v2", "v3"] = "v2",
-        stop: list[str] | None = None,
-        **kwargs: Any,
-    ) -> Any:
-        """Answer as events; version 3 returns a `ChatModelStream`."""
-        if version != "v3" or not has_router(ensure_config(config).get("callbacks"), self.callbacks):
-            return super().stream_events(input, config, version=version, stop=stop, **kwargs)
-        return Relay.events(self, input, ensure_config(config), stop=stop, **kwargs)
+    # LangChain's cache, and whether a run is shown while it goes on.
 
-    def astream_events(
-        self,
-        input: LanguageModelInput,
-        config: RunnableConfig | None = None,
-        *,
-        version: Literal["v1", "v2", "v3"] = "v2",
-        stop: list[str] | None = None,
-        **kwargs: Any,
-    ) -> Any:
-        """Like `stream_events`; for version 3, await it to get an `AsyncChatModelStream`."""
-        if version != "v3" or not has_router(ensure_config(config).get("callbacks"), self.callbacks):
-            return super().astream_events(input, config, version=version, stop=stop, **kwargs)
-        return Relay.aevents(self, input, ensure_config(config), stop=stop, **kwargs)
+    def _convert_cached_generations(self, cache_val: list[Generation]) -> list[ChatGeneration]:
+        """Drafts: an answer that was annotated live before an audience was cached with its annotation.
 
-    def _docket(self, config: RunnableConfig | None) -> Docket:
-        callbacks = ensure_config(config).get("callbacks")
-        return Docket(router_of(callbacks, self.callbacks), callbacks)
+        Here it is judged anew where it is replayed to another audience.
+        """
+        return [self._from_cache(each) for each in super()._convert_cached_generations(cache_val)]
+
+    def _from_cache(self, generation: ChatGeneration) -> ChatGeneration:
+        message = generation.message
+        if not isinstance(message, AIMessage) or convert.stage_verdict(message) is None:
+            return generation
+        message = convert.decided(message, draft_verdict(message))
+        rules = self.rules
+        if rules is not None and rules.terms.mode == "annotate":
+            answers = Answers(rules, [Call([], None, {}, rules)])
+            made = ChatResult(generations=[ChatGeneration(message=message)])
+            judged = run(answers.terms(None), lambda: answers.drafts([made], lambda _: None), lambda _: ())
+            message = _one(answers.delivered(judged)).generations[0].message
+        return ChatGeneration(message=message, generation_info=generation.generation_info)
+
+    def _should_stream(self, *, async_api: bool, run_manager: Any = None, **kwargs: Any) -> bool:
+        """A draft is made whole: nobody hears it. (`stream` says that it streams.)"""
+        if run_manager is None and not kwargs.get("stream"):
+            return False
+        return super()._should_stream(async_api=async_api, run_manager=run_manager, **kwargs)
+
+    def _is_shown(self, manager: RunManager | None, options: Mapping[str, Any], *, is_async: bool) -> bool:
+        """Whether somebody hears the answer while it is written."""
+        if manager is None:
+            return False
+        told: Any = {"async_api": is_async, "run_manager": manager, **options}
+        return self._should_use_protocol_streaming(**told) or self._should_stream(**told)
+
+
+async def _nobody(_: object) -> Sequence[Any]:
+    """A mode that delivers every answer asks no target."""
+    return ()
+
+
+def _by_rules(calls: Sequence[Call]) -> list[tuple[Rules | None, list[Call]]]:
+    owners = dict.fromkeys(None if call.rules is None else call.rules.owner for call in calls)
+    groups = [[call for call in calls if (call.rules and call.rules.owner) is owner] for owner in owners]
+    return [(group[0].rules, group) for group in groups]
+
+
+def _tried(draft: Any) -> Result:
+    try:
+        return draft()
+    except Exception as error:  # noqa: BLE001 - raised in the run it belongs to
+        return error
+
+
+def _one(results: Sequence[Result]) -> ChatResult:
+    (result,) = results
+    if isinstance(result, Exception):
+        raise result
+    return result
+
+
+def _identified(result: ChatResult, run: RunManager) -> ChatResult:
+    """The result as the run's own: its messages bear its id, unless their maker gave them one."""
+    generations: list[ChatGeneration] = []
+    for generation in result.generations:
+        message = generation.message
+        if message.id is None:
+            message = message.model_copy(update={"id": f"{LC_ID_PREFIX}-{run.run_id}"})
+        generations.append(ChatGeneration(message=message, generation_info=generation.generation_info))
+    return ChatResult(generations=generations, llm_output=result.llm_output)
+
+
+def _whole_chunk(generation: ChatGeneration) -> ChatGenerationChunk:
+    message = cast("AIMessage", generation.message)
+    return ChatGenerationChunk(message=convert.as_chunk(message))

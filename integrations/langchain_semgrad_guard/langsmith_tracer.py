@@ -9,7 +9,7 @@ from langchain_core.outputs import LLMResult
 from langchain_core.tracers import LangChainTracer
 from langchain_core.tracers.schemas import Run
 
-from langchain_semgrad_guard.judging import verdict_of
+from langchain_semgrad_guard.messages import verdict_of
 from semgrad_guard.records import trace_fields
 
 

@@ -13,11 +13,12 @@ from langchain_core.messages import (
     ToolMessage,
     message_chunk_to_message,
 )
-from langchain_core.messages.ai import UsageMetadata
-from pydantic import ValidationError
+from langchain_core.messages.ai import UsageMetadata, add_usage
+from langchain_core.outputs import ChatGeneration, LLMResult
 
 from langchain_semgrad_guard.tool_calls import CALL_BLOCKS, calls_of, short_id, unreadable_of
 from semgrad_guard import METADATA_KEY, Generation, Message, Verdict
+from semgrad_guard.adapters.records import verdict_of_record
 from semgrad_guard.errors import InputError
 
 M = TypeVar("M", bound=AIMessage)
@@ -61,44 +62,74 @@ def response_metadata(finish_reason: str, verdict: Verdict) -> dict[str, Any]:
 
 
 def get_verdict(message: BaseMessage) -> Verdict | None:
-    """The verdict that a message carries, None if it carries none.
+    """The verdict on what a message delivers, None if it carries none.
 
-    The record in the metadata holds no text: `verdict.text` is the message's own.
+    After an escalation its scores, status and model are those of whoever wrote the delivered text; the stage that
+    handed the question on stands in `escalated_from`. The record in the metadata holds no text: `verdict.text` is the
+    message's own.
+
+    Raises:
+        InputError: there is a record, but of another schema, or damaged.
+    """
+    verdict = stage_verdict(message)
+    return None if verdict is None else verdict.delivered
+
+
+def stage_verdict(message: BaseMessage) -> Verdict | None:
+    """The verdict of the guard that delivered a message, as it was recorded; None if it carries none.
 
     Raises:
         InputError: there is a record, but of another schema, or damaged.
     """
     record: Any = message.response_metadata.get(METADATA_KEY)
-    if record is None:
-        return None
-    try:
-        return Verdict.model_validate(_with_text(record, message_text(message)))
-    except (ValidationError, TypeError, ValueError) as error:
-        raise InputError(
-            f"the message's {METADATA_KEY!r} metadata cannot be read ({error}); was it written by another version?"
-        ) from error
+    return None if record is None else verdict_of_record(record, message_text(message))
 
 
-def decided(message: M, verdict: Verdict) -> M:
+def verdict_of(response: LLMResult) -> Verdict | None:
+    """The record of what a run ended with; None where it carries none."""
+    generation = response.generations[0][0] if response.generations and response.generations[0] else None
+    return stage_verdict(generation.message) if isinstance(generation, ChatGeneration) else None
+
+
+def decided(message: M, verdict: Verdict, *, keep_draft: bool = False) -> M:
     """The same answer with the decision about it; the original, which may sit in a cache, stays as it is."""
-    metadata = {**message.response_metadata, METADATA_KEY: verdict.metadata()}
+    metadata = {**message.response_metadata, METADATA_KEY: verdict.metadata(keep_draft=keep_draft)}
     return message.model_copy(update={"response_metadata": metadata})
+
+
+def without_text(message: M) -> M:
+    """The message's tool calls alone. Log-probabilities spell the text, so they go with it."""
+    metadata = {key: value for key, value in message.response_metadata.items() if key != "logprobs"}
+    return message.model_copy(update={"content": "", "additional_kwargs": {}, "response_metadata": metadata})
 
 
 def abstention(draft: AIMessage, verdict: Verdict, *, keep_draft: bool) -> AIMessage:
     """The message that stands in for a withheld answer: its score stays, its text, tool calls and tokens do not."""
-    kept = {key: value for key, value in draft.response_metadata.items() if key in _SAFE_METADATA}
-    record = verdict.metadata(keep_draft=keep_draft)
-    message = AIMessage(
-        content=verdict.text, id=draft.id, response_metadata={**kept, "finish_reason": "stop", METADATA_KEY: record}
-    )
-    return _with_usage(message, draft)
+    bare = textless(draft)
+    record = {**bare.response_metadata, "finish_reason": "stop", METADATA_KEY: verdict.metadata(keep_draft=keep_draft)}
+    return bare.model_copy(update={"content": verdict.text, "response_metadata": record})
 
 
-def escalation(answer: AIMessage, verdict: Verdict, *, keep_draft: bool) -> AIMessage:
-    """The target's answer with the verdict on both; usage and model name are the target's."""
+def textless(message: AIMessage) -> AIMessage:
+    """Who was asked and what it cost; nothing of what was said."""
+    kept = {key: value for key, value in message.response_metadata.items() if key in _SAFE_METADATA}
+    return _with_usage(AIMessage(content="", id=message.id, response_metadata=kept), message)
+
+
+def escalation(answer: AIMessage, verdict: Verdict, draft: AIMessage, *, keep_draft: bool) -> AIMessage:
+    """The target's answer with the verdict on both; the model's name is the target's, the tokens are those of both."""
     record = verdict.metadata(keep_draft=keep_draft)
-    return answer.model_copy(update={"response_metadata": {**answer.response_metadata, METADATA_KEY: record}})
+    used = [each.usage_metadata for each in (draft, answer) if _is_whole(each.usage_metadata)]
+    changes = {
+        "response_metadata": {**answer.response_metadata, METADATA_KEY: record},
+        "usage_metadata": add_usage(*used) if len(used) == 2 else (used or [None])[0],
+    }
+    return answer.model_copy(update=changes)
+
+
+def _is_whole(usage: UsageMetadata | None) -> bool:
+    """Whether there is a usage that can be added to: LangChain's cache puts incomplete ones into its messages."""
+    return usage is not None and "input_tokens" in usage
 
 
 def as_message(answer: Any) -> AIMessage:
@@ -178,12 +209,3 @@ def _block_text(block: str | dict[str, Any], number: int) -> str:
     if block.get("type", "text") != "text" or not isinstance(text, str):
         raise InputError(f"message {number} holds a {block.get('type')!r} block; this model reads text only")
     return text
-
-
-def _with_text(record: Mapping[str, Any], text: str) -> dict[str, Any]:
-    """A metadata record with what `Verdict.metadata()` left out."""
-    fields = dict(record)
-    fields["schema_version"] = fields.pop("schema", None)
-    if fields.get("escalated") is not None:
-        fields["escalated"] = _with_text(fields["escalated"], text)
-    return {**fields, "text": text}

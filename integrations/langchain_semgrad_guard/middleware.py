@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Collection
+from dataclasses import replace
 from typing import Annotated, Any, NotRequired
 
 from langchain.agents.middleware.types import AgentMiddleware, AgentState, PrivateStateAttr, hook_config
@@ -12,15 +13,12 @@ from langgraph.runtime import Runtime
 from langgraph.types import interrupt
 
 from langchain_semgrad_guard.agent_review import REVIEW_KEY, question_of, settled
-from langchain_semgrad_guard.agent_turn import Request, Response, Result, Terms, Turn
-from langchain_semgrad_guard.audience import unheard
-from langchain_semgrad_guard.judging import judged_by
+from langchain_semgrad_guard.agent_turn import Request, Response, Result, Settings, Turn
+from langchain_semgrad_guard.callback import rules_of
 from langchain_semgrad_guard.review import HumanReview
-from semgrad_guard import METADATA_KEY, Policy
+from semgrad_guard import METADATA_KEY, Calibration, DriftMonitor, Estimator, LanguageModel, Policy, estimator_of
 from semgrad_guard.errors import InputError
-from semgrad_guard.guard import ABSTAIN_MESSAGE
-from semgrad_guard.guard.modes import Mode, require_mode
-from semgrad_guard.guard.policy import require_policy
+from semgrad_guard.guard import ABSTAIN_MESSAGE, AbstainMessage, Mode, OnError, as_estimator
 
 
 class UncertaintyState(AgentState[Any]):
@@ -46,12 +44,18 @@ class UncertaintyMiddleware(AgentMiddleware[UncertaintyState, Any, Any]):
             not asked again.
         abstain_message: delivered in place of a message that is neither let through nor escalated. It calls no tool,
             so the agent stops there.
-        trusted_tools: tools that may run whatever the score (searching, reading): a message that calls no others is
-            delivered, with the decision as advice. A name that no tool has trusts nothing.
+        trusted_tools: tools that may run whatever the score (searching, reading): a message that calls no others does
+            so, with the decision as advice; the text beside its calls goes out by its score only. A name that no tool
+            has trusts nothing.
         keep_draft: keep the text of withheld messages in the metadata (`draft`).
+        scorer: the local copy of the weights that the agent's model serves, where its answers carry no score; its
+            `estimator` and `prompt_template` are those of `GuardedChatModel`.
+
+    `on_error`, `timeout` and `monitor` are those of `UncertaintyRouterCallback`.
 
     Raises:
-        InputError: no policy, an unknown mode, a target that is none, or tools given as one string.
+        InputError: no policy, an unknown mode, a target that is none, or tools given as one string; at the first
+            message, `HumanReview()` in an agent without a checkpointer.
     """
 
     state_schema = UncertaintyState
@@ -62,56 +66,60 @@ class UncertaintyMiddleware(AgentMiddleware[UncertaintyState, Any, Any]):
         *,
         mode: Mode = "enforce",
         escalate_to: Runnable[Any, Any] | HumanReview | None = None,
-        abstain_message: str = ABSTAIN_MESSAGE,
+        abstain_message: AbstainMessage = ABSTAIN_MESSAGE,
         trusted_tools: Collection[str] = (),
         keep_draft: bool = False,
+        on_error: OnError = "raise",
+        timeout: float | None = None,
+        monitor: DriftMonitor | None = None,
+        scorer: LanguageModel | None = None,
+        estimator: Estimator | Calibration | Policy | None = None,
+        prompt_template: str | None = None,
     ) -> None:
         super().__init__()
-        _check(escalate_to, trusted_tools)
-        self.terms = Terms(
-            policy=require_policy(policy),
-            mode=require_mode(mode),
-            escalate_to=escalate_to,
+        if isinstance(trusted_tools, str):
+            raise InputError(f"trusted_tools is a list of names: [{trusted_tools!r}]")
+        person = escalate_to if isinstance(escalate_to, HumanReview) else None
+        rules = rules_of(
+            self,
+            policy,
+            None if isinstance(escalate_to, HumanReview) else escalate_to,
+            mode=mode,
             abstain_message=abstain_message,
-            trusted_tools=frozenset(trusted_tools),
             keep_draft=keep_draft,
+            on_error=on_error,
+            timeout=timeout,
+            monitor=monitor,
+        )
+        if scorer is not None and estimator is None and policy.calibration is not None:
+            estimator = estimator_of(policy.calibration)
+        self.settings = Settings(
+            rules=replace(rules, trusted_tools=frozenset(trusted_tools)),
+            person=person,
+            scorer=scorer,
+            estimator=None if estimator is None else as_estimator(estimator),
+            prompt_template=prompt_template,
         )
 
     def wrap_model_call(self, request: Request, handler: Callable[[Request], Response]) -> Result:
-        """Ask the model and carry out what the policy says; or say what a person has decided."""
-        turn = Turn(self.terms, request)
-        if (reviewed := turn.reviewed_request) is not None:
-            return turn.closed(handler(reviewed))
-        with turn.drafting():
-            response = handler(turn.draft_request)
-        dispatch_custom_event(METADATA_KEY, turn.judge(response))
-        if (target := turn.target) is None:
-            turn.deliver()
-        else:
-            with unheard(), judged_by(None):
-                asked = turn.target_request
-                turn.deliver(handler(asked) if asked else target.invoke(turn.target_messages))
-        if (announcement := turn.announcement) is not None:
-            announcement.make()
-        return turn.result
+        """Ask the model through a guard; or say what a person has decided."""
+        turn = Turn(self.settings, request)
+        try:
+            response = handler(turn.request)
+        finally:
+            for decision in turn.decisions:
+                dispatch_custom_event(METADATA_KEY, decision)
+        return turn.result(response)
 
     async def awrap_model_call(self, request: Request, handler: Callable[[Request], Awaitable[Response]]) -> Result:
         """Like `wrap_model_call`, without blocking the event loop."""
-        turn = Turn(self.terms, request)
-        if (reviewed := turn.reviewed_request) is not None:
-            return turn.closed(await handler(reviewed))
-        with turn.drafting():
-            response = await handler(turn.draft_request)
-        await adispatch_custom_event(METADATA_KEY, turn.judge(response))
-        if (target := turn.target) is None:
-            turn.deliver()
-        else:
-            with unheard(), judged_by(None):
-                asked = turn.target_request
-                turn.deliver(await (handler(asked) if asked else target.ainvoke(turn.target_messages)))
-        if (announcement := turn.announcement) is not None:
-            await announcement.amake()
-        return turn.result
+        turn = Turn(self.settings, request)
+        try:
+            response = await handler(turn.request)
+        finally:
+            for decision in turn.decisions:
+                await adispatch_custom_event(METADATA_KEY, decision)
+        return turn.result(response)
 
     @hook_config(can_jump_to=["model"])
     def after_model(self, state: UncertaintyState, runtime: Runtime[Any]) -> dict[str, Any] | None:
@@ -119,17 +127,16 @@ class UncertaintyMiddleware(AgentMiddleware[UncertaintyState, Any, Any]):
 
         An answer of another shape, or one that is not allowed, is answered by the same question with an "error".
         """
-        review, person, terms = state.get(REVIEW_KEY), self.terms.escalate_to, self.terms
+        review, person, rules = state.get(REVIEW_KEY), self.settings.person, self.settings.rules
         if review is None or "settled" in review:
             return None
-        if not isinstance(person, HumanReview):
+        if person is None:
             raise InputError("this thread waits for a person: resume it with escalate_to=HumanReview()")
-        words: dict[str, Any] = {"abstain_message": terms.abstain_message, "keep_draft": terms.keep_draft}
         question = question_of(review, person)
         answer = interrupt(question)
         while True:
             try:
-                return settled(review, person, answer, state["messages"], **words)
+                return settled(review, person, answer, state["messages"], rules)
             except InputError as error:
                 answer = interrupt({**question, "error": str(error)})
 
@@ -137,13 +144,3 @@ class UncertaintyMiddleware(AgentMiddleware[UncertaintyState, Any, Any]):
     async def aafter_model(self, state: UncertaintyState, runtime: Runtime[Any]) -> dict[str, Any] | None:
         """Like `after_model`."""
         return self.after_model(state, runtime)
-
-
-def _check(escalate_to: Any, trusted_tools: Any) -> None:
-    if escalate_to is not None and not isinstance(escalate_to, (Runnable, HumanReview)):
-        raise InputError(
-            f"escalate_to must be a Runnable or HumanReview(), not a {type(escalate_to).__name__}; "
-            "wrap a function in RunnableLambda"
-        )
-    if isinstance(trusted_tools, str):
-        raise InputError(f"trusted_tools is a list of names: [{trusted_tools!r}]")

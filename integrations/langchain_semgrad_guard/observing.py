@@ -3,30 +3,31 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 
 from langchain_core.callbacks import CallbackManager
+from langchain_core.messages import AIMessage
 from langchain_core.runnables.config import ensure_config
 
-from langchain_semgrad_guard.docket import current_callbacks
+from langchain_semgrad_guard.rules import Rules
 from semgrad_guard import METADATA_KEY, Verdict
+from semgrad_guard.guard import Draft, Pending, one
 
 logger = logging.getLogger(METADATA_KEY)
 
 
-def report(judge: Callable[[], Verdict]) -> None:
+def observe(rules: Rules, draft: Draft[AIMessage]) -> None:
     """Log a decision, and dispatch it as a custom event where there is a run to belong to.
 
     Answers let through are logged as INFO, others as WARNING; the record's attribute `semgrad_guard` holds the
     verdict's metadata. An observer must not end what it observes: its own errors are logged, with their traces.
     """
     try:
-        verdict = judge()
+        verdict = one(Pending([draft], rules.terms).outcomes()).verdict
         level = logging.INFO if verdict.action == "answer" else logging.WARNING
         record = verdict.metadata()
         logger.log(level, "%s would be the decision: %s", verdict.action, _why(verdict), extra={METADATA_KEY: record})
-        # Batches set no context for the models in them; ours know their callbacks, others are reported to the log only.
-        manager = CallbackManager.configure(current_callbacks() or ensure_config().get("callbacks"))
+        # A model that is not ours has no context in a batch: what is observed about it is reported to the log only.
+        manager = CallbackManager.configure(ensure_config().get("callbacks"))
         if manager.parent_run_id is not None:
             manager.on_custom_event(METADATA_KEY, record, run_id=manager.parent_run_id)
     except Exception:

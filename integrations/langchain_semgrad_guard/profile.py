@@ -12,7 +12,7 @@ from huggingface_hub import try_to_load_from_cache
 from langchain_core.language_models import ModelProfile
 
 from semgrad_guard import LanguageModel
-from semgrad_guard.engine.prompts.tool_format import known_format
+from semgrad_guard.adapters.answer_form import knows_tools
 from semgrad_guard.errors import UnsupportedToolsError
 
 _TEXT_ONLY: ModelProfile = {
@@ -57,7 +57,7 @@ def profile_on_disk(name_or_path: str, revision: str | None, options: Mapping[st
     answers_by_template = "tools" in template and bool(tokenizer.get("response_template"))
     return _profile(
         text_config.get("max_position_embeddings"),
-        calls_tools=known_format(template) is not None or answers_by_template,
+        calls_tools=knows_tools(template) or answers_by_template,
     )
 
 

@@ -14,9 +14,10 @@ from langchain_core.messages import AIMessage, ToolCall
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from langchain_semgrad_guard import messages as convert
+from langchain_semgrad_guard.rules import Rules
 from semgrad_guard import METADATA_KEY, Verdict
 from semgrad_guard.errors import InputError
-from semgrad_guard.guard import abstained, escalated
+from semgrad_guard.guard import Escalate, Refusal, Reply, by_a_person, conclude
 
 DecisionType = Literal["approve", "edit", "reject"]
 
@@ -59,27 +60,29 @@ class HumanReview:
             METADATA_KEY: verdict.metadata(),
         }
 
-    def settle(
-        self, draft: AIMessage, verdict: Verdict, answer: Any, *, abstain_message: str, keep_draft: bool = False
-    ) -> AIMessage:
+    def settle(self, draft: AIMessage, verdict: Verdict, answer: Any, rules: Rules) -> AIMessage:
         """The message to deliver after the person's answer; one rejection withholds all of it.
 
         Raises:
             InputError: the answer has another shape, or decides what is not allowed.
         """
-        decisions = self._decisions(answer, len(_actions(draft)))
+        said = self._said(draft, verdict, self._decisions(answer, len(_actions(draft))))
+        return rules.delivered(conclude(Escalate(verdict), draft, rules.terms, said=said), draft)
+
+    def _said(
+        self, draft: AIMessage, verdict: Verdict, decisions: Sequence[_Approve | _Edit | _Reject]
+    ) -> Reply[AIMessage] | Refusal:
         rejection = next((each for each in decisions if each.type == "reject"), None)
         if rejection is not None:
-            withheld = abstained(verdict, rejection.message or abstain_message)
-            withheld = withheld.model_copy(update={"reason": "rejected by a person"})
-            return convert.abstention(draft, withheld, keep_draft=keep_draft)
+            return Refusal("rejected by a person", rejection.message)
         if all(each.type == "approve" for each in decisions):
-            both = escalated(verdict, _by_a_person(verdict, convert.message_text(draft), "approved by a person"))
-            return convert.escalation(draft, both, keep_draft=keep_draft)
+            approved = draft.model_copy(update={"usage_metadata": None})  # what it cost is counted once, as the draft's
+            return Reply(by_a_person(verdict, convert.message_text(draft), "approved by a person"), approved)
         text, calls = _edited(draft, decisions)
-        both = escalated(verdict, _by_a_person(verdict, text, "edited by a person"))
-        message = convert.abstention(draft, both, keep_draft=keep_draft)  # nothing of the draft but its id and usage
-        return message.model_copy(update={"tool_calls": calls})
+        edited = convert.textless(draft).model_copy(
+            update={"content": text, "tool_calls": calls, "usage_metadata": None}
+        )
+        return Reply(by_a_person(verdict, text, "edited by a person"), edited)
 
     def _decisions(self, answer: Any, count: int) -> Sequence[_Approve | _Edit | _Reject]:
         try:
@@ -144,10 +147,3 @@ def _changed(call: ToolCall, decision: _Approve | _Edit | _Reject) -> ToolCall:
     if not isinstance(decision, _Edit):
         return call
     return ToolCall(name=decision.edited_action.name, args=decision.edited_action.args, id=call["id"], type="tool_call")
-
-
-def _by_a_person(verdict: Verdict, text: str, reason: str) -> Verdict:
-    """What stands under `escalated`: a person's word carries no score and is outside any promise."""
-    return Verdict(
-        status="unscored", action="answer", text=text, estimator=verdict.estimator, model="person", reason=reason
-    )

@@ -12,13 +12,21 @@ from langchain_core.language_models.chat_models import BaseChatModel
 from langchain_core.messages import AIMessage
 from langchain_core.output_parsers import BaseOutputParser, JsonOutputParser, PydanticOutputParser
 from langchain_core.output_parsers.openai_tools import JsonOutputKeyToolsParser, PydanticToolsParser
-from langchain_core.runnables import Runnable, RunnableGenerator, RunnableMap, RunnablePassthrough
+from langchain_core.runnables import (
+    Runnable,
+    RunnableBinding,
+    RunnableGenerator,
+    RunnableMap,
+    RunnableParallel,
+    RunnablePassthrough,
+    RunnableSequence,
+)
 from langchain_core.utils.function_calling import convert_to_json_schema, convert_to_openai_tool
 from langchain_core.utils.pydantic import is_basemodel_subclass
 
-from langchain_semgrad_guard.messages import get_verdict
-from semgrad_guard import Verdict
+from langchain_semgrad_guard.messages import stage_verdict
 from semgrad_guard.errors import InputError, LowConfidenceError
+from semgrad_guard.guard import is_withheld
 
 Method = Literal["json_schema", "function_calling", "json_mode"]
 
@@ -47,6 +55,46 @@ def structured(
     parsed = RunnablePassthrough.assign(parsed=itemgetter("raw") | parse, parsing_error=lambda _: None)
     failed = RunnablePassthrough.assign(parsed=lambda _: None)
     return RunnableMap(raw=model) | parsed.with_fallbacks([failed], exception_key="parsing_error")
+
+
+def structured_by(
+    made: Runnable[Any, Any], model: BaseChatModel, guard: BaseChatModel, *, include_raw: bool
+) -> Runnable[Any, Any]:
+    """What a model built for its structured output, around its guard.
+
+    Raises:
+        InputError: the model does not stand in it as LangChain's own ways of building put it.
+    """
+    checked = guard if include_raw else guard | RunnableGenerator(_delivered, _adelivered)
+    swapped = _swapped(made, model, guard, checked)
+    if swapped is made:
+        raise InputError(
+            f"{model.get_name()} builds its structured output in a way that cannot be guarded; bind a tool or a "
+            "response_format to the guard and parse its answer"
+        )
+    return swapped
+
+
+def _swapped(made: Any, model: BaseChatModel, guard: BaseChatModel, checked: Runnable[Any, Any]) -> Any:
+    """The same steps around the guard in the model's place."""
+    if made is model:
+        return checked
+    if isinstance(made, RunnableBinding):
+        binding = cast("RunnableBinding[Any, Any]", made)
+        if binding.bound is not model:
+            return binding
+        bound = binding.model_copy(update={"bound": guard})
+        return bound if checked is guard else bound | RunnableGenerator(_delivered, _adelivered)
+    if isinstance(made, RunnableSequence):
+        known: list[Any] = cast("Any", made).steps
+        steps = [_swapped(step, model, guard, checked) for step in known]
+        changed = any(old is not new for old, new in zip(known, steps, strict=True))
+        return cast("Any", RunnableSequence(*steps) if changed else made)
+    if isinstance(made, RunnableParallel):
+        named: dict[str, Any] = cast("Any", made).steps__
+        parts = {name: _swapped(step, model, guard, checked) for name, step in named.items()}
+        return cast("Any", made if all(parts[name] is named[name] for name in named) else RunnableParallel(parts))
+    return made
 
 
 def _name(schema: dict[str, Any] | type) -> str:
@@ -84,8 +132,8 @@ def _checked(message: AIMessage, before: str) -> str:
         LowConfidenceError: a router put an abstention in its place.
         OutputParserException: the answer was cut before it was complete; parsers would repair it in silence.
     """
-    verdict, text = get_verdict(message), str(message.text)
-    if verdict is not None and _is_withheld(verdict):
+    verdict, text = stage_verdict(message), str(message.text)
+    if verdict is not None and is_withheld(verdict):
         advice = (
             f"{text!r} is no object: give the router an escalate_to that answers in the same form, or use include_raw."
         )
@@ -96,12 +144,6 @@ def _checked(message: AIMessage, before: str) -> str:
             llm_output=before + text,
         )
     return text
-
-
-def _is_withheld(verdict: Verdict) -> bool:
-    while verdict.action == "escalate" and verdict.escalated is not None:
-        verdict = verdict.escalated
-    return verdict.action == "abstain" and verdict.enforced
 
 
 def _is_json(text: str) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Sequence
 from typing import Any
 from uuid import uuid4
 
@@ -11,19 +12,18 @@ from langchain_core.messages import AIMessage
 from langchain_core.messages.tool import invalid_tool_call, tool_call
 
 from semgrad_guard import ToolCall
-from semgrad_guard.engine.prompts.tool_format import ToolAnswer
 
 CALL_BLOCKS = frozenset({"tool_use", "tool_call", "tool_call_chunk", "invalid_tool_call", "function_call"})
 """Content blocks in which providers say again what stands in a message's `tool_calls`."""
 
 
-def call_fields(answer: ToolAnswer) -> dict[str, Any]:
-    """The calls of an answer as fields of a message; none where there are none."""
+def call_fields(calls: Sequence[ToolCall], broken: Sequence[str]) -> dict[str, Any]:
+    """The calls of an answer, and those that cannot be read, as fields of a message; none where there are none."""
     fields = {
-        "tool_calls": [tool_call(name=c.name, args=dict(c.arguments), id=c.id or _new_id()) for c in answer.calls],
+        "tool_calls": [tool_call(name=c.name, args=dict(c.arguments), id=c.id or _new_id()) for c in calls],
         "invalid_tool_calls": [
             invalid_tool_call(name=None, args=text, id=_new_id(), error="this tool call cannot be read")
-            for text in answer.broken
+            for text in broken
         ],
     }
     return {key: value for key, value in fields.items() if value}

@@ -7,20 +7,21 @@ import sys
 from typing import Any
 from uuid import UUID
 
-from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.messages import BaseMessage
 from langchain_core.outputs import LLMResult
 from opentelemetry._logs import LoggerProvider
 from opentelemetry.trace import Span, get_current_span
 
-from langchain_semgrad_guard.judging import verdict_of
+from langchain_semgrad_guard.hearing import TracingHandler
+from langchain_semgrad_guard.messages import verdict_of
 from semgrad_guard.adapters.telemetry import EvaluationLog
+from semgrad_guard.errors import LowConfidenceError
 
 _OPENINFERENCE = "openinference.instrumentation.langchain"
 _log = logging.getLogger(__name__)
 
 
-class UncertaintyTracer(BaseCallbackHandler):
+class UncertaintyTracer(TracingHandler):
     """Writes the verdict about every scored answer into the span of its run.
 
         chat.invoke(question, config={"callbacks": [UncertaintyTracer()]})
@@ -64,8 +65,10 @@ class UncertaintyTracer(BaseCallbackHandler):
         self._evaluations.write(verdict.metadata(), span)
 
     def on_llm_error(self, error: BaseException, *, run_id: UUID, **kwargs: Any) -> None:
-        """Forget the span."""
-        self._spans.pop(run_id, None)
+        """Write the verdict that a raising router's error holds; forget the span."""
+        begun = self._spans.pop(run_id, None)
+        if isinstance(error, LowConfidenceError):
+            self._evaluations.write(error.verdict.metadata(), _open_span_of(run_id) or begun or get_current_span())
 
 
 def _span_of(run_id: UUID) -> Span:

@@ -19,6 +19,7 @@ if find_spec("llama_index") is None or find_spec("llama_index.core") is None:
     raise MissingExtraError("llama-index-core", extra="llama-index")
 
 from llama_index_semgrad_guard.agents import GuardedReActAgent, ask_person
+from llama_index_semgrad_guard.calibrating import acalibrate_engine, calibrate_engine
 from llama_index_semgrad_guard.callback import UncertaintyRouterCallback
 from llama_index_semgrad_guard.chat_engine import GuardedChatEngine
 from llama_index_semgrad_guard.evaluator import UncertaintyEvaluator
@@ -41,7 +42,9 @@ __all__ = [
     "UncertaintyEventHandler",
     "UncertaintyRouterCallback",
     "UncertaintyTracer",
+    "acalibrate_engine",
     "ask_person",
+    "calibrate_engine",
     "get_verdict",
 ]
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import uuid
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Annotated, Any, Self, cast
 
 from llama_index.core.agent.react.types import BaseReasoningStep, ResponseReasoningStep
-from llama_index.core.agent.workflow import AgentOutput, ReActAgent
+from llama_index.core.agent.workflow import AgentOutput, BaseWorkflowAgent, ReActAgent
 from llama_index.core.agent.workflow.agent_context import AgentContext
 from llama_index.core.base.llms.types import ChatMessage, MessageRole
 from llama_index.core.llms.llm import ToolSelection
@@ -16,17 +15,43 @@ from llama_index.core.memory import BaseMemory
 from llama_index.core.tools import AsyncBaseTool
 from llama_index.core.workflow import Context, HumanResponseEvent, InputRequiredEvent
 from pydantic import SkipValidation, model_validator
+from workflows.runtime.types.results import WaitingForEvent  # pyright: ignore[reportMissingTypeStubs]
 
-from llama_index_semgrad_guard.routing import Router
-from semgrad_guard import Policy, Verdict
-from semgrad_guard.errors import InputError, LowConfidenceError
-from semgrad_guard.guard import ABSTAIN_MESSAGE, abstained, escalated
-from semgrad_guard.guard.modes import Mode
+from llama_index_semgrad_guard.authorship import Answering, Delivery
+from llama_index_semgrad_guard.calls import Turn
+from llama_index_semgrad_guard.events import report
+from llama_index_semgrad_guard.routing import Routing
+from semgrad_guard import Policy, Promise, Verdict
+from semgrad_guard.calibration import DriftMonitor
+from semgrad_guard.errors import DeadlineExceededError, InputError
+from semgrad_guard.guard import (
+    ABSTAIN_MESSAGE,
+    AbstainMessage,
+    Draft,
+    Escalate,
+    HandedOn,
+    Mode,
+    OnError,
+    Reply,
+    Waiting,
+    ain_time,
+    arun,
+    cancelling,
+    combined_promise,
+    conclude,
+    off_loop,
+    one,
+    stopping,
+)
 
 Reviewer = Callable[[Context, str, Verdict], Awaitable[str | Verdict]]
 """Answers in the agent's place: given the workflow's context, the question and the verdict, which holds the draft."""
 
 _PENDING = "semgrad_guard_pending"
+_PAST_THE_GUARD = (
+    "output_cls and early_stopping_method='generate' make answers that nobody scores; use structured_output_fn and "
+    "early_stopping_method='force', or mode='annotate'"
+)
 
 
 async def ask_person(ctx: Context, question: str, verdict: Verdict) -> str:
@@ -46,85 +71,139 @@ async def ask_person(ctx: Context, question: str, verdict: Verdict) -> str:
     return str(answer.get("response"))
 
 
-class GuardedReActAgent(ReActAgent):
-    """A ReAct agent whose final answers are scored, and delivered only if the policy lets them through.
-
-        agent = GuardedReActAgent(llm=SemGradLLM(), policy=Policy(threshold=0.004), escalate_to=ask_person)
-        str(await agent.run("What is the capital of France?"))
-
-    Steps that call a tool are not judged. The record stands in `raw["semgrad_guard"]` of the `AgentOutput`. A withheld
-    draft reaches neither the memory nor the event stream: where answers may be withheld, nothing is streamed.
-    """
+class GuardedSteps(BaseWorkflowAgent):
+    """What guarded agents share: a step that ends with an answer is decided about before anything else sees it."""
 
     policy: Annotated[Policy, SkipValidation]
     """What to let through."""
     escalate_to: Annotated[str | Reviewer | None, SkipValidation] = None
     """The name of another agent of the `AgentWorkflow`, or a `Reviewer` such as `ask_person`."""
-    abstain_message: str = ABSTAIN_MESSAGE
-    mode: Mode = "enforce"
+    abstain_message: Annotated[AbstainMessage, SkipValidation] = ABSTAIN_MESSAGE
+    mode: Annotated[Mode, SkipValidation] = "enforce"
     """As in `GuardedQueryEngine`; "raise" makes the run fail with a `LowConfidenceError`."""
     keep_draft: bool = False
+    answering: Annotated[Answering | None, SkipValidation] = None
+    """As in `GuardedQueryEngine`; default: all of a step's calls, which is one."""
+    on_error: Annotated[OnError, SkipValidation] = "raise"
+    """What becomes of an answer whose reviewer fails, or of a step that is late: "raise" or "abstain"."""
+    step_timeout: float | None = None
+    """Seconds for generating and scoring in one step. `timeout` is LlamaIndex's own, for the whole run."""
+    monitor: Annotated[DriftMonitor | None, SkipValidation] = None
 
     @model_validator(mode="after")
     def _close_side_doors(self) -> Self:
         """Refuse what would generate an answer past the guard."""
-        if self._router.withholds:
+        if isinstance(self.escalate_to, type) or not (
+            self.escalate_to is None or isinstance(self.escalate_to, str) or callable(self.escalate_to)
+        ):
+            raise InputError(
+                "escalate_to is an agent's name, or a function of the context, the question and the verdict"
+            )
+        if self._routing.terms.withholds:
             self.streaming = False
             if self.output_cls is not None or self.early_stopping_method == "generate":
-                raise InputError(
-                    "output_cls and early_stopping_method='generate' make answers that nobody scores; use "
-                    "structured_output_fn and early_stopping_method='force', or mode='annotate'"
-                )
+                raise InputError(_PAST_THE_GUARD)
         return self
 
     @property
-    def _router(self) -> Router:
-        return Router(
-            policy=self.policy,
+    def promise(self) -> Promise | None:
+        """What holds for everything this agent delivers; None where somebody else may answer, or uncalibrated."""
+        return None if self.escalate_to is not None else combined_promise([self.policy])
+
+    @property
+    def _routing(self) -> Routing:
+        return Routing.of(
+            self.policy,
             source="agent",
             mode=self.mode,
+            can_escalate=self.escalate_to is not None,
             abstain_message=self.abstain_message,
             keep_draft=self.keep_draft,
-            can_escalate=self.escalate_to is not None,
+            on_error=self.on_error,
+            timeout=self.step_timeout,
+            monitor=self.monitor,
+            answering=self.answering,
+            whole=True,
         )
 
     async def take_step(
         self, ctx: AgentContext, llm_input: list[ChatMessage], tools: Sequence[AsyncBaseTool], memory: BaseMemory
     ) -> AgentOutput:
-        """One step of the agent; a final answer is decided about before anything else sees it."""
+        """One step of the agent; a final answer is decided about before anything else sees it.
+
+        Raises:
+            InputError: the run would generate an answer past the guard.
+        """
+        routing, turn = self._routing, Turn()
+        await self._require_guarded(ctx, routing)
         await ctx.store.set(_PENDING, None)
-        with self._router.collecting() as collector:
-            output = await super().take_step(ctx, llm_input, tools, memory)
-        if output.tool_calls or output.retry_messages:
+        stop, waiting = routing.terms.stop(), list[Verdict]()
+        output, overdue = None, None
+        with stopping(stop), cancelling(stop), turn.open():
+            try:
+                output = await ain_time(super().take_step(ctx, llm_input, tools, memory))
+            except DeadlineExceededError as error:
+                overdue = error
+        if output is not None and (output.tool_calls or output.retry_messages):
             return output
+
+        async def drafts() -> list[Draft[AgentOutput]]:
+            if output is None:
+                raise cast("DeadlineExceededError", overdue)
+            delivery = Delivery(output.response.content or "", output)
+            return [await off_loop(lambda: routing.draft(turn, delivery))]
+
+        async def target(asked: Sequence[Waiting[AgentOutput]]) -> list[HandedOn]:
+            waiting.extend(each.verdict for each in asked)
+            return [HandedOn() for _ in asked]
+
         try:
-            text = output.response.content or ""
-            verdict = await asyncio.to_thread(self._router.decided, text, collector.calls)
-        except LowConfidenceError:
-            await self._conclude(ctx, None)
+            outcome = one(await arun(routing.terms, drafts, target, stop=stop))
+        except BaseException:
+            await self._replace(ctx, None)
             raise
-        if verdict.action == "answer" or not verdict.enforced:
-            return self._output(output, verdict, output.response)
-        if isinstance(self.escalate_to, str) and verdict.action == "escalate":
-            await self._conclude(ctx, None)
-            return await self._handoff(ctx, output, verdict, self.escalate_to)
-        if verdict.action == "escalate":
-            await ctx.store.set(_PENDING, verdict.model_dump(mode="json"))
-            return output.model_copy(update={"response": _says("")})
-        verdict = abstained(verdict, self.abstain_message)
-        await self._conclude(ctx, verdict)
-        return self._output(output, verdict, _says(verdict.text))
+        if outcome.answer is not None:
+            return self._output(outcome.answer, outcome.verdict, outcome.answer.response)
+        output = output or AgentOutput(response=_says(""), current_agent_name=self.name)
+        if not waiting:
+            await self._replace(ctx, outcome.verdict)
+            return self._output(output, outcome.verdict, _says(outcome.verdict.text))
+        if isinstance(self.escalate_to, str):
+            await self._replace(ctx, None)
+            return await self._handoff(ctx, output, outcome.verdict, self.escalate_to)
+        await ctx.store.set(_PENDING, waiting[0].model_dump(mode="json"))
+        return output.model_copy(update={"response": _says("")})
 
     async def finalize(self, ctx: Context, output: AgentOutput, memory: BaseMemory) -> AgentOutput:
         """The answer of a reviewer, where one is due; this step runs again once a person has answered."""
         pending = await ctx.store.get(_PENDING, default=None)
-        if pending is not None and callable(self.escalate_to):
-            draft = Verdict.model_validate(pending)
-            question: str = await ctx.store.get("user_msg_str", default="")
-            verdict = escalated(draft, await self.escalate_to(ctx, question, draft))
-            await self._conclude(ctx, verdict)
-            output = self._output(output, verdict, _says(verdict.text))
+        if pending is not None:
+            decided = Verdict.model_validate(pending)
+            said = await self._reviewed(ctx, decided)
+            await ctx.store.set(_PENDING, None)
+            try:
+                outcome = conclude(Escalate(decided), output, self._routing.terms, said=said)
+            except BaseException:
+                await self._replace(ctx, None)
+                raise
+            await self._replace(ctx, outcome.verdict)
+            output = self._output(output, outcome.verdict, _says(outcome.verdict.text))
         return await super().finalize(ctx, output, memory)
+
+    async def _reviewed(self, ctx: Context, decided: Verdict) -> Reply[AgentOutput] | Exception:
+        question: str = await ctx.store.get("user_msg_str", default="")
+        try:
+            return Reply(await cast("Reviewer", self.escalate_to)(ctx, question, decided))
+        except WaitingForEvent:
+            raise
+        except Exception as error:  # noqa: BLE001 - the reviewer's; `on_error` decides
+            return error
+
+    async def _require_guarded(self, ctx: AgentContext, routing: Routing) -> None:
+        """Refuse a run, of the agent or of its workflow, that would make the model answer past the guard."""
+        method = await ctx.store.get("early_stopping_method", default=None)
+        if routing.terms.withholds and method == "generate":
+            raise InputError(_PAST_THE_GUARD)
 
     async def _handoff(self, ctx: AgentContext, output: AgentOutput, verdict: Verdict, to_agent: str) -> AgentOutput:
         """Ask LlamaIndex's own handoff tool to make `to_agent` the current agent."""
@@ -136,22 +215,37 @@ class GuardedReActAgent(ReActAgent):
             )
         arguments = {"to_agent": to_agent, "reason": verdict.reason or "low confidence"}
         call = ToolSelection(tool_id=str(uuid.uuid4()), tool_name="handoff", tool_kwargs=arguments)
-        withheld = verdict.model_copy(update={"text": "", "draft": verdict.text})
-        return self._output(output, withheld, _says("")).model_copy(update={"tool_calls": [call]})
+        report(verdict, "agent", keep_draft=self.keep_draft)
+        return self._output(output, verdict, _says("")).model_copy(update={"tool_calls": [call]})
 
-    async def _conclude(self, ctx: AgentContext | Context, verdict: Verdict | None) -> None:
-        """Put what is delivered in the place of the draft, which the agent has noted as its last reasoning step."""
+    async def _replace(self, ctx: AgentContext | Context, verdict: Verdict | None) -> None:
+        """Put what is delivered, if anything, in the place of the draft where the agent has noted it."""
+        raise NotImplementedError
+
+    def _output(self, output: AgentOutput, verdict: Verdict, response: ChatMessage) -> AgentOutput:
+        raw: Any = output.raw
+        known = cast("dict[str, Any]", raw) if isinstance(raw, dict) else {}
+        return output.model_copy(update={"response": response, "raw": self._routing.attached(known, verdict)})
+
+
+class GuardedReActAgent(GuardedSteps, ReActAgent):
+    """A ReAct agent whose final answers are scored, and delivered only if the policy lets them through.
+
+        agent = GuardedReActAgent(llm=SemGradLLM(), policy=Policy(threshold=0.004), escalate_to=ask_person)
+        str(await agent.run("What is the capital of France?"))
+
+    Steps that call a tool are not judged. The record stands in `raw["semgrad_guard"]` of the `AgentOutput`. A withheld
+    draft reaches neither the memory nor the event stream: where answers may be withheld, nothing is streamed. While a
+    reviewer is waited for, the draft stands in the workflow's context, and no longer.
+    """
+
+    async def _replace(self, ctx: AgentContext | Context, verdict: Verdict | None) -> None:
         steps: list[BaseReasoningStep] = await ctx.store.get(self.reasoning_key, default=[])
         kept = steps[:-1] if steps and isinstance(steps[-1], ResponseReasoningStep) else steps
         if verdict is not None:
             thought = verdict.reason or "The answer is not certain enough."
             kept = [*kept, ResponseReasoningStep(thought=thought, response=verdict.text)]
         await ctx.store.set(self.reasoning_key, kept)
-
-    def _output(self, output: AgentOutput, verdict: Verdict, response: ChatMessage) -> AgentOutput:
-        raw: Any = output.raw
-        known = cast("dict[str, Any]", raw) if isinstance(raw, dict) else {}
-        return output.model_copy(update={"response": response, "raw": self._router.attached(known, verdict)})
 
 
 def _says(text: str) -> ChatMessage:

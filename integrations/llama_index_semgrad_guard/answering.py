@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncGenerator, Generator, Mapping
+from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
 from typing import Annotated, Any
 
 from llama_index.core.llms.llm import LLM
 from pydantic import BeforeValidator, Field, PrivateAttr, SkipValidation
 
-from llama_index_semgrad_guard.calls import ModelCall, current_collector
+from llama_index_semgrad_guard.calls import ModelCall, current_turn
 from llama_index_semgrad_guard.events import report
 from llama_index_semgrad_guard.records import raw_record
 from semgrad_guard import METADATA_KEY, Estimator, Generation, GenerationOptions, HybridGrad, LanguageModel, Verdict
 from semgrad_guard.adapters.settings import call_options, weights_of
 from semgrad_guard.adapters.weights import Weights
-from semgrad_guard.engine.generation.evidence import Evidence
-from semgrad_guard.engine.generation.stream import TextStream
 from semgrad_guard.errors import require_known
-from semgrad_guard.guard import assess
-from semgrad_guard.guard.calibrated_estimator import as_estimator
+from semgrad_guard.guard import Answerer, LiveAnswer, as_estimator, off_loop, record_draft
 from semgrad_guard.records import Conversation
 
 _CALL_OPTIONS = frozenset({"formatted"})
@@ -76,6 +72,9 @@ class AnsweringLLM(LLM):
             self._weights = weights
         return weights.get()
 
+    def _answerer(self, options: GenerationOptions) -> Answerer:
+        return Answerer(self.language_model, self.estimator, options, self.prompt_template)
+
     def _answer(self, conversation: Conversation, options: GenerationOptions) -> tuple[Generation, dict[str, Any]]:
         generation = self.language_model.generate(conversation, options, objective=self.estimator.objective)
         return generation, self._record(generation, options)
@@ -83,60 +82,63 @@ class AnsweringLLM(LLM):
     async def _aanswer(
         self, conversation: Conversation, options: GenerationOptions
     ) -> tuple[Generation, dict[str, Any]]:
-        """As a stream, because a stream can be stopped: a thread cannot."""
-        stream = await asyncio.to_thread(self._open, conversation, options)
-        try:
-            generation = await asyncio.to_thread(lambda: stream.generation)
-        finally:
-            stream.close()
-        return generation, await asyncio.to_thread(self._record, generation, options)
+        return await off_loop(lambda: self._answer(conversation, options))
+
+    def _live(self, conversation: Conversation, options: GenerationOptions) -> LiveAnswer:
+        live, turn = self._answerer(options).live(conversation), current_turn()
+        if turn is not None:
+            turn.opened(live.close)
+        return live
 
     def _pieces(self, conversation: Conversation, options: GenerationOptions) -> Generator[Piece]:
-        text = ""
-        with self._open(conversation, options) as stream:
-            for piece in stream:
+        text, pieces, live = "", list[str](), self._live(conversation, options)
+        try:
+            for piece in live:
+                pieces.append(piece)
                 text += piece
                 yield piece, text, None
-            record = self._record(stream.generation, options)
+            record = self._record(live.stream.generation, options, text=text, pieces=pieces)
+        finally:
+            live.close()
         yield "", text, record
 
     async def _apieces(self, conversation: Conversation, options: GenerationOptions) -> AsyncGenerator[Piece]:
-        text = ""
-        stream = await asyncio.to_thread(self._open, conversation, options)
+        text, pieces, live = "", list[str](), await off_loop(lambda: self._live(conversation, options))
         try:
-            while piece := await asyncio.to_thread(next, stream, ""):
+            while piece := await off_loop(lambda: next(live.stream, "")):
+                pieces.append(piece)
                 text += piece
                 yield piece, text, None
-            record = await asyncio.to_thread(self._record, stream.generation, options)
+            whole = text
+            record = await off_loop(lambda: self._record(live.stream.generation, options, text=whole, pieces=pieces))
         finally:
-            stream.close()
+            live.close()
         yield "", text, record
 
-    def _open(self, conversation: Conversation, options: GenerationOptions) -> TextStream:
-        return self.language_model.stream(conversation, options, objective=self.estimator.objective)
+    def _record(
+        self,
+        generation: Generation,
+        options: GenerationOptions,
+        *,
+        text: str | None = None,
+        pieces: Sequence[str] = (),
+    ) -> dict[str, Any]:
+        """Model, usage and, unless a guard takes the calls down and scores what it needs, the score.
 
-    def _record(self, generation: Generation, options: GenerationOptions) -> dict[str, Any]:
-        """Model, usage and, unless a query engine collects its calls and scores what it needs, the score."""
-        record, call = raw_record(generation, self.model), ModelCall(generation, lambda g: self._assess(g, options))
-        collector = current_collector()
-        if collector is None:
-            report(call.verdict, "llm")
-            return {**record, METADATA_KEY: call.verdict.metadata()}
-        collector.add(call)
-        return record
+        `text` and `pieces` are the objects that go out, where they are not the generation's own.
+        """
+        record = raw_record(generation, self.model)
+        call = ModelCall(generation, lambda given: self._assess(given, options), text=text, pieces=pieces)
+        turn = current_turn()
+        if turn is not None:
+            turn.add(call)
+            return record
+        record_draft(call.verdict, call.prompt)
+        report(call.verdict, "llm")
+        return {**record, METADATA_KEY: call.verdict.metadata()}
 
     def _assess(self, generation: Generation, options: GenerationOptions) -> Verdict:
-        return self._assessed(generation.evidence, generation.text, options)
-
-    def _assessed(self, evidence: Evidence, text: str, options: GenerationOptions) -> Verdict:
-        return assess(
-            self.language_model,
-            self.estimator,
-            evidence,
-            text=text,
-            options=options,
-            prompt_template=self.prompt_template,
-        )
+        return self._answerer(options).draft(generation).verdict
 
     def _options(self, kwargs: Mapping[str, Any]) -> GenerationOptions:
         """The options of one call: the fields, and what the call says otherwise."""

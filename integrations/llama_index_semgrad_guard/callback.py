@@ -7,14 +7,12 @@ from typing import Any
 from llama_index.core.callbacks.base_handler import BaseCallbackHandler
 from llama_index.core.callbacks.schema import CBEventType, EventPayload
 
-from llama_index_semgrad_guard.calls import current_collector
+from llama_index_semgrad_guard.calls import current_turn
 from llama_index_semgrad_guard.events import report
 from llama_index_semgrad_guard.records import completed
 from semgrad_guard import Policy, Verdict
 from semgrad_guard.errors import InputError, LowConfidenceError
-from semgrad_guard.guard import decide, decide_unscored
-from semgrad_guard.guard.modes import Mode
-from semgrad_guard.guard.policy import require_policy
+from semgrad_guard.guard import Mode, decide, decide_unscored, require_policy
 
 
 class UncertaintyRouterCallback(BaseCallbackHandler):
@@ -54,7 +52,7 @@ class UncertaintyRouterCallback(BaseCallbackHandler):
         """Judge an answer; failed calls have none."""
         payload = payload or {}
         response = payload.get(EventPayload.RESPONSE) or payload.get(EventPayload.COMPLETION)
-        if event_type != CBEventType.LLM or response is None or current_collector() is not None:
+        if event_type != CBEventType.LLM or response is None or current_turn() is not None:
             return
         verdict = self._judged(completed(response))
         if self._mode == "observe":

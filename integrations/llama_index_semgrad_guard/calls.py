@@ -1,27 +1,107 @@
-"""Which model calls belong to which query: a context variable that threads and tasks of one query share."""
+"""The model calls of one answer, and the steps that made them, taken down as they happen.
+
+LlamaIndex's instrumentation opens a span around the methods of its components: the spans that are open when a model is
+asked say who asks. A handler that listens to them keeps, for each guarded answer, a `Turn`.
+"""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import AsyncGenerator, Callable, Generator
+import uuid
+from collections.abc import AsyncGenerator, Callable, Generator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import cached_property
-from typing import TypeVar
+from inspect import BoundArguments
+from typing import Any, TypeVar, cast
 
+from llama_index.core.base.response.schema import PydanticResponse, Response
+from llama_index.core.chat_engine.types import AgentChatResponse
+from llama_index.core.llms.llm import LLM
 from llama_index_instrumentation import get_dispatcher
+from llama_index_instrumentation.span import BaseSpan, active_span_id
+from llama_index_instrumentation.span_handlers import BaseSpanHandler
+from pydantic import BaseModel
 
 from semgrad_guard import Generation, Verdict
+from semgrad_guard.guard import current_stop, stopping
+from semgrad_guard.records import PromptForm
 
 T = TypeVar("T")
 _dispatcher = get_dispatcher(__name__)
+_ASKING = frozenset(
+    f"{prefix}{method}" for prefix in ("", "a", "stream_", "astream_") for method in ("chat", "complete")
+)
+"""An LLM's methods that ask the model."""
+
+
+RETRIEVING = frozenset({"retrieve", "aretrieve"})
+"""A retriever's methods that find passages."""
+_HOLDERS = (Response, PydanticResponse, AgentChatResponse)
+
+
+class Step:
+    """A method of a component while it ran, who called it, and what it returned: an object, and the content in it."""
+
+    def __init__(self, name: str, component: Any, parent: Step | None) -> None:
+        self.name, self.component, self.parent = name, component, parent
+        self.result: Any = None
+        self.content: Any = None
+
+    def end(self, result: Any) -> None:
+        """Note what is returned, and what it holds now: responses can be changed later. Streams are not kept alive."""
+        if isinstance(result, (str, BaseModel, *_HOLDERS)):
+            self.result = result
+            self.content = result.response if isinstance(result, _HOLDERS) else result
+
+    @property
+    def method(self) -> str:
+        """The method's name."""
+        return self.name.rpartition(".")[2]
+
+    @property
+    def path(self) -> tuple[Step, ...]:
+        """The steps around this one, the outermost first, and itself."""
+        return (*(self.parent.path if self.parent else ()), self)
 
 
 class ModelCall:
-    """One answer of a `SemGradLLM`, scored when its verdict is first read."""
+    """One answer of a `SemGradLLM`, scored when its verdict is first read.
 
-    def __init__(self, generation: Generation, assess: Callable[[Generation], Verdict]) -> None:
+    `text` and `pieces` are the very objects that went to whoever asked; `step` is where that was.
+    """
+
+    def __init__(
+        self,
+        generation: Generation,
+        assess: Callable[[Generation], Verdict],
+        *,
+        text: str | None = None,
+        pieces: Sequence[str] = (),
+    ) -> None:
         self.generation, self._assess = generation, assess
+        self.text = generation.text if text is None else text
+        self.pieces = tuple(pieces)
+        self.step: Step | None = None
+
+    @property
+    def path(self) -> tuple[Step, ...]:
+        """The steps within which the model was asked, the outermost first."""
+        return self.step.path if self.step else ()
+
+    @property
+    def asked_by(self) -> tuple[str, ...]:
+        """Who asked, the outermost first: "RetrieverQueryEngine.query", "Refine.get_response", "SemGradLLM.predict"."""
+        return tuple(step.name for step in self.path)
+
+    def within(self, step: Step) -> bool:
+        """Whether this call was made while a step ran, by it or by what it called."""
+        return step in self.path
+
+    @property
+    def prompt(self) -> PromptForm:
+        """What the prompt looked like."""
+        return self.generation.prompt.form
 
     @cached_property
     def verdict(self) -> Verdict:
@@ -34,42 +114,105 @@ class ModelCall:
         return self._assess(self.generation)
 
 
-class CallCollector:
-    """The calls made in one query, in the order in which they ended; with `last_only`, earlier ones are dropped."""
+class Turn:
+    """All that happens for one answer: the steps in the order in which they ended, and the calls in theirs."""
 
-    def __init__(self, *, last_only: bool) -> None:
-        self._last_only, self._calls, self._lock = last_only, list[ModelCall](), threading.Lock()
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._steps: dict[str, Step] = {}
+        self._asked: list[Step] = []
+        self._found: list[tuple[Step, list[tuple[str, str]]]] = []
+        self.calls: list[ModelCall] = []
+        self.ended: list[Step] = []
+        self._open: list[Callable[[], None]] = []
+
+    @contextmanager
+    def open(self) -> Generator[Turn]:
+        """Take down what happens in this block, and in the threads and tasks that inherit its context."""
+        _listen()
+        token = _turn.set(self)
+        try:
+            yield self
+        finally:
+            _turn.reset(token)
 
     def add(self, call: ModelCall) -> None:
         """Take a call down; safe from any thread."""
         with self._lock:
-            if self._last_only:
-                # An answer keeps its hidden states until it is scored; those never scored should go at once.
-                self._calls.clear()
-            self._calls.append(call)
+            if call.step is None:
+                call.step = self._steps.get(active_span_id.get() or "")
+            self.calls.append(call)
+
+    def opened(self, close: Callable[[], None]) -> None:
+        """A model has begun to write piece by piece; `close` stops it, and is harmless at any time."""
+        with self._lock:
+            self._open.append(close)
+
+    def stop(self) -> None:
+        """Stop whatever a model still writes here, whoever else may hold its stream."""
+        for close in self._open:
+            close()
 
     @property
-    def calls(self) -> tuple[ModelCall, ...]:
-        """The calls so far."""
+    def others(self) -> list[Step]:
+        """Where other LLMs were asked; one that only passes on to a `SemGradLLM` is none."""
+        return [step for step in self._asked if not any(call.within(step) for call in self.calls)]
+
+    def passages(self) -> frozenset[tuple[str, str]]:
+        """What retrievers found without asking a model: ids and hashes of their nodes, as they were when found."""
+        found = [(step, known) for step, known in self._found if not self._asks(step)]
+        return frozenset(one for _, known in found for one in known)
+
+    def _asks(self, step: Step) -> bool:
+        return any(call.within(step) for call in self.calls) or any(step in asked.path for asked in self._asked)
+
+    def enter(self, name: str, component: Any, *, id_: str, parent_id: str | None) -> None:
+        """A step begins."""
         with self._lock:
-            return tuple(self._calls)
+            self._steps[id_] = step = Step(name, component, self._steps.get(parent_id or ""))
+            if isinstance(component, LLM) and step.method in _ASKING and not is_ours(component):
+                self._asked.append(step)
+
+    def leave(self, id_: str, result: Any) -> None:
+        """A step ends."""
+        with self._lock:
+            step = self._steps.get(id_)
+            if step is None:
+                return
+            step.end(result)
+            self.ended.append(step)
+            if step.method in RETRIEVING and isinstance(result, list):
+                self._found.append((step, [identity(node) for node in cast("list[Any]", result)]))
 
 
-_collector: ContextVar[CallCollector | None] = ContextVar("semgrad_guard_calls", default=None)
+def is_ours(llm: LLM) -> bool:
+    """Whether an LLM takes down its own calls, with scores."""
+    return hasattr(type(llm), "language_model")
 
 
-@contextmanager
-def collecting(*, last_only: bool) -> Generator[CallCollector]:
-    """Collect the calls made in this block, and in the threads and tasks that inherit its context."""
-    with _joining(CallCollector(last_only=last_only)) as collector:
-        yield collector
+def identity(node: Any) -> tuple[str, str]:
+    """A retrieved passage as it is now: its id, and the hash of its text and metadata."""
+    inner = getattr(node, "node", node)
+    return str(getattr(inner, "node_id", "")), str(getattr(inner, "hash", ""))
 
 
-def collected(pieces: Generator[T], collector: CallCollector) -> Generator[T]:
-    """The pieces of a lazy stream, whose calls `collector` collects in whatever context they are asked for."""
+_turn: ContextVar[Turn | None] = ContextVar("semgrad_guard_turn", default=None)
+
+
+def current_turn() -> Turn | None:
+    """Whoever takes calls down here; None where every call is scored by itself."""
+    return _turn.get()
+
+
+def resumed(pieces: Generator[T], turn: Turn) -> Generator[T]:
+    """The pieces of a lazy stream, whose calls belong to `turn` in whatever context they are asked for."""
+    return _resumed(pieces, turn, current_stop())
+
+
+def _resumed(pieces: Generator[T], turn: Turn, stop: Any) -> Generator[T]:
     try:
         while True:
-            with _joining(collector):
+            with turn.open(), stopping(stop):
                 try:
                     piece = next(pieces)
                 except StopIteration:
@@ -79,11 +222,15 @@ def collected(pieces: Generator[T], collector: CallCollector) -> Generator[T]:
         pieces.close()
 
 
-async def acollected(pieces: AsyncGenerator[T], collector: CallCollector) -> AsyncGenerator[T]:
-    """As `collected`, for an async stream."""
+def aresumed(pieces: AsyncGenerator[T], turn: Turn) -> AsyncGenerator[T]:
+    """As `resumed`, for an async stream."""
+    return _aresumed(pieces, turn, current_stop())
+
+
+async def _aresumed(pieces: AsyncGenerator[T], turn: Turn, stop: Any) -> AsyncGenerator[T]:
     try:
         while True:
-            with _joining(collector):
+            with turn.open(), stopping(stop):
                 try:
                     piece = await anext(pieces)
                 except StopAsyncIteration:
@@ -93,15 +240,48 @@ async def acollected(pieces: AsyncGenerator[T], collector: CallCollector) -> Asy
         await pieces.aclose()
 
 
-def current_collector() -> CallCollector | None:
-    """Whoever collects calls here; None where every call is scored by itself."""
-    return _collector.get()
+class _Witness(BaseSpanHandler[BaseSpan]):
+    """Tells the turn that is open, if one is, of every span; keeps nothing itself."""
+
+    def span_enter(
+        self,
+        id_: str,
+        bound_args: BoundArguments,
+        instance: Any = None,
+        parent_id: str | None = None,
+        tags: dict[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        turn = _turn.get()
+        if turn is not None:
+            turn.enter(id_[:-_SUFFIX], instance, id_=id_, parent_id=parent_id)
+
+    def span_exit(
+        self, id_: str, bound_args: BoundArguments, instance: Any = None, result: Any = None, **kwargs: Any
+    ) -> None:
+        turn = _turn.get()
+        if turn is not None:
+            turn.leave(id_, result)
+
+    def span_drop(self, id_: str, bound_args: BoundArguments, instance: Any = None, err: Any = None, **_: Any) -> None:
+        """A step that failed has no result."""
+
+    def new_span(self, *args: Any, **kwargs: Any) -> None:
+        """None is kept."""
+
+    def prepare_to_exit_span(self, *args: Any, **kwargs: Any) -> None:
+        """None is kept."""
+
+    def prepare_to_drop_span(self, *args: Any, **kwargs: Any) -> None:
+        """None is kept."""
 
 
-@contextmanager
-def _joining(collector: CallCollector) -> Generator[CallCollector]:
-    token = _collector.set(collector)
-    try:
-        yield collector
-    finally:
-        _collector.reset(token)
+_SUFFIX = len("-") + len(str(uuid.uuid4()))
+_witness = _Witness()
+
+
+def _listen() -> None:
+    """Have the witness among the handlers that hear everything; whoever has replaced them may have lost it."""
+    handlers = cast("list[Any]", get_dispatcher("root").span_handlers)  # pyright: ignore[reportUnknownMemberType]
+    if not any(handler is _witness for handler in handlers):
+        handlers.append(_witness)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import copy
 from collections.abc import AsyncGenerator, Generator
 from dataclasses import dataclass, field, replace
@@ -10,19 +9,36 @@ from typing import Any, cast
 
 from llama_index.core.base.llms.types import ChatMessage, ChatResponse, MessageRole
 from llama_index.core.chat_engine.types import AgentChatResponse, BaseChatEngine, StreamingAgentChatResponse
+from llama_index.core.llms.llm import LLM
 from llama_index.core.memory import BaseMemory
 
-from llama_index_semgrad_guard.aggregation import Aggregate, aggregate_for
-from llama_index_semgrad_guard.calls import CallCollector
+from llama_index_semgrad_guard.authorship import Aggregate, Answering, Delivery
+from llama_index_semgrad_guard.calls import Turn
 from llama_index_semgrad_guard.memory import StagedMemory
-from llama_index_semgrad_guard.query_engine import GuardedQueryEngine
-from llama_index_semgrad_guard.records import get_verdict
-from llama_index_semgrad_guard.routing import Router
+from llama_index_semgrad_guard.passages import passages
+from llama_index_semgrad_guard.routing import Guarded, Routing, require_target, require_unguarded
+from llama_index_semgrad_guard.streams import alive, live
 from llama_index_semgrad_guard.targets import ChatTarget, aask_chat, ask_chat
-from semgrad_guard import Policy, Verdict
-from semgrad_guard.errors import InputError, LowConfidenceError
-from semgrad_guard.guard import ABSTAIN_MESSAGE, abstained, escalated, require_sequel
-from semgrad_guard.guard.modes import Mode
+from semgrad_guard import Policy
+from semgrad_guard.calibration import DriftMonitor
+from semgrad_guard.errors import InputError
+from semgrad_guard.guard import (
+    ABSTAIN_MESSAGE,
+    AbstainMessage,
+    Draft,
+    Mode,
+    OnError,
+    Outcome,
+    ain_time,
+    arun,
+    cancelling,
+    in_time,
+    off_loop,
+    one,
+    run,
+    stopping,
+    unscored,
+)
 
 
 @dataclass
@@ -32,31 +48,32 @@ class GuardedChatStream(StreamingAgentChatResponse):
     metadata: dict[str, Any] = field(default_factory=dict[str, Any])
 
 
-class GuardedChatEngine(BaseChatEngine):
+class GuardedChatEngine(Guarded, BaseChatEngine):
     """Asks the inner chat engine, scores what its `SemGradLLM` generated, and answers, escalates or abstains.
 
         chat = GuardedChatEngine(index.as_chat_engine(llm=SemGradLLM()), policy=Policy(threshold=0.004))
         chat.chat("What is the capital of France?").metadata["semgrad_guard"]["action"]
 
-    The memory is the inner engine's own and holds what the user saw: a withheld draft never enters it. Of several
-    calls in a turn (condensing the question, refining) the last one counts.
+    The score is that of the call whose text the reply is, as in `GuardedQueryEngine`; the call that condenses the
+    question is another. The memory is the inner engine's own and holds what the user saw: a withheld draft never enters
+    it. Where a turn ends with an error, `abstain_message` is remembered as the answer, so that the roles still
+    alternate.
 
     Args:
         engine: a chat engine that keeps its conversation in `_memory`, as LlamaIndex's own do, and answers with a
             `SemGradLLM`; answers of other LLMs are unscored.
         policy: what to let through; `on_unscored` also decides about turns for which nothing was retrieved.
-        escalate_to: asked, with the whole conversation, for what is not let through. A chat engine gets the
-            conversation as its history. For a query engine, put a `CondenseQuestionChatEngine` around it.
-        abstain_message: delivered instead of an answer that is neither let through nor escalated. In mode "raise" it
-            is remembered as the answer, so that the roles in the memory still alternate.
-        mode, keep_draft: as in `GuardedQueryEngine`.
-        aggregate: which of a turn's calls count: "last" (the default; only that one is scored), "max" or "mean".
+        escalate_to: asked, with the whole conversation, for what is not let through: a chat engine (it gets the
+            conversation as its history), an LLM or a function. For a query engine, put a `CondenseQuestionChatEngine`
+            around it.
+        abstain_message, mode, aggregate, answering, keep_draft, on_error, timeout, monitor: as in `GuardedQueryEngine`.
 
     Raises:
-        InputError: the engine is guarded already, has no memory, or there is no such mode or aggregate.
+        InputError: the engine is guarded already or has no memory, `escalate_to` cannot be asked, or a setting is none.
         BindingMismatchError: at once, if the target's calibration does not follow this one's; at the first answer, if
             the policy was calibrated for something else.
         LowConfidenceError: at a turn, in mode "raise".
+        DeadlineExceededError: at a turn that takes longer than `timeout`, where `on_error` is "raise".
     """
 
     def __init__(
@@ -65,30 +82,37 @@ class GuardedChatEngine(BaseChatEngine):
         policy: Policy,
         *,
         escalate_to: ChatTarget | None = None,
-        abstain_message: str = ABSTAIN_MESSAGE,
+        abstain_message: AbstainMessage = ABSTAIN_MESSAGE,
         mode: Mode = "enforce",
         aggregate: Aggregate | None = None,
+        answering: Answering | None = None,
         keep_draft: bool = False,
+        on_error: OnError = "raise",
+        timeout: float | None = None,
+        monitor: DriftMonitor | None = None,
     ) -> None:
-        if isinstance(engine, GuardedChatEngine) or isinstance(
-            getattr(engine, "_query_engine", None), GuardedQueryEngine
-        ):
-            raise InputError("the engine is guarded already; use escalate_to to chain guarded engines")
+        if not isinstance(engine, BaseChatEngine):  # pyright: ignore[reportUnnecessaryIsInstance] - callers may have no type checker
+            raise InputError(f"a {type(engine).__name__} is no chat engine; GuardedQueryEngine guards query engines")
+        require_unguarded(engine)
+        remedy = "a chat engine, an LLM or a function of the messages is due"
+        require_target(escalate_to, policy, kinds=(BaseChatEngine, LLM), remedy=remedy)
         memory: BaseMemory | None = getattr(engine, "_memory", None)
         if memory is None:
             raise InputError(f"a {type(engine).__name__} keeps no conversation in `_memory`; guard its query engine")
-        self._engine, self._memory, self._escalate_to = engine, memory, escalate_to
-        self._router = Router(
-            policy=policy,
+        self._engine, self._memory, self.escalate_to = engine, memory, escalate_to
+        self.routing = Routing.of(
+            policy,
             source="chat_engine",
             mode=mode,
+            can_escalate=escalate_to is not None,
             abstain_message=abstain_message,
             keep_draft=keep_draft,
-            can_escalate=escalate_to is not None,
-            aggregate=aggregate_for(engine, aggregate),
+            on_error=on_error,
+            timeout=timeout,
+            monitor=monitor,
+            aggregate=aggregate,
+            answering=answering,
         )
-        if isinstance(escalate_to, GuardedChatEngine):
-            require_sequel(policy, escalate_to._router.policy)
 
     @property
     def chat_history(self) -> list[ChatMessage]:
@@ -101,117 +125,123 @@ class GuardedChatEngine(BaseChatEngine):
 
     def chat(self, message: str, chat_history: list[ChatMessage] | None = None) -> AgentChatResponse:
         """Answer one turn; a `chat_history` is handed to the inner engine, most of which then go on from there."""
-        memory = StagedMemory(self._memory)
-        with self._router.collecting() as collector:
-            response = cast("AgentChatResponse", self._staged(memory).chat(message, _copied(chat_history)))
+        said = _Said(self, message, chat_history)
         try:
-            verdict = self._decided(response, collector)
-        except LowConfidenceError:
-            memory.settle(self._router.abstain_message)
+            outcome = one(run(self.routing.terms, lambda: [said.draft()], said.target))
+        except BaseException as error:
+            said.memory.abandon(said.words(error))
             raise
-        target, answer = self._target(verdict), None
-        if target is not None:
-            answer = ask_chat(target, self._messages(message, chat_history))
-        reply = self._reply(response, verdict, answer)
-        memory.settle(None if reply.response == response.response else reply.response)
+        reply = said.reply(outcome)
+        said.memory.settle(None if outcome.answer is said.response else reply.response)
         return reply
 
     async def achat(self, message: str, chat_history: list[ChatMessage] | None = None) -> AgentChatResponse:
         """As `chat`, without blocking the event loop."""
-        memory = StagedMemory(self._memory)
-        with self._router.collecting() as collector:
-            response = cast("AgentChatResponse", await self._staged(memory).achat(message, _copied(chat_history)))
+        said = _Said(self, message, chat_history)
+
+        async def drafts() -> list[Draft[AgentChatResponse]]:
+            return [await said.adraft()]
+
         try:
-            verdict = await asyncio.to_thread(self._decided, response, collector)
-        except LowConfidenceError:
-            await memory.asettle(self._router.abstain_message)
+            outcome = one(await arun(self.routing.terms, drafts, said.atarget))
+        except BaseException as error:
+            await said.memory.aabandon(said.words(error))
             raise
-        target, answer = self._target(verdict), None
-        if target is not None:
-            answer = await aask_chat(target, await self._amessages(message, chat_history))
-        reply = self._reply(response, verdict, answer)
-        await memory.asettle(None if reply.response == response.response else reply.response)
+        reply = said.reply(outcome)
+        await said.memory.asettle(None if outcome.answer is said.response else reply.response)
         return reply
 
     def stream_chat(self, message: str, chat_history: list[ChatMessage] | None = None) -> GuardedChatStream:
         """Live where nothing is withheld; otherwise one piece, once the turn has been decided about."""
-        if self._router.withholds:
+        terms = self.routing.terms
+        if terms.withholds:
             reply = self.chat(message, chat_history)
             return replace(_buffered(reply), chat_stream=(chunk for chunk in [_chunk(reply.response, reply.response)]))
-        with self._router.collecting() as collector:
+        turn, stop = Turn(), terms.stop()
+        with stopping(stop), turn.open():
             inner = self._engine.stream_chat(message, _copied(chat_history))
-        stream = GuardedChatStream(sources=inner.sources, source_nodes=inner.source_nodes, is_writing_to_memory=False)
-        stream.chat_stream = self._live(inner, stream, collector)
+        stream = _alongside(inner)
+        pieces = live(inner.response_gen, turn, self.routing, stream.metadata, stop=stop)
+        stream.chat_stream = _chunks(pieces)
         return stream
 
     async def astream_chat(self, message: str, chat_history: list[ChatMessage] | None = None) -> GuardedChatStream:
         """As `stream_chat`, without blocking the event loop."""
-        if self._router.withholds:
+        terms = self.routing.terms
+        if terms.withholds:
             reply = await self.achat(message, chat_history)
             return replace(_buffered(reply), achat_stream=_single(_chunk(reply.response, reply.response)))
-        with self._router.collecting() as collector:
+        turn, stop = Turn(), terms.stop()
+        with stopping(stop), cancelling(stop), turn.open():
             inner = await self._engine.astream_chat(message, _copied(chat_history))
-        stream = GuardedChatStream(sources=inner.sources, source_nodes=inner.source_nodes, is_writing_to_memory=False)
-        stream.achat_stream = self._alive(inner, stream, collector)
+        stream = _alongside(inner)
+        pieces = alive(cast("Any", inner.async_response_gen()), turn, self.routing, stream.metadata, stop=stop)
+        stream.achat_stream = _achunks(pieces)
         return stream
 
-    # Deciding.
 
-    def _staged(self, memory: StagedMemory) -> BaseChatEngine:
-        """The inner engine for one turn; a copy, because other turns may be under way on the same engine."""
-        engine: Any = copy.copy(self._engine)
-        engine._memory = memory
-        return engine
+class _Said:
+    """One turn of the conversation under way."""
 
-    def _decided(self, response: AgentChatResponse, collector: CallCollector) -> Verdict:
-        return self._router.decided(response.response, collector.calls)
+    def __init__(self, guard: GuardedChatEngine, message: str, chat_history: list[ChatMessage] | None) -> None:
+        self._guard, self._message, self._history, self._routing = guard, message, chat_history, guard.routing
+        self._kept: BaseMemory = guard._memory  # pyright: ignore[reportPrivateUsage] - this class is its other half
+        self._turn, self.memory = Turn(), StagedMemory(self._kept)
+        # A copy, because other turns may be under way on the same engine.
+        self._engine: Any = copy.copy(guard._engine)  # pyright: ignore[reportPrivateUsage]
+        self._engine._memory = self.memory
+        self.response: AgentChatResponse | None = None
 
-    def _target(self, verdict: Verdict) -> ChatTarget | None:
-        """Who must answer instead."""
-        return self._escalate_to if verdict.action == "escalate" and verdict.enforced else None
+    # The inner engine's part.
 
-    def _reply(self, response: AgentChatResponse, verdict: Verdict, answer: Any) -> AgentChatResponse:
-        """What is delivered. `sources` of a withheld answer go with it: they may quote it."""
-        if verdict.action == "answer" or not verdict.enforced:
-            return replace(response, metadata=self._router.attached(response.metadata, verdict))
-        nodes = response.source_nodes
-        if verdict.action == "abstain":
-            final = abstained(verdict, self._router.abstain_message)
-        elif isinstance(answer, (AgentChatResponse, StreamingAgentChatResponse)):
-            final, nodes = escalated(verdict, get_verdict(answer) or str(answer)), answer.source_nodes
-        elif isinstance(answer, (str, Verdict)):
-            final = escalated(verdict, answer)
-        else:
-            raise InputError(f"the escalation target returned a {type(answer).__name__}; a string or a reply is due")
-        return AgentChatResponse(final.text, source_nodes=nodes, metadata=self._router.attached({}, final))
+    def draft(self) -> Draft[AgentChatResponse]:
+        """Ask the inner engine, and score what it says."""
+        with self._turn.open():
+            self.response = in_time(lambda: self._engine.chat(self._message, _copied(self._history)))
+        return self._scored()
 
-    def _live(
-        self, inner: StreamingAgentChatResponse, stream: GuardedChatStream, collector: CallCollector
-    ) -> Generator[ChatResponse]:
-        text = ""
-        for piece in inner.response_gen:
-            text += piece
-            yield _chunk(text, piece)
-        stream.metadata.update(self._router.attached({}, self._router.decided(text, collector.calls)))
+    async def adraft(self) -> Draft[AgentChatResponse]:
+        """As `draft`, without blocking the event loop."""
+        with self._turn.open():
+            self.response = await ain_time(self._engine.achat(self._message, _copied(self._history)))
+        return await off_loop(self._scored)
 
-    async def _alive(
-        self, inner: StreamingAgentChatResponse, stream: GuardedChatStream, collector: CallCollector
-    ) -> AsyncGenerator[ChatResponse]:
-        text = ""
-        async for piece in inner.async_response_gen():
-            text += piece
-            yield _chunk(text, piece)
-        verdict = await asyncio.to_thread(self._router.decided, text, collector.calls)
-        stream.metadata.update(self._router.attached({}, verdict))
+    def _scored(self) -> Draft[AgentChatResponse]:
+        response = cast("AgentChatResponse", self.response)
+        return self._routing.draft(self._turn, Delivery(response.response, response))
 
-    # Escalating.
+    # The target's part.
 
-    def _messages(self, message: str, chat_history: list[ChatMessage] | None) -> list[ChatMessage]:
-        """The conversation with its latest question, which the inner engine has put into the memory by now."""
-        return self._memory.get(input=message) if chat_history is None else [*chat_history, _question(message)]
+    def target(self, waiting: object) -> list[Any]:
+        """Ask the target about the conversation, whose latest question is in the memory by now."""
+        history = self._history
+        messages = self._kept.get(input=self._message) if history is None else [*history, _question(self._message)]
+        return [ask_chat(cast("ChatTarget", self._guard.escalate_to), messages)]
 
-    async def _amessages(self, message: str, chat_history: list[ChatMessage] | None) -> list[ChatMessage]:
-        return await self._memory.aget(input=message) if chat_history is None else [*chat_history, _question(message)]
+    async def atarget(self, waiting: object) -> list[Any]:
+        """As `target`, without blocking the event loop."""
+        history = self._history
+        kept = await self._kept.aget(input=self._message) if history is None else [*history, _question(self._message)]
+        return [await aask_chat(cast("ChatTarget", self._guard.escalate_to), kept)]
+
+    # What goes out.
+
+    def reply(self, outcome: Outcome[AgentChatResponse]) -> AgentChatResponse:
+        """The reply for an outcome. Beside a text in the draft's place stand its passages, and no more of it."""
+        verdict, response = outcome.verdict, outcome.answer
+        if response is None:
+            nodes = passages(self.response.source_nodes, self._turn) if self.response else []
+            return AgentChatResponse(verdict.text, source_nodes=nodes, metadata=self._routing.attached({}, verdict))
+        metadata = self._routing.attached(response.metadata if response is self.response else {}, verdict)
+        if response is self.response:
+            return replace(response, metadata=metadata)
+        return AgentChatResponse(verdict.text, source_nodes=response.source_nodes, metadata=metadata)
+
+    def words(self, error: BaseException) -> str:
+        """What is remembered in the place of an answer that never came."""
+        reason = f"the turn ended with a {type(error).__name__}"
+        verdict = getattr(error, "verdict", None) or unscored("", reason=reason)
+        return self._routing.terms.words(verdict)
 
 
 def _copied(chat_history: list[ChatMessage] | None) -> list[ChatMessage] | None:
@@ -227,8 +257,32 @@ def _chunk(text: str, delta: str) -> ChatResponse:
     return ChatResponse(message=ChatMessage(role=MessageRole.ASSISTANT, content=text), delta=delta)
 
 
+def _chunks(pieces: Generator[str]) -> Generator[ChatResponse]:
+    text = ""
+    try:
+        for piece in pieces:
+            text += piece
+            yield _chunk(text, piece)
+    finally:
+        pieces.close()
+
+
+async def _achunks(pieces: AsyncGenerator[str]) -> AsyncGenerator[ChatResponse]:
+    text = ""
+    try:
+        async for piece in pieces:
+            text += piece
+            yield _chunk(text, piece)
+    finally:
+        await pieces.aclose()
+
+
 async def _single(chunk: ChatResponse) -> AsyncGenerator[ChatResponse]:
     yield chunk
+
+
+def _alongside(inner: StreamingAgentChatResponse) -> GuardedChatStream:
+    return GuardedChatStream(sources=inner.sources, source_nodes=inner.source_nodes, is_writing_to_memory=False)
 
 
 def _buffered(reply: AgentChatResponse) -> GuardedChatStream:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from llama_index.core.base.llms.types import ChatMessage, MessageRole
-from llama_index.core.base.response.schema import Response
+from llama_index.core.base.response.schema import PydanticResponse, Response
 from llama_index.core.evaluation import BaseEvaluator, EvaluationResult
 from llama_index.core.prompts import BasePromptTemplate
 from llama_index.core.prompts.default_prompt_selectors import DEFAULT_TEXT_QA_PROMPT_SEL
@@ -74,7 +74,11 @@ class UncertaintyEvaluator(BaseEvaluator):
     def evaluate_response(
         self, query: str | None = None, response: Response | None = None, **kwargs: Any
     ) -> EvaluationResult:
-        """As `aevaluate_response`."""
+        """As `aevaluate_response`.
+
+        Raises:
+            InputError: the response is no whole one.
+        """
         known = self._known(query, response)
         return known or super().evaluate_response(query, response, **kwargs)
 
@@ -84,16 +88,24 @@ class UncertaintyEvaluator(BaseEvaluator):
         """Evaluate a response by the score it carries; score it now if it carries none.
 
         A guarded response that was escalated is judged by its target's score, one that was withheld by its draft's.
+
+        Raises:
+            InputError: the response is no whole one.
         """
         known = self._known(query, response)
         return known or await super().aevaluate_response(query, response, **kwargs)
 
     def _known(self, query: str | None, response: Response | None) -> EvaluationResult | None:
-        verdict = None if response is None else get_verdict(response)
-        if response is None or verdict is None:
+        if response is None:
+            return None
+        if not isinstance(response, (Response, PydanticResponse)):  # pyright: ignore[reportUnnecessaryIsInstance] - callers may have no type checker
+            advice = "a text goes to evaluate(query=..., response=...), a stream is read first (get_response())"
+            raise InputError(f"evaluate_response takes a whole response, not a {type(response).__name__}: {advice}")
+        verdict = get_verdict(response)
+        if verdict is None:
             return None
         contexts = [node.get_content() for node in response.source_nodes]
-        return self._result(query, response.response, contexts, verdict.escalated or verdict)
+        return self._result(query, str(response), contexts, verdict)
 
     def _prompt(self, query: str, contexts: Sequence[str] | None) -> list[ChatMessage]:
         if not contexts:

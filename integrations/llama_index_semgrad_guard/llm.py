@@ -22,6 +22,7 @@ from llama_index_semgrad_guard.records import chat_response, completion, to_conv
 from semgrad_guard import LanguageModel, Verdict
 from semgrad_guard.adapters.settings import loaded_weights, require_loaded
 from semgrad_guard.errors import InputError
+from semgrad_guard.guard import assess
 
 _TAKEN_OVER = {
     "max_tokens": "max_new_tokens",
@@ -113,7 +114,15 @@ class SemGradLLM(AnsweringLLM):
         """
         conversation = prompt if isinstance(prompt, str) else to_conversation(prompt)
         evidence = self.language_model.evidence(conversation, response)
-        return self._assessed(evidence, response, self._options({}))
+        answerer = self._answerer(self._options({}))
+        return assess(
+            answerer.model,
+            answerer.estimator,
+            evidence,
+            text=response,
+            options=answerer.options,
+            prompt_template=answerer.prompt_template,
+        )
 
     # The eight methods. None calls another, so that each makes one pair of events.
 

@@ -16,6 +16,7 @@ class StagedMemory:
 
     def __init__(self, memory: BaseMemory) -> None:
         self._memory, self._held = memory, list[ChatMessage]()
+        self._asked = False
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._memory, name)
@@ -26,6 +27,7 @@ class StagedMemory:
             self._held.append(message)
         else:
             self._memory.put(message)
+            self._asked = True
 
     async def aput(self, message: ChatMessage) -> None:
         """As `put`."""
@@ -33,6 +35,7 @@ class StagedMemory:
             self._held.append(message)
         else:
             await self._memory.aput(message)
+            self._asked = True
 
     def put_messages(self, messages: list[ChatMessage]) -> None:
         """As `put`, for each."""
@@ -53,6 +56,16 @@ class StagedMemory:
         """As `settle`."""
         for message in self._settled(replacement):
             await self._memory.aput(message)
+
+    def abandon(self, replacement: str) -> None:
+        """End a turn that failed: a question that was stored is not left without an answer."""
+        if self._asked:
+            self.settle(replacement)
+
+    async def aabandon(self, replacement: str) -> None:
+        """As `abandon`."""
+        if self._asked:
+            await self.asettle(replacement)
 
     def _settled(self, replacement: str | None) -> list[ChatMessage]:
         if replacement is None:

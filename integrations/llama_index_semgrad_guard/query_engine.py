@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
+from typing import Any, cast
 
 from llama_index.core.base.base_query_engine import BaseQueryEngine
 from llama_index.core.base.response.schema import (
@@ -14,57 +13,73 @@ from llama_index.core.base.response.schema import (
     Response,
     StreamingResponse,
 )
+from llama_index.core.llms.llm import LLM
 from llama_index.core.prompts.mixin import PromptMixinType
 from llama_index.core.schema import NodeWithScore, QueryBundle
 
-from llama_index_semgrad_guard.aggregation import Aggregate, aggregate_for
-from llama_index_semgrad_guard.calls import CallCollector
-from llama_index_semgrad_guard.records import get_verdict
-from llama_index_semgrad_guard.routing import Router
-from llama_index_semgrad_guard.streams import Whole, adeliver, alive, awhole, deliver, live
+from llama_index_semgrad_guard.authorship import Aggregate, Answering
+from llama_index_semgrad_guard.calls import Turn
+from llama_index_semgrad_guard.passages import about_passages, passages
+from llama_index_semgrad_guard.routing import Guarded, Routing, require_target, require_unguarded
+from llama_index_semgrad_guard.streams import Whole, adeliver, alive, awhole, deliver, is_live, live, whole
 from llama_index_semgrad_guard.targets import Target, aask, ask
-from semgrad_guard import METADATA_KEY, Policy, Verdict
+from semgrad_guard import METADATA_KEY, Policy
+from semgrad_guard.calibration import DriftMonitor
 from semgrad_guard.errors import InputError
-from semgrad_guard.guard import ABSTAIN_MESSAGE, abstained, escalated, require_sequel
-from semgrad_guard.guard.modes import Mode
+from semgrad_guard.guard import (
+    ABSTAIN_MESSAGE,
+    AbstainMessage,
+    Draft,
+    Mode,
+    OnError,
+    Outcome,
+    ain_time,
+    arun,
+    cancelling,
+    in_time,
+    off_loop,
+    one,
+    run,
+    stopping,
+)
 
 
-@dataclass(frozen=True)
-class _Draft:
-    """A whole response, what was decided about it, and whether it came as a stream."""
-
-    response: Whole
-    verdict: Verdict
-    streamed: bool
-
-
-class GuardedQueryEngine(BaseQueryEngine):
+class GuardedQueryEngine(Guarded, BaseQueryEngine):
     """Asks the inner engine, scores what its `SemGradLLM` generated, and answers, escalates or abstains.
 
         engine = GuardedQueryEngine(index.as_query_engine(llm=SemGradLLM()), policy=Policy(threshold=0.004))
         engine.query("What is the capital of France?").metadata["semgrad_guard"]["action"]
 
-    Structured responses are never replaced by text: where one is withheld and nothing structured stands in for it,
-    a query raises, whatever the mode.
+    The score is that of the call whose text the response is, however deep it was made; where several calls wrote it
+    (accumulating synthesizers), the worst of theirs. Where that cannot be told (an engine of your own that joins or
+    parses texts), the response is unscored. A withheld response keeps only the passages that retrievers found, and of
+    its metadata only what is about them. Structured responses are never replaced by text: where one is withheld and
+    nothing structured stands in for it, a query raises, whatever the mode.
 
     Args:
         engine: any query engine whose answers come from a `SemGradLLM`; answers of other LLMs are unscored.
         policy: what to let through; `on_unscored` also decides about queries for which nothing was retrieved.
-        escalate_to: asked, with the original query, for what is not let through.
-        abstain_message: delivered instead of an answer that is neither let through nor escalated.
+        escalate_to: asked, with the original query, for what is not let through: a query engine, an LLM or a function.
+        abstain_message: delivered instead of an answer that is neither let through nor escalated; a text, or a
+            function of the verdict.
         mode: "enforce" (streams are read to their end before anything is delivered: what a user has seen cannot be
             taken back), "raise" (an error for what is not let through), "annotate" (nothing is withheld and streams are
             live, the record in the metadata once they have ended) or "observe" (the same, without the record:
             verdicts go to the event handlers only).
-        aggregate: which of a query's calls count: "last" (the default; only that one is scored), "max" (the default
-            of the accumulate modes) or "mean".
+        aggregate: "max" or "mean" of the scores of all the model's calls; default: those that wrote the answer count.
+        answering: which calls answer, where it cannot be told: the name of a component or method within which the model
+            is asked ("MyEngine", "Refine.get_response"), or a function of a `ModelCall`. You vouch for it.
         keep_draft: keep withheld answers in the metadata.
+        on_error: what becomes of an answer whose target fails or is late: "raise" or "abstain".
+        timeout: seconds for retrieving, generating, scoring and escalating together.
+        monitor: watches the scores for drift, and the share of unscored answers.
 
     Raises:
-        InputError: the engine is guarded already, or there is no such mode or aggregate.
+        InputError: the engine is guarded already, `escalate_to` cannot be asked, or a setting is none.
         BindingMismatchError: at once, if the target's calibration does not follow this one's; at the first answer, if
             the policy was calibrated for something else.
         LowConfidenceError: at a query; see above.
+        DeadlineExceededError: at a query that takes longer than `timeout`, where `on_error` is "raise".
     """
 
     def __init__(
@@ -73,26 +88,39 @@ class GuardedQueryEngine(BaseQueryEngine):
         policy: Policy,
         *,
         escalate_to: Target | None = None,
-        abstain_message: str = ABSTAIN_MESSAGE,
+        abstain_message: AbstainMessage = ABSTAIN_MESSAGE,
         mode: Mode = "enforce",
         aggregate: Aggregate | None = None,
+        answering: Answering | None = None,
         keep_draft: bool = False,
+        on_error: OnError = "raise",
+        timeout: float | None = None,
+        monitor: DriftMonitor | None = None,
     ) -> None:
-        if isinstance(engine, GuardedQueryEngine):
-            raise InputError("the engine is guarded already; use escalate_to to chain guarded engines")
+        if not isinstance(engine, BaseQueryEngine):  # pyright: ignore[reportUnnecessaryIsInstance] - callers may have no type checker
+            raise InputError(f"a {type(engine).__name__} is no query engine; GuardedChatEngine guards chat engines")
+        require_unguarded(engine)
+        require_target(
+            escalate_to,
+            policy,
+            kinds=(BaseQueryEngine, LLM),
+            remedy="a query engine, an LLM or a function of the query is due",
+        )
         super().__init__(engine.callback_manager)
-        self._engine, self._escalate_to = engine, escalate_to
-        self._router = Router(
-            policy=policy,
+        self._engine, self.escalate_to = engine, escalate_to
+        self.routing = Routing.of(
+            policy,
             source="query_engine",
             mode=mode,
+            can_escalate=escalate_to is not None,
             abstain_message=abstain_message,
             keep_draft=keep_draft,
-            can_escalate=escalate_to is not None,
-            aggregate=aggregate_for(engine, aggregate),
+            on_error=on_error,
+            timeout=timeout,
+            monitor=monitor,
+            aggregate=aggregate,
+            answering=answering,
         )
-        if isinstance(escalate_to, GuardedQueryEngine):
-            require_sequel(policy, escalate_to._router.policy)
 
     def _get_prompt_modules(self) -> PromptMixinType:
         return {"engine": self._engine}
@@ -102,65 +130,106 @@ class GuardedQueryEngine(BaseQueryEngine):
         return self._engine.retrieve(query_bundle)
 
     def _query(self, query_bundle: QueryBundle) -> RESPONSE_TYPE:
-        with self._router.collecting() as collector:
-            response = self._engine.query(query_bundle)
-            if isinstance(response, AsyncStreamingResponse):
-                raise InputError("the engine answered a sync query with an async stream; use aquery")
-            if isinstance(response, StreamingResponse) and not self._router.withholds:
-                return live(response, collector, self._router)
-            whole = response.get_response() if isinstance(response, StreamingResponse) else response
-        draft = self._decided(whole, collector, streamed=whole is not response)
-        target = self._target(draft.verdict)
-        settled = self._settled(draft) if target is None else self._escalated(draft, ask(target, query_bundle))
-        return deliver(settled, draft.streamed)
+        asked, terms = _Asked(self, query_bundle), self.routing.terms
+        if not terms.withholds:
+            stop = terms.stop()
+            with stopping(stop):
+                response = asked.inner()
+            if is_live(response):
+                return asked.live(response, stop)
+            return asked.delivered(one(run(terms, lambda: [asked.draft(response)], asked.target, stop=stop)))
+        outcome = one(run(terms, lambda: [asked.draft(asked.inner())], asked.target))
+        return deliver(asked.delivered(outcome), asked.streamed)
 
     async def _aquery(self, query_bundle: QueryBundle) -> RESPONSE_TYPE:
-        with self._router.collecting() as collector:
-            response = await self._engine.aquery(query_bundle)
-            if isinstance(response, AsyncStreamingResponse) and not self._router.withholds:
-                return alive(response, collector, self._router)
-            if isinstance(response, StreamingResponse) and not self._router.withholds:
-                return live(response, collector, self._router)
-            whole = await awhole(response)
-        draft = await asyncio.to_thread(self._decided, whole, collector, streamed=whole is not response)
-        target = self._target(draft.verdict)
-        settled = self._settled(draft) if target is None else self._escalated(draft, await aask(target, query_bundle))
-        return adeliver(settled, draft.streamed)
+        asked, terms = _Asked(self, query_bundle), self.routing.terms
+        if not terms.withholds:
+            stop = terms.stop()
+            with stopping(stop), cancelling(stop):
+                response = await asked.ainner()
+            if is_live(response):
+                return asked.live(response, stop)
+        else:
+            stop, response = None, None
 
-    # Deciding.
+        async def drafts() -> list[Draft[Whole]]:
+            return [await asked.adraft(await asked.ainner() if response is None else response)]
 
-    def _decided(self, response: Whole, collector: CallCollector, *, streamed: bool) -> _Draft:
+        outcome = one(await arun(terms, drafts, asked.atarget, stop=stop))
+        return adeliver(asked.delivered(outcome), asked.streamed)
+
+
+class _Asked:
+    """One query under way."""
+
+    def __init__(self, guard: GuardedQueryEngine, query: QueryBundle) -> None:
+        self._guard, self._query, self._routing = guard, query, guard.routing
+        self._engine: BaseQueryEngine = guard._engine  # pyright: ignore[reportPrivateUsage] - this class is its other half
+        self._turn = Turn()
+        self._response: Whole | None = None
+        self.streamed = False
+
+    # The inner engine's part.
+
+    def inner(self) -> RESPONSE_TYPE:
+        """Ask the inner engine."""
+        with self._turn.open():
+            return in_time(lambda: self._engine.query(self._query))
+
+    async def ainner(self) -> RESPONSE_TYPE:
+        """As `inner`, without blocking the event loop."""
+        with self._turn.open():
+            return await ain_time(self._engine.aquery(self._query))
+
+    def draft(self, response: RESPONSE_TYPE) -> Draft[Whole]:
+        """The inner engine's whole response with its score."""
+        with self._turn.open():
+            self._response, delivery = in_time(lambda: whole(response))
+        self.streamed = self._undecided(response) is not self._response
+        return self._routing.draft(self._turn, delivery)
+
+    async def adraft(self, response: RESPONSE_TYPE) -> Draft[Whole]:
+        """As `draft`, without blocking the event loop."""
+        with self._turn.open():
+            self._response, delivery = await ain_time(awhole(response))
+        self.streamed = self._undecided(response) is not self._response
+        return await off_loop(lambda: self._routing.draft(self._turn, delivery))
+
+    def live(self, response: RESPONSE_TYPE, stop: Any) -> RESPONSE_TYPE:
+        """The inner engine's stream as it is; once it has ended, its metadata holds the record."""
+        metadata = dict(response.metadata or {})
+        if isinstance(response, AsyncStreamingResponse):
+            steps = alive(cast("Any", response.response_gen), self._turn, self._routing, metadata, stop=stop)
+            return AsyncStreamingResponse(steps, response.source_nodes, metadata)
+        pieces = live(cast("Any", response).response_gen, self._turn, self._routing, metadata, stop=stop)
+        return StreamingResponse(pieces, response.source_nodes, metadata)
+
+    def _undecided(self, response: RESPONSE_TYPE) -> RESPONSE_TYPE:
         if METADATA_KEY in (response.metadata or {}):
             raise InputError("the inner engine's response has been decided about already; guard it once")
-        structured = isinstance(response, PydanticResponse)
-        verdict = self._router.decided(str(response), collector.calls, structured=structured)
-        return _Draft(response, verdict, streamed)
+        return response
 
-    def _target(self, verdict: Verdict) -> Target | None:
-        """Who must answer instead."""
-        return self._escalate_to if verdict.action == "escalate" and verdict.enforced else None
+    # The target's part.
 
-    def _settled(self, draft: _Draft) -> Whole:
-        """The response for a draft that is not escalated."""
-        if draft.verdict.action == "answer" or not draft.verdict.enforced:
-            return self._recorded(draft.response, draft.verdict)
-        if isinstance(draft.response, PydanticResponse):
-            raise self._router.refused(draft.verdict, "Text cannot stand in for a structured answer.")
-        verdict = abstained(draft.verdict, self._router.abstain_message)
-        return self._recorded(replace(draft.response, response=verdict.text), verdict)
+    def target(self, waiting: object) -> list[Any]:
+        """Ask the target."""
+        return [ask(cast("Target", self._guard.escalate_to), self._query, structured=self._structured)]
 
-    def _escalated(self, draft: _Draft, answer: Any) -> Whole:
-        """The response for an escalated draft, with the target's passages where it has its own."""
-        if isinstance(draft.response, PydanticResponse) and not isinstance(answer, PydanticResponse):
-            kind = type(answer).__name__
-            raise self._router.refused(draft.verdict, f"The target must answer with a structure, not with a {kind}.")
-        if isinstance(answer, (Response, PydanticResponse)):
-            verdict = escalated(draft.verdict, get_verdict(answer) or str(answer))
-            return self._recorded(answer, verdict)
-        if not isinstance(answer, (str, Verdict)):
-            raise InputError(f"the escalation target returned a {type(answer).__name__}; a string or a response is due")
-        verdict = escalated(draft.verdict, answer)
-        return self._recorded(Response(verdict.text, draft.response.source_nodes, draft.response.metadata), verdict)
+    async def atarget(self, waiting: object) -> list[Any]:
+        """As `target`, without blocking the event loop."""
+        return [await aask(cast("Target", self._guard.escalate_to), self._query, structured=self._structured)]
 
-    def _recorded(self, response: Whole, verdict: Verdict) -> Whole:
-        return replace(response, metadata=self._router.attached(response.metadata, verdict))
+    @property
+    def _structured(self) -> bool:
+        return isinstance(self._response, PydanticResponse)
+
+    # What goes out.
+
+    def delivered(self, outcome: Outcome[Whole]) -> Whole:
+        """The response for an outcome. Beside a text in the draft's place stand its passages, and no more of it."""
+        verdict, response = outcome.verdict, outcome.answer
+        if response is None:
+            nodes = passages(self._response.source_nodes, self._turn) if self._response else []
+            metadata = about_passages(self._response.metadata, nodes) if self._response else {}
+            response = Response(verdict.text, nodes, metadata)
+        return replace(response, metadata=self._routing.attached(response.metadata, verdict))

@@ -7,9 +7,9 @@ from typing import Any
 
 from llama_index.core.base.llms.types import ChatMessage, ChatResponse, CompletionResponse, MessageRole, TextBlock
 from llama_index.core.base.response.schema import AsyncStreamingResponse
-from pydantic import ValidationError
 
 from semgrad_guard import METADATA_KEY, Generation, Message, Verdict
+from semgrad_guard.adapters.records import verdict_of_record
 from semgrad_guard.errors import InputError
 
 _ROLES: Mapping[MessageRole, str] = {
@@ -37,18 +37,25 @@ def raw_record(generation: Generation, model: str) -> dict[str, Any]:
 
 
 def get_verdict(response: Any) -> Verdict | None:
-    """The verdict that a response carries, None if it carries none; its text is the response's own.
+    """The verdict on what a response delivers, None if it carries none; its text is the response's own.
 
-    Reads what guarded query engines, chat engines and agents deliver, and what `SemGradLLM` answers by itself. A
-    response that streams carries its record once the stream has ended.
+    After an escalation it is the target's own verdict, with the draft's as `escalated_from`. Reads what guarded query
+    engines, chat engines and agents deliver, and what `SemGradLLM` answers by itself. A response that streams carries
+    its record once the stream has ended.
 
     Raises:
         InputError: there is a record, but of another schema, or damaged.
     """
+    verdict = decided_of(response)
+    return None if verdict is None else verdict.delivered
+
+
+def decided_of(response: Any) -> Verdict | None:
+    """The verdict of whoever decided about a response, None if nobody did."""
     for name in ("metadata", "raw"):
         place: Any = getattr(response, name, None)
         if isinstance(place, Mapping) and METADATA_KEY in place:
-            return read_record(place[METADATA_KEY], _text(response))
+            return verdict_of_record(place[METADATA_KEY], _text(response))
     return None
 
 
@@ -65,29 +72,7 @@ def completion(text: str, record: dict[str, Any] | None, *, delta: str | None = 
 
 def completed(response: ChatResponse | CompletionResponse) -> str | Verdict:
     """An LLM's answer: with its verdict if it has one."""
-    return get_verdict(response) or _text(response)
-
-
-def read_record(record: Any, text: str) -> Verdict:
-    """A metadata record as a verdict on `text`.
-
-    Raises:
-        InputError: the record is of another schema, or damaged.
-    """
-    try:
-        return Verdict.model_validate(_with_text(record, text))
-    except (ValidationError, TypeError, ValueError) as error:
-        raise InputError(
-            f"the {METADATA_KEY!r} metadata cannot be read ({error}); was it written by another version?"
-        ) from error
-
-
-def _with_text(record: Mapping[str, Any], text: str) -> dict[str, Any]:
-    fields = dict(record)
-    fields["schema_version"] = fields.pop("schema", None)
-    if fields.get("escalated") is not None:
-        fields["escalated"] = _with_text(fields["escalated"], text)
-    return {**fields, "text": text}
+    return decided_of(response) or _text(response)
 
 
 def _text(response: Any) -> str:

@@ -1,78 +1,162 @@
-"""What guarded engines and agents share: the decision about a draft, its record, and what a mode makes of both."""
+"""What guarded engines and agents share: their settings, the records that they attach, and how to find them inside."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
+import warnings
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, cast
 
-from llama_index_semgrad_guard.aggregation import Aggregate, aggregated, uncalled, wrote
-from llama_index_semgrad_guard.calls import CallCollector, ModelCall, collecting
+from llama_index.core.base.base_query_engine import BaseQueryEngine
+from llama_index.core.chat_engine.types import BaseChatEngine
+from llama_index.core.query_engine import MultiStepQueryEngine, SubQuestionQueryEngine
+from llama_index.core.tools import BaseTool
+
+from llama_index_semgrad_guard.authorship import Aggregate, Answering, Counting, Delivery
+from llama_index_semgrad_guard.calls import Turn
 from llama_index_semgrad_guard.events import Source, report
-from semgrad_guard import METADATA_KEY, Policy, Verdict
-from semgrad_guard.errors import LowConfidenceError
-from semgrad_guard.guard import decide
-from semgrad_guard.guard.modes import Mode, require_mode, withholds
-from semgrad_guard.guard.policy import require_policy
+from semgrad_guard import METADATA_KEY, Policy, Promise, Verdict
+from semgrad_guard.calibration import DriftMonitor
+from semgrad_guard.errors import InputError
+from semgrad_guard.guard import (
+    AbstainMessage,
+    Draft,
+    Mode,
+    OnError,
+    Terms,
+    combined_promise,
+    require_policy,
+    require_sequel,
+)
+
+_STRUCTURE = "Text cannot stand in for a structured answer."
 
 
 @dataclass(frozen=True, kw_only=True)
-class Router:
-    """A policy with everything that says how to carry it out.
+class Routing:
+    """The terms of a guard, and which of the model's calls count."""
 
-    Raises:
-        InputError: no policy, or no such mode.
-    """
+    terms: Terms
+    counting: Counting
 
-    policy: Policy
-    source: Source
-    mode: Mode
-    abstain_message: str
-    keep_draft: bool
-    can_escalate: bool
-    aggregate: Aggregate = "last"
-
-    def __post_init__(self) -> None:
-        require_policy(self.policy)
-        require_mode(self.mode)
-
-    @property
-    def withholds(self) -> bool:
-        """Whether answers may be withheld, so that nothing leaves before the whole is scored."""
-        return withholds(self.mode)
-
-    def collecting(self) -> AbstractContextManager[CallCollector]:
-        """Collect the calls of one answer."""
-        return collecting(last_only=self.aggregate == "last")
-
-    def decided(self, text: str, calls: Sequence[ModelCall], *, structured: bool = False) -> Verdict:
-        """The decision about a draft; advice only, where the mode does not withhold.
+    @classmethod
+    def of(
+        cls,
+        policy: Policy,
+        *,
+        source: Source,
+        mode: Mode,
+        can_escalate: bool,
+        abstain_message: AbstainMessage,
+        keep_draft: bool,
+        on_error: OnError,
+        timeout: float | None,
+        monitor: DriftMonitor | None,
+        aggregate: Aggregate | Literal["last"] | None = None,
+        answering: Answering | None = None,
+        whole: bool = False,
+    ) -> Routing:
+        """Settings as engines and agents take them.
 
         Raises:
-            BindingMismatchError: the policy was calibrated for something else.
-            LowConfidenceError: the draft is not let through, and the mode is to raise.
+            InputError: one of them is none.
         """
-        verdict = self._judged(text, calls, structured=structured)
-        if self.mode == "raise" and verdict.action != "answer":
-            raise self.refused(verdict)
-        return verdict if self.withholds else verdict.model_copy(update={"enforced": False})
+        if aggregate == "last":
+            warnings.warn("leave aggregate='last' out: the call that wrote the answer counts", DeprecationWarning, 3)
+            aggregate = None
+        terms = Terms(
+            policy=policy,
+            mode=mode,
+            can_escalate=can_escalate,
+            abstain_message=abstain_message,
+            keep_draft=keep_draft,
+            on_error=on_error,
+            timeout=timeout,
+            monitor=monitor,
+            notify=lambda verdict: report(verdict, source, keep_draft=keep_draft),
+        )
+        return cls(terms=terms, counting=Counting(aggregate=aggregate, answering=answering, whole=whole))
 
-    def refused(self, verdict: Verdict, advice: str = "") -> LowConfidenceError:
-        """The error for a draft that is not let through; its verdict goes to the event handlers as well."""
-        error = LowConfidenceError(verdict, draft=verdict.text, advice=advice)
-        report(error.verdict, self.source, keep_draft=self.keep_draft)
-        return error
+    def draft(self, turn: Turn, delivery: Delivery) -> Draft[Any]:
+        """The scored draft of an answer that was made in a turn."""
+        advice = "" if delivery.structure is None else _STRUCTURE
+        return self.counting.draft(turn, delivery, self.terms.policy, irreplaceable=advice)
 
     def attached(self, metadata: Mapping[str, Any] | None, verdict: Verdict) -> dict[str, Any]:
-        """The metadata with the final verdict's record (without, where the mode only observes); reports it as well."""
-        report(verdict, self.source, keep_draft=self.keep_draft)
-        record = {} if self.mode == "observe" else {METADATA_KEY: verdict.metadata(keep_draft=self.keep_draft)}
-        return {**(metadata or {}), **record}
+        """Metadata with the verdict's record; without, where the mode only observes."""
+        if self.terms.mode == "observe":
+            return dict(metadata or {})
+        return {**(metadata or {}), METADATA_KEY: verdict.metadata(keep_draft=self.terms.keep_draft)}
 
-    def _judged(self, text: str, calls: Sequence[ModelCall], *, structured: bool) -> Verdict:
-        """A structure is a parsed form of what the model wrote; a text must be what it wrote."""
-        if not calls or (self.aggregate == "last" and not structured and not wrote(calls[-1], text)):
-            return uncalled(text, self.policy, can_escalate=self.can_escalate)
-        verdict = aggregated(calls, self.aggregate, text, self.policy)
-        return decide(verdict, self.policy, can_escalate=self.can_escalate)
+
+class Guarded:
+    """A guarded engine: it has settings, and perhaps a target."""
+
+    routing: Routing
+    escalate_to: Any
+
+    @property
+    def policy(self) -> Policy:
+        """What is let through."""
+        return self.routing.terms.policy
+
+    @property
+    def promise(self) -> Promise | None:
+        """What holds for all that this engine and its targets deliver; None if a stage is uncalibrated or unscored."""
+        policies, stage = [self.policy], self.escalate_to
+        while isinstance(stage, Guarded):
+            policies.append(stage.policy)
+            stage = stage.escalate_to
+        return None if stage is not None else combined_promise(policies)
+
+
+def require_target(target: Any, policy: Policy, *, kinds: tuple[type, ...], remedy: str) -> None:
+    """Refuse what cannot be asked in an answer's place.
+
+    Raises:
+        InputError: it is of the wrong kind, or keeps its verdicts to itself.
+        BindingMismatchError: its calibration does not follow this one's.
+    """
+    if target is None:
+        return
+    if isinstance(target, type) or not (isinstance(target, kinds) or _is_function(target)):
+        name = target.__name__ if isinstance(target, type) else type(target).__name__
+        raise InputError(f"escalate_to cannot be a {name}: {remedy}")
+    if isinstance(target, Guarded):
+        if target.routing.terms.mode == "observe":
+            raise InputError("escalate_to only observes, so that nobody can know what its own policy rejects")
+        require_sequel(require_policy(policy), target.policy)
+
+
+def require_unguarded(engine: Any) -> None:
+    """Refuse an engine whose answers have been decided about when it hands them on.
+
+    Raises:
+        InputError: there is a guarded engine in it, and nothing that writes a new answer of what that one says.
+    """
+    if any(isinstance(part, Guarded) for part in _parts(engine, set())):
+        raise InputError(
+            f"the {type(engine).__name__} is guarded already, by itself or by an engine in it whose answers it hands "
+            "on; guard one of them, and use escalate_to to chain guarded engines"
+        )
+
+
+def _parts(value: Any, seen: set[int]) -> Iterator[Any]:
+    """Whatever may answer in an engine's name, the engine itself first."""
+    if id(value) in seen:
+        return
+    seen.add(id(value))
+    if isinstance(value, Mapping):
+        value = list(cast("Mapping[Any, Any]", value).values())
+    if isinstance(value, (list, tuple)):
+        for inner in cast("list[Any]", value):
+            yield from _parts(inner, seen)
+    elif isinstance(value, (BaseQueryEngine, BaseChatEngine, BaseTool)):
+        yield value
+        writes_anew = isinstance(value, (SubQuestionQueryEngine, MultiStepQueryEngine))
+        if not isinstance(value, Guarded) and not writes_anew:
+            yield from _parts([*vars(value).values()], seen)
+
+
+def _is_function(target: Any) -> bool:
+    return callable(target) and not isinstance(target, (BaseQueryEngine, BaseChatEngine, BaseTool))

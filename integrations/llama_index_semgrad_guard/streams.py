@@ -1,9 +1,9 @@
-"""Streamed responses: live ones that are decided about at their end, and buffered ones in a single piece."""
+"""Streamed responses: live ones, whose record comes with their end, and buffered ones in a single piece."""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncGenerator, Generator
+from collections.abc import AsyncGenerator, AsyncIterator, Generator, Iterator
+from typing import Any
 
 from llama_index.core.base.response.schema import (
     RESPONSE_TYPE,
@@ -13,48 +13,139 @@ from llama_index.core.base.response.schema import (
     StreamingResponse,
 )
 
-from llama_index_semgrad_guard.calls import CallCollector, acollected, collected
-from llama_index_semgrad_guard.routing import Router
+from llama_index_semgrad_guard.authorship import Delivery
+from llama_index_semgrad_guard.calls import Turn, aresumed, resumed
+from llama_index_semgrad_guard.routing import Routing
+from semgrad_guard.errors import InputError
+from semgrad_guard.guard import Draft, Outcome, arun_stream, off_loop, run_stream
 
 Whole = Response | PydanticResponse
 
 
-def live(response: StreamingResponse, collector: CallCollector, router: Router) -> StreamingResponse:
-    """The stream as it is; once it has ended, its metadata holds the record."""
-    metadata = dict(response.metadata or {})
+class LivePieces:
+    """An answer that is being written: its pieces as they come, and its draft when they have ended."""
 
-    def pieces() -> Generator[str]:
-        text = ""
-        for piece in collected(response.response_gen, collector):
-            text += piece
+    def __init__(self, pieces: Generator[str], turn: Turn, routing: Routing) -> None:
+        self._inner, self._turn, self._routing = resumed(pieces, turn), turn, routing
+        self._seen = list[str]()
+
+    def __iter__(self) -> Iterator[str]:
+        for piece in self._inner:
+            self._seen.append(piece)
             yield piece
-        metadata.update(router.attached({}, router.decided(text, collector.calls)))
 
-    return StreamingResponse(pieces(), response.source_nodes, metadata)
+    def draft(self) -> Draft[Any]:
+        """The scored draft."""
+        return self._routing.draft(self._turn, Delivery("".join(self._seen), pieces=tuple(self._seen)))
+
+    def close(self) -> None:
+        """Stop the model; harmless at any time."""
+        self._turn.stop()
+        self._inner.close()
 
 
-def alive(response: AsyncStreamingResponse, collector: CallCollector, router: Router) -> AsyncStreamingResponse:
-    """As `live`, for an async stream."""
-    metadata = dict(response.metadata or {})
+class AsyncLivePieces:
+    """As `LivePieces`, on the event loop."""
 
-    async def pieces() -> AsyncGenerator[str]:
-        text = ""
-        async for piece in acollected(response.response_gen, collector):
-            text += piece
+    def __init__(self, pieces: AsyncGenerator[str], turn: Turn, routing: Routing) -> None:
+        self._inner, self._turn, self._routing = aresumed(pieces, turn), turn, routing
+        self._seen = list[str]()
+
+    async def __aiter__(self) -> AsyncIterator[str]:
+        async for piece in self._inner:
+            self._seen.append(piece)
             yield piece
-        verdict = await asyncio.to_thread(router.decided, text, collector.calls)
-        metadata.update(router.attached({}, verdict))
 
-    return AsyncStreamingResponse(pieces(), response.source_nodes, metadata)
+    async def draft(self) -> Draft[Any]:
+        """The scored draft."""
+        delivery = Delivery("".join(self._seen), pieces=tuple(self._seen))
+        return await off_loop(lambda: self._routing.draft(self._turn, delivery))
+
+    async def aclose(self) -> None:
+        """Stop the model; harmless at any time."""
+        self._turn.stop()
+        await self._inner.aclose()
 
 
-async def awhole(response: RESPONSE_TYPE) -> Whole:
-    """A response with its stream, if it has one, read to the end."""
+def live(
+    pieces: Generator[str], turn: Turn, routing: Routing, metadata: dict[str, Any], *, stop: Any
+) -> Generator[str]:
+    """The pieces as they come; once they have ended, `metadata` holds the record. Closing them stops the model."""
+    steps = run_stream(routing.terms, lambda: LivePieces(pieces, turn, routing), _nobody, stop=stop)
+    try:
+        for step in steps:
+            if isinstance(step, Outcome):
+                metadata.update(routing.attached({}, step.verdict))
+            else:
+                yield step
+    finally:
+        steps.close()
+
+
+async def alive(
+    pieces: AsyncGenerator[str], turn: Turn, routing: Routing, metadata: dict[str, Any], *, stop: Any
+) -> AsyncGenerator[str]:
+    """As `live`, on the event loop."""
+
+    async def start() -> AsyncLivePieces:
+        return AsyncLivePieces(pieces, turn, routing)
+
+    steps = arun_stream(routing.terms, start, _anobody, stop=stop)
+    try:
+        async for step in steps:
+            if isinstance(step, Outcome):
+                metadata.update(routing.attached({}, step.verdict))
+            else:
+                yield step
+    finally:
+        await steps.aclose()
+
+
+def _nobody(waiting: object) -> list[Any]:
+    """A live stream is delivered: there is nobody to ask."""
+    return []
+
+
+async def _anobody(waiting: object) -> list[Any]:
+    return []
+
+
+def whole(response: RESPONSE_TYPE) -> tuple[Whole, Delivery]:
+    """A response with its stream, if it has one, read to the end; and what it delivers.
+
+    Raises:
+        InputError: its stream is async.
+    """
     if isinstance(response, AsyncStreamingResponse):
-        return await response.get_response()
+        raise InputError("the engine answered a sync query with an async stream; use aquery")
     if isinstance(response, StreamingResponse):
-        return await asyncio.to_thread(response.get_response)
-    return response
+        pieces = list(response.response_gen) if response.response_txt is None else None
+        return _read(response, pieces)
+    return _handed(response)
+
+
+async def awhole(response: RESPONSE_TYPE) -> tuple[Whole, Delivery]:
+    """As `whole`, without blocking the event loop."""
+    if isinstance(response, AsyncStreamingResponse):
+        pieces = [piece async for piece in response.response_gen] if response.response_txt is None else None
+        return _read(response, pieces)
+    return await off_loop(lambda: whole(response))
+
+
+def _read(response: StreamingResponse | AsyncStreamingResponse, pieces: list[str] | None) -> tuple[Whole, Delivery]:
+    text = (response.response_txt or "") if pieces is None else "".join(pieces)
+    read = Response(text, response.source_nodes, response.metadata)
+    return read, Delivery(text, read, tuple(pieces or ()))
+
+
+def _handed(response: Response | PydanticResponse) -> tuple[Whole, Delivery]:
+    text = str(response) if isinstance(response, PydanticResponse) else response.response or ""
+    return response, Delivery(text, response)
+
+
+def is_live(response: RESPONSE_TYPE) -> bool:
+    """Whether a response is still to be written."""
+    return isinstance(response, (StreamingResponse, AsyncStreamingResponse)) and response.response_txt is None
 
 
 def deliver(response: Whole, streamed: bool) -> RESPONSE_TYPE:

@@ -42,8 +42,7 @@ def outcome_of(
 ) -> Outcome:
     """Grade the answers and calibrate; for "fused" and "auto", learn on a part of them first."""
     from semgrad_guard.estimators import FusedGrad, HybridGrad
-    from semgrad_guard.evaluation.calibrating.learning import LearningSet
-    from semgrad_guard.evaluation.calibrating.learning import calibrate_best, calibrate_fused
+    from semgrad_guard.evaluation.calibrating.learning import LearningSet, calibrate_best, calibrate_fused
     from semgrad_guard.evaluation.calibrating.outcome import calibrate_answers
     from semgrad_guard.evaluation.graders import GRADERS
 

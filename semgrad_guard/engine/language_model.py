@@ -85,7 +85,9 @@ class LanguageModel(LoadedModel):
         found = self.tool_format.parse(raw, generation.prompt.text)
         return found if found.calls or found.broken else ToolAnswer(generation.text)
 
-    def evidence(self, conversation: Conversation, text: str) -> Evidence:
+    def evidence(
+        self, conversation: Conversation, text: str, *, template_options: Mapping[str, Any] | None = None
+    ) -> Evidence:
         """Evidence about an answer that came from anywhere: another server, an edit, a cache.
 
         The text is tokenised as a continuation of the rendered prompt, without an end token.
@@ -94,7 +96,7 @@ class LanguageModel(LoadedModel):
             EmptyResponseError: the text holds nothing but white space.
             PromptTooLongError: prompt and text do not fit the context window.
         """
-        prompt = self.render(conversation)
+        prompt = self.render(conversation, **(template_options or {}))
         encoded: Any = self.tokenizer(text, add_special_tokens=False)["input_ids"]
         if not text.strip() or not encoded:
             raise EmptyResponseError("the response is empty; there is nothing to score")

@@ -13,12 +13,12 @@ from semgrad_guard.engine.generation.generation import Generation
 from semgrad_guard.engine.generation.options import GenerationOptions
 from semgrad_guard.engine.generation.stream import TextStream
 from semgrad_guard.engine.language_model import LanguageModel
-from semgrad_guard.errors import EmptyResponseError, PromptTooLongError
+from semgrad_guard.errors import InputError, UnsupportedToolsError
 from semgrad_guard.estimators import Estimator
 from semgrad_guard.guard.flow import Draft
 from semgrad_guard.guard.timing import off_loop
 from semgrad_guard.guard.verdicts import unscored
-from semgrad_guard.records import Conversation, Status, ToolCall, Verdict
+from semgrad_guard.records import Conversation, Message, Status, ToolCall, Verdict
 
 TemplateOptions = Mapping[str, Any]
 
@@ -92,9 +92,11 @@ class Answerer:
     ) -> Draft[None]:
         """A text from anywhere as this model's answer to a conversation; unscored, with the reason, if it has none."""
         try:
-            evidence = self.model.evidence(conversation, text)
-        except (EmptyResponseError, PromptTooLongError) as error:
-            return Draft(self._unscored(text, str(error), template_options), None)
+            if (template_options and template_options.get("tools")) or _calls_tools(conversation):
+                _ = self.model.tool_format  # a template that knows no tools would leave them out in silence
+            evidence = self.model.evidence(conversation, text, template_options=template_options)
+        except (InputError, UnsupportedToolsError) as error:
+            return Draft(self.unscored(text, str(error), template_options), None)
         verdict = assess(
             self.model,
             self.estimator,
@@ -106,7 +108,8 @@ class Answerer:
         )
         return Draft(verdict, None, evidence.prompt.form)
 
-    def _unscored(self, text: str, reason: str, template_options: TemplateOptions | None) -> Verdict:
+    def unscored(self, text: str, reason: str, template_options: TemplateOptions | None = None) -> Verdict:
+        """The verdict on a text that cannot be scored, with the reason."""
         bound = self.binding(template_options)
         return unscored(
             text,
@@ -192,6 +195,13 @@ def assess(
         reason=score.reason,
         **(score.details or {}),
     )
+
+
+def _calls_tools(conversation: Conversation) -> bool:
+    """Whether a conversation holds calls of tools."""
+    if isinstance(conversation, str):
+        return False
+    return any(m.tool_calls if isinstance(m, Message) else m.get("tool_calls") for m in conversation)
 
 
 def scoring_settings(model: LanguageModel, estimator: Estimator, options: GenerationOptions) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from collections.abc import (
     Sequence,
 )
 from dataclasses import dataclass
-from typing import Any, Generic, Literal, Protocol, TypeVar
+from typing import Any, Generic, Literal, Protocol, TypeVar, cast
 
 from semgrad_guard.calibration import DriftMonitor
 from semgrad_guard.calibration.prompt_shape import PromptForm
@@ -26,9 +26,9 @@ from semgrad_guard.errors import DeadlineExceededError, InputError, LowConfidenc
 from semgrad_guard.guard.modes import Mode, require_mode, withholds
 from semgrad_guard.guard.policy import Policy, require_policy
 from semgrad_guard.guard.recorder import current_recorder
-from semgrad_guard.guard.settlement import Abstain, Deliver, Escalate, Raise, Settlement, settle
+from semgrad_guard.guard.settlement import Deliver, Escalate, Raise, Settlement, settle
 from semgrad_guard.guard.timing import ain_time, cancelling, in_time
-from semgrad_guard.guard.verdicts import abstained, escalated, late, rejected
+from semgrad_guard.guard.verdicts import abstained, escalated, handed_on, late, rejected
 from semgrad_guard.records import METADATA_KEY, Verdict
 
 A = TypeVar("A")
@@ -108,7 +108,9 @@ class Draft(Generic[A]):
     """A scored draft: its undecided verdict, what the door would deliver, and what its prompt looked like.
 
     `trusted` drafts are delivered whatever their score; `can_escalate` set to False holds this one back from the
-    target (it *is* the target's). `source` names the call that made it, for whoever records.
+    target (it *is* the target's). `irreplaceable` says why no text can stand in this answer's place (it is a
+    structure): where it would be withheld, and no target answers instead, a `LowConfidenceError` goes out. `source`
+    names the call that made it, for whoever records.
     """
 
     verdict: Verdict
@@ -116,6 +118,7 @@ class Draft(Generic[A]):
     prompt: PromptForm | None = None
     trusted: bool = False
     can_escalate: bool = True
+    irreplaceable: str = ""
     source: str | None = None
 
 
@@ -144,7 +147,12 @@ class Refusal:
     message: str | None = None
 
 
-Said = Reply[A] | Refusal | Exception
+@dataclass(frozen=True)
+class HandedOn:
+    """Somebody else answers, later and under their own guard: nothing is delivered in this draft's place now."""
+
+
+Said = Reply[A] | Refusal | HandedOn | Exception
 
 
 @dataclass(frozen=True)
@@ -157,9 +165,9 @@ class Outcome(Generic[A]):
 
 
 class Pending(Generic[A]):
-    """Drafts that have been settled, some of which wait for a target."""
+    """Drafts that have been settled, some of which wait for a target; or the errors that stand in drafts' places."""
 
-    def __init__(self, drafts: Sequence[Draft[A]], terms: Terms) -> None:
+    def __init__(self, drafts: Sequence[Draft[A] | Exception], terms: Terms) -> None:
         self._drafts, self._terms = drafts, terms
         self._settled = [self._settle(draft) for draft in drafts]
 
@@ -167,9 +175,9 @@ class Pending(Generic[A]):
     def waiting(self) -> list[Waiting[A]]:
         """The drafts whose target must be asked."""
         return [
-            Waiting(index, settled.verdict, self._drafts[index].answer)
-            for index, settled in enumerate(self._settled)
-            if isinstance(settled, Escalate)
+            Waiting(index, settled.verdict, draft.answer)
+            for index, (draft, settled) in enumerate(zip(self._drafts, self._settled, strict=True))
+            if isinstance(settled, Escalate) and isinstance(draft, Draft)
         ]
 
     def outcomes(self, replies: Sequence[Said[A]] = ()) -> list[Outcome[A] | Exception]:
@@ -180,7 +188,9 @@ class Pending(Generic[A]):
             for draft, settled in zip(self._drafts, self._settled, strict=True)
         ]
 
-    def _settle(self, draft: Draft[A]) -> Settlement | Exception:
+    def _settle(self, draft: Draft[A] | Exception) -> Settlement | Exception:
+        if isinstance(draft, Exception):
+            return draft
         recorder, terms = current_recorder(), self._terms
         if recorder is not None:
             recorder.add(draft.verdict, draft.prompt, source=draft.source)
@@ -199,12 +209,14 @@ class Pending(Generic[A]):
         return watched(settled, terms.monitor)
 
     def _outcome(
-        self, draft: Draft[A], settled: Settlement | Exception, said: Said[A] | None
+        self, draft: Draft[A] | Exception, settled: Settlement | Exception, said: Said[A] | None
     ) -> Outcome[A] | Exception:
-        if isinstance(settled, Exception):
-            return settled
         try:
-            return conclude(settled, draft.answer, self._terms, said=said)
+            if isinstance(settled, DeadlineExceededError):
+                return _overdue(settled, self._terms)
+            if isinstance(settled, Exception) or isinstance(draft, Exception):
+                return cast("Exception", settled)
+            return conclude(settled, draft.answer, self._terms, said=said, irreplaceable=draft.irreplaceable)
         except Exception as error:  # noqa: BLE001 - as above
             return error
 
@@ -217,38 +229,59 @@ def watched(settled: Settlement, monitor: DriftMonitor | None) -> Settlement:
     return type(settled)(settled.verdict.model_copy(update={"drift": moved}))
 
 
-def conclude(settled: Settlement, answer: A, terms: Terms, *, said: Said[A] | None = None) -> Outcome[A]:
+def conclude(
+    settled: Settlement, answer: A, terms: Terms, *, said: Said[A] | None = None, irreplaceable: str = ""
+) -> Outcome[A]:
     """What goes out for one settled draft; `said` is the target's, where the settlement is to escalate.
 
     Raises:
-        LowConfidenceError: the settlement is to raise.
+        LowConfidenceError: the settlement is to raise, or to withhold what is irreplaceable.
         Exception: the target's own, where `on_error` is to raise.
     """
     if isinstance(settled, Deliver):
         return _told(Outcome(settled.verdict, answer), terms)
     if isinstance(settled, Raise):
-        refused = LowConfidenceError(settled.verdict, draft=settled.verdict.text)
-        _tell(refused.verdict, terms)
-        raise refused
-    if isinstance(settled, Abstain):
-        return _told(Outcome(abstained(settled.verdict, terms.words(settled.verdict)), None), terms)
-    return _told(_escalated(settled.verdict, said, terms), terms)
+        raise _refused(settled.verdict, terms)
+    withheld, message = settled.verdict, None
+    if isinstance(settled, Escalate):
+        if isinstance(said, Reply) and not _annotated(said.said):
+            return _told(Outcome(escalated(settled.verdict, said.said), said.answer), terms)
+        if isinstance(said, HandedOn):
+            return Outcome(handed_on(settled.verdict), None)
+        withheld, message = _rejection(settled.verdict, said, terms)
+    if irreplaceable:
+        raise _refused(withheld, terms, advice=irreplaceable)
+    words = terms.words(withheld) if message is None else message
+    return _told(Outcome(abstained(withheld, words), None), terms)
 
 
-def _escalated(verdict: Verdict, said: Said[A] | None, terms: Terms) -> Outcome[A]:
-    if isinstance(said, Reply):
-        return Outcome(escalated(verdict, said.said), said.answer)
+def _annotated(said: Verdict | str) -> bool:
+    """Whether a target delivered what its own policy rejects, because its mode only writes that down."""
+    return isinstance(said, Verdict) and said.action != "answer" and not said.enforced
+
+
+def _rejection(verdict: Verdict, said: Said[A] | None, terms: Terms) -> tuple[Verdict, str | None]:
+    """The verdict on an answer whose target delivers nothing, and the target's words for it if it has some.
+
+    Raises:
+        Exception: the target's own, where `on_error` is to raise.
+    """
     if isinstance(said, Refusal):
-        withheld = rejected(verdict, said.reason)
-    elif said is None:
+        return rejected(verdict, said.reason), said.message
+    if isinstance(said, Reply):
+        return rejected(verdict, "the escalation target's own guard does not let its answer through"), None
+    if not isinstance(said, Exception):
         raise InputError("an answer was to be escalated and no target has said anything")
-    elif terms.on_error == "raise":
+    if terms.on_error == "raise":
         raise said
-    else:
-        logger.error("the escalation target failed; the answer is withheld", exc_info=said)
-        withheld = rejected(verdict, f"the escalation target failed ({type(said).__name__})")
-    message = said.message if isinstance(said, Refusal) and said.message is not None else terms.words(withheld)
-    return Outcome(abstained(withheld, message), None)
+    logger.error("the escalation target failed; the answer is withheld", exc_info=said)
+    return rejected(verdict, f"the escalation target failed ({type(said).__name__})"), None
+
+
+def _refused(verdict: Verdict, terms: Terms, *, advice: str = "") -> LowConfidenceError:
+    refused = LowConfidenceError(verdict, draft=verdict.text, advice=advice)
+    _tell(refused.verdict, terms)
+    return refused
 
 
 def _told(outcome: Outcome[A], terms: Terms) -> Outcome[A]:
@@ -268,14 +301,21 @@ AsyncAsk = Callable[[Sequence[Waiting[A]]], Awaitable[Sequence[Said[A]]]]
 
 
 def run(
-    terms: Terms, draft: Callable[[], Sequence[Draft[A]]], ask: Ask[A], *, count: int = 1
+    terms: Terms,
+    draft: Callable[[], Sequence[Draft[A] | Exception]],
+    ask: Ask[A],
+    *,
+    count: int = 1,
+    stop: Stop | None = None,
 ) -> list[Outcome[A] | Exception]:
     """Draft, settle, ask the target about what must be escalated, and conclude; `count` answers are due.
+
+    `stop` is the deadline, where it has begun before (`terms.stop()`).
 
     Raises:
         Exception: whatever drafting raises.
     """
-    stop = terms.stop()
+    stop = terms.stop() if stop is None else stop
     with stopping(stop):
         try:
             pending = Pending(draft(), terms)
@@ -285,10 +325,15 @@ def run(
 
 
 async def arun(
-    terms: Terms, draft: Callable[[], Awaitable[Sequence[Draft[A]]]], ask: AsyncAsk[A], *, count: int = 1
+    terms: Terms,
+    draft: Callable[[], Awaitable[Sequence[Draft[A] | Exception]]],
+    ask: AsyncAsk[A],
+    *,
+    count: int = 1,
+    stop: Stop | None = None,
 ) -> list[Outcome[A] | Exception]:
     """Like `run`, without blocking the event loop; a cancelled task stops the model."""
-    stop = terms.stop()
+    stop = terms.stop() if stop is None else stop
     with stopping(stop), cancelling(stop):
         try:
             pending = Pending(await draft(), terms)
@@ -317,13 +362,15 @@ class AsyncLiveDraft(Protocol[P_co, A]):
     async def aclose(self) -> None: ...
 
 
-def run_stream(terms: Terms, start: Callable[[], LiveDraft[P, A]], ask: Ask[A]) -> Generator[P | Outcome[A]]:
+def run_stream(
+    terms: Terms, start: Callable[[], LiveDraft[P, A]], ask: Ask[A], *, stop: Stop | None = None
+) -> Generator[P | Outcome[A]]:
     """The pieces as they come, where nothing may be withheld, and the outcome last; else the outcome alone.
 
     Raises:
         Exception: whatever drafting raises; what the outcome is, where it is to be raised.
     """
-    stop = terms.stop()
+    stop = terms.stop() if stop is None else stop
     with stopping(stop):
         live = start()
     try:
@@ -340,10 +387,10 @@ def run_stream(terms: Terms, start: Callable[[], LiveDraft[P, A]], ask: Ask[A]) 
 
 
 async def arun_stream(
-    terms: Terms, start: Callable[[], Awaitable[AsyncLiveDraft[P, A]]], ask: AsyncAsk[A]
+    terms: Terms, start: Callable[[], Awaitable[AsyncLiveDraft[P, A]]], ask: AsyncAsk[A], *, stop: Stop | None = None
 ) -> AsyncGenerator[P | Outcome[A]]:
     """Like `run_stream`, on the event loop; closing it, or cancelling its task, stops the model."""
-    stop = terms.stop()
+    stop = terms.stop() if stop is None else stop
     with cancelling(stop):
         with stopping(stop):
             live = await start()

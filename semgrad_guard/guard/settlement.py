@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from semgrad_guard.calibration.prompt_shape import PromptForm
 from semgrad_guard.guard.modes import Mode, withholds
 from semgrad_guard.guard.policy import Policy
-from semgrad_guard.guard.verdicts import decide
+from semgrad_guard.guard.verdicts import decide, is_withheld, without_text
 from semgrad_guard.records import Verdict
 
 
@@ -59,17 +59,22 @@ def settle(
         mode: what to do with the decision.
         can_escalate: whether there is a target to ask.
         prompt: what the prompt looked like; without it nothing is promised.
-        trusted: the draft may go out whatever its score (an agent's call of a harmless tool); the decision is advice.
+        trusted: what the draft does may go out whatever its score (an agent's calls of harmless tools): the decision
+            about that is advice. Text that stands beside it is let through only by its score.
 
     Raises:
         BindingMismatchError: the policy was calibrated for another model, estimator, setting or template.
         UnfamiliarPromptError: the prompt is unlike those calibrated on, and the policy is to raise.
     """
+    if is_withheld(draft):  # by another guard: there is no answer left to judge
+        return Deliver(draft)
     if not withholds(mode) and policy.on_unfamiliar == "raise":
         policy = replace(policy, on_unfamiliar="abstain")  # advice is given, not raised
     verdict = decide(draft, policy, can_escalate=can_escalate, prompt=prompt)
-    if not withholds(mode) or (trusted and verdict.action != "answer"):
+    if not withholds(mode):
         return Deliver(verdict.model_copy(update={"enforced": False}))
+    if trusted and verdict.action != "answer":
+        return Deliver(without_text(verdict))
     if verdict.action == "answer":
         return Deliver(verdict)
     if mode == "raise":

@@ -13,6 +13,7 @@ from threading import Thread
 from typing import TypeVar
 
 from semgrad_guard.engine.interruption import Stop, current_stop, stopping
+from semgrad_guard.errors import DeadlineExceededError
 
 T = TypeVar("T")
 
@@ -60,8 +61,8 @@ async def ain_time(work: Awaitable[T]) -> T:
         async with limit:
             return await work
     except TimeoutError:
-        if limit.expired():
-            stop.check()
+        if limit.expired():  # work off the loop has been cancelled by now; what ended it is the deadline
+            raise DeadlineExceededError("the answer was not complete within the time that was allowed for it") from None
         raise
 
 

@@ -9,6 +9,9 @@ from semgrad_guard.errors import BindingMismatchError, UnfamiliarPromptError
 from semgrad_guard.guard.policy import Policy
 from semgrad_guard.records import Action, PromptForm, Verdict
 
+UNSCORED = "none"
+"""The estimator of an answer that nobody has scored."""
+
 
 def decide(draft: Verdict, policy: Policy, *, can_escalate: bool, prompt: PromptForm | None = None) -> Verdict:
     """Apply a policy to a scored draft: action, confidence, threshold, and the reason if it is not let through.
@@ -20,7 +23,8 @@ def decide(draft: Verdict, policy: Policy, *, can_escalate: bool, prompt: Prompt
         BindingMismatchError: the policy was calibrated for another model, estimator, setting or template.
         UnfamiliarPromptError: the prompt is unlike those calibrated on, and the policy is to raise.
     """
-    policy.check(binding_of(draft))
+    if draft.estimator != UNSCORED:  # nobody scored it: there is nothing to bind to, and `on_unscored` decides
+        policy.check(binding_of(draft))
     unfamiliar = policy.unfamiliar(prompt)
     action = _action(draft, policy, can_escalate=can_escalate, unfamiliar=unfamiliar)
     let_through = action == "answer"
@@ -60,7 +64,7 @@ def decide_unscored(
         status="unscored",
         action=policy.decide(None, can_escalate=can_escalate),
         text=text,
-        estimator="none",
+        estimator=UNSCORED,
         model=model,
         threshold=policy.threshold,
         calibration_id=policy.calibration_id,
@@ -79,9 +83,31 @@ def undecided(verdict: Verdict) -> Verdict:
         "familiar": None,
         "unfamiliar": (),
         "enforced": True,
+        "draft": None,
+        "escalated_from": None,
         "reason": None if verdict.status == "scored" else verdict.reason,
     }
     return verdict.model_copy(update=changes)
+
+
+def as_draft(verdict: Verdict) -> Verdict:
+    """A verdict that comes with a message, as that of a draft: who wrote the delivered text, and nothing decided.
+
+    What another guard has withheld stays withheld.
+    """
+    return verdict if is_withheld(verdict) else undecided(verdict.delivered)
+
+
+def is_withheld(verdict: Verdict) -> bool:
+    """Whether the answer of this stage, or of the last one that it was handed on to, was kept back."""
+    while verdict.escalated is not None:
+        verdict = verdict.escalated
+    return verdict.action == "abstain" and verdict.enforced
+
+
+def without_text(decided: Verdict) -> Verdict:
+    """The verdict on a draft whose tool calls go out, the decision being advice, and whose text does not."""
+    return decided.model_copy(update={"enforced": False, "text": "", "draft": decided.text or None})
 
 
 def late(policy: Policy, reason: str) -> Verdict:
@@ -101,7 +127,7 @@ def by_a_person(decided: Verdict, text: str, reason: str) -> Verdict:
     )
 
 
-def unscored(text: str, *, reason: str, model: str = "unknown", estimator: str = "none", **facts: Any) -> Verdict:
+def unscored(text: str, *, reason: str, model: str = "unknown", estimator: str = UNSCORED, **facts: Any) -> Verdict:
     """The undecided verdict on an answer that cannot be scored; `facts` are further fields (settings, ...)."""
     return Verdict(
         status="unscored", action="answer", text=text, estimator=estimator, model=model, reason=reason, **facts
@@ -135,6 +161,11 @@ def escalated(decided: Verdict, answer: str | Verdict) -> Verdict:
         "promised": promised,
     }
     return decided.model_copy(update=changes)
+
+
+def handed_on(decided: Verdict) -> Verdict:
+    """The verdict with its answer withheld and no other in its place: somebody else answers, later."""
+    return decided.model_copy(update={"text": "", "tool_calls": (), "draft": decided.text or None, "promised": False})
 
 
 def binding_of(verdict: Verdict) -> Binding:

@@ -59,7 +59,7 @@ class Decoder:
         return ModelSampler(self._scorer, self, render=self._render, window=self._window)
 
     def encode(self, text: str) -> tuple[int, ...]:
-        """The tokens of a piece of text, without any that the tokenizer adds of its own accord."""
+        """The tokens of a piece of text, without the special tokens that the tokenizer would add."""
         encoding: Any = self._tokenizer(text, add_special_tokens=False)
         return tuple(encoding["input_ids"])
 

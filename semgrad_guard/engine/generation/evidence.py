@@ -98,8 +98,8 @@ class BatchScoring:
     A copy, by `pickle` or `copy.deepcopy`, is plain data: it holds what was computed before, neither the model nor
     what the generation left in memory. What is asked of it for the first time raises `DetachedRecordError`.
 
-    `captured` is what the batch's generation left (KV cache and captured states); it is let go with the first scoring,
-    and a second objective prefills anew. `texts` are the answers as read, `sampler` asks the model for more, and
+    `captured` is what the batch's generation left (KV cache and captured states); it is freed once the batch is scored,
+    and a second objective prefills again. `texts` are the answers as read, `sampler` asks the model for more, and
     `stop` are the strings that ended the answers and end samples as well.
     """
 

@@ -22,7 +22,7 @@ from transformers import (
 )
 from transformers.utils import logging
 
-from semgrad_guard.engine.models.hub import silence
+from semgrad_guard.engine.models.hub import why_unreachable
 from semgrad_guard.errors import ModelNotFoundError, UnsupportedModelError
 
 POCKET = "pocket"
@@ -61,10 +61,10 @@ def _load(
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     _require_safetensors(Path(path), name)
     chosen = {key: value for key, value in options.items() if value is not None}
-    silent = None
+    unreachable = None
     if not Path(path).exists() and not chosen.get("local_files_only"):
-        silent = silence(path, chosen.get("revision"))
-        chosen["local_files_only"] = silent is not None
+        unreachable = why_unreachable(path, chosen.get("revision"))
+        chosen["local_files_only"] = unreachable is not None
     tokenizer_options = {key: chosen[key] for key in ("revision", "local_files_only") if key in chosen}
     try:
         with _without_weight_bar():
@@ -76,7 +76,7 @@ def _load(
                 ),
             )
     except (OSError, SafetensorError, RuntimeError, MemoryError) as error:
-        raise ModelNotFoundError(f"cannot load {name!r}: {_first_line(error)} {_advice(silent)}") from error
+        raise ModelNotFoundError(f"cannot load {name!r}: {_first_line(error)} {_advice(unreachable)}") from error
     except Exception as error:
         raise UnsupportedModelError(
             f"{name!r} is no {kind} that transformers can load: {_first_line(error)} If it should be one, its "
@@ -127,12 +127,12 @@ def _require_safetensors(path: Path, name: str) -> None:
         )
 
 
-def _advice(silent: str | None) -> str:
-    if silent is None:
+def _advice(unreachable: str | None) -> str:
+    if unreachable is None:
         return "Check the name or path, and that the download from the hub is complete."
     return (
-        f"Only the local cache was searched, not the hub: {silent}. Check the name and the network, or give a folder "
-        "that holds the model."
+        f"Only the local cache was searched, not the hub: {unreachable}. Check the name and the network, or give a "
+        "folder that holds the model."
     )
 
 

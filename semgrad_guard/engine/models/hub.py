@@ -6,7 +6,7 @@ from huggingface_hub import constants, get_hf_file_metadata, hf_hub_url, is_offl
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
 
-def silence(name: str, revision: str | None = None) -> str | None:
+def why_unreachable(name: str, revision: str | None = None) -> str | None:
     """Why the hub cannot be asked for a repository; None where it answers, even if it says that there is none.
 
     One request of huggingface_hub's own (with its proxies, HF_ENDPOINT and token) and with its own patience: an answer

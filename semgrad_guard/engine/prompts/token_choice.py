@@ -16,7 +16,7 @@ class TokenChoice(BaseModel):
     """Which prompt token to differentiate by.
 
     `offset` counts from the prompt's end (-1 is its last token); None stands for the place that the chat template
-    itself gives, which is found anew in every prompt. `template` is the fingerprint of the chat template and its
+    itself gives, which is found in every prompt by itself. `template` is the fingerprint of the chat template and its
     options, without which an offset means nothing, `model` the name of the model that was probed (for people).
     """
 

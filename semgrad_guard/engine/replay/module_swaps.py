@@ -58,7 +58,7 @@ class Bypass(nn.Module):
 
 
 class ModuleSwaps:
-    """Replaces the head and the lower layers of a copy for the time of a block; they come back whatever happens."""
+    """Replaces the head and the lower layers of a copy for the time of a block; they are put back whatever happens."""
 
     def __init__(self, model_copy: nn.Module, architecture: Architecture) -> None:
         self._copy, self._architecture = model_copy, architecture

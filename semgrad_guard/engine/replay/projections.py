@@ -50,8 +50,8 @@ class Projections:
             self._replaying, self._known = before
 
     @contextmanager
-    def heard(self, listener: Callable[[Place, torch.Tensor], None]) -> Iterator[None]:
-        """For the time of a block, tell what every linear map gives."""
+    def listening(self, listener: Callable[[Place, torch.Tensor], None]) -> Iterator[None]:
+        """For the time of a block, hand the listener what every linear map gives."""
         self._listener = listener
         try:
             yield

@@ -151,7 +151,7 @@ class Replayer:
             if capture is not None:
                 hook = self.head.register_forward_hook(lambda *call: capture.see_logits(call[2]))
                 stack.callback(hook.remove)
-                stack.enter_context(self._projections.heard(capture.see_output))
+                stack.enter_context(self._projections.listening(capture.see_output))
             model: Any = self._copy
             stack.enter_context(stoppable(self._stages()))
             return model.generate(input_ids=ids, attention_mask=mask, past_key_values=cache, **options)
@@ -185,7 +185,7 @@ class Replayer:
         """What a generation of this batch would have left (for self-checks)."""
         capture, cache = Capture.within(self.memory, layer=layer, start=batch.cut), growing_cache()
         with torch.no_grad(), self._swaps.headless() as recorder, input_hooks(self.layers, {layer: capture}):
-            with self._projections.heard(capture.see_output):
+            with self._projections.listening(capture.see_output):
                 self._call(batch.inputs(0, batch.end), past_key_values=cache, use_cache=True)
             recorder.take()
         return CapturedStates.of(cache, capture)

@@ -76,7 +76,7 @@ class Scorer:
             return together
 
     def can_resume(self, positions: int) -> bool:
-        """Whether so many positions may be read in two goes, the second from a cache: it gives what one pass gives."""
+        """Whether reading so many positions in two passes, the second from a cache, gives what one pass gives."""
         return "prefix" in self._tiers_at(positions)
 
     def _tiers_at(self, positions: int) -> tuple[Tier, ...]:
@@ -117,7 +117,7 @@ class Scorer:
         )
 
     def current_replayer(self) -> Replayer:
-        """The weight-sharing copy in use; made anew when the model was moved, cast, re-weighted or hooked since."""
+        """The weight-sharing copy in use; a new one when the model was moved, cast, re-weighted or hooked since."""
         model = self._model()
         if model is None:
             raise RuntimeError("the scored model no longer exists")

@@ -1,7 +1,7 @@
 """Models that judge pairs of texts: entailment (NLI) and similarity (cross-encoders), named by the user.
 
 Only safetensors are loaded. Older checkpoints on the hub hold pickles; `AutoModelForSequenceClassification` loads and
-`save_pretrained(folder)` writes them anew, the tokenizer beside it, for those who trust them.
+`save_pretrained(folder)` writes safetensors; save the tokenizer to the same folder. Only for checkpoints you trust.
 """
 
 from __future__ import annotations

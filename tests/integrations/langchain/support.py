@@ -187,10 +187,10 @@ def _av3(model: Any, prompt: Any, config: dict[str, Any]) -> list[Any]:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             stream = await model.astream_events(prompt, config, version="v3")
-        said = _said([text async for text in stream.text], await stream.output)
-        # LangChain hands out the output before it tells the handlers that the run has ended.
-        await asyncio.gather(*(asyncio.all_tasks() - {asyncio.current_task()}))
-        return said
+        try:
+            return _said([text async for text in stream.text], await stream.output)
+        finally:  # LangChain hands out the output, or the error, before it tells the handlers that the run has ended
+            await asyncio.gather(*(asyncio.all_tasks() - {asyncio.current_task()}))
 
     return asyncio.run(run())
 

@@ -71,7 +71,9 @@ def test_what_is_not_let_through_is_replaced(chat: ChatSemGrad, draft: str, run:
     assert record["action"] == "abstain"
     assert record["uncertainty"] > 0
     assert draft not in json.dumps(state, default=repr)
-    assert [run.outputs["generations"][0][0]["text"] for run in ledger.models()] == [draft], "traces see the draft"
+    assert [run.outputs["generations"][0][0]["text"] for run in ledger.models()] == ["No."], (
+        "the run ends with the outcome"
+    )
     ledger.assert_balanced()
 
 

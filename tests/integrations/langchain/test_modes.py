@@ -118,7 +118,10 @@ def test_raise_reaches_every_reader_of_version_3(
 
     async def aread() -> None:
         stream = await router.astream_events(QUESTION, config, version="v3")  # type: ignore[call-overload]
-        await stream.output if how == "output" else [event async for event in stream]
+        try:
+            await stream.output if how == "output" else [event async for event in stream]
+        finally:  # handlers hear of the error a moment after the reader
+            await asyncio.gather(*(asyncio.all_tasks() - {asyncio.current_task()}))
 
     def read() -> None:
         stream = router.stream_events(QUESTION, config, version="v3")  # type: ignore[call-overload]

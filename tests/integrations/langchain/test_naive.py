@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from langchain_core.caches import InMemoryCache
 from langchain_core.callbacks import AsyncCallbackHandler, BaseCallbackHandler
+from langchain_core.language_models import FakeListChatModel
 from langchain_core.output_parsers import StrOutputParser
 from langchain_core.outputs import LLMResult
 
@@ -51,7 +52,7 @@ def test_raising_at_the_end_comes_after_every_token(chat: ChatSemGrad, draft: st
     assert "".join(wire.tokens) == draft, "the whole rejected draft is out"
     wire.tokens.clear()
     ROUTES[name](chat, QUESTION, {"callbacks": [wire, UncertaintyRouterCallback(policy=NOTHING)]})
-    assert wire.tokens == []
+    assert "".join(wire.tokens) == "I don't know."
 
 
 @pytest.mark.parametrize("name", ["invoke", "batch", "stream"])
@@ -73,8 +74,11 @@ def test_editing_the_result_does_not_reach_streams(chat: ChatSemGrad, draft: str
 
 
 def test_editing_the_result_poisons_the_cache(chat: ChatSemGrad, draft: str, cache: InMemoryCache) -> None:
+    other = FakeListChatModel(responses=["Vienna"])
+    other.invoke(QUESTION, {"callbacks": [EditsTheResult()]})
+    assert other.invoke(QUESTION).text == "I don't know.", "an abstention, cached as the model's answer"
     chat.invoke(QUESTION, {"callbacks": [EditsTheResult()]})
-    assert chat.invoke(QUESTION).text == "I don't know.", "an abstention, cached as the model's answer"
+    assert chat.invoke(QUESTION).text == draft, "what a handler edits is no part of the cache here"
     cache.clear()
     chat.invoke(QUESTION, {"callbacks": [UncertaintyRouterCallback(policy=NOTHING)]})
     assert chat.invoke(QUESTION).text == draft

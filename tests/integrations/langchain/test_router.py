@@ -113,8 +113,8 @@ def test_handlers_of_the_served_model_hear_no_token_of_the_draft(
     served = Served(weights=language_model, streaming=True, callbacks=[wire])
     pieces = route(UncertaintyRouter(served, NOTHING, scorer=language_model), QUESTION, {})
     assert text_of(pieces) == "I don't know."
-    assert wire.started, "they hear its run"
-    assert wire.tokens == []
+    assert wire.started, "they hear the guard's run"
+    assert "".join(wire.tokens) in ("", "I don't know.")
 
 
 def test_a_served_answer_without_text_is_unscored(language_model: LanguageModel, route: Route) -> None:
@@ -163,7 +163,7 @@ def test_models_it_cannot_score_are_refused(chat: ChatSemGrad, language_model: L
         UncertaintyRouter(Served(weights=language_model), EVERYTHING)
     with pytest.raises(InputError, match="scores its own answers"):
         UncertaintyRouter(chat, EVERYTHING, scorer=language_model)
-    with pytest.raises(InputError, match="bind arguments to the router"):
-        UncertaintyRouter(Served(weights=language_model).bind(stop=["."]), EVERYTHING, scorer=language_model)
+    with pytest.raises(InputError, match=r"\.with_retry\(\)"):
+        UncertaintyRouter(chat.with_retry(), EVERYTHING)
     with pytest.raises(InputError, match="not a ChatPromptTemplate"):
         UncertaintyRouter(PROMPT, EVERYTHING)  # type: ignore[arg-type]

@@ -117,7 +117,11 @@ async def test_a_person_answers_and_the_model_is_asked_once(talker: SemGradLLM, 
     assert str(output) == "In France, says Ann."
     verdict = get_verdict(output)
     assert verdict is not None
-    assert (verdict.action, verdict.escalated is not None, verdict.text) == ("escalate", True, "In France, says Ann.")
+    assert (verdict.action, verdict.escalated_from is not None, verdict.text) == (
+        "escalate",
+        True,
+        "In France, says Ann.",
+    )
     assert "In France, says Ann." in memory
     assert draft not in memory
     assert not any(shows(event, draft) for event in seen if event is not asked)

@@ -113,7 +113,7 @@ async def test_escalation_gets_the_conversation(kind: str, way: str, make_chat: 
         text, response = await say(guarded, way, message)
         verdict = get_verdict(response)
         assert verdict is not None
-        assert (verdict.action, verdict.text, verdict.escalated is not None) == ("escalate", text, True)
+        assert (verdict.action, verdict.text, verdict.escalated_from is not None) == ("escalate", text, True)
     assert seen == [[FIRST], [FIRST, "elsewhere 1", SECOND]]
     assert texts(guarded) == [FIRST, "elsewhere 1", SECOND, "elsewhere 2"]
 

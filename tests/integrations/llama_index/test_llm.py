@@ -16,7 +16,7 @@ from pydantic import PrivateAttr
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from llama_index_semgrad_guard import SemGradLLM
-from llama_index_semgrad_guard.calls import collecting
+from llama_index_semgrad_guard.calls import Turn
 from semgrad_guard import LanguageModel
 from semgrad_guard.errors import EmptyResponseError, InputError
 
@@ -130,7 +130,7 @@ async def test_a_cancelled_answer_stops_generating(wide: LanguageModel) -> None:
 
 
 def test_collected_calls_are_scored_only_when_read(llm: SemGradLLM) -> None:
-    with collecting(last_only=False) as collector:
+    with Turn().open() as collector:
         response = llm.complete(QUESTION)
     assert "semgrad_guard" not in response.raw
     (call,) = collector.calls

@@ -14,7 +14,7 @@ from llama_index.core.query_engine import CustomQueryEngine
 from pydantic import BaseModel
 
 from llama_index_semgrad_guard import GuardedQueryEngine, SemGradLLM, get_verdict
-from llama_index_semgrad_guard.calls import collecting
+from llama_index_semgrad_guard.calls import Turn
 from semgrad_guard import Policy
 from semgrad_guard.errors import InputError, LowConfidenceError
 
@@ -58,7 +58,7 @@ def test_every_mode_in_every_way(mode: str, way: str, make_engine: Maker) -> Non
 
 def test_aggregates(make_engine: Maker) -> None:
     inner = make_engine(response_mode="refine")
-    with collecting(last_only=False) as collector:
+    with Turn().open() as collector:
         inner.query(QUERY)
     scores = [call.verdict.uncertainty for call in collector.calls]
     assert len(set(scores)) == 2
@@ -68,7 +68,9 @@ def test_aggregates(make_engine: Maker) -> None:
             GuardedQueryEngine(engine, PASS, aggregate=aggregate).query(QUERY).metadata["semgrad_guard"]["uncertainty"]
         )
 
-    assert score(inner) == score(inner, "last") == pytest.approx(scores[-1])
+    assert score(inner) == pytest.approx(scores[-1])
+    with pytest.warns(DeprecationWarning, match="leave aggregate='last' out"):
+        assert score(inner, "last") == score(inner)
     assert score(inner, "max") == pytest.approx(max(scores))
     assert score(inner, "mean") == pytest.approx(sum(scores) / 2)
     side_by_side = make_engine(response_mode="accumulate")
@@ -77,7 +79,7 @@ def test_aggregates(make_engine: Maker) -> None:
         score(inner, "median")
 
 
-def test_with_last_only_the_last_call_is_scored(make_engine: Maker, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_the_call_that_wrote_the_answer_is_scored(make_engine: Maker, monkeypatch: pytest.MonkeyPatch) -> None:
     scored: list[str] = []
     assess = SemGradLLM._assess
 
@@ -154,7 +156,8 @@ def test_escalation(kind: str, way: str, make_engine: Maker, llm: SemGradLLM) ->
     assert record["escalated"]["status"] == ("scored" if kind in {"llm", "guarded"} else "unscored")
     verdict = get_verdict(response)
     assert verdict is not None
-    assert verdict.escalated is not None
+    assert verdict.escalated_from is not None
+    assert verdict.status == record["escalated"]["status"]
 
 
 def test_a_sync_query_names_an_async_target(make_engine: Maker) -> None:

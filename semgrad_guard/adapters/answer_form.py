@@ -3,29 +3,24 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
-from langchain_core.tools import BaseTool
-from langchain_core.utils.function_calling import convert_to_openai_tool
-from langchain_core.utils.json_schema import dereference_refs
-
-from semgrad_guard import LanguageModel, Message
+from semgrad_guard.engine.generation.generation import Generation
+from semgrad_guard.engine.language_model import LanguageModel
 from semgrad_guard.engine.prompts.grammar import json_rule, one_of
-from semgrad_guard.engine.prompts.tool_format import Tool
+from semgrad_guard.engine.prompts.tool_format import Tool, ToolAnswer, known_format
 from semgrad_guard.errors import InputError
+from semgrad_guard.records import Message
 
 FORM_OPTIONS = frozenset({"tools", "tool_choice", "response_format"})
 """The options of a call that are about its answer's form."""
 
-AnyTool = dict[str, Any] | type | Callable[..., Any] | BaseTool
 
-
-def openai_tools(tools: Sequence[AnyTool], *, strict: bool | None = None) -> list[dict[str, Any]]:
-    """Tools in whatever form LangChain knows, as OpenAI describes them, their schemas without references."""
-    converted = [convert_to_openai_tool(tool, strict=strict) for tool in tools]
-    return [{**tool, "function": _self_contained(tool["function"])} for tool in converted]
+def knows_tools(template: str) -> bool:
+    """Whether a chat template writes calls of tools in a form that can be read."""
+    return known_format(template) is not None
 
 
 @dataclass(frozen=True)
@@ -58,6 +53,10 @@ class AnswerForm:
     def template_options(self) -> dict[str, Any]:
         """What the chat template is to be told."""
         return {"tools": list(self.tools)} if self.tools else {}
+
+    def taken_apart(self, model: LanguageModel, generation: Generation) -> ToolAnswer:
+        """An answer in this form: its text, its calls, and what was meant as a call and cannot be read."""
+        return model.tool_answer(generation) if self.tools else ToolAnswer(generation.text)
 
     def instructed(self, conversation: tuple[Message, ...]) -> tuple[Message, ...]:
         """The conversation with the schema behind the last thing the user said (not every template knows a system)."""
@@ -119,11 +118,3 @@ def _response_schema(response_format: Any) -> tuple[Mapping[str, Any] | None, st
         )
     found = cast("Mapping[str, Any]", schema)
     return found, f"Answer with JSON that follows this schema, and with nothing else:\n{json.dumps(found)}"
-
-
-def _self_contained(function: Mapping[str, Any]) -> dict[str, Any]:
-    """A function whose parameters refer to nothing outside themselves: they become a part of a larger schema."""
-    if "$defs" not in (function.get("parameters") or {}):
-        return dict(function)
-    parameters = {key: value for key, value in dereference_refs(function["parameters"]).items() if key != "$defs"}
-    return {**function, "parameters": parameters}

@@ -1,0 +1,60 @@
+"""A `SemGradLLM` whose texts and uncertainties a test sets; everything above it is the real package."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from llama_index_semgrad_guard import SemGradLLM
+from semgrad_guard import GenerationOptions, LanguageModel, Verdict
+
+Script = Callable[[str], tuple[str, float]]
+"""What is said to a prompt, given as one text, and how uncertain it is."""
+
+
+class Scripted(SemGradLLM):
+    """Says what its script says; the tiny model behind it only lends the records their form."""
+
+    script: Any = None
+    said: list[str] = []  # noqa: RUF012 - a pydantic field
+    uncertainties: dict[int, float] = {}  # noqa: RUF012 - a pydantic field
+
+    @classmethod
+    def saying(cls, model: LanguageModel, script: Script, **fields: Any) -> Scripted:
+        return cls.from_model(model, script=script, **fields)
+
+    def _scripted(self, conversation: Any) -> Any:
+        generation = self.language_model.generate("?", GenerationOptions(max_new_tokens=1))
+        prompt = conversation if isinstance(conversation, str) else "\n".join(turn.content for turn in conversation)
+        text, uncertainty = self.script(prompt)
+        text = "".join(list(text))  # an object of its own, as a model's text is
+        return self._known(replace(generation, text=text), uncertainty)
+
+    def _known(self, generation: Any, uncertainty: float) -> Any:
+        self.said.append(generation.text)  # kept, so that no other text gets its place in memory
+        self.uncertainties[id(generation.text)] = uncertainty
+        return generation
+
+    def _answer(self, conversation: Any, options: Any) -> Any:
+        generation = self._scripted(conversation)
+        return generation, self._record(generation, options)
+
+    def _pieces(self, conversation: Any, options: Any) -> Any:
+        generation, text, pieces = self._scripted(conversation), "", []
+        for start in range(0, len(generation.text), 3):
+            piece = generation.text[start : start + 3]
+            pieces.append(piece)
+            text += piece
+            yield piece, text, None
+        whole = self._known(replace(generation, text=text), self.uncertainties[id(generation.text)])
+        yield "", text, self._record(whole, options, text=text, pieces=pieces)
+
+    async def _apieces(self, conversation: Any, options: Any) -> Any:
+        for piece in self._pieces(conversation, options):
+            yield piece
+
+    def _assess(self, generation: Any, options: Any) -> Verdict:
+        verdict = super()._assess(generation, options)
+        changes = {"status": "scored", "uncertainty": self.uncertainties[id(generation.text)], "text": generation.text}
+        return verdict.model_copy(update=changes)
