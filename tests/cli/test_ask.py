@@ -94,9 +94,12 @@ def test_sampling_repeats_from_its_seed(ask: Run) -> None:
 
 
 def test_a_system_message_is_another_prompt(ask: Run, calibration: Path) -> None:
-    result = ask("What is item 1?", "--system", "Be brief.", "--calibration", calibration)
-    assert result.exit_code == 1
-    assert "prompt_template is 'chat+system-" in result.stderr
+    """Decided as usual, and not promised."""
+    usual = json.loads(ask("What is item 1?", "--json", "--calibration", calibration).stdout)
+    assert (usual["familiar"], usual["unfamiliar"]) == (True, [])
+    other = json.loads(ask("What is item 1?", "--json", "--system", "Be brief.", "--calibration", calibration).stdout)
+    assert (other["familiar"], other["promised"]) == (False, False)
+    assert "it begins with a turn of the role system" in other["unfamiliar"][0]
 
 
 def test_the_embedded_models_calibration_is_used_where_it_fits(

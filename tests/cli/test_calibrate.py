@@ -230,7 +230,7 @@ def test_a_programs_own_prompts_are_calibrated_on(
         ]
         for q, p in zip(ASKED, passages, strict=True)
     ]
-    texts = [language_model.generate(each, GenerationOptions(max_new_tokens=TOKENS)).text for each in turns]
+    texts = [language_model.generate(each, GenerationOptions(max_tokens=TOKENS)).text for each in turns]
     rows = [
         {"question": q, "passages": p, "answers": [t or "?"]} for q, p, t in zip(ASKED, passages, texts, strict=True)
     ]

@@ -39,7 +39,7 @@ STRANGE: dict[str, Turns] = {
 @pytest.fixture(scope="module")
 def guard() -> Guard:
     policy = Policy.from_calibration(Calibration.load(CALIBRATION_PATH))
-    return Guard(LanguageModel.from_pretrained("pocket"), policy, options=GenerationOptions(max_new_tokens=16))
+    return Guard(LanguageModel.from_pretrained("pocket"), policy, options=GenerationOptions(max_tokens=16))
 
 
 def test_a_question_by_itself_is_promised(guard: Guard) -> None:
