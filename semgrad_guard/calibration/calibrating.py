@@ -46,7 +46,7 @@ def calibrate(
     groups: Iterable[Hashable] | None = None,
     created: str | None = None,
     choice: EstimatorChoice | None = None,
-    prompts: Iterable[PromptForm] | None = None,
+    prompts: Iterable[PromptForm | None] | None = None,
 ) -> Calibration:
     """Find the largest threshold whose error rate is at most alpha, with probability at least 1 - delta.
 
@@ -61,9 +61,9 @@ def calibrate(
     `choice` says how the estimator was learned from other answers, and is kept. If `groups` name a question among
     those that it was learned from, the set is refused.
 
-    `prompts` says what each answer's prompt looked like (`model.render(conversation).form`). Their common shape is
-    kept, and the promise is about prompts of that shape. Without them the calibration gives a threshold and promises
-    nothing.
+    `prompts` says what each answer's prompt looked like (`model.render(conversation).form`; None: none was sent). Their
+    common shape is kept, and the promise is about prompts of that shape. Without them the calibration gives a threshold
+    and promises nothing.
 
     Where no threshold keeps the promise, `threshold` is None and `reason` says why: nothing is then let through.
     """

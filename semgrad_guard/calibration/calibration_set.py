@@ -61,17 +61,17 @@ def read_set(
     )
 
 
-def read_prompts(prompts: Iterable[PromptForm], answers: CalibrationSet) -> list[PromptForm]:
-    """The prompts of the distinct questions, checked: one was given for each answer."""
+def read_prompts(prompts: Iterable[PromptForm | None], answers: CalibrationSet) -> list[PromptForm]:
+    """The prompts of the distinct questions, checked: one was given for each answer, or None where none was sent."""
     given = _column(prompts, "prompts")
     _same_length("uncertainties", answers.n + answers.n_duplicates, "prompts", len(given))
     for row, prompt in enumerate(given):
-        if not isinstance(prompt, PromptForm):
+        if prompt is not None and not isinstance(prompt, PromptForm):
             raise CalibrationError(
                 f"prompts[{row}] is a {type(prompt).__name__}. Pass what each prompt looked like: a rendered prompt's "
                 "`form` (`model.render(conversation).form`), in the answers' order."
             )
-    return [given[row] for row in answers.rows]
+    return [prompt for row in answers.rows if (prompt := given[row]) is not None]
 
 
 def read_grid(grid: Iterable[float]) -> NDArray[np.float64]:

@@ -14,6 +14,7 @@ from langchain_semgrad_guard.demo.library import Question
 from langchain_semgrad_guard.demo.stages import GRADER, graded
 from langchain_semgrad_guard.messages import get_verdict
 from semgrad_guard import Calibration, Verdict
+from semgrad_guard.errors import ScoringError
 from semgrad_guard.evaluation.figures.plots import draw_risk_coverage
 
 _STYLES = {"answer": "green", "escalate": "cyan", "abstain": "yellow"}
@@ -105,5 +106,5 @@ def _numbers(verdict: Verdict) -> str:
 def _verdict(message: AIMessage) -> Verdict:
     verdict = get_verdict(message)
     if verdict is None:
-        raise ValueError("an answer of this demo carries no verdict")
-    return verdict
+        raise ScoringError("an answer of this demo carries no verdict")
+    return verdict.escalated_from or verdict  # the first stage's, with the second inside

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
 from langchain_core.documents import Document
-from langchain_core.messages import AIMessage, BaseMessage
+from langchain_core.messages import LC_ID_PREFIX, AIMessage, BaseMessage
 from langchain_core.prompts import ChatPromptTemplate
 from langchain_core.retrievers import BaseRetriever
 from langchain_core.runnables import Runnable, RunnableBranch, RunnableLambda, RunnablePassthrough
@@ -19,7 +19,8 @@ from langchain_semgrad_guard.messages import get_verdict
 from semgrad_guard import METADATA_KEY, Calibration, Verdict, calibrate
 from semgrad_guard.errors import ScoringError
 from semgrad_guard.evaluation.graders import ExactMatch
-from semgrad_guard.guard import ABSTAIN_MESSAGE, binding_of
+from semgrad_guard.guard import ABSTAIN_MESSAGE, binding_of, recording
+from semgrad_guard.records import PromptForm
 
 GRADER = ExactMatch()
 BATCH = 32
@@ -27,12 +28,13 @@ READING = ChatPromptTemplate.from_template("Question: {question}\nContext: {cont
 
 
 @dataclass(frozen=True)
-class Graded:
-    """One question's draft: its verdict, and whether it was right."""
+class GradedDraft:
+    """One question's draft: its verdict, whether it was right, and what its prompt looked like, if one was sent."""
 
     question: Question
     verdict: Verdict
     correct: bool
+    prompt: PromptForm | None
 
 
 def reading_chain(retriever: BaseRetriever, reader: ChatSemGrad) -> Runnable[Any, AIMessage]:
@@ -77,21 +79,29 @@ def ask(chain: Runnable[Any, AIMessage], questions: Sequence[Question], *, note:
     ]
 
 
-def grade(chain: Runnable[Any, AIMessage], questions: Sequence[Question], *, note: str) -> list[Graded]:
+def grade(chain: Runnable[Any, AIMessage], questions: Sequence[Question], *, note: str) -> list[GradedDraft]:
     """Ask every question and grade the drafts by exact match."""
-    return [graded(q, message) for q, message in zip(questions, ask(chain, questions, note=note), strict=True)]
+    with recording() as recorder:
+        messages = ask(chain, questions, note=note)
+    prompts = {draft.source: draft.prompt for draft in recorder.drafts}
+    return [graded(q, message, prompts) for q, message in zip(questions, messages, strict=True)]
 
 
-def graded(question: Question, message: AIMessage) -> Graded:
-    """One answer with its verdict, graded."""
+def graded(
+    question: Question, message: AIMessage, prompts: Mapping[str | None, PromptForm | None] | None = None
+) -> GradedDraft:
+    """One answer with its verdict, graded; LangChain names a message after the run that made it."""
     verdict = get_verdict(message)
     if verdict is None:
         raise ScoringError("the chain's answer carries no verdict; end it with a ChatSemGrad")
-    return Graded(question, verdict, GRADER(verdict.draft or verdict.text, question.answers))
+    verdict = verdict.escalated_from or verdict  # the draft of the stage that was asked first
+    correct = GRADER(verdict.draft or verdict.text, question.answers)
+    run = (message.id or "").removeprefix(f"{LC_ID_PREFIX}-")
+    return GradedDraft(question, verdict, correct, (prompts or {}).get(run))
 
 
 def calibrate_stage(
-    graded: Sequence[Graded], *, alpha: float, delta: float, upstream: str | None = None
+    graded: Sequence[GradedDraft], *, alpha: float, delta: float, upstream: str | None = None
 ) -> Calibration:
     """A calibration for drafts like these, bound to what wrote and scored them."""
     binding = binding_of(graded[0].verdict).model_copy(update={"grader": GRADER.name, "upstream": upstream})
@@ -102,4 +112,5 @@ def calibrate_stage(
         delta=delta,
         binding=binding,
         groups=[g.question.question for g in graded],
+        prompts=[g.prompt for g in graded],
     )

@@ -18,7 +18,7 @@ from langchain_core.runnables import Runnable, RunnableLambda, RunnableParallel
 
 from langchain_semgrad_guard import ChatSemGrad, acalibrate_chain, calibrate_chain
 from semgrad_guard import LanguageModel, Policy
-from semgrad_guard.errors import BindingMismatchError, CalibrationError, InputError
+from semgrad_guard.errors import CalibrationError, InputError
 from semgrad_guard.guard import decide, recording
 from semgrad_guard.records import Verdict
 
@@ -96,8 +96,10 @@ def test_the_chain_keeps_its_promise_and_other_prompts_have_none() -> None:
     closed_book = ChatPromptTemplate.from_template("{question}") | chat
     for other in (system, closed_book):
         assert not any(verdict.promised for verdict in decisions(other, later[:8], policy))
-    with pytest.raises(BindingMismatchError):
-        decisions(PROMPT | chat.model_copy(update={"prompt_template": "other"}), later[:1], policy)
+    renamed = decisions(PROMPT | chat.model_copy(update={"prompt_template": "other"}), later[:8], policy)
+    assert [verdict.promised for verdict in renamed] == [verdict.promised for verdict in verdicts[:8]], (
+        "a name is a name"
+    )
 
 
 @pytest.mark.parametrize("at_once", [1, 3])
