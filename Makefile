@@ -9,7 +9,7 @@ POLYGRAPH := .venv-polygraph
 # REQUIRE=--require turns what a heavy check had to skip into a failure.
 REQUIRE ?=
 
-.PHONY: help check check-fast docs check-lowest check-research check-templates release-check demo bench bench-full bench-rivals \
+.PHONY: help check check-fast check-heavy docs check-lowest check-research check-templates release-check demo bench bench-full bench-rivals \
 	format train-pocket clean
 
 help:  ## this list
@@ -34,7 +34,7 @@ check-fast: $(STAMP)  ## lint, types, import rules, and the tests that take seco
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright --pythonpath $(BIN)/python
 	$(BIN)/lint-imports
-	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow"
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow and not heavy"
 
 docs: $(STAMP)  ## the documentation site, with strict links, into output/site
 	$(BIN)/python scripts/build_docs.py
@@ -44,6 +44,9 @@ check-templates: $(STAMP)  ## the tests of chat templates with the published one
 
 release-check: $(STAMP)  ## the wheel in an empty environment, and the README's code from it (several GB, not kept)
 	$(BIN)/python scripts/release_check.py
+
+check-heavy: $(STAMP)  ## long simulations of the shape of prompts (tens of minutes)
+	$(BIN)/python -m pytest -n 2 -m heavy $(REQUIRE)
 
 check-research: $(STAMP)  ## the tests of the embedded model's training (minutes)
 	$(BIN)/python -m pytest research

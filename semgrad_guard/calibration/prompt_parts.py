@@ -12,7 +12,7 @@ import re
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import reduce
+from functools import lru_cache, reduce
 from itertools import takewhile
 from typing import Self
 
@@ -216,6 +216,7 @@ def _common_subsequence(left: list[str], right: list[str]) -> list[str]:
     return found[::-1]
 
 
+@lru_cache(maxsize=1 << 16)
 def _static(word: str) -> str:
     """A word as static text is compared: numbers, months and weekdays are all alike, as templates print the date."""
     return "0" if word.isdigit() or _CALENDAR.fullmatch(word) else word

@@ -41,7 +41,7 @@ def test_prompts_drawn_like_those_of_the_calibration_are_familiar(family: Family
     assert share_familiar(family, 150, repeats=20, seed=0) >= 0.99
 
 
-@pytest.mark.slow
+@pytest.mark.heavy
 @pytest.mark.parametrize("family", made.FAMILIES)
 @pytest.mark.parametrize("n", [150, 300, 1000])
 def test_so_they_are_with_larger_sets_and_in_more_repeats(family: Family, n: int) -> None:
