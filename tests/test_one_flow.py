@@ -11,7 +11,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 GUARD = ROOT / "semgrad_guard" / "guard"
 DECIDING = {"decide", "decide_unscored", "abstained", "escalated", "rejected", "late", "without_text"}
-DOORS = ("integrations/langchain_semgrad_guard",)
+DOORS = ("integrations/langchain_semgrad_guard", "integrations/llama_index_semgrad_guard")
 FILES = sorted(
     path
     for tree in (*DOORS, "semgrad_guard/adapters", "semgrad_guard/cli", "semgrad_guard/estimators")

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
 from langchain.agents.middleware.types import ExtendedModelResponse, ModelRequest, ModelResponse
 from langchain_core.language_models.chat_models import BaseChatModel
-from langchain_core.messages import AIMessage
+from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.runnables.config import ensure_config
 from langgraph.types import Command
 
@@ -20,7 +21,7 @@ from langchain_semgrad_guard.enforcement import EnforcingChatModel
 from langchain_semgrad_guard.hearing import handlers_of
 from langchain_semgrad_guard.review import HumanReview
 from langchain_semgrad_guard.rules import Rules
-from langchain_semgrad_guard.targets import RunnableTarget
+from langchain_semgrad_guard.targets import Asked, RunnableTarget, Said, Target
 from semgrad_guard import Estimator, LanguageModel, Verdict
 from semgrad_guard.errors import InputError, LowConfidenceError, UnenforcedPolicyError
 from semgrad_guard.guard import is_withheld
@@ -66,7 +67,7 @@ class Turn:
         if self._settled is not None:
             return self._asked.override(model=SettledModel.of(self._settled, model))
         rules = self._settings.rules
-        target = self._desk if self._settings.person is not None else rules.target
+        target = self._desk if self._settings.person is not None else self._target
         terms = replace(rules.terms, notify=self._told.append, can_escalate=target is not None)
         scoring = {
             "scorer": self._settings.scorer,
@@ -74,6 +75,15 @@ class Turn:
             "prompt_template": self._settings.prompt_template,
         }
         return self._asked.override(model=guarded(model, replace(rules, terms=terms, target=target), **scoring))
+
+    @property
+    def _target(self) -> Target | None:
+        """Who answers instead. A chat model is asked what the agent's model is asked; others, what this guard was."""
+        target = self._settings.rules.target
+        if not isinstance(target, RunnableTarget) or target.chat_model is not None:
+            return target
+        system = self._asked.system_message
+        return AskedByTheAgent(target, [*([system] if system else []), *self._asked.messages])
 
     @property
     def decisions(self) -> list[dict[str, Any]]:
@@ -106,6 +116,22 @@ class Turn:
         if self._asked.response_format is not None:
             advice = "The agent owes a structured response, and no text can stand in for it."
             raise LowConfidenceError(verdict, draft=verdict.draft, advice=advice)
+
+
+@dataclass(frozen=True, eq=False)
+class AskedByTheAgent:
+    """A target that is given the agent's messages: middleware nearer to the model may show that others."""
+
+    target: RunnableTarget
+    messages: list[BaseMessage]
+
+    def ask(self, asked: Sequence[Asked]) -> Sequence[Said]:
+        """The target's answers."""
+        return self.target.ask([replace(each, messages=self.messages) for each in asked])
+
+    async def aask(self, asked: Sequence[Asked]) -> Sequence[Said]:
+        """Like `ask`, without blocking the event loop."""
+        return await self.target.aask([replace(each, messages=self.messages) for each in asked])
 
 
 def guarded(model: BaseChatModel, rules: Rules, **scoring: Any) -> BaseChatModel:

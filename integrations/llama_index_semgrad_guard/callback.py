@@ -12,7 +12,7 @@ from llama_index_semgrad_guard.events import report
 from llama_index_semgrad_guard.records import completed
 from semgrad_guard import Policy, Verdict
 from semgrad_guard.errors import InputError, LowConfidenceError
-from semgrad_guard.guard import Mode, decide, decide_unscored, require_policy
+from semgrad_guard.guard import Mode, require_policy, settle, unscored
 
 
 class UncertaintyRouterCallback(BaseCallbackHandler):
@@ -62,9 +62,8 @@ class UncertaintyRouterCallback(BaseCallbackHandler):
             raise LowConfidenceError(verdict, draft=verdict.text)
 
     def _judged(self, answer: str | Verdict) -> Verdict:
-        if isinstance(answer, Verdict):
-            return decide(answer, self._policy, can_escalate=False)
-        return decide_unscored(answer, self._policy, can_escalate=False)
+        draft = answer if isinstance(answer, Verdict) else unscored(answer, reason="the answer carries no score")
+        return settle(draft, self._policy, "enforce", can_escalate=False).verdict
 
     def on_event_start(
         self,

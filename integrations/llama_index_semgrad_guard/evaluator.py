@@ -17,7 +17,7 @@ from llama_index_semgrad_guard.llm import SemGradLLM
 from llama_index_semgrad_guard.records import get_verdict
 from semgrad_guard import Policy, Verdict
 from semgrad_guard.errors import EmptyResponseError, InputError
-from semgrad_guard.guard import decide
+from semgrad_guard.guard import settle
 
 
 class UncertaintyEvaluator(BaseEvaluator):
@@ -117,7 +117,8 @@ class UncertaintyEvaluator(BaseEvaluator):
     ) -> EvaluationResult:
         if verdict.uncertainty is None:
             return self._invalid(query, response, contexts, verdict.reason or "the response carries no score")
-        decided = decide(verdict.model_copy(update={"reason": None}), self._policy, can_escalate=False)
+        draft = verdict.model_copy(update={"reason": None})
+        decided = settle(draft, self._policy, "enforce", can_escalate=False).verdict
         return EvaluationResult(
             query=query,
             response=response,

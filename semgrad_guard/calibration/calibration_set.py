@@ -65,8 +65,9 @@ def read_prompts(prompts: Iterable[PromptForm | None], answers: CalibrationSet) 
     """The prompts of the distinct questions, checked: one was given for each answer, or None where none was sent."""
     given = _column(prompts, "prompts")
     _same_length("uncertainties", answers.n + answers.n_duplicates, "prompts", len(given))
+    known = any(isinstance(prompt, PromptForm) for prompt in given)
     for row, prompt in enumerate(given):
-        if prompt is not None and not isinstance(prompt, PromptForm):
+        if not isinstance(prompt, PromptForm) and (prompt is not None or not known):
             raise CalibrationError(
                 f"prompts[{row}] is a {type(prompt).__name__}. Pass what each prompt looked like: a rendered prompt's "
                 "`form` (`model.render(conversation).form`), in the answers' order."

@@ -20,6 +20,7 @@ ANSWERS = "Answers"
 OUTPUT = "What is shown"
 
 ESTIMATOR_NAMES = tuple(name for name in KINDS if name not in NEEDS_LABELS)
+LEARNED_NAMES = (*ESTIMATOR_NAMES, *sorted(NEEDS_LABELS), "auto")
 DtypeName = Literal["float32", "bfloat16", "float16"]
 GraderName = Literal["exact-match", "token-f1", "rouge-l"]
 
@@ -67,6 +68,7 @@ EstimatorOption = Annotated[
     typer.Option(
         "--estimator",
         parser=values.one_of(ESTIMATOR_NAMES),
+        autocompletion=values.completing(ESTIMATOR_NAMES),
         metavar="NAME",
         help=f"How uncertainty is measured: {_NAMES}.",
         show_default="the calibration's, or hybridgrad",
@@ -77,7 +79,8 @@ LearnedEstimatorOption = Annotated[
     str,
     typer.Option(
         "--estimator",
-        parser=values.one_of([*ESTIMATOR_NAMES, *sorted(NEEDS_LABELS), "auto"]),
+        parser=values.one_of(LEARNED_NAMES),
+        autocompletion=values.completing(LEARNED_NAMES),
         metavar="NAME",
         help=f"How uncertainty is measured: {_NAMES}; fused, which is fitted on a part of the answers; or auto, the "
         "best of these on that part.",

@@ -86,3 +86,12 @@ def one_of(names: Sequence[str]) -> Callable[[str], str]:
         return value
 
     return parse
+
+
+def completing(names: Sequence[str]) -> Callable[[str], list[str]]:
+    """What a shell offers for an option that takes one of these names."""
+
+    def offered(incomplete: str) -> list[str]:
+        return [name for name in names if name.startswith(incomplete)]
+
+    return offered

@@ -25,7 +25,7 @@ class Scripted(SemGradLLM):
         return cls.from_model(model, script=script, **fields)
 
     def _scripted(self, conversation: Any) -> Any:
-        generation = self.language_model.generate("?", GenerationOptions(max_new_tokens=1))
+        generation = self.language_model.generate("?", GenerationOptions(max_tokens=1))
         prompt = conversation if isinstance(conversation, str) else "\n".join(turn.content for turn in conversation)
         text, uncertainty = self.script(prompt)
         text = "".join(list(text))  # an object of its own, as a model's text is

@@ -261,7 +261,7 @@ async def test_monitors_hear_every_answer_unscored_ones_too(make_engine: Any, ll
 
         def add(self, uncertainty: float | None) -> Any:
             self.heard.append(uncertainty)
-            return type("Report", (), {"moved": False})
+            return type("Report", (), {"moved": False, "alarm": False})
 
     monitor: Any = Counting()
     response = GuardedQueryEngine(make_engine(), PASS, monitor=monitor).query(QUERY)
