@@ -8,6 +8,12 @@ tool's result into that form. The threshold is the median of four scores, for br
 
 from __future__ import annotations
 
+# Ours first: where something is not installed, it says what to install.
+from langchain_semgrad_guard import ChatSemGrad, UncertaintyMiddleware, get_verdict
+from langchain_semgrad_guard.demo.library import BM25Retriever, documents
+
+# isort: split
+
 from collections.abc import Callable
 from statistics import median
 from typing import Any
@@ -20,8 +26,6 @@ from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, ToolMe
 from langchain_core.messages.tool import tool_call
 from langchain_core.runnables import RunnableLambda
 
-from langchain_semgrad_guard import ChatSemGrad, UncertaintyMiddleware, get_verdict
-from langchain_semgrad_guard.demo.library import BM25Retriever, documents
 from semgrad_guard import Policy
 
 chat = ChatSemGrad(model="pocket", max_tokens=24)

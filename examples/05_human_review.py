@@ -5,13 +5,17 @@ python examples/05_human_review.py
 
 from __future__ import annotations
 
+# Ours first: where something is not installed, it says what to install.
+from langchain_semgrad_guard import ChatSemGrad, HumanReview, UncertaintyMiddleware, get_verdict
+
+# isort: split
+
 from typing import Any
 
 from langchain.agents import create_agent
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.types import Command
 
-from langchain_semgrad_guard import ChatSemGrad, HumanReview, UncertaintyMiddleware, get_verdict
 from semgrad_guard import Policy
 
 review = UncertaintyMiddleware(Policy(threshold=0), escalate_to=HumanReview())  # 0: everything waits for a person

@@ -7,6 +7,11 @@ It needs opentelemetry-sdk and openinference-instrumentation-langchain.
 
 from __future__ import annotations
 
+# Ours first: where something is not installed, it says what to install.
+from langchain_semgrad_guard import ChatSemGrad, UncertaintyMiddleware, UncertaintyTracer
+
+# isort: split
+
 from langchain.agents import create_agent
 from openinference.instrumentation.langchain import LangChainInstrumentor
 from opentelemetry.sdk.trace import TracerProvider
@@ -15,7 +20,6 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from rich.console import Console
 from rich.table import Table
 
-from langchain_semgrad_guard import ChatSemGrad, UncertaintyMiddleware, UncertaintyTracer
 from semgrad_guard import Policy
 
 exporter, provider = InMemorySpanExporter(), TracerProvider()

@@ -39,6 +39,25 @@ def test_an_example_runs(example: Path, tmp_path: Path) -> None:
     assert all(any(line.startswith(start) for line in lines) for start in PRINTED.get(example.name, set())), lines
 
 
+@pytest.mark.parametrize(
+    ("example", "package", "extra"),
+    [
+        ("01_guarded_rag.py", "bm25s", "demo"),
+        ("04_agent_middleware.py", "langchain", "agents"),
+        ("04_agent_middleware.py", "bm25s", "demo"),
+        ("05_human_review.py", "langchain", "agents"),
+        ("06_traces.py", "opentelemetry", "tracing"),
+    ],
+)
+def test_an_example_says_at_once_what_to_install(example: str, package: str, extra: str, tmp_path: Path) -> None:
+    code = "import runpy, sys; sys.modules[sys.argv[1]] = None; runpy.run_path(sys.argv[2])"
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "integrations")])}
+    command = [sys.executable, "-c", code, package, str(ROOT / "examples" / example)]
+    found = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert found.returncode == 1
+    assert f"pip install 'semgrad-guard[{extra}]'" in found.stderr.splitlines()[-1]
+
+
 def test_the_demo_answers_escalates_and_abstains(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,9 @@ from langchain_core.documents import Document
 from langchain_core.retrievers import BaseRetriever
 
 from semgrad_guard.errors import MissingExtraError
+
+if find_spec("bm25s") is None:  # said at once, not after a model has been loaded
+    raise MissingExtraError("bm25s", extra="demo")
 
 _PACKAGED = Path(__file__).parent
 _DATA = _PACKAGED if (_PACKAGED / "documents").is_dir() else Path(__file__).parents[3] / "examples"
