@@ -15,7 +15,7 @@ from langchain_semgrad_guard.hearing import handlers_of
 from langchain_semgrad_guard.rules import Rules
 from semgrad_guard import DriftMonitor, Policy, estimator_of
 from semgrad_guard.errors import InputError, UnenforcedPolicyError
-from semgrad_guard.guard import ABSTAIN_MESSAGE, AbstainMessage, Mode, OnError, Promise, combined_promise
+from semgrad_guard.guard import ABSTAIN_MESSAGE, AbstainMessage, Mode, OnError, Promise, promise_along
 
 _TERMS = ("mode", "abstain_message", "keep_draft", "on_error", "timeout", "monitor")
 
@@ -97,11 +97,7 @@ class GuardedChatModel(AroundChatModel):
     @property
     def promise(self) -> Promise | None:
         """What holds for everything this guard and its targets deliver; None if a stage is uncalibrated or unscored."""
-        policies, stage = [self.policy], self.escalate_to
-        while isinstance(stage, GuardedChatModel):
-            policies.append(stage.policy)
-            stage = stage.escalate_to
-        return None if stage is not None else combined_promise(policies)
+        return promise_along(self, GuardedChatModel)
 
     @property
     def _inner(self) -> Inner:

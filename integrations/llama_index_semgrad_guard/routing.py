@@ -24,7 +24,7 @@ from semgrad_guard.guard import (
     Mode,
     OnError,
     Terms,
-    combined_promise,
+    promise_along,
     require_policy,
     require_sequel,
 )
@@ -103,11 +103,7 @@ class Guarded:
     @property
     def promise(self) -> Promise | None:
         """What holds for all that this engine and its targets deliver; None if a stage is uncalibrated or unscored."""
-        policies, stage = [self.policy], self.escalate_to
-        while isinstance(stage, Guarded):
-            policies.append(stage.policy)
-            stage = stage.escalate_to
-        return None if stage is not None else combined_promise(policies)
+        return promise_along(self, Guarded)
 
 
 def require_target(target: Any, policy: Policy, *, kinds: tuple[type, ...], remedy: str) -> None:

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from semgrad_guard.guard.guard import AsyncGuardedStream, Guard, GuardedStream, Target
     from semgrad_guard.guard.modes import Mode, require_mode, withholds
     from semgrad_guard.guard.policy import OnUnscored, Policy, require_policy
-    from semgrad_guard.guard.promise import Promise, combined_promise, split_delta
+    from semgrad_guard.guard.promise import Promise, combined_promise, promise_along, split_delta
     from semgrad_guard.guard.recorder import Recorder, current_recorder, record_draft, recording
     from semgrad_guard.guard.settlement import Abstain, Deliver, Escalate, Raise, Settlement, settle
     from semgrad_guard.guard.timing import ain_time, cancelling, in_time, off_loop
@@ -109,6 +109,7 @@ _HOMES = {
     "promise": (
         "Promise",
         "combined_promise",
+        "promise_along",
         "split_delta",
     ),
     "recorder": (
@@ -200,6 +201,7 @@ __all__ = [
     "is_withheld",
     "off_loop",
     "one",
+    "promise_along",
     "record_draft",
     "recording",
     "require_mode",

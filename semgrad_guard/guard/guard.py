@@ -35,7 +35,7 @@ from semgrad_guard.guard.flow import (
 )
 from semgrad_guard.guard.modes import Mode
 from semgrad_guard.guard.policy import Policy
-from semgrad_guard.guard.promise import Promise, combined_promise
+from semgrad_guard.guard.promise import Promise, promise_along
 from semgrad_guard.guard.timing import off_loop
 from semgrad_guard.guard.verdicts import require_sequel
 from semgrad_guard.records import Conversation, Verdict
@@ -149,11 +149,7 @@ class Guard:
     @property
     def promise(self) -> Promise | None:
         """What holds for everything this guard and its targets deliver; None if a stage is uncalibrated or unscored."""
-        policies, stage = [self.policy], self.escalate_to
-        while isinstance(stage, Guard):
-            policies.append(stage.policy)
-            stage = stage.escalate_to
-        return None if stage is not None else combined_promise(policies)
+        return promise_along(self, Guard)
 
     @property
     def binding(self) -> Binding:

@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -70,6 +71,20 @@ def combined_promise(policies: Sequence[Policy]) -> Promise | None:
         return None
     total = math.fsum(stage.delta for stage in stages)
     return Promise(alpha=max(stage.alpha for stage in stages), delta=min(1.0, total))
+
+
+def promise_along(first: Any, kind: type[Any]) -> Promise | None:
+    """The promise of a stage of this kind and of those that it escalates to, one after the other.
+
+    A stage has a `policy` and an `escalate_to`. There is no promise where the last target is of another kind, and so
+    answers without a policy of its own; else as `combined_promise`.
+    """
+    policies: list[Policy] = []
+    stage = first
+    while isinstance(stage, kind):
+        policies.append(stage.policy)
+        stage = stage.escalate_to
+    return None if stage is not None else combined_promise(policies)
 
 
 def _require_upstream(stage: Calibration, *, before: Calibration | None, position: int) -> None:
