@@ -73,7 +73,8 @@ class AroundChatModel(SeveralChatModel):
 
         LangChain's cache is left to it: what it holds are drafts, scored anew each time.
         """
-        own = {"name": model.get_name(), "tags": model.tags, "metadata": model.metadata, "callbacks": model.callbacks}
+        own = {name: getattr(model, name) for name in ("tags", "metadata", "callbacks", "output_version")}
+        own["name"] = model.get_name()
         return cls(model=model, cache=False, **own, **fields)
 
     @property

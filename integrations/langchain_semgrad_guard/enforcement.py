@@ -218,7 +218,7 @@ class EnforcingChatModel(BaseChatModel):
         result = seat.ask(call) if seat is not None else _one(self._answers([call]))
         if run_manager is None:
             return result
-        result = _identified(result, run_manager)
+        result = self._own(result, run_manager)
         if self._should_use_protocol_streaming(async_api=False, run_manager=run_manager, **kwargs):
             self._replay_v2_events_for_cache_hit(result.generations, run_manager=run_manager, **kwargs)
         elif self._should_stream(async_api=False, run_manager=run_manager, **kwargs):
@@ -241,13 +241,23 @@ class EnforcingChatModel(BaseChatModel):
         result = await seat.ask(call) if seat is not None else _one(await self._aanswers([call]))
         if run_manager is None:
             return result
-        result = _identified(result, run_manager)
+        result = self._own(result, run_manager)
         if self._should_use_protocol_streaming(async_api=True, run_manager=run_manager, **kwargs):
             await self._areplay_v2_events_for_cache_hit(result.generations, run_manager=run_manager, **kwargs)
         elif self._should_stream(async_api=True, run_manager=run_manager, **kwargs):
             for chunk in map(_whole_chunk, result.generations):
                 await run_manager.on_llm_new_token(chunk.text, chunk=chunk)
         return result
+
+    def _own(self, result: ChatResult, run: RunManager) -> ChatResult:
+        """The result as the run's: messages in this model's form, with the run's id unless their maker gave one."""
+        generations: list[ChatGeneration] = []
+        for generation in result.generations:
+            message = convert.in_form(cast("AIMessage", generation.message), self.output_version)
+            if message.id is None:
+                message = message.model_copy(update={"id": f"{LC_ID_PREFIX}-{run.run_id}"})
+            generations.append(ChatGeneration(message=message, generation_info=generation.generation_info))
+        return ChatResult(generations=generations, llm_output=result.llm_output)
 
     def _answers(self, calls: Sequence[Call]) -> list[Result]:
         """Draft everything, judge it, ask each router's target for all that it does not let through."""
@@ -485,17 +495,6 @@ def _one(results: Sequence[Result]) -> ChatResult:
     if isinstance(result, Exception):
         raise result
     return result
-
-
-def _identified(result: ChatResult, run: RunManager) -> ChatResult:
-    """The result as the run's own: its messages bear its id, unless their maker gave them one."""
-    generations: list[ChatGeneration] = []
-    for generation in result.generations:
-        message = generation.message
-        if message.id is None:
-            message = message.model_copy(update={"id": f"{LC_ID_PREFIX}-{run.run_id}"})
-        generations.append(ChatGeneration(message=message, generation_info=generation.generation_info))
-    return ChatResult(generations=generations, llm_output=result.llm_output)
 
 
 def _whole_chunk(generation: ChatGeneration) -> ChatGenerationChunk:

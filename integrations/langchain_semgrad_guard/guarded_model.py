@@ -79,6 +79,7 @@ class GuardedChatModel(AroundChatModel):
             raise UnenforcedPolicyError(
                 "2 routers: one is attached to the model already. Attach one, or give that here"
             )
+        self.output_version = self.output_version or inner.model.output_version
         self.cache = False  # of drafts the model inside takes care
         self.tags = [*(self.tags or []), *(inner.model.tags or []), *(config.get("tags") or [])] or None
         self.metadata = {

@@ -156,12 +156,11 @@ def as_chunk(message: AIMessage) -> AIMessageChunk:
     return _with_usage(AIMessageChunk(**fields, chunk_position="last"), message)
 
 
-def in_form_of(message: M, draft: BaseMessage) -> M:
-    """The message with content blocks where the draft in whose place it stands has them (`output_version="v1"`)."""
-    version = draft.response_metadata.get("output_version")
-    if version is None or message.response_metadata.get("output_version") == version:
+def in_form(message: M, output_version: str | None) -> M:
+    """The message with content blocks instead of a string where the model promises them (`output_version="v1"`)."""
+    if output_version != "v1" or message.response_metadata.get("output_version") == output_version:
         return message
-    metadata = {**message.response_metadata, "output_version": version}
+    metadata = {**message.response_metadata, "output_version": output_version}
     return message.model_copy(update={"content": message.content_blocks, "response_metadata": metadata})
 
 

@@ -25,7 +25,7 @@ from langchain_semgrad_guard import (
     UncertaintyRouterCallback,
     get_verdict,
 )
-from semgrad_guard import LanguageModel
+from semgrad_guard import LanguageModel, Policy
 
 from .agents import ASKED
 from .served import Served
@@ -262,3 +262,25 @@ def test_what_one_middleware_withholds_no_other_lets_through(chat: ChatSemGrad, 
     verdict = get_verdict(message)
     assert verdict is not None
     assert (message.text, verdict.action) == (WITHHELD, "abstain")
+
+
+BLOCKS: dict[str, Callable[[ChatSemGrad, ChatSemGrad, Policy], Runnable[Any, Any]]] = {
+    "callback": lambda blocks, plain, policy: blocks.with_config(callbacks=[UncertaintyRouterCallback(policy)]),
+    "guard": lambda blocks, plain, policy: GuardedChatModel(blocks, policy),
+    "the guard's own": lambda blocks, plain, policy: GuardedChatModel(plain, policy, output_version="v1"),
+    "target": lambda blocks, plain, policy: GuardedChatModel(blocks, policy, escalate_to=plain),
+}
+
+
+@pytest.mark.parametrize("policy", [NOTHING, EVERYTHING], ids=["withheld", "delivered"])
+@pytest.mark.parametrize("name", BLOCKS)
+def test_who_asks_for_content_blocks_gets_them(
+    language_model: LanguageModel, policy: Policy, name: str, route: Route
+) -> None:
+    plain = ChatSemGrad.from_model(language_model, max_tokens=12)
+    blocks = ChatSemGrad.from_model(language_model, max_tokens=12, output_version="v1")
+    pieces = [piece for piece in route(BLOCKS[name](blocks, plain, policy), QUESTION, {}) if piece.content]
+    assert pieces
+    for piece in pieces:
+        assert [block["type"] for block in piece.content] == ["text"]
+        assert piece.response_metadata["output_version"] == "v1"

@@ -17,7 +17,7 @@ from langchain_core.messages import (
 )
 
 from langchain_semgrad_guard import get_verdict
-from langchain_semgrad_guard.messages import as_chunk, as_message, in_form_of, to_conversation
+from langchain_semgrad_guard.messages import as_chunk, as_message, to_conversation
 from langchain_semgrad_guard.tool_calls import short_id
 from semgrad_guard import Message
 from semgrad_guard.errors import InputError
@@ -81,15 +81,6 @@ def test_earlier_reasoning_is_no_part_of_the_next_prompt(block: dict[str, Any]) 
 def test_a_picture_that_an_assistant_sent_is_named() -> None:
     with pytest.raises(InputError, match=r"message 1 .*image"):
         to_conversation([AIMessage([{"type": "image", "base64": "AA=="}])])
-
-
-def test_what_stands_in_a_drafts_place_has_its_form() -> None:
-    draft = AIMessage([{"type": "text", "text": "Paris"}], response_metadata={"output_version": "v1"})
-    instead = in_form_of(AIMessage("I don't know."), draft)
-    assert instead.content == [{"type": "text", "text": "I don't know."}]
-    assert instead.response_metadata == {"output_version": "v1"}
-    assert in_form_of(instead, draft) == instead
-    assert in_form_of(AIMessage("no"), AIMessage("Paris")).content == "no"
 
 
 def test_a_message_without_a_record_has_no_verdict() -> None:
