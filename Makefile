@@ -34,7 +34,7 @@ check-fast: $(STAMP)  ## lint, types, import rules, and the tests that take seco
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright --pythonpath $(BIN)/python
 	$(BIN)/lint-imports
-	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow and not heavy"
+	$(BIN)/python -m pytest -n 2 --dist worksteal --fast
 
 docs: $(STAMP)  ## the documentation site, with strict links, into output/site
 	$(BIN)/python scripts/build_docs.py

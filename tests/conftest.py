@@ -21,28 +21,63 @@ from .engine.tiny_pair_models import save_pair_model
 
 torch.set_num_threads(1)
 
+HERE = Path(__file__).parent
+
 SLOW = (
     "test_examples.py",
     "test_markdown.py",
     "test_packaging.py",
     "test_benchmarks.py",
+    "calibration/test_drift.py",
+    "calibration/test_guarantee.py",
+    "calibration/test_prompt_shape.py",
     "cli/",
+    "engine/test_interruption.py",
+    "engine/test_low_precision.py",
+    "engine/test_objectives_exact.py",
+    "engine/test_plain_data.py",
+    "engine/test_projections.py",
+    "engine/test_prompt_store.py",
+    "engine/test_sampling.py",
+    "engine/test_self_check.py",
+    "engine/test_threads.py",
+    "engine/test_untouched.py",
+    "evaluation/test_experiment.py",
+    "evaluation/test_figures.py",
+    "evaluation/test_learning.py",
     "evaluation/test_report.py",
-    "integrations/langchain/test_standard.py",
-    "integrations/langchain/test_package.py",
+    "integrations/langchain/",
+    "integrations/llama_index/",
 )
-"""What `make check-fast` leaves out: whole programs, documents and the frameworks' own suites."""
+"""What `make check-fast` leaves out: whole programs, documents, simulations, and what takes more than five seconds."""
+
+FAST = (
+    "integrations/langchain/test_chat_model.py",
+    "integrations/langchain/test_router.py",
+    "integrations/llama_index/test_llm.py",
+    "integrations/llama_index/test_modes.py",
+)
+"""What it keeps of the doors' suites: that a door answers, decides and withholds."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--fast", action="store_true", help="leave out what is slow (`make check-fast`)")
     parser.addoption("--require", action="store_true", help="a skipped test is a failure: nothing was left out")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    here = Path(__file__).parent
-    for item in items:
-        if item.path.is_relative_to(here) and item.path.relative_to(here).as_posix().startswith(SLOW):
-            item.add_marker(pytest.mark.slow)
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Under `--fast`, not even the imports of what is slow are paid for."""
+    if not config.getoption("--fast") or not collection_path.is_relative_to(HERE):
+        return None
+    name = collection_path.relative_to(HERE).as_posix()
+    return (collection_path.is_file() and name.startswith(SLOW) and not name.startswith(FAST)) or None
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("--fast"):
+        slow = [item for item in items if item.get_closest_marker("slow")]
+        items[:] = [item for item in items if not item.get_closest_marker("slow")]
+        config.hook.pytest_deselected(items=slow)
 
 
 @pytest.hookimpl(wrapper=True)

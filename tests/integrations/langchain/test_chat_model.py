@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import gc
 import json
+import shutil
 import threading
 import time
 from copy import deepcopy
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -98,7 +100,10 @@ def test_the_event_loop_is_not_blocked(chat: ChatSemGrad) -> None:
 
 
 @pytest.mark.parametrize("name", ["ainvoke", "abatch", "astream"])
-def test_weights_do_not_load_on_the_event_loop(tiny: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_weights_do_not_load_on_the_event_loop(
+    tiny: str, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = shutil.copytree(tiny, tmp_path / "model")  # weights that no other test's model holds already
     threads: list[threading.Thread] = []
     original = LanguageModel.from_pretrained.__func__  # type: ignore[attr-defined]
 
@@ -107,7 +112,7 @@ def test_weights_do_not_load_on_the_event_loop(tiny: str, name: str, monkeypatch
         return original(cls, name_or_path, **kwargs)
 
     monkeypatch.setattr(LanguageModel, "from_pretrained", classmethod(from_pretrained))
-    ROUTES[name](ChatSemGrad(model=tiny, max_tokens=2), QUESTION, {})
+    ROUTES[name](ChatSemGrad(model=str(own), max_tokens=2), QUESTION, {})
     assert len(threads) == 1
     assert threads[0] is not threading.main_thread()
 

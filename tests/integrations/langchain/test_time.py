@@ -108,7 +108,8 @@ def test_a_stream_that_is_left_stops_the_model(
 ) -> None:
     model, own = GUARDS[name](long), steps_of_the_next_answer(language_model)
     closed = threading.Event()
-    steps = Steps(language_model, 5, lambda: closed.wait(10) and None)
+    # Closing waits for the model, so the model must not wait for the end of closing: only until it has begun.
+    steps = Steps(language_model, 5, lambda: closed.wait(1) and None)
 
     async def leave() -> None:
         stream = model.astream(QUESTION)
