@@ -175,7 +175,8 @@ class Verdict(BaseModel):
     through, to a prompt like those of the calibration; bare thresholds and unscored targets promise nothing. `familiar`
     tells whether the prompt is such a one (None: there is no calibration), and `unfamiliar` in what it differs, or why
     that is not known. `model` to `prompt_template` are what a calibration is checked against. `paragrad_error` is the
-    standard error of a sampled ParaGrad.
+    standard error of a sampled ParaGrad. `cut` is where the scored answer was cut off: after so many tokens, or at this
+    stop string; None where its model ended it, or where that is not known.
 
     `schema_version` is 1 as long as every field keeps its name, type and meaning: a reader of version 1 must accept
     fields that it does not know, and records from before a field was added, which then has its default. A field that is
@@ -208,6 +209,7 @@ class Verdict(BaseModel):
     paragrad_error: float | None = None
     mean_entropy: float | None = None
     scored_tokens: int = 0
+    cut: int | str | None = None
     scoring_ms: float | None = None
     semantic_token: int | None = None
     semantic_token_source: TokenSource | None = None
@@ -238,7 +240,10 @@ class Verdict(BaseModel):
         return last.model_copy(update=changes)
 
     def metadata(self, *, keep_draft: bool = False) -> dict[str, Any]:
-        """The record as integrations attach it under `METADATA_KEY`: plain JSON types, no text, a draft on request."""
+        """The record as integrations attach it under `METADATA_KEY`: plain JSON types, no text, a draft on request.
+
+        `digest` names the text that it belongs to (see `digest_of`).
+        """
         record = self.model_dump(
             mode="json", exclude={"text", "tool_calls", "schema_version", "escalated", "escalated_from"}
         )
@@ -246,7 +251,12 @@ class Verdict(BaseModel):
             record["draft"] = None
         if self.escalated is not None:
             record["escalated"] = self.escalated.metadata(keep_draft=keep_draft)
-        return {"schema": self.schema_version, **record}
+        return {"schema": self.schema_version, "digest": digest_of(self.text), **record}
+
+
+def digest_of(text: str) -> str:
+    """Twelve hex digits that name a text, white space around it aside: a record beside another one is not believed."""
+    return hashlib.sha256(text.strip().encode("utf-8", "surrogatepass")).hexdigest()[:12]
 
 
 def trace_fields(record: Mapping[str, Any]) -> dict[str, str | bool | int | float]:

@@ -66,7 +66,7 @@ class Turn:
         model = self._asked.model
         if self._settled is not None:
             return self._asked.override(model=SettledModel.of(self._settled, model))
-        rules = self._settings.rules
+        rules = replace(self._settings.rules, irreplaceable=self._advice)
         target = self._desk if self._settings.person is not None else self._target
         terms = replace(rules.terms, notify=self._told.append, can_escalate=target is not None)
         scoring = {
@@ -112,10 +112,15 @@ class Turn:
         if request.response_format is not None and isinstance(target, RunnableTarget) and target.chat_model is None:
             raise InputError("in an agent with a response_format, escalate_to must be a chat model or HumanReview()")
 
+    @property
+    def _advice(self) -> str:
+        """Why no text can stand in for a message, where the agent owes a structured response."""
+        owed = self._asked.response_format is not None
+        return "The agent owes a structured response, and no text can stand in for it." if owed else ""
+
     def _refuse_text_for_structure(self, verdict: Verdict) -> None:
-        if self._asked.response_format is not None:
-            advice = "The agent owes a structured response, and no text can stand in for it."
-            raise LowConfidenceError(verdict, draft=verdict.draft, advice=advice)
+        if self._advice:
+            raise LowConfidenceError(verdict, draft=verdict.draft, advice=self._advice)
 
 
 @dataclass(frozen=True, eq=False)

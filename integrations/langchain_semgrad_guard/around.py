@@ -30,7 +30,7 @@ from langchain_semgrad_guard.served_streams import (
 from langchain_semgrad_guard.several import SeveralChatModel
 from langchain_semgrad_guard.structured_output import Method, structured, structured_by
 from langchain_semgrad_guard.tools import AnyTool, openai_tools
-from semgrad_guard import METADATA_KEY, Estimator, HybridGrad, LanguageModel, Verdict
+from semgrad_guard import Estimator, HybridGrad, LanguageModel, Verdict
 from semgrad_guard.adapters.answer_form import AnswerForm
 from semgrad_guard.errors import InputError
 from semgrad_guard.guard import Answerer, ain_time, as_estimator, in_time, off_loop
@@ -110,7 +110,8 @@ class AroundChatModel(SeveralChatModel):
         if isinstance(model, EnforcingChatModel) and model.rules is None:
             return Judged(self, call, model._live(inner))
         if isinstance(model, EnforcingChatModel) or not model._should_stream(async_api=False, stream=True):
-            return ServedWriting(self, call, (as_piece(self._drafted(call)) for _ in range(1)))
+            return ServedWriting(self, call, (as_piece(self._drafted(call)) for _ in range(1)), scored=True)
+        _require_one(model, inner)
         return ServedWriting(self, call, model._stream(inner.messages, inner.stop, None, **inner.options))
 
     async def _alive(self, call: Call) -> AsyncLiveAnswer:
@@ -118,7 +119,8 @@ class AroundChatModel(SeveralChatModel):
         if isinstance(model, EnforcingChatModel) and model.rules is None:
             return AsyncJudged(self, call, await model._alive(inner))
         if isinstance(model, EnforcingChatModel) or not model._should_stream(async_api=True, stream=True):
-            return AsyncServedWriting(self, call, awaited(self._adrafted, call))
+            return AsyncServedWriting(self, call, awaited(self._adrafted, call), scored=True)
+        _require_one(model, inner)
         return AsyncServedWriting(self, call, model._astream(inner.messages, inner.stop, None, **inner.options))
 
     def _generate(
@@ -152,13 +154,14 @@ class AroundChatModel(SeveralChatModel):
         return ChatResult(generations=scored, llm_output=result.llm_output)
 
     def scored(self, call: Call, message: AIMessage) -> AIMessage:
-        """A message with its record, where there is a scorer and none has been made yet."""
-        if self.scorer is None or METADATA_KEY in message.response_metadata:
+        """A message with its record, where there is a scorer: what came with the message is somebody else's."""
+        if self.scorer is None:
             return message
         return convert.decided(message, self._verdict(self._answerer(self.scorer), call, message))
 
     def _answerer(self, scorer: LanguageModel) -> Answerer:
-        return Answerer(scorer, self.estimator or HybridGrad(), prompt_template=self.prompt_template or "served")
+        name = self.prompt_template
+        return Answerer(scorer, self.estimator or HybridGrad(), prompt_template=name or "served", served=name is None)
 
     def _verdict(self, answerer: Answerer, call: Call, message: AIMessage) -> Verdict:
         text = convert.message_text(message)
@@ -167,7 +170,7 @@ class AroundChatModel(SeveralChatModel):
             conversation, options = convert.to_conversation(call.messages), self._template_options(call)
         except InputError as error:
             return answerer.unscored(text, str(error))
-        return answerer.scored(conversation, text, template_options=options).verdict
+        return answerer.scored(conversation, text, template_options=options, cut=convert.was_cut(message)).verdict
 
     def _template_options(self, call: Call) -> dict[str, Any]:
         """What the scorer's chat template is to be told: the tools.
@@ -334,6 +337,13 @@ def _traced(generation: ChatGeneration, *, hidden: bool) -> ChatGeneration:
     return (
         ChatGeneration(message=convert.textless(message)) if hidden and isinstance(message, AIMessage) else generation
     )
+
+
+def _require_one(model: BaseChatModel, call: Call) -> None:
+    """Raise an `InputError` for a stream of several answers, whose pieces nobody could tell apart."""
+    count: Any = call.options.get("n", getattr(model, "n", None))
+    if isinstance(count, int) and count > 1:
+        raise InputError(convert.several_in_a_stream(count))
 
 
 def _require_plain_text(message: AIMessage) -> None:

@@ -42,7 +42,7 @@ from langchain_semgrad_guard.hearing import RunManager, handlers_of, inside, ins
 from langchain_semgrad_guard.observing import observe
 from langchain_semgrad_guard.rules import Rules, draft_verdict
 from semgrad_guard.adapters.limits import Limit
-from semgrad_guard.errors import UnenforcedPolicyError
+from semgrad_guard.errors import InputError, UnenforcedPolicyError
 from semgrad_guard.guard import (
     Draft,
     Outcome,
@@ -336,7 +336,7 @@ class EnforcingChatModel(BaseChatModel):
     ) -> Iterator[ChatGenerationChunk]:
         call = self._call(messages, stop, run_manager, kwargs)
         if call.withholds:
-            yield from map(_whole_chunk, _one(self._answers([call])).generations)
+            yield _only_chunk(_one(self._answers([call])))
             return
         if call.rules is None:
             limit = Limit(self._limit)
@@ -370,8 +370,7 @@ class EnforcingChatModel(BaseChatModel):
     ) -> AsyncIterator[ChatGenerationChunk]:
         call = self._call(messages, stop, run_manager, kwargs)
         if call.withholds:
-            for generation in _one(await self._aanswers([call])).generations:
-                yield _whole_chunk(generation)
+            yield _only_chunk(_one(await self._aanswers([call])))
             return
         if call.rules is None:
             limit = Limit(self._limit)
@@ -495,6 +494,17 @@ def _one(results: Sequence[Result]) -> ChatResult:
     if isinstance(result, Exception):
         raise result
     return result
+
+
+def _only_chunk(result: ChatResult) -> ChatGenerationChunk:
+    """The one answer of a stream.
+
+    Raises:
+        InputError: there are several, whose pieces nobody could tell apart.
+    """
+    if len(result.generations) > 1:
+        raise InputError(convert.several_in_a_stream(len(result.generations)))
+    return _whole_chunk(result.generations[0])
 
 
 def _whole_chunk(generation: ChatGeneration) -> ChatGenerationChunk:

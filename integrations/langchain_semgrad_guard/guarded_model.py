@@ -54,7 +54,7 @@ class GuardedChatModel(AroundChatModel):
     abstain_message: Annotated[AbstainMessage, SkipValidation] = ABSTAIN_MESSAGE
     keep_draft: bool = False
     on_error: Annotated[OnError, SkipValidation] = "raise"
-    timeout: float | None = None
+    timeout: Annotated[float | None, SkipValidation] = None
     monitor: Annotated[DriftMonitor | None, SkipValidation] = None
 
     _guard: object = PrivateAttr(default_factory=object)
@@ -129,6 +129,7 @@ class GuardedChatModel(AroundChatModel):
                 )
             if (
                 calibration is None
+                or model.rules is not None
                 or "estimator" in model.model_fields_set
                 or "estimator" not in type(model).model_fields
             ):

@@ -132,6 +132,17 @@ def _is_whole(usage: UsageMetadata | None) -> bool:
     return usage is not None and "input_tokens" in usage
 
 
+def several_in_a_stream(count: int) -> str:
+    """What to say of a stream that was to hold several answers, whose pieces nobody could tell apart."""
+    return f"a stream holds one answer, and n is {count}: use invoke, or generate for all of them"
+
+
+def was_cut(message: AIMessage) -> bool:
+    """Whether whoever served an answer says that a limit ended it; providers call that by two names."""
+    told = [message.response_metadata.get(name) for name in ("finish_reason", "stop_reason", "done_reason")]
+    return any(reason in ("length", "max_tokens") for reason in told)
+
+
 def as_message(answer: Any) -> AIMessage:
     """What an escalation target returned, as a message.
 

@@ -20,13 +20,15 @@ class Rules:
     """How a run's answer is judged, and who is asked for what is not let through.
 
     `owner` is the router (or guard) itself: one that is attached twice is one. A message that calls none but
-    `trusted_tools` may do so whatever its score.
+    `trusted_tools` may do so whatever its score. `irreplaceable` says why no text can stand in for a withheld message,
+    where that is so.
     """
 
     owner: object
     terms: Terms
     target: Target | None = None
     trusted_tools: frozenset[str] = frozenset()
+    irreplaceable: str = ""
 
     def draft(self, message: AIMessage, prompt: PromptForm | None, source: str | None) -> Draft[AIMessage]:
         """A message as a draft to be judged. One that carries no record is unscored."""
@@ -37,6 +39,7 @@ class Rules:
             prompt,
             trusted=bool(called) and called <= self.trusted_tools,
             can_escalate=not is_escalating(self.owner),
+            irreplaceable=self.irreplaceable,
             source=source,
         )
 

@@ -25,10 +25,15 @@ class Scoring(Protocol):
 
 
 class ServedWriting:
-    """An answer that a served model is writing. Its pieces go on as they are; the last one, with the score, is ours."""
+    """An answer that a served model is writing. Its pieces go on as they are; the last one, with the score, is ours.
 
-    def __init__(self, owner: Scoring, call: Call, pieces: Iterator[ChatGenerationChunk]) -> None:
-        self._owner, self._call, self._pieces = owner, call, pieces
+    `scored` pieces are a whole answer that has its score already.
+    """
+
+    def __init__(
+        self, owner: Scoring, call: Call, pieces: Iterator[ChatGenerationChunk], *, scored: bool = False
+    ) -> None:
+        self._owner, self._call, self._pieces, self._is_scored = owner, call, pieces, scored
         self._heard: ChatGenerationChunk | None = None
 
     def __iter__(self) -> Iterator[ChatGenerationChunk]:
@@ -47,7 +52,8 @@ class ServedWriting:
         if self._heard is None:
             raise InputError("the model ended its stream without saying anything")
         whole = cast("AIMessage", message_chunk_to_message(self._heard.message))
-        return self._owner.draft_of(self._owner.scored(self._call, whole), self._call)
+        scored = whole if self._is_scored else self._owner.scored(self._call, whole)
+        return self._owner.draft_of(scored, self._call)
 
     def last(self, message: AIMessage) -> list[ChatGenerationChunk]:
         """The chunk that closes the stream: the record, and nothing else."""
@@ -67,8 +73,10 @@ class ServedWriting:
 class AsyncServedWriting:
     """Like `ServedWriting`, on the event loop."""
 
-    def __init__(self, owner: Scoring, call: Call, pieces: AsyncIterator[ChatGenerationChunk]) -> None:
-        self._pieces, self._writing = pieces, ServedWriting(owner, call, iter(()))
+    def __init__(
+        self, owner: Scoring, call: Call, pieces: AsyncIterator[ChatGenerationChunk], *, scored: bool = False
+    ) -> None:
+        self._pieces, self._writing = pieces, ServedWriting(owner, call, iter(()), scored=scored)
         self.last = self._writing.last
 
     async def __aiter__(self) -> AsyncIterator[ChatGenerationChunk]:

@@ -16,8 +16,11 @@ ANSWER_TIME_FIELDS = ("model", "revision", "fingerprint", "estimator", "settings
 
 _OF_ESTIMATORS = frozenset({"estimator", "settings"})
 
-CALIBRATION_TIME_FIELDS = ("grader", "upstream")
+CALIBRATION_TIME_FIELDS = ("grader", "upstream", "max_tokens", "stop")
 """What only a calibration knows: an answer's record leaves them None."""
+
+_ENDS = frozenset({"max_tokens", "stop"})
+"""Where answers could be cut off: compared with the answers that were, see `Binding.cut_elsewhere`."""
 
 
 class Binding(BaseModel):
@@ -26,7 +29,7 @@ class Binding(BaseModel):
     `revision` names the model's version and `fingerprint` its weights; `settings` are the estimator's (JSON scalars,
     lists and tables of them); `prompt_template` is a name or hash; `grader` decided what was correct. `upstream` is the
     id of the calibration of the stage before, when this one was made on the questions that that stage did not let
-    through.
+    through. `max_tokens` and `stop` are where answers were cut off: after so many tokens, at these strings.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, protected_namespaces=())
@@ -39,14 +42,29 @@ class Binding(BaseModel):
     prompt_template: str | None = None
     grader: str | None = None
     upstream: str | None = None
+    max_tokens: int | None = None
+    stop: tuple[str, ...] = ()
 
     def differences(self, other: Binding) -> dict[str, tuple[Any, Any]]:
         """Field -> (mine, other's), for every field that both sides state and that differs.
 
         `other` is usually an answer's own record, whose grader and upstream are None: these are then not compared.
         """
-        pairs = {name: (getattr(self, name), getattr(other, name)) for name in Binding.model_fields}
+        pairs = {
+            name: (getattr(self, name), getattr(other, name)) for name in Binding.model_fields if name not in _ENDS
+        }
         return {name: (a, b) for name, (a, b) in pairs.items() if a is not None and b is not None and a != b}
+
+    def cut_elsewhere(self, cut: int | str | None) -> str | None:
+        """In words, that an answer was cut off where those of the calibration were not; None where that is not so.
+
+        What a model says in one token is not what it says in two hundred, and an answer that ended by itself is the
+        same whatever the limit.
+        """
+        if cut is None or self.max_tokens is None or cut == self.max_tokens or cut in self.stop:
+            return None
+        where = f"after {cut} tokens" if isinstance(cut, int) else f"at {cut!r}"
+        return f"the answer was cut off {where}, and those of the calibration after {self.max_tokens} tokens"
 
     def without_prompt_name(self) -> Self:
         """The binding whose `prompt_template` is the chat template's fingerprint alone, without the prompts' name."""

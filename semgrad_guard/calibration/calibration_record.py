@@ -200,9 +200,13 @@ def _content_id(calibration: Calibration) -> str:
 
 
 def _content(calibration: Calibration) -> dict[str, Any]:
-    """The fields as plain JSON; without `choice` or `shape` where there is none, as in files older than these."""
+    """The fields as plain JSON; without those that came later where there is nothing in them, as in older files."""
     absent = {name for name in ("choice", "shape") if getattr(calibration, name) is None}
-    return calibration.model_dump(mode="json", exclude=absent, warnings=False)
+    content = calibration.model_dump(mode="json", exclude=absent, warnings=False)
+    if content.get("binding") is not None:
+        later = [name for name in ("max_tokens", "stop") if not content["binding"].get(name)]
+        content["binding"] = {name: value for name, value in content["binding"].items() if name not in later}
+    return content
 
 
 def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

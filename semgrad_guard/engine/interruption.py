@@ -35,6 +35,14 @@ class Stop:
         self._deadline = None if timeout is None else time.monotonic() + timeout
         self._cancelled = False
 
+    @property
+    def overdue(self) -> DeadlineExceededError:
+        """What is raised when the time is over."""
+        return DeadlineExceededError(
+            f"the answer was not complete within the {self.timeout:g} s that were allowed for it. Raise `timeout`, "
+            "or ask for less: a smaller `max_tokens`, a shorter prompt, fewer samples"
+        )
+
     def cancel(self) -> None:
         """Stop the work at its next check. Harmless at any time, from any thread."""
         self._cancelled = True
@@ -61,10 +69,7 @@ class Stop:
         if self._cancelled:
             raise AnswerCancelledError("the call was cancelled before its answer was complete; nothing is delivered")
         if self._deadline is not None and time.monotonic() >= self._deadline:
-            raise DeadlineExceededError(
-                f"the answer was not complete within the {self.timeout:g} s that were allowed for it. Raise `timeout`, "
-                "or ask for less: a smaller `max_new_tokens`, a shorter prompt, fewer samples"
-            )
+            raise self.overdue
 
 
 @dataclass(frozen=True)
@@ -80,6 +85,13 @@ class Stops:
     def remaining(self) -> float | None:
         """Seconds until the earliest deadline, 0 or more; None where there is no limit."""
         return min((left for stop in self.stops if (left := stop.remaining) is not None), default=None)
+
+    @property
+    def overdue(self) -> DeadlineExceededError:
+        """What the earliest deadline says when it is over; there must be one."""
+        return min(
+            (stop for stop in self.stops if stop.timeout is not None), key=lambda stop: stop.remaining or 0
+        ).overdue
 
     def check(self) -> None:
         """Return if work may go on; else raise as `Stop.check` does."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from typing import Any
 
@@ -27,13 +27,15 @@ TemplateOptions = Mapping[str, Any]
 class Answerer:
     """Asks one model, in one way, and scores what it says.
 
-    `prompt_template` is a name for the form of the prompts; a calibration for another form is refused.
+    `prompt_template` is a name for the form of the prompts; a calibration for another form is refused. `served` answers
+    come from elsewhere, decoded nobody knows how: a calibration for the model's own is refused as well.
     """
 
     model: LanguageModel
     estimator: Estimator
     options: GenerationOptions = field(default_factory=GenerationOptions)
     prompt_template: str = "chat"
+    served: bool = False
 
     def binding(self, template_options: TemplateOptions | None = None) -> Binding:
         """What a calibration for these answers must be bound to (pass it to `calibrate`, with a grader)."""
@@ -43,8 +45,10 @@ class Answerer:
             revision=identity.revision,
             fingerprint=identity.fingerprint,
             estimator=self.estimator.name,
-            settings=scoring_settings(self.model, self.estimator, self.options),
+            settings=scoring_settings(self.model, self.estimator, self.options, served=self.served),
             prompt_template=template_name(self.model, self.prompt_template, template_options),
+            max_tokens=self.options.max_tokens,
+            stop=self.options.stop,
         )
 
     def drafts(
@@ -88,15 +92,25 @@ class Answerer:
         return AsyncLiveAnswer(await off_loop(lambda: self.live(conversation, template_options=template_options)))
 
     def scored(
-        self, conversation: Conversation, text: str, *, template_options: TemplateOptions | None = None
+        self,
+        conversation: Conversation,
+        text: str,
+        *,
+        template_options: TemplateOptions | None = None,
+        cut: bool = False,
     ) -> Draft[None]:
-        """A text from anywhere as this model's answer to a conversation; unscored, with the reason, if it has none."""
+        """A text from anywhere as this model's answer to a conversation; unscored, with the reason, if it has none.
+
+        `cut` says that whoever wrote it was stopped by a limit.
+        """
         try:
             if (template_options and template_options.get("tools")) or _calls_tools(conversation):
                 _ = self.model.tool_format  # a template that knows no tools would leave them out in silence
             evidence = self.model.evidence(conversation, text, template_options=template_options)
         except (InputError, UnsupportedToolsError) as error:
             return Draft(self.unscored(text, str(error), template_options), None)
+        if cut:
+            evidence = replace(evidence, cut=len(evidence.response_ids))
         verdict = assess(
             self.model,
             self.estimator,
@@ -105,6 +119,7 @@ class Answerer:
             options=self.options,
             prompt_template=self.prompt_template,
             template_options=template_options,
+            served=self.served,
         )
         return Draft(verdict, None, evidence.prompt.form)
 
@@ -170,10 +185,12 @@ def assess(
     prompt_template: str = "chat",
     template_options: Mapping[str, Any] | None = None,
     tool_calls: Sequence[ToolCall] = (),
+    served: bool = False,
 ) -> Verdict:
     """Score an answer: a verdict that answers whatever the score, for `decide` to judge.
 
     `options` and `template_options` (tools, say) are those the answer was made with: calibrations are bound to them.
+    `served` says that somebody else's model wrote it.
     """
     score = estimator(evidence)
     identity, token = model.identity, evidence.prompt.semantic_token
@@ -188,10 +205,11 @@ def assess(
         model=identity.name,
         revision=identity.revision,
         fingerprint=identity.fingerprint,
-        settings=scoring_settings(model, estimator, options or GenerationOptions()),
+        settings=scoring_settings(model, estimator, options or GenerationOptions(), served=served),
         prompt_template=template_name(model, prompt_template, template_options),
         semantic_token=token.offset,
         semantic_token_source=token.source,
+        cut=evidence.cut,
         reason=score.reason,
         **(score.details or {}),
     )
@@ -204,13 +222,16 @@ def _calls_tools(conversation: Conversation) -> bool:
     return any(m.tool_calls if isinstance(m, Message) else m.get("tool_calls") for m in conversation)
 
 
-def scoring_settings(model: LanguageModel, estimator: Estimator, options: GenerationOptions) -> dict[str, Any]:
+def scoring_settings(
+    model: LanguageModel, estimator: Estimator, options: GenerationOptions, *, served: bool = False
+) -> dict[str, Any]:
     """Everything but the model that moves scores: the estimator's settings, an own t*, the dtype and the decoding."""
     decoding = {"temperature": options.temperature, "top_p": options.top_p, "top_k": options.top_k}
     sampled = {} if options.temperature == 0 else decoding
     grammar = {} if options.grammar is None else {"grammar": sha256(options.grammar.encode()).hexdigest()[:12]}
     token = {} if model.semantic_token is None else {"semantic_token": model.semantic_token}
-    return {**estimator.settings(), "dtype": model.identity.dtype, **token, **sampled, **grammar}
+    elsewhere = {"served": True} if served else {}
+    return {**estimator.settings(), "dtype": model.identity.dtype, **token, **sampled, **grammar, **elsewhere}
 
 
 def template_name(model: LanguageModel, name: str, template_options: Mapping[str, Any] | None = None) -> str:

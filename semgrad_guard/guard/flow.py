@@ -7,6 +7,7 @@ delivered is said here. Its own objects (messages, responses) travel beside the 
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import (
     AsyncGenerator,
     AsyncIterator,
@@ -52,7 +53,8 @@ class Terms:
         policy: what to let through.
         mode: "enforce", "annotate", "observe" or "raise".
         can_escalate: whether there is a target.
-        abstain_message: delivered for what is neither let through nor escalated; a function is given the verdict.
+        abstain_message: delivered for what is neither let through nor escalated; a function is given the verdict,
+            without the withheld text unless drafts are kept.
         keep_draft: whether withheld text may stand in metadata.
         on_error: what a target that fails or is late leads to; "abstain" also answers a deadline that the model
             itself does not meet.
@@ -81,6 +83,10 @@ class Terms:
             raise InputError(f"on_error must be 'raise' or 'abstain', not {self.on_error!r}")
         if not isinstance(self.abstain_message, str) and not callable(self.abstain_message):
             raise InputError("abstain_message is a text, or a function of the verdict")
+        if self.timeout is not None and not _is_a_time(self.timeout):
+            raise InputError(f"timeout is a number of seconds above 0, or None for no limit, not {self.timeout!r}")
+        if self.monitor is not None and not isinstance(cast("Any", self.monitor), DriftMonitor):
+            raise InputError(f"monitor must be a DriftMonitor, not a {type(self.monitor).__name__}")
 
     @property
     def withholds(self) -> bool:
@@ -92,15 +98,22 @@ class Terms:
         return Stop(self.timeout)
 
     def words(self, verdict: Verdict) -> str:
-        """The abstain message for a verdict.
+        """The abstain message for a verdict. A function is given it without the withheld text, but for a kept draft.
 
         Raises:
             InputError: a function returned something else than a text.
         """
-        text = self.abstain_message if isinstance(self.abstain_message, str) else self.abstain_message(verdict)
+        withheld = abstained(verdict, "")
+        told = withheld if self.keep_draft else withheld.model_copy(update={"draft": None})
+        text = self.abstain_message if isinstance(self.abstain_message, str) else self.abstain_message(told)
         if not isinstance(text, str):  # pyright: ignore[reportUnnecessaryIsInstance] - callers may have no type checker
             raise InputError(f"abstain_message must return a text, not a {type(text).__name__}")
         return text
+
+
+def _is_a_time(value: Any) -> bool:
+    """Whether it is a finite number above 0, and not True."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value < math.inf
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,6 @@ from threading import Thread
 from typing import TypeVar
 
 from semgrad_guard.engine.interruption import Stop, current_stop, stopping
-from semgrad_guard.errors import DeadlineExceededError
 
 T = TypeVar("T")
 
@@ -62,7 +61,8 @@ async def ain_time(work: Awaitable[T]) -> T:
             return await work
     except TimeoutError:
         if limit.expired():  # work off the loop has been cancelled by now; what ended it is the deadline
-            raise DeadlineExceededError("the answer was not complete within the time that was allowed for it") from None
+            stop.check()
+            raise stop.overdue from None  # the loop's clock is a little ahead
         raise
 
 

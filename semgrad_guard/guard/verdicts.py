@@ -25,7 +25,7 @@ def decide(draft: Verdict, policy: Policy, *, can_escalate: bool, prompt: Prompt
     """
     if draft.estimator != UNSCORED:  # nobody scored it: there is nothing to bind to, and `on_unscored` decides
         policy.check(binding_of(draft))
-    unfamiliar = policy.unfamiliar(prompt)
+    unfamiliar = policy.unfamiliar(prompt, cut=draft.cut)
     action = _action(draft, policy, can_escalate=can_escalate, unfamiliar=unfamiliar)
     let_through = action == "answer"
     calibrated = policy.calibration is not None

@@ -33,7 +33,15 @@ OTHER: dict[str, Any] = {
 
 def test_every_field_is_either_known_while_answering_or_only_at_calibration() -> None:
     assert set(ANSWER_TIME_FIELDS) | set(CALIBRATION_TIME_FIELDS) == set(Binding.model_fields)
-    assert set(OTHER) == set(Binding.model_fields)
+    assert set(OTHER) | {"max_tokens", "stop"} == set(Binding.model_fields)
+
+
+@pytest.mark.parametrize(("cut", "elsewhere"), [(None, False), (256, False), ("\n", False), (1, True), ("k", True)])
+def test_where_answers_are_cut_off_counts_only_for_those_that_are(cut: int | str | None, *, elsewhere: bool) -> None:
+    bound = FULL.model_copy(update={"max_tokens": 256, "stop": ("\n",)})
+    assert (bound.cut_elsewhere(cut) is not None) == elsewhere
+    assert FULL.cut_elsewhere(cut) is None, "a calibration that does not state it is not compared"
+    assert bound.differences(FULL.model_copy(update={"max_tokens": 1, "stop": ("k",)})) == {}
 
 
 def test_equal_bindings_do_not_differ() -> None:

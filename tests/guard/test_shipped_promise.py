@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
 
@@ -59,3 +60,14 @@ def test_nothing_is_promised_about_prompts_of_another_kind(guard: Guard, kind: s
     assert sum(verdict.promised for verdict in verdicts) == 0
     assert all(verdict.familiar is False and verdict.unfamiliar for verdict in verdicts)
     assert any(verdict.action == "answer" for verdict in verdicts)  # decided as usual
+
+
+@pytest.mark.parametrize(("options", "where"), [({"max_tokens": 1}, "after 1 tokens"), ({"stop": ("k",)}, "at 'k'")])
+def test_an_answer_that_is_cut_off_elsewhere_is_not_promised(guard: Guard, options: dict[str, Any], where: str) -> None:
+    cut = Guard(guard.model, guard.policy, options=GenerationOptions(**options))
+    verdict = cut("What is the capital of Japan?")
+    assert (verdict.action, verdict.promised, verdict.familiar) == ("answer", False, False)
+    assert where in verdict.unfamiliar[0]
+    stream = cut.stream("What is the capital of Japan?")
+    assert "".join(stream) == verdict.text
+    assert stream.verdict.unfamiliar == verdict.unfamiliar

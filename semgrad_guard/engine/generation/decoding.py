@@ -16,7 +16,7 @@ from transformers import (
 from transformers.generation.streamers import BaseStreamer
 
 from semgrad_guard.engine.generation.evidence import BatchScoring
-from semgrad_guard.engine.generation.generation import Generation, visible
+from semgrad_guard.engine.generation.generation import Generation, Visible, visible
 from semgrad_guard.engine.generation.options import GenerationOptions
 from semgrad_guard.engine.generation.sampling import ModelSampler
 from semgrad_guard.engine.generation.sampling_plans import SamplingPlan
@@ -103,7 +103,8 @@ class Decoder:
                 prompt=prompt,
                 text=answer.text,
                 response_ids=answer.ids,
-                finish_reason="stop" if ended or answer.cut else "length",
+                finish_reason="length" if (limit := _limit(answer, options, ended=ended)) else "stop",
+                cut=limit or answer.cut,
                 completion_tokens=len(ids) + ended,
                 reused_tokens=reused,
                 scoring=scoring,
@@ -242,3 +243,8 @@ class Decoder:
             if ends(token):
                 return row[:index], True
         return row, False
+
+
+def _limit(answer: Visible, options: GenerationOptions, *, ended: bool) -> int | None:
+    """The number of tokens after which an answer was cut off, None where something else ended it."""
+    return None if ended or answer.cut is not None else options.max_tokens

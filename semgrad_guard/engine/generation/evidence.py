@@ -219,12 +219,16 @@ class BatchScoring:
 
 @dataclass(frozen=True)
 class Evidence:
-    """What an estimator may ask about one answer. `response_ids` may be empty: then there is nothing to score."""
+    """What an estimator may ask about one answer. `response_ids` may be empty: then there is nothing to score.
+
+    `cut` is where the answer was cut off (see `Generation`).
+    """
 
     prompt: Prompt
     response_ids: tuple[int, ...]
     scoring: BatchScoring
     row: int = 0
+    cut: int | str | None = None
 
     def gradients(self, objective: Objective | None = None) -> TimedScores | None:
         """The gradient scores of the answer, None if it holds no token."""

@@ -19,7 +19,8 @@ class Generation:
     that carry it and exactly the tokens that are scored: the end token and what lies beyond a stop string do not
     count. Where a stop string begins inside a token, they are the tokens of the text itself. `completion_tokens`
     counts everything the model produced, `reused_tokens` those of the prompt that an earlier generation had read (see
-    `Memory.prompts`). `evidence` is what scoring needs; while it has not been used, it holds the answer's KV cache, so
+    `Memory.prompts`). `cut` is where the answer was cut off: after so many tokens, or at this stop string; None where
+    the model ended it. `evidence` is what scoring needs; while it has not been used, it holds the answer's KV cache, so
     let generations go once they are scored.
     """
 
@@ -31,11 +32,12 @@ class Generation:
     scoring: BatchScoring = field(repr=False, compare=False)
     row: int = 0
     reused_tokens: int = 0
+    cut: int | str | None = None
 
     @property
     def evidence(self) -> Evidence:
         """Facts about this answer, each computed once and only when asked."""
-        return Evidence(self.prompt, self.response_ids, self.scoring, self.row)
+        return Evidence(self.prompt, self.response_ids, self.scoring, self.row, self.cut)
 
 
 class Codec(Protocol):
@@ -54,29 +56,30 @@ class Codec(Protocol):
 class Visible:
     """What is delivered of the tokens that were produced.
 
-    `ids` carry `text` and nothing beyond it. `cut`: a stop string ended the text; `retokenized`: it did so inside a
-    token, so that `ids` are not the first tokens produced but the delivered text's own.
+    `ids` carry `text` and nothing beyond it. `cut`: the stop string that ended the text; `retokenized`: it did so
+    inside a token, so that `ids` are not the first tokens produced but the delivered text's own.
     """
 
     text: str
     ids: tuple[int, ...]
-    cut: bool = False
+    cut: str | None = None
     retokenized: bool = False
 
 
 def visible(ids: Sequence[int], stop: Sequence[str], codec: Codec) -> Visible:
     """The text before the first stop string, and the tokens that carry it; none where the text is blank."""
     text = codec.decode(ids)
-    ends = [at for at in map(text.find, stop) if at >= 0]
+    ends = [(text.find(string), string) for string in stop if string in text]
     if not ends:
         return Visible(text, tuple(ids) if text.strip() else ())
-    delivered = text[: min(ends)]
+    end, cut = min(ends)
+    delivered = text[:end]
     if not delivered.strip():
-        return Visible(delivered, (), cut=True)
+        return Visible(delivered, (), cut=cut)
     count = next(n for n in range(len(ids) + 1) if codec.decode(ids[:n]).startswith(delivered))
     kept = codec.decode(ids[:count])
     if kept == delivered:
-        return Visible(delivered, tuple(ids[:count]), cut=True)
+        return Visible(delivered, tuple(ids[:count]), cut=cut)
     raw = codec.decode(ids[:count], special=True)  # marks of tool calls must not get lost
     own = codec.encode(raw[: len(raw) - (len(kept) - len(delivered))])
-    return Visible(delivered, own, cut=True, retokenized=True)
+    return Visible(delivered, own, cut=cut, retokenized=True)
