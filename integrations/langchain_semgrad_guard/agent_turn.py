@@ -66,7 +66,8 @@ class Turn:
         model = self._asked.model
         if self._settled is not None:
             return self._asked.override(model=SettledModel.of(self._settled, model))
-        rules = replace(self._settings.rules, irreplaceable=self._advice)
+        # A message that waits for a person has a placeholder, and the agent is interrupted before it is read.
+        rules = replace(self._settings.rules, irreplaceable="" if self._settings.person else self._advice)
         target = self._desk if self._settings.person is not None else self._target
         terms = replace(rules.terms, notify=self._told.append, can_escalate=target is not None)
         scoring = {

@@ -8,7 +8,7 @@ import json
 import math
 import os
 from pathlib import Path
-from typing import Any, Literal, Self, TypeGuard
+from typing import Any, Literal, Self, TypeGuard, cast
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
@@ -199,13 +199,18 @@ def _content_id(calibration: Calibration) -> str:
     return hashlib.sha256(canonical.encode()).hexdigest()[:16]
 
 
+_LATER = frozenset({"max_tokens", "stop"})
+"""What bindings state since version 0.2.0."""
+
+
 def _content(calibration: Calibration) -> dict[str, Any]:
     """The fields as plain JSON; without those that came later where there is nothing in them, as in older files."""
     absent = {name for name in ("choice", "shape") if getattr(calibration, name) is None}
     content = calibration.model_dump(mode="json", exclude=absent, warnings=False)
-    if content.get("binding") is not None:
-        later = [name for name in ("max_tokens", "stop") if not content["binding"].get(name)]
-        content["binding"] = {name: value for name, value in content["binding"].items() if name not in later}
+    bound: Any = content["binding"]
+    if isinstance(bound, dict):
+        fields = cast("dict[str, Any]", bound)
+        content["binding"] = {name: value for name, value in fields.items() if value or name not in _LATER}
     return content
 
 
