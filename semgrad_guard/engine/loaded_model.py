@@ -75,7 +75,11 @@ class LoadedModel:
         semantic_token: int | TokenChoice | None = None,
         template_options: Mapping[str, Any] | None = None,
     ) -> Self:
-        """Load a checkpoint: "pocket" (the embedded model), a folder, or a hub id. Safetensors only, no remote code.
+        """Load a checkpoint: "pocket" (the embedded model), a folder, a GGUF file, or a hub id. No remote code.
+
+        Weights are safetensors, or one GGUF file: "model.gguf", a folder that holds one, or "hub/repository:file.gguf".
+        A GGUF file's weights are dequantized (to float32, where `dtype` says nothing else), so they take as much memory
+        as the model did before it was quantized. Its tokenizer and its chat template are the file's.
 
         Args:
             name_or_path: what to load.
@@ -89,6 +93,7 @@ class LoadedModel:
         Raises:
             ModelNotFoundError: nothing loadable at that name or path; the message says what is missing.
             UnsupportedModelError: no decoder-only causal LM, or one whose layers are spread over devices.
+            MissingExtraError: a GGUF file, without the packages of the extra `gguf`.
             BindingMismatchError: t* was chosen for another chat template.
         """
         model, tokenizer = load(
@@ -100,7 +105,7 @@ class LoadedModel:
             attn_implementation=attn_implementation,
             local_files_only=local_files_only,
         )
-        name = Path(name_or_path).resolve().name if Path(name_or_path).is_dir() else name_or_path
+        name = Path(name_or_path).resolve().name if Path(name_or_path).exists() else name_or_path
         found_revision = revision or getattr(model.config, "_commit_hash", None)
         return cls(
             model,

@@ -19,6 +19,8 @@ from semgrad_guard import LanguageModel
 from semgrad_guard.errors import ModelNotFoundError
 from tests.cli.helpers import saved
 
+from .gguf_files import tiny, write
+
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 SOON = 5.0
 """Seconds; huggingface_hub's own retries take more than twenty for each file."""
@@ -128,3 +130,21 @@ def test_a_slow_hub_is_waited_for_and_what_is_cached_needs_none(
     assert time.monotonic() - began < SOON
     assert fetched.identity == cached.identity
     assert cached.identity.fingerprint == language_model.identity.fingerprint
+
+
+def test_a_gguf_file_on_the_hub_is_named_with_its_repository(hub_at: At, tmp_path: Path) -> None:
+    folder = tmp_path / "files"
+    folder.mkdir()
+    write(folder / "tiny-F32.gguf", tiny())
+    with serving(folder) as endpoint:
+        hub_at(endpoint)
+        fetched = LanguageModel.from_pretrained("org/tiny:tiny-F32.gguf")
+        with pytest.raises(ModelNotFoundError, match=r"holds no 'tiny-Q8_0\.gguf'"):
+            LanguageModel.from_pretrained("org/tiny:tiny-Q8_0.gguf")
+        with pytest.raises(ModelNotFoundError, match=r"cannot load 'org/other:tiny\.gguf'.*Check the name"):
+            LanguageModel.from_pretrained("org/other:tiny.gguf")
+    cached = LanguageModel.from_pretrained("org/tiny:tiny-F32.gguf")
+    assert fetched.identity == cached.identity
+    assert (cached.name, cached.revision) == ("org/tiny:tiny-F32.gguf", COMMIT)
+    with pytest.raises(ModelNotFoundError, match=r"not in the local cache.*does not answer"):
+        LanguageModel.from_pretrained("org/tiny:tiny-Q8_0.gguf")

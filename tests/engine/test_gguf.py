@@ -1,0 +1,254 @@
+"""GGUF files by path: what is loaded is what the file holds, scored exactly; what cannot be read is refused."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, quants
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import BitsAndBytesConfig, modeling_gguf_pytorch_utils
+
+from semgrad_guard import LanguageModel
+from semgrad_guard.engine.generation.options import GenerationOptions
+from semgrad_guard.engine.models.gguf import read_header
+from semgrad_guard.errors import InputError, MissingExtraError, ModelError, ModelNotFoundError, UnsupportedModelError
+
+from .gguf_files import END, TOKENS, Quantized, as_floats, gguf_name, quantized, tiny, write
+from .oracle import reference_scores, worst_relative_error
+
+NUMBERS = ("F64", "I8", "I16", "I32", "I64")
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write(tmp_path_factory.mktemp("gguf") / "tiny.gguf", tiny())
+
+
+def dequantized(architecture: str, quantize: Quantized) -> Any:
+    """The model with the weights that a quantization leaves of it."""
+    model = tiny(architecture)
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            values, kind = quantize(name, weight.numpy())
+            weight.copy_(torch.from_numpy(quants.dequantize(values, kind)))
+    return model
+
+
+def exact(model: LanguageModel, expected: Any) -> float:
+    """The worst relative error of a score against plain autograd on another model."""
+    prompt = model.render("in a box?")
+    ids: Any = model.tokenizer("in Rome", add_special_tokens=False)["input_ids"]
+    reference = reference_scores(expected, prompt.ids, ids, prompt.semantic_token.offset)
+    return worst_relative_error(model.score("in a box?", "in Rome"), reference)
+
+
+@pytest.mark.parametrize("kind", ["F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0"])
+@pytest.mark.parametrize("architecture", ["llama", "qwen2"])
+def test_scores_are_those_of_plain_autograd_on_the_dequantized_model(
+    architecture: str, kind: str, tmp_path: Path
+) -> None:
+    quantize = quantized(GGMLQuantizationType[kind])
+    path = write(tmp_path / "m.gguf", tiny(architecture), quantize=quantize)
+    model = LanguageModel.from_pretrained(str(path))
+    assert model.identity.dtype == "float32"
+    assert exact(model, dequantized(architecture, quantize)) < 1e-4
+    assert exact(model, tiny(architecture)) > 1e-4, "nothing was quantized"
+
+
+def test_every_quantization_that_can_be_read_is_read_as_it_stands(tmp_path: Path) -> None:
+    """Blocks of any bytes that make numbers below one, a type for every matrix: the model holds their numbers."""
+    dimensions = {"hidden_size": 256, "intermediate_size": 256, "num_hidden_layers": 6}
+    model, kinds, blocks = tiny(**dimensions), iter(readable()), {}
+    generator = np.random.default_rng(0)
+
+    def random_blocks(name: str, weight: np.ndarray) -> tuple[np.ndarray, GGMLQuantizationType]:
+        kind = next(kinds, None) if "mlp" in name or "v_proj" in name or "o_proj" in name else None
+        if kind is None:
+            return as_floats(name, weight)
+        per_block, size = GGML_QUANT_SIZES[kind]
+        made = generator.integers(0, 0x3C, (len(weight), weight.shape[1] // per_block * size), dtype=np.uint8)
+        blocks[name] = (kind, torch.from_numpy(quants.dequantize(made, kind)))
+        return made, kind
+
+    path = write(tmp_path / "m.gguf", model, quantize=random_blocks)
+    assert next(kinds, None) is None, "the model has too few matrices for all types"
+    loaded = LanguageModel.from_pretrained(str(path))
+    weights = dict(loaded._model.named_parameters())
+    for name, (kind, values) in blocks.items():
+        assert torch.equal(weights[name], values), (kind, name)
+    assert loaded.score("in a box?", "in Rome").semgrad > 0
+
+
+def readable() -> list[GGMLQuantizationType]:
+    found = []
+    for kind in GGMLQuantizationType:
+        if kind.name in NUMBERS:
+            continue
+        try:
+            quants.dequantize(np.zeros((1, GGML_QUANT_SIZES[kind][1]), dtype=np.uint8), kind)
+        except NotImplementedError:
+            continue
+        found.append(kind)
+    return found
+
+
+def test_tokenizer_template_and_end_tokens_are_the_files(file: Path) -> None:
+    model = LanguageModel.from_pretrained(str(file))
+    assert model.tokenizer.tokenize("in a bin") == ["in", "Ġa", "Ġ", "b", "in"]
+    prompt = model.render("hi")
+    assert prompt.text == "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
+    assert model._end_tokens == (TOKENS.index("<|im_end|>"), END)
+    assert not model.doubts
+    answer = model.generate("hi", GenerationOptions(max_tokens=4))
+    assert answer.evidence.gradients() is not None
+
+
+def test_a_file_without_a_template_asks_plainly(tmp_path: Path) -> None:
+    model = LanguageModel.from_pretrained(str(write(tmp_path / "m.gguf", tiny(), template=None)))
+    assert "in a box?" in model.render("in a box?").text
+    assert any("template" in doubt for doubt in model.doubts)
+
+
+def test_a_file_and_the_folder_that_holds_it_are_one_model(file: Path, tmp_path: Path) -> None:
+    """A folder may hold anything else beside; with safetensors in it, these are loaded."""
+    shutil.copy(file, tmp_path / "tiny.gguf")
+    (tmp_path / "README.md").write_text("# A model")
+    by_file, by_folder = (LanguageModel.from_pretrained(str(path)) for path in (file, tmp_path))
+    assert by_file.identity.name == "tiny.gguf"
+    assert by_file.identity.fingerprint == by_folder.identity.fingerprint
+    assert by_file.identity.template == by_folder.identity.template
+    other = tiny(intermediate_size=64)
+    other.save_pretrained(tmp_path)
+    by_file.tokenizer.save_pretrained(tmp_path)
+    assert LanguageModel.from_pretrained(str(tmp_path)).identity.fingerprint != by_file.identity.fingerprint
+
+
+def test_the_fingerprint_follows_the_weights(file: Path, tmp_path: Path) -> None:
+    changed = tiny()
+    changed.model.layers[1].mlp.up_proj.weight.data[0, 0] += 1
+    path = write(tmp_path / "m.gguf", changed)
+    found = {LanguageModel.from_pretrained(str(each)).identity.fingerprint for each in (file, file, path)}
+    assert len(found) == 2
+
+
+def test_the_dtype_is_honoured(file: Path) -> None:
+    model = LanguageModel.from_pretrained(str(file), dtype="bfloat16")
+    assert model.identity.dtype == "bfloat16"
+    assert {parameter.dtype for parameter in model._model.parameters()} == {torch.bfloat16}
+
+
+def test_nothing_is_drawn_over_the_weights(file: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    bar = modeling_gguf_pytorch_utils.tqdm
+    LanguageModel.from_pretrained(str(file))
+    assert capfd.readouterr().err == ""
+    assert modeling_gguf_pytorch_utils.tqdm is bar
+
+
+def test_several_files_in_a_folder(file: Path, tmp_path: Path) -> None:
+    for name in ("b-Q8_0.gguf", "a-Q4_0.gguf"):
+        shutil.copy(file, tmp_path / name)
+    with pytest.raises(ModelNotFoundError, match=r"holds 2 GGUF files \(a-Q4_0.*Name the one"):
+        LanguageModel.from_pretrained(str(tmp_path))
+
+
+@pytest.mark.parametrize("name", ["nowhere.gguf", "/no/where.gguf", "./model.GGUF", "C:\\models\\m.gguf"])
+def test_no_such_file(name: str) -> None:
+    with pytest.raises(ModelNotFoundError, match=r"there is no file.*org/repository:file\.gguf"):
+        LanguageModel.from_pretrained(name)
+
+
+def test_a_part_of_a_split_model(file: Path, tmp_path: Path) -> None:
+    by_name = shutil.copy(file, tmp_path / "m-00001-of-00002.gguf")
+    shutil.copy(file, tmp_path / "m-00002-of-00002.gguf")
+    by_header = write(tmp_path / "part.gguf", tiny(), metadata={"split.count": 2})
+    for path in (by_name, by_header):
+        with pytest.raises(UnsupportedModelError, match="llama-gguf-split --merge"):
+            LanguageModel.from_pretrained(str(path))
+    by_header.unlink()
+    with pytest.raises(UnsupportedModelError, match="llama-gguf-split --merge m-00001-of-00002"):
+        LanguageModel.from_pretrained(str(tmp_path))
+
+
+def test_an_unknown_architecture_is_named(tmp_path: Path) -> None:
+    model = tiny()
+    model.config.model_type = "nosuchmodel"
+    with pytest.raises(UnsupportedModelError, match=r"nosuchmodel.*not supported.*newer transformers"):
+        LanguageModel.from_pretrained(str(write(tmp_path / "m.gguf", model)))
+
+
+def test_an_unknown_quantization_is_named(tmp_path: Path) -> None:
+    def as_integers(name: str, weight: np.ndarray) -> tuple[np.ndarray, GGMLQuantizationType]:
+        kept = "up_proj" not in name
+        return as_floats(name, weight) if kept else (np.zeros(weight.shape, dtype=np.int8), GGMLQuantizationType.I8)
+
+    with pytest.raises(UnsupportedModelError, match=r"I8.*another quantization"):
+        LanguageModel.from_pretrained(str(write(tmp_path / "m.gguf", tiny(), quantize=as_integers)))
+
+
+def test_a_file_without_a_tokenizer(tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedModelError, match="holds no tokenizer"):
+        LanguageModel.from_pretrained(str(write(tmp_path / "m.gguf", tiny(), tokenizer=False)))
+
+
+def test_a_file_that_lacks_a_tensor(tmp_path: Path) -> None:
+    model = tiny()
+    path = write(tmp_path / "m.gguf", model)
+    content = path.read_bytes().replace(b"blk.1.ffn_up.weight", b"blk.1.ffn_xx.weight")
+    path.write_bytes(content)
+    with pytest.raises(ModelNotFoundError, match=r"lacks 1 tensor.*up_proj"):
+        LanguageModel.from_pretrained(str(path))
+
+
+def test_weights_are_not_quantized_once_more(file: Path) -> None:
+    with pytest.raises(InputError, match="cannot be quantized once more"):
+        LanguageModel.from_pretrained(str(file), quantization_config=BitsAndBytesConfig(load_in_8bit=True))
+
+
+def test_the_extra_is_named(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "gguf", None)
+    with pytest.raises(MissingExtraError, match=r"gguf is not installed.*semgrad-guard\[gguf\]"):
+        LanguageModel.from_pretrained(str(file))
+
+
+def test_a_cut_file_says_how_much_is_missing(file: Path, tmp_path: Path) -> None:
+    content = file.read_bytes()
+    cut = tmp_path / "m.gguf"
+    cut.write_bytes(content[:-100])
+    with pytest.raises(ModelNotFoundError, match=r"cut off: it has .* of .* bytes"):
+        LanguageModel.from_pretrained(str(cut))
+    cut.write_bytes(b"<html>" + content)
+    with pytest.raises(ModelNotFoundError, match="does not begin with the letters GGUF"):
+        LanguageModel.from_pretrained(str(cut))
+
+
+@given(where=st.floats(0, 1, exclude_max=True), other=st.none() | st.binary(min_size=1, max_size=9))
+@settings(max_examples=200, deadline=None)
+def test_a_damaged_file_is_refused_by_name_or_read(
+    where: float, other: bytes | None, tmp_path_factory: pytest.TempPathFactory, file: Path
+) -> None:
+    """Cut anywhere, it is refused; with other bytes anywhere in its header, no error but ours leaves the reader."""
+    content = file.read_bytes()
+    position = int(where * (len(content) if other is None else read_header(file).data_start))
+    damaged = file.with_name("damaged.gguf")
+    damaged.write_bytes(content[:position] + (b"" if other is None else other + content[position + len(other) :]))
+    header, said = None, ""
+    try:
+        header = read_header(damaged)
+    except ModelError as error:
+        said = str(error)
+    assert said if header is None else other is not None
+
+
+def test_names_are_llama_cpps() -> None:
+    """The files of these tests are named as gguf's own table has it."""
+    table = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, 3)
+    for name in tiny().state_dict():
+        assert gguf_name(name) == f"{table.get_name(name.removesuffix('.weight'))}.weight"
