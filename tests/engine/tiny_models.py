@@ -180,7 +180,9 @@ def spread_weights(model: Any) -> None:
             else:
                 parameter.add_(torch.randn_like(parameter) * 0.1)
         head: Any = model.get_output_embeddings()
-        head.weight.mul_(2.5)
+        for parameter in head.parameters():
+            if parameter.dim() >= 2:
+                parameter.mul_(2.5)
 
 
 @cache

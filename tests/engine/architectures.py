@@ -1,0 +1,205 @@
+"""One architecture under test: a tiny model of it, our scores, and plain autograd by the model's own ordinary call."""
+
+from __future__ import annotations
+
+import copy
+import math
+import warnings
+from collections.abc import Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from transformers import PreTrainedModel
+
+from semgrad_guard.engine.objective import Objective
+from semgrad_guard.engine.scoring.gradient_scores import gradient_scores
+from semgrad_guard.engine.scoring.scorer import clean_slate, scorer_of
+from semgrad_guard.errors import SemGradGuardError
+
+from .generated_models import build
+from .scoring_paths import CASES, Case, batch_of
+
+Outcome = Literal["exact", "refused", "inexact", "crashed", "not built"]
+EXACT = 1e-4
+"""The worst relative error over every number of a score, in float32."""
+NOISE = 3.0
+"""How many times its own noise a score in bfloat16 may be off."""
+_LEAST_NOISE = 2.0**-8
+"""Of a single rounding: where a model's own passes happen to agree, its noise is no less."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What happened to one architecture.
+
+    `tier` is the cheapest that scored it; `error` the worst relative error in float32 over its tiers, `noise_ratio`
+    that of SemGrad and ParaGrad in bfloat16, in units of the model's own (None where it was not scored); `message`
+    what was said where it was not scored.
+    """
+
+    model_type: str
+    outcome: Outcome
+    tier: str | None = None
+    error: float | None = None
+    noise_ratio: float | None = None
+    message: str = ""
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What plain autograd says: SemGrad, ParaGrad, entropies and log-probabilities of the response's tokens."""
+
+    semgrad: float
+    paragrad: float
+    tokens: tuple[float, ...]
+
+
+def check(model_type: str) -> Verdict:
+    """Build it, score it in every tier that its self-check allows, in float32 and bfloat16, and compare."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            model = build(model_type)
+        except Exception as error:  # noqa: BLE001 - a library's class that cannot be made is a finding
+            return Verdict(model_type, "not built", message=_said(error))
+        try:
+            found, tier = scores(model)
+        except SemGradGuardError as error:
+            return Verdict(model_type, "refused", message=_said(error))
+        except Exception as error:  # noqa: BLE001 - and so is whatever the engine lets through
+            return Verdict(model_type, "crashed", message=_said(error))
+        try:
+            expected = [expectation(model, case) for case in CASES]
+        except Exception as error:  # noqa: BLE001
+            return Verdict(model_type, "crashed", message=f"plain autograd: {_said(error)}")
+        error = max(_error(ours, theirs) for each in found for ours, theirs in zip(each, expected, strict=True))
+        if not error < EXACT:
+            return Verdict(model_type, "inexact", tier, error)
+        return Verdict(model_type, "exact", tier, error, _noise_ratio(model, expected))
+
+
+def scores(model: PreTrainedModel) -> tuple[list[list[Expected]], str]:
+    """The cases alone, as one batch, and from states as a generation would have left them; and the cheapest tier."""
+    prompts, responses = [case.prompt for case in CASES], [case.response for case in CASES]
+    tokens = [case.semantic_token for case in CASES]
+    alone = [gradient_scores(model, case.prompt, case.response, semantic_token=case.semantic_token) for case in CASES]
+    together = gradient_scores(model, prompts, responses, semantic_token=tokens)
+    found = [alone, together]
+    scorer = scorer_of(model)
+    tiers = scorer.tiers()
+    if "captured" in tiers:
+        objective = Objective()
+        for rows in [CASES[:1], CASES]:
+            batch = batch_of(rows, objective)
+            with clean_slate():
+                layer = objective.span(scorer.architecture.n_layers)[0]
+                captured = scorer.current_replayer().record(batch, layer)
+            rescored = list(scorer.score(batch, objective, captured))
+            found.append([*rescored, *together[len(rows) :]])
+    return [[_plain(each) for each in row] for row in found], tiers[0]
+
+
+def _plain(found: Any) -> Expected:
+    if found.reason is not None:
+        raise ValueError(f"unscored: {found.reason}")
+    return Expected(found.semgrad, found.paragrad, (*found.entropies, *found.log_probs))
+
+
+def expectation(model: PreTrainedModel, case: Case) -> Expected:
+    """The definition: gradients of sum_t H_t log p_t at t* over the upper layers, by the model's own record of them.
+
+    Nothing is given to the model but the tokens. A hidden state is whatever the record holds for a layer; where it
+    has more axes than batch, tokens and width (several residual streams), all entries at t* are one vector.
+    """
+    model = copy.deepcopy(model).eval().requires_grad_(False)
+    head: Any = model.get_output_embeddings()
+    weight = head.weight.detach().clone().requires_grad_()
+    head.register_forward_hook(lambda _, args, __: F.linear(args[0], weight, head.bias))
+    embedding: Any = model.get_input_embeddings()
+    embedding.register_forward_hook(lambda _, __, output: output.clone().requires_grad_())
+    with _layer_inputs(model) as inputs, torch.enable_grad():
+        ids = torch.tensor([[*case.prompt, *case.response]])
+        output: Any = model(input_ids=ids, output_hidden_states=True, use_cache=False, return_dict=True)
+        first, length = len(case.prompt) - 1, len(case.response)
+        log_p = output.logits[0, first : first + length].double().log_softmax(-1)
+        entropies = -(log_p.detach().exp() * log_p.detach()).sum(-1)
+        log_probs = log_p[torch.arange(length), torch.tensor(case.response)]
+        loss = (entropies * log_probs).sum()
+    record = list(output.hidden_states)
+    begins = max((k for k, states in inputs if k and states is record[0]), default=0)  # Mamba's, from layer 1 on
+    layers = len(record) - 1
+    span = [record[layer - begins] for layer in range(layers // 2 + 1, layers)]
+    by_weight, *by_states = torch.autograd.grad(loss, [weight, *span])
+    token = len(case.prompt) + case.semantic_token
+    at_token = torch.cat([_at(gradient, token, ids.shape[1]) for gradient in by_states])
+    tokens = (*entropies.tolist(), *log_probs.tolist())
+    return Expected(float(at_token.abs().mean()), float(by_weight.double().abs().mean()), tokens)
+
+
+def _at(gradient: torch.Tensor, token: int, length: int) -> torch.Tensor:
+    """All entries of one token."""
+    axis = next(axis for axis, size in enumerate(gradient.shape) if size >= length and axis > 0)
+    return gradient.select(axis, token).flatten().double()
+
+
+@contextmanager
+def _layer_inputs(model: nn.Module) -> Any:
+    """What the members of every list of modules are given first: (place in its list, tensor)."""
+    seen: list[tuple[int, torch.Tensor]] = []
+
+    def keep(place: int) -> Any:
+        def hook(_: nn.Module, args: Any, kwargs: Any) -> None:
+            first = next((each for each in (*args, *kwargs.values()) if isinstance(each, torch.Tensor)), None)
+            if first is not None:
+                seen.append((place, first))
+
+        return hook
+
+    lists = [module for module in model.modules() if isinstance(module, nn.ModuleList)]
+    hooks = [
+        child.register_forward_pre_hook(keep(place), with_kwargs=True)
+        for module in lists
+        for place, child in enumerate(module)
+    ]
+    try:
+        yield seen
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def _error(found: Expected, expected: Expected) -> float:
+    pairs = [(found.semgrad, expected.semgrad), (found.paragrad, expected.paragrad)]
+    pairs += [*zip(found.tokens, expected.tokens, strict=True)]
+    return max(_relative(ours, theirs) for ours, theirs in pairs)
+
+
+def _relative(ours: float, theirs: float) -> float:
+    if ours == theirs:
+        return 0.0
+    return abs(ours - theirs) / abs(theirs) if theirs and math.isfinite(ours) else math.inf
+
+
+def _noise_ratio(model: PreTrainedModel, expected: Sequence[Expected]) -> float | None:
+    """How far our scores in bfloat16 are off, at the worst, in units of how far the model's own passes are."""
+    half = model.to(torch.bfloat16)
+    try:
+        own = [expectation(half, case) for case in CASES]
+        ours, _ = scores(half)
+    except Exception:  # noqa: BLE001 - some models do not run in half precision at all
+        return None
+    noise = max(*(_gradients(each, exact) for each, exact in zip(own, expected, strict=True)), _LEAST_NOISE)
+    off = max(_gradients(each, exact) for row in ours for each, exact in zip(row, expected, strict=True))
+    return off / noise
+
+
+def _gradients(found: Expected, expected: Expected) -> float:
+    return max(_relative(found.semgrad, expected.semgrad), _relative(found.paragrad, expected.paragrad))
+
+
+def _said(error: BaseException) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"[:400]

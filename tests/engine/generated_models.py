@@ -1,0 +1,182 @@
+"""A tiny random model of every causal-LM architecture that the installed transformers knows: nobody lists them here.
+
+A config class tells its own settings; what is a size there is made small by its name (`SIZES`). Only where settings
+depend on each other in a way that no name tells, `DIFFERENCES` says how, by the type of model.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+from .tiny_models import VOCABULARY, spread_weights
+
+MODEL_TYPES = tuple(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
+LAYERS = 4
+
+SIZES: Mapping[int, tuple[str, ...]] = {
+    VOCABULARY: ("vocab_size", "audio_vocab_size", "decoder_vocab_size", "unpadded_vocab_size"),
+    128: ("max_position_embeddings", "n_positions", "max_seq_len", "n_ctx", "max_target_positions", "prompt_length"),
+    64: ("vocab_size_per_layer_input", "max_source_positions", "encoder_hash_byte_group_vocab"),
+    48: (
+        *("intermediate_size", "ffn_dim", "decoder_ffn_dim", "encoder_ffn_dim", "ffn_hidden_size", "dim_ff", "dff"),
+        *("intermediate_size_mlp", "dense_intermediate_size", "d_inner", "mlp_dim", "expert_ffn_hidden_size"),
+    ),
+    32: (
+        *("hidden_size", "n_embd", "d_model", "emb_dim", "embedding_size", "word_embed_proj_dim", "dim", "embed_dim"),
+        *("hidden_size_global", "attention_hidden_size", "mamba_d_ssm", "lru_width", "out_hidden_size", "hc_lowrank"),
+        *("vision_output_dim", "output_channels", "adapter_out_dim", "adapter_in_dim", "backbone_hidden_size"),
+        *("projector_input_dim", "projector_output_dim", "adapter_input_size", "output_proj_dims", "mm_embed_dim"),
+        *("audio_embed_dim", "ext_pw_out_channel", "depthwise_separable_out_channel", "nemo_conv_channels"),
+        *("input_size", "downsample_hidden_size", "base_channels", "prompt_mid_dim", "ple_embed_dim"),
+        *("image_size", "crop_size", "num_centroids"),
+    ),
+    24: (
+        *("moe_intermediate_size", "shared_expert_intermediate_size", "shared_experts_intermediate_size"),
+        *("moe_shared_expert_intermediate_size", "shared_intermediate_size"),
+    ),
+    16: (
+        *("q_lora_rank", "kv_lora_rank", "index_topk", "sliding_window", "sliding_window_size", "local_attention"),
+        *(
+            "attention_window_size",
+            "attention_chunk_size",
+            "window_size",
+            "num_buckets",
+            "time_step_rank",
+            "ngram_size",
+        ),
+        *("relative_max_distance", "o_lora_rank", "keep_window_size", "block_size", "laurel_rank", "rel_extent"),
+        *("local_attention_window_len", "mamba_dt_rank", "kv_channels", "patch_size", "index_topk_blocks"),
+        *("position_bias_num_buckets", "num_mel_bins", "feature_size", "input_feat_size", "block_multiple_of"),
+        *("attn_module_chunk", "codebook_size", "hidden_size_per_layer_input", "num_position_embeddings"),
+    ),
+    8: (
+        *("head_dim", "v_head_dim", "qk_nope_head_dim", "index_head_dim", "linear_key_head_dim", "linear_head_dim"),
+        *("linear_value_head_dim", "dim_head", "state_size", "mamba_d_state", "ssm_state_size", "mamba_d_head"),
+        *("mamba_head_dim", "swa_head_dim", "d_kv", "attention_head_size", "chunk_size", "mamba_chunk_size", "d_rel"),
+        *("global_head_dim", "swa_v_head_dim", "rotary_dim", "index_block_size", "floor_scale", "embed_dim_head"),
+    ),
+    4: (
+        *("num_hidden_layers", "n_layer", "n_layers", "num_layers", "decoder_layers", "encoder_layers", "depth"),
+        *("num_encoder_layers", "num_decoder_layers", "conf_num_hidden_layers", "num_global_layers", "num_blocks"),
+        *("num_attention_heads", "n_head", "n_heads", "num_heads", "decoder_attention_heads", "attention_heads"),
+        *("encoder_attention_heads", "num_encoder_attention_heads", "num_decoder_attention_heads", "index_n_heads"),
+        *("swa_num_attention_heads", "linear_num_heads", "linear_num_value_heads", "qk_rope_head_dim"),
+        *("conf_num_attention_heads", "mamba_n_heads", "num_experts", "n_routed_experts", "num_local_experts"),
+        *("moe_num_experts", "mamba_num_heads", "n_mamba_heads", "gated_norm_rank", "adapter_rank", "hc_mult"),
+        *("zero_expert_num", "global_attn_every_n_layers", "num_random_blocks_", "max_num_tiles"),
+    ),
+    2: (
+        *("num_key_value_heads", "num_kv_heads", "kv_n_heads", "swa_num_key_value_heads", "linear_num_key_heads"),
+        *("num_experts_per_tok", "moe_topk", "moe_top_k", "moe_k", "top_k_experts", "num_layers_per_stack"),
+        *("num_global_key_value_heads", "hc_count", "heads_per_ngram", "o_groups", "num_codebooks"),
+    ),
+    1: ("n_group", "topk_group", "n_groups", "mamba_n_groups", "first_k_dense_replace", "num_dense_layers"),
+}
+_SIZE_OF = {name: size for size, names in SIZES.items() for name in names}
+
+_MLA = {"num_key_value_heads": 4}
+_MAMBA_HEADS = {"mamba_n_heads": 8}
+_ROPE = {"rope_type": "default", "rope_theta": 1e4}
+_MIXED = ["sliding_attention", "full_attention"] * 2
+_SHARED_KEYS = {"layer_types": _MIXED, "num_kv_shared_layers": 2}
+_GEMMA_3N = {**_SHARED_KEYS, "activation_sparsity_pattern": [0.95, 0.0, 0.0, 0.0]}
+_GEMMA_4 = {"vocab_size_per_layer_input": VOCABULARY}
+_STUDENT = {
+    "text_config": {"hidden_size_per_layer_input": 0, "vocab_size_per_layer_input": 0, "num_kv_shared_layers": 4}
+}
+_DOTS_3 = {"layer_types": ["indexed_attention"] * 4, "num_key_value_heads": 4}
+_QWEN_4 = {
+    "indexer_n_heads": 2,
+    "indexer_kv_heads": 1,
+    "indexer_head_dim": 8,
+    "indexer_budget": 8,
+    "indexer_compress_ratio": 2,
+    "layer_types": ["linear_attention", "full_attention"] * 2,
+}
+
+DIFFERENCES: Mapping[str, Mapping[str, Any]] = {
+    "bamba": _MAMBA_HEADS,
+    "cohere_compass_text": {"rope_parameters": {"full_attention": {**_ROPE, "mrope_section": [2, 1, 1]}}},
+    "dbrx": {"attn_config": {"rope_theta": 1e4, "clip_qkv": 2.0}},
+    "dots1": {"n_shared_experts": 1},
+    "dots3_note": {"text_config": _DOTS_3, "vision_config": {"pyramid_num_routed": [-1, -1, 2, 2]}},
+    "dots3_note_text": _DOTS_3,
+    "gemma3n": {"text_config": _GEMMA_3N},
+    "gemma3n_text": _GEMMA_3N,
+    "gemma4": {"text_config": _GEMMA_4},
+    "gemma4_text": _GEMMA_4,
+    "gemma4_assistant": _STUDENT,
+    "gemma4_unified_assistant": _STUDENT,
+    "gpt_neo": {"attention_types": [[["global", "local"], 2]]},
+    "granitemoehybrid": _MAMBA_HEADS,
+    "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 2},
+    "longcat_flash": {"head_dim": 4},
+    "mamba2": {"num_heads": 8},
+    "qwen4_exp": {"text_config": _QWEN_4},
+    "qwen4_exp_text": _QWEN_4,
+    "reformer": {
+        "axial_pos_embds_dim": [16, 16],
+        "axial_pos_shape": [8, 16],
+        "attn_layers": ["local", "lsh"] * 2,
+        "lsh_attn_chunk_length": 8,
+        "local_attn_chunk_length": 8,
+        "hash_seed": 0,
+        "feed_forward_size": 48,
+    },
+    "xmod": {"default_language": "en_XX"},
+    "zamba": {"attention_hidden_size": 64, "layers_block_type": ["mamba", "hybrid"] * 2},
+    "zamba2": {"layers_block_type": ["mamba", "hybrid"] * 2},
+    "zaya": {"num_experts_per_tok": 1},
+}
+"""What the names of a config's settings do not tell: how one depends on another."""
+
+
+def tiny_config(model_type: str) -> PreTrainedConfig:
+    """A config of that type whose model has some ten thousand weights."""
+    return _tiny(CONFIG_MAPPING[model_type], DIFFERENCES.get(model_type, {}))
+
+
+def _tiny(kind: type[PreTrainedConfig], differences: Mapping[str, Any]) -> PreTrainedConfig:
+    names = [name for name in inspect.signature(kind.__init__).parameters if name not in ("self", "args", "kwargs")]
+    aliases = {own: common for common, own in kind.attribute_map.items()}
+    settings: dict[str, Any] = {}
+    for name in names:
+        size = _SIZE_OF.get(name, _SIZE_OF.get(aliases.get(name, "")))
+        if size is not None:
+            settings[name] = size
+        elif name.endswith(("_token_id", "_token_index")):
+            settings[name] = 0
+        elif name == "is_decoder":
+            settings[name] = True
+    if "kv_lora_rank" in names:
+        settings |= _MLA
+    for name, sub in _parts(kind).items():
+        settings[name] = _tiny(sub, differences.get(name, {}))
+    return kind(**{**settings, **{name: value for name, value in differences.items() if name not in kind.sub_configs}})
+
+
+def _parts(kind: type[PreTrainedConfig]) -> Mapping[str, type[PreTrainedConfig]]:
+    """The kinds of a config's parts; where any is allowed, that of the default."""
+    if AutoConfig not in kind.sub_configs.values():
+        return kind.sub_configs
+    defaults = {name: spec.model_type for name, spec in kind.sub_configs_defaults.items() if spec.model_type}
+    return {name: CONFIG_MAPPING[model_type] for name, model_type in defaults.items()}
+
+
+def build(model_type: str, *, seed: int = 0) -> PreTrainedModel:
+    """A model of that type in float32, with weights of a size that makes attention and logits far from uniform."""
+    config = tiny_config(model_type)
+    kind = AutoModelForCausalLM._model_mapping[type(config)]
+    if not isinstance(config, kind.config_class):  # of the whole of which the class is a part
+        config = next((part for part in vars(config).values() if isinstance(part, kind.config_class)), config)
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        model: PreTrainedModel = kind._from_config(config, dtype=torch.float32)
+        spread_weights(model)
+    return model.eval()
