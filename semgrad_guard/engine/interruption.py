@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -124,12 +124,30 @@ def stopping(stop: Stop | Stops) -> Iterator[None]:
 
 
 class InterruptibleLock:
-    """A re-entrant lock; whoever waits for it heeds the current stop. For use as a context manager."""
+    """A re-entrant lock; whoever waits for it heeds the current stop. For use as a context manager.
 
-    def __init__(self) -> None:
+    `turn` counts how often it was taken by a thread that did not hold it; `leaving` is called at the end of each turn.
+    """
+
+    def __init__(self, leaving: Callable[[], None] | None = None) -> None:
         self._lock = threading.RLock()
+        self._leaving, self._depth = leaving, 0
+        self.turn = 0
 
     def __enter__(self) -> None:
+        self._acquire()
+        self._depth += 1
+        self.turn += self._depth == 1
+
+    def __exit__(self, *_: object) -> None:
+        try:
+            if self._depth == 1 and self._leaving is not None:
+                self._leaving()
+        finally:
+            self._depth -= 1
+            self._lock.release()
+
+    def _acquire(self) -> None:
         stop = current_stop()
         if not stop:
             self._lock.acquire()
@@ -137,6 +155,3 @@ class InterruptibleLock:
         stop.check()
         while not self._lock.acquire(timeout=_SLICE):
             stop.check()
-
-    def __exit__(self, *_: object) -> None:
-        self._lock.release()

@@ -80,7 +80,7 @@ class Decoder:
     ) -> list[Generation]:
         """Answer a batch of prompts; `streamer` hears each new token, only in a batch of one."""
         with self._scorer.lock:
-            capture = self._capture(prompts, objective)
+            capture, epoch = self._capture(prompts, objective), self._scorer.epoch
             with clean_slate():
                 output, reused = self._generate(prompts, options, capture, streamer)
         width = max(len(prompt.ids) for prompt in prompts)
@@ -88,7 +88,7 @@ class Decoder:
         answers = [visible(ids, options.stop, self) for ids, _ in produced]
         # What was captured belongs to the tokens produced: a batch with other tokens is replayed as a whole.
         other = any(answer.retokenized for answer in answers)
-        captured = None if capture is None or other else CapturedStates.of(output.past_key_values, capture)
+        captured = None if capture is None or other else CapturedStates.of(output.past_key_values, capture, epoch)
         scoring = BatchScoring(
             self._scorer,
             prompts,

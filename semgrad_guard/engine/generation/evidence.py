@@ -35,6 +35,11 @@ class BatchScorer(Protocol):
         ...
 
     @property
+    def epoch(self) -> object:
+        """Another object after every change of the model."""
+        ...
+
+    @property
     def device(self) -> torch.device:
         """Where token ids live."""
         ...
@@ -97,6 +102,8 @@ class BatchScoring:
 
     A copy, by `pickle` or `copy.deepcopy`, is plain data: it holds what was computed before, neither the model nor
     what the generation left in memory. What is asked of it for the first time raises `DetachedRecordError`.
+    Where the model was changed since something was computed, it is computed anew: answers are scored by the model as it
+    is.
 
     `captured` is what the batch's generation left (KV cache and captured states); it is freed once the batch is scored,
     and a second objective prefills again. `texts` are the answers as read, `sampler` asks the model for more, and
@@ -123,10 +130,11 @@ class BatchScoring:
         self._captured = captured
         self._done: dict[Objective, tuple[TimedScores, ...]] = {}
         self._results: dict[Hashable, tuple[Sequence[Any], float]] = {}
+        self._epoch: object = None
 
     def __getstate__(self) -> dict[str, Any]:
         # Also for `deepcopy`: a copy with a model would keep the KV cache of an answer that nobody scores.
-        return {**self.__dict__, "_live": None, "_captured": None}
+        return {**self.__dict__, "_live": None, "_captured": None, "_epoch": None}
 
     @property
     def sampler(self) -> Sampler:
@@ -180,6 +188,7 @@ class BatchScoring:
     def scores(self, objective: Objective, row: int) -> TimedScores:
         """The scores of one row; the first call scores the whole batch in one backward pass."""
         with self._lock:
+            self._forget_another_models()
             if objective not in self._done:
                 self._done[objective], cost = with_cost(partial(self._score, objective))
                 add_cost(-cost)
@@ -190,6 +199,7 @@ class BatchScoring:
     def together(self, key: Hashable, work: Callable[[Sequence[Evidence]], Sequence[T]], row: int) -> T:
         """What `work` returns for one row; the first call under `key` has it done for the whole batch."""
         with self._lock:
+            self._forget_another_models()
             if key not in self._results:
                 values, cost = with_cost(partial(work, self.evidence))
                 add_cost(-cost)
@@ -205,6 +215,13 @@ class BatchScoring:
         """
         with self._lock:
             return with_cost(work)
+
+    def _forget_another_models(self) -> None:
+        """Let go what was computed by the model as it was before its owner changed it."""
+        if self._live is None:
+            return
+        if self._epoch is not (epoch := self._live[0].epoch):
+            self._done, self._results, self._epoch = {}, {}, epoch
 
     def _score(self, objective: Objective) -> tuple[TimedScores, ...]:
         began = time.perf_counter()

@@ -103,7 +103,8 @@ class CapturedStates:
     """What a generation leaves behind for scoring.
 
     Its KV cache, h^(layer) and what the linear maps of the layers from there on gave, both from the earliest t* on, and
-    the head's output [B, V] at each step (maps and head as far as they were kept).
+    the head's output [B, V] at each step (maps and head as far as they were kept). `epoch` is the model's own at that
+    time (`Scorer.epoch`; None: whichever): what another one left is of no use.
     """
 
     cache: Cache
@@ -111,11 +112,12 @@ class CapturedStates:
     states: torch.Tensor
     logits: tuple[torch.Tensor, ...] = ()
     outputs: Outputs = field(default_factory=dict[Place, torch.Tensor])
+    epoch: object = None
 
     @classmethod
-    def of(cls, cache: Cache, capture: Capture) -> CapturedStates:
+    def of(cls, cache: Cache, capture: Capture, epoch: object = None) -> CapturedStates:
         """What a generation with this cache and capture left."""
-        return cls(cache, capture.layer, capture.states(), capture.logits(), capture.outputs())
+        return cls(cache, capture.layer, capture.states(), capture.logits(), capture.outputs(), epoch)
 
     def fits(self, batch: TokenBatch) -> bool:
         """Whether these states reach from the batch's cut to its end, row for row (beams have more rows)."""

@@ -49,8 +49,10 @@ def checkpointed(layers: Sequence[nn.Module], again: Callable[[], AbstractContex
     """
     with ExitStack() as stack:
         for layer in layers:
-            vars(layer)["forward"] = _Checkpoint(layer.forward, again)  # a copy's layers have none of their own
+            patched = {"forward": vars(layer)["forward"]} if "forward" in vars(layer) else {}
+            stack.callback(vars(layer).update, patched)
             stack.callback(vars(layer).pop, "forward")
+            vars(layer)["forward"] = _Checkpoint(layer.forward, again)
         yield
 
 

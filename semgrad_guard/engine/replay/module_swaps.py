@@ -51,6 +51,7 @@ class Bypass(nn.Module):
         hooks = {name: value for name, value in vars(twin).items() if "hook" in name}
         vars(twin).update(vars(layer))
         vars(twin).update(hooks, returns_tuple=returns_tuple)
+        vars(twin).pop("forward", None)  # one that the user has patched on
         return twin
 
     def forward(self, hidden_states: torch.Tensor, *_: Any, **__: Any) -> Any:
@@ -86,6 +87,17 @@ class ModuleSwaps:
             yield self._recorder
         finally:
             self._put_head(self._head)
+
+    @contextmanager
+    def with_a_weight_of_its_own(self) -> Iterator[torch.Tensor]:
+        """For the time of a block the head's weight takes part in graphs, and no other use of it (embeddings) does."""
+        parameters = self._head._parameters
+        shared = parameters["weight"]
+        own = parameters["weight"] = nn.Parameter(cast(torch.Tensor, shared).detach(), requires_grad=True)
+        try:
+            yield own
+        finally:
+            parameters["weight"] = shared
 
     @contextmanager
     def bypassing(self, count: int) -> Iterator[None]:

@@ -36,7 +36,7 @@ class Projections:
         self._listener: Callable[[Place, torch.Tensor], None] | None = None
         for number, layer in enumerate(layers):
             for path, linear in layer.named_modules():
-                if type(linear) is nn.Linear and has_plain_weight(linear):
+                if type(linear) is nn.Linear and has_plain_weight(linear) and "forward" not in vars(linear):
                     vars(linear)["forward"] = partial(self._forward, linear, (number, path))
 
     @contextmanager

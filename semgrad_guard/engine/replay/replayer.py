@@ -31,7 +31,6 @@ from semgrad_guard.engine.replay.prefix_cache import cut, growing_cache
 from semgrad_guard.engine.replay.projections import Outputs, Projections
 from semgrad_guard.engine.replay.prompt_store import PromptStore
 from semgrad_guard.engine.replay.token_batch import TokenBatch
-from semgrad_guard.engine.replay.weight_sharing_copy import weight_sharing_copy
 
 
 @dataclass(frozen=True)
@@ -39,28 +38,28 @@ class Replayed:
     """A forward pass with a graph: h^(l) of the span and `final` states before the head, [B, columns, d] each.
 
     `hidden` begins at column `start`, `final` at column `head_start`. Where the pass went through the head (full
-    tier), `raw_logits` is the head's own output and `logits` the model's, both from `head_start`; `kept_logits` is the
-    head's output for each response token, where its generation kept it.
+    tier), there are `logits` from `head_start` instead, and `head_weight` [V, d] is what the head alone multiplied by;
+    `kept_logits` is the head's output for each response token, where its generation kept it.
     """
 
     start: int
-    final: torch.Tensor
+    final: torch.Tensor | None
     hidden: tuple[torch.Tensor, ...]
     head_start: int
-    raw_logits: torch.Tensor | None = None
     logits: torch.Tensor | None = None
+    head_weight: torch.Tensor | None = None
     kept_logits: Sequence[torch.Tensor] | None = None
 
 
 class Replayer:
     """Runs the weight-sharing copy of one model. Not re-entrant: callers hold the engine's lock."""
 
-    def __init__(self, model: nn.Module, architecture: Architecture) -> None:
+    def __init__(self, model_copy: nn.Module, architecture: Architecture) -> None:
         self.memory = Memory()
         self.prompts = PromptStore()
         self._bytes_per_position: dict[int, int] = {}  # from a first layer on; a walk over all weights otherwise
         self._architecture = architecture
-        self._copy = weight_sharing_copy(model)
+        self._copy = model_copy
         self._swaps = ModuleSwaps(self._copy, architecture)
         layers = () if architecture.layers is None else self.layers
         self._projections, self._attentions = Projections(layers), Attentions(layers)
@@ -96,16 +95,11 @@ class Replayer:
 
     def full(self, batch: TokenBatch, span: Sequence[int]) -> Replayed:
         """One pass over the whole sequence with the model's own code; nothing is cut, cached or left out."""
-        seen: dict[str, torch.Tensor] = {}
-
-        def remember(_: nn.Module, args: tuple[Any, ...], output: torch.Tensor) -> None:
-            seen["final"], seen["raw"] = args[0], output
-
         inputs = self._layer_inputs(span)
         embedding: Any = self._copy.get_input_embeddings()  # pyright: ignore
         with ExitStack() as stack:
             stack.callback(embedding.register_forward_hook(lambda *call: call[2].requires_grad_()).remove)
-            stack.callback(self.head.register_forward_hook(remember).remove)
+            weight = stack.enter_context(self._swaps.with_a_weight_of_its_own())
             stack.enter_context(inputs.watched())
             stack.enter_context(torch.enable_grad())
             # The last token predicts nothing, but rotary frequencies may depend on the length of the sequence.
@@ -114,7 +108,7 @@ class Replayer:
             output = self._call(batch.inputs(0, end), use_cache=False, output_hidden_states=True, **options)
         hidden = inputs.verified(output.hidden_states, type(self._copy).__name__)
         head_start = end - output.logits.shape[1]
-        return Replayed(0, seen["final"], hidden, head_start, raw_logits=seen["raw"], logits=output.logits)
+        return Replayed(0, None, hidden, head_start, logits=output.logits, head_weight=weight)
 
     def last_states(self, batch: TokenBatch, count: int) -> torch.Tensor:
         """h^(l) of the prompts for l = 0 .. L-1 at their last `count` tokens, without a graph: [B, L, count, d]."""

@@ -2,85 +2,132 @@
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Hashable
+from typing import Any
 
 import torch
 from torch import nn
 
-_HOOKS = (
+from semgrad_guard.engine.replay.rebinding import Rebinding
+from semgrad_guard.errors import UnsupportedModelError
+
+FORWARD_HOOKS = (
     "_forward_hooks",
     "_forward_hooks_with_kwargs",
     "_forward_hooks_always_called",
     "_forward_pre_hooks",
     "_forward_pre_hooks_with_kwargs",
 )
-
-
-# transformers leaves these on a model at its first `output_hidden_states=True`; they do nothing of themselves.
-_INERT_HOOKS = "transformers.utils.output_capturing"
+_BACKWARD_HOOKS = ("_backward_hooks", "_backward_pre_hooks")
+_OWN = ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set", *FORWARD_HOOKS, *_BACKWARD_HOOKS)
+_COMPILED = "_compiled_call_impl"
 
 # Some rotary embeddings rewrite their frequencies in place on every forward pass: two threads must not share those.
 _OWN_BUFFER_BYTES = 1 << 16
+
+# Attributes by which a library's layer takes a kernel without autograd, as soon as a pass asks for no gradient, and
+# repacks its weights for it (bitsandbytes in four bits, on CPUs with bfloat16 units). A copy keeps to the other one.
+_WITHOUT_AUTOGRAD = {"support_avx512bf16_for_cpu": False}
 
 
 def weight_sharing_copy(model: nn.Module) -> nn.Module:
     """A structural copy in evaluation mode: shared weights, no parameter requiring a gradient, own hook tables.
 
-    The user's forward hooks are kept (a steered model is scored as it answers); backward hooks are dropped. Adding
-    hooks to the copy, replacing its modules or switching its mode leaves the original as it was.
+    The user's forward hooks are kept (a steered model is scored as it answers), and so are methods that were patched
+    onto a module; both work on the copy's modules. Backward hooks are dropped, and compiled modules are taken as they
+    were before `torch.compile`. Parameters are objects of their own over the same storage; containers and objects
+    among a module's attributes are copies. Nothing that happens to the copy reaches the original.
+
+    Raises:
+        UnsupportedModelError: a library has repacked the weights in a way that no gradient can follow.
     """
-    return _copy(model, {}, {})
+    return _Copier().module(model)
 
 
-def fingerprint(model: nn.Module) -> Hashable:
-    """What must be unchanged for a copy to stay valid: storages, dtypes, gradient flags and hooks."""
-    tensors = tuple((p.data_ptr(), p.dtype, p.device, p.requires_grad) for p in model.parameters())
-    hooks = tuple(
-        (index, name, identity)
-        for index, module in enumerate(model.modules())
-        for name in _HOOKS
-        for identity, hook in (getattr(module, name, None) or {}).items()
-        if getattr(hook, "__module__", None) != _INERT_HOOKS
-    )
-    return tensors, hooks
+def is_own_buffer(module: nn.Module, name: str, buffer: torch.Tensor | None) -> bool:
+    """Whether a copy has this buffer for itself: small scratch is copied, what a checkpoint holds is shared."""
+    return buffer is not None and name in module._non_persistent_buffers_set and buffer.nbytes <= _OWN_BUFFER_BYTES
 
 
-def edits(model: nn.Module) -> int:
-    """A number that grows with every edit of weights in place (by training, say): copies follow, caches do not."""
-    return sum(0 if p.is_inference() else p._version for p in model.parameters())
+class _Copier:
+    """Modules and parameters by their originals: what is used in two places stays one."""
+
+    def __init__(self) -> None:
+        self._modules: dict[int, nn.Module] = {}
+        self._parameters: dict[int, nn.Parameter] = {}
+        self._rebinding = Rebinding(self.module)
+
+    def module(self, module: nn.Module) -> nn.Module:
+        if id(module) in self._modules:
+            return self._modules[id(module)]
+        compiled = module._modules.get("_orig_mod")
+        source = module if compiled is None else compiled
+        twin = object.__new__(type(source))
+        self._modules[id(module)] = twin
+        if compiled is not None and not any(getattr(module, table) for table in FORWARD_HOOKS):
+            self._modules.setdefault(id(compiled), twin)
+        self._fill(twin, source)
+        if compiled is not None:
+            self._add_hooks(twin, module)
+        return twin
+
+    def _fill(self, twin: nn.Module, module: nn.Module) -> None:
+        state, bound = vars(twin), self._rebinding
+        state["training"] = False
+        for name in FORWARD_HOOKS:
+            state[name] = _same_kind(getattr(module, name), bound.bound)
+        for name in _BACKWARD_HOOKS:
+            state[name] = type(getattr(module, name))()
+        state["_parameters"] = {name: self._parameter(p) for name, p in module._parameters.items()}
+        state["_buffers"] = {
+            name: b.detach().clone() if b is not None and is_own_buffer(module, name, b) else b
+            for name, b in module._buffers.items()
+        }
+        state["_non_persistent_buffers_set"] = set(module._non_persistent_buffers_set)
+        state["_modules"] = {n: None if child is None else self.module(child) for n, child in module._modules.items()}
+        for name, value in vars(module).items():
+            if name not in _OWN and name not in ("training", _COMPILED):
+                state[name] = self._parameter(value) if isinstance(value, nn.Parameter) else bound.attribute(value)
+        state.update({name: value for name, value in _WITHOUT_AUTOGRAD.items() if name in state})
+
+    def _parameter(self, parameter: nn.Parameter | None) -> nn.Parameter | None:
+        if parameter is None:
+            return None
+        if id(parameter) not in self._parameters:
+            self._parameters[id(parameter)] = self._over_the_same_storage(parameter)
+        return self._parameters[id(parameter)]
+
+    def _over_the_same_storage(self, parameter: nn.Parameter) -> nn.Parameter:
+        """Another object: a library that gives a parameter new data in passing gives it to the copy's."""
+        attributes = {name: self._rebinding.attribute(value) for name, value in vars(parameter).items()}
+        if getattr(attributes.get("quant_state"), "packing_format_for_cpu", False):
+            raise UnsupportedModelError(
+                "bitsandbytes has repacked this model's weights for a CPU kernel that has no gradient, as it does in "
+                "the first forward pass under torch.no_grad(). Load the model again, and let semgrad-guard generate "
+                "and score with it before anything else runs it, or load it unquantized."
+            )
+        if type(parameter) is nn.Parameter or not issubclass(type(parameter), nn.Parameter):
+            # (a tensor of a class of its own knows how to be detached)
+            twin = nn.Parameter(parameter.detach(), requires_grad=False)
+        else:
+            plain = parameter.detach().as_subclass(torch.Tensor)
+            twin: Any = torch.Tensor._make_subclass(type(parameter), plain, False)
+        for name, value in attributes.items():
+            vars(twin).setdefault(name, value)
+        return twin
+
+    def _add_hooks(self, twin: nn.Module, wrapper: nn.Module) -> None:
+        """The hooks on a compiled module's wrapper: pre-hooks before its own, the others behind."""
+        for name in FORWARD_HOOKS:
+            outer, inner = _same_kind(getattr(wrapper, name), self._rebinding.bound), getattr(twin, name)
+            first, then = (outer, inner) if "pre" in name else (inner, outer)
+            both = type(inner)(first)
+            both.update(then)
+            vars(twin)[name] = both
 
 
-def _copy(module: nn.Module, done: dict[int, nn.Module], parameters: dict[int, nn.Parameter]) -> nn.Module:
-    """`done` and `parameters` map originals to copies: what is used in two places stays one."""
-    if id(module) in done:
-        return done[id(module)]
-    twin = copy.copy(module)
-    done[id(module)] = twin
-    state = vars(twin)
-    state["training"] = False
-    state["_parameters"] = {name: _detached(p, parameters) for name, p in module._parameters.items()}
-    state["_buffers"] = {name: _own(module, name, b) for name, b in module._buffers.items()}
-    state["_non_persistent_buffers_set"] = set(module._non_persistent_buffers_set)
-    state.pop("forward", None)  # a compiled or wrapped method is bound to the original
-    for name in _HOOKS:
-        state[name] = copy.copy(state[name])
-    for name in ("_backward_hooks", "_backward_pre_hooks"):
-        state[name] = type(state[name])()
-    state["_modules"] = {
-        name: None if child is None else _copy(child, done, parameters) for name, child in module._modules.items()
-    }
+def _same_kind(table: Any, bound: Any) -> Any:
+    """A table of hooks of the same kind."""
+    twin = type(table)()
+    for number, hook in table.items():
+        twin[number] = bound(hook)
     return twin
-
-
-def _own(module: nn.Module, name: str, buffer: torch.Tensor | None) -> torch.Tensor | None:
-    """Small scratch buffers are copied; what a checkpoint holds (quantized weights, say) is shared."""
-    if buffer is None or name not in module._non_persistent_buffers_set or buffer.nbytes > _OWN_BUFFER_BYTES:
-        return buffer
-    return buffer.detach().clone()
-
-
-def _detached(parameter: nn.Parameter | None, done: dict[int, nn.Parameter]) -> nn.Parameter | None:
-    if parameter is None or not parameter.requires_grad:
-        return parameter
-    return done.setdefault(id(parameter), nn.Parameter(parameter.detach(), requires_grad=False))

@@ -89,13 +89,14 @@ def gradient_scores(
     objective = Objective(
         variant, span, norm=norm, weighted=weighted, last_tokens=last_tokens, sampled_rows=sampled_rows
     )
-    objective.span(scorer.architecture.n_layers)
-    embedding: Any = model.get_input_embeddings()
-    vocabulary = min(int(embedding.weight.shape[0]), scorer.vocabulary)
-    _validate(prompts, responses, offsets, vocabulary=vocabulary)
-    with torch.inference_mode(False):
-        batch = TokenBatch.of(prompts, responses, offsets, embedding.weight.device, objective=objective)
-    scores = scorer.score(batch, objective)
+    with scorer.lock:  # one turn, in which the model is looked at once
+        objective.span(scorer.architecture.n_layers)
+        embedding: Any = model.get_input_embeddings()
+        vocabulary = min(int(embedding.weight.shape[0]), scorer.vocabulary)
+        _validate(prompts, responses, offsets, vocabulary=vocabulary)
+        with torch.inference_mode(False):
+            batch = TokenBatch.of(prompts, responses, offsets, embedding.weight.device, objective=objective)
+        scores = scorer.score(batch, objective)
     return scores[0] if single else list(scores)
 
 

@@ -36,6 +36,8 @@ def through_head(
     kept_bytes: int,
 ) -> Rows:
     """Scores of a replay that stopped before the head."""
+    if replayed.final is None:
+        raise RuntimeError("a replay without the head keeps what would have gone into it")
     states = batch.predicting(replayed.final, replayed.head_start)
     parts = batch.parts
     result = score_head(
@@ -79,8 +81,8 @@ def no_gradient() -> UnsupportedModelError:
 
 
 def through_logits(batch: TokenBatch, objective: Objective, replayed: Replayed) -> tuple[GradientScores, ...]:
-    """The full tier, for one row: autograd from the model's own logits to the head's output and the span."""
-    if replayed.logits is None or replayed.raw_logits is None:
+    """The full tier, for one row: autograd from the model's own logits to the head's weight and the span."""
+    if replayed.logits is None or replayed.head_weight is None:
         raise RuntimeError("a full replay keeps its logits")
     (parts,) = batch.segments
     with torch.enable_grad():
@@ -95,15 +97,12 @@ def through_logits(batch: TokenBatch, objective: Objective, replayed: Replayed) 
     semgrad: list[float] = []
     grids: list[Grid] = []
     paragrad: list[float] = []
-    states = batch.predicting(replayed.final.detach(), replayed.head_start)
     for number, loss in enumerate(losses, start=1):
         current_stop().check()
-        raw, *hidden = torch.autograd.grad(
-            loss, [replayed.raw_logits, *replayed.hidden], retain_graph=number < len(losses)
+        by_head, *hidden = torch.autograd.grad(
+            loss, [replayed.head_weight, *replayed.hidden], retain_graph=number < len(losses)
         )
-        sensitivity = batch.predicting(raw, replayed.head_start)
-        pieces = [(piece @ states).double() for piece in sensitivity.t().split(4096)]
-        paragrad.append(_norm_of(torch.cat(pieces), objective.norm))
+        paragrad.append(_norm_of(by_head.double(), objective.norm))
         at_token, grid = _reduce(batch, 0, hidden, start=replayed.start, norm=objective.norm)
         semgrad.append(at_token)
         grids.append(grid)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import nn
@@ -15,32 +17,60 @@ from semgrad_guard.engine.models.architecture import Architecture, inspect_archi
 from semgrad_guard.engine.objective import Objective
 from semgrad_guard.engine.replay.captured_states import CapturedStates
 from semgrad_guard.engine.replay.memory_budget import Memory
+from semgrad_guard.engine.replay.model_state import Snapshot
 from semgrad_guard.engine.replay.replayer import Replayed, Replayer
 from semgrad_guard.engine.replay.token_batch import TokenBatch
-from semgrad_guard.engine.replay.weight_sharing_copy import edits, fingerprint
+from semgrad_guard.engine.replay.weight_sharing_copy import weight_sharing_copy
 from semgrad_guard.engine.scoring.gradients import Rows, through_head, through_logits
 from semgrad_guard.engine.scoring.scores import GradientScores, Tier
 from semgrad_guard.engine.scoring.self_check import exact_tiers
 
+_STATES = 4  # a model's states whose tiers are remembered: with and without an adapter, say
+
+
+@dataclass(eq=False)
+class _State:
+    """What is known of the model as it was at one moment; `tiers` once they were checked."""
+
+    snapshot: Snapshot
+    replayer: Replayer
+    architecture: Architecture
+    tiers: tuple[Tier, ...] | None = None
+
 
 class Scorer:
-    """Scores responses of one model. Thread-safe: one lock per model guards its replays (and generations)."""
+    """Scores responses of one model. Thread-safe: one lock per model guards its replays (and generations).
+
+    Whoever takes the lock works with the model as it then is: it is looked at once in each turn (`current`).
+    """
 
     def __init__(self, model: nn.Module) -> None:
-        self.lock = InterruptibleLock()
+        self.lock = InterruptibleLock(leaving=self._catch_up)
         # Weak: the table below must not keep a model alive that its owner has dropped.
         self._model = weakref.ref(model)
-        self._fingerprint, self._edits = None, 0
+        self._states: list[_State] = []  # the one in use comes first
+        self._looked_in_turn, self._epoch = 0, object()
         self.memory = Memory()
-        with clean_slate():
-            self.architecture: Architecture = inspect_architecture(model)
-        self._tiers: tuple[Tier, ...] | None = None
+        self._current()
 
     def tiers(self) -> tuple[Tier, ...]:
         """The tiers that agree with plain autograd on this model, cheapest first; settled by one self-check."""
         with self.lock, clean_slate():
             replayer = self.current_replayer()
             return self._tiers or self._check(replayer)
+
+    @property
+    def architecture(self) -> Architecture:
+        """Where the model keeps its layers and its head."""
+        return self._current().architecture
+
+    @property
+    def epoch(self) -> object:
+        """Another object after every change of the model: what was computed before belongs to the one before."""
+        with self.lock:
+            if self._model() is not None:  # one that is gone changes no more
+                self._current()
+            return self._epoch
 
     @property
     def device(self) -> torch.device:
@@ -98,7 +128,8 @@ class Scorer:
         tiers: tuple[Tier, ...],
     ) -> Rows:
         replayer = self.current_replayer()
-        if captured is not None and "captured" in tiers and captured.layer <= span[0] and captured.fits(batch):
+        usable = captured is not None and captured.epoch in (None, self._epoch) and captured.fits(batch)
+        if captured is not None and usable and "captured" in tiers and captured.layer <= span[0]:
             return self._through_head(batch, objective, replayer.captured(batch, span, captured), "captured")
         if "prefix" in tiers:
             return self._through_head(batch, objective, replayer.prefix(batch, span), "prefix")
@@ -117,20 +148,64 @@ class Scorer:
         )
 
     def current_replayer(self) -> Replayer:
-        """The weight-sharing copy in use; a new one when the model was moved, cast, re-weighted or hooked since."""
+        """The weight-sharing copy in use: a copy of the model as it is now.
+
+        Raises:
+            UnsupportedModelError: what the model has become rules a score out.
+        """
+        return self._current().replayer
+
+    def _current(self) -> _State:
+        """The model as it is in this turn of the lock."""
+        with self.lock:
+            if self._looked_in_turn != self.lock.turn:
+                with clean_slate():
+                    self._look()
+                self._looked_in_turn = self.lock.turn
+            state = self._states[0]
+            state.replayer.memory = self.memory
+            return state
+
+    def _look(self) -> None:
+        """Find out whether the owner has changed anything since the last turn; what was kept from before is let go."""
         model = self._model()
         if model is None:
             raise RuntimeError("the scored model no longer exists")
-        now = fingerprint(model)
-        if now != self._fingerprint:
-            with clean_slate():
-                self._replayer = Replayer(model, self.architecture)
-            self._fingerprint, self._tiers = now, None
-        if self.memory.prompts and (edited := edits(model)) != self._edits:
-            self._replayer.prompts.trim(0)
-            self._edits = edited
-        self._replayer.memory = self.memory
-        return self._replayer
+        before = self._states[0] if self._states else None
+        if before is not None and before.snapshot.is_current():
+            state, snapshot = before, before.snapshot
+        else:
+            snapshot = Snapshot(model)
+            state = next((known for known in self._states if known.snapshot.agrees_with(snapshot)), None)
+        edited = state is not None and state.snapshot.weights.have_changed()
+        if state is None:
+            copied = weight_sharing_copy(model)
+            architecture = inspect_architecture(copied)
+            state = _State(snapshot, Replayer(copied, architecture), architecture)
+        if state is not before or edited:
+            self._epoch = object()
+            for known in self._states:
+                known.replayer.prompts.trim(0)
+        snapshot.weights.update()
+        state.snapshot = snapshot
+        # Earlier states must not keep weights alive that the model has parted with.
+        kept = [k for k in self._states if k is not state and k.snapshot.tensors <= snapshot.tensors]
+        self._states = [state, *kept[: _STATES - 1]]
+        if snapshot.holds_the_model:
+            _keep_weakly(model, self)
+
+    def _catch_up(self) -> None:
+        """At the end of a turn: what the model's hooks have counted or noted in it is no change by the owner."""
+        if self._looked_in_turn == self.lock.turn:
+            self._states[0].snapshot.catch_up()
+
+    @property
+    def _tiers(self) -> tuple[Tier, ...] | None:
+        return self._current().tiers
+
+    @_tiers.setter
+    def _tiers(self, tiers: tuple[Tier, ...] | None) -> None:
+        self._current().tiers = tiers
 
     def _check(self, replayer: Replayer) -> tuple[Tier, ...]:
         def score(
@@ -143,8 +218,9 @@ class Scorer:
         return self._tiers or ("full",)
 
 
-_scorers: weakref.WeakKeyDictionary[nn.Module, Scorer] = weakref.WeakKeyDictionary()
-_scorers_lock = threading.Lock()
+_scorers: weakref.WeakKeyDictionary[nn.Module, Callable[[], Scorer | None]] = weakref.WeakKeyDictionary()
+_scorers_lock = threading.RLock()
+_latest: list[Scorer] = []  # of those that the table holds weakly, the one used last
 
 
 def scorer_of(model: nn.Module) -> Scorer:
@@ -153,12 +229,26 @@ def scorer_of(model: nn.Module) -> Scorer:
     Raises:
         UnsupportedModelError: the architecture rules a score out.
     """
-    model = getattr(model, "_orig_mod", model)  # torch.compile wraps the model whose modules we need
     with _scorers_lock:
-        scorer = _scorers.get(model)
+        known = _scorers.get(model)
+        scorer = None if known is None else known()
         if scorer is None:
-            scorer = _scorers[model] = Scorer(model)
+            scorer = Scorer(model)
+            if model not in _scorers:
+                _scorers[model] = partial(_itself, scorer)
+        if isinstance(_scorers[model], weakref.ref):
+            _latest[:] = [scorer]
         return scorer
+
+
+def _keep_weakly(model: nn.Module, scorer: Scorer) -> None:
+    """Leave a scorer to those who use it: its model is reached from its own parts, and would never be let go."""
+    with _scorers_lock:
+        _scorers[model] = weakref.ref(scorer)
+
+
+def _itself(scorer: Scorer) -> Scorer:
+    return scorer
 
 
 @contextmanager

@@ -1,0 +1,339 @@
+"""What a model is made of at one moment, so that whatever its owner changes is seen at the next call.
+
+A model's behaviour is its modules' attributes: weights and buffers, children, hooks, patched methods, flags, settings.
+A snapshot notes all of them. Asking whether they are still the same takes one walk over the same dictionaries, without
+Python code for each entry; only where something differs is the model read anew and compared as a whole.
+"""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from itertools import chain
+from operator import is_, methodcaller
+from types import FunctionType, MethodType
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.modules import module as torch_module
+
+from semgrad_guard.engine.replay.held_values import (
+    ATOMS,
+    LIBRARIES,
+    held_by,
+    innermost,
+    is_container,
+    is_holder,
+    package_of,
+    reached_from,
+    slots_of,
+)
+from semgrad_guard.engine.replay.weight_sharing_copy import is_own_buffer
+
+# transformers leaves these on a model at its first `output_hidden_states=True`; they do nothing of themselves.
+_INERT_HOOKS = "transformers.utils.output_capturing"
+_HOOKS = {
+    "_forward_hooks": ("_forward_hooks_with_kwargs", "_forward_hooks_always_called"),
+    "_forward_pre_hooks": ("_forward_pre_hooks_with_kwargs",),
+}
+_TABLES = ("_parameters", "_buffers", "_modules")
+_NO_MATTER = frozenset(
+    {
+        "training",  # every pass is in evaluation mode
+        "_compiled_call_impl",  # computes what it was compiled from
+        "_output_capturing_hooks_installed",
+        "_backward_hooks",
+        "_backward_pre_hooks",
+        "_is_full_backward_hook",
+        "_non_persistent_buffers_set",
+        *(name for name in vars(nn.Module()) if "state_dict" in name),
+        *chain.from_iterable(_HOOKS.values()),
+    }
+)
+_BY_VALUE = ATOMS | {MethodType}
+_WHOLE = 4096  # bytes of a tensor up to which all of it is compared,
+_SAMPLE = 64  # and how many of a larger one
+_VALUES = methodcaller("values")
+_CALLABLES = (FunctionType, MethodType, partial)
+
+
+class Snapshot:
+    """A model's parts at one moment. It holds them, so that no other object can take their place unnoticed."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model, self._model_id = weakref.ref(model), id(model)
+        self.holds_the_model = False
+        """Whether the model is reached from its own parts: then it lives as long as this snapshot."""
+        self._leaves: list[Any] = []
+        self._seen: set[int] = set()
+        self._modules: list[nn.Module] = []
+        self._tables: list[Mapping[Any, Any]] = []
+        self._sequences: list[Iterable[Any]] = []
+        self._tensors: list[torch.Tensor] = []
+        self._callables: list[Any] = []
+        self._visit_module(model)
+        self._visit_surroundings()
+        self._visit_modules_of_callables()
+        self._lengths = list(map(len, self._tables))
+        self._keys, self._values = list(chain.from_iterable(self._tables)), self._table_values()
+        self._items = [list(sequence) for sequence in self._sequences]
+        self._classes = list(map(type, self._all_modules()))
+        self._plain = [tensor for tensor in self._tensors if _has_storage(tensor)]
+        self._layouts = _layouts(self._plain)
+        self._buffers = Contents(list(self._own_buffers()), whole=True)
+        self._leaves += self._buffers.as_bytes()
+        self.weights = Contents(self._plain)
+        self._live = self._live_leaves()
+
+    @property
+    def tensors(self) -> frozenset[int]:
+        """The numbers of all tensors that it holds."""
+        return frozenset(map(id, self._tensors))
+
+    def is_current(self) -> bool:
+        """Whether the model still is what it was, its shared weights' numbers aside (see `weights`)."""
+        return (
+            list(map(len, self._tables)) == self._lengths
+            and all(map(is_, chain.from_iterable(self._tables), self._keys))
+            and all(map(is_, self._table_values(), self._values))
+            and list(map(type, self._all_modules())) == self._classes
+            and _layouts(self._plain) == self._layouts
+            and all(_same(list(s), items) for s, items in zip(self._sequences, self._items, strict=True))
+            and not self._buffers.have_changed()
+            and (not self._callables or _same(self._live_leaves(), self._live))
+        )
+
+    def agrees_with(self, other: Snapshot) -> bool:
+        """Whether both say the same of the model, down to every attribute that can matter."""
+        return _same(self._leaves, other._leaves) and _same(self._live, other._live)
+
+    def catch_up(self) -> None:
+        """Take what functions hold now (a counter, a list of records) for what they held: our own pass changed it."""
+        if self._callables:
+            self._live = self._live_leaves()
+
+    # The walk.
+
+    def _visit(self, value: Any) -> None:
+        value = innermost(value)
+        self._leaves.append(type(value) if is_container(value) else value)
+        if type(value) in ATOMS:
+            return
+        if id(value) == self._model_id:
+            self.holds_the_model = True
+        if id(value) in self._seen:
+            return
+        self._seen.add(id(value))
+        if isinstance(value, nn.Module):
+            self._visit_module(value)
+        elif isinstance(value, torch.Tensor):
+            self._visit_tensor(value)
+        elif is_container(value):
+            self._visit_container(value)
+        elif is_holder(value):
+            self._visit_holder(value)
+        elif isinstance(value, _CALLABLES) and held_by(value):
+            self._callables.append(value)
+
+    def _visit_module(self, module: nn.Module) -> None:
+        self._seen.add(id(module))
+        if id(module) != self._model_id:
+            self._modules.append(module)
+        self._leaves.append(type(module))
+        self._tables.append(vars(module))
+        for name, value in list(vars(module).items()):
+            if name in _TABLES:
+                self._visit_table(value)
+            elif name in _HOOKS:
+                self._tables.append(value)
+                self._visit_hooks(value, [getattr(module, flags) for flags in _HOOKS[name]])
+            elif name not in _NO_MATTER:
+                self._leaves.append(name)
+                self._visit(value)
+
+    def _visit_hooks(self, hooks: Mapping[int, Any], flags: Sequence[Mapping[int, Any]]) -> None:
+        for number, hook in hooks.items():
+            if getattr(hook, "__module__", None) != _INERT_HOOKS:
+                self._leaves += [number in table for table in flags]
+                self._visit(hook)
+
+    def _visit_table(self, table: Mapping[Any, Any]) -> None:
+        self._tables.append(table)
+        self._leaves += [len(table), *table]
+        for value in list(table.values()):
+            self._visit(value)
+
+    def _visit_container(self, container: Any) -> None:
+        if isinstance(container, dict):
+            self._visit_table(container)
+            return
+        if not isinstance(container, tuple):
+            self._sequences.append(container)
+        self._leaves.append(len(container))
+        for value in list(container):
+            self._visit(value)
+
+    def _visit_holder(self, holder: Any) -> None:
+        if hasattr(holder, "__dict__"):
+            self._visit_table(vars(holder))
+        if slots := _Slots(holder):
+            self._sequences.append(slots)
+            for value in slots:
+                self._visit(value)
+
+    def _visit_tensor(self, tensor: torch.Tensor) -> None:
+        self._tensors.append(tensor)
+        self._leaves += _layout_of(tensor)
+        if vars(tensor):
+            self._visit_table(vars(tensor))
+
+    def _visit_surroundings(self) -> None:
+        """What every module runs through: hooks on all modules, its class's methods, its library's functions."""
+        for hooks in (torch_module._global_forward_hooks, torch_module._global_forward_pre_hooks):
+            self._visit_table(hooks)
+        kinds = {kind: None for module in self._all_modules() for kind in type(module).__mro__ if kind is not object}
+        files = dict.fromkeys(kind.__module__ for kind in kinds if package_of(kind) in LIBRARIES)
+        for names in [*map(vars, kinds), *(vars(sys.modules[name]) for name in files if name in sys.modules)]:
+            self._tables.append(names)
+            self._leaves += [value for name, value in names.items() if not str(name).startswith("__")]
+        for kind in kinds:
+            if package_of(kind) not in LIBRARIES:
+                self._callables += [each for each in vars(kind).values() if isinstance(each, FunctionType)]
+
+    def _visit_modules_of_callables(self) -> None:
+        """A module that a hook or a patched method runs is part of the model, wherever it is kept."""
+        done = 0
+        while done < len(self._callables):
+            held = reached_from(self._callables[done], beyond=_is_module)
+            done += 1
+            for module in [each for each in held if isinstance(each, nn.Module)]:
+                self.holds_the_model |= id(module) == self._model_id
+                if id(module) not in self._seen:
+                    self._visit_module(module)
+
+    # What is compared.
+
+    def _all_modules(self) -> list[nn.Module]:
+        """All modules, the model itself first as long as it lives: a snapshot does not keep it."""
+        model = self._model()
+        return [*([] if model is None else [model]), *self._modules]
+
+    def _table_values(self) -> list[Any]:
+        return list(chain.from_iterable(map(_VALUES, self._tables)))
+
+    def _own_buffers(self) -> Iterator[torch.Tensor]:
+        for module in self._all_modules():
+            for name, buffer in module._buffers.items():
+                if buffer is not None and is_own_buffer(module, name, buffer):
+                    yield buffer
+
+    def _live_leaves(self) -> list[Any]:
+        """What functions hold, which a copy shares with the user: compared at every call, not followed by a copy."""
+        leaves: list[Any] = []
+        for value in chain.from_iterable(reached_from(each, beyond=_is_module) for each in self._callables):
+            leaves.append(type(value) if is_container(value) or is_holder(value) else value)
+            if isinstance(value, torch.Tensor) and not isinstance(value, nn.Module):
+                leaves += [_version(value), *_layout_of(value)]
+        return leaves
+
+
+class _Slots:
+    """The values of an object that its class keeps outside a dictionary, read anew each time."""
+
+    def __init__(self, holder: Any) -> None:
+        self._holder = holder
+        self._names = [name for kind in type(holder).__mro__ for name in slots_of(kind)]
+
+    def __bool__(self) -> bool:
+        return bool(self._names)
+
+    def __iter__(self) -> Iterator[Any]:
+        return (getattr(self._holder, name, None) for name in self._names)
+
+
+class Contents:
+    """The numbers in some tensors: whether they were edited in place since they were last asked for.
+
+    An edit is told by torch's own count of them, and, for those that it does not count (through `.data`), by the bytes:
+    all of a small tensor, some of a large one, which an edit of the whole tensor changes too.
+    """
+
+    def __init__(self, tensors: Sequence[torch.Tensor], *, whole: bool = False) -> None:
+        self._tensors = [tensor for tensor in tensors if not tensor.is_inference()]
+        pieces = [piece for tensor in tensors if (piece := _bytes_of(tensor, whole=whole)) is not None]
+        self._pieces = [[p for p in pieces if p.device == device] for device in dict.fromkeys(p.device for p in pieces)]
+        self._versions, self._samples = self._read()
+
+    def have_changed(self) -> bool:
+        """Whether they were edited since; `update` takes note of it."""
+        versions, samples = self._read()
+        return versions != self._versions or not all(map(torch.equal, samples, self._samples))
+
+    def update(self) -> None:
+        """Take them as they are now."""
+        self._versions, self._samples = self._read()
+
+    def as_bytes(self) -> list[bytes]:
+        """What is compared of them."""
+        return [sample.cpu().numpy().tobytes() for sample in self._samples]
+
+    def _read(self) -> tuple[list[int], list[torch.Tensor]]:
+        with torch.no_grad(), _plainly():
+            return [tensor._version for tensor in self._tensors], [torch.cat(pieces) for pieces in self._pieces]
+
+
+def _bytes_of(tensor: torch.Tensor, *, whole: bool) -> torch.Tensor | None:
+    """A view of some of a tensor's bytes [n]; None where it has none that can be viewed."""
+    if not _has_storage(tensor) or not tensor.is_contiguous() or not tensor.numel():
+        return None
+    flat = tensor.as_subclass(torch.Tensor).detach().view(-1)
+    if not whole and flat.nbytes > _WHOLE:
+        count, middle = max(1, _SAMPLE // flat.itemsize), len(flat) // 2
+        flat = flat[middle : middle + count]
+    return flat.view(torch.uint8)
+
+
+def _has_storage(tensor: torch.Tensor) -> bool:
+    """Whether the numbers lie in memory of the tensor's own (not so for wrappers of other tensors)."""
+    if tensor.layout != torch.strided or tensor.is_meta or hasattr(tensor, "__tensor_flatten__"):
+        return False
+    try:
+        tensor.data_ptr()
+    except RuntimeError:
+        return False
+    return True
+
+
+def _layouts(tensors: Sequence[torch.Tensor]) -> list[Any]:
+    """Where the numbers of tensors lie and what they are."""
+    with _plainly():
+        return [(t.data_ptr(), t.dtype, t.shape, t.stride()) for t in tensors]
+
+
+def _layout_of(tensor: torch.Tensor) -> list[Any]:
+    """One tensor's, as values that can be compared one by one."""
+    return [torch.Size(x) if type(x) is tuple else x for x in _layouts([tensor])[0]] if _has_storage(tensor) else []
+
+
+def _plainly() -> Any:
+    """For the time of a block, tensors of libraries' classes are asked as plain ones, which takes no Python code."""
+    return torch._C.DisableTorchFunctionSubclass()
+
+
+def _version(tensor: torch.Tensor) -> int:
+    return 0 if tensor.is_inference() else tensor._version
+
+
+def _is_module(value: Any) -> bool:
+    return isinstance(value, nn.Module)
+
+
+def _same(one: Sequence[Any], two: Sequence[Any]) -> bool:
+    """Whether two lists hold the same objects; numbers, texts and methods count by value."""
+    if len(one) != len(two):
+        return False
+    pairs = zip(one, two, strict=True)
+    return all(a is b or (type(a) is type(b) and type(a) in _BY_VALUE and bool(a == b)) for a, b in pairs)

@@ -1,0 +1,184 @@
+"""The model is scored, and answers, as it is at the call: whatever its owner has switched since the last one."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from transformers import PreTrainedTokenizerFast
+
+from semgrad_guard import GenerationOptions, LanguageModel
+from semgrad_guard.engine.replay.memory_budget import Memory
+from semgrad_guard.engine.scoring.gradient_scores import gradient_scores
+from semgrad_guard.engine.scoring.scorer import Scorer, scorer_of
+from semgrad_guard.engine.scoring.scores import GradientScores
+from semgrad_guard.errors import UnsupportedModelError
+
+from .scoring_paths import CASES, Case
+from .snapshots import unchanged
+from .switches import PREPARED, SWITCHES, Switch, plain_scores
+from .tiny_models import build
+
+BRIEF = GenerationOptions(max_tokens=6)
+PROMPT = "What is tea?"
+CASE = CASES[0]
+
+
+def score(model: Any) -> GradientScores:
+    return gradient_scores(model, CASE.prompt, CASE.response, semantic_token=CASE.semantic_token)
+
+
+def prepared(name: str, model: Any) -> Switch:
+    return SWITCHES[name] if name in SWITCHES else PREPARED[name](model)
+
+
+def check(found: GradientScores, model: Any, case: Case = CASE) -> None:
+    expected = plain_scores(model, case)
+    assert (found.semgrad, found.paragrad) == pytest.approx(expected, rel=1e-7)
+
+
+@pytest.mark.parametrize("training", [False, True], ids=["evaluating", "training"])
+@pytest.mark.parametrize("name", [*SWITCHES, *PREPARED])
+def test_a_switch_is_seen_at_the_next_score(name: str, training: bool) -> None:
+    model = build("llama", attention_dropout=0.5 if training else 0.0).train(training)
+    switch = prepared(name, model)
+    before = score(model)
+    switch(model)
+    with unchanged(model):
+        after = score(model)
+    check(after, model)
+    assert after.semgrad != pytest.approx(before.semgrad, rel=1e-6) or "attention" in name
+    with unchanged(model):
+        assert score(model) == after
+
+
+@pytest.mark.parametrize("memory", [Memory(), Memory(prompts=1 << 24)], ids=["plain", "prompts kept"])
+@pytest.mark.parametrize("name", [*SWITCHES, *PREPARED])
+def test_a_switch_is_seen_by_the_next_answer_and_by_an_earlier_answers_score(
+    name: str, memory: Memory, tokenizer: PreTrainedTokenizerFast
+) -> None:
+    model = build("llama", vocab_size=258, eos_token_id=None)
+    switch = prepared(name, model)
+    language_model = LanguageModel.from_transformers(model, tokenizer)
+    language_model.memory = memory
+    early, asked = (language_model.generate(PROMPT, BRIEF) for _ in range(2))
+    first = asked.evidence.gradients()
+    switch(model)
+    for generation in (early, asked, language_model.generate(PROMPT, BRIEF)):
+        timed = generation.evidence.gradients()
+        assert timed is not None
+        case = Case(list(generation.prompt.ids), list(generation.response_ids), generation.prompt.semantic_token.offset)
+        check(timed.scores, model, case)
+    assert first is not None
+    assert generation.reused_tokens == 0
+    ids = torch.tensor([generation.prompt.ids])
+    with torch.compiler.set_stance("force_eager"):
+        own = model.generate(ids, max_new_tokens=6, do_sample=False, eos_token_id=257, pad_token_id=257)
+    assert generation.response_ids == tuple(t for t in own[0, ids.shape[1] :].tolist() if t != 257)
+
+
+class TestWhatLookingCosts:
+    """A new copy, and a new self-check, only for a state of the model that is not known."""
+
+    @pytest.fixture
+    def checks(self, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+        made: list[int] = []
+        original = Scorer._check
+        monkeypatch.setattr(Scorer, "_check", lambda self, replayer: (made.append(1), original(self, replayer))[1])
+        return made
+
+    def test_nothing_for_modes_flags_and_edits(self, checks: list[int]) -> None:
+        model = build("llama")
+        score(model)
+        copy = scorer_of(model).current_replayer()
+        for change in (
+            lambda: model.train(),
+            lambda: model.requires_grad_(False),
+            lambda: model.eval(),
+            lambda: model(input_ids=torch.tensor([CASE.prompt]), output_hidden_states=True),
+            lambda: model.model.norm.weight.data.add_(0.1),
+            lambda: setattr(model.model.norm, "variance_epsilon", float(str(model.model.norm.variance_epsilon))),
+        ):
+            change()
+            check(score(model), model)
+            assert scorer_of(model).current_replayer() is copy
+        assert len(checks) == 1
+
+    def test_one_check_for_each_of_two_states_that_take_turns(self, checks: list[int]) -> None:
+        model = build("llama")
+        for _ in range(3):
+            for factor in (0.5, 1.0):
+                model.model.layers[3].self_attn.scaling = factor
+                check(score(model), model)
+        assert len(checks) == 2
+
+    def test_a_state_is_forgotten_with_the_weights_it_had(self) -> None:
+        model = build("llama")
+        score(model)
+        gone = weakref.ref(model.model.layers[3].mlp.up_proj.weight)
+        model.model.layers[3].mlp.up_proj = nn.Linear(32, 48, bias=False).double()
+        check(score(model), model)
+        gc.collect()
+        assert gone() is None
+
+    def test_what_a_hook_notes_in_our_own_passes_is_no_change(self, checks: list[int]) -> None:
+        model, seen = build("llama"), []
+        model.model.layers[2].register_forward_hook(lambda _, __, output: seen.append(output.detach().mean()))
+        assert len({score(model) for _ in range(3)}) == 1
+        assert seen
+        assert len(checks) == 1
+
+    def test_the_model_is_looked_at_once_in_a_score(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        model, looks = build("llama"), []
+        score(model)
+        original = Scorer._look
+        monkeypatch.setattr(Scorer, "_look", lambda self: (looks.append(1), original(self))[1])
+        score(model)
+        assert len(looks) == 1
+
+
+@pytest.mark.parametrize("name", ["forward of the whole", "forward of an mlp", "a compiled forward", "a hook"])
+def test_a_patched_model_can_be_collected(name: str) -> None:
+    model = build("llama")
+    score(model)
+    SWITCHES[name](model)
+    score(model)
+    gone = weakref.ref(model)
+    del model
+    scorer_of(build("llama", num_hidden_layers=3))
+    gc.collect()
+    assert gone() is None
+
+
+def test_a_patched_model_keeps_its_scorer_while_it_is_in_use() -> None:
+    model = build("llama")
+    SWITCHES["forward of the whole"](model)
+    score(model)
+    assert scorer_of(model) is scorer_of(model)
+
+
+def test_hooks_on_a_compiled_layer_are_those_of_the_layer() -> None:
+    """Hidden states are what layers receive; the model's own record of them leaves the wrapper's hooks out."""
+    found = []
+    for wrap in (lambda layer: layer, lambda layer: torch.compile(layer, backend="eager")):
+        model = build("llama")
+        model.model.layers[3] = wrap(model.model.layers[3])
+        model.model.layers[3].register_forward_pre_hook(lambda _, args: (args[0] * 0.9, *args[1:]))
+        model.model.layers[3].register_forward_hook(lambda _, __, output: output * 1.2)
+        found.append(score(model))
+    assert found[0].semgrad == found[1].semgrad
+    assert found[0].paragrad == found[1].paragrad
+
+
+def test_a_switch_that_rules_scores_out_is_refused_and_its_return_is_scored() -> None:
+    model = build("llama")
+    before, head = score(model), model.lm_head
+    model.lm_head = nn.Sequential(head)
+    with unchanged(model), pytest.raises(UnsupportedModelError, match="head"):
+        score(model)
+    model.lm_head = head
+    assert score(model) == before
