@@ -108,7 +108,9 @@ class Replayer:
             output = self._call(batch.inputs(0, end), use_cache=False, output_hidden_states=True, **options)
         hidden = inputs.verified(output.hidden_states, type(self._copy).__name__)
         head_start = end - output.logits.shape[1]
-        return Replayed(0, None, hidden, head_start, logits=output.logits, head_weight=weight)
+        # Columns of the model's own may stand before the batch's: the virtual tokens of a tuned prompt.
+        start = end - hidden[0].shape[1]
+        return Replayed(start, None, hidden, head_start, logits=output.logits, head_weight=weight)
 
     def last_states(self, batch: TokenBatch, count: int) -> torch.Tensor:
         """h^(l) of the prompts for l = 0 .. L-1 at their last `count` tokens, without a graph: [B, L, count, d]."""

@@ -1,0 +1,138 @@
+"""PEFT's adapters and tuned prompts: exact as they are switched, and the user's own model keeps all that it has."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from transformers import PreTrainedTokenizerFast
+
+from semgrad_guard import GenerationOptions, LanguageModel, gradient_scores
+from semgrad_guard.engine.replay.memory_budget import Memory
+
+from .scoring_paths import CASES, Case
+from .snapshots import unchanged
+from .switches import plain_scores
+from .tiny_models import build
+
+peft = pytest.importorskip("peft")
+
+CASE = CASES[0]
+BRIEF = GenerationOptions(max_tokens=5)
+LORA = {"r": 4, "target_modules": ["q_proj", "up_proj"], "lora_dropout": 0.3}
+
+
+def varied(model: Any) -> Any:
+    """Adapters of a size that matters: those of a fresh one are zero."""
+    generator = torch.Generator().manual_seed(5)
+    with torch.no_grad():
+        for name, parameter in model.double().named_parameters():
+            if "lora" in name or "prompt" in name:
+                parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.3)
+    return model.eval()
+
+
+def adapted(**changes: Any) -> Any:
+    config = peft.LoraConfig(task_type="CAUSAL_LM", **LORA)
+    return varied(peft.get_peft_model(build("llama", **changes), config, autocast_adapter_dtype=False))
+
+
+def check(model: Any) -> float:
+    with unchanged(model):
+        found = gradient_scores(model, CASE.prompt, CASE.response, semantic_token=CASE.semantic_token)
+    assert (found.semgrad, found.paragrad) == pytest.approx(plain_scores(model, CASE), rel=1e-7)
+    assert found.semgrad is not None
+    return found.semgrad
+
+
+def test_every_switch_of_an_adapter_is_seen() -> None:
+    model = adapted()
+    seen = {"on": check(model)}
+    with model.disable_adapter():
+        seen["off"] = check(model)
+    assert check(model) == seen["on"]
+    model.add_adapter("other", peft.LoraConfig(task_type="CAUSAL_LM", r=2, target_modules=["v_proj"]))
+    varied(model)
+    model.set_adapter("other")
+    seen["other"] = check(model)
+    model.set_adapter("default")
+    model.delete_adapter("other")
+    seen["deleted"] = check(model)
+    for layer in model.base_model.model.model.layers:
+        layer.self_attn.q_proj.scaling["default"] *= 2
+    seen["scaled"] = check(model)
+    model.merge_adapter()
+    assert check(model) == pytest.approx(seen["scaled"], rel=1e-9)
+    model.unmerge_adapter()
+    model.train()
+    assert check(model) == pytest.approx(seen["scaled"], rel=1e-9)
+    assert check(model.merge_and_unload()) == pytest.approx(seen["scaled"], rel=1e-9)
+    assert len({round(value, 12) for value in seen.values()}) == 4 + (seen["deleted"] != seen["on"])
+
+
+def test_adapters_of_transformers_own_making() -> None:
+    model = build("llama")
+    base = check(model)
+    model.add_adapter(peft.LoraConfig(**LORA))
+    varied(model)
+    on = check(model)
+    model.disable_adapters()
+    assert check(model) == pytest.approx(base, rel=1e-9) != on
+    model.enable_adapters()
+    assert check(model) == on
+
+
+TUNED: dict[str, Callable[[], Any]] = {
+    "prompt tuning": lambda: peft.PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=5),
+    "p-tuning": lambda: peft.PromptEncoderConfig(
+        task_type="CAUSAL_LM", num_virtual_tokens=5, encoder_hidden_size=16, encoder_dropout=0.4
+    ),
+    "prefix tuning": lambda: peft.PrefixTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=5),
+}
+
+
+@pytest.mark.parametrize("kind", TUNED)
+def test_tuned_prompts(kind: str) -> None:
+    plain = check(build("llama"))
+    model = varied(peft.get_peft_model(build("llama"), TUNED[kind](), autocast_adapter_dtype=False))
+    tuned = check(model)
+    with model.disable_adapter():
+        assert check(model) == pytest.approx(plain, rel=1e-9) != tuned
+    assert check(model) == tuned
+
+
+@pytest.mark.parametrize("kind", ["adapter", *TUNED])
+def test_answers_and_their_scores_follow_the_switch(kind: str, tokenizer: PreTrainedTokenizerFast) -> None:
+    changes = {"vocab_size": 258, "eos_token_id": None}
+    config = peft.LoraConfig(task_type="CAUSAL_LM", **LORA) if kind == "adapter" else TUNED[kind]()
+    model = varied(peft.get_peft_model(build("llama", **changes), config, autocast_adapter_dtype=False))
+    language_model = LanguageModel.from_transformers(model, tokenizer, name="adapted")
+    language_model.memory = Memory(prompts=1 << 24)
+
+    def answer() -> tuple[int, ...]:
+        with unchanged(model):
+            generations = language_model.generate_batch(["What is tea?", "Why?"], BRIEF)
+            timed = [generation.evidence.gradients() for generation in generations]
+        rows = [list(generation.prompt.ids) for generation in generations]
+        width = max(map(len, rows))
+        own = model.generate(
+            input_ids=torch.tensor([[257] * (width - len(row)) + row for row in rows]),
+            attention_mask=torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in rows]),
+            max_new_tokens=5,
+            do_sample=False,
+            pad_token_id=257,
+        )
+        for generation, each, row, said in zip(generations, timed, rows, own[:, width:].tolist(), strict=True):
+            response = list(generation.response_ids)
+            assert [token for token in said if token != 257] == response
+            assert each is not None
+            expected = plain_scores(model, Case(row, response, generation.prompt.semantic_token.offset))
+            assert (each.scores.semgrad, each.scores.paragrad) == pytest.approx(expected, rel=1e-7)
+        return generations[0].response_ids
+
+    first = answer()
+    with model.disable_adapter():
+        assert answer() != first
+    assert answer() == first
