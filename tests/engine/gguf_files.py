@@ -93,13 +93,13 @@ def write(
     writer.add_head_count(config.num_attention_heads)
     writer.add_head_count_kv(config.num_key_value_heads)
     writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
-    writer.add_rope_dimension_count(config.hidden_size // config.num_attention_heads)
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     writer.add_vocab_size(config.vocab_size)
     if tokenizer:
         _add_tokenizer(writer, template)
+    rotated = {f"{config.model_type}.rope.dimension_count": config.hidden_size // config.num_attention_heads}
     adders = {str: writer.add_string, float: writer.add_float32, int: writer.add_uint32}
-    for key, value in (metadata or {}).items():
+    for key, value in {**rotated, **(metadata or {})}.items():
         adders[type(value)](key, value)
     for name, weight in model.state_dict().items():
         if name == "lm_head.weight" and config.tie_word_embeddings:

@@ -1,62 +1,27 @@
-"""GGUF files (llama.cpp's format): which file a name means, what its header says, and whether all of it is there.
-
-transformers reads the weights. What it would find out late or not at all (a part of a split model, a download that was
-cut off) is found out here first, from the header alone. Layout: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
-"""
+"""Models in GGUF files (llama.cpp's format): which file a name means, and loading it by transformers."""
 
 from __future__ import annotations
 
+import json
 import re
-import struct
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
-from importlib.util import find_spec
-from math import prod
+from collections.abc import Generator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, cast
 
 from huggingface_hub import hf_hub_download
 from huggingface_hub.errors import EntryNotFoundError, HFValidationError, LocalEntryNotFoundError
+from tokenizers import Tokenizer
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.utils.hub import extract_commit_hash
 
+from semgrad_guard.engine.models.gguf_config import complete_config, divide_frequencies, require_all_read
+from semgrad_guard.engine.models.gguf_header import GgufHeader, is_part, read_header
 from semgrad_guard.engine.models.hub import why_unreachable
-from semgrad_guard.errors import MissingExtraError, ModelNotFoundError, UnsupportedModelError
+from semgrad_guard.engine.models.loading import first_line, require_all_weights, without_weight_bar
+from semgrad_guard.errors import InputError, ModelNotFoundError, UnsupportedModelError
 
 _ON_THE_HUB = re.compile(r"(?P<repository>[\w.-]+/[\w.-]+):(?P<file>[^:]+\.gguf)")
-_PART = re.compile(r"-\d{5}-of-\d{5}\.gguf$")
-_VERSIONS = (2, 3)
-_NUMBERS = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?", 10: "<Q", 11: "<q", 12: "<d"}
-_STRING, _ARRAY = 8, 9
-_ALIGNMENT = 32  # bytes, where the file names none
-
-
-@dataclass(frozen=True)
-class TensorEntry:
-    """One line of the table of tensors: sizes fastest first, ggml's number of the type, bytes from the data's start."""
-
-    name: str
-    sizes: tuple[int, ...]
-    type: int
-    offset: int
-
-
-@dataclass(frozen=True)
-class GgufHeader:
-    """Everything before the weights. Of long arrays (the vocabulary), `metadata` holds the length."""
-
-    metadata: Mapping[str, Any]
-    tensors: tuple[TensorEntry, ...]
-    data_start: int
-
-    @property
-    def end_tokens(self) -> tuple[int, ...]:
-        """Every token that the file says an answer may end with: of the text, of a turn, of a message."""
-        found = (self.number(f"tokenizer.ggml.{each}_token_id", -1) for each in ("eos", "eot", "eom"))
-        return tuple(dict.fromkeys(token for token in found if token >= 0))
-
-    def number(self, key: str, default: int) -> int:
-        """A whole number among the metadata."""
-        value = self.metadata.get(key, default)
-        return value if isinstance(value, int) else default
 
 
 def find_gguf(name: str, *, revision: str | None = None, local_files_only: bool = False) -> Path | None:
@@ -81,43 +46,88 @@ def find_gguf(name: str, *, revision: str | None = None, local_files_only: bool 
     )
 
 
-def read_header(path: Path) -> GgufHeader:
-    """The header of a file that is there as a whole.
+def load_gguf(path: Path, name: str, **options: Any) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """Weights, tokenizer and chat template of a GGUF file; the weights are dequantized.
+
+    Args:
+        path: the file.
+        name: what it was asked for by, for messages.
+        options: passed to transformers (dtype, device_map, attn_implementation).
 
     Raises:
-        MissingExtraError: what transformers reads GGUF files with is not installed.
-        ModelNotFoundError: the file is damaged, or ends before its last tensor.
-        UnsupportedModelError: a part of a split model, another version of the format, or no tokenizer inside.
+        InputError: it is to be quantized once more.
+        ModelNotFoundError: the file is damaged, cut off, or lacks tensors.
+        UnsupportedModelError: transformers cannot read it, or would leave out a part of it.
+        MissingExtraError: the packages of the extra `gguf` are absent.
     """
-    if absent := [package for package in ("gguf", "accelerate") if find_spec(package) is None]:
-        raise MissingExtraError(*absent, extra="gguf")
-    if _PART.search(path.name):
-        raise _is_a_part(path)
-    size = path.stat().st_size
-    with path.open("rb") as file:
-        try:
-            header = _header(_Reader(file, size))
-        except (EOFError, UnicodeDecodeError, struct.error, OverflowError) as error:
-            raise ModelNotFoundError(
-                f"{str(path)!r} is damaged: its header cannot be read ({error}). Download it again."
-            ) from error
-    if header.number("split.count", 1) > 1:
-        raise _is_a_part(path)
-    if "tokenizer.ggml.tokens" not in header.metadata:
+    header = read_header(path)
+    if options.get("quantization_config") is not None:
+        raise InputError(
+            f"{name!r} is a GGUF file, which cannot be quantized once more on loading. Leave quantization_config out, "
+            "or load the folder with safetensors that the file was made from."
+        )
+    kept = ("dtype", "device_map", "attn_implementation")  # the others say where to find the file, which is found
+    chosen = {key: options[key] for key in kept if options.get(key) is not None}
+    at: dict[str, Any] = {"pretrained_model_name_or_path": str(path.parent), "gguf_file": path.name}
+    with _reading(name, header), without_weight_bar():
+        config: Any = AutoConfig.from_pretrained(**at)
+        complete_config(config, header)
+        tokenizer = AutoTokenizer.from_pretrained(**at)
+        model, report = cast(
+            "tuple[PreTrainedModel, dict[str, Any]]",
+            AutoModelForCausalLM.from_pretrained(
+                **at, config=config, output_loading_info=True, **_dequantized(), **chosen
+            ),
+        )
+    require_all_weights(name, report)
+    require_all_read(model, header, name)
+    divide_frequencies(model, header, path)
+    if header.end_tokens and model.generation_config is not None:
+        model.generation_config.eos_token_id = list(header.end_tokens)
+    model.config._commit_hash = extract_commit_hash(str(path), None)
+    _forget_invented_tokens(tokenizer, header)
+    return model.eval(), tokenizer
+
+
+@contextmanager
+def _reading(name: str, header: GgufHeader) -> Generator[None]:
+    """Says in our words what transformers says about a file that it cannot read."""
+    try:
+        yield
+    except UnsupportedModelError:
+        raise
+    except (OSError, MemoryError) as error:
+        raise ModelNotFoundError(f"cannot load {name!r}: {first_line(error)}") from error
+    except Exception as error:
         raise UnsupportedModelError(
-            f"{str(path)!r} holds no tokenizer. Convert the model again together with its tokenizer, or load the "
-            "folder with safetensors that it was made from."
-        )
-    if (end := _end(header)) > size:
-        raise ModelNotFoundError(
-            f"{str(path)!r} is cut off: it has {size:,} of {end:,} bytes. Download it again, to its end."
-        )
-    return header
+            f"transformers cannot read the GGUF file {name!r} (architecture "
+            f"{header.metadata.get('general.architecture')!r}): {first_line(error)} Take a file of another "
+            "quantization (Q8_0, Q4_K_M, F16), a newer transformers, or the folder with safetensors that the file was "
+            "made from."
+        ) from error
+
+
+def _dequantized() -> dict[str, Any]:
+    """The option that keeps transformers from leaving weights in blocks, which no gradient passes through."""
+    try:
+        from transformers import GgufConfig
+    except ImportError:  # older ones dequantize whatever they read
+        return {}
+    return {"quantization_config": GgufConfig(dequantize=True)}
+
+
+def _forget_invented_tokens(tokenizer: Any, header: GgufHeader) -> None:
+    """transformers adds GPT-2's own token to byte-level vocabularies without it; the model has no such token."""
+    count = header.number("tokenizer.ggml.tokens", 0)
+    described = json.loads(tokenizer.backend_tokenizer.to_str())
+    known = [token for token in described["added_tokens"] if token["id"] < count]
+    if len(known) < len(described["added_tokens"]):
+        tokenizer._tokenizer = Tokenizer.from_str(json.dumps({**described, "added_tokens": known}))
 
 
 def _only_one_in(folder: Path) -> Path | None:
     found = sorted(folder.glob("*.gguf"))
-    if len(found) > 1 and not all(_PART.search(path.name) for path in found):
+    if len(found) > 1 and not all(map(is_part, found)):
         raise ModelNotFoundError(
             f"{str(folder)!r} holds {len(found)} GGUF files ({', '.join(path.name for path in found)}). Name the one "
             f"to load, for example {str(found[0])!r}."
@@ -147,98 +157,3 @@ def _fetched(repository: str, file: str, *, revision: str | None, local_files_on
         raise ModelNotFoundError(
             f"cannot load '{repository}:{file}': {said}. Check the name and the access."
         ) from error
-
-
-def _is_a_part(path: Path) -> UnsupportedModelError:
-    return UnsupportedModelError(
-        f"{str(path)!r} is one part of a model that is split over several files, which transformers does not read. "
-        f"Join them first: llama-gguf-split --merge {path.name} model.gguf, with the first part's name."
-    )
-
-
-class _Reader:
-    """Little-endian values one after another, which never reads beyond the file's end."""
-
-    def __init__(self, file: BinaryIO, size: int) -> None:
-        self._file, self._left = file, size
-
-    @property
-    def position(self) -> int:
-        return self._file.tell()
-
-    def take(self, count: int) -> bytes:
-        """Raises EOFError if there are not that many bytes left."""
-        self._left -= count
-        if self._left < 0:
-            raise EOFError("it ends too early")
-        return self._file.read(count)
-
-    def skip(self, count: int) -> None:
-        self._left -= count
-        if self._left < 0:
-            raise EOFError("it ends too early")
-        self._file.seek(count, 1)
-
-    def number(self, form: str) -> Any:
-        return struct.unpack(form, self.take(struct.calcsize(form)))[0]
-
-    def text(self) -> str:
-        return self.take(self.number("<Q")).decode()
-
-    def value(self, kind: int) -> Any:
-        if kind == _STRING:
-            return self.text()
-        if kind == _ARRAY:
-            return self._array(self.number("<I"), self.number("<Q"))
-        if kind not in _NUMBERS:
-            raise EOFError(f"there is no type of value {kind}")
-        return self.number(_NUMBERS[kind])
-
-    def _array(self, kind: int, count: int) -> Any:
-        if kind == _STRING:
-            for _ in range(count):
-                self.skip(self.number("<Q"))
-            return count
-        return [self.value(kind) for _ in range(count)]
-
-
-def _header(reader: _Reader) -> GgufHeader:
-    if reader.take(4) != b"GGUF":
-        raise EOFError("it does not begin with the letters GGUF")
-    version = reader.number("<I")
-    if version not in _VERSIONS:
-        raise UnsupportedModelError(
-            f"this GGUF file is of version {version}, of which transformers reads {' and '.join(map(str, _VERSIONS))} "
-            "(little-endian). Convert the model again with a current llama.cpp."
-        )
-    tensors, pairs = reader.number("<Q"), reader.number("<Q")
-    metadata = dict(_pair(reader) for _ in range(pairs))
-    table = tuple(_entries(reader, tensors))
-    header = GgufHeader(metadata, table, data_start=0)
-    alignment = max(1, header.number("general.alignment", _ALIGNMENT))
-    return replace(header, data_start=-(-reader.position // alignment) * alignment)
-
-
-def _pair(reader: _Reader) -> tuple[str, Any]:
-    key = reader.text()
-    return key, reader.value(reader.number("<I"))
-
-
-def _entries(reader: _Reader, count: int) -> Iterator[TensorEntry]:
-    for _ in range(count):
-        name = reader.text()
-        sizes = tuple(reader.number("<Q") for _ in range(reader.number("<I")))
-        yield TensorEntry(name, sizes, reader.number("<I"), reader.number("<Q"))
-
-
-def _end(header: GgufHeader) -> int:
-    """Where the last tensor ends, in bytes; types that the installed `gguf` does not know are left out."""
-    from gguf import GGML_QUANT_SIZES
-
-    sizes = {int(kind): size for kind, size in GGML_QUANT_SIZES.items()}
-    ends = [0]
-    for tensor in header.tensors:
-        if tensor.type in sizes:
-            block, block_bytes = sizes[tensor.type]
-            ends.append(header.data_start + tensor.offset + prod(tensor.sizes) // block * block_bytes)
-    return max(ends)
