@@ -256,7 +256,7 @@ def test_a_deadline_ends_a_generation_and_says_how_long_it_was(make_language_mod
         while True:
             model.generate("What is tea?", LONG)
 
-    with stopping(Stop(0.05)), pytest.raises(DeadlineExceededError, match=r"0\.05 s.*max_new_tokens"):
+    with stopping(Stop(0.05)), pytest.raises(DeadlineExceededError, match=r"0\.05 s.*max_tokens"):
         answer_forever()
 
 
