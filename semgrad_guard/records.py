@@ -175,8 +175,9 @@ class Verdict(BaseModel):
     through, to a prompt like those of the calibration; bare thresholds and unscored targets promise nothing. `familiar`
     tells whether the prompt is such a one (None: there is no calibration), and `unfamiliar` in what it differs, or why
     that is not known. `model` to `prompt_template` are what a calibration is checked against. `paragrad_error` is the
-    standard error of a sampled ParaGrad. `cut` is where the scored answer was cut off: after so many tokens, or at this
-    stop string; None where its model ended it, or where that is not known.
+    standard error of a sampled ParaGrad. `mean_entropy`, `gnll` and `max_probability` are the numbers of these
+    estimators, which cost nothing beside any other. `cut` is where the scored answer was cut off: after so many tokens,
+    or at this stop string; None where its model ended it, or where that is not known.
 
     `schema_version` is 1 as long as every field keeps its name, type and meaning: a reader of version 1 must accept
     fields that it does not know, and records from before a field was added, which then has its default. A field that is
@@ -208,6 +209,8 @@ class Verdict(BaseModel):
     paragrad: float | None = None
     paragrad_error: float | None = None
     mean_entropy: float | None = None
+    gnll: float | None = None
+    max_probability: float | None = None
     scored_tokens: int = 0
     cut: int | str | None = None
     scoring_ms: float | None = None

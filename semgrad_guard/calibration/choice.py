@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from semgrad_guard.errors import CalibrationError
 from semgrad_guard.records import FusedWeights
 
-Asked = Literal["fused", "auto"]
+Asked = Literal["fused", "states", "auto"]
 
 
 class EstimatorChoice(BaseModel):

@@ -181,8 +181,8 @@ def grade(
             f"{count} of {len(answers)} answers have no verdict by {name}; they are left out of the results.",
             label="Warning",
         )
-    if results.unfitted is not None:
-        note(f"FusedGrad is left out. {results.unfitted}")
+    for title, reason in results.unfitted.items():
+        note(f"{title} is left out. {reason}")
     return results
 
 

@@ -31,6 +31,9 @@ class Objective:
     instead of all V of them: without bias, with a standard error (`GradientScores.paragrad_error`), the same one for
     the same answer every time. Only for the l1 norm; where the vocabulary is no larger, ParaGrad stays exact, as do
     SemGrad and the entropies.
+
+    `gradients=False` says that nothing is differentiated: the answer is only observed (`Evidence.observed`), and its
+    generation keeps what that takes and no more.
     """
 
     variant: Variant = "paper"
@@ -41,6 +44,7 @@ class Objective:
     token: int | None = None
     last_tokens: int | None = None
     sampled_rows: int | None = None
+    gradients: bool = True
 
     def __post_init__(self) -> None:
         if self.variant not in ("paper", "official"):

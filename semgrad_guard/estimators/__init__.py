@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from semgrad_guard.estimators.equivalence import ExactMatchEquivalence, F1Equivalence, NLIEquivalence
     from semgrad_guard.estimators.exgrad import ExGrad
     from semgrad_guard.estimators.fusedgrad import FusedGrad
+    from semgrad_guard.estimators.fusedstates import FusedStates
     from semgrad_guard.estimators.hybridgrad import HybridGrad
     from semgrad_guard.estimators.inside import Inside
     from semgrad_guard.estimators.likelihood import GreedyNLL, MaxProbability, MeanEntropy
@@ -51,10 +52,11 @@ KINDS = {
     "mutual_information": "mutual_information.MutualInformation",
     "sar": "sar.SAR",
     "fused": "fusedgrad.FusedGrad",
+    "states": "fusedstates.FusedStates",
 }
 """Name -> module and class below this folder, in the order of tables and help texts."""
 
-NEEDS_LABELS = frozenset({"fused"})
+NEEDS_LABELS = frozenset({"fused", "states"})
 """Those that are fitted on graded answers first."""
 
 _OTHERS = {
@@ -83,6 +85,7 @@ __all__ = [
     "ExactMatchEquivalence",
     "F1Equivalence",
     "FusedGrad",
+    "FusedStates",
     "GreedyNLL",
     "HybridGrad",
     "Inside",

@@ -41,6 +41,19 @@ _LATER_SETTINGS: dict[str, Any] = {"norm": "l1", "weighted": True, "token": None
 """Settings of existing estimators that came later, and their defaults: absent then, as in calibrations made before."""
 
 
+class Likelihoods(Protocol):
+    """What a replay and an observation both know of an answer: nats, per token and for all of it."""
+
+    @property
+    def log_probs(self) -> tuple[float, ...]: ...
+
+    @property
+    def mean_entropy(self) -> float | None: ...
+
+    @property
+    def greedy_nll(self) -> float | None: ...
+
+
 class ReplayEstimator:
     """An estimator that reads its number off one replay. Subclasses say which number, in `value`."""
 
@@ -58,8 +71,8 @@ class ReplayEstimator:
         told = {key: v for key, v in fields.items() if key not in _LATER_SETTINGS or v != _LATER_SETTINGS[key]}
         return {key: list(cast("tuple[Any, ...]", v)) if isinstance(v, tuple) else v for key, v in told.items()}
 
-    def value(self, scores: GradientScores) -> float | None:
-        """The estimator's number for finite scores."""
+    def value(self, scores: Any) -> float | None:
+        """The estimator's number for finite scores: a replay's (`GradientScores`), or what it says it needs of them."""
         raise NotImplementedError
 
     def __call__(self, evidence: Evidence) -> Score:
@@ -75,7 +88,7 @@ def read_off(evidence: Evidence, objective: Objective, value: Callable[[Gradient
     details = {
         "semgrad": scores.semgrad,
         "paragrad": scores.paragrad,
-        "mean_entropy": scores.mean_entropy,
+        **likelihoods(scores),
         "scored_tokens": len(evidence.response_ids),
         "scoring_ms": round(timed.milliseconds, 3),
         "tier": scores.tier,
@@ -86,3 +99,10 @@ def read_off(evidence: Evidence, objective: Objective, value: Callable[[Gradient
     if number is None or not math.isfinite(number):
         return Score(None, scores.reason or "the score is not finite", details)
     return Score(number, None, details)
+
+
+def likelihoods(scores: Likelihoods) -> dict[str, float | None]:
+    """The label-free scores that cost nothing: they stand beside every other."""
+    nll, count = scores.greedy_nll, len(scores.log_probs)
+    probability = None if nll is None or not count else -math.expm1(-nll / count)
+    return {"mean_entropy": scores.mean_entropy, "gnll": nll, "max_probability": probability}

@@ -1,11 +1,13 @@
-"""What one replay of an answer yields, as named numbers: the material of a learned estimator."""
+"""What an answer yields, by one replay or without any, as named numbers: the material of a learned estimator."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
 
+from semgrad_guard.engine.scoring.observation import Observation
 from semgrad_guard.engine.scoring.scores import GradientScores
+from semgrad_guard.estimators.learned import STATE
 
 GRID = "grid"
 """Begins the names of the gradient grid's cells: `grid/ROW/OFFSET`, see `replay_features`."""
@@ -35,6 +37,28 @@ def replay_features(scores: GradientScores) -> Mapping[str, float] | None:
     }
     # Rounding leaves some of these a hair below zero (-0.0, or an entropy of -1e-17).
     return {name: max(0.0, value) for name, value in features.items()} if _all_finite(features) else None
+
+
+def observed_features(seen: Observation) -> Mapping[str, float] | None:
+    """The features of an answer that was observed; None where there is nothing finite.
+
+    Beside those of `replay_features` that need no gradient: `greatest_entropy` and `greatest_nll` over the answer's
+    tokens, and `state/0` to `state/d-1`, the mean hidden state to five digits.
+    """
+    if seen.greedy_nll is None or seen.mean_entropy is None or not seen.state:
+        return None
+    likelihoods = {
+        "mean_entropy": seen.mean_entropy,
+        "gnll": seen.greedy_nll,
+        "mean_nll": seen.greedy_nll / len(seen.log_probs),
+        "length": float(len(seen.log_probs)),
+        "first_nll": -seen.log_probs[0],
+        "first_entropy": seen.entropies[0],
+        "greatest_entropy": max(seen.entropies),
+        "greatest_nll": -min(seen.log_probs),
+    }
+    state = {f"{STATE}{number}": float(f"{value:.5g}") for number, value in enumerate(seen.state)}
+    return {name: max(0.0, value) for name, value in likelihoods.items()} | state
 
 
 def _cells(grid: Sequence[Sequence[float]]) -> dict[str, float]:

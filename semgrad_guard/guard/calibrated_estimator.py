@@ -8,8 +8,9 @@ from typing import Any, cast
 
 from semgrad_guard.calibration import Calibration
 from semgrad_guard.errors import CalibrationError
-from semgrad_guard.estimators import KIND_OF, Estimator, FusedGrad, HybridGrad
+from semgrad_guard.estimators import KIND_OF, Estimator, HybridGrad
 from semgrad_guard.estimators.base import ReplayEstimator
+from semgrad_guard.estimators.learned import LearnedEstimator
 from semgrad_guard.guard.policy import Policy
 
 
@@ -53,11 +54,11 @@ def _made(kind: Any, settings: Mapping[str, Any], calibration: Calibration) -> E
     """An estimator of that kind: those of a replay with the settings of the file, others with their defaults."""
     names = {field.name for field in fields(kind)}
     own: dict[str, Any] = {key: _as_field(value) for key, value in settings.items() if key in names}
-    if kind is FusedGrad:
+    if issubclass(kind, LearnedEstimator):
         if calibration.choice is None or calibration.choice.weights is None:
-            raise CalibrationError("The calibration was made for FusedGrad and holds no weights. Calibrate again.")
+            raise CalibrationError(f"The calibration was made for {kind.title} and holds no weights. Calibrate again.")
         own["weights"] = calibration.choice.weights
-        return FusedGrad(**own)
+        return cast(Estimator, kind(**own))
     return cast(Estimator, kind(**own) if issubclass(kind, ReplayEstimator) else kind())
 
 

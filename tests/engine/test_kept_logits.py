@@ -47,7 +47,7 @@ def test_beyond_the_budget_none_are_kept() -> None:
 
 def test_a_prefill_keeps_its_last_position_alone() -> None:
     capture, prefill = Capture(1, 0, logit_bytes=1 << 20), torch.randn(2, 5, 9)
-    capture.see_logits(prefill)
+    capture.see_head(prefill, prefill)
     (kept,) = capture.logits()
     assert torch.equal(kept, prefill[:, -1])
     assert kept.untyped_storage().nbytes() == 2 * 9 * 4

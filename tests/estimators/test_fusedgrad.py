@@ -17,7 +17,7 @@ from sklearn.linear_model import LogisticRegression
 from semgrad_guard import GenerationOptions, LanguageModel
 from semgrad_guard.errors import FitError, MissingExtraError
 from semgrad_guard.estimators import FusedGrad, HybridGrad, SemGrad
-from semgrad_guard.estimators.fusedgrad import MIN_ANSWERS, MIN_EACH
+from semgrad_guard.estimators.learned import MIN_ANSWERS, MIN_EACH
 from semgrad_guard.records import FusedWeights
 
 Record = dict[str, float]
@@ -182,7 +182,7 @@ def test_a_missing_feature_is_a_reason_and_no_score() -> None:
     fitted = FusedGrad.fit(records, right)
     number, reason = fitted.uncertainty({k: v for k, v in records[0].items() if k != "grid/0/-1"})
     assert number is None
-    assert "yields no grid/0/-1" in str(reason)
+    assert "has no grid/0/-1" in str(reason)
     assert fitted.uncertainty(None) == (None, "the score is not finite")
 
 

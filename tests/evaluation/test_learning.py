@@ -16,7 +16,7 @@ from semgrad_guard.evaluation.calibrating.learning import (
     LEARN_MOST,
     LearningSet,
     calibrate_best,
-    calibrate_fused,
+    calibrate_learned,
     out_of_fold,
     split,
 )
@@ -36,7 +36,7 @@ def population(rng: np.random.Generator, n: int) -> LearningSet:
     wrong = rng.random(n) < 1 / (1 + np.exp(-2 * hard))
     features = [dict(zip(names, row, strict=True)) for row in values.tolist()]
     singles = {name: values[:, i].tolist() for i, name in enumerate(("semgrad", "hybridgrad"))}
-    return LearningSet([f"q{i}" for i in range(n)], (~wrong).tolist(), features, singles)
+    return LearningSet([f"q{i}" for i in range(n)], (~wrong).tolist(), {"fused": features}, singles)
 
 
 def bind(estimator: Estimator) -> Binding:
@@ -45,7 +45,7 @@ def bind(estimator: Estimator) -> Binding:
 
 def logits(weights: FusedWeights, graded: LearningSet) -> NDArray[np.float64]:
     """`FusedWeights.logit` of many answers at once (only logarithms here)."""
-    raw = np.array([[r[c.removeprefix(LOG)] for c in weights.columns] for r in graded.features if r])
+    raw = np.array([[r[c.removeprefix(LOG)] for c in weights.columns] for r in graded.features["fused"] if r])
     x = (np.log(np.clip(raw, weights.lows, weights.highs)) - weights.centres) / weights.scales
     return weights.intercept + x @ np.array(weights.weights)
 
@@ -62,7 +62,7 @@ def test_the_promise_holds_after_fitting_on_a_part() -> None:
     rng = np.random.default_rng(0)
     new = population(rng, 4000)
     found = [
-        calibrate_fused(population(rng, 300), FusedGrad(), bind=bind, alpha=ALPHA, delta=DELTA, seed=s).calibration
+        calibrate_learned(population(rng, 300), FusedGrad(), bind=bind, alpha=ALPHA, delta=DELTA, seed=s).calibration
         for s in range(REPEATS)
     ]
     violations = np.mean([excess(c, new) for c in found])
@@ -78,7 +78,7 @@ def test_fitting_and_calibrating_on_the_same_answers_breaks_it() -> None:
     violations = 0
     for repeat in range(REPEATS // 2):
         answers = population(rng, 200)
-        fitted = FusedGrad.fit(answers.features, answers.correct)
+        fitted = FusedGrad.fit(answers.features["fused"], answers.correct)
         found = calibrate(answers.scores(fitted), answers.correct, alpha=ALPHA, delta=DELTA, seed=repeat)
         let = logits(fitted.weights, new) <= (-math.inf if found.threshold is None else found.threshold)
         violations += bool(let.any()) and 1 - np.array(new.correct)[let].mean() > ALPHA
@@ -88,7 +88,7 @@ def test_fitting_and_calibrating_on_the_same_answers_breaks_it() -> None:
 
 def test_the_same_answers_are_refused() -> None:
     answers = population(np.random.default_rng(1), 300)
-    choice = calibrate_fused(answers, FusedGrad(), bind=bind, alpha=ALPHA, delta=DELTA).calibration.choice
+    choice = calibrate_learned(answers, FusedGrad(), bind=bind, alpha=ALPHA, delta=DELTA).calibration.choice
     assert choice is not None
     fitted = FusedGrad(weights=choice.weights)
     with pytest.raises(CalibrationError, match="75 of the questions were used to choose or fit"):
@@ -99,7 +99,7 @@ def test_the_same_answers_are_refused() -> None:
 
 def test_what_was_learned_and_from_what_is_kept() -> None:
     answers = population(np.random.default_rng(2), 300)
-    outcome = calibrate_fused(answers, FusedGrad(), bind=bind, alpha=ALPHA, delta=DELTA, seed=3)
+    outcome = calibrate_learned(answers, FusedGrad(), bind=bind, alpha=ALPHA, delta=DELTA, seed=3)
     made, choice = outcome.calibration, outcome.calibration.choice
     assert choice is not None
     assert choice.weights is not None
@@ -108,12 +108,12 @@ def test_what_was_learned_and_from_what_is_kept() -> None:
     assert made.binding is not None
     assert (made.binding.estimator, made.binding.settings) == ("fused", FusedGrad(weights=choice.weights).settings())
     learned = answers.part([int(name[1:]) for name in choice.questions])
-    assert FusedGrad.fit(learned.features, learned.correct).weights == choice.weights
+    assert FusedGrad.fit(learned.features["fused"], learned.correct).weights == choice.weights
 
 
 def test_too_few_answers_leave_all_of_them_to_hybridgrad() -> None:
     answers = population(np.random.default_rng(3), 180)
-    made = calibrate_fused(answers, FusedGrad(), bind=bind, alpha=ALPHA, delta=DELTA).calibration
+    made = calibrate_learned(answers, FusedGrad(), bind=bind, alpha=ALPHA, delta=DELTA).calibration
     assert made.choice is not None
     assert made.binding is not None
     assert (made.choice.estimator, made.binding.estimator, made.n) == ("hybridgrad", "hybridgrad", 180)
@@ -128,7 +128,7 @@ def test_too_few_wrong_ones_leave_the_rest_to_hybridgrad() -> None:
     """That they were too few was read off labels: these answers may not choose the threshold as well."""
     drawn = population(np.random.default_rng(4), 300)
     answers = LearningSet(drawn.questions, [True] * 295 + [False] * 5, drawn.features, drawn.uncertainties)
-    made = calibrate_fused(answers, FusedGrad(), bind=bind, alpha=ALPHA, delta=DELTA).calibration
+    made = calibrate_learned(answers, FusedGrad(), bind=bind, alpha=ALPHA, delta=DELTA).calibration
     assert made.choice is not None
     assert (made.choice.estimator, made.n, len(made.choice.questions)) == ("hybridgrad", 225, 75)
 
@@ -157,7 +157,8 @@ def test_auto_takes_the_best_and_says_why() -> None:
     assert fused is not None
     assert fused.weights is not None
     assert fused.weights.n == 75
-    assert fused.aurocs["fused"] == auroc(out_of_fold(learned, FusedGrad(), seed=0), learned.correct)
+    folds = np.array([out_of_fold(learned, FusedGrad(), seed=seed) for seed in range(5)], dtype=np.float64)
+    assert fused.aurocs["fused"] == auroc(folds.mean(0).tolist(), learned.correct)
 
 
 def test_auto_with_nothing_to_tell_apart_keeps_the_first_and_says_so() -> None:
@@ -173,7 +174,7 @@ def test_auto_with_nothing_to_tell_apart_keeps_the_first_and_says_so() -> None:
 @pytest.mark.parametrize("n", [1, 5])
 def test_a_handful_of_answers_is_no_crash(n: int) -> None:
     answers = population(np.random.default_rng(8), n)
-    fused = calibrate_fused(answers, FusedGrad(), bind=bind, alpha=ALPHA, delta=DELTA).calibration
+    fused = calibrate_learned(answers, FusedGrad(), bind=bind, alpha=ALPHA, delta=DELTA).calibration
     assert (fused.n, fused.threshold) == (n, None)
     assert best(answers, (HybridGrad(), FusedGrad())).threshold is None
 
@@ -184,7 +185,7 @@ def test_out_of_fold_scores_are_honest() -> None:
     drawn = population(rng, 400)
     answers = LearningSet(drawn.questions, (rng.random(400) < 0.5).tolist(), drawn.features, drawn.uncertainties)
     honest = auroc(out_of_fold(answers, FusedGrad(), seed=0), answers.correct)
-    fitted = auroc(answers.scores(FusedGrad.fit(answers.features, answers.correct)), answers.correct)
+    fitted = auroc(answers.scores(FusedGrad.fit(answers.features["fused"], answers.correct)), answers.correct)
     assert honest is not None
     assert fitted is not None
     assert abs(honest - 0.5) < 0.08

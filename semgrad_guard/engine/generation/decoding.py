@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
@@ -25,6 +26,7 @@ from semgrad_guard.engine.prompts.grammar import GrammarCompiler
 from semgrad_guard.engine.prompts.prompt import Prompt
 from semgrad_guard.engine.replay.captured_states import Capture, CapturedStates
 from semgrad_guard.engine.replay.token_batch import TokenBatch
+from semgrad_guard.engine.scoring.observation import observed_layer
 from semgrad_guard.engine.scoring.scorer import Scorer, clean_slate
 from semgrad_guard.errors import EmptyLayerSpanError
 from semgrad_guard.records import Conversation
@@ -115,15 +117,19 @@ class Decoder:
 
     def _capture(self, prompts: Sequence[Prompt], objective: Objective) -> Capture | None:
         """Keep h^(k) from the earliest token that will be asked for, where this model's captured tier is exact."""
+        n_layers, width = self._scorer.architecture.n_layers, max(len(prompt.ids) for prompt in prompts)
+        memory = self._scorer.memory
+        if not objective.gradients:
+            observing = replace(memory, outputs=0)  # no layer is run again
+            known = "captured" in self._scorer.tiers()
+            return Capture.within(observing, layer=observed_layer(n_layers), start=width - 1) if known else None
         firsts = [min(objective.positions(p.semantic_token.offset, len(p.ids))) for p in prompts]
         try:
-            layer = objective.span(self._scorer.architecture.n_layers)[0]
+            layer = objective.span(n_layers)[0]
         except EmptyLayerSpanError:  # generating is still possible; scoring will name the reason
             return None
         if "captured" not in self._scorer.tiers():
             return None
-        width = max(len(prompt.ids) for prompt in prompts)
-        memory = self._scorer.memory
         return Capture.within(memory, layer=layer, start=width + min(firsts))
 
     def draw(

@@ -18,6 +18,7 @@ from semgrad_guard.engine.objective import Objective
 from semgrad_guard.engine.prompts.prompt import Prompt
 from semgrad_guard.engine.replay.captured_states import CapturedStates
 from semgrad_guard.engine.replay.token_batch import TokenBatch
+from semgrad_guard.engine.scoring.observation import Observation
 from semgrad_guard.engine.scoring.scorer import clean_slate
 from semgrad_guard.engine.scoring.scores import GradientScores
 from semgrad_guard.errors import DetachedRecordError
@@ -48,6 +49,10 @@ class BatchScorer(Protocol):
         self, batch: TokenBatch, objective: Objective, captured: CapturedStates | None = None
     ) -> tuple[GradientScores, ...]:
         """The scores of every row; `captured` is what the generation of the batch left."""
+        ...
+
+    def observe(self, batch: TokenBatch, captured: CapturedStates | None = None) -> tuple[Observation, ...]:
+        """What every row's own tokens tell without a gradient."""
         ...
 
 
@@ -130,6 +135,8 @@ class BatchScoring:
         self._captured = captured
         self._done: dict[Objective, tuple[TimedScores, ...]] = {}
         self._results: dict[Hashable, tuple[Sequence[Any], float]] = {}
+        self._observed: tuple[Observation, ...] = ()
+        self._share_of_observing = 0.0  # milliseconds of each row
         self._epoch: object = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -196,6 +203,17 @@ class BatchScoring:
             add_cost(timed.milliseconds, once=(id(self), objective, row))
             return timed
 
+    def observed(self, row: int) -> Observation:
+        """What one row's tokens tell; the first call observes the whole batch, and leaves what scoring can use."""
+        with self._lock:
+            self._forget_another_models()
+            if not self._observed:
+                self._observed, cost = with_cost(self._observe)
+                add_cost(-cost)
+                self._share_of_observing = cost / len(self._observed)
+            add_cost(self._share_of_observing, once=(id(self), "observed", row))
+            return self._observed[row]
+
     def together(self, key: Hashable, work: Callable[[Sequence[Evidence]], Sequence[T]], row: int) -> T:
         """What `work` returns for one row; the first call under `key` has it done for the whole batch."""
         with self._lock:
@@ -221,7 +239,13 @@ class BatchScoring:
         if self._live is None:
             return
         if self._epoch is not (epoch := self._live[0].epoch):
-            self._done, self._results, self._epoch = {}, {}, epoch
+            self._done, self._results, self._observed, self._epoch = {}, {}, (), epoch
+
+    def _observe(self) -> tuple[Observation, ...]:
+        with clean_slate():
+            prompts, last = [prompt.ids for prompt in self.prompts], [-1] * len(self.prompts)
+            batch = TokenBatch.of(prompts, self._responses, last, self._scorer.device)
+        return self._scorer.observe(batch, self._captured)
 
     def _score(self, objective: Objective) -> tuple[TimedScores, ...]:
         began = time.perf_counter()
@@ -252,6 +276,13 @@ class Evidence:
         if not self.response_ids:
             return None
         return self.scoring.scores(objective or Objective(), self.row)
+
+    def observed(self) -> Observation | None:
+        """What the answer's own tokens tell without a gradient, None if it holds no token.
+
+        It is read off what the generation left, as long as nothing has been scored, which lets that go.
+        """
+        return self.scoring.observed(self.row) if self.response_ids else None
 
     @property
     def text(self) -> str:

@@ -120,8 +120,8 @@ def require_all_read(model: nn.Module, header: GgufHeader, name: str) -> None:
         left.remove(size) if size in left else without.append(tensor.name)
     raise UnsupportedModelError(
         f"{name!r} holds {surplus:,} numbers that transformers gives no place in {type(model).__name__} "
-        f"(of {', '.join(without[:2]) or 'merged tensors'}, it seems). The model would be another one. Load the folder with safetensors "
-        "that the file was made from, or try a newer transformers."
+        f"(of {', '.join(without[:2]) or 'merged tensors'}, it seems). The model would be another one. "
+        "Load the folder with safetensors that the file was made from, or try a newer transformers."
     )
 
 

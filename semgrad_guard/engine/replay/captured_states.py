@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -16,9 +17,9 @@ from semgrad_guard.engine.replay.token_batch import TokenBatch
 class Capture:
     """Keeps h^(k) at positions >= `start` while a model generates (prefill in any number of pieces, then tokens).
 
-    It also keeps the head's output at every step, which spares scoring a pass through the head, as long as all of it
-    stays within `logit_bytes`; and what the linear maps of the layers from k on gave, which spares reading their
-    weights once more: of as many maps as `output_bytes` hold.
+    It also keeps the states before the head at every step; the head's output, which spares scoring a pass through the
+    head, as long as all of it stays within `logit_bytes`; and what the linear maps of the layers from k on gave, which
+    spares reading their weights once more: of as many maps as `output_bytes` hold.
     """
 
     def __init__(self, layer: int, start: int, *, logit_bytes: int = 0, output_bytes: int = 0) -> None:
@@ -28,6 +29,7 @@ class Capture:
         self._seen, self._first, self._shape = 0, 0, torch.Size()
         self._pieces: list[torch.Tensor] = []
         self._steps: list[torch.Tensor] | None = []
+        self._finals: list[torch.Tensor] = []
         self._outputs: dict[Place, list[tuple[torch.Tensor, int]]] = {}
         self._left_out: set[Place] = set()
         self._held = 0  # bytes of outputs
@@ -66,8 +68,12 @@ class Capture:
         # The prefill's slice is copied: a view would keep the whole prompt's states alive.
         return states[:, self._first :].detach().clone() if self._first else states.detach()
 
-    def see_logits(self, raw: torch.Tensor) -> None:
-        """Take in the head's output [batch, positions, V] of one step, of which the last position counts."""
+    def see_head(self, final: torch.Tensor, raw: torch.Tensor) -> None:
+        """Take in the states before the head [batch, positions, d] and its output [batch, positions, V] of one step.
+
+        The last position counts.
+        """
+        self._finals.append(final[:, -1].detach().clone())
         if self._steps is None:
             return
         last = raw[:, -1].detach()
@@ -83,6 +89,10 @@ class Capture:
     def logits(self) -> tuple[torch.Tensor, ...]:
         """The head's output [batch, V] at every step; empty where not all of it was kept."""
         return tuple(self._steps or ())
+
+    def finals(self) -> tuple[torch.Tensor, ...]:
+        """The states before the head [batch, d] at every step."""
+        return tuple(self._finals)
 
     def outputs(self) -> Outputs:
         """What each linear map gave at every position from `start` on: [batch, positions, out].
@@ -103,8 +113,8 @@ class CapturedStates:
     """What a generation leaves behind for scoring.
 
     Its KV cache, h^(layer) and what the linear maps of the layers from there on gave, both from the earliest t* on, and
-    the head's output [B, V] at each step (maps and head as far as they were kept). `epoch` is the model's own at that
-    time (`Scorer.epoch`; None: whichever): what another one left is of no use.
+    the states before the head [B, d] and its output [B, V] at each step (maps and head as far as they were kept).
+    `epoch` is the model's own at that time (`Scorer.epoch`; None: whichever): what another one left is of no use.
     """
 
     cache: Cache
@@ -113,11 +123,12 @@ class CapturedStates:
     logits: tuple[torch.Tensor, ...] = ()
     outputs: Outputs = field(default_factory=dict[Place, torch.Tensor])
     epoch: object = None
+    finals: tuple[torch.Tensor, ...] = ()
 
     @classmethod
     def of(cls, cache: Cache, capture: Capture, epoch: object = None) -> CapturedStates:
         """What a generation with this cache and capture left."""
-        return cls(cache, capture.layer, capture.states(), capture.logits(), capture.outputs(), epoch)
+        return cls(cache, capture.layer, capture.states(), capture.logits(), capture.outputs(), epoch, capture.finals())
 
     def fits(self, batch: TokenBatch) -> bool:
         """Whether these states reach from the batch's cut to its end, row for row (beams have more rows)."""
@@ -127,9 +138,12 @@ class CapturedStates:
 
     def raw_logits(self, batch: TokenBatch) -> list[torch.Tensor] | None:
         """The head's output [V] for each of the batch's response tokens, row after row; None if not all were kept."""
-        if len(self.logits) < max(batch.lengths):
-            return None
-        return [self.logits[step][row] for row, length in enumerate(batch.lengths) for step in range(length)]
+        return _by_token(self.logits, batch)
+
+    def final_states(self, batch: TokenBatch) -> torch.Tensor | None:
+        """The states that predict the batch's response tokens [n, d], before the head; None if not all were kept."""
+        kept = _by_token(self.finals, batch)
+        return None if kept is None else torch.stack(kept)
 
     def known_outputs(self, batch: TokenBatch) -> Outputs:
         """What the linear maps gave at the columns that are replayed [B, columns, out]."""
@@ -148,6 +162,13 @@ class CapturedStates:
     def begins(self) -> int:
         """The column of the first state."""
         return self.cache.get_seq_length() - self.states.shape[1]
+
+
+def _by_token(steps: Sequence[torch.Tensor], batch: TokenBatch) -> list[torch.Tensor] | None:
+    """What each step left for each of the batch's response tokens, row after row."""
+    if len(steps) < max(batch.lengths):
+        return None
+    return [steps[step][row] for row, length in enumerate(batch.lengths) for step in range(length)]
 
 
 def _ordinary(tensor: torch.Tensor) -> torch.Tensor:

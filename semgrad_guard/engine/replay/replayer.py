@@ -145,7 +145,7 @@ class Replayer:
             stack.enter_context(torch.no_grad())
             stack.enter_context(input_hooks(layers, table))
             if capture is not None:
-                hook = self.head.register_forward_hook(lambda *call: capture.see_logits(call[2]))
+                hook = self.head.register_forward_hook(lambda *call: capture.see_head(call[1][0], call[2]))
                 stack.callback(hook.remove)
                 stack.enter_context(self._projections.listening(capture.see_output))
             model: Any = self._copy
@@ -176,6 +176,13 @@ class Replayer:
             inputs = batch.inputs(start, batch.end + 1)
             output = self._call(inputs, past_key_values=cache, use_cache=cache is not None, **options)
         return output.logits[:, -keep:], seen[0][:, -keep:] if seen else None
+
+    def observed(self, batch: TokenBatch, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """One pass up to the batch's end, without a graph: states before the head and h^(layer), [B, columns, d]."""
+        seen: list[torch.Tensor] = []
+        with torch.no_grad(), self._swaps.headless() as recorder, input_hooks(self.layers, {layer: seen.append}):
+            self._call(batch.inputs(0, batch.end), use_cache=False)
+        return recorder.take(), seen[0]
 
     def record(self, batch: TokenBatch, layer: int) -> CapturedStates:
         """What a generation of this batch would have left (for self-checks)."""

@@ -22,6 +22,7 @@ from semgrad_guard.engine.replay.replayer import Replayed, Replayer
 from semgrad_guard.engine.replay.token_batch import TokenBatch
 from semgrad_guard.engine.replay.weight_sharing_copy import weight_sharing_copy
 from semgrad_guard.engine.scoring.gradients import Rows, through_head, through_logits
+from semgrad_guard.engine.scoring.observation import Observation, observe, without_states
 from semgrad_guard.engine.scoring.scores import GradientScores, Tier
 from semgrad_guard.engine.scoring.self_check import exact_tiers
 
@@ -105,6 +106,27 @@ class Scorer:
                 )
             return together
 
+    def observe(self, batch: TokenBatch, captured: CapturedStates | None = None) -> tuple[Observation, ...]:
+        """What every row's own tokens tell without a gradient; `captured` is what the generation of the batch left."""
+        with self.lock, clean_slate():
+            replayer, architecture = self.current_replayer(), self.architecture
+            if "prefix" not in self._tiers_at(batch.longest):
+                found = self.score(batch, Objective(layers=(architecture.n_layers - 1,)))
+                return tuple(without_states(each.log_probs, each.entropies, each.reason) for each in found)
+            if not architecture.takes_positions and not bool(batch.mask.all()):
+                return tuple(observe(row, replayer, architecture)[0] for row in batch.rows())
+            kept = captured if captured is not None and self._usable(captured, batch) else None
+            together = observe(batch, replayer, architecture, kept)
+            if len(together) > 1 and any(each.reason for each in together):
+                # Padding alone makes some attention kernels answer NaN: such rows are given a second chance.
+                rows = zip(together, batch.rows(), strict=True)
+                return tuple(observe(row, replayer, architecture)[0] if each.reason else each for each, row in rows)
+            return together
+
+    def _usable(self, captured: CapturedStates, batch: TokenBatch) -> bool:
+        """Whether the model as it is now left these states, for this batch."""
+        return captured.epoch in (None, self._epoch) and captured.fits(batch)
+
     def can_resume(self, positions: int) -> bool:
         """Whether reading so many positions in two passes, the second from a cache, gives what one pass gives."""
         return "prefix" in self._tiers_at(positions)
@@ -128,8 +150,7 @@ class Scorer:
         tiers: tuple[Tier, ...],
     ) -> Rows:
         replayer = self.current_replayer()
-        usable = captured is not None and captured.epoch in (None, self._epoch) and captured.fits(batch)
-        if captured is not None and usable and "captured" in tiers and captured.layer <= span[0]:
+        if captured is not None and "captured" in tiers and captured.layer <= span[0] and self._usable(captured, batch):
             return self._through_head(batch, objective, replayer.captured(batch, span, captured), "captured")
         if "prefix" in tiers:
             return self._through_head(batch, objective, replayer.prefix(batch, span), "prefix")

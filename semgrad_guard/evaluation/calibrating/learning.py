@@ -8,16 +8,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from typing import cast
 
 import numpy as np
 
 from semgrad_guard.calibration import Binding, EstimatorChoice, calibrate
+from semgrad_guard.calibration.choice import Asked
 from semgrad_guard.calibration.fixed_sequence import GRID_SIZE
 from semgrad_guard.errors import FitError
 from semgrad_guard.estimators import (
+    NEEDS_LABELS,
     Estimator,
     FusedGrad,
+    FusedStates,
     GreedyNLL,
     HybridGrad,
     MaxProbability,
@@ -25,7 +29,7 @@ from semgrad_guard.estimators import (
     ParaGrad,
     SemGrad,
 )
-from semgrad_guard.estimators.fusedgrad import MIN_ANSWERS, Features, fit_weights
+from semgrad_guard.estimators.learned import MIN_ANSWERS, Features, LearnedEstimator, require_enough
 from semgrad_guard.evaluation.calibrating.outcome import Outcome
 from semgrad_guard.evaluation.graders import Grader
 from semgrad_guard.evaluation.metrics import auroc
@@ -34,27 +38,29 @@ from semgrad_guard.evaluation.runs.run_file import Answer
 from semgrad_guard.records import PromptForm
 
 CANDIDATES: tuple[Estimator, ...] = (
-    HybridGrad(), SemGrad(), ParaGrad(), GreedyNLL(), MaxProbability(), MeanEntropy(), FusedGrad(),
+    MaxProbability(), MeanEntropy(), GreedyNLL(), FusedStates(), HybridGrad(), SemGrad(), ParaGrad(), FusedGrad(),
 )  # fmt: skip
-"""What `auto` chooses among: all that one ordinary replay yields."""
+"""What `auto` chooses among: what generating computes anyway, then what takes a replay."""
 
 LEARN_SHARE, LEARN_MOST = 1 / 4, 200
 """How many of the answers are learned from: this share, and no more than so many. (What fitting takes, the threshold
 lacks: docs/results/fused.md.)"""
 
-_FOLDS = 5
+_FOLDS, _REPEATS = 5, 5
+_RESAMPLES = 200  # of the answers, for the standard error of a difference
+_MARGIN = 1.0  # standard errors that an estimator without a replay may lie behind the best
 
 
 @dataclass(frozen=True)
 class LearningSet:
-    """Answers in the questions' order: their questions' names, grades, features, and scores by estimator.
+    """Answers in the questions' order: their questions' names, grades, and by estimator features or scores.
 
     `prompts` are what the questions' prompts looked like; nothing is promised without them.
     """
 
     questions: Sequence[str]
     correct: Sequence[bool]
-    features: Sequence[Features | None]
+    features: Mapping[str, Sequence[Features | None]]
     uncertainties: Mapping[str, Sequence[float | None]]
     prompts: Sequence[PromptForm] | None = None
 
@@ -67,14 +73,15 @@ class LearningSet:
         *,
         prompts: Sequence[PromptForm] | None = None,
     ) -> LearningSet:
-        """Grade the answers of a run whose estimators go by their own names, FusedGrad among them."""
+        """Grade the answers of a run whose estimators go by their own names."""
         pairs = list(zip(questions, answers, strict=True))
-        names = answers[0].scores if answers else {}
+        learned = [name for name in (answers[0].scores if answers else {}) if name in NEEDS_LABELS]
+        others = [name for name in (answers[0].scores if answers else {}) if name not in NEEDS_LABELS]
         return cls(
             [question.key for question in questions],
             [answer.text is not None and grader(answer.text, question.answers) for question, answer in pairs],
-            [answer.scores[FusedGrad.name].features for answer in answers],
-            {name: [answer.uncertainty(name) for answer in answers] for name in names if name != FusedGrad.name},
+            {name: [answer.scores[name].features for answer in answers] for name in learned},
+            {name: [answer.uncertainty(name) for answer in answers] for name in others},
             prompts,
         )
 
@@ -83,21 +90,21 @@ class LearningSet:
         return LearningSet(
             [self.questions[i] for i in rows],
             [self.correct[i] for i in rows],
-            [self.features[i] for i in rows],
+            {name: [column[i] for i in rows] for name, column in self.features.items()},
             {name: [column[i] for i in rows] for name, column in self.uncertainties.items()},
             None if self.prompts is None else [self.prompts[i] for i in rows],
         )
 
     def scores(self, estimator: Estimator) -> list[float | None]:
         """The uncertainties by an estimator: a fitted one's from the features."""
-        if isinstance(estimator, FusedGrad):
-            return [estimator.uncertainty(record)[0] for record in self.features]
+        if isinstance(estimator, LearnedEstimator):
+            return [estimator.uncertainty(record)[0] for record in self.features[estimator.name]]
         return list(self.uncertainties[estimator.name])
 
 
-def calibrate_fused(
+def calibrate_learned(
     graded: LearningSet,
-    estimator: FusedGrad,
+    estimator: LearnedEstimator,
     instead: HybridGrad | None = None,
     *,
     bind: Callable[[Estimator], Binding],
@@ -105,7 +112,7 @@ def calibrate_fused(
     delta: float,
     seed: int = 0,
 ) -> Outcome:
-    """Fit FusedGrad on one part of the answers and choose the threshold on the rest.
+    """Fit a learned estimator on one part of the answers and choose the threshold on the rest.
 
     Where it cannot be fitted, HybridGrad takes its place (`instead`, for one with settings of its own): the
     calibration's binding and `choice` say so. The rest is then all answers if their mere number is the reason, for
@@ -117,15 +124,15 @@ def calibrate_fused(
         found: Estimator = _fit(part, estimator)
     except FitError as error:
         seen = tuple(part.questions) if len(learn) >= MIN_ANSWERS else ()
-        reason = f"HybridGrad takes the place of FusedGrad. {error}"
+        reason = f"HybridGrad takes the place of {estimator.title}. {error}"
         choice = EstimatorChoice(
-            asked="fused", estimator=HybridGrad.name, reason=reason, questions=seen, split_seed=seed
+            asked=_asked(estimator), estimator=HybridGrad.name, reason=reason, questions=seen, split_seed=seed
         )
         rows = rest if seen else range(len(graded.questions))
         learned = part if seen else None
         found = instead or HybridGrad()
         return _calibrated(graded.part(rows), found, choice, learned, bind=bind, alpha=alpha, delta=delta)
-    choice = _choice("fused", found, f"Fitted on {len(learn)} answers.", part, seed=seed)
+    choice = _choice(_asked(estimator), found, f"Fitted on {len(learn)} answers.", part, seed=seed)
     return _calibrated(graded.part(rest), found, choice, part, bind=bind, alpha=alpha, delta=delta)
 
 
@@ -138,26 +145,84 @@ def calibrate_best(
     delta: float,
     seed: int = 0,
 ) -> Outcome:
-    """Choose the candidate with the highest AUROC on one part of the answers, and its threshold on the rest.
+    """Choose an estimator on one part of the answers, and its threshold on the rest.
 
-    FusedGrad is judged by cross-validation in that part, and fitted on all of it if it wins. Equal ones: the first.
+    The candidate with the highest AUROC; but where the best of those that take no replay is behind it by no more than
+    one standard error of the difference, that one, whose answers cost what generating them costs. Learned candidates
+    are judged by repeated cross-validation in that part, and fitted on all of it if they are chosen. Where all answers
+    are right, or all are wrong, nothing can be compared: then it is HybridGrad, or the first candidate.
     """
     learn, rest = split(len(graded.questions), seed=seed)
     part = graded.part(learn)
-    aurocs: dict[str, float | None] = {}
+    compared, refused = _compared(part, candidates, seed=seed)
+    best = _chosen(part, candidates, compared, seed=seed)
+    aurocs = {each.name: _auroc(compared[each.name], part) for each in candidates}
+    figures = ", ".join(f"{name} {'-' if value is None else f'{value:.3f}'}" for name, value in aurocs.items())
+    gradients = "Gradients are worth their price here" if best.objective.gradients else "Gradients add nothing clear"
+    reason = f"{gradients}, by the AUROC on {len(learn)} answers: {figures}.{refused}"
+    found = _fit(part, best) if isinstance(best, LearnedEstimator) else best
+    choice = _choice("auto", found, reason, part, seed=seed, aurocs=aurocs)
+    return _calibrated(graded.part(rest), found, choice, part, bind=bind, alpha=alpha, delta=delta)
+
+
+Columns = Mapping[str, Sequence[float | None]]
+
+
+def _compared(part: LearningSet, candidates: Sequence[Estimator], *, seed: int) -> tuple[Columns, str]:
+    """The scores by which candidates are compared, a learned one's from fits without the answer; and who has none."""
+    columns: dict[str, Sequence[float | None]] = {}
     refused = ""
     for each in candidates:
         try:
-            scores = out_of_fold(part, each, seed=seed) if isinstance(each, FusedGrad) else part.scores(each)
-            aurocs[each.name] = auroc(scores, part.correct) if scores else None
+            columns[each.name] = (
+                _averaged([out_of_fold(part, each, seed=seed + repeat) for repeat in range(_REPEATS)])
+                if isinstance(each, LearnedEstimator)
+                else part.scores(each)
+            )
         except FitError as error:
-            aurocs[each.name], refused = None, f" {error}"
-    best = max(candidates, key=lambda each: -math.inf if aurocs[each.name] is None else aurocs[each.name] or 0.0)
-    figures = ", ".join(f"{name} {'-' if value is None else f'{value:.3f}'}" for name, value in aurocs.items())
-    reason = f"The highest AUROC on {len(learn)} answers, {figures}.{refused}"
-    found = _fit(part, best) if isinstance(best, FusedGrad) else best
-    choice = _choice("auto", found, reason, part, seed=seed, aurocs=aurocs)
-    return _calibrated(graded.part(rest), found, choice, part, bind=bind, alpha=alpha, delta=delta)
+            columns[each.name], refused = [None] * len(part.questions), f"{refused} {error}"
+    return columns, refused
+
+
+def _averaged(columns: Sequence[Sequence[float | None]]) -> list[float | None]:
+    """The mean of several scores of each answer; None where one is missing."""
+    rows = zip(*columns, strict=True)
+    return [None if None in row else math.fsum(x for x in row if x is not None) / len(row) for row in rows]
+
+
+def _chosen(part: LearningSet, candidates: Sequence[Estimator], columns: Columns, *, seed: int) -> Estimator:
+    aurocs = {each.name: _auroc(columns[each.name], part) for each in candidates}
+    known = [each for each in candidates if aurocs[each.name] is not None]
+    if not known:
+        return next((each for each in candidates if isinstance(each, HybridGrad)), candidates[0])
+    best = max(known, key=lambda each: aurocs[each.name] or 0.0)
+    without_replay = [each for each in known if not each.objective.gradients]
+    if not without_replay:
+        return best
+    cheap = max(without_replay, key=lambda each: aurocs[each.name] or 0.0)
+    return cheap if _keeps_up(cheap, best, part, columns, seed=seed) else best
+
+
+def _auroc(scores: Sequence[float | None], part: LearningSet) -> float | None:
+    """None for a part without answers, too."""
+    return auroc(scores, part.correct) if part.correct else None
+
+
+def _keeps_up(one: Estimator, best: Estimator, part: LearningSet, columns: Columns, *, seed: int) -> bool:
+    """Whether one is behind the best by no more than a standard error of the difference, over resampled answers."""
+    if one is best:
+        return True
+    mine, theirs = columns[one.name], columns[best.name]
+    rng = np.random.default_rng([seed, len(part.questions), _RESAMPLES])
+    behind = (auroc(theirs, part.correct) or 0.0) - (auroc(mine, part.correct) or 0.0)
+    drawn: list[float] = []
+    for _ in range(_RESAMPLES):
+        rows: list[int] = rng.integers(len(part.correct), size=len(part.correct)).tolist()
+        correct = [part.correct[i] for i in rows]
+        ours, other = auroc([mine[i] for i in rows], correct), auroc([theirs[i] for i in rows], correct)
+        if ours is not None and other is not None:
+            drawn.append(other - ours)
+    return behind <= _MARGIN * float(np.std(drawn)) if drawn else False
 
 
 def split(n: int, *, seed: int) -> tuple[list[int], list[int]]:
@@ -167,21 +232,23 @@ def split(n: int, *, seed: int) -> tuple[list[int], list[int]]:
     return sorted(order[:size].tolist()), sorted(order[size:].tolist())
 
 
-def out_of_fold(part: LearningSet, estimator: FusedGrad, *, seed: int) -> list[float | None]:
-    """FusedGrad's scores of answers, each by weights that were fitted without it.
+def out_of_fold(part: LearningSet, estimator: LearnedEstimator, *, seed: int) -> list[float | None]:
+    """A learned estimator's scores of answers, each by weights that were fitted without it.
 
     Raises:
         FitError: there are too few answers for a fit on all of them.
     """
-    _fit(part, estimator)
-    rows = [i for i, record in enumerate(part.features) if record is not None]
+    records = part.features[estimator.name]
+    rows = [i for i, record in enumerate(records) if record is not None]
+    require_enough(np.array([not part.correct[i] for i in rows], dtype=np.bool_), estimator.title)
     scores: list[float | None] = [None] * len(part.questions)
     for fold in _folds([part.correct[i] for i in rows], seed=seed):
         held = {rows[i] for i in fold}
         inside = part.part([i for i in rows if i not in held])
         wrong = np.array([not right for right in inside.correct], dtype=np.bool_)
-        weights = fit_weights([record for record in inside.features if record is not None], wrong)
-        for row, score in zip(sorted(held), part.part(sorted(held)).scores(FusedGrad(weights=weights)), strict=True):
+        kept = [record for record in inside.features[estimator.name] if record is not None]
+        fitted = estimator.weighed(kept, wrong)
+        for row, score in zip(sorted(held), part.part(sorted(held)).scores(fitted), strict=True):
             scores[row] = score
     return scores
 
@@ -194,9 +261,12 @@ def _folds(correct: Sequence[bool], *, seed: int) -> list[list[int]]:
     return [order[fold::_FOLDS].tolist() for fold in range(_FOLDS)]
 
 
-def _fit(part: LearningSet, like: FusedGrad) -> FusedGrad:
-    fitted = FusedGrad.fit(part.features, part.correct)
-    return replace(like, weights=fitted.weights)
+def _fit(part: LearningSet, like: LearnedEstimator) -> LearnedEstimator:
+    return like.fitted(part.features[like.name], part.correct)
+
+
+def _asked(estimator: LearnedEstimator) -> Asked:
+    return cast(Asked, estimator.name)
 
 
 def _choice(
@@ -213,7 +283,7 @@ def _choice(
             "asked": asked,
             "estimator": found.name,
             "reason": reason,
-            "weights": found.weights if isinstance(found, FusedGrad) else None,
+            "weights": found.weights if isinstance(found, LearnedEstimator) else None,
             "aurocs": dict(aurocs or {}),
             "questions": tuple(part.questions),
             "split_seed": seed,

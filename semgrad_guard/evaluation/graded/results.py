@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from semgrad_guard.errors import GradingError
-from semgrad_guard.evaluation.calibrating import fused_column
+from semgrad_guard.evaluation.calibrating.learned_columns import LEARNED, cross_fitted
 from semgrad_guard.evaluation.graded.graded_run import GradedRun
 from semgrad_guard.evaluation.graders.base import Verdicts
 from semgrad_guard.evaluation.questions.spreadsheet import write_table
@@ -82,35 +82,36 @@ class Results:
         )
 
     @cached_property
-    def _fused(self) -> tuple[dict[int, float | None], str | None]:
-        """FusedGrad's scores, which need the labels first, by answer; or why there are none."""
-        if fused_column.NAME not in self.titles or not self.kept:
-            return {}, None
-        correct = [bool(next(iter(self.grades.values()))[i]) for i in self.kept]
-        scores, missing = fused_column.cross_fitted([self.answers[i] for i in self.kept], correct)
-        return dict(zip(self.kept, scores, strict=True)), missing
+    def _learned(self) -> dict[str, tuple[dict[int, float | None], str | None]]:
+        """The scores of learned methods, which need the labels first, by answer; or why there are none."""
+        found: dict[str, tuple[dict[int, float | None], str | None]] = {}
+        for name in (name for name in self.titles if name in LEARNED):
+            correct = [bool(next(iter(self.grades.values()))[i]) for i in self.kept]
+            scores, missing = cross_fitted(name, [self.answers[i] for i in self.kept], correct)
+            found[name] = dict(zip(self.kept, scores, strict=True)), missing
+        return found
 
     def _uncertainty(self, name: str, i: int) -> float | None:
-        return self._fused[0].get(i) if name == fused_column.NAME else self.answers[i].uncertainty(name)
+        return self._learned[name][0].get(i) if name in self._learned else self.answers[i].uncertainty(name)
 
     @property
-    def unfitted(self) -> str | None:
-        """Why FusedGrad has no scores, if it was asked for and has none."""
-        return self._fused[1]
+    def unfitted(self) -> dict[str, str]:
+        """Why learned methods have no scores, by title: those that were asked for and have none."""
+        return {self.titles[name]: reason for name, (_, reason) in self._learned.items() if reason is not None}
 
     @property
     def _measured(self) -> dict[str, str]:
         """The methods that have numbers, with their titles."""
-        return {name: t for name, t in self.titles.items() if name != fused_column.NAME or self.unfitted is None}
+        return {name: title for name, title in self.titles.items() if title not in self.unfitted}
 
     @property
     def _note(self) -> dict[str, str]:
-        """What is to be said of FusedGrad, if it was asked for."""
-        if fused_column.NAME not in self.titles:
-            return {}
-        missing = self.unfitted
-        said = "five-fold cross-validation on these answers" if missing is None else f"left out. {missing}"
-        return {self.titles[fused_column.NAME]: said}
+        """What is to be said of the learned methods that were asked for."""
+        fitted = "five-fold cross-validation on these answers"
+        return {
+            self.titles[name]: fitted if reason is None else f"left out. {reason}"
+            for name, (_, reason) in self._learned.items()
+        }
 
     def write_csv(self, path: Path) -> Path:
         """One row per question: what was asked and answered, every grader's verdict, every method's score and cost."""

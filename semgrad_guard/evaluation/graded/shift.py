@@ -8,7 +8,8 @@ from typing import Any
 
 from semgrad_guard.calibration import Binding, Calibration, Drift, drift
 from semgrad_guard.errors import InputError
-from semgrad_guard.estimators import Estimator, FusedGrad
+from semgrad_guard.estimators import Estimator
+from semgrad_guard.estimators.learned import LearnedEstimator
 from semgrad_guard.evaluation.graded.results import Results
 from semgrad_guard.guard.calibrated_estimator import estimator_of
 
@@ -58,7 +59,7 @@ def hold_against(calibration: Calibration, results: Results) -> Shift:
     estimator, run = estimator_of(calibration), results.graded_run
     bound.require(_binding(estimator, results.settings))
     answers = [results.answers[i] for i in results.kept]
-    if isinstance(estimator, FusedGrad):
+    if isinstance(estimator, LearnedEstimator):
         scores = [estimator.uncertainty(answer.scores[estimator.name].features)[0] for answer in answers]
     else:
         scores = [answer.uncertainty(estimator.name) for answer in answers]
@@ -71,7 +72,7 @@ def _binding(estimator: Estimator, settings: Mapping[str, Any]) -> Binding:
     """What a guard's answers of this run would say of themselves (greedy runs: decoding is no part of it)."""
     stated: Mapping[str, Any] = settings["estimators"][estimator.name]
     measured = {key: value for key, value in stated.items() if key not in ("name", "title")}
-    if isinstance(estimator, FusedGrad):  # the run kept what its weights read
+    if isinstance(estimator, LearnedEstimator):  # the run kept what its weights read
         measured["weights"] = estimator.settings()["weights"]
     token = {name: settings[name] for name in ("semantic_token",) if name in settings}
     return Binding(

@@ -26,6 +26,7 @@ from semgrad_guard.evaluation.runs.run import (
     check_run,
     complete,
     kept_score,
+    observing_first,
     run_settings,
     seeded,
     why_too_long,
@@ -118,9 +119,10 @@ class Experiment:
         generate = partial(self.model.generate_batch, asked, seeded(self.options, start), objective=Objective())
         generations, generating = with_cost(generate)
         measured: list[dict[str, tuple[Score, float]]] = [{} for _ in questions]
-        for name, estimator in self._named.items():  # method after method: what a batch shares is done for all its rows
+        for name in observing_first(self._named):  # method after method: what a batch shares is done for all its rows
             for generation, row in zip(generations, measured, strict=True):
-                row[name] = with_cost(partial(estimator, generation.evidence))
+                row[name] = with_cost(partial(self._named[name], generation.evidence))
+        measured = [{name: row[name] for name in self._named} for row in measured]
         share = round(generating / len(questions), 3)
         return [
             EvaluatedAnswer(

@@ -7,7 +7,7 @@ exactly the answers and scores of one that was not: a batch of which some answer
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from semgrad_guard.calibration import Binding
 from semgrad_guard.engine.generation.generation import Generation
 from semgrad_guard.engine.generation.options import GenerationOptions
 from semgrad_guard.engine.language_model import LanguageModel
+from semgrad_guard.engine.objective import Objective
 from semgrad_guard.errors import InputError
 from semgrad_guard.estimators import Estimator
 from semgrad_guard.evaluation.progress import Progress, unwatched
@@ -144,13 +145,24 @@ def _answer(
     conversations = [conversation(each.question, each.context, system=system, prompt=prompt) for each in batch]
     too_long = {i: reason for i, each in enumerate(conversations) if (reason := why_too_long(model, each))}
     fitting = [i for i in range(len(batch)) if i not in too_long]
-    objective = next(iter(estimators.values())).objective
+    objective = shared_objective(estimators.values())
     generations = model.generate_batch([conversations[i] for i in fitting], options, objective=objective)
     answered = {i: _scored(batch[i], g, estimators) for i, g in zip(fitting, generations, strict=True)}
     return [
         answered[i] if i in answered else _unanswered(question, estimators, too_long[i])
         for i, question in enumerate(batch)
     ]
+
+
+def shared_objective(estimators: Iterable[Estimator]) -> Objective:
+    """What a generation keeps for several estimators: what the first that differentiates asks for, if one does."""
+    asked = [estimator.objective for estimator in estimators]
+    return next((objective for objective in asked if objective.gradients), asked[0])
+
+
+def observing_first(estimators: Mapping[str, Estimator]) -> list[str]:
+    """The names in an order that costs least: what a generation left is let go with the first replay."""
+    return sorted(estimators, key=lambda name: estimators[name].objective.gradients)
 
 
 def why_too_long(model: LanguageModel, turns: Sequence[Message]) -> str | None:
@@ -163,14 +175,14 @@ def why_too_long(model: LanguageModel, turns: Sequence[Message]) -> str | None:
 
 def _scored(question: Question, generation: Generation, estimators: Mapping[str, Estimator]) -> Answer:
     evidence = generation.evidence
-    found = {name: estimator(evidence) for name, estimator in estimators.items()}
+    found = {name: estimators[name](evidence) for name in observing_first(estimators)}
     return Answer(
         key=question.key,
         id=question.id,
         question=question.question,
         text=generation.text,
         finish_reason=generation.finish_reason,
-        scores={name: kept_score(score) for name, score in found.items()},
+        scores={name: kept_score(found[name]) for name in estimators},
     )
 
 

@@ -1,0 +1,86 @@
+"""What an answer's own tokens tell without a gradient: their likelihoods, and where a middle layer puts the answer.
+
+Generating computes all of it. It is read off what a generation has left, or one pass over prompt and answer.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from semgrad_guard.engine.models.architecture import Architecture
+from semgrad_guard.engine.replay.captured_states import CapturedStates
+from semgrad_guard.engine.replay.replayer import Replayer
+from semgrad_guard.engine.replay.token_batch import TokenBatch
+from semgrad_guard.engine.scoring.logits import Logits
+
+
+@dataclass(frozen=True)
+class Observation:
+    """One answer as its model sees it.
+
+    `log_probs` and `entropies` hold one value per response token, in nats. `state` is the mean of h^(k) [d] over the
+    positions that predict the response tokens, k = `observed_layer(L)`; empty where the model's layers are not known.
+    Where a number is not finite there is nothing but the `reason`.
+    """
+
+    log_probs: tuple[float, ...]
+    entropies: tuple[float, ...]
+    state: tuple[float, ...] = ()
+    reason: str | None = None
+
+    @property
+    def greedy_nll(self) -> float | None:
+        """The response's negative log-likelihood in nats, >= 0."""
+        return -math.fsum(self.log_probs) if self.log_probs else None
+
+    @property
+    def mean_entropy(self) -> float | None:
+        """The mean of the tokens' entropies in nats, >= 0."""
+        return math.fsum(self.entropies) / len(self.entropies) if self.entropies else None
+
+
+def observed_layer(n_layers: int) -> int:
+    """The layer whose states are averaged: the first of the paper's span, which generations keep anyway."""
+    return min(n_layers // 2 + 1, n_layers - 1)
+
+
+@torch.no_grad()
+def observe(
+    batch: TokenBatch, replayer: Replayer, architecture: Architecture, captured: CapturedStates | None = None
+) -> tuple[Observation, ...]:
+    """Observe every row of a batch; `captured` is what its generation left, which spares the pass."""
+    layer = observed_layer(architecture.n_layers)
+    final = None if captured is None or captured.layer != layer else captured.final_states(batch)
+    raw = None
+    if captured is not None and final is not None:
+        states, raw = batch.predicting(captured.states_of(batch), batch.cut), captured.raw_logits(batch)
+    else:
+        whole, hidden = replayer.observed(batch, layer)
+        final, states = batch.predicting(whole, 0), batch.predicting(hidden, 0)
+    logits = Logits(final, batch.targets(), replayer.head, transform=architecture.transform, raw=raw)
+    distribution, aims = logits.survey()
+    return tuple(
+        _observation(*part)
+        for part in zip(
+            distribution.log_probs(aims).double().split(batch.lengths),
+            distribution.entropies.double().split(batch.lengths),
+            states.double().split(batch.lengths),
+            strict=True,
+        )
+    )
+
+
+def without_states(log_probs: Sequence[float], entropies: Sequence[float], reason: str | None) -> Observation:
+    """What is known of an answer of a model whose layers are not."""
+    return Observation(tuple(log_probs), tuple(entropies), reason=reason)
+
+
+def _observation(log_probs: torch.Tensor, entropies: torch.Tensor, states: torch.Tensor) -> Observation:
+    state = states.mean(0)
+    if not all(bool(series.isfinite().all()) for series in (log_probs, entropies, state)):
+        return Observation((), (), reason="the model's logits or hidden states are not finite")
+    return Observation(tuple(log_probs.tolist()), tuple(entropies.tolist()), tuple(state.tolist()))

@@ -1,0 +1,51 @@
+"""FusedStates: what generating an answer has computed anyway, weighed by a logistic regression on graded answers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from semgrad_guard.engine.generation.evidence import Evidence
+from semgrad_guard.engine.objective import Objective
+from semgrad_guard.estimators.features import observed_features
+from semgrad_guard.estimators.learned import LearnedEstimator, Shrinkage
+from semgrad_guard.estimators.observed import OBSERVING, observed_details
+from semgrad_guard.records import FusedWeights, Score
+
+
+@dataclass(frozen=True)
+class FusedStates(LearnedEstimator):
+    """ln P(wrong) / P(correct), any real number, from likelihoods and a middle layer's mean state over the answer.
+
+    No gradient is computed and no layer is run again, so an answer costs what generating it costs. Without `weights` it
+    only collects features (every score is None, and says so); `FusedStates().fitted(records, correct)` scores. The
+    weights mean nothing for another model: calibrations bind both.
+
+    Probes of hidden states: Azaria & Mitchell, "The internal state of an LLM knows when it's lying", 2023. Strong
+    shrinkage is what makes a hundred labels enough (docs/results/states.md).
+    """
+
+    weights: FusedWeights | None = None
+    name: ClassVar[str] = "states"
+    title: ClassVar[str] = "FusedStates"
+    shrinkage: ClassVar[Shrinkage] = Shrinkage(c=1.7, plain=1 / 6)
+
+    @property
+    def objective(self) -> Objective:
+        """Nothing is differentiated."""
+        return OBSERVING
+
+    def settings(self) -> dict[str, Any]:
+        """The id of the fitted numbers."""
+        return {"weights": None if self.weights is None else self.weights.id}
+
+    def __call__(self, evidence: Evidence) -> Score:
+        seen, milliseconds = evidence.timed(evidence.observed)
+        if seen is None:
+            return Score(None, "the response is empty")
+        details = observed_details(seen, milliseconds)
+        if not seen.state:
+            return Score(None, seen.reason or "this architecture's layers are not known, so there is no state", details)
+        features = observed_features(seen)
+        number, reason = self.uncertainty(features)
+        return Score(number, reason, details, features)

@@ -1,0 +1,209 @@
+"""What learned estimators share: named numbers about an answer, weighed by a logistic regression on graded answers."""
+
+from __future__ import annotations
+
+import importlib
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, NamedTuple, Self, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from semgrad_guard.engine.generation.evidence import Evidence
+from semgrad_guard.engine.objective import Objective
+from semgrad_guard.errors import FitError, MissingExtraError
+from semgrad_guard.records import LOG, FusedWeights, Score
+
+MIN_ANSWERS = 50
+"""Fewer graded answers than this are refused (docs/results/fused.md shows why)."""
+
+MIN_EACH = 8
+"""Nor is anything fitted with fewer right, or fewer wrong, answers than this."""
+
+STATE = "state/"
+"""Begins the names of a hidden state's numbers: `state/0`, `state/1`, ..."""
+
+_AS_IS = frozenset({"mean_entropy", "gnll", "mean_nll", "length", "first_nll", "first_entropy"})
+"""Features that enter as they are besides their logarithms."""
+
+_STATE_RANGE = 5.0  # a state's number counts up to so many standard deviations from its mean
+_DIGITS = 6  # that are kept of a state's weights: calibrations are read, sent and compared
+
+Features = Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class Shrinkage:
+    """How strongly a fit holds back: scikit-learn's C (the inverse of the ridge penalty), and what columns are worth.
+
+    A standardised column is multiplied by `plain`; one of a state's d numbers by `state` / sqrt(d), so that a wide
+    model's states weigh no more than a narrow one's.
+    """
+
+    c: float
+    plain: float = 1.0
+    state: float = 1.0
+
+
+class LearnedEstimator(ABC):
+    """ln P(wrong) / P(correct), any real number. Subclasses are frozen dataclasses with a field `weights`.
+
+    Without weights one only collects features: every score is None, and says so.
+    """
+
+    name: ClassVar[str]
+    title: ClassVar[str]
+    shrinkage: ClassVar[Shrinkage]
+    weights: FusedWeights | None
+
+    @property
+    @abstractmethod
+    def objective(self) -> Objective:
+        """What is differentiated, if anything is."""
+
+    @abstractmethod
+    def settings(self) -> dict[str, Any]:
+        """The configuration, and the id of the fitted numbers in their place."""
+
+    @abstractmethod
+    def __call__(self, evidence: Evidence) -> Score:
+        """The answer's score, and its features."""
+
+    def fitted(self, records: Sequence[Features | None], correct: Sequence[bool]) -> Self:
+        """The same estimator, fitted on graded answers; the threshold must be chosen on others, or it promises nothing.
+
+        Args:
+            records: each answer's `Score.features`; answers without any, or with one that is not finite, are left out.
+            correct: True or False (or 1 or 0) per answer.
+
+        Raises:
+            FitError: labels that are neither, fewer than `MIN_ANSWERS` answers with features, fewer than `MIN_EACH`
+                right or wrong ones, or no feature that varies.
+            MissingExtraError: scikit-learn is not installed.
+        """
+        if len(records) != len(correct):
+            raise FitError(f"There are {len(records)} records and {len(correct)} labels. Pass one of each per answer.")
+        if any(label not in (True, False) for label in correct):
+            raise FitError("Each label must be True or False (or 1 or 0): grade the answers first.")
+        usable = [r is not None and all(map(math.isfinite, r.values())) for r in records]
+        wrong = np.array([not right for right, use in zip(correct, usable, strict=True) if use], dtype=np.bool_)
+        require_enough(wrong, self.title)
+        return self.weighed([r for r, use in zip(records, usable, strict=True) if use and r is not None], wrong)
+
+    def weighed(self, records: Sequence[Features], wrong: NDArray[np.bool_]) -> Self:
+        """`fitted` on what is known to be usable, however little it is.
+
+        Raises:
+            FitError: no feature varies.
+        """
+        own: Any = self
+        return cast(Self, replace(own, weights=fit_weights(records, wrong, self.shrinkage)))
+
+    def uncertainty(self, features: Features | None) -> tuple[float | None, str | None]:
+        """The score for an answer's features, or None and the reason."""
+        if self.weights is None:
+            return None, f"{self.title} is not fitted: run `semgrad-guard calibrate --estimator {self.name}`"
+        if features is None:
+            return None, "the score is not finite"
+        missing = self.weights.features - features.keys()
+        if missing:
+            return None, f"this answer has no {min(missing)}, which {self.title} was fitted with"
+        return self.weights.logit(features), None
+
+
+def require_enough(wrong: NDArray[np.bool_], title: str) -> None:
+    """Raise `FitError` unless there are enough graded answers of both kinds."""
+    n, n_wrong = len(wrong), int(wrong.sum())
+    if n < MIN_ANSWERS or min(n_wrong, n - n_wrong) < MIN_EACH:
+        raise FitError(
+            f"{title} takes at least {MIN_ANSWERS} graded answers with scores, {MIN_EACH} of them right and "
+            f"{MIN_EACH} wrong, to be fitted on; there are {n}, {n - n_wrong} right and {n_wrong} wrong. "
+            "Grade more answers, or use HybridGrad, which needs none."
+        )
+
+
+def fit_weights(records: Sequence[Features], wrong: NDArray[np.bool_], shrinkage: Shrinkage) -> FusedWeights:
+    """Ridge-penalised logistic regression on the standardised columns of the features that all records have.
+
+    Raises:
+        FitError: no feature varies.
+    """
+    shared = [name for name in records[0] if all(name in record for record in records)]
+    plain = [name for name in shared if not name.startswith(STATE)]
+    states = [name for name in shared if name.startswith(STATE)]
+    names = (*(LOG + name for name in plain), *(name for name in plain if name in _AS_IS), *states)
+    columns = [column for column in (_column(name, records) for name in names) if column is not None]
+    if not columns:
+        raise FitError("No feature differs between the answers: there is nothing to learn. Use HybridGrad.")
+    width = max(1, len(states))
+    worth = np.array(
+        [shrinkage.state / math.sqrt(width) if c.name.startswith(STATE) else shrinkage.plain for c in columns]
+    )
+    x = np.stack([(column.values - column.centre) / column.scale for column in columns], axis=1) * worth
+    regression = _linear_model().LogisticRegression(C=shrinkage.c, max_iter=1000).fit(x, wrong)
+    weights: list[float] = (regression.coef_[0] * worth).tolist()
+    return FusedWeights(
+        columns=tuple(column.name for column in columns),
+        lows=tuple(column.low for column in columns),
+        highs=tuple(column.high for column in columns),
+        centres=tuple(column.centre for column in columns),
+        scales=tuple(column.scale for column in columns),
+        weights=tuple(
+            _short(w) if column.name.startswith(STATE) else w for w, column in zip(weights, columns, strict=True)
+        ),
+        intercept=float(regression.intercept_[0]),
+        n=len(wrong),
+        n_wrong=int(wrong.sum()),
+    )
+
+
+class _Column(NamedTuple):
+    """A feature, or its logarithm, over all records: what `FusedWeights` keeps of it, and the values."""
+
+    name: str
+    low: float
+    high: float
+    centre: float
+    scale: float
+    values: NDArray[np.float64]
+
+
+def _column(name: str, records: Sequence[Features]) -> _Column | None:
+    """The column of that name; None where it does not vary."""
+    feature = name.removeprefix(LOG)
+    raw = np.array([record[feature] for record in records], dtype=np.float64)
+    if name.startswith(STATE):
+        return _state_column(name, raw)
+    usable = raw[raw > 0] if name != feature else raw
+    if not len(usable):
+        return None
+    low, high = float(usable.min()), float(usable.max())
+    values = np.log(np.maximum(raw, low)) if name != feature else raw
+    centre, spread = float(values.mean()), float(values.std())
+    if spread <= 1e-9 * (1 + abs(centre)):
+        return None
+    return _Column(name, low, high, centre, spread, values)
+
+
+def _state_column(name: str, raw: NDArray[np.float64]) -> _Column | None:
+    centre, spread = float(raw.mean()), float(raw.std())
+    if spread <= 1e-9 * (1 + abs(centre)):
+        return None
+    centre, spread = _short(centre), _short(spread)
+    low, high = _short(centre - _STATE_RANGE * spread), _short(centre + _STATE_RANGE * spread)
+    return _Column(name, low, high, centre, spread, raw.clip(low, high))
+
+
+def _short(value: float) -> float:
+    """A number of few digits."""
+    return float(f"{value:.{_DIGITS}g}")
+
+
+def _linear_model() -> Any:
+    try:
+        return cast(Any, importlib.import_module("sklearn.linear_model"))
+    except ImportError:
+        raise MissingExtraError("scikit-learn", extra="eval") from None

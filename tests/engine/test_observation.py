@@ -1,0 +1,123 @@
+"""What an answer tells without a gradient, against the model's own ordinary forward pass."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+
+from semgrad_guard import GenerationOptions, LanguageModel
+from semgrad_guard.engine.objective import Objective
+from semgrad_guard.engine.replay.token_batch import TokenBatch
+from semgrad_guard.engine.scoring.observation import Observation, observed_layer
+from semgrad_guard.engine.scoring.scorer import scorer_of
+from semgrad_guard.estimators import KIND_OF, FusedStates, GreedyNLL, HybridGrad, MaxProbability, MeanEntropy
+
+from .tiny_models import ARCHITECTURES, shared, token_ids
+
+PROMPTS = ["A", "What is it, then?", "Hello there"]
+LONG = GenerationOptions(max_tokens=7, temperature=1.0, seed=1)
+OBSERVING = Objective(gradients=False)
+
+
+def oracle(model: Any, prompt: Sequence[int], answer: Sequence[int]) -> tuple[list[float], list[float], torch.Tensor]:
+    """Log-probabilities, entropies and the mean state, by one call of the model as anybody makes it."""
+    with torch.no_grad():
+        output = model(torch.tensor([[*prompt, *answer]]), output_hidden_states=True)
+    log_p = output.logits[0, len(prompt) - 1 : -1].double().log_softmax(-1)
+    states = output.hidden_states[observed_layer(model.config.num_hidden_layers)][0, len(prompt) - 1 : -1]
+    chosen = log_p[range(len(answer)), list(answer)]
+    return chosen.tolist(), (-(log_p.exp() * log_p).sum(-1)).tolist(), states.double().mean(0)
+
+
+def require_equal(seen: Observation | None, expected: tuple[list[float], list[float], torch.Tensor]) -> None:
+    assert seen is not None
+    assert seen.log_probs == pytest.approx(expected[0], rel=1e-9)
+    assert seen.entropies == pytest.approx(expected[1], rel=1e-9)
+    assert torch.allclose(torch.tensor(seen.state, dtype=torch.float64), expected[2], rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("objective", [OBSERVING, Objective()])
+@pytest.mark.parametrize("scored_before", [False, True])
+def test_it_is_what_the_model_says(language_model: LanguageModel, objective: Objective, *, scored_before: bool) -> None:
+    generations = language_model.generate_batch(PROMPTS, LONG, objective=objective)
+    if scored_before:
+        HybridGrad()(generations[0].evidence)
+    for generation in generations:
+        expected = oracle(language_model._model, generation.prompt.ids, generation.response_ids)
+        require_equal(generation.evidence.observed(), expected)
+        read = language_model.evidence("x", "abc")
+        require_equal(read.observed(), oracle(language_model._model, read.prompt.ids, read.response_ids))
+
+
+def test_nothing_is_replayed(language_model: LanguageModel) -> None:
+    """Neither a pass nor a gradient: what the generation kept is all that is read, and it stays there for scoring."""
+    (generation,) = language_model.generate_batch(["A"], LONG, objective=OBSERVING)
+    calls: list[str] = []
+    handle = (
+        language_model._scorer.current_replayer().layers[-1].register_forward_hook(lambda *_: calls.append("layer"))
+    )
+    try:
+        for estimator in (GreedyNLL(), MaxProbability(), MeanEntropy(), FusedStates()):
+            assert estimator(generation.evidence).details
+    finally:
+        handle.remove()
+    assert calls == []
+    assert generation.scoring._done == {}
+
+
+@pytest.mark.parametrize("name", ["gnll", "max_probability", "mean_entropy"])
+def test_the_numbers_are_those_of_a_replay(language_model: LanguageModel, name: str) -> None:
+    generation = language_model.generate("A", LONG)
+    seen = KIND_OF[name]()(generation.evidence)
+    scores = generation.evidence.gradients()
+    assert scores is not None
+    assert seen.uncertainty == pytest.approx(KIND_OF[name]().value(scores.scores), rel=1e-9)
+    details = HybridGrad()(generation.evidence).details
+    assert details is not None
+    assert details[name] == pytest.approx(seen.uncertainty, rel=1e-9), "they stand beside every other score"
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_other_architectures(name: str) -> None:
+    """A padded batch, by one pass; log-probabilities are the model's own whatever tier it scores by."""
+    model, scorer = shared(name), scorer_of(shared(name))
+    prompts, answers = [token_ids(9, 1), token_ids(5, 2)], [token_ids(4, 3), token_ids(6, 4)]
+    batch = TokenBatch.of(prompts, answers, [-1, -1], scorer.device)
+    for seen, prompt, answer in zip(scorer.observe(batch), prompts, answers, strict=True):
+        expected = oracle(model, prompt, answer)
+        if scorer.tiers() == ("full",):
+            assert seen.state == ()
+            assert seen.log_probs == pytest.approx(expected[0], rel=1e-6)
+        else:
+            require_equal(seen, expected)
+
+
+def test_a_copy_holds_what_was_seen(language_model: LanguageModel) -> None:
+    evidence = language_model.generate("A", LONG).evidence
+    seen = evidence.observed()
+    assert pickle.loads(pickle.dumps(evidence)).observed() == seen  # noqa: S301
+    assert copy.deepcopy(evidence).observed() == seen
+
+
+def test_in_half_precision_it_is_refined(make_language_model: Any) -> None:
+    language_model: LanguageModel = make_language_model()
+    model = copy.deepcopy(language_model._model).bfloat16()
+    half = LanguageModel.from_transformers(model, language_model.tokenizer)
+    generation = half.generate("A", LONG, objective=OBSERVING)
+    seen = generation.evidence.observed()
+    exact = oracle(model, generation.prompt.ids, generation.response_ids)
+    assert seen is not None
+    assert seen.log_probs == pytest.approx(exact[0], rel=0.05, abs=0.05)
+
+
+def test_without_weights_it_collects(language_model: LanguageModel) -> None:
+    score = FusedStates()(language_model.generate("A", LONG).evidence)
+    assert score.uncertainty is None
+    assert "not fitted" in str(score.reason)
+    assert score.features is not None
+    assert sum(name.startswith("state/") for name in score.features) == 32
