@@ -177,11 +177,13 @@ def test_outside_the_block_a_copys_layers_have_the_models_configuration() -> Non
     model: Any = shared("llama")
     replayer = Scorer(model).current_replayer()
     modules = [module for module in replayer.layers.modules() if hasattr(module, "config")]
+    own: Any = replayer._copy.config
     with replayer._attentions.replaying():
         inside = [module.config for module in modules]
     assert inside
-    assert not any(config is model.config for config in inside)
-    assert all(module.config is model.config for module in modules)
+    assert not {id(own), id(model.config)} & set(map(id, inside))
+    assert all(module.config is own for module in modules)
+    assert own.to_dict() == model.config.to_dict()
 
 
 def test_generations_and_other_kinds_of_attention_do_not(taken: list[int]) -> None:

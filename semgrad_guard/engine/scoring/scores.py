@@ -13,6 +13,12 @@ import torch
 Tier = Literal["captured", "prefix", "full"]
 """The three ways of a replay, cheapest first (`replay.py`)."""
 
+NO_GRADIENT = (
+    "no gradient reaches the prompt's hidden states: t* is out of the reach of every layer's attention, or a layer "
+    "lets no gradient through"
+)
+"""Why there is no score where the head has something to send back, and none of it arrives."""
+
 Grid = tuple[tuple[float, ...], ...]
 """Layers x prompt tokens."""
 
@@ -20,6 +26,8 @@ Grid = tuple[tuple[float, ...], ...]
 @dataclass(frozen=True)
 class GradientScores:
     """The scores of one response; all higher = less certain, >= 0. None, with a `reason`, where not finite.
+
+    Nor is there a score where SemGrad is exactly zero and ParaGrad is not: then no gradient reached t*.
 
     `semgrad` is the mean absolute gradient at t* over the span (Eq. 4), `paragrad` that of the output head,
     `hybridgrad` their mixture with tau = beta = 1 (another norm or token where the objective says so). `entropies` and
@@ -88,6 +96,8 @@ def _finite(
     facts = (mean, nll, tuple(entropies), tuple(log_probs), tier)
     if not (math.isfinite(semgrad) and math.isfinite(paragrad)):
         return GradientScores(None, None, *facts, "a gradient overflowed in the model's dtype")
+    if semgrad == 0 and paragrad > 0:
+        return GradientScores(None, None, *facts, NO_GRADIENT)
     finite = all(map(math.isfinite, chain.from_iterable(grid)))
     return GradientScores(semgrad, paragrad, *facts, grid=grid if finite else (), paragrad_error=error)
 

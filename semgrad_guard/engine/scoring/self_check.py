@@ -13,7 +13,7 @@ from semgrad_guard.engine.replay.captured_states import CapturedStates
 from semgrad_guard.engine.replay.replayer import Replayer
 from semgrad_guard.engine.replay.token_batch import TokenBatch
 from semgrad_guard.engine.scoring.gradients import no_gradient, through_logits
-from semgrad_guard.engine.scoring.scores import GradientScores, Tier, agree
+from semgrad_guard.engine.scoring.scores import NO_GRADIENT, GradientScores, Tier, agree
 from semgrad_guard.errors import AnswerInterruptedError
 
 logger = logging.getLogger("semgrad_guard")
@@ -41,10 +41,10 @@ def exact_tiers(architecture: Architecture, replayer: Replayer, score: ScoreByTi
     batch, objective = _batch(replayer), _objective(architecture.n_layers)
     span = objective.span(architecture.n_layers)
     (expected,) = through_logits(batch, objective, replayer.full(batch, span))
+    if expected.reason == NO_GRADIENT:
+        raise no_gradient()
     if expected.reason is not None:
         return None
-    if expected.semgrad == 0 and expected.paragrad:  # the head has something to send back, and none of it arrives
-        raise no_gradient()
     agreeing: list[Tier] = []
     for tier in ("captured", "prefix"):
         try:
