@@ -13,12 +13,13 @@ from semgrad_guard.engine.generation.generation import Generation
 from semgrad_guard.engine.generation.options import GenerationOptions
 from semgrad_guard.engine.generation.stream import TextStream
 from semgrad_guard.engine.language_model import LanguageModel
+from semgrad_guard.engine.replay.memory_budget import OUT_OF_MEMORY, give_back_memory, is_out_of_memory
 from semgrad_guard.errors import InputError, UnsupportedToolsError
 from semgrad_guard.estimators import Estimator
 from semgrad_guard.guard.flow import Draft
 from semgrad_guard.guard.timing import off_loop
 from semgrad_guard.guard.verdicts import unscored
-from semgrad_guard.records import Conversation, Message, Status, ToolCall, Verdict
+from semgrad_guard.records import Conversation, Message, Score, Status, ToolCall, Verdict
 
 TemplateOptions = Mapping[str, Any]
 
@@ -192,7 +193,7 @@ def assess(
     `options` and `template_options` (tools, say) are those the answer was made with: calibrations are bound to them.
     `served` says that somebody else's model wrote it.
     """
-    score = estimator(evidence)
+    score = _score(estimator, evidence)
     identity, token = model.identity, evidence.prompt.semantic_token
     status: Status = "scored" if score.uncertainty is not None else "failed" if evidence.response_ids else "unscored"
     return Verdict(
@@ -213,6 +214,18 @@ def assess(
         reason=score.reason,
         **(score.details or {}),
     )
+
+
+def _score(estimator: Estimator, evidence: Evidence) -> Score:
+    """The estimator's score; none, with the reason, where memory runs out even for this answer by itself."""
+    for tried in (lambda: evidence, evidence.alone):
+        try:
+            return estimator(tried())
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+        give_back_memory()
+    return Score(None, OUT_OF_MEMORY)
 
 
 def _calls_tools(conversation: Conversation) -> bool:

@@ -284,6 +284,14 @@ class Evidence:
         """
         return self.scoring.observed(self.row) if self.response_ids else None
 
+    def alone(self) -> Evidence:
+        """The same answer in a batch of its own, of which nothing is computed yet.
+
+        Raises:
+            DetachedRecordError: this is a copy.
+        """
+        return BatchScoring.joined([self]).evidence[0]
+
     @property
     def text(self) -> str:
         """The answer as the user sees it."""

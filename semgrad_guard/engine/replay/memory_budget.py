@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
@@ -33,6 +35,32 @@ class Memory:
 
 FRUGAL = Memory(logits=0, activations=0, outputs=0)
 """As little as can be: tens of megabytes for a model of half a billion parameters, whatever the answer's length."""
+
+
+OUT_OF_MEMORY = (
+    "memory ran out while the answer was scored: set model.memory = FRUGAL, which holds less, or score shorter prompts "
+    "and smaller batches"
+)
+"""Why there is no score where there was no room for one."""
+
+_SIGNS = ("out of memory", "can't allocate memory", "not enough memory", "ALLOC_FAILED")
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error says that memory ran out, of whichever device (a CPU's allocator has no error of its own)."""
+    if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
+        return True
+    return isinstance(error, RuntimeError) and any(sign in str(error) for sign in _SIGNS)
+
+
+def give_back_memory() -> None:
+    """Let go what a failed attempt has left, the device's own reserve included. Not inside an `except` block.
+
+    An error that is being handled holds the attempt's tensors.
+    """
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
 
 
 def activation_bytes(layers: Sequence[nn.Module], positions: int) -> int:

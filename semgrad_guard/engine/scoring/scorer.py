@@ -16,14 +16,14 @@ from semgrad_guard.engine.interruption import InterruptibleLock
 from semgrad_guard.engine.models.architecture import Architecture, inspect_architecture
 from semgrad_guard.engine.objective import Objective
 from semgrad_guard.engine.replay.captured_states import CapturedStates
-from semgrad_guard.engine.replay.memory_budget import Memory
+from semgrad_guard.engine.replay.memory_budget import OUT_OF_MEMORY, Memory, give_back_memory, is_out_of_memory
 from semgrad_guard.engine.replay.model_state import Snapshot
 from semgrad_guard.engine.replay.replayer import Replayed, Replayer
 from semgrad_guard.engine.replay.token_batch import TokenBatch
 from semgrad_guard.engine.replay.weight_sharing_copy import weight_sharing_copy
 from semgrad_guard.engine.scoring.gradients import Rows, through_head, through_logits
 from semgrad_guard.engine.scoring.observation import Observation, observe, without_states
-from semgrad_guard.engine.scoring.scores import GradientScores, Tier
+from semgrad_guard.engine.scoring.scores import GradientScores, Tier, unscored
 from semgrad_guard.engine.scoring.self_check import exact_tiers
 
 _STATES = 4  # a model's states whose tiers are remembered: with and without an adapter, say
@@ -90,21 +90,38 @@ class Scorer:
         return tuple(parts[0] for parts in self.score_parts(batch, objective, captured))
 
     def score_parts(self, batch: TokenBatch, objective: Objective, captured: CapturedStates | None = None) -> Rows:
-        """Score every part of every row (`TokenBatch.segments`) from one replay."""
-        span = objective.span(self.architecture.n_layers)
+        """Score every part of every row (`TokenBatch.segments`) from one replay.
+
+        Where memory runs out, the rows are tried one by one; one that has no room by itself has no score.
+        """
         with self.lock, clean_slate():
-            tiers = self._tiers_at(batch.longest)
-            if not self.architecture.takes_positions and not bool(batch.mask.all()):
-                return self._score_singly(batch, objective, span, tiers)
-            together = self._score(batch, objective, span, captured, tiers)
-            if len(together) > 1 and any(scores.reason for row in together for scores in row):
-                # Padding alone makes some attention kernels answer NaN: such rows are given a second chance.
-                singly = self._score_singly(batch, objective, span, tiers)
-                return tuple(
-                    tuple(b if a.reason else a for a, b in zip(*rows, strict=True))
-                    for rows in zip(together, singly, strict=True)
-                )
-            return together
+            span = objective.span(self.architecture.n_layers)
+            try:
+                return self._score_batch(batch, objective, span, captured)
+            except Exception as error:
+                if not is_out_of_memory(error):
+                    raise
+            give_back_memory()
+            if len(batch.lengths) > 1:
+                return tuple(self.score_parts(row, objective)[0] for row in batch.rows())
+            tier = (self._tiers or ("full",))[0]
+            return (tuple(unscored(tier, OUT_OF_MEMORY) for _ in batch.parts),)
+
+    def _score_batch(
+        self, batch: TokenBatch, objective: Objective, span: Sequence[int], captured: CapturedStates | None
+    ) -> Rows:
+        tiers = self._tiers_at(batch.longest)
+        if not self.architecture.takes_positions and not bool(batch.mask.all()):
+            return self._score_singly(batch, objective, span, tiers)
+        together = self._score(batch, objective, span, captured, tiers)
+        if len(together) > 1 and any(scores.reason for row in together for scores in row):
+            # Padding alone makes some attention kernels answer NaN: such rows are given a second chance.
+            singly = self._score_singly(batch, objective, span, tiers)
+            return tuple(
+                tuple(b if a.reason else a for a, b in zip(*rows, strict=True))
+                for rows in zip(together, singly, strict=True)
+            )
+        return together
 
     def observe(self, batch: TokenBatch, captured: CapturedStates | None = None) -> tuple[Observation, ...]:
         """What every row's own tokens tell without a gradient; `captured` is what the generation of the batch left."""
@@ -116,7 +133,17 @@ class Scorer:
             if not architecture.takes_positions and not bool(batch.mask.all()):
                 return tuple(observe(row, replayer, architecture)[0] for row in batch.rows())
             kept = captured if captured is not None and self._usable(captured, batch) else None
-            together = observe(batch, replayer, architecture, kept)
+            try:
+                together = observe(batch, replayer, architecture, kept)
+            except Exception as error:
+                if not is_out_of_memory(error):
+                    raise
+                together = ()
+            if not together:
+                give_back_memory()
+                if len(batch.lengths) > 1:
+                    return tuple(self.observe(row)[0] for row in batch.rows())
+                return (without_states((), (), OUT_OF_MEMORY),)
             if len(together) > 1 and any(each.reason for each in together):
                 # Padding alone makes some attention kernels answer NaN: such rows are given a second chance.
                 rows = zip(together, batch.rows(), strict=True)

@@ -65,6 +65,11 @@ class GradientScores:
         return (1 - balance) * self.semgrad + beta * balance * self.paragrad
 
 
+def unscored(tier: Tier, reason: str) -> GradientScores:
+    """The record of a response of which nothing could be computed."""
+    return GradientScores(None, None, None, None, (), (), tier, reason)
+
+
 def assemble(
     lengths: Sequence[int],
     tier: Tier,
@@ -91,7 +96,7 @@ def _finite(
 ) -> GradientScores:
     (paragrad, error), (entropies, log_probs) = sampled, tokens
     if not all(map(math.isfinite, (*entropies, *log_probs))):
-        return GradientScores(None, None, None, None, (), (), tier, "the model's logits are not finite")
+        return unscored(tier, "the model's logits are not finite")
     mean, nll = math.fsum(entropies) / len(entropies), -math.fsum(log_probs)
     facts = (mean, nll, tuple(entropies), tuple(log_probs), tier)
     if not (math.isfinite(semgrad) and math.isfinite(paragrad)):

@@ -10,6 +10,7 @@ import torch
 from semgrad_guard.engine.models.architecture import Architecture
 from semgrad_guard.engine.objective import Objective
 from semgrad_guard.engine.replay.captured_states import CapturedStates
+from semgrad_guard.engine.replay.memory_budget import is_out_of_memory
 from semgrad_guard.engine.replay.replayer import Replayer
 from semgrad_guard.engine.replay.token_batch import TokenBatch
 from semgrad_guard.engine.scoring.gradients import no_gradient, through_logits
@@ -52,7 +53,10 @@ def exact_tiers(architecture: Architecture, replayer: Replayer, score: ScoreByTi
             scores = score(batch, objective, captured, tier)
         except AnswerInterruptedError:
             raise
-        except Exception as error:  # noqa: BLE001 - unknown model code may fail in any way; the next tier is tried
+        except Exception as error:
+            if is_out_of_memory(error):  # which says nothing of the tier
+                raise
+            # Unknown model code may fail in any way; the next tier is tried.
             logger.warning("semgrad-guard: the %s tier fails on this model (%r)", tier, error)
             continue
         if scores.tier == tier and agree(scores, expected, _TOLERANCE.get(replayer.head.weight.dtype, 0.25)):

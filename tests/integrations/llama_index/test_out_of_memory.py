@@ -1,0 +1,39 @@
+"""An engine delivers an answer that there was no room to score, by the policy for answers without a score."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from llama_index.core.base.response.schema import StreamingResponse
+
+from llama_index_semgrad_guard import GuardedQueryEngine
+from semgrad_guard import LanguageModel, Policy
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+@pytest.mark.parametrize("on_unscored", ["answer", "abstain"])
+def test_it_is_delivered_by_the_policy(
+    on_unscored: Any, streaming: bool, make_engine: Callable[..., Any], wide: LanguageModel
+) -> None:
+    engine = make_engine(streaming=streaming)
+    guarded = GuardedQueryEngine(engine, Policy(threshold=1e308, on_unscored=on_unscored))
+    plain = str(GuardedQueryEngine(make_engine(), Policy(threshold=1e308)).query("What?"))
+
+    def hook(_: Any, args: tuple[torch.Tensor, ...]) -> None:
+        if args[0].requires_grad:
+            torch.empty(1 << 52)
+
+    model: Any = wide._model
+    handle = model.model.layers[-1].register_forward_pre_hook(hook)
+    try:
+        response = guarded.query("What?")
+        response = response.get_response() if isinstance(response, StreamingResponse) else response
+    finally:
+        handle.remove()
+    assert str(response) == (plain if on_unscored == "answer" else "I don't know.")
+    record = response.metadata["semgrad_guard"]
+    assert (record["action"], record["status"]) == (on_unscored, "failed")
+    assert "memory ran out" in record["reason"]
