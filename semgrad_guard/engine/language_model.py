@@ -56,7 +56,8 @@ class LanguageModel(LoadedModel):
         prompts = [self.render(conversation, **(template_options or {})) for conversation in conversations]
         if not prompts:
             return []
-        return self._decoder.run(prompts, self._fitted(prompts, options), objective or Objective())
+        with self._scorer.lock:  # one turn, in which the model is looked at once
+            return self._decoder.run(prompts, self._fitted(prompts, options), objective or Objective())
 
     def stream(
         self,

@@ -117,13 +117,13 @@ def globals_of(function: FunctionType) -> Mapping[str, Any]:
     if package in LIBRARIES or package == "semgrad_guard" or package in sys.stdlib_module_names:
         return {}
     known = function.__globals__
-    return {name: known[name] for name in _names(function.__code__) if name in known}
+    return {name: known[name] for name in names_in(function.__code__) if name in known}
 
 
 @lru_cache(maxsize=4096)
-def _names(code: CodeType) -> tuple[str, ...]:
+def names_in(code: CodeType) -> tuple[str, ...]:
     """The names that a function's code looks up, functions inside it included."""
-    inner = [name for part in code.co_consts if isinstance(part, CodeType) for name in _names(part)]
+    inner = [name for part in code.co_consts if isinstance(part, CodeType) for name in names_in(part)]
     return tuple(dict.fromkeys([*code.co_names, *inner]))
 
 

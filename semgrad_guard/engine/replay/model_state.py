@@ -11,8 +11,8 @@ import sys
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
+from inspect import unwrap
 from itertools import chain
-from operator import is_, methodcaller
 from types import FunctionType, MethodType
 from typing import Any
 
@@ -27,9 +27,18 @@ from semgrad_guard.engine.replay.held_values import (
     innermost,
     is_container,
     is_holder,
+    names_in,
     package_of,
     reached_from,
     slots_of,
+)
+from semgrad_guard.engine.replay.watching import (
+    Contents,
+    Entries,
+    has_storage,
+    layout_of,
+    layouts_of,
+    version_of,
 )
 from semgrad_guard.engine.replay.weight_sharing_copy import is_own_buffer
 
@@ -54,9 +63,6 @@ _NO_MATTER = frozenset(
     }
 )
 _BY_VALUE = ATOMS | {MethodType}
-_WHOLE = 4096  # bytes of a tensor up to which all of it is compared,
-_SAMPLE = 64  # and how many of a larger one
-_VALUES = methodcaller("values")
 _CALLABLES = (FunctionType, MethodType, partial)
 
 
@@ -70,19 +76,20 @@ class Snapshot:
         self._leaves: list[Any] = []
         self._seen: set[int] = set()
         self._modules: list[nn.Module] = []
-        self._tables: list[Mapping[Any, Any]] = []
+        self._chosen: list[tuple[Mapping[str, Any], list[str]]] = []  # what modules and their classes hold by name
+        self._tables: list[Mapping[Any, Any]] = []  # and what its tables, its containers and its objects hold
+        self._named: list[Mapping[Any, Any]] = []  # those of them whose keys may change while their values do not
         self._sequences: list[Iterable[Any]] = []
         self._tensors: list[torch.Tensor] = []
         self._callables: list[Any] = []
         self._visit_module(model)
         self._visit_surroundings()
         self._visit_modules_of_callables()
-        self._lengths = list(map(len, self._tables))
-        self._keys, self._values = list(chain.from_iterable(self._tables)), self._table_values()
+        self._entries = Entries(self._chosen, self._tables, self._named)
         self._items = [list(sequence) for sequence in self._sequences]
         self._classes = list(map(type, self._all_modules()))
-        self._plain = [tensor for tensor in self._tensors if _has_storage(tensor)]
-        self._layouts = _layouts(self._plain)
+        self._plain = [tensor for tensor in self._tensors if has_storage(tensor)]
+        self._layouts = layouts_of(self._plain)
         self._buffers = Contents(list(self._own_buffers()), whole=True)
         self._leaves += self._buffers.as_bytes()
         self.weights = Contents(self._plain)
@@ -96,11 +103,9 @@ class Snapshot:
     def is_current(self) -> bool:
         """Whether the model still is what it was, its shared weights' numbers aside (see `weights`)."""
         return (
-            list(map(len, self._tables)) == self._lengths
-            and all(map(is_, chain.from_iterable(self._tables), self._keys))
-            and all(map(is_, self._table_values(), self._values))
+            self._entries.are_the_same()
             and list(map(type, self._all_modules())) == self._classes
-            and _layouts(self._plain) == self._layouts
+            and layouts_of(self._plain) == self._layouts
             and all(_same(list(s), items) for s, items in zip(self._sequences, self._items, strict=True))
             and not self._buffers.have_changed()
             and (not self._callables or _same(self._live_leaves(), self._live))
@@ -143,7 +148,7 @@ class Snapshot:
         if id(module) != self._model_id:
             self._modules.append(module)
         self._leaves.append(type(module))
-        self._tables.append(vars(module))
+        self._chosen.append((vars(module), [name for name in vars(module) if name not in _NO_MATTER]))
         for name, value in list(vars(module).items()):
             if name in _TABLES:
                 self._visit_table(value)
@@ -162,6 +167,7 @@ class Snapshot:
 
     def _visit_table(self, table: Mapping[Any, Any]) -> None:
         self._tables.append(table)
+        self._named.append(table)
         self._leaves += [len(table), *table]
         for value in list(table.values()):
             self._visit(value)
@@ -186,22 +192,32 @@ class Snapshot:
 
     def _visit_tensor(self, tensor: torch.Tensor) -> None:
         self._tensors.append(tensor)
-        self._leaves += _layout_of(tensor)
+        self._leaves += layout_of(tensor)
         if vars(tensor):
             self._visit_table(vars(tensor))
 
     def _visit_surroundings(self) -> None:
-        """What every module runs through: hooks on all modules, its class's methods, its library's functions."""
+        """What every module runs through: hooks on all modules, its class's methods, and the functions they name."""
         for hooks in (torch_module._global_forward_hooks, torch_module._global_forward_pre_hooks):
             self._visit_table(hooks)
         kinds = {kind: None for module in self._all_modules() for kind in type(module).__mro__ if kind is not object}
-        files = dict.fromkeys(kind.__module__ for kind in kinds if package_of(kind) in LIBRARIES)
-        for names in [*map(vars, kinds), *(vars(sys.modules[name]) for name in files if name in sys.modules)]:
-            self._tables.append(names)
-            self._leaves += [value for name, value in names.items() if not str(name).startswith("__")]
+        files = dict[str, set[str]]()
+        for kind in kinds:
+            forward = unwrap(vars(kind).get("forward"))  # out of its decorators
+            named = {"forward", *(names_in(forward.__code__) if isinstance(forward, FunctionType) else ())}
+            self._choose(vars(kind), named)
+            if package_of(kind) in LIBRARIES and kind.__module__ in sys.modules:
+                files.setdefault(kind.__module__, set()).update(named)
+        for file, named in files.items():
+            self._choose(vars(sys.modules[file]), named)
         for kind in kinds:
             if package_of(kind) not in LIBRARIES:
                 self._callables += [each for each in vars(kind).values() if isinstance(each, FunctionType)]
+
+    def _choose(self, table: Mapping[str, Any], names: set[str]) -> None:
+        known = [name for name in table if name in names]
+        self._chosen.append((table, known))
+        self._leaves += [len(known), *(table[name] for name in known)]
 
     def _visit_modules_of_callables(self) -> None:
         """A module that a hook or a patched method runs is part of the model, wherever it is kept."""
@@ -221,9 +237,6 @@ class Snapshot:
         model = self._model()
         return [*([] if model is None else [model]), *self._modules]
 
-    def _table_values(self) -> list[Any]:
-        return list(chain.from_iterable(map(_VALUES, self._tables)))
-
     def _own_buffers(self) -> Iterator[torch.Tensor]:
         for module in self._all_modules():
             for name, buffer in module._buffers.items():
@@ -236,7 +249,7 @@ class Snapshot:
         for value in chain.from_iterable(reached_from(each, beyond=_is_module) for each in self._callables):
             leaves.append(type(value) if is_container(value) or is_holder(value) else value)
             if isinstance(value, torch.Tensor) and not isinstance(value, nn.Module):
-                leaves += [_version(value), *_layout_of(value)]
+                leaves += [version_of(value), *layout_of(value)]
         return leaves
 
 
@@ -252,79 +265,6 @@ class _Slots:
 
     def __iter__(self) -> Iterator[Any]:
         return (getattr(self._holder, name, None) for name in self._names)
-
-
-class Contents:
-    """The numbers in some tensors: whether they were edited in place since they were last asked for.
-
-    An edit is told by torch's own count of them, and, for those that it does not count (through `.data`), by the bytes:
-    all of a small tensor, some of a large one, which an edit of the whole tensor changes too.
-    """
-
-    def __init__(self, tensors: Sequence[torch.Tensor], *, whole: bool = False) -> None:
-        self._tensors = [tensor for tensor in tensors if not tensor.is_inference()]
-        pieces = [piece for tensor in tensors if (piece := _bytes_of(tensor, whole=whole)) is not None]
-        self._pieces = [[p for p in pieces if p.device == device] for device in dict.fromkeys(p.device for p in pieces)]
-        self._versions, self._samples = self._read()
-
-    def have_changed(self) -> bool:
-        """Whether they were edited since; `update` takes note of it."""
-        versions, samples = self._read()
-        return versions != self._versions or not all(map(torch.equal, samples, self._samples))
-
-    def update(self) -> None:
-        """Take them as they are now."""
-        self._versions, self._samples = self._read()
-
-    def as_bytes(self) -> list[bytes]:
-        """What is compared of them."""
-        return [sample.cpu().numpy().tobytes() for sample in self._samples]
-
-    def _read(self) -> tuple[list[int], list[torch.Tensor]]:
-        with torch.no_grad(), _plainly():
-            return [tensor._version for tensor in self._tensors], [torch.cat(pieces) for pieces in self._pieces]
-
-
-def _bytes_of(tensor: torch.Tensor, *, whole: bool) -> torch.Tensor | None:
-    """A view of some of a tensor's bytes [n]; None where it has none that can be viewed."""
-    if not _has_storage(tensor) or not tensor.is_contiguous() or not tensor.numel():
-        return None
-    flat = tensor.as_subclass(torch.Tensor).detach().view(-1)
-    if not whole and flat.nbytes > _WHOLE:
-        count, middle = max(1, _SAMPLE // flat.itemsize), len(flat) // 2
-        flat = flat[middle : middle + count]
-    return flat.view(torch.uint8)
-
-
-def _has_storage(tensor: torch.Tensor) -> bool:
-    """Whether the numbers lie in memory of the tensor's own (not so for wrappers of other tensors)."""
-    if tensor.layout != torch.strided or tensor.is_meta or hasattr(tensor, "__tensor_flatten__"):
-        return False
-    try:
-        tensor.data_ptr()
-    except RuntimeError:
-        return False
-    return True
-
-
-def _layouts(tensors: Sequence[torch.Tensor]) -> list[Any]:
-    """Where the numbers of tensors lie and what they are."""
-    with _plainly():
-        return [(t.data_ptr(), t.dtype, t.shape, t.stride()) for t in tensors]
-
-
-def _layout_of(tensor: torch.Tensor) -> list[Any]:
-    """One tensor's, as values that can be compared one by one."""
-    return [torch.Size(x) if type(x) is tuple else x for x in _layouts([tensor])[0]] if _has_storage(tensor) else []
-
-
-def _plainly() -> Any:
-    """For the time of a block, tensors of libraries' classes are asked as plain ones, which takes no Python code."""
-    return torch._C.DisableTorchFunctionSubclass()
-
-
-def _version(tensor: torch.Tensor) -> int:
-    return 0 if tensor.is_inference() else tensor._version
 
 
 def _is_module(value: Any) -> bool:

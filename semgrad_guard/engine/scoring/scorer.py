@@ -234,7 +234,8 @@ class Scorer:
             self._epoch = object()
             for known in self._states:
                 known.replayer.prompts.trim(0)
-        snapshot.weights.update()
+        if edited:
+            snapshot.weights.update()
         state.snapshot = snapshot
         # Earlier states must not keep weights alive that the model has parted with.
         kept = [k for k in self._states if k is not state and k.snapshot.tensors <= snapshot.tensors]
