@@ -23,8 +23,14 @@ _HOOKS = (
 
 
 def of_model(model: nn.Module) -> dict[str, Any]:
-    """Per module: its attributes, mode, hooks and children; per tensor: identity, storage, version, flags, gradient."""
+    """Per module: its attributes, mode, hooks and children; per tensor: identity, storage, version, flags, gradient.
+
+    Attributes and the entries of containers among them count by identity, tensors' numbers by their bytes.
+    """
     found: dict[str, Any] = {}
+    for name in ("config", "generation_config"):
+        settings = getattr(model, name, None)
+        found[name] = None if settings is None else (id(settings), settings.to_dict())
     for path, module in model.named_modules():
         found[f"{path}: attributes"] = sorted(vars(module))
         found[f"{path}: mode"] = module.training
@@ -32,12 +38,31 @@ def of_model(model: nn.Module) -> dict[str, Any]:
         found[f"{path}: children"] = [(name, id(child)) for name, child in module.named_children()]
         plain = {k: v for k, v in vars(module).items() if isinstance(v, bool | int | float | str | None)}
         found[f"{path}: plain attributes"] = plain
+        found[f"{path}: values"] = {name: identity(value) for name, value in vars(module).items()}
     tensors = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
     for path, tensor in tensors:
         gradient = None if tensor.grad is None else (id(tensor.grad), tensor.grad._version)
         found[f"{path}: tensor"] = (id(tensor), tensor.data_ptr(), tensor.dtype, tensor.requires_grad, gradient)
+        found[f"{path}: form"] = (type(tensor), tensor.shape, tensor.stride(), tensor.device, attributes_of(tensor))
         found[f"{path}: version"] = tensor._version
+        found[f"{path}: numbers"] = hash(
+            tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes()
+        )
     return found
+
+
+def identity(value: Any) -> Any:
+    """What stays the same as long as nobody changes a value; containers by what they hold."""
+    if isinstance(value, dict):
+        return {key: identity(each) for key, each in value.items()}
+    if isinstance(value, list | tuple | set):
+        return [identity(each) for each in value]
+    return value if isinstance(value, bool | int | float | str | None) else (id(value), attributes_of(value))
+
+
+def attributes_of(value: Any) -> dict[str, int]:
+    """The attributes of an object, by identity."""
+    return {name: id(each) for name, each in getattr(value, "__dict__", {}).items()}
 
 
 def of_torch() -> dict[str, Any]:

@@ -6,20 +6,26 @@ import gc
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
+from semgrad_guard import GenerationOptions, LanguageModel
+from semgrad_guard.engine.interruption import Stop, stopping
 from semgrad_guard.engine.objective import Objective
 from semgrad_guard.engine.replay.captured_states import Capture
 from semgrad_guard.engine.scoring.gradient_scores import gradient_scores
 from semgrad_guard.engine.scoring.scorer import scorer_of
 from semgrad_guard.engine.scoring.scores import GradientScores, Tier
+from semgrad_guard.errors import DeadlineExceededError, EmptyLayerSpanError, InputError
 
 from .oracle import worst_relative_error
 from .scoring_paths import CASES, batch_of, score_in_tier
 from .snapshots import unchanged
+from .switches import scaled
 from .tiny_models import LONG_ROPE, build, token_ids
 
 TIERS: tuple[Tier, ...] = ("captured", "prefix", "full")
@@ -56,6 +62,80 @@ def test_whole_replay_leaves_no_trace(name: str) -> None:
     model = build(name, dtype=torch.float32)
     with unchanged(model):
         assert score(model).tier == "full"
+
+
+def from_a_folder(model: Any, folder: Path, **options: Any) -> Any:
+    model.generation_config.pad_token_id = 0
+    model.save_pretrained(folder)
+    return AutoModelForCausalLM.from_pretrained(folder, **options)
+
+
+HABITS: dict[str, Callable[[Any, Path], Any]] = {
+    "as built": lambda model, _: model,
+    "in training": lambda model, _: in_training(model) or model,
+    "frozen": lambda model, _: model.requires_grad_(False),
+    "from a folder": from_a_folder,
+    "from a folder, spread by accelerate": lambda model, folder: from_a_folder(model, folder, device_map="cpu"),
+    "from a folder, in bfloat16 and eager": lambda model, folder: from_a_folder(
+        model, folder, dtype=torch.bfloat16, attn_implementation="eager"
+    ),
+    "patched": lambda model, _: scaled(1.2)(model.get_submodule(scorer_of(model).architecture.layers)[1]) or model,
+    "with layers compiled": lambda model, _: model.compile(backend="eager") or model,
+    "with settings of its own": lambda model, _: (
+        model.generation_config.update(temperature=0.3, do_sample=True) or model
+    ),
+    "with hidden states asked for": lambda model, _: (
+        model(torch.tensor([CASE.prompt]), output_hidden_states=True) and model
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "habit"),
+    [
+        *(("llama", habit) for habit in HABITS),
+        ("gpt2", "in training"),
+        ("qwen2-tied", "from a folder"),
+        ("qwen3-moe", "frozen"),
+        ("mamba", "as built"),
+    ],
+)
+def test_answers_scores_and_failures_leave_the_model_as_it_was(
+    name: str, habit: str, tokenizer: PreTrainedTokenizerFast, tmp_path: Path
+) -> None:
+    model = HABITS[habit](build(name, dtype=torch.float32, vocab_size=258), tmp_path)
+    with unchanged(model):
+        language_model = LanguageModel.from_transformers(model, tokenizer)
+        for generation in language_model.generate_batch(["What is tea?", "Why?"], GenerationOptions(max_tokens=3)):
+            generation.evidence.gradients()
+            generation.evidence.gradients(Objective(norm="l2"))
+        list(language_model.stream("Why?", GenerationOptions(max_tokens=3)))
+        language_model.score("Why?", "Because.")
+        score(model)
+    with unchanged(model), pytest.raises(InputError):
+        gradient_scores(model, CASE.prompt, [10_000], semantic_token=-1)
+    with unchanged(model), pytest.raises(EmptyLayerSpanError):
+        gradient_scores(model, CASE.prompt, CASE.response, semantic_token=-1, layers=[])
+    with unchanged(model), stopping(Stop(1e-9)), pytest.raises(DeadlineExceededError):
+        score(model)
+    with no_room(model), unchanged(model):
+        assert score(model).semgrad is None
+
+
+@contextmanager
+def no_room(model: Any) -> Iterator[None]:
+    """The head asks the allocator for more than there is, where a gradient is recorded."""
+
+    def hook(_: Any, args: tuple[torch.Tensor, ...]) -> None:
+        if args[0].requires_grad:
+            torch.empty(1 << 52)
+
+    last = [module for path, module in model.named_modules() if "norm" in path or "ln_f" in path][-1]
+    handle = last.register_forward_pre_hook(hook)
+    try:
+        yield
+    finally:
+        handle.remove()
 
 
 def test_the_copy_shares_every_weight_and_wants_no_gradient() -> None:
