@@ -111,13 +111,32 @@ def _refuse_impossible(model: nn.Module) -> None:
     layers = getattr(config.get_text_config(decoder=True), "num_hidden_layers", None)
     if not isinstance(layers, int) or layers < 1:
         raise UnsupportedModelError(f"{name} states {layers} decoder layers; its config.json is broken")
+    _refuse_places(model, name)
+    if any(parameter.is_inference() for parameter in model.parameters()):
+        raise UnsupportedModelError(f"this {name} was loaded under torch.inference_mode(); load it outside")
+
+
+def _refuse_places(model: nn.Module, name: str) -> None:
+    """Refuse weights that do not lie, all of them, on one device that computes gradients."""
+    size = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters()) / 2**30
     if any(hasattr(module, "_hf_hook") for module in model.modules()):
         raise UnsupportedModelError(
             f"the layers of this {name} are dispatched by accelerate (offloaded or split over devices), which the "
-            "replay cannot follow. Load it on one device, for example device_map={'': 0}."
+            f"replay cannot follow. Load it on one device, for example device_map={{'': 0}}: its weights need "
+            f"{size:.2f} GiB there, and scoring some more. Where that is too much, take a smaller dtype or the CPU."
         )
-    if any(parameter.is_inference() for parameter in model.parameters()):
-        raise UnsupportedModelError(f"this {name} was loaded under torch.inference_mode(); load it outside")
+    places = {parameter.device.type for parameter in model.parameters()}
+    if "meta" in places:
+        raise UnsupportedModelError(
+            f"this {name} lies on the meta device: it has shapes and no weights ({size:.2f} GiB). Load them, for "
+            "example device_map='cpu'."
+        )
+    config: Any = model.config
+    if "cpu" in places and getattr(config, "_attn_implementation", None) == "flex_attention":
+        raise UnsupportedModelError(
+            f"this {name} uses flex_attention, of which torch computes no gradients on a CPU. Load it with "
+            "attn_implementation='sdpa'."
+        )
 
 
 def _decoder_layers(model: nn.Module, n_layers: int) -> str | None:

@@ -2,29 +2,33 @@
 
 from __future__ import annotations
 
-import hashlib
+from collections.abc import Callable
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, cast
 
 import torch
-from safetensors import SafetensorError
-from torch import nn
+import transformers
 from transformers import (
+    AutoConfig,
     AutoModelForCausalLM,
+    AutoModelForImageTextToText,
     AutoModelForSequenceClassification,
     AutoTokenizer,
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
 
+from semgrad_guard.engine.models.adapter import base_of, put_on
+from semgrad_guard.engine.models.folder import exists, has_tokenizer, is_adapter, require_checkpoint
 from semgrad_guard.engine.models.gguf import find_gguf, load_gguf
 from semgrad_guard.engine.models.hub import why_unreachable
-from semgrad_guard.engine.models.loading import first_line, require_all_weights, without_weight_bar
-from semgrad_guard.errors import ModelNotFoundError, UnsupportedModelError
+from semgrad_guard.engine.models.loading import require_all_weights, stage, without_weight_bar
+from semgrad_guard.errors import InputError, UnsupportedModelError
 
 POCKET = "pocket"
-_SAMPLES = 1024
+_WHERE = ("revision", "local_files_only")
+_HOW = ("dtype", "device_map", "quantization_config", "attn_implementation")
 
 
 def load(name_or_path: str, **options: Any) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
@@ -41,14 +45,19 @@ def load(name_or_path: str, **options: Any) -> tuple[PreTrainedModel, PreTrained
             checkpoint.
         UnsupportedModelError: the checkpoint is no causal LM, or wants code of its own; transformers cannot read this
             GGUF file.
-        MissingExtraError: a GGUF file, without the packages of the extra `gguf`.
-        InputError: a GGUF file is to be quantized once more.
+        MissingExtraError: a GGUF file, or an adapter, without the packages of its extra.
+        InputError: there is no such dtype; a GGUF file is to be quantized once more.
     """
+    _require_dtype(options.get("dtype"))
     path = str(files("semgrad_guard.pocket") / "weights") if name_or_path == POCKET else name_or_path
-    gguf = _gguf_file(path, options)
-    if gguf is not None:
-        return load_gguf(gguf, name_or_path, **options)
-    return _load(AutoModelForCausalLM, path, name_or_path, kind="causal LM", **options)
+    where = {key: options[key] for key in _WHERE if options.get(key) is not None}
+    if exists(Path(path)) or path.lower().endswith(".gguf"):
+        gguf = find_gguf(path, **where)
+        if gguf is not None:
+            return load_gguf(gguf, name_or_path, **options)
+    if is_adapter(Path(path)):
+        return _load_adapted(Path(path), **options)
+    return _load(_causal_lm, path, name_or_path, **options)
 
 
 def load_classifier(name_or_path: str, **options: Any) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
@@ -58,83 +67,93 @@ def load_classifier(name_or_path: str, **options: Any) -> tuple[PreTrainedModel,
         ModelNotFoundError: as `load`; a base model without a trained classification head is an incomplete checkpoint.
         UnsupportedModelError: the checkpoint is no sequence classifier, or wants code of its own.
     """
-    return _load(AutoModelForSequenceClassification, name_or_path, name_or_path, kind="sequence classifier", **options)
+    return _load(_sequence_classifier, name_or_path, name_or_path, **options)
 
 
 def _load(
-    auto: Any, path: str, name: str, *, kind: str, **options: Any
+    choose: Callable[[Any, str], Any], path: str, name: str, *, tokenizer_at: str | None = None, **options: Any
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    _require_safetensors(Path(path), name)
-    chosen = {key: value for key, value in options.items() if value is not None}
+    """Configuration, tokenizer and weights, one after another; `choose` says what class a configuration asks for."""
+    require_checkpoint(Path(path), name)
+    where = {key: options[key] for key in _WHERE if options.get(key) is not None}
+    how = {key: options[key] for key in _HOW if options.get(key) is not None}
     unreachable = None
-    if not Path(path).exists() and not chosen.get("local_files_only"):
-        unreachable = why_unreachable(path, chosen.get("revision"))
-        chosen["local_files_only"] = unreachable is not None
-    tokenizer_options = {key: chosen[key] for key in ("revision", "local_files_only") if key in chosen}
-    try:
-        with without_weight_bar():
-            tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False, **tokenizer_options)
+    if not Path(path).exists() and not where.get("local_files_only"):
+        unreachable = why_unreachable(path, where.get("revision"))
+        where["local_files_only"] = unreachable is not None
+    missing = _advice(unreachable)
+    with without_weight_bar():
+        with stage(name, f"its config.json cannot be read by transformers {transformers.__version__}", missing=missing):
+            config: Any = AutoConfig.from_pretrained(path, trust_remote_code=False, **where)
+        auto = choose(config, name)
+        with stage(name, "its tokenizer cannot be loaded", advice=_SAVE_TOKENIZER, missing=missing):
+            tokenizer = AutoTokenizer.from_pretrained(tokenizer_at or path, trust_remote_code=False, **where)
+        with stage(name, _as_asked(config, how), missing=missing):
             model, report = cast(
                 "tuple[PreTrainedModel, dict[str, Any]]",
                 auto.from_pretrained(
-                    path, use_safetensors=True, trust_remote_code=False, output_loading_info=True, **chosen
+                    path,
+                    config=config,
+                    use_safetensors=True,
+                    trust_remote_code=False,
+                    output_loading_info=True,
+                    ignore_mismatched_sizes=True,  # reported with their sizes, and refused
+                    **where,
+                    **how,
                 ),
             )
-    except (OSError, SafetensorError, RuntimeError, MemoryError) as error:
-        raise ModelNotFoundError(f"cannot load {name!r}: {first_line(error)} {_advice(unreachable)}") from error
-    except Exception as error:
-        raise UnsupportedModelError(
-            f"{name!r} is no {kind} that transformers can load: {first_line(error)} If it should be one, its "
-            "config.json or its tokenizer's files are broken: download or save them again."
-        ) from error
-    require_all_weights(name, report)
+    require_all_weights(name, report, saved_as=next(iter(config.architectures or ()), None))
     return model.eval(), tokenizer
 
 
-def _gguf_file(path: str, options: dict[str, Any]) -> Path | None:
-    try:
-        return find_gguf(path, revision=options.get("revision"), local_files_only=bool(options.get("local_files_only")))
-    except OSError as error:
-        raise ModelNotFoundError(f"there can be no model at {path[:80]!r}: {error.strerror}") from error
+def _load_adapted(folder: Path, **options: Any) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """An adapter on its base model, with its own tokenizer where it has one, else the base's."""
+    own = str(folder) if has_tokenizer(folder) else None
+    base, tokenizer = load(base_of(folder), **{**options, "revision": None})
+    if own is not None:
+        with stage(own, "its tokenizer cannot be loaded", advice=_SAVE_TOKENIZER):
+            tokenizer = AutoTokenizer.from_pretrained(own, trust_remote_code=False)
+    return put_on(base, folder, tokens=len(tokenizer)).eval(), tokenizer
 
 
-def weight_fingerprint(model: nn.Module) -> str:
-    """Sixteen hex digits that change when the weights do: names, shapes and up to 1,024 values of every tensor.
-
-    The values are read in float32, so that the same checkpoint loaded in bfloat16 and float32 agrees.
-    """
-    digest = hashlib.sha256()
-    for name, parameter in model.named_parameters():
-        flat = parameter.detach().reshape(-1)
-        sample = flat[:: max(1, flat.numel() // _SAMPLES)]
-        digest.update(f"{name}{tuple(parameter.shape)}".encode())
-        if sample.dtype.is_floating_point:
-            sample = sample.to(torch.float32)
-        digest.update(sample.cpu().contiguous().numpy().tobytes())
-    return digest.hexdigest()[:16]
+_SAVE_TOKENIZER = (
+    "Its files (tokenizer.json, tokenizer_config.json) are missing or broken; save them beside the weights: "
+    "tokenizer.save_pretrained(folder)."
+)
 
 
-def _require_safetensors(path: Path, name: str) -> None:
-    """Refuse a folder without safetensors here, where the reason can be named."""
-    try:
-        is_there = path.exists()
-    except OSError as error:
-        raise ModelNotFoundError(f"there can be no model at {name[:80]!r}: {error.strerror}") from error
-    if not is_there:
-        if path.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1:
-            raise ModelNotFoundError(f"there is no folder {name!r}")
+def _causal_lm(config: Any, name: str) -> Any:
+    """The class that writes text: a causal LM's, or that of a vision-language model, whose text alone is asked for."""
+    for auto in (AutoModelForCausalLM, AutoModelForImageTextToText):
+        if type(config) in auto._model_mapping:
+            return auto
+    raise UnsupportedModelError(
+        f"{name!r} is a model of type {config.model_type!r}, which is no causal LM: it does not write text from left "
+        "to right. Use a decoder-only language model."
+    )
+
+
+def _sequence_classifier(config: Any, name: str) -> Any:
+    if type(config) in AutoModelForSequenceClassification._model_mapping:
+        return AutoModelForSequenceClassification
+    raise UnsupportedModelError(f"{name!r} is a model of type {config.model_type!r}, which is no sequence classifier.")
+
+
+def _require_dtype(dtype: Any) -> None:
+    found = getattr(torch, dtype, None) if isinstance(dtype, str) and dtype != "auto" else dtype
+    if dtype in (None, "auto") or (isinstance(found, torch.dtype) and found.is_floating_point):
         return
-    if not path.is_dir():
-        raise ModelNotFoundError(
-            f"{name!r} is a file; give the folder that holds config.json and *.safetensors, or a *.gguf"
-        )
-    if not any(path.glob("*.safetensors")):
-        others = sorted(p.name for pattern in ("*.bin", "*.pt") for p in path.glob(pattern))
-        others_named = f" (found {', '.join(others)})" if others else ""
-        raise ModelNotFoundError(
-            f"{name!r} holds no *.safetensors{others_named}. Only safetensors and GGUF are loaded; save the model with "
-            "model.save_pretrained(folder)."
-        )
+    raise InputError(f"there is no model of dtype {dtype!r}; it is float32, bfloat16, float16 or float64")
+
+
+def _as_asked(config: Any, how: dict[str, Any]) -> str:
+    """What went wrong, as far as that is known: that it was to be loaded in these ways."""
+    ways = [f"{key}={value!r}" for key, value in how.items() if isinstance(value, str) and value != "auto"]
+    described: Any = how.get("quantization_config") or getattr(config, "quantization_config", None)
+    method = described.get("quant_method") if isinstance(described, dict) else getattr(described, "quant_method", None)
+    if method is not None:
+        ways.append(f"quantized by {getattr(method, 'value', method)}")
+    return f"its weights cannot be loaded{' with ' if ways else ''}{', '.join(ways)}"
 
 
 def _advice(unreachable: str | None) -> str:

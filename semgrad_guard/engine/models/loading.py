@@ -1,4 +1,4 @@
-"""What every way of loading shares: no bars over weights, a library's words in one line, no invented weights."""
+"""What every way of loading shares: no bars over weights, a library's words in ours, no invented weights."""
 
 from __future__ import annotations
 
@@ -8,12 +8,41 @@ from functools import partial
 from typing import Any
 
 from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
+from safetensors import SafetensorError
 from transformers import modeling_gguf_pytorch_utils
 from transformers.utils import logging
 
-from semgrad_guard.errors import ModelNotFoundError
+from semgrad_guard.errors import ModelNotFoundError, SemGradGuardError, UnsupportedModelError
 
 _LONGEST = 240
+
+
+@contextmanager
+def stage(name: str, wrong: str, *, advice: str = "", missing: str = "") -> Generator[None]:
+    """Turns what libraries raise into what is wrong with `name`, and what to do.
+
+    Raises:
+        ModelNotFoundError: something is not there or cannot be read (`missing` is the advice then).
+        UnsupportedModelError: anything else.
+    """
+    try:
+        yield
+    except SemGradGuardError:
+        raise
+    except (OSError, SafetensorError, RuntimeError, MemoryError) as error:
+        raise ModelNotFoundError(f"cannot load {name!r}: {first_line(error)} {missing}".rstrip()) from error
+    except ImportError as error:
+        raise UnsupportedModelError(
+            f"{name!r} needs a package that is not installed: {first_line(error)} Install it, or take the checkpoint "
+            "in another form."
+        ) from error
+    except Exception as error:
+        if "custom code" in str(error):
+            raise UnsupportedModelError(
+                f"{name!r} brings program code of its own (auto_map), which is never run here. Take a checkpoint whose "
+                "architecture and tokenizer are part of transformers."
+            ) from error
+        raise UnsupportedModelError(f"{name!r}: {wrong}. {first_line(error)} {advice}".rstrip()) from error
 
 
 @contextmanager
@@ -36,11 +65,27 @@ def without_weight_bar() -> Generator[None]:
             disable_progress_bars()
 
 
-def require_all_weights(name: str, report: dict[str, Any]) -> None:
+def require_all_weights(name: str, report: dict[str, Any], *, saved_as: str | None = None) -> None:
+    """Refuse a model of which a part was not in the checkpoint, or in another size.
+
+    Args:
+        name: what was loaded.
+        report: transformers' `output_loading_info`.
+        saved_as: the class that it was saved as, where the configuration says so.
+
+    Raises:
+        ModelNotFoundError: a tensor is missing, or has another shape than the configuration says.
+    """
+    if mismatched := sorted(report["mismatched_keys"]):
+        tensor, found, expected = mismatched[0]
+        raise ModelNotFoundError(
+            f"the tensors of the checkpoint {name!r} do not have the sizes that its config.json says: {tensor} is "
+            f"{tuple(found)} and should be {tuple(expected)}. One belongs to another model; download both again."
+        )
     if missing := sorted(report["missing_keys"]):  # transformers would fill them with random numbers
         raise ModelNotFoundError(
             f"the checkpoint {name!r} lacks {len(missing)} tensor(s), {missing[0]} among them; "
-            "download or save it again"
+            f"download or save it again{f' (it was saved as {saved_as})' if saved_as else ''}"
         )
 
 
