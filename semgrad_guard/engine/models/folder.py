@@ -33,7 +33,7 @@ def require_checkpoint(path: Path, name: str) -> None:
         return
     if not path.is_dir():
         raise ModelNotFoundError(
-            f"{name!r} is a file, and no *.gguf; give the folder that holds config.json and *.safetensors"
+            f"{name!r} is a file; give the folder that holds config.json and *.safetensors, or a *.gguf"
         )
     weights = sorted(path.glob("*.safetensors"))
     if not weights:
