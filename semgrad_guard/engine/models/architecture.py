@@ -70,7 +70,7 @@ def inspect_architecture(model: nn.Module) -> Architecture:
     _refuse_impossible(model)
     causal_lm = cast(PreTrainedModel, model)
     config: Any = causal_lm.config.get_text_config(decoder=True)
-    head: Any = causal_lm.get_output_embeddings()
+    head = _head(causal_lm)
     if not isinstance(head, nn.Linear) or not has_plain_weight(head):
         raise UnsupportedModelError(
             f"{type(model).__name__} has no plain linear output head (found {type(head).__name__} "
@@ -90,6 +90,24 @@ def inspect_architecture(model: nn.Module) -> Architecture:
         transform=LogitTransform(scale=_scale(config), softcap=getattr(config, "final_logit_softcapping", None)),
         fixed_positions=_fixed_positions(config),
     )
+
+
+def _head(model: PreTrainedModel) -> Any:
+    """The module that computes logits; of a head that was trained with an adapter (PEFT), the copy in use.
+
+    Raises:
+        UnsupportedModelError: the head has an adapter of its own.
+    """
+    head: Any = model.get_output_embeddings()
+    if hasattr(head, "modules_to_save"):
+        adapter = next((name for name in head.active_adapters if name in head.modules_to_save), None)
+        head = head.original_module if head.disable_adapters or adapter is None else head.modules_to_save[adapter]
+    if hasattr(head, "base_layer"):
+        raise UnsupportedModelError(
+            f"the output head of this {type(model).__name__} has an adapter of its own, so that no single matrix is "
+            "the head that ParaGrad is defined by. Merge it: model = model.merge_and_unload()."
+        )
+    return head
 
 
 def has_plain_weight(linear: nn.Linear) -> bool:
