@@ -172,7 +172,9 @@ class Verdict(BaseModel):
     `reason` says more. With `action="escalate"` the scores describe this stage's draft, `text` is the target's answer
     and `escalated` the target's own verdict. Where `enforced` is False the action is advice: the text is the model's
     own answer, delivered whatever the decision. `promised` tells whether a calibrated threshold let the delivered text
-    through, to a prompt like those of the calibration; bare thresholds and unscored targets promise nothing. `familiar`
+    through, to a prompt like those of the calibration; bare thresholds and unscored targets promise nothing. `upstream`
+    is the calibration that `calibration_id` was made after: an answer of such a stage is promised only as that of a
+    target of the stage before, and there none is promised that was calibrated otherwise. `familiar`
     tells whether the prompt is such a one (None: there is no calibration), and `unfamiliar` in what it differs, or why
     that is not known. `model` to `prompt_template` are what a calibration is checked against. `paragrad_error` is the
     standard error of a sampled ParaGrad. `mean_entropy`, `gnll` and `max_probability` are the numbers of these
@@ -196,6 +198,7 @@ class Verdict(BaseModel):
     confidence: float | None = None
     threshold: float | None = None
     calibration_id: str | None = None
+    upstream: str | None = None
     promised: bool = False
     familiar: bool | None = None
     unfamiliar: tuple[str, ...] = ()

@@ -75,6 +75,7 @@ class UncertaintyRouterCallback(BaseCallbackHandler):
 
     Raises:
         InputError: no policy, an unknown mode, or a target that is no Runnable or takes no messages.
+        BindingMismatchError: the target is a guarded model whose calibration does not follow this one's.
     """
 
     run_inline = True
@@ -122,7 +123,7 @@ class UncertaintyRouterCallback(BaseCallbackHandler):
 
     @escalate_to.setter
     def escalate_to(self, escalate_to: Runnable[Any, Any] | None) -> None:
-        target = target_of(escalate_to)
+        target = target_of(escalate_to, self.policy)
         self._escalate_to = escalate_to
         self.rules = replace(
             self.rules, terms=replace(self.rules.terms, can_escalate=target is not None), target=target
@@ -151,9 +152,9 @@ def rules_of(owner: object, policy: Policy, escalate_to: Any, **terms: Any) -> R
     """The rules that a router's or a guard's arguments make.
 
     Raises:
-        InputError: see `UncertaintyRouterCallback`.
+        InputError, BindingMismatchError: see `UncertaintyRouterCallback`.
     """
-    target = target_of(escalate_to)
+    target = target_of(escalate_to, policy)
     return Rules(owner, Terms(policy=policy, can_escalate=target is not None, **terms), target)
 
 

@@ -46,6 +46,7 @@ class GuardedChatModel(AroundChatModel):
     Raises:
         InputError: a model that carries no score, a scorer beside one that does, or no policy.
         UnenforcedPolicyError: a router is attached to the model already.
+        BindingMismatchError: the target is a guarded model whose calibration does not follow this one's.
     """
 
     policy: Annotated[Policy, SkipValidation]

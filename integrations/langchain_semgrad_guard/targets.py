@@ -16,9 +16,9 @@ from langchain_core.runnables.base import RunnableBinding, RunnableBindingBase
 
 from langchain_semgrad_guard import messages as convert
 from langchain_semgrad_guard.hearing import unheard
-from semgrad_guard import Verdict
+from semgrad_guard import Policy, Verdict
 from semgrad_guard.errors import InputError
-from semgrad_guard.guard import Refusal, Reply
+from semgrad_guard.guard import Refusal, Reply, require_policy, require_sequel
 
 Said = Reply[AIMessage] | Refusal | Exception
 
@@ -46,11 +46,12 @@ class Target(Protocol):
     async def aask(self, asked: Sequence[Asked]) -> Sequence[Said]: ...
 
 
-def target_of(escalate_to: Any) -> RunnableTarget | None:
-    """A Runnable as a target.
+def target_of(escalate_to: Any, policy: Policy) -> RunnableTarget | None:
+    """A Runnable as the target of a guard with this policy.
 
     Raises:
         InputError: it is no Runnable, or one that takes no messages.
+        BindingMismatchError: it is a guarded model, with bindings or without, whose calibration does not follow.
     """
     if escalate_to is None:
         return None
@@ -59,6 +60,9 @@ def target_of(escalate_to: Any) -> RunnableTarget | None:
             f"escalate_to must be a Runnable, not a {type(escalate_to).__name__}; wrap a function in RunnableLambda"
         )
     target = cast("Runnable[Any, Any]", escalate_to)
+    follows = getattr(_chat_model_in(target), "policy", None)
+    if isinstance(follows, Policy):
+        require_sequel(require_policy(policy), follows)
     return RunnableTarget(target, state_in=_takes_state(target))
 
 

@@ -34,12 +34,12 @@ def decide(draft: Verdict, policy: Policy, *, can_escalate: bool, prompt: Prompt
         "threshold": policy.threshold,
         "confidence": policy.confidence(draft.uncertainty),
         "calibration_id": policy.calibration_id,
-        "promised": let_through and calibrated and not unfamiliar and policy.lets_through(draft.uncertainty),
+        "upstream": None if policy.binding is None else policy.binding.upstream,
         "familiar": not unfamiliar if calibrated else None,
         "unfamiliar": unfamiliar,
         "reason": draft.reason if let_through or draft.reason else _withheld(draft, policy),
     }
-    return draft.model_copy(update=changes)
+    return _with_promise(draft.model_copy(update=changes))
 
 
 def _action(draft: Verdict, policy: Policy, *, can_escalate: bool, unfamiliar: tuple[str, ...]) -> Action:
@@ -79,6 +79,7 @@ def undecided(verdict: Verdict) -> Verdict:
         "threshold": None,
         "confidence": None,
         "calibration_id": None,
+        "upstream": None,
         "promised": False,
         "familiar": None,
         "unfamiliar": (),
@@ -151,16 +152,32 @@ def escalated(decided: Verdict, answer: str | Verdict) -> Verdict:
             model="external",
             reason="the escalation target cannot be scored; its answer is outside any promise",
         )
-    promised = bool(decided.familiar) and answer.promised  # what is handed on must be what the target expects
     changes = {
         "action": "escalate",
         "text": answer.text,
         "tool_calls": answer.tool_calls,
         "draft": decided.text,
         "escalated": answer,
-        "promised": promised,
     }
-    return decided.model_copy(update=changes)
+    return _with_promise(decided.model_copy(update=changes))
+
+
+def _with_promise(verdict: Verdict) -> Verdict:
+    """The verdict with its promise: that of all stages, whichever wrote the text and whatever stands around them.
+
+    What was calibrated after another stage promises something only behind that one.
+    """
+    return verdict.model_copy(update={"promised": verdict.upstream is None and _keeps(verdict)})
+
+
+def _keeps(verdict: Verdict) -> bool:
+    """Whether a stage lets the delivered text through, or hands its question on to one that was calibrated for that."""
+    if not verdict.familiar:  # what is handed on must be what the target expects, too
+        return False
+    if verdict.escalated is not None:
+        return verdict.escalated.upstream == verdict.calibration_id and _keeps(verdict.escalated)
+    known = verdict.uncertainty is not None and verdict.threshold is not None
+    return verdict.action == "answer" and known and verdict.uncertainty <= verdict.threshold
 
 
 def handed_on(decided: Verdict) -> Verdict:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from semgrad_guard.calibration import Calibration, calibrate
+from semgrad_guard.calibration import Binding, Calibration, calibrate
 from semgrad_guard.errors import InputError, UnfamiliarPromptError
 from semgrad_guard.guard import Policy
 from semgrad_guard.guard.verdicts import decide, escalated, undecided
@@ -22,9 +22,10 @@ USUAL = prompt("What is it?")
 STRANGE = prompt("Be brief.", "What is it?", roles=("system", "user"))
 
 
-def calibrated(*, shape: bool = True) -> Calibration:
+def calibrated(binding: Binding | None = None, *, shape: bool = True) -> Calibration:
     prompts = [prompt(f"What is {word}?") for word in ["it"] * 60 + ["this"] * 40]
-    return calibrate(range(100), [True] * 100, alpha=0.1, delta=0.1, grid=[60], prompts=prompts if shape else None)
+    shaped = prompts if shape else None
+    return calibrate(range(100), [True] * 100, alpha=0.1, delta=0.1, grid=[60], prompts=shaped, binding=binding)
 
 
 def draft(uncertainty: float | None = 1.0) -> Verdict:
@@ -122,8 +123,8 @@ def test_a_bare_policy_knows_nothing_of_familiarity() -> None:
 def test_what_an_unfamiliar_prompt_hands_on_is_not_promised_by_the_target() -> None:
     """The target was calibrated on what the first stage hands on, and such a question is none of these."""
     policy = Policy.from_calibration(calibrated(), on_unfamiliar="escalate")
-    target = decided(Policy.from_calibration(calibrated()), USUAL)
-    assert target.promised
+    second = calibrated(Binding(model="m", estimator="e", upstream=policy.calibration_id))
+    target = decided(Policy.from_calibration(second), USUAL)
     assert not escalated(decided(policy, STRANGE, target=True), target).promised
     assert escalated(decided(policy, USUAL, uncertainty=99.0, target=True), target).promised
 
