@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 from typing import Annotated, Any, Self, cast
 
 from llama_index.core.agent.react.types import BaseReasoningStep, ResponseReasoningStep
@@ -48,6 +49,8 @@ Reviewer = Callable[[Context, str, Verdict], Awaitable[str | Verdict]]
 """Answers in the agent's place: given the workflow's context, the question and the verdict, which holds the draft."""
 
 _PENDING = "semgrad_guard_pending"
+_HANDED_ON = "semgrad_guard_handed_on"
+_OF_ANOTHER_GUARD = "another guard has handed the question on, and the calibration was made on other questions"
 _PAST_THE_GUARD = (
     "output_cls and early_stopping_method='generate' make answers that nobody scores; use structured_output_fn and "
     "early_stopping_method='force', or mode='annotate'"
@@ -151,7 +154,8 @@ class GuardedSteps(BaseWorkflowAgent):
             if output is None:
                 raise cast("DeadlineExceededError", overdue)
             delivery = Delivery(output.response.content or "", output)
-            return [await off_loop(lambda: routing.draft(turn, delivery))]
+            drafted = await off_loop(lambda: routing.draft(turn, delivery))
+            return [replace(drafted, strange=await self._strange(ctx))]
 
         async def target(asked: Sequence[Waiting[AgentOutput]]) -> list[HandedOn]:
             waiting.extend(each.verdict for each in asked)
@@ -205,6 +209,12 @@ class GuardedSteps(BaseWorkflowAgent):
         if routing.terms.withholds and method == "generate":
             raise InputError(_PAST_THE_GUARD)
 
+    async def _strange(self, ctx: AgentContext) -> tuple[str, ...]:
+        """Why the question is none of those calibrated on: what another guard does not let through is harder."""
+        before = await ctx.store.get(_HANDED_ON, default=None)
+        after = None if self.policy.binding is None else self.policy.binding.upstream
+        return () if before is None or before == after else (_OF_ANOTHER_GUARD,)
+
     async def _handoff(self, ctx: AgentContext, output: AgentOutput, verdict: Verdict, to_agent: str) -> AgentOutput:
         """Ask LlamaIndex's own handoff tool to make `to_agent` the current agent."""
         agents: list[str] = await ctx.store.get("agents", default=[])
@@ -215,6 +225,7 @@ class GuardedSteps(BaseWorkflowAgent):
             )
         arguments = {"to_agent": to_agent, "reason": verdict.reason or "low confidence"}
         call = ToolSelection(tool_id=str(uuid.uuid4()), tool_name="handoff", tool_kwargs=arguments)
+        await ctx.store.set(_HANDED_ON, verdict.calibration_id or "")
         report(verdict, "agent", keep_draft=self.keep_draft)
         return self._output(output, verdict, _says("")).model_copy(update={"tool_calls": [call]})
 

@@ -111,9 +111,9 @@ class Counting:
             verdict = unscored(delivery.text, reason=found.reason, model="unknown" if turn.others else "none")
             return Draft(verdict, delivery.holder, irreplaceable=irreplaceable)
         if found.several or self.aggregate is not None:
-            verdict, prompt = self._aggregated(found.calls, policy)
+            verdict, prompt = self._aggregated(turn, found.calls, policy)
         else:
-            verdict, prompt = found.calls[0].verdict, found.calls[0].prompt
+            verdict, prompt = found.calls[0].verdict, turn.form(found.calls[0], found.calls)
         changes: dict[str, Any] = {"text": delivery.text}
         if self.answering is not None:
             changes["settings"] = {**(verdict.settings or {}), "answering": _name_of(self.answering)}
@@ -130,30 +130,35 @@ class Counting:
             return found
         return Authors.of([] if turn.others else turn.calls, NOBODY)
 
-    def _aggregated(self, calls: Sequence[ModelCall], policy: Policy) -> tuple[Verdict, PromptForm]:
+    def _aggregated(self, turn: Turn, calls: Sequence[ModelCall], policy: Policy) -> tuple[Verdict, PromptForm]:
         """Several calls in one verdict; the way is part of the settings, as calibrations for single answers differ.
 
-        Nothing is promised where one of the prompts is unfamiliar: that one stands for all.
+        Nothing is promised where one prompt is unfamiliar, or one answer was cut off: that one stands for all.
         """
         aggregate = self.aggregate or "max"
         marked = [_marked(call.verdict, aggregate) for call in calls]
         if current_recorder() is None:
             for verdict in marked:
                 policy.check(binding_of(verdict))
-        unfamiliar = next((call.prompt for call in calls if policy.unfamiliar(call.prompt)), None)
+        prompts = [turn.form(call, calls) for call in calls]
+        known = [
+            not policy.unfamiliar(prompt, cut=verdict.cut) for prompt, verdict in zip(prompts, marked, strict=True)
+        ]
         without = [index for index, verdict in enumerate(marked) if verdict.uncertainty is None]
         if without:
-            return marked[without[0]], unfamiliar or calls[without[0]].prompt
+            return marked[without[0]], prompts[without[0] if all(known) else known.index(False)]
         scores = [verdict.uncertainty for verdict in marked if verdict.uncertainty is not None]
         worst = scores.index(max(scores))
+        shown = worst if all(known) else known.index(False)
         changes: dict[str, Any] = {
+            "cut": marked[shown].cut,
             "scored_tokens": sum(verdict.scored_tokens for verdict in marked),
             "scoring_ms": sum(verdict.scoring_ms or 0.0 for verdict in marked),
         }
         if aggregate == "mean":
             mean = sum(scores) / len(scores)
             changes |= {"uncertainty": mean, "semgrad": None, "paragrad": None, "mean_entropy": None}
-        return marked[worst].model_copy(update=changes), unfamiliar or calls[worst].prompt
+        return marked[worst].model_copy(update=changes), prompts[shown]
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ import uuid
 from collections.abc import AsyncGenerator, Callable, Generator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import replace
 from functools import cached_property
 from inspect import BoundArguments
 from typing import Any, TypeVar, cast
@@ -68,7 +69,8 @@ class Step:
 class ModelCall:
     """One answer of a `SemGradLLM`, scored when its verdict is first read.
 
-    `text` and `pieces` are the very objects that went to whoever asked; `step` is where that was.
+    `text` and `pieces` are the very objects that went to whoever asked; `step` is where that was, and `ended` how many
+    steps of the turn had ended by then.
     """
 
     def __init__(
@@ -83,6 +85,7 @@ class ModelCall:
         self.text = generation.text if text is None else text
         self.pieces = tuple(pieces)
         self.step: Step | None = None
+        self.ended = 0
 
     @property
     def path(self) -> tuple[Step, ...]:
@@ -115,9 +118,13 @@ class ModelCall:
 
 
 class Turn:
-    """All that happens for one answer: the steps in the order in which they ended, and the calls in theirs."""
+    """All that happens for one answer: the steps in the order in which they ended, and the calls in theirs.
 
-    def __init__(self) -> None:
+    `question` is what the user asked, None where that is not known.
+    """
+
+    def __init__(self, question: str | None = None) -> None:
+        self.question = question
         self._lock = threading.Lock()
         self._steps: dict[str, Step] = {}
         self._asked: list[Step] = []
@@ -141,6 +148,7 @@ class Turn:
         with self._lock:
             if call.step is None:
                 call.step = self._steps.get(active_span_id.get() or "")
+            call.ended = len(self.ended)
             self.calls.append(call)
 
     def opened(self, close: Callable[[], None]) -> None:
@@ -157,6 +165,21 @@ class Turn:
     def others(self) -> list[Step]:
         """Where other LLMs were asked; one that only passes on to a `SemGradLLM` is none."""
         return [step for step in self._asked if not any(call.within(step) for call in self.calls)]
+
+    def form(self, call: ModelCall, answering: Sequence[ModelCall]) -> PromptForm:
+        """What a call's prompt looked like, and whether it may ask something else than the user.
+
+        So it is where the user's words are not in it, and where another call of a model than those that answer came
+        first: what that one said may stand in the prompt, in whatever words.
+        """
+        if self.question is None:
+            return call.prompt
+        asked = _plain(self.question) in _plain(call.prompt.text)
+        return replace(call.prompt, rewritten=not asked or self._prepared(call, answering))
+
+    def _prepared(self, call: ModelCall, answering: Sequence[ModelCall]) -> bool:
+        ours = any(earlier not in answering for earlier in self.calls[: self.calls.index(call)])
+        return ours or any(step in self.others for step in self.ended[: call.ended])
 
     def passages(self) -> frozenset[tuple[str, str]]:
         """What retrievers found without asking a model: ids and hashes of their nodes, as they were when found."""
@@ -183,6 +206,11 @@ class Turn:
             self.ended.append(step)
             if step.method in RETRIEVING and isinstance(result, list):
                 self._found.append((step, [identity(node) for node in cast("list[Any]", result)]))
+
+
+def _plain(text: str) -> str:
+    """A text, its white space aside."""
+    return " ".join(text.split())
 
 
 def is_ours(llm: LLM) -> bool:

@@ -157,7 +157,7 @@ class GuardedChatEngine(Guarded, BaseChatEngine):
         if terms.withholds:
             reply = self.chat(message, chat_history)
             return replace(_buffered(reply), chat_stream=(chunk for chunk in [_chunk(reply.response, reply.response)]))
-        turn, stop = Turn(), terms.stop()
+        turn, stop = Turn(message), terms.stop()
         with stopping(stop), turn.open():
             inner = self._engine.stream_chat(message, _copied(chat_history))
         stream = _alongside(inner)
@@ -171,7 +171,7 @@ class GuardedChatEngine(Guarded, BaseChatEngine):
         if terms.withholds:
             reply = await self.achat(message, chat_history)
             return replace(_buffered(reply), achat_stream=_single(_chunk(reply.response, reply.response)))
-        turn, stop = Turn(), terms.stop()
+        turn, stop = Turn(message), terms.stop()
         with stopping(stop), cancelling(stop), turn.open():
             inner = await self._engine.astream_chat(message, _copied(chat_history))
         stream = _alongside(inner)
@@ -186,7 +186,7 @@ class _Said:
     def __init__(self, guard: GuardedChatEngine, message: str, chat_history: list[ChatMessage] | None) -> None:
         self._guard, self._message, self._history, self._routing = guard, message, chat_history, guard.routing
         self._kept: BaseMemory = guard._memory  # pyright: ignore[reportPrivateUsage] - this class is its other half
-        self._turn, self.memory = Turn(), StagedMemory(self._kept)
+        self._turn, self.memory = Turn(message), StagedMemory(self._kept)
         # A copy, because other turns may be under way on the same engine.
         self._engine: Any = copy.copy(guard._engine)  # pyright: ignore[reportPrivateUsage]
         self._engine._memory = self.memory

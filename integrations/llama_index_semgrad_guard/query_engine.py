@@ -165,7 +165,7 @@ class _Asked:
     def __init__(self, guard: GuardedQueryEngine, query: QueryBundle) -> None:
         self._guard, self._query, self._routing = guard, query, guard.routing
         self._engine: BaseQueryEngine = guard._engine  # pyright: ignore[reportPrivateUsage] - this class is its other half
-        self._turn = Turn()
+        self._turn = Turn(query.query_str)
         self._response: Whole | None = None
         self.streamed = False
 

@@ -199,18 +199,18 @@ def _content_id(calibration: Calibration) -> str:
     return hashlib.sha256(canonical.encode()).hexdigest()[:16]
 
 
-_LATER = frozenset({"max_tokens", "stop"})
-"""What bindings state since version 0.2.0."""
+_LATER = frozenset({"max_tokens", "stop", "rewritten"})
+"""What bindings and shapes state since version 0.2.0, where there is something to state."""
 
 
 def _content(calibration: Calibration) -> dict[str, Any]:
     """The fields as plain JSON; without those that came later where there is nothing in them, as in older files."""
     absent = {name for name in ("choice", "shape") if getattr(calibration, name) is None}
     content = calibration.model_dump(mode="json", exclude=absent, warnings=False)
-    bound: Any = content["binding"]
-    if isinstance(bound, dict):
-        fields = cast("dict[str, Any]", bound)
-        content["binding"] = {name: value for name, value in fields.items() if value or name not in _LATER}
+    for place in ("binding", "shape"):
+        if isinstance(content.get(place), dict):
+            fields = cast("dict[str, Any]", content[place])
+            content[place] = {name: value for name, value in fields.items() if value or name not in _LATER}
     return content
 
 

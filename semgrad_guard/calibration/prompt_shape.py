@@ -39,6 +39,10 @@ __all__ = ["PromptForm", "PromptShape"]
 
 _SLACK_SIZE = 100
 _START, _END = "", ""
+_REWRITTEN = (
+    "what it asks may not be what the user asked (a model, or code, has had a hand in it), and in no calibration "
+    "prompt was that so; calibrate the whole that answers (calibrate_engine)"
+)
 
 
 class Range(BaseModel):
@@ -112,10 +116,11 @@ class PromptShape(BaseModel):
     """What all prompts of a calibration have in common; made by `PromptShape.of`, kept in the calibration's file.
 
     `n` prompts were seen. `steps` are the pairs of roles that follow each other ("" stands for the beginning and the
-    end), `turns` and `tokens` the ranges of their numbers, `tools` the fingerprints of the tools handed over (None: no
-    tools). `static` is the text that all share. `gaps` are the ranges of what stands between the static pieces (None
-    where nothing does), and `user_text` those of the last user turn. `vocabulary` holds all words. No text of a prompt
-    is kept, only digests and a bitmap: words can be tried on them, not read out.
+    end), `turns` and `tokens` the ranges of their numbers, `tools` the fingerprints of the tools handed over (None:
+    no tools), and `rewritten` whether there were questions among them that a user had not asked so. `static` is the
+    text that all share. `gaps` are the ranges of what stands between the static pieces (None where nothing does), and
+    `user_text` those of the last user turn. `vocabulary` holds all words. No text of a prompt is kept, only digests
+    and a bitmap: words can be tried on them, not read out.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -130,6 +135,7 @@ class PromptShape(BaseModel):
     gaps: tuple[TextRange | None, ...]
     user_text: TextRange
     vocabulary: Vocabulary
+    rewritten: bool = False
 
     @classmethod
     def of(cls, forms: Iterable[PromptForm]) -> Self:
@@ -157,6 +163,7 @@ class PromptShape(BaseModel):
             gaps=tuple(_gap_range(gap, only_here) for gap in gaps),
             user_text=TextRange.of([_measured(turn, turn.vocabulary & only_here) for turn in asked]),
             vocabulary=Vocabulary.of(counts),
+            rewritten=any(form.rewritten for form in seen),
         )
 
     def differences(self, form: PromptForm) -> tuple[str, ...]:
@@ -164,6 +171,7 @@ class PromptShape(BaseModel):
         return (
             *self._of_turns(form.roles),
             *([] if form.tools in self.tools else ["it comes with other tools than the calibration prompts"]),
+            *([_REWRITTEN] if form.rewritten and not self.rewritten else []),
             *([] if form.tokens in self.tokens else [_counted(form.tokens, "tokens", self.tokens)]),
             *self._of_text(Words.of(form.text)),
             *self._measured_against(self.user_text, Words.of(form.user_text), "the last user turn"),

@@ -122,7 +122,8 @@ class Draft(Generic[A]):
 
     `trusted` drafts are delivered whatever their score; `can_escalate` set to False holds this one back from the
     target (it *is* the target's). `irreplaceable` says why no text can stand in this answer's place (it is a
-    structure): where it would be withheld, and no target answers instead, a `LowConfidenceError` goes out. `source`
+    structure): where it would be withheld, and no target answers instead, a `LowConfidenceError` goes out. `strange`
+    says in what the question is none of those that the policy was calibrated on, as far as the door knows. `source`
     names the call that made it, for whoever records.
     """
 
@@ -132,6 +133,7 @@ class Draft(Generic[A]):
     trusted: bool = False
     can_escalate: bool = True
     irreplaceable: str = ""
+    strange: tuple[str, ...] = ()
     source: str | None = None
 
 
@@ -216,6 +218,7 @@ class Pending(Generic[A]):
                 can_escalate=terms.can_escalate and draft.can_escalate,
                 prompt=draft.prompt,
                 trusted=draft.trusted,
+                strange=draft.strange,
             )
         except Exception as error:  # noqa: BLE001 - raised in this draft's place, once the others have had their turn
             return error

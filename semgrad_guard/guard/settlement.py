@@ -50,6 +50,7 @@ def settle(
     can_escalate: bool,
     prompt: PromptForm | None = None,
     trusted: bool = False,
+    strange: tuple[str, ...] = (),
 ) -> Settlement:
     """What becomes of a draft.
 
@@ -61,6 +62,7 @@ def settle(
         prompt: what the prompt looked like; without it nothing is promised.
         trusted: what the draft does may go out whatever its score (an agent's calls of harmless tools): the decision
             about that is advice. Text that stands beside it is let through only by its score.
+        strange: why the question is unlike those of the calibration, beside what its prompt shows.
 
     Raises:
         BindingMismatchError: the policy was calibrated for another model, estimator, setting or template.
@@ -70,7 +72,7 @@ def settle(
         return Deliver(draft)
     if not withholds(mode) and policy.on_unfamiliar == "raise":
         policy = replace(policy, on_unfamiliar="abstain")  # advice is given, not raised
-    verdict = decide(draft, policy, can_escalate=can_escalate, prompt=prompt)
+    verdict = decide(draft, policy, can_escalate=can_escalate, prompt=prompt, strange=strange)
     if not withholds(mode):
         return Deliver(verdict.model_copy(update={"enforced": False}))
     if trusted and verdict.action != "answer":

@@ -13,11 +13,18 @@ UNSCORED = "none"
 """The estimator of an answer that nobody has scored."""
 
 
-def decide(draft: Verdict, policy: Policy, *, can_escalate: bool, prompt: PromptForm | None = None) -> Verdict:
+def decide(
+    draft: Verdict,
+    policy: Policy,
+    *,
+    can_escalate: bool,
+    prompt: PromptForm | None = None,
+    strange: tuple[str, ...] = (),
+) -> Verdict:
     """Apply a policy to a scored draft: action, confidence, threshold, and the reason if it is not let through.
 
     It is promised if a calibrated threshold lets it through and `prompt`, what the answer was given to, looks like
-    those of the calibration. A prompt that is not known looks like none.
+    those of the calibration. A prompt that is not known looks like none. `strange` says what else is unlike them.
 
     Raises:
         BindingMismatchError: the policy was calibrated for another model, estimator, setting or template.
@@ -25,10 +32,10 @@ def decide(draft: Verdict, policy: Policy, *, can_escalate: bool, prompt: Prompt
     """
     if draft.estimator != UNSCORED:  # nobody scored it: there is nothing to bind to, and `on_unscored` decides
         policy.check(binding_of(draft))
-    unfamiliar = policy.unfamiliar(prompt, cut=draft.cut)
+    calibrated = policy.calibration is not None
+    unfamiliar = (*policy.unfamiliar(prompt, cut=draft.cut), *strange) if calibrated else ()
     action = _action(draft, policy, can_escalate=can_escalate, unfamiliar=unfamiliar)
     let_through = action == "answer"
-    calibrated = policy.calibration is not None
     changes: dict[str, Any] = {
         "action": action,
         "threshold": policy.threshold,
@@ -176,8 +183,9 @@ def _keeps(verdict: Verdict) -> bool:
         return False
     if verdict.escalated is not None:
         return verdict.escalated.upstream == verdict.calibration_id and _keeps(verdict.escalated)
-    known = verdict.uncertainty is not None and verdict.threshold is not None
-    return verdict.action == "answer" and known and verdict.uncertainty <= verdict.threshold
+    if verdict.uncertainty is None or verdict.threshold is None:
+        return False
+    return verdict.action == "answer" and verdict.uncertainty <= verdict.threshold
 
 
 def handed_on(decided: Verdict) -> Verdict:
