@@ -236,7 +236,7 @@ class GuardedSteps(BaseWorkflowAgent):
     def _output(self, output: AgentOutput, verdict: Verdict, response: ChatMessage) -> AgentOutput:
         raw: Any = output.raw
         known = cast("dict[str, Any]", raw) if isinstance(raw, dict) else {}
-        return output.model_copy(update={"response": response, "raw": self._routing.attached(known, verdict)})
+        return output.model_copy(update={"response": response, "raw": self._routing.attached(known, verdict, Turn())})
 
 
 class GuardedReActAgent(GuardedSteps, ReActAgent):

@@ -19,6 +19,7 @@ from llama_index.core.memory import ChatMemoryBuffer
 from llama_index_semgrad_guard.authorship import Aggregate, Answering
 from llama_index_semgrad_guard.chat_engine import GuardedChatEngine
 from llama_index_semgrad_guard.query_engine import GuardedQueryEngine
+from llama_index_semgrad_guard.records import text_of
 from llama_index_semgrad_guard.routing import Guarded
 from llama_index_semgrad_guard.streams import awhole, whole
 from semgrad_guard import Policy
@@ -220,7 +221,7 @@ def _turn(given: Any) -> ChatMessage:
 
 def _text(response: Any) -> str:
     """The delivered text of a response."""
-    return str(response)
+    return text_of(response)
 
 
 def _fingerprint(guarded: GuardedQueryEngine | GuardedChatEngine) -> str:

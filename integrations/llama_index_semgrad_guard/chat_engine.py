@@ -197,13 +197,13 @@ class _Said:
     def draft(self) -> Draft[AgentChatResponse]:
         """Ask the inner engine, and score what it says."""
         with self._turn.open():
-            self.response = in_time(lambda: self._engine.chat(self._message, _copied(self._history)))
+            self.response = _reply(in_time(lambda: self._engine.chat(self._message, _copied(self._history))))
         return self._scored()
 
     async def adraft(self) -> Draft[AgentChatResponse]:
         """As `draft`, without blocking the event loop."""
         with self._turn.open():
-            self.response = await ain_time(self._engine.achat(self._message, _copied(self._history)))
+            self.response = _reply(await ain_time(self._engine.achat(self._message, _copied(self._history))))
         return await off_loop(self._scored)
 
     def _scored(self) -> Draft[AgentChatResponse]:
@@ -231,8 +231,10 @@ class _Said:
         verdict, response = outcome.verdict, outcome.answer
         if response is None:
             nodes = passages(self.response.source_nodes, self._turn) if self.response else []
-            return AgentChatResponse(verdict.text, source_nodes=nodes, metadata=self._routing.attached({}, verdict))
-        metadata = self._routing.attached(response.metadata if response is self.response else {}, verdict)
+            metadata = self._routing.attached({}, verdict, self._turn)
+            return AgentChatResponse(verdict.text, source_nodes=nodes, metadata=metadata)
+        own = response.metadata if response is self.response else {}
+        metadata = self._routing.attached(own, verdict, self._turn)
         if response is self.response:
             return replace(response, metadata=metadata)
         return AgentChatResponse(verdict.text, source_nodes=response.source_nodes, metadata=metadata)
@@ -247,6 +249,14 @@ class _Said:
 def _copied(chat_history: list[ChatMessage] | None) -> list[ChatMessage] | None:
     """Memories keep the list they are given and add to it: the caller's must stay as it is."""
     return None if chat_history is None else list(chat_history)
+
+
+def _reply(response: Any) -> AgentChatResponse:
+    """What a chat engine of one's own may return, if it is a reply with a text."""
+    if not isinstance(response, AgentChatResponse) or not isinstance(cast("Any", response.response), str):
+        what = getattr(response, "response", response)
+        raise InputError(f"the engine replied with a {type(what).__name__}; an AgentChatResponse with a text is due")
+    return response
 
 
 def _question(message: str) -> ChatMessage:

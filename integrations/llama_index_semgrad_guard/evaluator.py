@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
 
 from llama_index.core.base.llms.types import ChatMessage, MessageRole
 from llama_index.core.base.response.schema import PydanticResponse, Response
@@ -14,10 +14,12 @@ from llama_index.core.prompts.default_prompt_selectors import DEFAULT_TEXT_QA_PR
 from llama_index.core.prompts.mixin import PromptDictType
 
 from llama_index_semgrad_guard.llm import SemGradLLM
-from llama_index_semgrad_guard.records import get_verdict
-from semgrad_guard import Policy, Verdict
+from llama_index_semgrad_guard.records import get_verdict, text_of
+from llama_index_semgrad_guard.routing import QUESTION_KEY
+from semgrad_guard import METADATA_KEY, Policy, Verdict
 from semgrad_guard.errors import EmptyResponseError, InputError
 from semgrad_guard.guard import settle
+from semgrad_guard.records import digest_of
 
 
 class UncertaintyEvaluator(BaseEvaluator):
@@ -80,12 +82,12 @@ class UncertaintyEvaluator(BaseEvaluator):
             InputError: the response is no whole one.
         """
         known = self._known(query, response)
-        return known or super().evaluate_response(query, response, **kwargs)
+        return known or self.evaluate(query, **_parts(response), **kwargs)
 
     async def aevaluate_response(
         self, query: str | None = None, response: Response | None = None, **kwargs: Any
     ) -> EvaluationResult:
-        """Evaluate a response by the score it carries; score it now if it carries none.
+        """Evaluate a response by the score it carries; score it now if it carries none for this text and this query.
 
         A guarded response that was escalated is judged by its target's score, one that was withheld by its draft's.
 
@@ -93,7 +95,7 @@ class UncertaintyEvaluator(BaseEvaluator):
             InputError: the response is no whole one.
         """
         known = self._known(query, response)
-        return known or await super().aevaluate_response(query, response, **kwargs)
+        return known or await self.aevaluate(query, **_parts(response), **kwargs)
 
     def _known(self, query: str | None, response: Response | None) -> EvaluationResult | None:
         if response is None:
@@ -101,11 +103,12 @@ class UncertaintyEvaluator(BaseEvaluator):
         if not isinstance(response, (Response, PydanticResponse)):  # pyright: ignore[reportUnnecessaryIsInstance] - callers may have no type checker
             advice = "a text goes to evaluate(query=..., response=...), a stream is read first (get_response())"
             raise InputError(f"evaluate_response takes a whole response, not a {type(response).__name__}: {advice}")
+        if not _is_about(response, query):
+            return None
         verdict = get_verdict(response)
         if verdict is None:
             return None
-        contexts = [node.get_content() for node in response.source_nodes]
-        return self._result(query, str(response), contexts, verdict)
+        return self._result(query, **_parts(response), verdict=verdict)
 
     def _prompt(self, query: str, contexts: Sequence[str] | None) -> list[ChatMessage]:
         if not contexts:
@@ -140,3 +143,20 @@ class UncertaintyEvaluator(BaseEvaluator):
             invalid_result=True,
             invalid_reason=reason,
         )
+
+
+def _parts(response: Response | PydanticResponse | None) -> dict[str, Any]:
+    """A response's text and contexts, as `evaluate` takes them."""
+    if response is None:
+        return {}
+    return {"response": text_of(response), "contexts": [node.get_content() for node in response.source_nodes]}
+
+
+def _is_about(response: Response | PydanticResponse, query: str | None) -> bool:
+    """Whether the record that a response carries is about its text, as the answer to this query."""
+    record: Any = (response.metadata or {}).get(METADATA_KEY)
+    if not isinstance(record, Mapping):
+        return record is not None  # what is damaged is said by whoever reads it
+    known = cast("Mapping[str, Any]", record)
+    asked = query is not None and known.get(QUESTION_KEY) == digest_of(query)
+    return asked and known.get("digest") == digest_of(text_of(response))

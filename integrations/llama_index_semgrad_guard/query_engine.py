@@ -21,7 +21,18 @@ from llama_index_semgrad_guard.authorship import Aggregate, Answering
 from llama_index_semgrad_guard.calls import Turn
 from llama_index_semgrad_guard.passages import about_passages, passages
 from llama_index_semgrad_guard.routing import Guarded, Routing, require_target, require_unguarded
-from llama_index_semgrad_guard.streams import Whole, adeliver, alive, awhole, deliver, is_live, live, whole
+from llama_index_semgrad_guard.streams import (
+    Said,
+    Whole,
+    adeliver,
+    alive,
+    awhole,
+    deliver,
+    is_live,
+    live,
+    require_response,
+    whole,
+)
 from llama_index_semgrad_guard.targets import Target, aask, ask
 from semgrad_guard import METADATA_KEY, Policy
 from semgrad_guard.calibration import DriftMonitor
@@ -174,12 +185,12 @@ class _Asked:
     def inner(self) -> RESPONSE_TYPE:
         """Ask the inner engine."""
         with self._turn.open():
-            return in_time(lambda: self._engine.query(self._query))
+            return require_response(in_time(lambda: self._engine.query(self._query)))
 
     async def ainner(self) -> RESPONSE_TYPE:
         """As `inner`, without blocking the event loop."""
         with self._turn.open():
-            return await ain_time(self._engine.aquery(self._query))
+            return require_response(await ain_time(self._engine.aquery(self._query)))
 
     def draft(self, response: RESPONSE_TYPE) -> Draft[Whole]:
         """The inner engine's whole response with its score."""
@@ -232,4 +243,7 @@ class _Asked:
             nodes = passages(self._response.source_nodes, self._turn) if self._response else []
             metadata = about_passages(self._response.metadata, nodes) if self._response else {}
             response = Response(verdict.text, nodes, metadata)
-        return replace(response, metadata=self._routing.attached(response.metadata, verdict))
+        metadata = self._routing.attached(response.metadata, verdict, self._turn)
+        if isinstance(response, Response) and not response.response:
+            return Said("", response.source_nodes, metadata)
+        return replace(response, metadata=metadata)

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from llama_index.core.base.llms.types import ChatMessage, ChatResponse, CompletionResponse, MessageRole, TextBlock
-from llama_index.core.base.response.schema import AsyncStreamingResponse
+from llama_index.core.base.response.schema import AsyncStreamingResponse, Response
 
 from semgrad_guard import METADATA_KEY, Generation, Message, Verdict
 from semgrad_guard.adapters.records import verdict_of_record
@@ -55,7 +55,7 @@ def decided_of(response: Any) -> Verdict | None:
     for name in ("metadata", "raw"):
         place: Any = getattr(response, name, None)
         if isinstance(place, Mapping) and METADATA_KEY in place:
-            return verdict_of_record(place[METADATA_KEY], _text(response))
+            return verdict_of_record(place[METADATA_KEY], text_of(response))
     return None
 
 
@@ -72,11 +72,13 @@ def completion(text: str, record: dict[str, Any] | None, *, delta: str | None = 
 
 def completed(response: ChatResponse | CompletionResponse) -> str | Verdict:
     """An LLM's answer: with its verdict if it has one."""
-    return decided_of(response) or _text(response)
+    return decided_of(response) or text_of(response)
 
 
-def _text(response: Any) -> str:
-    """An async stream's `str` would start an event loop."""
+def text_of(response: Any) -> str:
+    """What a response delivers. An async stream's `str` would start an event loop, and that of no text says "None"."""
+    if isinstance(response, Response):
+        return response.response or ""
     if isinstance(response, AsyncStreamingResponse):
         return response.response_txt or ""
     return (response.message.content or "") if isinstance(response, ChatResponse) else str(response)

@@ -28,6 +28,10 @@ from semgrad_guard.guard import (
     require_policy,
     require_sequel,
 )
+from semgrad_guard.records import digest_of
+
+QUESTION_KEY = "question"
+"""In a record: the digest of what was asked."""
 
 _STRUCTURE = "Text cannot stand in for a structured answer."
 
@@ -82,11 +86,13 @@ class Routing:
         advice = "" if delivery.structure is None else _STRUCTURE
         return self.counting.draft(turn, delivery, self.terms.policy, irreplaceable=advice)
 
-    def attached(self, metadata: Mapping[str, Any] | None, verdict: Verdict) -> dict[str, Any]:
-        """Metadata with the verdict's record; without, where the mode only observes."""
+    def attached(self, metadata: Mapping[str, Any] | None, verdict: Verdict, turn: Turn) -> dict[str, Any]:
+        """Metadata with the verdict's record, and in that a name for the question; without, where the mode observes."""
         if self.terms.mode == "observe":
             return dict(metadata or {})
-        return {**(metadata or {}), METADATA_KEY: verdict.metadata(keep_draft=self.terms.keep_draft)}
+        asked = {} if turn.question is None else {QUESTION_KEY: digest_of(turn.question)}
+        record = verdict.metadata(keep_draft=self.terms.keep_draft)
+        return {**(metadata or {}), METADATA_KEY: {**record, **asked}}
 
 
 class Guarded:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator, Generator, Iterator
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, get_args
 
 from llama_index.core.base.response.schema import (
     RESPONSE_TYPE,
@@ -22,6 +23,32 @@ from semgrad_guard.guard import Draft, Outcome, arun_stream, off_loop, run_strea
 Whole = Response | PydanticResponse
 
 
+@dataclass
+class Said(Response):
+    """A response whose text may be empty: LlamaIndex's own would say "None"."""
+
+    def __str__(self) -> str:
+        return self.response or ""
+
+
+@dataclass
+class SaidInPieces(StreamingResponse):
+    """The same, as a stream."""
+
+    def __str__(self) -> str:
+        super().__str__()
+        return self.response_txt or ""
+
+
+@dataclass
+class SaidInAsyncPieces(AsyncStreamingResponse):
+    """The same, as an async stream."""
+
+    async def _async_str(self) -> str:
+        await super()._async_str()
+        return self.response_txt or ""
+
+
 class LivePieces:
     """An answer that is being written: its pieces as they come, and its draft when they have ended."""
 
@@ -31,7 +58,7 @@ class LivePieces:
 
     def __iter__(self) -> Iterator[str]:
         for piece in self._inner:
-            self._seen.append(piece)
+            self._seen.append(_text(piece))
             yield piece
 
     def draft(self) -> Draft[Any]:
@@ -53,7 +80,7 @@ class AsyncLivePieces:
 
     async def __aiter__(self) -> AsyncIterator[str]:
         async for piece in self._inner:
-            self._seen.append(piece)
+            self._seen.append(_text(piece))
             yield piece
 
     async def draft(self) -> Draft[Any]:
@@ -75,7 +102,7 @@ def live(
     try:
         for step in steps:
             if isinstance(step, Outcome):
-                metadata.update(routing.attached({}, step.verdict))
+                metadata.update(routing.attached({}, step.verdict, turn))
             else:
                 yield step
     finally:
@@ -94,7 +121,7 @@ async def alive(
     try:
         async for step in steps:
             if isinstance(step, Outcome):
-                metadata.update(routing.attached({}, step.verdict))
+                metadata.update(routing.attached({}, step.verdict, turn))
             else:
                 yield step
     finally:
@@ -110,11 +137,31 @@ async def _anobody(waiting: object) -> list[Any]:
     return []
 
 
+def require_response(response: Any) -> RESPONSE_TYPE:
+    """What an engine returned, if it is a response.
+
+    Raises:
+        InputError: it is none; engines of one's own return whatever they like.
+    """
+    if not isinstance(response, get_args(RESPONSE_TYPE)):
+        raise InputError(f"the engine returned a {type(response).__name__}; {_DUE}")
+    return response
+
+
+_DUE = "a text or a Response is due (of what an LLM returns, its text: llm.complete(...).text)"
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise InputError(f"the engine's response holds a {type(value).__name__} in the place of a text; {_DUE}")
+    return value
+
+
 def whole(response: RESPONSE_TYPE) -> tuple[Whole, Delivery]:
     """A response with its stream, if it has one, read to the end; and what it delivers.
 
     Raises:
-        InputError: its stream is async.
+        InputError: its stream is async, or it holds no text.
     """
     if isinstance(response, AsyncStreamingResponse):
         raise InputError("the engine answered a sync query with an async stream; use aquery")
@@ -133,14 +180,15 @@ async def awhole(response: RESPONSE_TYPE) -> tuple[Whole, Delivery]:
 
 
 def _read(response: StreamingResponse | AsyncStreamingResponse, pieces: list[str] | None) -> tuple[Whole, Delivery]:
-    text = (response.response_txt or "") if pieces is None else "".join(pieces)
+    text = _text(response.response_txt or "") if pieces is None else "".join(map(_text, pieces))
     read = Response(text, response.source_nodes, response.metadata)
     return read, Delivery(text, read, tuple(pieces or ()))
 
 
 def _handed(response: Response | PydanticResponse) -> tuple[Whole, Delivery]:
-    text = str(response) if isinstance(response, PydanticResponse) else response.response or ""
-    return response, Delivery(text, response)
+    if isinstance(response, PydanticResponse):
+        return response, Delivery(str(response), response)
+    return response, Delivery("" if response.response is None else _text(response.response), response)
 
 
 def is_live(response: RESPONSE_TYPE) -> bool:
@@ -156,7 +204,7 @@ def deliver(response: Whole, streamed: bool) -> RESPONSE_TYPE:
     def pieces() -> Generator[str]:
         yield response.response or ""
 
-    return StreamingResponse(pieces(), response.source_nodes, response.metadata)
+    return SaidInPieces(pieces(), response.source_nodes, response.metadata)
 
 
 def adeliver(response: Whole, streamed: bool) -> RESPONSE_TYPE:
@@ -167,4 +215,4 @@ def adeliver(response: Whole, streamed: bool) -> RESPONSE_TYPE:
     async def pieces() -> AsyncGenerator[str]:
         yield response.response or ""
 
-    return AsyncStreamingResponse(pieces(), response.source_nodes, response.metadata)
+    return SaidInAsyncPieces(pieces(), response.source_nodes, response.metadata)

@@ -13,8 +13,8 @@ from llama_index.core.chat_engine.types import AgentChatResponse, BaseChatEngine
 from llama_index.core.llms.llm import LLM
 from llama_index.core.schema import QueryBundle
 
-from llama_index_semgrad_guard.records import completed, decided_of
-from llama_index_semgrad_guard.streams import awhole, whole
+from llama_index_semgrad_guard.records import completed, decided_of, text_of
+from llama_index_semgrad_guard.streams import awhole, require_response, whole
 from semgrad_guard import Verdict
 from semgrad_guard.errors import InputError
 from semgrad_guard.guard import Refusal, Reply, off_loop
@@ -37,7 +37,7 @@ def ask(target: Target, query: QueryBundle, *, structured: bool) -> Said:
         InputError: the target is async, or answers with something else.
     """
     if isinstance(target, BaseQueryEngine):
-        return _replied(whole(target.query(query))[0], structured)
+        return _replied(whole(require_response(target.query(query)))[0], structured)
     if isinstance(target, LLM):
         return _replied(completed(target.complete(query.query_str)), structured)
     return _replied(_called(target, query.query_str, instead="aquery"), structured)
@@ -46,7 +46,7 @@ def ask(target: Target, query: QueryBundle, *, structured: bool) -> Said:
 async def aask(target: Target, query: QueryBundle, *, structured: bool) -> Said:
     """As `ask`, without blocking the event loop."""
     if isinstance(target, BaseQueryEngine):
-        answer, _ = await awhole(await target.aquery(query))
+        answer, _ = await awhole(require_response(await target.aquery(query)))
         return _replied(answer, structured)
     if isinstance(target, LLM):
         return _replied(completed(await target.acomplete(query.query_str)), structured)
@@ -79,7 +79,7 @@ def _replied(answer: Any, structured: bool) -> Said:
     if structured and not isinstance(answer, PydanticResponse):
         return Refusal(f"The target must answer with a structure, not with a {type(answer).__name__}.")
     if isinstance(answer, (Response, PydanticResponse)):
-        return Reply(decided_of(answer) or str(answer), answer)
+        return Reply(decided_of(answer) or text_of(answer), answer)
     if isinstance(answer, (str, Verdict)):
         return Reply(answer)
     raise InputError(f"the escalation target returned a {type(answer).__name__}; a string or a response is due")
@@ -87,7 +87,7 @@ def _replied(answer: Any, structured: bool) -> Said:
 
 def _chat_reply(answer: Any) -> Said:
     if isinstance(answer, AgentChatResponse):
-        return Reply(decided_of(answer) or str(answer), answer)
+        return Reply(decided_of(answer) or text_of(answer), answer)
     if isinstance(answer, (str, Verdict)):
         return Reply(answer)
     raise InputError(f"the escalation target returned a {type(answer).__name__}; a string or a reply is due")

@@ -83,6 +83,8 @@ class Terms:
             raise InputError(f"on_error must be 'raise' or 'abstain', not {self.on_error!r}")
         if not isinstance(self.abstain_message, str) and not callable(self.abstain_message):
             raise InputError("abstain_message is a text, or a function of the verdict")
+        if not isinstance(cast("Any", self.keep_draft), bool):
+            raise InputError(f"keep_draft is True or False, not {self.keep_draft!r}")
         if self.timeout is not None and not _is_a_time(self.timeout):
             raise InputError(f"timeout is a number of seconds above 0, or None for no limit, not {self.timeout!r}")
         if self.monitor is not None and not callable(getattr(self.monitor, "add", None)):

@@ -89,3 +89,29 @@ def test_wrong_use_is_named(llm: SemGradLLM) -> None:
     with pytest.raises(InputError, match="must be given"):
         UncertaintyEvaluator(llm, LOOSE).evaluate(query=QUERY)
     assert "text_qa_template" in UncertaintyEvaluator(llm, LOOSE).get_prompts()
+
+
+async def test_a_score_of_another_text_or_of_another_question_is_not_believed(
+    make_engine: Maker, llm: SemGradLLM
+) -> None:
+    """Both are scored now, as if the response carried nothing."""
+    guarded = GuardedQueryEngine(make_engine(), LOOSE)
+    evaluator = UncertaintyEvaluator(llm, LOOSE)
+
+    def told(response: Any, query: str) -> str | None:
+        """The feedback names the uncertainty."""
+        return evaluator.evaluate_response(query=query, response=response).feedback
+
+    def scored(response: Any, query: str) -> str | None:
+        texts = [node.get_content() for node in response.source_nodes]
+        return evaluator.evaluate(query=query, response=response.response, contexts=texts).feedback
+
+    answered, edited, other = (guarded.query(QUERY) for _ in range(3))
+    edited.response = "Paris is in Texas."  # type: ignore[union-attr]
+    assert told(answered, QUERY) == told(answered, f"{QUERY} ")
+    assert told(edited, QUERY) == scored(edited, QUERY) != told(answered, QUERY)
+    assert told(other, "Who is Ann?") == scored(other, "Who is Ann?") != told(answered, QUERY)
+    again = await evaluator.aevaluate_response(query="Who is Ann?", response=other)  # type: ignore[arg-type]
+    assert again.feedback == scored(other, "Who is Ann?")
+    moved = Response("Paris is in Texas.", metadata=answered.metadata)
+    assert told(moved, QUERY) == scored(moved, QUERY) != told(answered, QUERY)

@@ -25,7 +25,7 @@ from llama_index_semgrad_guard import (
     ask_person,
     get_verdict,
 )
-from semgrad_guard import LanguageModel, Policy
+from semgrad_guard import LanguageModel, Policy, calibrate
 from semgrad_guard.calibration import DriftMonitor
 from semgrad_guard.errors import DeadlineExceededError, InputError
 
@@ -253,17 +253,16 @@ def test_an_inner_engine_that_is_late_is_left_behind(way: str) -> None:
 
 
 async def test_monitors_hear_every_answer_unscored_ones_too(make_engine: Any, llm: SemGradLLM) -> None:
-    class Counting:
+    class Counting(DriftMonitor):
         """Counts what a monitor is told."""
 
-        def __init__(self) -> None:
-            self.heard: list[float | None] = []
-
         def add(self, uncertainty: float | None) -> Any:
-            self.heard.append(uncertainty)
-            return type("Report", (), {"moved": False, "alarm": False})
+            heard.append(uncertainty)
+            return super().add(uncertainty)
 
-    monitor: Any = Counting()
+    heard: list[float | None] = []
+    scores = [i / 100 for i in range(100)]
+    monitor: Any = Counting(calibrate(scores, [True] * 100, alpha=0.2, delta=0.2))
     response = GuardedQueryEngine(make_engine(), PASS, monitor=monitor).query(QUERY)
     assert response.metadata["semgrad_guard"]["drift"] is False  # type: ignore[index]
     GuardedQueryEngine(make_engine(passages=()), PASS, monitor=monitor).query(QUERY)
@@ -271,7 +270,7 @@ async def test_monitors_hear_every_answer_unscored_ones_too(make_engine: Any, ll
     await run(
         GuardedReActAgent(llm=SemGradLLM.from_model(llm.language_model, max_tokens=8), policy=PASS, monitor=monitor)
     )
-    assert [score is None for score in monitor.heard] == [False, True, False, False]
+    assert [score is None for score in heard] == [False, True, False, False]
 
 
 def test_promises_are_none_without_a_calibration(make_engine: Any, llm: SemGradLLM) -> None:
@@ -294,4 +293,3 @@ def test_evaluating_a_text_or_a_live_stream_is_refused(llm: SemGradLLM, make_eng
             evaluator.evaluate_response(query=QUERY, response=response)  # type: ignore[arg-type]
     with pytest.raises(InputError, match="evaluate_response"):
         asyncio.run(evaluator.aevaluate_response(query=QUERY, response="Paris"))  # type: ignore[arg-type]
-    assert DriftMonitor is not None
