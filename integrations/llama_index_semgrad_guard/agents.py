@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from typing import Annotated, Any, Self, cast
 
-from llama_index.core.agent.react.types import BaseReasoningStep, ResponseReasoningStep
+from llama_index.core.agent.react.types import ActionReasoningStep, BaseReasoningStep, ResponseReasoningStep
 from llama_index.core.agent.workflow import AgentOutput, BaseWorkflowAgent, ReActAgent
 from llama_index.core.agent.workflow.agent_context import AgentContext
 from llama_index.core.base.llms.types import ChatMessage, MessageRole
@@ -19,8 +19,9 @@ from pydantic import SkipValidation, model_validator
 from workflows.runtime.types.results import WaitingForEvent  # pyright: ignore[reportMissingTypeStubs]
 
 from llama_index_semgrad_guard.authorship import Answering, Delivery
-from llama_index_semgrad_guard.calls import Turn
+from llama_index_semgrad_guard.calls import Turn, is_ours
 from llama_index_semgrad_guard.events import report
+from llama_index_semgrad_guard.memory import StagedContext
 from llama_index_semgrad_guard.routing import Routing
 from semgrad_guard import Policy, Promise, Verdict
 from semgrad_guard.calibration import DriftMonitor
@@ -42,6 +43,7 @@ from semgrad_guard.guard import (
     conclude,
     off_loop,
     one,
+    settle,
     stopping,
 )
 
@@ -50,6 +52,12 @@ Reviewer = Callable[[Context, str, Verdict], Awaitable[str | Verdict]]
 
 _PENDING = "semgrad_guard_pending"
 _HANDED_ON = "semgrad_guard_handed_on"
+_WITHHELD = "(withheld)"
+_FORM = (
+    "The output could not be used. It should be in one of the following formats:\n"
+    "1. To call a tool:\nThought: <thought>\nAction: <action>\nAction Input: <action_input>\n"
+    "2. To answer the question:\nThought: <thought>\nAnswer: <answer>"
+)
 _OF_ANOTHER_GUARD = "another guard has handed the question on, and the calibration was made on other questions"
 _PAST_THE_GUARD = (
     "output_cls and early_stopping_method='generate' make answers that nobody scores; use structured_output_fn and "
@@ -140,19 +148,18 @@ class GuardedSteps(BaseWorkflowAgent):
         routing, turn = self._routing, Turn()
         await self._require_guarded(ctx, routing)
         await ctx.store.set(_PENDING, None)
-        stop, waiting = routing.terms.stop(), list[Verdict]()
-        output, overdue = None, None
+        staged, stop, waiting = StagedContext(ctx, self._notes_key), routing.terms.stop(), list[Verdict]()
         with stopping(stop), cancelling(stop), turn.open():
             try:
-                output = await ain_time(super().take_step(ctx, llm_input, tools, memory))
+                output = await ain_time(super().take_step(cast("AgentContext", staged), llm_input, tools, memory))
+                if output.tool_calls or output.retry_messages:
+                    return await self._unfinished(staged, output, turn)
             except DeadlineExceededError as error:
-                overdue = error
-        if output is not None and (output.tool_calls or output.retry_messages):
-            return output
+                output = error
 
         async def drafts() -> list[Draft[AgentOutput]]:
-            if output is None:
-                raise cast("DeadlineExceededError", overdue)
+            if isinstance(output, DeadlineExceededError):
+                raise output
             delivery = Delivery(output.response.content or "", output)
             drafted = await off_loop(lambda: routing.draft(turn, delivery))
             return [replace(drafted, strange=await self._strange(ctx))]
@@ -161,22 +168,43 @@ class GuardedSteps(BaseWorkflowAgent):
             waiting.extend(each.verdict for each in asked)
             return [HandedOn() for _ in asked]
 
-        try:
-            outcome = one(await arun(routing.terms, drafts, target, stop=stop))
-        except BaseException:
-            await self._replace(ctx, None)
-            raise
+        outcome = one(await arun(routing.terms, drafts, target, stop=stop))
         if outcome.answer is not None:
+            await staged.keep()
             return self._output(outcome.answer, outcome.verdict, outcome.answer.response)
-        output = output or AgentOutput(response=_says(""), current_agent_name=self.name)
+        if isinstance(output, DeadlineExceededError):
+            output = AgentOutput(response=_says(""), current_agent_name=self.name)
         if not waiting:
-            await self._replace(ctx, outcome.verdict)
+            await self._note(ctx, outcome.verdict)
             return self._output(output, outcome.verdict, _says(outcome.verdict.text))
         if isinstance(self.escalate_to, str):
-            await self._replace(ctx, None)
             return await self._handoff(ctx, output, outcome.verdict, self.escalate_to)
         await ctx.store.set(_PENDING, waiting[0].model_dump(mode="json"))
-        return output.model_copy(update={"response": _says("")})
+        return output.model_copy(update={"response": _says(""), "raw": self._facts(output)})
+
+    async def _unfinished(self, staged: StagedContext, output: AgentOutput, turn: Turn) -> AgentOutput:
+        """A step that is no answer: its calls go out, and what the model has written beside them only by its score."""
+        if not self._routing.terms.withholds or await self._is_certain(staged, output, turn):
+            await staged.keep()
+            return output
+        await staged.keep(self._without_thought)
+        retry = [_says(_WITHHELD), ChatMessage(role=MessageRole.USER, content=_FORM)] if output.retry_messages else []
+        return output.model_copy(update={"response": _says(""), "raw": self._facts(output), "retry_messages": retry})
+
+    async def _is_certain(self, staged: StagedContext, output: AgentOutput, turn: Turn) -> bool:
+        delivery = Delivery(output.response.content or "", output)
+        draft = await off_loop(lambda: self._routing.draft(turn, delivery))
+        strange = await self._strange(cast("AgentContext", staged))
+        settled = settle(
+            draft.verdict,
+            self.policy,
+            self.mode,
+            can_escalate=False,
+            prompt=draft.prompt,
+            trusted=True,
+            strange=strange,
+        )
+        return settled.verdict.action == "answer"
 
     async def finalize(self, ctx: Context, output: AgentOutput, memory: BaseMemory) -> AgentOutput:
         """The answer of a reviewer, where one is due; this step runs again once a person has answered."""
@@ -185,12 +213,8 @@ class GuardedSteps(BaseWorkflowAgent):
             decided = Verdict.model_validate(pending)
             said = await self._reviewed(ctx, decided)
             await ctx.store.set(_PENDING, None)
-            try:
-                outcome = conclude(Escalate(decided), output, self._routing.terms, said=said)
-            except BaseException:
-                await self._replace(ctx, None)
-                raise
-            await self._replace(ctx, outcome.verdict)
+            outcome = conclude(Escalate(decided), output, self._routing.terms, said=said)
+            await self._note(ctx, outcome.verdict)
             output = self._output(output, outcome.verdict, _says(outcome.verdict.text))
         return await super().finalize(ctx, output, memory)
 
@@ -229,13 +253,28 @@ class GuardedSteps(BaseWorkflowAgent):
         report(verdict, "agent", keep_draft=self.keep_draft)
         return self._output(output, verdict, _says("")).model_copy(update={"tool_calls": [call]})
 
-    async def _replace(self, ctx: AgentContext | Context, verdict: Verdict | None) -> None:
-        """Put what is delivered, if anything, in the place of the draft where the agent has noted it."""
+    @property
+    def _notes_key(self) -> str:
+        """Where in its context the agent notes its steps."""
         raise NotImplementedError
+
+    def _without_thought(self, step: Any) -> Any:
+        """A noted step that calls tools, without what the model has written beside the calls."""
+        raise NotImplementedError
+
+    async def _note(self, ctx: AgentContext | Context, verdict: Verdict) -> None:
+        """Note what is delivered in a draft's place, as the agent would note an answer."""
+        raise NotImplementedError
+
+    def _facts(self, output: AgentOutput) -> dict[str, Any]:
+        """What comes with a withheld text. That of other LLMs may hold the text itself."""
+        raw: Any = output.raw
+        return cast("dict[str, Any]", raw) if isinstance(raw, dict) and is_ours(self.llm) else {}
 
     def _output(self, output: AgentOutput, verdict: Verdict, response: ChatMessage) -> AgentOutput:
         raw: Any = output.raw
-        known = cast("dict[str, Any]", raw) if isinstance(raw, dict) else {}
+        own = isinstance(raw, dict) and response is output.response
+        known = cast("dict[str, Any]", raw) if own else self._facts(output)
         return output.model_copy(update={"response": response, "raw": self._routing.attached(known, verdict, Turn())})
 
 
@@ -245,18 +284,25 @@ class GuardedReActAgent(GuardedSteps, ReActAgent):
         agent = GuardedReActAgent(llm=SemGradLLM(), policy=Policy(threshold=0.004), escalate_to=ask_person)
         str(await agent.run("What is the capital of France?"))
 
-    Steps that call a tool are not judged. The record stands in `raw["semgrad_guard"]` of the `AgentOutput`. A withheld
-    draft reaches neither the memory nor the event stream: where answers may be withheld, nothing is streamed. While a
-    reviewer is waited for, the draft stands in the workflow's context, and no longer.
+    Calls of tools go out whatever the score. What the model writes beside them (thoughts, observations that it makes
+    up, text that cannot be parsed) is let through by its score only, as an answer is. The record stands in
+    `raw["semgrad_guard"]` of the `AgentOutput`. A withheld text reaches neither the memory nor the event stream nor the
+    next prompt: where answers may be withheld, nothing is streamed. While a reviewer is waited for, the draft stands in
+    the workflow's context, and no longer.
     """
 
-    async def _replace(self, ctx: AgentContext | Context, verdict: Verdict | None) -> None:
+    @property
+    def _notes_key(self) -> str:
+        return self.reasoning_key
+
+    def _without_thought(self, step: Any) -> Any:
+        return step.model_copy(update={"thought": ""}) if isinstance(step, ActionReasoningStep) else step
+
+    async def _note(self, ctx: AgentContext | Context, verdict: Verdict) -> None:
         steps: list[BaseReasoningStep] = await ctx.store.get(self.reasoning_key, default=[])
-        kept = steps[:-1] if steps and isinstance(steps[-1], ResponseReasoningStep) else steps
-        if verdict is not None:
-            thought = verdict.reason or "The answer is not certain enough."
-            kept = [*kept, ResponseReasoningStep(thought=thought, response=verdict.text)]
-        await ctx.store.set(self.reasoning_key, kept)
+        thought = verdict.reason or "The answer is not certain enough."
+        said = ResponseReasoningStep(thought=thought, response=verdict.text)
+        await ctx.store.set(self.reasoning_key, [*steps, said])
 
 
 def _says(text: str) -> ChatMessage:

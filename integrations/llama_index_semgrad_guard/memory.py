@@ -1,7 +1,8 @@
-"""`StagedMemory`: a conversation's memory in which an answer waits until it has been decided about."""
+"""A conversation's memory, and an agent's notes, in which what a model writes waits until it has been decided about."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from llama_index.core.base.llms.types import ChatMessage, MessageRole
@@ -75,3 +76,44 @@ class StagedMemory:
     @staticmethod
     def _is_answer(message: ChatMessage) -> bool:
         return message.role not in (MessageRole.USER, MessageRole.SYSTEM)
+
+
+class StagedContext:
+    """Stands in for an agent's context during one step; what the agent notes under `key`, a list, waits.
+
+    A context can be saved at any time, also while a step is judged.
+    """
+
+    def __init__(self, ctx: Any, key: str) -> None:
+        self._ctx, self.store = ctx, _StagedStore(ctx.store, key)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._ctx, name)
+
+    async def keep(self, changed: Callable[[Any], Any] = lambda note: note) -> None:
+        """Store what was noted, the last note changed."""
+        notes = self.store.held
+        if notes:
+            await self._ctx.store.set(self.store.key, [*notes[:-1], changed(notes[-1])])
+
+
+class _StagedStore:
+    def __init__(self, store: Any, key: str) -> None:
+        self._store, self.key = store, key
+        self.held: list[Any] | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+    async def get(self, path: str, *default: Any, **named: Any) -> Any:
+        """What is stored; of the notes a copy, since agents add to what they get."""
+        if path != self.key:
+            return await self._store.get(path, *default, **named)
+        return list(await self._store.get(path, *default, **named) if self.held is None else self.held)
+
+    async def set(self, path: str, value: Any) -> None:
+        """Store a value; hold the notes."""
+        if path == self.key:
+            self.held = value
+        else:
+            await self._store.set(path, value)
