@@ -74,6 +74,7 @@ class AnsweredExample(BaseModel):
     uncertainty: float | None
     binding: Binding
     prompt: PromptForm | None
+    cut: int | str | None = None
 
 
 @dataclass(frozen=True)
@@ -231,6 +232,7 @@ class _Work:
             uncertainty=draft.verdict.uncertainty,
             binding=bound,
             prompt=draft.prompt,
+            cut=draft.verdict.cut,
         )
 
 

@@ -29,7 +29,8 @@ class Binding(BaseModel):
     `revision` names the model's version and `fingerprint` its weights; `settings` are the estimator's (JSON scalars,
     lists and tables of them); `prompt_template` is a name or hash; `grader` decided what was correct. `upstream` is the
     id of the calibration of the stage before, when this one was made on the questions that that stage did not let
-    through. `max_tokens` and `stop` are where answers were cut off: after so many tokens, at these strings.
+    through. `max_tokens` and `stop` are where answers were cut off: after so many tokens (0: none was), at these
+    strings.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, protected_namespaces=())
@@ -64,7 +65,10 @@ class Binding(BaseModel):
         if cut is None or self.max_tokens is None or cut == self.max_tokens or cut in self.stop:
             return None
         where = f"after {cut} tokens" if isinstance(cut, int) else f"at {cut!r}"
-        return f"the answer was cut off {where}, and those of the calibration after {self.max_tokens} tokens"
+        known = (
+            f"those of the calibration after {self.max_tokens} tokens" if self.max_tokens else "at calibration not so"
+        )
+        return f"the answer was cut off {where}, and {known}"
 
     def without_prompt_name(self) -> Self:
         """The binding whose `prompt_template` is the chat template's fingerprint alone, without the prompts' name."""

@@ -1,11 +1,12 @@
 """Bindings: what differs is named, what is unknown is not compared."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 from pydantic import ValidationError
 
-from semgrad_guard.calibration import Binding
+from semgrad_guard.calibration import Binding, Calibration, calibrate
 from semgrad_guard.calibration.binding import ANSWER_TIME_FIELDS, CALIBRATION_TIME_FIELDS
 from semgrad_guard.errors import BindingMismatchError, CalibrationError
 
@@ -110,3 +111,13 @@ def test_settings_keep_their_types_through_json() -> None:
     again = Binding.model_validate_json(binding.model_dump_json())
     assert again == binding
     assert repr(again.settings) == repr(settings)
+
+
+def test_a_calibration_of_answers_that_all_ended_by_themselves_says_so(tmp_path: Path) -> None:
+    bound = Binding(model="m", estimator="e", max_tokens=0, stop=("k",))
+    assert bound.cut_elsewhere(5) == "the answer was cut off after 5 tokens, and at calibration not so"
+    assert bound.cut_elsewhere("k") is bound.cut_elsewhere(None) is None
+    made = calibrate(range(100), [True] * 100, alpha=0.2, delta=0.2, binding=bound.model_copy(update={"stop": ()}))
+    kept = Calibration.load(made.save(tmp_path / "made.json")).binding
+    assert kept is not None
+    assert kept.max_tokens == 0

@@ -78,7 +78,7 @@ class ExampleCalibration:
         items = [AnswerToGrade(example.question, each.text, example.answers) for example, each in pairs]
         verdicts = iter(self.grader.grade([item for item in items if item.text.strip()]))
         correct = [bool(item.text.strip()) and next(verdicts) is True for item in items]
-        named = {"grader": self.grader.name, "upstream": self._upstream}
+        named = {"grader": self.grader.name, "upstream": self._upstream, **_ends([each.cut for each in answered])}
         return calibrate(
             [each.uncertainty for each in answered],
             correct,
@@ -88,6 +88,12 @@ class ExampleCalibration:
             prompts=[each.prompt for each in answered if each.prompt is not None],
             **self._options,
         )
+
+
+def _ends(cuts: Sequence[int | str | None]) -> dict[str, Any]:
+    """Where answers were cut off, as a binding says it: after so many tokens (0: none was), and at these strings."""
+    limits, stops = [cut for cut in cuts if isinstance(cut, int)], {cut for cut in cuts if isinstance(cut, str)}
+    return {"max_tokens": max(limits, default=0), "stop": tuple(sorted(stops))}
 
 
 class _Function:

@@ -170,6 +170,20 @@ def test_one_part_that_is_cut_off_is_enough(pocket: LanguageModel) -> None:
     assert not promised(GuardedQueryEngine(Both(limits=(16, 1)), policy, aggregate="max").query(question))
 
 
+@pytest.mark.parametrize("limits", [{"max_tokens": 1}, {"stop": ["k"]}])
+def test_nor_is_it_by_a_calibration_of_the_engine(pocket: LanguageModel, limits: dict[str, Any]) -> None:
+    """No answer of the calibration was cut off there."""
+    countries = ("Japan", "France", "Italy", "Spain", "Norway", "Egypt", "Peru", "Cuba", "Chile", "Kenya", "India")
+    examples = [(f"What is the capital of {country}?", ["any"]) for country in countries]
+    engine = Direct(llm=SemGradLLM.from_model(pocket, max_tokens=32))
+    made = calibrate_engine(engine, examples, lambda *_: True, alpha=0.5, delta=0.5, grid=[1e300], progress=False)
+    assert Calibration.model_validate_json(made.model_dump_json()) == made
+    policy = Policy.from_calibration(made)
+    assert promised(GuardedQueryEngine(engine, policy).query(KNOWN))
+    short = Direct(llm=SemGradLLM.from_model(pocket, **limits))
+    assert not promised(GuardedQueryEngine(short, policy).query(KNOWN))
+
+
 # Chains.
 
 
