@@ -210,8 +210,13 @@ def _content(calibration: Calibration) -> dict[str, Any]:
     for place in ("binding", "shape"):
         if isinstance(content.get(place), dict):
             fields = cast("dict[str, Any]", content[place])
-            content[place] = {name: value for name, value in fields.items() if value or name not in _LATER}
+            content[place] = {name: x for name, x in fields.items() if name not in _LATER or not _is_nothing(x)}
     return content
+
+
+def _is_nothing(value: Any) -> bool:
+    """Whether a field states nothing; a limit of 0 does."""
+    return value is None or value is False or value == []
 
 
 def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

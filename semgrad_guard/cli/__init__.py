@@ -42,12 +42,12 @@ def main(
     """The options of the program itself."""
 
 
-for _command, _epilog in (
-    (ask, ASK),
-    (score, SCORE),
-    (calibrate, CALIBRATE),
-    (evaluate, EVALUATE),
-    (probe, PROBE),
-    (demo, DEMO),
+for _command, _epilog, _continues in (
+    (ask, ASK, False),
+    (score, SCORE, False),
+    (calibrate, CALIBRATE, True),
+    (evaluate, EVALUATE, True),
+    (probe, PROBE, True),
+    (demo, DEMO, False),
 ):
-    add(app, _command, _epilog)
+    add(app, _command, _epilog, continues=_continues)

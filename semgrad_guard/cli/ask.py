@@ -56,7 +56,7 @@ def ask(  # noqa: PLR0913  # a command's options are its arguments
     With a calibration, or a threshold, answers that are too uncertain are withheld. The embedded model brings its
     calibration along; it is used unless you give another or change what it was made for.
     """
-    asked = _from_stdin() if question == "-" else question
+    asked = loading.given_text(question)
     if not asked.strip():
         raise EmptyPromptError("The question is empty; ask something.")
     policy, token = loading.load_policy(calibration, threshold, on_unscored), loading.load_token(probe)
@@ -116,12 +116,6 @@ def _if_it_fits(policy: Policy, binding: Binding) -> Policy | None:
         note(f"The embedded model's calibration does not fit and is left out. {error}")
         return None
     return policy
-
-
-def _from_stdin() -> str:
-    from semgrad_guard.evaluation.files import STDIN, read_text
-
-    return read_text(STDIN).strip()
 
 
 def _code(verdict: Verdict) -> ExitCode:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from semgrad_guard.cli import learning, loading, options, values
+from semgrad_guard.cli import learning, loading, options, signals, values
 from semgrad_guard.cli.calibrate_output import Files, draw, show
 from semgrad_guard.cli.estimator_spec import EstimatorSpec
 from semgrad_guard.cli.help import ExitCode
@@ -32,7 +32,7 @@ def calibrate(  # noqa: PLR0913  # a command's options are its arguments
         Path,
         typer.Option(
             metavar="FILE",
-            parser=values.path,
+            parser=values.stream,
             help='JSON Lines with "question" and "answers"; "-" reads them from stdin.',
             show_default=False,
             rich_help_panel=options.DATA,
@@ -55,13 +55,19 @@ def calibrate(  # noqa: PLR0913  # a command's options are its arguments
         float,
         typer.Option(
             metavar="X",
+            parser=values.number(0.0001, 0.9999),
             help="The error rate to promise among the answers let through.",
             rich_help_panel=options.DECISION,
         ),
     ] = 0.1,
     delta: Annotated[
         float,
-        typer.Option(metavar="X", help="How likely the promise may fail.", rich_help_panel=options.DECISION),
+        typer.Option(
+            metavar="X",
+            parser=values.number(0.000001, 0.9999),
+            help="How likely the promise may fail.",
+            rich_help_panel=options.DECISION,
+        ),
     ] = 0.1,
     grader: Annotated[
         options.GraderName,
@@ -124,7 +130,7 @@ def calibrate(  # noqa: PLR0913  # a command's options are its arguments
         str | None,
         typer.Option(
             metavar="ID",
-            parser=values.source,
+            parser=values.calibration_id,
             help="Id of the stage before, if these are the questions that it did not let through.",
             rich_help_panel=options.DECISION,
         ),
@@ -142,10 +148,11 @@ def calibrate(  # noqa: PLR0913  # a command's options are its arguments
     """
     from semgrad_guard.evaluation.files import beside, sole_writer
 
+    values.one_from_stdin(data=data, prompt=prompt)
     files = Files(output, answers or beside(output, ".answers.jsonl"), plot)
     spec = EstimatorSpec(estimator, variant, tau, beta, sampled_rows)
     template, sources = _template(prompt)
-    _check_first(files, [data, Path(model), *sources, *([probe] if probe else [])], alpha=alpha, delta=delta)
+    _check_first(files, [data, Path(model), *sources, *([probe] if probe else [])])
     questions = _read(data, strict=strict, alpha=alpha, delta=delta, context_field=context_field)
     learning.estimators_for(spec)  # refuses settings that they do not take, before any work
     decoding = loading.decoding(max_tokens=max_tokens, temperature=temperature, seed=seed)
@@ -236,23 +243,19 @@ class _Run:
         except KeyboardInterrupt as error:
             say(
                 f"{reached} of {len(rows)} answers are kept in {path}. Run the same command again to continue.",
-                label="Interrupted",
+                label=signals.in_words(error),
             )
-            raise typer.Exit(ExitCode.INTERRUPTED) from error
+            raise typer.Exit(signals.exit_code(error)) from error
 
 
-def _check_first(files: Files, inputs: Sequence[Path], *, alpha: float, delta: float) -> None:
+def _check_first(files: Files, inputs: Sequence[Path]) -> None:
     """Everything that can be refused before any work."""
-    from semgrad_guard.calibration.calibration_set import read_rate
     from semgrad_guard.evaluation.figures.plots import require_drawable
     from semgrad_guard.evaluation.files import require_outputs
 
-    read_rate(alpha, "alpha")
-    read_rate(delta, "delta")
     if files.plot is not None:
         require_drawable(files.plot)
-    outputs = [path for path in (files.output, files.answers, files.plot) if path is not None]
-    require_outputs(outputs, inputs=inputs)
+    require_outputs(files.outputs(), inputs=inputs)
 
 
 def _template(prompt: str | None) -> tuple[str | None, list[Path]]:

@@ -13,6 +13,7 @@ from semgrad_guard.cli.terminal import OUT
 
 if TYPE_CHECKING:
     from semgrad_guard.evaluation.calibrating.outcome import Outcome
+    from semgrad_guard.evaluation.files import Output
     from semgrad_guard.evaluation.questions.data import QuestionFile
 
 
@@ -23,6 +24,20 @@ class Files:
     output: Path
     answers: Path
     plot: Path | None
+
+    def outputs(self) -> list[Output]:
+        """The files, and what they hold."""
+        from semgrad_guard.calibration import Calibration
+        from semgrad_guard.evaluation.figures.plots import is_drawn
+        from semgrad_guard.evaluation.files import Output, read_by
+        from semgrad_guard.evaluation.runs.run_file import is_run
+
+        picture = [] if self.plot is None else [Output(self.plot, "picture of a calibration", is_drawn)]
+        return [
+            Output(self.output, "calibration", read_by(Calibration.load)),
+            Output(self.answers, "record of a run", is_run),
+            *picture,
+        ]
 
 
 def draw(path: Path, outcome: Outcome) -> None:

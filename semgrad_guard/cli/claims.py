@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from semgrad_guard.cli import scores_file
 from semgrad_guard.cli.estimator_spec import EstimatorSpec
-from semgrad_guard.cli.terminal import OUT, note, progress, say_problems
+from semgrad_guard.cli.terminal import OUT, progress, say_problems
 from semgrad_guard.errors import InputError, PromptTooLongError
 
 if TYPE_CHECKING:
@@ -59,15 +59,8 @@ def score_claims(
     say_problems(failed)
     if not scored:
         raise InputError("none of the texts could be scored")
-    lines = "".join(json.dumps(_record(each, estimator, by), ensure_ascii=False) + "\n" for each in scored)
-    if output is not None:
-        from semgrad_guard.files import atomic_write as write_beside
-
-        write_beside(output, lambda beside: beside.write_text(lines, encoding="utf-8"))
-        note(f"{len(scored)} texts with their scores are in {output}.", label=None, style="green")
-    if as_json:
-        typer.echo(lines, nl=False)
-    else:
+    scores_file.deliver([_record(each, estimator, by) for each in scored], output, as_json=as_json)
+    if not as_json:
         _show(scored, estimator)
     unscored = [
         f"{row.id or row.question[:60]!r} has no score: {_why(segments)}."

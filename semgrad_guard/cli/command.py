@@ -1,4 +1,4 @@
-"""What makes a function a command: errors that end it, how much it says, and spellings that options once had."""
+"""What makes a function a command: what ends it, how much it says, and which spellings of options it takes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import typer
 from rich.traceback import Traceback
 from typer.core import TyperCommand
 
-from semgrad_guard.cli import options
+from semgrad_guard.cli import options, signals
 from semgrad_guard.cli.help import ExitCode, flowing
 from semgrad_guard.cli.terminal import ERR, Loudness, is_verbose, say, speaking
 from semgrad_guard.errors import SemGradGuardError
@@ -25,11 +25,12 @@ _LONGEST = 600
 
 # Newer versions of typer bring a click of their own, whose errors are no errors of click's.
 _UsageError = cast("type[Exception]", typer.BadParameter.__mro__[1])
+_CLOSED = "stdout is closed, so nothing could be shown. Send it somewhere, for example to a file or /dev/null."
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class Command(TyperCommand):
-    """Takes an option by its old name, too, for one release, and says so; keeps messages short."""
+    """Takes an option once, and by its old name, too, for one release; keeps messages short."""
 
     def get_help_option(self, ctx: Any) -> Any:
         """`--help` among the options that say what is shown, and not in a group of its own."""
@@ -40,37 +41,64 @@ class Command(TyperCommand):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Read the arguments of this command."""
+        given = [_today(argument) for argument in args]
         try:
-            return super().parse_args(ctx, [_today(argument) for argument in args])
+            self._require_once(ctx, given)
+            return super().parse_args(ctx, given)
         except _UsageError as error:
-            cast("Any", error).message = _short(cast("Any", error).message)
+            # typer's check of values is pydantic's, which puts these words before everything
+            said = str(cast("Any", error).message).removeprefix("Value error, ")
+            cast("Any", error).message = _short(said)
             raise
 
+    def _require_once(self, ctx: Any, args: list[str]) -> None:
+        """Refuse an option that is given twice: one of the two would be lost, and only one of them was meant."""
+        if ctx.resilient_parsing:  # a shell completes what is half typed
+            return
+        parser: Any = self.make_parser(ctx)
+        order: list[Any] = parser.parse_args(args=list(args))[2]
+        single = [each for each in order if not getattr(each, "multiple", False) and not each.is_eager]
+        if twice := [each for each in single if single.count(each) > 1]:
+            names = " or ".join([*twice[0].opts, *twice[0].secondary_opts])
+            raise _UsageError(f"{names} is given {single.count(twice[0])} times; give it once.")
 
-def add(app: typer.Typer, function: Callable[..., None], epilog: str) -> None:
-    """Make the function a command of the program, with --quiet and --verbose."""
-    app.command(cls=Command, help=flowing(function.__doc__), epilog=epilog)(_guarded(function))
+
+def add(app: typer.Typer, function: Callable[..., None], epilog: str, *, continues: bool = False) -> None:
+    """Make the function a command of the program, with --quiet and --verbose.
+
+    `continues` tells that a run which was stopped goes on when the same command is run again.
+    """
+    app.command(cls=Command, help=flowing(function.__doc__), epilog=epilog)(_guarded(function, continues))
 
 
-def _guarded(function: Callable[..., None]) -> Callable[..., None]:
+def _guarded(function: Callable[..., None], continues: bool) -> Callable[..., None]:
     """The function with --quiet and --verbose. Our own errors end it with a message and code 1, and so does what the
-    system refuses; Ctrl-C with 130. Anything else is a bug, and shows."""
+    system refuses; Ctrl-C with 130, other signals alike. Anything else is a bug, and shows."""
+    how_to_go_on = "Run the same command again to continue." if continues else "Nothing is kept."
 
     @functools.wraps(function)
     def wrapped(*, quiet: bool = False, verbose: bool = False, **given: Any) -> None:
         if quiet and verbose:
             raise typer.BadParameter("give --quiet or --verbose, not both")
-        with speaking(Loudness.QUIET if quiet else Loudness.VERBOSE if verbose else Loudness.NORMAL):
+        if cast("Any", sys.stdout) is None:
+            say(_CLOSED, label="Error", style="bold red")
+            raise typer.Exit(ExitCode.ERROR)
+        with (
+            signals.orderly_end(),
+            speaking(Loudness.QUIET if quiet else Loudness.VERBOSE if verbose else Loudness.NORMAL),
+        ):
             try:
                 try:
                     function(**given)
                 finally:
                     sys.stdout.flush()  # here, where an error has a message, and not when Python ends
             except KeyboardInterrupt as error:
-                say("Interrupted.", style="bold yellow")
-                raise typer.Exit(ExitCode.INTERRUPTED) from error
-            except BrokenPipeError:
-                raise  # whoever read our output has seen enough: typer ends quietly
+                say(f"{signals.in_words(error)}. {how_to_go_on}", style="bold yellow")
+                raise typer.Exit(signals.exit_code(error)) from error
+            except BrokenPipeError as error:
+                say("Whoever read stdout has closed it before everything was written.", label="Error", style="bold red")
+                _let_go_of_stdout()
+                raise typer.Exit(ExitCode.ERROR) from error
             except (SemGradGuardError, OSError, MemoryError, RuntimeError) as error:
                 message = _message(error)
                 if message is None:

@@ -60,11 +60,12 @@ def _require_extras() -> None:
 
 def _require_folder(output: Path | None) -> None:
     """Refuse, before minutes of work, a folder in which the picture cannot be written."""
-    from semgrad_guard.evaluation.files import make_folder, require_writable
+    from semgrad_guard.evaluation.figures.plots import is_drawn
+    from semgrad_guard.evaluation.files import Output, make_folder, require_outputs
 
     folder = output or Path()
     make_folder(folder)
-    require_writable(folder / "risk_coverage.png")
+    require_outputs([Output(folder / "risk_coverage.png", "picture of the demo", is_drawn)], inputs=[])
 
 
 def _named(error: ModuleNotFoundError) -> ModuleNotFoundError | MissingExtraError:

@@ -47,6 +47,8 @@ def evaluate(  # noqa: PLR0913  # a command's options are its arguments
         list[str] | None,
         typer.Option(
             metavar="NAME",
+            parser=values.one_of(options.METHOD_NAMES),
+            autocompletion=values.completing(options.METHOD_NAMES),
             help="A method to compare; several times for several.",
             rich_help_panel=options.UNCERTAINTY,
         ),
@@ -88,7 +90,7 @@ def evaluate(  # noqa: PLR0913  # a command's options are its arguments
         Path | None,
         typer.Option(
             metavar="FILE",
-            parser=values.path,
+            parser=values.stream,
             help="The sheet of labels, filled in by people: it decides then.",
             rich_help_panel=_GRADING,
         ),
@@ -161,8 +163,7 @@ def evaluate(  # noqa: PLR0913  # a command's options are its arguments
     references. Every answer is kept as it comes, with all that the numbers are made of; grading comes after, and can be
     repeated with other graders.
     """
-    if data == "-" == str(labels):
-        raise typer.BadParameter("stdin can be read once: give --data or --labels as a file")
+    values.one_from_stdin(data=data, labels=labels)
     files = writing.Files(output)
     others, held = writing.finished(beside or [], report=report), steps.load_calibration(calibration)
     probed = steps.load_probe(probe)
@@ -184,7 +185,7 @@ def evaluate(  # noqa: PLR0913  # a command's options are its arguments
         writing.write(results, files)
         if report:
             writing.report(results, others, probed, files)
-    writing.show(results, files, held, as_json=as_json)
+    writing.show(results, files, held, as_json=as_json, reported=report)
     say_unscored(run.answers)
     broken = questions is not None and questions.problems
     unscored = all(answer.unscored is not None for answer in run.answers)

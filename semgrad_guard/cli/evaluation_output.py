@@ -18,6 +18,7 @@ from semgrad_guard.errors import InputError
 
 if TYPE_CHECKING:
     from semgrad_guard.calibration import Calibration
+    from semgrad_guard.evaluation.files import Output
     from semgrad_guard.evaluation.graded import GradedRun
     from semgrad_guard.evaluation.graded.results import Results
     from semgrad_guard.evaluation.probing.probe_record import Probe
@@ -37,14 +38,39 @@ class Files:
         from semgrad_guard.evaluation.files import make_folder, require_outputs
 
         made = make_folder(self.folder)
-        pages = [self.folder / "report.html", *self.folder.glob("tables/*.csv")] if report else []
-        new_sheet = [] if self.sheet.exists() else [self.sheet]
         try:
-            require_outputs([self.answers, self.grades, self.table, self.run, *new_sheet, *pages], inputs=inputs)
+            require_outputs([*self._data(), *(self._pages() if report else [])], inputs=inputs)
         except InputError:
             if made:
                 self.folder.rmdir()
             raise
+
+    def _data(self) -> list[Output]:
+        from semgrad_guard.evaluation.files import Output, read_by
+        from semgrad_guard.evaluation.graded.graded_file import read_graded
+        from semgrad_guard.evaluation.graded.results import is_graded_table
+        from semgrad_guard.evaluation.graders.grading import is_grade_book
+        from semgrad_guard.evaluation.runs.run_file import is_run
+
+        new_sheet = [] if self.sheet.exists() else [Output(self.sheet, "sheet of labels", lambda _: False)]
+        return [
+            Output(self.answers, "record of a run", is_run),
+            Output(self.grades, "file of grades", is_grade_book),
+            Output(self.table, "table of an evaluation", is_graded_table),
+            Output(self.run, "graded run", read_by(read_graded)),
+            *new_sheet,
+        ]
+
+    def _pages(self) -> list[Output]:
+        from semgrad_guard.evaluation.files import Output
+        from semgrad_guard.evaluation.report.page import is_report
+        from semgrad_guard.evaluation.tables.table import is_table
+
+        tables = sorted(self.folder.glob("tables/*.csv"))
+        return [
+            Output(self.page, "report of an evaluation", is_report),
+            *(Output(path, "table of a report", is_table) for path in tables),
+        ]
 
     def held(self) -> AbstractContextManager[None]:
         """Nobody else writes in the folder for as long as it lasts."""
@@ -71,6 +97,11 @@ class Files:
     def run(self) -> Path:
         """What the report is made of, for reports on several runs."""
         return self.folder / "run.json"
+
+    @property
+    def page(self) -> Path:
+        """The report."""
+        return self.folder / "report.html"
 
     @property
     def sheet(self) -> Path:
@@ -108,8 +139,13 @@ def report(results: Results, others: Sequence[GradedRun], probe: Probe | None, f
         write_report([results.graded_run, *others], files.folder, probe=maps, tell=lambda what: detail(f"{what} …"))
 
 
-def show(results: Results, files: Files, calibration: Calibration | None, *, as_json: bool) -> None:
-    """The methods, best first, what a calibration makes of the run, and where everything is."""
+def show(
+    results: Results, files: Files, calibration: Calibration | None, *, as_json: bool, reported: bool = True
+) -> None:
+    """The methods, best first, what a calibration makes of the run, and where everything is.
+
+    `reported` tells that there is a report on it: a page that lies there may be older, or somebody else's.
+    """
     from semgrad_guard.evaluation.graded.shift import hold_against
     from semgrad_guard.evaluation.metrics import aurc, auroc
 
@@ -138,8 +174,7 @@ def show(results: Results, files: Files, calibration: Calibration | None, *, as_
     OUT.print(f"{right}{undefined}.", soft_wrap=True, markup=False)
     if shift is not None:
         OUT.print(f"By the calibration {shift.in_words}", soft_wrap=True, markup=False)
-    page = files.folder / "report.html"
-    places = f"{files.table.name}, {files.answers.name}" + (f" and {page.name}" if page.exists() else "")
+    places = f"{files.table.name}, {files.answers.name}" + (f" and {files.page.name}" if reported else "")
     OUT.print(f"Everything is in {files.folder}: {places}.", soft_wrap=True, markup=False)
 
 

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from semgrad_guard.cli import signals
 from semgrad_guard.cli.evaluation_output import Files
-from semgrad_guard.cli.help import ExitCode
 from semgrad_guard.cli.loading import quietly
 from semgrad_guard.cli.terminal import note, note_problems, progress, say, say_problems
 from semgrad_guard.errors import InputError
@@ -201,8 +201,8 @@ def _kept_on_interrupt(what: str, kept: str) -> Generator[Callable[[int, int], N
             yield watch
         except KeyboardInterrupt as error:
             message = f"{reached} of {of} {kept}. Run the same command again to continue."
-            say(message, label="Interrupted")
-            raise typer.Exit(ExitCode.INTERRUPTED) from error
+            say(message, label=signals.in_words(error))
+            raise typer.Exit(signals.exit_code(error)) from error
 
 
 def _name(questions: QuestionFile | None, files: Files) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+import warnings
 from collections.abc import Generator
 from contextlib import contextmanager
 from importlib.util import find_spec
@@ -58,6 +59,13 @@ def quietly(what: str) -> Generator[None]:
         yield
 
 
+def given_text(value: str) -> str:
+    """A text as it was typed, or what stands on standard input for "-"."""
+    from semgrad_guard.evaluation.files import STDIN, read_text
+
+    return read_text(STDIN).strip() if value == str(STDIN) else value
+
+
 def load_token(probe: Path | None) -> TokenChoice | None:
     """The t* that a probe's record recommends, read before any work."""
     from semgrad_guard.engine.prompts.token_choice import TokenChoice
@@ -66,16 +74,20 @@ def load_token(probe: Path | None) -> TokenChoice | None:
 
 
 def _place(device: str | None) -> str | None:
-    """The device, if there is one of that name and what it takes to load a model there."""
+    """The device, if there is one of that name that can hold numbers, and what it takes to load a model there."""
     if device is None:
         return None
     import torch
 
     try:
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:
-        reason = str(error).strip().partition("\n")[0].rstrip(".")
-        raise InputError(f"There is no device {device!r} here: {reason}. Try --device cpu.") from error
+        with warnings.catch_warnings(action="ignore"):
+            torch.ones(1, device=device).add(1).item()  # "meta" makes tensors, and keeps nothing in them
+    except (RuntimeError, AssertionError, ImportError) as error:
+        line = str(error).strip().partition("\n")[0]
+        reason = line.partition(". ")[0].rstrip(".")[:200]  # what follows is a list of all that torch was built for
+        raise InputError(
+            f"There is no device {device!r} here that holds a model: {reason}. Try --device cpu."
+        ) from error
     if find_spec("accelerate") is None:
         raise MissingExtraError("accelerate", extra="accelerate")
     return device

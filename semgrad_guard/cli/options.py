@@ -20,7 +20,8 @@ ANSWERS = "Answers"
 OUTPUT = "What is shown"
 
 ESTIMATOR_NAMES = tuple(name for name in KINDS if name not in NEEDS_LABELS)
-LEARNED_NAMES = (*ESTIMATOR_NAMES, *sorted(NEEDS_LABELS), "auto")
+METHOD_NAMES = (*ESTIMATOR_NAMES, *sorted(NEEDS_LABELS))
+LEARNED_NAMES = (*METHOD_NAMES, "auto")
 DtypeName = Literal["float32", "bfloat16", "float16"]
 GraderName = Literal["exact-match", "token-f1", "rouge-l"]
 

@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from semgrad_guard.cli import loading, options, values
+from semgrad_guard.cli import loading, options, signals, values
 from semgrad_guard.cli.help import ExitCode
 from semgrad_guard.cli.terminal import OUT, note, note_problems, progress, say, say_problems
 
 if TYPE_CHECKING:
     from semgrad_guard.engine.language_model import LanguageModel
+    from semgrad_guard.evaluation.files import Output
     from semgrad_guard.evaluation.probing.probe import ProbePlan
     from semgrad_guard.evaluation.probing.probe_record import Probe
     from semgrad_guard.evaluation.questions.data import QuestionFile
@@ -29,7 +30,7 @@ def probe(  # noqa: PLR0913  # a command's options are its arguments
         Path,
         typer.Option(
             metavar="FILE",
-            parser=values.path,
+            parser=values.stream,
             help='Questions with "paraphrases" and, best, "answers"; "-" reads them from stdin.',
             show_default=False,
             rich_help_panel=options.DATA,
@@ -133,8 +134,22 @@ class _Files:
 
         if self.map is not None:
             require_drawable(self.map)
-        outputs = [self.record, self.states, self.answers, self.map, self.scatter]
-        require_outputs([path for path in outputs if path is not None], inputs=inputs)
+        require_outputs(self._outputs(), inputs=inputs)
+
+    def _outputs(self) -> list[Output]:
+        from semgrad_guard.engine.scoring.semantic_preservation import SemanticPreservation
+        from semgrad_guard.evaluation.figures.plots import is_drawn
+        from semgrad_guard.evaluation.files import Output, read_by
+        from semgrad_guard.evaluation.probing.probe_record import Probe
+        from semgrad_guard.evaluation.runs.run_file import is_run
+
+        pictures = [path for path in (self.map, self.scatter) if path is not None]
+        return [
+            Output(self.record, "record of a probe", read_by(Probe.load)),
+            Output(self.states, "file of a probe's sums", read_by(SemanticPreservation.read)),
+            Output(self.answers, "record of a run", is_run),
+            *(Output(path, "picture of a probe", is_drawn) for path in pictures),
+        ]
 
 
 def _plan(tokens: int, batch_size: int, max_tokens: int, system: str | None) -> ProbePlan:
@@ -181,8 +196,9 @@ def _probe(
             phase=progress,
         )
     except KeyboardInterrupt as error:
-        say(f"What is done is kept beside {files.record}. Run the same command again to continue.", label="Interrupted")
-        raise typer.Exit(ExitCode.INTERRUPTED) from error
+        kept = f"What is done is kept beside {files.record}. Run the same command again to continue."
+        say(kept, label=signals.in_words(error))
+        raise typer.Exit(signals.exit_code(error)) from error
 
 
 def _draw(found: Probe, files: _Files) -> list[Path]:

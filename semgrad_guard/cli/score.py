@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from semgrad_guard.cli import claims, loading, options, values
+from semgrad_guard.cli import claims, loading, options, scores_file, values
 from semgrad_guard.cli.estimator_spec import EstimatorSpec
 from semgrad_guard.cli.help import ExitCode
-from semgrad_guard.cli.terminal import OUT, note, note_problems, progress, say, say_problems
+from semgrad_guard.cli.terminal import OUT, note_problems, progress, say, say_problems
 from semgrad_guard.errors import EmptyPromptError, EmptyResponseError, InputError, PromptTooLongError
 
 if TYPE_CHECKING:
@@ -27,6 +25,7 @@ if TYPE_CHECKING:
     from semgrad_guard.records import Verdict
 
 Scored = tuple["Question", "Verdict"]
+STDOUT = Path("-")
 
 
 def score(  # noqa: PLR0913  # a command's options are its arguments
@@ -35,7 +34,7 @@ def score(  # noqa: PLR0913  # a command's options are its arguments
         Path | None,
         typer.Option(
             metavar="FILE",
-            parser=values.path,
+            parser=values.stream,
             help='JSON Lines with "question" and "response"; "-" reads them from stdin.',
             rich_help_panel=options.DATA,
         ),
@@ -45,7 +44,7 @@ def score(  # noqa: PLR0913  # a command's options are its arguments
         typer.Option(
             metavar="TEXT",
             parser=values.text,
-            help="One question, instead of a file.",
+            help='One question, instead of a file; "-" reads it from stdin.',
             rich_help_panel=options.DATA,
         ),
     ] = None,
@@ -54,7 +53,7 @@ def score(  # noqa: PLR0913  # a command's options are its arguments
         typer.Option(
             metavar="TEXT",
             parser=values.text,
-            help="The text to score as its answer.",
+            help='The text to score as its answer; "-" reads it from stdin.',
             rich_help_panel=options.DATA,
         ),
     ] = None,
@@ -62,8 +61,8 @@ def score(  # noqa: PLR0913  # a command's options are its arguments
         Path | None,
         typer.Option(
             metavar="FILE",
-            parser=values.path,
-            help="Write the scores there, as JSON Lines.",
+            parser=values.stream,
+            help='Write the scores there, as JSON Lines; "-" is stdout, as with --json.',
             rich_help_panel=options.DATA,
         ),
     ] = None,
@@ -100,10 +99,12 @@ def score(  # noqa: PLR0913  # a command's options are its arguments
     """
     if by is not None and calibration is not None:
         raise typer.BadParameter("a calibration is for whole answers; give --by or --calibration, not both")
-    _require_writable(output, data, calibration, probe, Path(model))
+    if output == STDOUT:
+        output, as_json = None, True
+    scores_file.require_outputs(output, [data, calibration, probe, Path(model)])
     rows, problems = _rows(data, question, response, strict=strict)
     token, spec = loading.load_token(probe), EstimatorSpec(estimator, variant, tau, beta, sampled_rows)
-    with _sole_writer(output):
+    with scores_file.sole_writer(output):
         if by is not None:
             chosen = claims.replay_estimator(spec)
             loaded = loading.load_model(model, dtype, device=device, token=token)
@@ -147,29 +148,13 @@ def _rows(
         say_problems(found.problems)
         note_problems(found.duplicates)
         return found.rows, found.problems
-    if not (question or "").strip():
+    values.one_from_stdin(question=question, response=response)
+    asked, said = loading.given_text(question or ""), loading.given_text(response or "")
+    if not asked.strip():
         raise EmptyPromptError("The question is empty; ask something.")
-    if not (response or "").strip():
+    if not said.strip():
         raise EmptyResponseError("The response is empty; there is nothing to score.")
-    return [Question(question=question or "", response=response)], []
-
-
-def _require_writable(output: Path | None, *inputs: Path | None) -> None:
-    """Refuse, before any work, an output that cannot be written, or is an input."""
-    from semgrad_guard.evaluation.files import require_writable
-
-    if output is not None:
-        require_writable(output, inputs=_given(inputs))
-
-
-def _given(paths: Iterable[Path | None]) -> list[Path]:
-    return [path for path in paths if path is not None]
-
-
-def _sole_writer(output: Path | None) -> AbstractContextManager[None]:
-    from semgrad_guard.evaluation.files import sole_writer
-
-    return nullcontext() if output is None else sole_writer(output)
+    return [Question(question=asked, response=said)], []
 
 
 @dataclass(frozen=True)
@@ -236,14 +221,10 @@ def _deliver(
     scored: Sequence[Scored], found: Drift | None, output: Path | None, *, as_json: bool, decided: bool, single: bool
 ) -> None:
     from semgrad_guard.cli.rendering import drift_line, scores_view, verdict_view
-    from semgrad_guard.files import atomic_write as write_beside
 
-    lines = "".join(json.dumps(_record(row, verdict), ensure_ascii=False) + "\n" for row, verdict in scored)
-    if output is not None:
-        write_beside(output, lambda beside: beside.write_text(lines, encoding="utf-8"))
-        note(f"{len(scored)} scores are in {output}.", label=None, style="green")
+    scores_file.deliver([_record(row, verdict) for row, verdict in scored], output, as_json=as_json)
     if as_json:
-        typer.echo(lines, nl=False)
+        pass
     elif single:
         OUT.print(verdict_view(scored[0][1]))
     else:

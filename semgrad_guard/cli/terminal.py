@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import datetime
+import errno
+import os
 import time
 from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -16,7 +18,14 @@ from rich.text import Text
 if TYPE_CHECKING:
     from semgrad_guard.evaluation.runs.run_file import Answer
 
-OUT = Console(highlight=False)
+
+class _Console(Console):
+    def on_broken_pipe(self) -> None:
+        """Say so, as for every other error; rich would end the program without a word."""
+        raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
+
+
+OUT = _Console(highlight=False)
 ERR = Console(stderr=True, highlight=False)
 PROBLEMS_SHOWN = 100
 """So many broken lines are named one by one: a file of the wrong kind has nothing else."""

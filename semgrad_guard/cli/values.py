@@ -10,13 +10,30 @@ import typer
 
 
 def path(value: str | Path) -> Path:
-    """A path that names something. "-" stays itself, "./-" is the file of that name."""
+    """A path that names something on disk: "./-" is the file of that name, and "-" is none."""
+    found = stream(value)
+    if str(found) == _STANDARD:
+        raise typer.BadParameter("it takes no stdin or stdout; name a file (./- is the file with that name)")
+    return found
+
+
+def stream(value: str | Path) -> Path:
+    """A path as `path` reads it, or "-", which stands for standard input or output."""
     if isinstance(value, Path):
         return value
     if not value.strip() or "\0" in value:
         raise typer.BadParameter("the path is empty; name a file or a folder" if not value.strip() else _NULL)
     found = Path(value)
-    return Path.cwd() / found if str(found) == "-" != value else found
+    return Path.cwd() / found if str(found) == _STANDARD != value else found
+
+
+def one_from_stdin(**given: object) -> None:
+    """Refuse options of which two would read standard input, which can be read once."""
+    named = [
+        f"--{name.replace('_', '-')}" for name, value in given.items() if str(value) in (_STANDARD, f"@{_STANDARD}")
+    ]
+    if len(named) > 1:
+        raise typer.BadParameter(f"stdin can be read once: only one of {' and '.join(named)} can be -")
 
 
 def source(value: str) -> str:
@@ -69,12 +86,21 @@ def whole(low: int, high: int) -> Callable[[str | int], int]:
     return read
 
 
+_ID_DIGITS = 16
+_STANDARD = "-"
 _NULL = "it holds a null character, which no name can"
 
 
 def _range(low: float, high: float, open_below: bool = False) -> str:
     least = f"above {low:g}" if open_below else f"at least {low:g}"
     return least if math.isinf(high) else f"{least} and at most {high:,}"
+
+
+def calibration_id(value: str) -> str:
+    """The id of a calibration, as `calibrate` shows it: 16 hex digits."""
+    if len(value) != _ID_DIGITS or set(value) - set("0123456789abcdef"):
+        raise typer.BadParameter(f"{value[:40]!r} is no calibration's id: that is {_ID_DIGITS} hex digits (0-9, a-f)")
+    return value
 
 
 def one_of(names: Sequence[str]) -> Callable[[str], str]:

@@ -7,17 +7,30 @@ import os
 import stat
 import sys
 import tempfile
-from collections.abc import Generator, Iterable
+from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from semgrad_guard.errors import DataFileError, InputError
+from semgrad_guard.errors import DataFileError, InputError, SemGradGuardError
 from semgrad_guard.files import cannot_write, reason, require_regular
 
 STDIN = Path("-")
 """Where a file of data is read, this path stands for standard input."""
+
+
+@dataclass(frozen=True)
+class Output:
+    """A file that a command writes: where, what it is called, and whether a file that is there is of this kind.
+
+    Whoever writes a kind of file knows how to recognise it; `kind` completes "it is no ...".
+    """
+
+    path: Path
+    kind: str
+    is_ours: Callable[[Path], bool]
 
 
 def called(path: Path) -> str:
@@ -87,19 +100,43 @@ def require_writable(path: Path, *, inputs: Iterable[Path] = ()) -> None:
         raise cannot_write(path, error) from error
 
 
-def require_outputs(outputs: Iterable[Path], *, inputs: Iterable[Path]) -> None:
-    """`require_writable` for all files of a command, which must also be different ones.
+def require_outputs(outputs: Iterable[Output], *, inputs: Iterable[Path]) -> None:
+    """`require_writable` for all files of a command, which must be different ones and replace none of another kind.
+
+    What is there is replaced, or continued, where it is what the command itself writes, or empty. Anything else may be
+    the only copy of somebody's work: it is refused, and never overwritten.
 
     Raises:
-        InputError: as `require_writable`, or two outputs are one file.
+        InputError: as `require_writable`, two outputs are one file, or what is there is something else.
     """
     found: dict[str, Path] = {}
-    read = list(inputs)
-    for path in outputs:
+    read, wanted = list(inputs), list(outputs)
+    for path in (output.path for output in wanted):
         require_writable(path, inputs=read)
         # Two names that differ in case only are one file on some systems.
         if (first := found.setdefault(str(path.resolve()).casefold(), path)) is not path:
             raise InputError(f"{first} and {path} are one file, and two outputs cannot share it. Choose another path.")
+    for output in wanted:
+        _require_ours(output)
+
+
+def read_by(read: Callable[[Path], object]) -> Callable[[Path], bool]:
+    """Whether a file is one that `read` takes; a function of its path."""
+
+    def is_taken(path: Path) -> bool:
+        try:
+            read(path)
+        except (SemGradGuardError, OSError):
+            return False
+        return True
+
+    return is_taken
+
+
+def first_line(path: Path) -> bytes:
+    """The first line of a file without its end, and not more of it than 64 KiB."""
+    with path.open("rb") as file:
+        return file.readline(1 << 16).removeprefix(codecs.BOM_UTF8).rstrip(b"\r\n")
 
 
 def beside(output: Path, suffix: str) -> Path:
@@ -155,6 +192,16 @@ def sole_writer(path: Path) -> Generator[None]:
         with suppress(OSError):  # Windows removes no open file; a lock file that stays does no harm
             os.unlink(lock.lock_file)
         lock.release()
+
+
+def _require_ours(output: Output) -> None:
+    """Raise if something of another kind would be overwritten."""
+    path = output.path
+    if path.exists() and path.stat().st_size and not output.is_ours(path):
+        raise InputError(
+            f"{path} is there already, and it is no {output.kind}, so it is not overwritten. Choose another path, or "
+            "remove the file first."
+        )
 
 
 def _require_other(path: Path, given: Path) -> None:

@@ -73,6 +73,14 @@ def instead(command: tuple[str, ...], **options: str) -> tuple[str, ...]:
     return tuple(found)
 
 
+def given(command: tuple[str, ...], option: str, value: str) -> tuple[str, ...]:
+    """A command with this one value for an option, which it may have had."""
+    found = list(command)
+    if option in found:
+        del found[found.index(option) : found.index(option) + 2]
+    return (*found, f"{option}={value}")
+
+
 def _brief(value: str) -> str:
     """A value within a case's name: its beginning, and how long it is."""
     return repr(value) if len(value) < 20 else f"{value[:9]!r} and so on, {len(value)} letters"
@@ -132,7 +140,7 @@ def numbers() -> Iterator[Bad]:
     for options, never in ((floats, _NO_FLOAT), (whole, _NO_INT)):
         for (command, option), out_of_range in options.items():
             for value in (*islice(words, 4), *never, *out_of_range):
-                yield Bad(f"{command} {option} {_brief(value)}", (*base[command], f"{option}={value}"))
+                yield Bad(f"{command} {option} {_brief(value)}", given(base[command], option, value))
 
 
 # ---- names and combinations
@@ -220,7 +228,7 @@ def texts() -> Iterator[Bad]:
         yield Bad(f"ask system {length}", (*ASK, "--system", long), says="context window")
     for option in ("--data", "--output"):
         for command, base in WITH_DATA.items():
-            yield Bad(f"{command} {option} with a null", (*base, f"{option}=a\0b"))
+            yield Bad(f"{command} {option} with a null", given(base, option, "a\0b"))
 
 
 # ---- lines of data

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,19 @@ def jsonl(path: Path, rows: Iterable[dict[str, Any] | str]) -> Path:
     lines = [row if isinstance(row, str) else json.dumps(row) for row in rows]
     path.write_text("".join(line + "\n" for line in lines))
     return path
+
+
+SEVERAL = ("--methods", "--grader", "--beside")
+"""Options that may be given several times."""
+
+
+def merged(fixed: Sequence[object], more: Sequence[object]) -> list[object]:
+    """The arguments of a call: `fixed` ones, pairs of an option and its value, but for what `more` has instead."""
+    kept = list[object]()
+    for option, value in zip(fixed[::2], fixed[1::2], strict=True):
+        if option not in more or option in SEVERAL:
+            kept += [option, value]
+    return [*kept, *more]
 
 
 def flat(text: str) -> str:

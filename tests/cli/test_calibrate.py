@@ -17,7 +17,7 @@ from semgrad_guard.cli.help import ExitCode
 from semgrad_guard.cli.learning import estimators_for
 from semgrad_guard.evaluation.calibrating.learning import CANDIDATES
 
-from .helpers import ASKED, TOKENS, flat, jsonl
+from .helpers import ASKED, TOKENS, flat, jsonl, merged
 
 Run = Callable[..., Result]
 
@@ -25,11 +25,11 @@ Run = Callable[..., Result]
 @pytest.fixture
 def calibrate(run: Run, model_folder: Path, tmp_path: Path) -> Run:
     fixed = ("--model", model_folder, "--output", tmp_path / "c.json", "--max-tokens", TOKENS, "--batch-size", 30)
-    return lambda data, *arguments: run("calibrate", *fixed, "--data", data, *arguments)
+    return lambda data, *arguments: run("calibrate", *merged((*fixed, "--data", data), arguments))
 
 
 def test_the_promise_is_told_and_saved(calibrate: Run, right: Path, tmp_path: Path) -> None:
-    result = calibrate(right, "--plot", tmp_path / "risk.png", "--upstream", "abc")
+    result = calibrate(right, "--plot", tmp_path / "risk.png", "--upstream", "0123456789abcdef")
     assert result.exit_code == 0, result.stderr
     made = Calibration.load(tmp_path / "c.json")
     shown = flat(result.stdout)
@@ -45,7 +45,7 @@ def test_the_promise_is_told_and_saved(calibrate: Run, right: Path, tmp_path: Pa
     assert "P(correct)" in shown
     assert made.id in shown
     assert made.binding is not None
-    assert (made.binding.grader, made.binding.upstream) == ("exact-match", "abc")
+    assert (made.binding.grader, made.binding.upstream) == ("exact-match", "0123456789abcdef")
     assert made.binding.prompt_template is not None
     assert made.binding.prompt_template.startswith("chat@")
     assert (tmp_path / "risk.png").read_bytes().startswith(b"\x89PNG")

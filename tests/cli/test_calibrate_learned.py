@@ -11,7 +11,7 @@ from click.testing import Result
 
 from semgrad_guard import Calibration, GenerationOptions, LanguageModel
 
-from .helpers import TOKENS, flat, jsonl
+from .helpers import TOKENS, flat, jsonl, merged
 
 Run = Callable[..., Result]
 MANY = [f"Which is number {i}?" for i in range(204)]
@@ -32,9 +32,7 @@ def data(tmp_path_factory: pytest.TempPathFactory, language_model: LanguageModel
 @pytest.fixture(scope="module")
 def calibrate(run: Run, model_folder: Path, data: Path) -> Run:
     fixed = ("--model", model_folder, "--max-tokens", TOKENS, "--batch-size", 34, "--alpha", 0.5)
-    return lambda output, *arguments: run(
-        "calibrate", *fixed, "--output", output, *(() if "--data" in arguments else ("--data", data)), *arguments
-    )
+    return lambda output, *arguments: run("calibrate", *merged((*fixed, "--output", output, "--data", data), arguments))
 
 
 @pytest.fixture(scope="module")

@@ -196,7 +196,8 @@ def test_output_that_nobody_can_take_is_named(job: Job, tmp_path: Path, model_fo
 @pytest.mark.slow
 def test_a_killed_run_holds_nothing_and_a_running_one_does(run: Run, job: Job, tmp_path: Path) -> None:
     output, record = tmp_path / "c.json", tmp_path / "c.answers.jsonl"
-    arguments = [*job("calibrate", output), "--batch-size", "1"]
+    arguments = job("calibrate", output)
+    arguments[arguments.index("--batch-size") + 1] = "1"
     command = [sys.executable, "-m", "semgrad_guard.cli", *arguments]
     with subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, env=environment()) as process:
         while not record.exists() or record.read_bytes().count(b"\n") < 3:

@@ -13,7 +13,7 @@ from semgrad_guard import LanguageModel, SemGrad
 from semgrad_guard.engine.prompts.token_choice import TokenChoice
 from semgrad_guard.evaluation.probing import probe as probing
 
-from .helpers import ASKED, TOKENS, flat, jsonl
+from .helpers import ASKED, TOKENS, flat, jsonl, merged
 
 Run = Callable[..., Result]
 
@@ -30,7 +30,7 @@ def data(tmp_path: Path, texts: list[str]) -> Path:
 @pytest.fixture
 def run_probe(run: Run, model_folder: Path, tmp_path: Path) -> Run:
     given = ("--model", model_folder, "--output", tmp_path / "p.json", "--max-tokens", TOKENS, "--tokens", 3)
-    return lambda *more: run("probe", *given, *more)
+    return lambda *more: run("probe", *merged(given, more))
 
 
 def test_record_pictures_and_words(run_probe: Run, data: Path, tmp_path: Path) -> None:

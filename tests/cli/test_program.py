@@ -74,7 +74,7 @@ def test_an_interrupt_ends_any_command_with_its_own_code(run: Run, monkeypatch: 
 
     monkeypatch.setattr(loading, "load_model", interrupt)
     result = run("ask", "q")
-    assert (result.exit_code, result.stdout, result.stderr) == (130, "", "Interrupted.\n")
+    assert (result.exit_code, result.stdout, result.stderr) == (130, "", "Interrupted. Nothing is kept.\n")
 
 
 def fake_demo(monkeypatch: pytest.MonkeyPatch, run: Callable[[Path | None], int]) -> None:

@@ -16,6 +16,8 @@ from semgrad_guard.evaluation.metrics import RiskCoverage, risk_coverage
 from semgrad_guard.files import atomic_write
 
 SUFFIXES = (".png", ".svg", ".pdf")
+_DRAWN = "drawn by semgrad-guard"
+"""Stands in every picture's file, and nowhere to be seen."""
 
 INK, MUTED, FAINT = "#1f2933", "#7b8794", "#e4e7eb"
 LINE, PROMISE, POINT = "#2457a6", "#c2410c", "#0f766e"
@@ -41,6 +43,11 @@ def require_drawable(path: Path) -> None:
         raise MissingExtraError("matplotlib", extra="eval")
     if path.suffix.lower() not in SUFFIXES:
         raise InputError(f"the suffix of a picture is one of {', '.join(SUFFIXES)}; it is {path.suffix!r} in {path}")
+
+
+def is_drawn(path: Path) -> bool:
+    """Whether a file is a picture of ours."""
+    return path.suffix.lower() in SUFFIXES and _DRAWN.encode() in path.read_bytes()
 
 
 def draw_risk_coverage(
@@ -142,7 +149,11 @@ def _explain(axes: Any, calibration: Calibration, risk: float, *, height: float)
 
 
 def settled(target: Path) -> dict[str, Any]:
-    """No dates in the file: the same data draw the same picture, byte for byte."""
+    """Who drew it, and no dates in the file: the same data draw the same picture, byte for byte."""
     kind = target.suffix.lower().lstrip(".")
-    dates = {"svg": {"Date": None}, "pdf": {"CreationDate": None}, "png": {}}
-    return {"format": kind, "metadata": dates[kind]}
+    said: dict[str, dict[str, str | None]] = {
+        "svg": {"Creator": _DRAWN, "Date": None},
+        "pdf": {"Creator": _DRAWN, "CreationDate": None},
+        "png": {"Software": _DRAWN},
+    }
+    return {"format": kind, "metadata": said[kind]}

@@ -10,10 +10,13 @@ from typing import Any
 
 from semgrad_guard.errors import GradingError
 from semgrad_guard.evaluation.calibrating.learned_columns import LEARNED, cross_fitted
+from semgrad_guard.evaluation.files import first_line
 from semgrad_guard.evaluation.graded.graded_run import GradedRun
 from semgrad_guard.evaluation.graders.base import Verdicts
 from semgrad_guard.evaluation.questions.spreadsheet import write_table
 from semgrad_guard.evaluation.runs.evaluated import EvaluatedAnswer
+
+_ASKED = ("id", "key", "kind", "question", "references", "answer")
 
 
 @dataclass(frozen=True)
@@ -116,7 +119,7 @@ class Results:
     def write_csv(self, path: Path) -> Path:
         """One row per question: what was asked and answered, every grader's verdict, every method's score and cost."""
         names = self.titles
-        header = ["id", "key", "kind", "question", "references", "answer", *(f"correct: {g}" for g in self.grades)]
+        header = [*_ASKED, *(f"correct: {g}" for g in self.grades)]
         header += [*names.values(), *(f"ms: {title}" for title in names.values()), "ms: generation"]
         rows = [
             [
@@ -134,6 +137,11 @@ class Results:
             for i, answer in enumerate(self.answers)
         ]
         return write_table(path, header, rows)
+
+
+def is_graded_table(path: Path) -> bool:
+    """Whether a file is a table that `Results.write_csv` wrote, as its first columns say."""
+    return first_line(path).startswith(",".join([*_ASKED, "correct: "]).encode())
 
 
 def _bit(verdict: bool | None) -> int | None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from semgrad_guard.errors import InputError
+from semgrad_guard.evaluation.files import first_line
 from semgrad_guard.evaluation.graders.base import AnswerGrader, AnswerToGrade, Verdicts, WordGrader
 from semgrad_guard.evaluation.progress import Progress, unwatched
 from semgrad_guard.evaluation.questions.data import Question
@@ -95,6 +96,11 @@ def with_references(answers: Sequence[EvaluatedAnswer], questions: Sequence[Ques
     """The answers with the references and kinds that the questions have now: data may be mended after a run."""
     now = {question.key: {"references": question.answers, "kind": question.kind} for question in questions}
     return [answer.model_copy(update=now.get(answer.key, {})) for answer in answers]
+
+
+def is_grade_book(path: Path) -> bool:
+    """Whether a file is a `GradeBook`'s; a kill can leave a stump of its first line."""
+    return first_line(path).startswith(b'{"grader": ')
 
 
 def _digest(answer: AnswerToGrade) -> str:

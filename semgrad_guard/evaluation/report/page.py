@@ -28,6 +28,7 @@ from semgrad_guard.files import atomic_write
 
 FILE = "report.html"
 TABLES = "tables"
+_GENERATOR = "semgrad-guard evaluate"
 _WIDTH = 11
 """Columns that fit on an upright A4 page."""
 _UNSEEN = ("Cc", "Cs", "Cn")
@@ -89,6 +90,11 @@ def write_report(
     return _write(target, _page(summaries, promised, tables, maps, shown, title=title, count=count, splits=splits))
 
 
+def is_report(path: Path) -> bool:
+    """Whether a file is a report of ours."""
+    return f'<meta name="generator" content="{_GENERATOR}">'.encode() in path.read_bytes()
+
+
 def _page(
     summaries: Sequence[RunSummary],
     promised: Sequence[Table],
@@ -123,6 +129,7 @@ def _page(
     ]
     return environment.get_template("report.html.jinja").render(
         title=title,
+        generator=_GENERATOR,
         sections=sections,
         main=tables[0],
         tables=tables[1:],

@@ -16,7 +16,7 @@ from typing import Any, Generic, Self, TypeVar, cast
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from semgrad_guard.errors import BindingMismatchError, DataFileError, InputError
-from semgrad_guard.evaluation.files import sole_writer
+from semgrad_guard.evaluation.files import first_line, sole_writer
 
 _MARK = "semgrad_guard_run"
 _BEGINNING = b'{"semgrad_guard_run": 1, "settings": '
@@ -132,6 +132,12 @@ class RunFile(Generic[A]):
                 rest = rest[self._file.write(rest) :]
         except OSError as error:
             raise InputError(f"Cannot write {self.path}: {error.strerror or error}.") from error
+
+
+def is_run(path: Path) -> bool:
+    """Whether a file is the record of a run, or the stump that a kill left of one's first line."""
+    line = first_line(path)
+    return line.startswith(_BEGINNING) or (bool(line) and _BEGINNING.startswith(line))
 
 
 def read_run(path: Path, record: type[A]) -> tuple[dict[str, Any], list[A]]:

@@ -6,10 +6,12 @@ import csv
 import io
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Literal
 
 import numpy as np
 
+from semgrad_guard.evaluation.files import first_line
 from semgrad_guard.evaluation.metrics.bootstrap import Estimate, combined, estimate
 
 Better = Literal["higher", "lower"] | None
@@ -120,6 +122,15 @@ class Table:
             numbers = [n for c in row.cells for n in (c.estimate.value, c.estimate.low, c.estimate.high)]
             writer.writerow([row.name, *("" if n is None else repr(float(n)) for n in numbers)])
         return text.getvalue()
+
+
+def is_table(path: Path) -> bool:
+    """Whether a file is a table of a report: its columns come in threes, a number and the ends of its interval."""
+    line = first_line(path).decode(errors="replace")
+    header = [name for row in csv.reader([line]) for name in row]
+    return len(header) > 1 and all(
+        header[i + 1 : i + 3] == [f"{header[i]} (low)", f"{header[i]} (high)"] for i in range(1, len(header), 3)
+    )
 
 
 def marked(table: Table) -> Table:

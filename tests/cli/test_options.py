@@ -1,0 +1,161 @@
+"""What options take: each once, "-" where it means something, numbers that make sense, devices that hold a model."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from click.testing import Result
+from typer.main import get_command
+
+from semgrad_guard.cli import app, options
+from semgrad_guard.estimators.fusedgrad import FusedGrad
+from semgrad_guard.estimators.suite import paper_suite
+
+from .helpers import ASKED, flat, jsonl
+
+Run = Callable[..., Result]
+PROGRAM: Any = get_command(app)
+SINGLE = [
+    (name, option)
+    for name, command in PROGRAM.commands.items()
+    for option in command.params
+    if option.param_type_name == "option" and not option.multiple and not option.is_eager
+]
+
+
+@pytest.mark.parametrize(("command", "option"), SINGLE, ids=[f"{name} {o.opts[0]}" for name, o in SINGLE])
+def test_an_option_is_given_once(run: Run, tmp_path: Path, command: str, option: Any) -> None:
+    spelled, again = option.opts[0], [*option.opts, *option.secondary_opts][-1]
+    value = () if option.is_flag else ("1",)
+    question = ("What?",) if command == "ask" else ()
+    result = run(command, *question, spelled, *value, again, *value)
+    assert result.exit_code == 2
+    assert f"{option.opts[0]}" in flat(result.stderr)
+    assert "is given 2 times; give it once" in flat(result.stderr)
+
+
+def test_the_old_name_counts_as_well(run: Run) -> None:
+    assert "2 times" in flat(run("ask", "q", "--max-tokens", 3, "--max-new-tokens", 3).stderr)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("score", "--question", "q", "--response", "r", "--by", "word"),
+        ("ask", "q", "--dtype", "int8"),
+        ("ask", "q", "--variant", "x"),
+        ("ask", "q", "--on-unscored", "x"),
+        ("calibrate", "--grader", "x"),
+        ("evaluate", "--prompt", "x"),
+        ("calibrate", "--alpha", "x"),
+        ("evaluate", "--methods", "x"),
+    ],
+)
+def test_a_wrong_value_is_named_in_our_own_words(run: Run, arguments: tuple[str, ...]) -> None:
+    result = run(*arguments)
+    assert result.exit_code == 2
+    assert f"Invalid value for '{arguments[-2]}'" in flat(result.stderr)
+    assert "Value error" not in flat(result.stderr)
+
+
+def test_methods_are_those_that_an_evaluation_has() -> None:
+    assert {each.name for each in (*paper_suite(), FusedGrad())} == set(options.METHOD_NAMES)
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [("alpha", "1e-300"), ("alpha", "0.99999999"), ("delta", "1e-300"), ("delta", "1"), ("delta", "nan")]
+    + [("upstream", each) for each in ("x y", "abc", "0123456789ABCDEF", "0123456789abcdef0", "")],
+)
+def test_promises_that_make_no_sense_are_wrong_usage(run: Run, right: Path, option: str, value: str) -> None:
+    result = run("calibrate", "--data", right, "--output", right.parent / "c.json", f"--{option}={value}")
+    assert result.exit_code == 2
+    assert f"Invalid value for '--{option}'" in flat(result.stderr)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("calibrate", "--data", "q", "--output", "-"),
+        ("calibrate", "--data", "q", "--output", "c", "--answers", "-"),
+        ("calibrate", "--data", "q", "--output", "c", "--plot", "-"),
+        ("probe", "--data", "q", "--output", "-"),
+        ("evaluate", "--data", "q", "--output", "-"),
+        ("evaluate", "--data", "q", "--output", "e", "--beside", "-"),
+        ("evaluate", "--data", "q", "--output", "e", "--calibration", "-"),
+        ("ask", "q", "--probe", "-"),
+        ("demo", "--output", "-"),
+    ],
+)
+def test_a_dash_where_nothing_can_flow_is_refused(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = run(*arguments)
+    assert result.exit_code == 2
+    assert "it takes no stdin or stdout; name a file" in flat(result.stderr)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("score", "--question", "-", "--response", "-"),
+        ("calibrate", "--data", "-", "--prompt", "@-", "--output", "c.json"),
+        ("evaluate", "--data", "-", "--labels", "-", "--output", "e"),
+    ],
+)
+def test_stdin_is_read_once(run: Run, arguments: tuple[str, ...]) -> None:
+    result = run(*arguments, stdin="{}")
+    assert result.exit_code == 2
+    assert "stdin can be read once" in flat(result.stderr)
+
+
+@pytest.mark.parametrize("piped", ["question", "response"])
+def test_one_of_two_texts_comes_from_stdin(run: Run, model_folder: Path, piped: str) -> None:
+    texts = {"question": "Who wrote Emma?", "response": "Jane Austen"}
+    given = [part for name, text in texts.items() for part in (f"--{name}", "-" if name == piped else text)]
+    result = run("score", "--model", model_folder, *given, "--json", stdin=f"{texts[piped]}\n")
+    record = json.loads(result.stdout)
+    assert {name: record[name] for name in texts} == texts
+
+
+@pytest.mark.parametrize("by", [(), ("--by", "clause")])
+def test_scores_go_to_stdout(
+    run: Run, model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, by: tuple[str, ...]
+) -> None:
+    data = jsonl(tmp_path / "r.jsonl", ({"question": q, "response": "This."} for q in ASKED[:2]))
+    monkeypatch.chdir(tmp_path)
+    given = ("score", "--model", model_folder, "--data", data, *by)
+    shown, asked = (run(*given, *how).stdout.splitlines() for how in (("--output", "-"), ("--json",)))
+    assert [list(json.loads(line)) for line in shown] == [list(json.loads(line)) for line in asked]
+    assert [json.loads(line)["question"] for line in shown] == ASKED[:2]
+    assert [path.name for path in tmp_path.iterdir()] == ["r.jsonl"]
+    assert run(*given, "--output", "./-").exit_code == 0
+    assert len((tmp_path / "-").read_text().splitlines()) == 2
+
+
+NOWHERE = [
+    *("meta", "mps", "xla", "hpu", "privateuseone", "mkldnn", "lazy", "vulkan", "cuda:99", "cuda:-1", "auto", "CPU"),
+    "banana",
+]
+
+
+@pytest.mark.filterwarnings("ignore:.*no longer used as device type")
+@pytest.mark.parametrize("device", NOWHERE)
+def test_a_device_that_holds_no_model_is_refused_in_a_line(run: Run, model_folder: Path, device: str) -> None:
+    with suppress(Exception):  # whatever torch says of it
+        torch.ones(1, device=device).item()
+        pytest.skip(f"there is a device {device} here")
+    result = run("ask", "What?", "--model", model_folder, "--device", device)
+    assert result.exit_code == 1
+    (line,) = result.stderr.splitlines()
+    assert line.startswith(f"Error: There is no device {device!r} here that holds a model: ")
+    assert line.endswith("Try --device cpu.")
+    assert len(line) < 320

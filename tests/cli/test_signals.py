@@ -1,0 +1,87 @@
+"""Who ends a command from outside finds no lock and no stump afterwards, an exit code, and one line that says it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from click.testing import Result
+
+from semgrad_guard.cli import loading, signals
+
+from .helpers import jsonl
+from .test_interrupt import arguments, wait_for_lines
+from .test_outputs import environment
+
+Run = Callable[..., Result]
+SIGNALS = [name for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
+
+
+@pytest.mark.parametrize("name", SIGNALS)
+@pytest.mark.parametrize(("command", "said"), [("probe", "Run the same command again"), ("score", "Nothing is kept.")])
+def test_a_signal_while_a_model_loads(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str, said: str, name: str
+) -> None:
+    number = getattr(signal, name)
+    monkeypatch.setattr(loading, "load_model", lambda *_args, **_named: os.kill(os.getpid(), number))
+    before = signal.getsignal(number)
+    rows = [{"question": q, "response": "r", "paraphrases": ["p"]} for q in ("a", "b")]
+    data = jsonl(tmp_path / "d.jsonl", rows)
+    result = run(command, "--data", data, "--output", tmp_path / "out.json")
+    assert result.exit_code == 128 + number
+    assert said in result.stderr.splitlines()[-1]
+    assert ("Interrupted" if name == "SIGINT" else f"Ended by {name}") in result.stderr.splitlines()[-1]
+    assert [path.name for path in tmp_path.iterdir()] == ["d.jsonl"]
+    assert signal.getsignal(number) is before
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGHUP"), reason="no such signal here")
+def test_an_ignored_signal_stays_ignored() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with signals.orderly_end():
+            os.kill(os.getpid(), signal.SIGHUP)
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def test_a_terminated_calibration_leaves_no_lock(run: Run, model_folder: Path, right: Path, tmp_path: Path) -> None:
+    output, record = tmp_path / "c.json", tmp_path / "c.answers.jsonl"
+    command = [sys.executable, "-m", "semgrad_guard.cli", *arguments(model_folder, right, output)]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment()
+    ) as process:
+        wait_for_lines(record, 5, process)
+        process.send_signal(signal.SIGTERM)
+        stdout, stderr = process.communicate(timeout=60)
+    assert (process.returncode, stdout) == (143, "")
+    assert stderr.splitlines()[-1].startswith("Ended by SIGTERM: ")
+    assert "answers are kept in" in stderr.splitlines()[-1]
+    assert {path.name for path in tmp_path.iterdir()} == {"right.jsonl", "c.answers.jsonl"}
+
+
+@pytest.mark.parametrize("closed", ["at once", "by its reader"])
+def test_a_closed_stdout_is_named(model_folder: Path, closed: str) -> None:
+    command = [sys.executable, "-m", "semgrad_guard.cli", "ask", "What?", "--model", str(model_folder)]
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = subprocess.run(
+        command,
+        stdout=writer,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment(),
+        preexec_fn=(lambda: os.close(1)) if closed == "at once" else None,
+        check=False,
+    )
+    os.close(writer)
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1].startswith("Error: ")
+    assert "closed" in done.stderr.splitlines()[-1]
+    assert "Traceback" not in done.stderr
