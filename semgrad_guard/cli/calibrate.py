@@ -102,8 +102,8 @@ def calibrate(  # noqa: PLR0913  # a command's options are its arguments
         typer.Option(
             metavar="TEXT",
             parser=values.text,
-            help="The user's turn as your program words it, with {question} and perhaps {context} in it; @FILE reads "
-            "it from a file.",
+            help="The user's turn as your program words it, with {question} and perhaps {context} in it, and other "
+            "braces doubled; @FILE reads it from a file.",
             rich_help_panel=options.ANSWERS,
         ),
     ] = None,
@@ -111,7 +111,7 @@ def calibrate(  # noqa: PLR0913  # a command's options are its arguments
         str | None,
         typer.Option(
             metavar="NAME",
-            parser=values.text,
+            parser=values.passage_field,
             help='The field of the data with the passage to answer from, if it is not called "context".',
             rich_help_panel=options.DATA,
         ),

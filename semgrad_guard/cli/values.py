@@ -96,6 +96,15 @@ def _range(low: float, high: float, open_below: bool = False) -> str:
     return least if math.isinf(high) else f"{least} and at most {high:,}"
 
 
+def passage_field(value: str) -> str:
+    """The name of a field that can hold a passage."""
+    from semgrad_guard.evaluation.questions.data import NO_PASSAGE
+
+    if value in NO_PASSAGE:
+        raise typer.BadParameter(f'"{value}" is no passage to answer from: it means something else in the data')
+    return text(value)
+
+
 def calibration_id(value: str) -> str:
     """The id of a calibration, as `calibrate` shows it: 16 hex digits."""
     if len(value) != _ID_DIGITS or set(value) - set("0123456789abcdef"):

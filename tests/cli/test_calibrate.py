@@ -220,13 +220,14 @@ def test_the_shape_is_that_of_the_prompts_that_were_sent(
 def test_a_programs_own_prompts_are_calibrated_on(
     calibrate: Run, tmp_path: Path, language_model: LanguageModel
 ) -> None:
-    template = 'Use {context}, {"as": "data"}.\n\nQuestion: {question}\nAnswer:'
+    template = 'Use {context}, {{"as": "data"}}.\n\nQuestion: {question}\nAnswer:'
+    plain = template.replace("{{", "{").replace("}}", "}")
     (tmp_path / "prompt.txt").write_text(template + "\n")
     passages = [[f"Item {i} is small.", "So it is."] for i in range(60)]
     turns = [
         [
             Message("system", "Be brief."),
-            Message("user", template.replace("{context}", "\n\n".join(p)).replace("{question}", q)),
+            Message("user", plain.replace("{context}", "\n\n".join(p)).replace("{question}", q)),
         ]
         for q, p in zip(ASKED, passages, strict=True)
     ]
@@ -250,6 +251,18 @@ def test_a_programs_own_prompts_are_calibrated_on(
     ("arguments", "words"),
     [
         (("--prompt", "Answer:"), "has no {question} in it"),
+        (("--prompt", "{{question}}"), "has no {question} in it"),
+        (("--prompt", "{question} {foo}"), "has {foo} in it, which is no place: there are {question} and {context}"),
+        (("--prompt", "{question} {Context}"), "has {Context} in it"),
+        (("--prompt", "{question} { context }"), "has { context } in it"),
+        (("--prompt", "{question} {context"), "has { in it"),
+        (("--prompt", "{question}}"), "has } in it"),
+        (("--prompt", "{question} {}"), "has {} in it"),
+        (("--prompt", '{"q": "{question}"}'), "double a brace that is meant as such: {{ or }}"),
+        (("--prompt", "{question!r}"), "has {question!r} in it"),
+        (("--context-field", "answers"), '"answers" is no passage to answer from'),
+        (("--context-field", "correct_answer"), "is no passage"),
+        (("--context-field", "question"), "is no passage"),
         (("--prompt", "{context} {question}"), "the questions have none"),
         (("--context-field", "passage"), 'has no text in "passage"'),
         (("--prompt", "@missing.txt"), "missing.txt"),

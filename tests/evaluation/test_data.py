@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from semgrad_guard.errors import DataFileError
-from semgrad_guard.evaluation.questions.data import Question, read_questions
+from semgrad_guard.errors import DataFileError, InputError
+from semgrad_guard.evaluation.questions.data import NO_PASSAGE, Question, read_questions
 
 GOOD = '{"question": "Who wrote Emma?", "answers": ["Jane Austen"]}'
 OTHER = '{"question": "Who wrote Persuasion?", "answers": ["Jane Austen"]}'
@@ -145,3 +145,64 @@ def test_the_key_is_the_question_and_its_context() -> None:
     assert plain.key == Question(question=" What  is\nit? ", answers=("x",), id="1").key
     assert plain.key != Question(question="What is it?", context="").key
     assert Question(question="a b", context="c").key != Question(question="a", context="b c").key
+
+
+@pytest.mark.parametrize(
+    ("second", "said"),
+    [
+        ({"answers": ["Charlotte Bronte"]}, "line 2 asks what line 1 asks, with other answers: keep one of the two"),
+        ({"answers": ["Jane Austen", "Austen"]}, "with other answers"),
+        ({"answer": "Austen"}, "with other answers"),
+        ({"question": " Who  wrote Emma?", "answers": ["Bronte"]}, "with other answers"),
+        ({"question": "Who else?", "answers": ["a"], "answer": "b"}, 'has "answers" and "answer", which are one field'),
+        ({"question": "Who else?", "answers": ["a"], "correct_answer": "b"}, "which are one field; keep one"),
+        ({"question": "Who else?", "answer": {"value": "a"}, "correct_answers": ["a", "b"]}, "which are one field"),
+        ({"question": "Who else?", "answer": "a", "kind": "x", "category": "y"}, '"kind" and "category"'),
+    ],
+)
+def test_contradictions_are_broken_lines(tmp_path: Path, second: dict[str, object], said: str) -> None:
+    line = json.dumps({"question": "Who wrote Emma?", **second})
+    assert said in problem(tmp_path, line)
+    with pytest.raises(DataFileError, match="line 2"):
+        read_questions(file(tmp_path, GOOD, line), strict=True)
+
+
+@pytest.mark.parametrize(
+    "second",
+    [
+        {"answers": [" Jane  Austen"], "kind": "author"},
+        {"answer": "Jane Austen", "answers": ["Jane Austen"]},
+        {"answers": ["Jane Austen"], "answer": None},
+    ],
+)
+def test_a_line_that_says_nothing_new_is_a_copy(tmp_path: Path, second: dict[str, object]) -> None:
+    found = read_questions(file(tmp_path, GOOD, json.dumps({"question": "Who wrote Emma?", **second})))
+    assert (len(found.rows), len(found.duplicates), found.problems) == (1, 1, ())
+
+
+def test_other_paraphrases_of_a_question_are_not_lost_silently(tmp_path: Path) -> None:
+    lines = [json.dumps({"question": "Who?", "paraphrases": [text]}) for text in ("Which?", "What?")]
+    found = read_questions(file(tmp_path, *lines), needs="question")
+    assert "with other paraphrases" in str(found.problems[0])
+
+
+@pytest.mark.parametrize("name", NO_PASSAGE)
+def test_a_field_that_means_something_else_is_no_passage(tmp_path: Path, name: str) -> None:
+    with pytest.raises(InputError, match="is no passage to answer from"):
+        read_questions(file(tmp_path, GOOD), context_field=name)
+
+
+@pytest.mark.parametrize(
+    "header", ["question,question,answers", "question,answers,Answers", "question, QUESTION,answers"]
+)
+def test_a_column_twice_breaks_the_file(tmp_path: Path, header: str) -> None:
+    path = tmp_path / "q.csv"
+    path.write_text(f"{header}\na,b,c\n")
+    with pytest.raises(DataFileError, match="twice, in any case of letters; keep one"):
+        read_questions(path)
+
+
+def test_columns_without_a_name_may_be_many(tmp_path: Path) -> None:
+    path = tmp_path / "q.csv"
+    path.write_text("question,answers,,\na,b,,\n")
+    assert len(read_questions(path).rows) == 1

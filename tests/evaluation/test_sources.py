@@ -44,7 +44,7 @@ def test_commas_tabs_and_a_single_column_of_answers(tmp_path: Path) -> None:
 
 
 def test_broken_rows_of_a_csv_file_are_named(tmp_path: Path) -> None:
-    path = csv(tmp_path, "question,answers\nq1,a\nq2,\n,a\nq3,a,b,c\nq1,b\nq4,a\n")
+    path = csv(tmp_path, "question,answers\nq1,a\nq2,\n,a\nq3,a,b,c\nq1,a\nq4,a\n")
     found = read_questions(path)
     assert [row.question for row in found.rows] == ["q1", "q4"]
     assert [str(problem).removeprefix(f"{path}, ") for problem in found.problems] == [

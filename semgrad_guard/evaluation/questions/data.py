@@ -45,6 +45,14 @@ Text = Annotated[str, BeforeValidator(_numeral)]
 Texts = Annotated[tuple[Text, ...], BeforeValidator(_listed)]
 _ANSWERS = AliasChoices("answers", "answer", "correct_answers", "correct_answer")
 _KIND = AliasChoices("kind", "category")
+NO_PASSAGE = ("question", *map(str, _ANSWERS.choices), "paraphrases", "response", "id", *map(str, _KIND.choices))
+"""Fields that mean something else than a passage to answer from; the answers among them would give the answer away."""
+_COMPARED: dict[Need, tuple[str, ...]] = {
+    "answers": ("answers",),
+    "question": ("answers", "paraphrases"),
+    "response": (),
+}
+"""What lines with the same question must agree in."""
 _DUE = {
     "string_type": "text",
     "string_unicode": "text without lone surrogates",
@@ -81,9 +89,9 @@ class Question(BaseModel):
 class QuestionFile:
     """What a source holds: its distinct `rows`, and what was left out, named by line.
 
-    `problems` are the broken lines. `duplicates` says which lines repeat an earlier one: copies are not independent
-    draws, and would make a calibration set look larger than it is. `shared_ids` says which lines have an id that an
-    earlier, different one has; they are kept.
+    `problems` are the broken lines, among them those that contradict an earlier one. `duplicates` says which lines
+    repeat an earlier one: copies are not independent draws, and would make a calibration set look larger than it is.
+    `shared_ids` says which lines have an id that an earlier, different one has; they are kept.
     """
 
     path: Path
@@ -110,20 +118,24 @@ def read_questions(
 
     Raises:
         DataFileError: the source cannot be read or holds nothing usable; with `strict`, the first broken record.
+        InputError: `context_field` names a field that is no passage.
         MissingExtraError: a dataset is asked for and `datasets` is not installed.
     """
+    if context_field in NO_PASSAGE:
+        raise InputError(f'the field "{context_field}" is no passage to answer from; name another as context field')
     rows: dict[str, tuple[Entry, Question]] = {}
     problems: list[DataFileError] = []
     duplicates: list[str] = []
     for entry in entries(str(path)):
         try:
             row = _read(entry, needs, context_field)
+            first, known = rows.setdefault(_identity(row, needs), (entry, row))
+            _require_agreement(row, known, entry, first, needs)
         except DataFileError as problem:
             if strict:
                 raise
             problems.append(problem)
             continue
-        first, _ = rows.setdefault(_identity(row, needs), (entry, row))
         if first is not entry:
             duplicates.append(f"{entry.place} repeats {entry.unit} {first.number} and is left out.")
     source = Path(path)
@@ -167,12 +179,32 @@ def _read(entry: Entry, needs: Need, context_field: str | None) -> Question:
     record = cast("dict[str, Any]", content)
     if context_field is not None:
         record = {**record, "context": _passage(record, context_field, entry.place)}
+    _require_one_name(record, entry.place)
     try:
         row = Question.model_validate(record)
     except (ValidationError, RecursionError) as error:
         raise DataFileError(f"{entry.place} {_fault(error)}.") from error
     _require(row, needs, entry.place)
     return row
+
+
+def _require_agreement(row: Question, known: Question, entry: Entry, first: Entry, needs: Need) -> None:
+    """Refuse a line that asks what an earlier one asks, and says something about it which that one does not say."""
+    for field in _COMPARED[needs]:
+        mine, theirs = ({" ".join(text.split()) for text in getattr(each, field)} for each in (row, known))
+        if mine - theirs:
+            raise DataFileError(
+                f"{entry.place} asks what {first.unit} {first.number} asks, with other {field}: keep one of the two, "
+                f"with all its {field}."
+            )
+
+
+def _require_one_name(record: dict[str, Any], where: str) -> None:
+    """Refuse a field under two names with two contents: one of them would be taken, and nobody knows which."""
+    for names in (_ANSWERS.choices, _KIND.choices):
+        given = [str(name) for name in names if record.get(str(name)) is not None]
+        if any(_listed(record[name]) != _listed(record[given[0]]) for name in given[1:]):
+            raise DataFileError(f"{where} has {' and '.join(map(json.dumps, given))}, which are one field; keep one.")
 
 
 def _passage(record: dict[str, Any], field: str, where: str) -> str:

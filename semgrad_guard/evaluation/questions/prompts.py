@@ -18,6 +18,9 @@ Wording = Literal["plain", "paper"]
 PAPER_PROMPT = "Please directly answer the following question with one or few words:\n{query}"
 """The paper's template for question answering (appendix, "Prompt Templates")."""
 
+_PIECE = re.compile(r"\{\{|\}\}|\{(?:question|context)\}")
+"""What has a meaning in a template, from left to right: a brace, or a place."""
+
 
 class Rendered(Protocol):
     """A rendered prompt."""
@@ -38,9 +41,9 @@ def conversation(
 ) -> list[Message]:
     """A user turn with the question, before its context if there is one, and a system message before it on request.
 
-    `prompt` is a template of the user's turn, with {question} in it and, if it is about a passage, {context}; other
-    braces stand for themselves. The turn names the bare question, which methods that compare or ask again see without
-    the instruction.
+    `prompt` is a template of the user's turn, with {question} in it and, if it is about a passage, {context}; braces
+    that are meant as such are doubled, {{ and }}, as in Python and LangChain (`require_prompt` checks it). The turn
+    names the bare question, which methods that compare or ask again see without the instruction.
     """
     asked = in_context(question, context) if prompt is None else _filled(prompt, question, context)
     if wording == "paper":
@@ -53,11 +56,20 @@ def require_prompt(prompt: str, form: Form) -> str:
     """The template itself.
 
     Raises:
-        InputError: it has no place for the question, or one for a context where there is none, or the other way round.
+        InputError: it has no place for the question, or one for a context where there is none, or the other way round;
+            or a brace in it is neither part of a place nor doubled: sent as it stands, a misspelt place is a promise
+            about other prompts than those that were meant.
     """
-    if "{question}" not in prompt:
+    places = set(_PIECE.findall(prompt))
+    if stray := next((part for part in _PIECE.split(prompt) if "{" in part or "}" in part), ""):
+        shown = re.search(r"\{[^{}]*\}|[{}]", stray)
+        raise InputError(
+            f"the prompt has {'' if shown is None else shown.group()[:60]} in it, which is no place: there are "
+            "{question} and {context}; double a brace that is meant as such: {{ or }}"
+        )
+    if "{question}" not in places:
         raise InputError("the prompt has no {question} in it: write it where the question is to stand")
-    if ("{context}" in prompt) != (form == "context"):
+    if ("{context}" in places) != (form == "context"):
         raise InputError(
             "the questions have a context and the prompt has no {context} in it: write it where the context is to stand"
             if form == "context"
@@ -103,5 +115,5 @@ def _short(text: str) -> str:
 
 def _filled(prompt: str, question: str, context: str | None) -> str:
     """The template with its places filled at once: what is put in is not searched for places."""
-    given = {"{question}": question, "{context}": context or ""}
-    return re.sub(r"\{(?:question|context)\}", lambda place: given[place.group()], prompt)
+    given = {"{question}": question, "{context}": context or "", "{{": "{", "}}": "}"}
+    return _PIECE.sub(lambda piece: given[piece.group()], prompt)

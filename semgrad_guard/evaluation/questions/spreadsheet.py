@@ -30,7 +30,7 @@ def read_table(path: Path) -> tuple[list[str], list[Row]]:
     """(column names, rows that are not blank) of a CSV file; `surplus` counts cells beyond the last column.
 
     Raises:
-        DataFileError: the file cannot be read, is no UTF-8, or its quotes do not match.
+        DataFileError: the file cannot be read, is no UTF-8, its quotes do not match, or two columns have one name.
     """
     text = read_text(path, save_as="CSV UTF-8")
     first = text.partition("\n")[0]
@@ -44,6 +44,8 @@ def read_table(path: Path) -> tuple[list[str], list[Row]]:
     except csv.Error as error:
         raise DataFileError(f"{called(path)} is no CSV file: {error}. Is every quotation mark closed?") from error
     names = [name.strip().lower() for name in header]
+    if twice := [name for name in names if name and names.count(name) > 1]:
+        raise DataFileError(f"{called(path)} has the column {twice[0]!r} twice, in any case of letters; keep one.")
     return names, list(_filled(names, rows))
 
 
