@@ -209,7 +209,8 @@ class _Run:
         def bind(estimator: Estimator) -> Binding:
             return run_binding(model, estimator, options=self.decoding, template=template, upstream=upstream)
 
-        prompts = prompt_forms(rows, model.render, system=self.system, prompt=self.prompt)
+        forms = prompt_forms(rows, model.render, system=self.system, prompt=self.prompt)
+        prompts = forms if any(forms) else None
         return learning.outcome_of(
             self.estimator, rows, answers, bind, grader=grader, alpha=alpha, delta=delta, prompts=prompts
         )

@@ -39,7 +39,7 @@ def outcome_of(
     grader: str,
     alpha: float,
     delta: float,
-    prompts: Sequence[PromptForm],
+    prompts: Sequence[PromptForm | None] | None,
 ) -> Outcome:
     """Grade the answers and calibrate; for a learned one and "auto", learn on a part of them first."""
     from semgrad_guard.evaluation.calibrating.learned_columns import LEARNED

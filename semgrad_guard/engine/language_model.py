@@ -17,7 +17,7 @@ from semgrad_guard.engine.generation.options import GenerationOptions
 from semgrad_guard.engine.generation.stream import TextStream
 from semgrad_guard.engine.loaded_model import LoadedModel
 from semgrad_guard.engine.objective import Objective
-from semgrad_guard.engine.prompts.prompt import Prompt, render, tokenize
+from semgrad_guard.engine.prompts.prompt import Prompt, render, require_bounded, tokenize
 from semgrad_guard.engine.prompts.tool_format import ToolAnswer
 from semgrad_guard.engine.scoring.scores import GradientScores
 from semgrad_guard.engine.scoring.segments import By, Segment, score_segments
@@ -98,6 +98,7 @@ class LanguageModel(LoadedModel):
             PromptTooLongError: prompt and text do not fit the context window.
         """
         prompt = self.render(conversation, **(template_options or {}))
+        require_bounded(text, self.context_window, name="response")
         encoded: Any = self.tokenizer(text, add_special_tokens=False)["input_ids"]
         if not text.strip() or not encoded:
             raise EmptyResponseError("the response is empty; there is nothing to score")

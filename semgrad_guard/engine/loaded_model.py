@@ -203,12 +203,18 @@ class LoadedModel:
         return self._scorer.architecture.n_layers
 
     def render(self, conversation: Conversation, **template_options: Any) -> Prompt:
-        """The prompt the model will see: text, token ids and t*."""
+        """The prompt the model will see: text, token ids and t*.
+
+        Raises:
+            EmptyPromptError, InputError: the conversation cannot be rendered.
+            PromptTooLongError: it exceeds the context window by so much that it is not even tokenised.
+        """
         return render(
             self.tokenizer,
             conversation,
             semantic_token=self.semantic_token,
             template_options={**self._template_options, **template_options},
+            window=self.context_window,
         )
 
     def count_tokens(self, conversation: Conversation, **template_options: Any) -> int:

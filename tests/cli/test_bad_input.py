@@ -6,14 +6,16 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import Result
+from transformers import PreTrainedTokenizerFast
 
 from semgrad_guard import LanguageModel
 from semgrad_guard.cli import loading
 
-from .helpers import jsonl
+from .helpers import flat, jsonl
 
 Run = Callable[..., Result]
 
@@ -146,3 +148,34 @@ def test_wrong_usage_has_its_own_code(run: Run, tmp_path: Path) -> None:
         ("bark",),
     ):
         assert run(*arguments).exit_code == 2, arguments
+
+
+@pytest.mark.parametrize("place", ["question", "response", "context", "system"])
+def test_texts_that_are_far_too_long_are_not_even_read(
+    run: Run, model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    taken: list[int] = []
+    encode = PreTrainedTokenizerFast.__call__
+
+    def watch(self: Any, text: Any, *more: Any, **options: Any) -> Any:
+        taken.append(len(text))
+        return encode(self, text, *more, **options)
+
+    monkeypatch.setattr(PreTrainedTokenizerFast, "__call__", watch)
+    huge = "what " * 100_000
+    row = {"question": "q", "response": "r", "answers": ["a"], "paraphrases": ["p"]}
+    good = {**row, "question": "Which?", **({"context": "c"} if place == "context" else {})}
+    bad = row if place == "system" else {**row, place: huge}
+    data = jsonl(tmp_path / "d.jsonl", [bad, good])
+    system = ("--system", huge) if place == "system" else ()
+    for command, code in (("score", 5), ("calibrate", 4), ("evaluate", 0), ("probe", 1)):
+        more = ("--max-tokens", 2) if command != "score" else ()
+        quick = ("--methods", "gnll", "--no-ablations", "--no-report") if command == "evaluate" else ()
+        given = ("--data", data, "--output", tmp_path / command, *system, *more, *quick)
+        result = run(command, "--model", model_folder, *given)
+        if place == "response" and command != "score":
+            continue
+        everything = {"score": 1, "calibrate": 6, "evaluate": 6, "probe": 1}
+        assert result.exit_code == (everything[command] if place == "system" else code), (command, result.stderr)
+        assert "characters, far more than fit into this model's context window of 256 tokens" in flat(result.stderr)
+    assert max(taken, default=0) < 1000

@@ -12,7 +12,7 @@ from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
 from semgrad_guard.engine.prompts.semantic_token import MARK, TokenizedText, find_semantic_token
-from semgrad_guard.errors import EmptyPromptError, InputError, UnsupportedModelError
+from semgrad_guard.errors import EmptyPromptError, InputError, PromptTooLongError, UnsupportedModelError
 from semgrad_guard.records import Conversation, Message, PromptForm, SemanticToken, ToolCall
 
 Turn = dict[str, Any]
@@ -31,6 +31,8 @@ _TEMPLATE_FAILURES = (
     RecursionError,
     MemoryError,
 )
+
+_CHARACTERS = 64
 
 PLAIN = "plain"
 """The fingerprint where there is no chat template."""
@@ -68,6 +70,7 @@ def render(
     *,
     semantic_token: int | None = None,
     template_options: Mapping[str, Any] | None = None,
+    window: int | None = None,
 ) -> Prompt:
     """Render and tokenise a conversation, and find its semantic token.
 
@@ -75,17 +78,21 @@ def render(
     tokenised once, without adding the special tokens that the template already writes. Without one, the contents,
     joined by blank lines, are tokenised as ordinary text and t* is the last token. `semantic_token` overrides t*,
     counting from the prompt's end (-1 is its last token); `template_options` go to the template (`enable_thinking`).
+    `window` is how many tokens the model can attend over, None if it states no limit.
 
     Raises:
         EmptyPromptError, InputError: the conversation cannot be rendered.
+        PromptTooLongError: it has so many characters that it is not even tokenised (see `require_bounded`).
         UnsupportedModelError: the chat template leaves out what is asked.
     """
     turns = _turns(conversation)
     options = dict(template_options or {})
     described = _described(conversation, turns, options)
     if chat_template(tokenizer, options) is None:
+        require_bounded(_joined(turns), window, name="prompt")
         return _plain_prompt(tokenizer, turns, semantic_token, described)
     text = _apply_template(tokenizer, turns, options)
+    require_bounded(text, window, name="prompt")
     prompt = tokenize(tokenizer, text, add_special_tokens=False)
     if semantic_token is not None:
         return Prompt(text, prompt.ids, _override(semantic_token, len(prompt.ids)), **described)
@@ -102,6 +109,21 @@ def render(
         special_tokens=[token.content for token in tokenizer.added_tokens_decoder.values()],
     )
     return Prompt(text, prompt.ids, place, **described)
+
+
+def require_bounded(text: str, window: int | None, *, name: str) -> None:
+    """Refuse what cannot fit by far: reading a text of many megabytes, only to find that out, would take minutes.
+
+    A token stands for some four characters of ordinary text, and for `_CHARACTERS` in no text that anybody asks.
+
+    Raises:
+        PromptTooLongError: the text has more characters than that for every token of the context window.
+    """
+    if window is not None and len(text) > _CHARACTERS * window:
+        raise PromptTooLongError(
+            f"the {name} has {len(text):,} characters, far more than fit into this model's context window of {window} "
+            "tokens; shorten it"
+        )
 
 
 def count_tokens(

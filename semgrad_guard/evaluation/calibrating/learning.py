@@ -62,7 +62,7 @@ class LearningSet:
     correct: Sequence[bool]
     features: Mapping[str, Sequence[Features | None]]
     uncertainties: Mapping[str, Sequence[float | None]]
-    prompts: Sequence[PromptForm] | None = None
+    prompts: Sequence[PromptForm | None] | None = None
 
     @classmethod
     def of(
@@ -71,7 +71,7 @@ class LearningSet:
         answers: Sequence[Answer],
         grader: Grader,
         *,
-        prompts: Sequence[PromptForm] | None = None,
+        prompts: Sequence[PromptForm | None] | None = None,
     ) -> LearningSet:
         """Grade the answers of a run whose estimators go by their own names."""
         pairs = list(zip(questions, answers, strict=True))

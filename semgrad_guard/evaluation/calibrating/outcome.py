@@ -41,7 +41,7 @@ def calibrate_answers(
     binding: Binding,
     alpha: float,
     delta: float,
-    prompts: Sequence[PromptForm] | None = None,
+    prompts: Sequence[PromptForm | None] | None = None,
 ) -> Outcome:
     """Grade the answers of a run and calibrate on them.
 

@@ -89,11 +89,15 @@ def prompt_ends(model: LanguageModel, questions: Sequence[Question], plan: Probe
 
 
 def _fitting(model: LanguageModel, question: Question, plan: ProbePlan) -> list[Prompt]:
-    prompts, window = wordings(model, question, system=plan.system), model.context_window
+    name, window = repr(question.id or question.question[:60]), model.context_window
+    try:
+        prompts = wordings(model, question, system=plan.system)
+    except PromptTooLongError as error:
+        raise PromptTooLongError(f"{name}, or a paraphrase of it: {error}, or leave the line out") from error
     longest = max(len(prompt.ids) for prompt in prompts)
     if window is not None and longest > window:
         raise PromptTooLongError(
-            f"{question.id or question.question[:60]!r}, or a paraphrase of it, has {longest} tokens as a prompt, and "
+            f"{name}, or a paraphrase of it, has {longest} tokens as a prompt, and "
             f"the context window is {window}: shorten the line or leave it out"
         )
     return prompts

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import Literal, Protocol
 
-from semgrad_guard.errors import InputError
+from semgrad_guard.errors import InputError, PromptTooLongError
 from semgrad_guard.evaluation.questions.data import Question
 from semgrad_guard.records import Message, PromptForm, in_context
 
@@ -80,9 +80,19 @@ def require_prompt(prompt: str, form: Form) -> str:
 
 def prompt_forms(
     rows: Iterable[Question], render: Callable[[list[Message]], Rendered], *, system: str | None, prompt: str | None
-) -> list[PromptForm]:
-    """What the questions' prompts look like to a model; `render` is its own (`LanguageModel.render`)."""
-    return [render(conversation(row.question, row.context, system=system, prompt=prompt)).form for row in rows]
+) -> list[PromptForm | None]:
+    """What the questions' prompts look like to a model; `render` is its own (`LanguageModel.render`).
+
+    None stands for a prompt that exceeds the context window by far, and so was never sent.
+    """
+
+    def form(row: Question) -> PromptForm | None:
+        try:
+            return render(conversation(row.question, row.context, system=system, prompt=prompt)).form
+        except PromptTooLongError:
+            return None
+
+    return [form(row) for row in rows]
 
 
 def form_of(rows: Sequence[Question]) -> Form:

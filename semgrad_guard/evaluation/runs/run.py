@@ -17,7 +17,7 @@ from semgrad_guard.engine.generation.generation import Generation
 from semgrad_guard.engine.generation.options import GenerationOptions
 from semgrad_guard.engine.language_model import LanguageModel
 from semgrad_guard.engine.objective import Objective
-from semgrad_guard.errors import InputError
+from semgrad_guard.errors import InputError, PromptTooLongError
 from semgrad_guard.estimators import Estimator
 from semgrad_guard.evaluation.progress import Progress, unwatched
 from semgrad_guard.evaluation.questions.data import Question
@@ -167,7 +167,10 @@ def observing_first(estimators: Mapping[str, Estimator]) -> list[str]:
 
 def why_too_long(model: LanguageModel, turns: Sequence[Message]) -> str | None:
     """Why a conversation cannot be answered: its prompt fills the context window. None where it can."""
-    length, window = len(model.render(turns).ids), model.context_window
+    try:
+        length, window = len(model.render(turns).ids), model.context_window
+    except PromptTooLongError as error:
+        return str(error)
     if window is None or length < window:
         return None
     return f"the prompt has {length} tokens and the context window {window}: there is no room for an answer"
