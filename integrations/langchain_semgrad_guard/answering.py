@@ -57,6 +57,8 @@ class AnsweringChatModel(SeveralChatModel):
     dtype: Any = None
     """As in transformers ("bfloat16", torch.float32); default: the checkpoint's own, float32 for the pocket model."""
     device_map: Any = None
+    quantization_config: Any = None
+    """As in transformers: the weights are quantized while they are loaded."""
     attn_implementation: str | None = None
     template_options: Mapping[str, Any] | None = None
     """Given to the chat template with every prompt, e.g. {"enable_thinking": False}."""

@@ -176,6 +176,7 @@ class ChatSemGrad(AnsweringChatModel):
             "fingerprint": identity.fingerprint,
             "dtype": identity.dtype,
             "device_map": str(self.device_map),
+            "quantization_config": str(self.quantization_config),
             "attn_implementation": self.attn_implementation,
             "max_tokens": self.max_tokens,
             "temperature": self.temperature,

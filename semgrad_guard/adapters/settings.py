@@ -13,7 +13,7 @@ from semgrad_guard.engine.generation.options import GenerationOptions
 from semgrad_guard.engine.language_model import LanguageModel
 from semgrad_guard.errors import InputError, require_known
 
-_LOADING = ("revision", "dtype", "device_map", "attn_implementation", "template_options")
+_LOADING = ("revision", "dtype", "device_map", "quantization_config", "attn_implementation", "template_options")
 _DECODING = frozenset({"max_tokens", "temperature", "top_p", "top_k", "seed", "stop"})
 
 

@@ -67,6 +67,18 @@ def test_a_head_that_is_not_linear() -> None:
         score(model)
 
 
+def test_layers_that_keep_packed_numbers() -> None:
+    """As compressed-tensors leaves them, and bitsandbytes' configuration over plain weights."""
+    model: Any = build("llama")
+    del model.model.layers[0].mlp.up_proj.weight
+    with pytest.raises(UnsupportedModelError, match="run_compressed=False"):
+        score(model)
+    model = build("llama")
+    model.model.layers[0].mlp.up_proj.weight.__class__ = type("Params4bit", (nn.Parameter,), {})
+    with pytest.raises(UnsupportedModelError, match=r"bitsandbytes.*weights are plain"):
+        score(model)
+
+
 def test_layers_dispatched_by_accelerate() -> None:
     model = build("llama")
     model.model.layers[0]._hf_hook = object()  # what accelerate leaves on a module that it moves about

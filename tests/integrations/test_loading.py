@@ -13,6 +13,7 @@ from langchain_semgrad_guard import ChatSemGrad
 from llama_index_semgrad_guard import SemGradLLM
 from semgrad_guard import LanguageModel
 from semgrad_guard.cli import app
+from semgrad_guard.errors import UnsupportedModelError
 from tests.engine.gguf_files import tiny, write
 
 QUESTION = "in a box?"
@@ -42,3 +43,22 @@ def test_every_door_loads_a_gguf_file(door: Callable[[str], str], file: Path, tm
     expected = LanguageModel.from_pretrained(str(file)).generate(QUESTION, None)
     assert expected.text.startswith(door(str(file)))
     assert door(str(file)) == door(str(file.parent))
+
+
+def quantized_by_langchain(path: str, settings: dict[str, object]) -> object:
+    return ChatSemGrad(model=path, quantization_config=settings).invoke(QUESTION)
+
+
+def quantized_by_llama_index(path: str, settings: dict[str, object]) -> object:
+    return SemGradLLM(model=path, quantization_config=settings).complete(QUESTION)
+
+
+def quantized_by_hand(path: str, settings: dict[str, object]) -> object:
+    return LanguageModel.from_pretrained(path, quantization_config=settings)
+
+
+@pytest.mark.parametrize("door", [quantized_by_langchain, quantized_by_llama_index, quantized_by_hand])
+def test_every_door_takes_a_quantization(door: Callable[..., object], checkpoint: Path) -> None:
+    """Of a method that no machine has, so that what transformers says of it comes back through the door."""
+    with pytest.raises(UnsupportedModelError, match=r"quantized by nosuch|nosuch"):
+        door(str(checkpoint), {"quant_method": "nosuch"})

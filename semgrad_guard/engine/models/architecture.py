@@ -136,18 +136,29 @@ def _refuse_impossible(model: nn.Module) -> None:
 
 def _refuse_places(model: nn.Module, name: str) -> None:
     """Refuse weights that do not lie, all of them, on one device that computes gradients."""
-    size = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters()) / 2**30
+    weights = list(model.parameters())
+    size = sum(each.numel() * each.element_size() for each in weights) / 2**30
     if any(hasattr(module, "_hf_hook") for module in model.modules()):
         raise UnsupportedModelError(
             f"the layers of this {name} are dispatched by accelerate (offloaded or split over devices), which the "
             f"replay cannot follow. Load it on one device, for example device_map={{'': 0}}: its weights need "
             f"{size:.2f} GiB there, and scoring some more. Where that is too much, take a smaller dtype or the CPU."
         )
-    places = {parameter.device.type for parameter in model.parameters()}
+    places = {each.device.type for each in weights}
     if "meta" in places:
         raise UnsupportedModelError(
             f"this {name} lies on the meta device: it has shapes and no weights ({size:.2f} GiB). Load them, for "
             "example device_map='cpu'."
+        )
+    if any(type(each).__name__ == "Params4bit" and getattr(each, "quant_state", None) is None for each in weights):
+        raise UnsupportedModelError(
+            f"this {name} should be quantized by bitsandbytes, says its configuration, and its weights are plain. "
+            "Remove quantization_config from its config.json, or save it again as it should be."
+        )
+    if any(isinstance(module, nn.Linear) and not hasattr(module, "weight") for module in model.modules()):
+        raise UnsupportedModelError(
+            f"the linear layers of this {name} keep packed numbers instead of weights (compressed-tensors). Load it with "
+            "quantization_config=CompressedTensorsConfig(run_compressed=False), which unpacks them."
         )
     config: Any = model.config
     if "cpu" in places and getattr(config, "_attn_implementation", None) == "flex_attention":

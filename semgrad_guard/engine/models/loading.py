@@ -29,7 +29,7 @@ def stage(name: str, wrong: str, *, advice: str = "", missing: str = "") -> Gene
         yield
     except SemGradGuardError:
         raise
-    except (OSError, SafetensorError, RuntimeError, MemoryError) as error:
+    except (OSError, SafetensorError, MemoryError) as error:
         raise ModelNotFoundError(f"cannot load {name!r}: {first_line(error)} {missing}".rstrip()) from error
     except ImportError as error:
         raise UnsupportedModelError(
