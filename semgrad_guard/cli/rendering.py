@@ -34,6 +34,7 @@ def verdict_view(verdict: Verdict) -> RenderableType:
         ("action", Text(verdict.action, style=f"bold {colour}") + Text(f"  {_why(verdict)}", style="dim")),
         ("uncertainty", f"{figure(verdict.uncertainty)}  ({verdict.estimator}, higher is less certain)"),
         ("confidence", percent(verdict.confidence) if verdict.confidence is not None else "unknown: no calibration"),
+        *([("promise", f"none: {printable('; '.join(verdict.unfamiliar))}")] if verdict.unfamiliar else []),
         ("model", verdict.model),
     )
     return Group(panel, facts)
@@ -53,9 +54,13 @@ def scores_view(rows: Sequence[tuple[str, Verdict]], *, decided: bool) -> Render
         if decided:
             cells += [percent(verdict.confidence), Text(verdict.action, style=_COLOURS[verdict.action])]
         table.add_row(*cells)
-    if len(rows) <= ROWS_SHOWN:
-        return table
-    return Group(table, Text(f"… and {len(rows) - ROWS_SHOWN} more: --output FILE or --json gives them all."))
+    below: list[Text] = []
+    if len(rows) > ROWS_SHOWN:
+        below.append(Text(f"… and {len(rows) - ROWS_SHOWN} more: --output FILE or --json gives them all."))
+    if strange := [verdict for _, verdict in rows if verdict.unfamiliar]:
+        why = printable("; ".join(strange[0].unfamiliar))
+        below.append(Text(f"Nothing is promised about {len(strange)} of these {len(rows)} texts. The first: {why}."))
+    return Group(table, *below)
 
 
 def claims_view(question: str, claims: Sequence[Claim], *, estimator: str) -> RenderableType:

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from semgrad_guard import Calibration, LanguageModel
 from semgrad_guard.cli import loading
 
-from .helpers import flat, saved
+from .helpers import ASKED, TOKENS, flat, saved
 
 Run = Callable[..., Result]
 
@@ -174,3 +174,10 @@ def test_control_characters_never_reach_the_terminal() -> None:
     from semgrad_guard.cli.terminal import printable
 
     assert printable("a\x1b[31mb\x07\tc\nd\u202e") == "a\ufffd[31mb\ufffd\tc\nd\ufffd"
+
+
+def test_an_answer_outside_the_promise_says_so(run: Run, model_folder: Path, calibration: Path) -> None:
+    ask = ("ask", ASKED[0], "--model", model_folder, "--calibration", calibration)
+    assert "promise" not in flat(run(*ask, "--max-tokens", TOKENS).stdout)
+    shown = flat(run(*ask, "--max-tokens", 1).stdout)
+    assert "promise none: the answer was cut off after 1 tokens" in shown
