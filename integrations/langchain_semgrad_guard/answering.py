@@ -101,6 +101,7 @@ class AnsweringChatModel(SeveralChatModel):
     @model_validator(mode="after")
     def _check_options(self) -> Self:
         self._options(None, {})
+        Limit(self.timeout)  # refuses what is no time
         return self
 
     @property

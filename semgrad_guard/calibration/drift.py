@@ -115,7 +115,13 @@ class DriftMonitor:
 
     def __init__(self, calibration: Calibration, *, window: int = 200, level: float = 0.01, min_n: int = 30) -> None:
         _check_level(level)
-        if not 1 <= min_n <= window:
+        given: Any = calibration
+        if not isinstance(given, Calibration):
+            raise InputError(
+                f"a monitor watches the scores of a Calibration (Calibration.load(path)), not {given!r:.60}"
+            )
+        sizes: list[Any] = [min_n, window]
+        if not all(isinstance(size, int) for size in sizes) or not 1 <= min_n <= window:
             raise InputError(f"min_n must be at least 1 and at most window; they are {min_n!r} and {window!r}.")
         if not calibration.scores:
             raise CalibrationError("The calibration holds no scores to watch. Calibrate on answers that have scores.")

@@ -38,6 +38,19 @@ class Answerer:
     prompt_template: str = "chat"
     served: bool = False
 
+    def __post_init__(self) -> None:
+        given: Any = self.model
+        if not isinstance(given, LanguageModel):
+            raise InputError(f"a guard needs a LanguageModel (LanguageModel.from_pretrained), not {_shown(given)}")
+        if not callable(self.estimator) or not hasattr(self.estimator, "objective"):
+            raise InputError(f"an estimator is one such as HybridGrad(), not {_shown(self.estimator)}")
+        options: Any = self.options
+        if not isinstance(options, GenerationOptions):
+            raise InputError(f"options are GenerationOptions(...), not {_shown(options)}")
+        template: Any = self.prompt_template
+        if not isinstance(template, str):
+            raise InputError(f"prompt_template is a name, not {_shown(template)}")
+
     def binding(self, template_options: TemplateOptions | None = None) -> Binding:
         """What a calibration for these answers must be bound to (pass it to `calibrate`, with a grader)."""
         identity = self.model.identity
@@ -250,3 +263,8 @@ def scoring_settings(
 def template_name(model: LanguageModel, name: str, template_options: Mapping[str, Any] | None = None) -> str:
     """A prompt form's full name: the caller's name for it, and the fingerprint of the chat template and its options."""
     return f"{name}@{model.template_fingerprint(template_options) if template_options else model.identity.template}"
+
+
+def _shown(value: object) -> str:
+    """A value in a message: short, and with its type where that says more."""
+    return repr(value) if value is None or isinstance(value, str | int | float) else f"a {type(value).__name__}"

@@ -89,6 +89,8 @@ class Terms:
             raise InputError(f"timeout is a number of seconds above 0, or None for no limit, not {self.timeout!r}")
         if self.monitor is not None and not callable(getattr(self.monitor, "add", None)):
             raise InputError(f"monitor must be a DriftMonitor, not a {type(self.monitor).__name__}")
+        if self.notify is not None and not callable(self.notify):
+            raise InputError(f"notify must be a function of the verdict, not a {type(self.notify).__name__}")
 
     @property
     def withholds(self) -> bool:

@@ -106,6 +106,8 @@ class Guard:
             raise InputError(
                 f"escalate_to must be a Guard or a function of the conversation, not a {type(escalate_to).__name__}"
             )
+        if prepare is not None and not callable(prepare):
+            raise InputError(f"prepare must be a function of the conversation, not a {type(prepare).__name__}")
         self.terms = Terms(
             policy=cast("Policy", policy),
             mode=mode,

@@ -63,7 +63,14 @@ class Policy:
         on_unscored: OnUnscored = "abstain",
         on_unfamiliar: OnUnfamiliar = "threshold",
     ) -> Policy:
-        """A policy that keeps the calibration's promise."""
+        """A policy that keeps the calibration's promise.
+
+        Raises:
+            InputError: it is no calibration.
+        """
+        given: Any = calibration
+        if not isinstance(given, Calibration):
+            raise InputError(f"a policy is made from a Calibration (Calibration.load(path)), not {given!r:.60}")
         return cls(
             threshold=calibration.threshold,
             on_unscored=on_unscored,

@@ -94,3 +94,9 @@ def test_no_bar_is_drawn_over_the_weights(checkpoint: Path, capfd: pytest.Captur
         if not shown:
             logging.disable_progress_bar()
     assert capfd.readouterr().err == ""
+
+
+def test_weights_that_are_nowhere_are_refused(checkpoint: Path) -> None:
+    pytest.importorskip("accelerate")
+    with pytest.raises(UnsupportedModelError, match="they are on the device 'meta', which keeps nothing"):
+        LanguageModel.from_pretrained(str(checkpoint), device_map="meta")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -237,3 +238,34 @@ def test_drift_shows_in_the_verdict(language_model: LanguageModel) -> None:
 def test_a_guard_needs_a_policy(language_model: LanguageModel) -> None:
     with pytest.raises(InputError, match="Policy"):
         Guard(language_model)
+
+
+@pytest.mark.parametrize(
+    ("named", "said"),
+    [
+        ({"model": None}, "a guard needs a LanguageModel"),
+        ({"model": "pocket"}, "not 'pocket'"),
+        ({"model": object()}, "not a object"),
+        ({"estimator": 3}, "an estimator is one such as HybridGrad"),
+        ({"options": {"max_tokens": 3}}, "options are GenerationOptions"),
+        ({"prompt_template": 7}, "prompt_template is a name"),
+        ({"prepare": "text"}, "prepare must be a function"),
+        ({"notify": "print"}, "notify must be a function"),
+        ({"timeout": -1}, "timeout is a number of seconds above 0"),
+        ({"monitor": 3}, "monitor must be a DriftMonitor"),
+    ],
+)
+def test_what_is_of_another_kind_is_refused_at_once(
+    language_model: LanguageModel, named: dict[str, Any], said: str
+) -> None:
+    given = {"model": language_model, "policy": Policy(threshold=1.0), **named}
+    with pytest.raises(InputError, match=said):
+        Guard(given.pop("model"), given.pop("policy"), **given)
+
+
+@pytest.mark.parametrize("given", [None, 3, "calibration.json"])
+def test_policies_and_monitors_need_a_calibration(given: Any) -> None:
+    with pytest.raises(InputError, match=r"Calibration\.load"):
+        Policy.from_calibration(given)
+    with pytest.raises(InputError, match=r"Calibration\.load"):
+        DriftMonitor(given)

@@ -157,8 +157,8 @@ def _refuse_places(model: nn.Module, name: str) -> None:
         )
     if any(isinstance(module, nn.Linear) and not hasattr(module, "weight") for module in model.modules()):
         raise UnsupportedModelError(
-            f"the linear layers of this {name} keep packed numbers instead of weights (compressed-tensors). Load it with "
-            "quantization_config=CompressedTensorsConfig(run_compressed=False), which unpacks them."
+            f"the linear layers of this {name} keep packed numbers instead of weights (compressed-tensors). Load it "
+            "with quantization_config=CompressedTensorsConfig(run_compressed=False), which unpacks them."
         )
     config: Any = model.config
     if "cpu" in places and getattr(config, "_attn_implementation", None) == "flex_attention":

@@ -214,3 +214,9 @@ def test_what_an_earlier_turn_read_is_counted(tiny: str) -> None:
     assert second.usage_metadata is not None
     reused = second.usage_metadata["input_token_details"]["cache_read"]  # type: ignore[typeddict-item]
     assert len(model.render(QUESTION).ids) - 12 <= reused < second.usage_metadata["input_tokens"]
+
+
+@pytest.mark.parametrize("seconds", [-1, 0, float("nan")])
+def test_a_limit_that_is_no_time_is_refused_at_once(seconds: float) -> None:
+    with pytest.raises(InputError, match="a timeout is a number of seconds above 0"):
+        ChatSemGrad(model="pocket", timeout=seconds)
