@@ -12,7 +12,6 @@ import argparse
 import os
 import re
 import shlex
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -94,7 +93,6 @@ def rehearse(work: Path, *, torch_index: str | None) -> None:
         raise SystemExit("the command's version is not the project's")
 
     page = (ROOT / "README.md").read_text(encoding="utf-8")
-    shutil.copytree(ROOT / "examples", work / "examples")
     (work / "readme.py").write_text(python_of(page), encoding="utf-8")
     printed = run([programs / "python", "-c", RUNNER, "readme.py"], cwd=work)
     if words(printed) != words(shown_by(page)):

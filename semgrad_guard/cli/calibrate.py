@@ -33,7 +33,8 @@ def calibrate(  # noqa: PLR0913  # a command's options are its arguments
         typer.Option(
             metavar="FILE",
             parser=values.stream,
-            help='JSON Lines with "question" and "answers"; "-" reads them from stdin.',
+            help='JSON Lines with "question" and "answers"; "-" reads them from stdin, "pocket" are questions about '
+            "the embedded model's world.",
             show_default=False,
             rich_help_panel=options.DATA,
         ),

@@ -24,7 +24,7 @@ def stream(value: str | Path) -> Path:
     if not value.strip() or "\0" in value:
         raise typer.BadParameter("the path is empty; name a file or a folder" if not value.strip() else _NULL)
     found = Path(value)
-    return Path.cwd() / found if str(found) == _STANDARD != value else found
+    return Path.cwd() / found if str(found) in _NO_FILES and str(found) != value else found
 
 
 def one_from_stdin(**given: object) -> None:
@@ -88,6 +88,8 @@ def whole(low: int, high: int) -> Callable[[str | int], int]:
 
 _ID_DIGITS = 16
 _STANDARD = "-"
+_NO_FILES = (_STANDARD, "pocket")
+"""What names something else where data are read; with ./ before it, it is a file."""
 _NULL = "it holds a null character, which no name can"
 
 

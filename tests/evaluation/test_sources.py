@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from semgrad_guard.cli import values
 from semgrad_guard.errors import DataFileError, MissingExtraError
 from semgrad_guard.evaluation.questions.data import Question, read_questions
 
@@ -143,3 +144,11 @@ def test_a_dataset_saved_on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert read_questions(f"hub:{tmp_path / 'files'}").rows == (Question.model_validate(ROWS[0]),)
     with pytest.raises(DataFileError, match="Cannot load the dataset 'nobody/nothing'"):
         read_questions("hub:nobody/nothing")
+
+
+def test_the_embedded_models_questions_have_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "pocket").write_text('{"question": "mine?", "answers": ["yes"]}\n')
+    assert len(read_questions("pocket").rows) > 500
+    assert [row.question for row in read_questions("./pocket").rows] == ["mine?"]
+    assert [row.question for row in read_questions(values.stream("./pocket")).rows] == ["mine?"]

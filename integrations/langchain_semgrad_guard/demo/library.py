@@ -14,6 +14,7 @@ from langchain_core.documents import Document
 from langchain_core.retrievers import BaseRetriever
 
 from semgrad_guard.errors import MissingExtraError
+from semgrad_guard.pocket import QUESTIONS_PATH
 
 if find_spec("bm25s") is None:  # said at once, not after a model has been loaded
     raise MissingExtraError("bm25s", extra="demo")
@@ -64,7 +65,7 @@ def documents() -> list[Document]:
 
 def questions() -> list[Question]:
     """Questions that the documents answer, in a fixed random order."""
-    rows = [json.loads(line) for line in (_DATA / "questions.jsonl").read_text().splitlines()]
+    rows = [json.loads(line) for line in QUESTIONS_PATH.read_text(encoding="utf-8").splitlines()]
     return [Question(row["question"], tuple(row["answers"]), row["document"]) for row in rows]
 
 

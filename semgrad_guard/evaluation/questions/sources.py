@@ -1,6 +1,6 @@
 """Where questions come from: JSON Lines, a JSON list, CSV, or a Hugging Face dataset; each as records with a place.
 
-"-" is standard input: JSON Lines, or a JSON list.
+"-" is standard input: JSON Lines, or a JSON list. "pocket" are the embedded model's own questions.
 """
 
 from __future__ import annotations
@@ -15,7 +15,10 @@ from typing import Any, cast
 from semgrad_guard.errors import DataFileError, MissingExtraError
 from semgrad_guard.evaluation.files import STDIN, called, read_data
 from semgrad_guard.evaluation.questions.spreadsheet import read_table
+from semgrad_guard.pocket import QUESTIONS_PATH
 
+POCKET = "pocket"
+"""Stands for questions about the embedded model's world; a file of that name is ./pocket."""
 HUB = "hub:"
 """Before the name of a Hugging Face dataset: hub:NAME[:CONFIG][@SPLIT]."""
 
@@ -38,7 +41,8 @@ class Entry:
 
 
 def entries(source: str) -> Iterator[Entry]:
-    """The entries of a file (.csv and .tsv, .json, or JSON Lines), of standard input (`-`) or of a dataset (`hub:...`).
+    """The entries of a file (.csv and .tsv, .json, or JSON Lines), of standard input (`-`), of a dataset (`hub:...`),
+    or of the questions that come with the embedded model (`pocket`).
 
     Raises:
         DataFileError: the whole source cannot be read.
@@ -46,7 +50,7 @@ def entries(source: str) -> Iterator[Entry]:
     """
     if source.startswith(HUB):
         return _dataset(source)
-    path = Path(source)
+    path = QUESTIONS_PATH if source == POCKET else Path(source)
     if path.suffix.lower() in (".csv", ".tsv"):
         return _csv(path)
     content = _content(path)
