@@ -74,7 +74,7 @@ def test_token_f1_lets_through_at_its_threshold() -> None:
 def test_names_tell_the_settings() -> None:
     assert (ExactMatch().name, TokenF1().name, TokenF1(0.8).name) == ("exact-match", "token-f1>=0.5", "token-f1>=0.8")
     assert (RougeL().name, RougeL(0.5).name) == ("rouge-l>=0.3", "rouge-l>=0.5")
-    assert set(GRADERS) == {"exact-match", "token-f1", "rouge-l"}
+    assert set(GRADERS) == {"contains", "exact-match", "token-f1", "rouge-l"}
 
 
 @pytest.mark.parametrize("threshold", [0.0, 1.1, -1.0, float("nan")])

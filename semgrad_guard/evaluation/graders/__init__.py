@@ -7,16 +7,20 @@ import warnings
 
 from semgrad_guard.engine.texts.words import normalise, token_f1
 from semgrad_guard.evaluation.graders.base import AnswerGrader, AnswerToGrade, Grader
-from semgrad_guard.evaluation.graders.words import GRADERS, ExactMatch, RougeL, TokenF1, rouge_l
+from semgrad_guard.evaluation.graders.by_words import GRADERS, default_grader
+from semgrad_guard.evaluation.graders.contains import Contains
+from semgrad_guard.evaluation.graders.words import ExactMatch, RougeL, TokenF1, rouge_l
 
 __all__ = [
     "GRADERS",
     "AnswerGrader",
     "AnswerToGrade",
+    "Contains",
     "ExactMatch",
     "Grader",
     "RougeL",
     "TokenF1",
+    "default_grader",
     "normalise",
     "rouge_l",
     "token_f1",

@@ -44,7 +44,12 @@ class AnswerGrader(Protocol):
 
 
 class WordGrader:
-    """A grader by words alone: each answer for itself, and no question asked."""
+    """A grader by words alone: each answer for itself."""
+
+    @property
+    def name(self) -> str:
+        """Names the grader and its settings."""
+        raise NotImplementedError
 
     def __call__(self, text: str, answers: Iterable[str]) -> bool:
         raise NotImplementedError

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from semgrad_guard.errors import InputError
 from semgrad_guard.evaluation.graders.base import AnswerGrader
-from semgrad_guard.evaluation.graders.words import GRADERS
+from semgrad_guard.evaluation.graders.by_words import GRADERS
 
 if TYPE_CHECKING:
     from semgrad_guard.engine.texts.text_pairs import Entailment
@@ -24,7 +24,7 @@ def load_graders(specs: Sequence[str], *, nli: str | None = None) -> list[Answer
     """The graders of these names, in order; all names are checked before any model is loaded.
 
     Args:
-        specs: `exact-match`, `token-f1`, `rouge-l`, `nli[=MODEL]`, `bem=MODEL`, `judge=PROVIDER:MODEL`.
+        specs: `contains`, `exact-match`, `token-f1`, `rouge-l`, `nli[=MODEL]`, `bem=MODEL`, `judge=PROVIDER:MODEL`.
         nli: what `nli` means where it names no model.
 
     Raises:

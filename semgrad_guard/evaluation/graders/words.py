@@ -87,7 +87,3 @@ def require_threshold(value: float, what: str, example: float) -> None:
     """Raise unless `value` lies in (0, 1]."""
     if not 0 < value <= 1:
         raise InputError(f"a {what} threshold lies in (0, 1], for example {example:g}; it is {value!r}")
-
-
-GRADERS = {"exact-match": ExactMatch(), "token-f1": TokenF1(), "rouge-l": RougeL()}
-"""Those that need no model, by the names the command line offers."""

@@ -1,0 +1,100 @@
+"""Does an answer state a number? The first that fits the question counts: another number elsewhere is no answer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from semgrad_guard.evaluation.graders.asked import Asked
+from semgrad_guard.evaluation.graders.assertion import asserted
+from semgrad_guard.evaluation.graders.reading import Reading
+from semgrad_guard.evaluation.graders.word_forms import MONTHS, UNITS, words_of
+
+_YEARS = range(1000, 2101)
+_BEHIND = 3
+_CLAIMS = words_of("is are was were = equal equals has have of")
+
+
+def says_quantity(asked: Asked, answer: Reading, wanted: Sequence[str], dates: Sequence[Sequence[str]]) -> bool:
+    """Whether the answer states the number `wanted[0]`, with the unit behind it if it names one.
+
+    `dates` are references with a month: a year alone is then too little beside another day.
+    """
+    number, units = wanted[0], _telling(wanted[1:])
+    numbers = [
+        i
+        for i in _numbers(answer)
+        if (_counts(answer, i, number) and answer.forms[i] not in asked.reading.forms) or answer.forms[i] == number
+    ]
+    numbers = [
+        i for i in numbers if not (answer.forms[i] in asked.reading.forms and asked.repeated(answer, (i, i + 1)))
+    ]
+    counted = [i for i in numbers if (units or asked.counted) & set(answer.forms[i + 1 : i + 1 + _BEHIND])]
+    first = next(iter(counted or numbers), None)
+    if first is None or answer.forms[first] != number or not asserted(answer, first, first + 1):
+        return False
+    if not _unit_fits(answer, first, units) or _is_range(answer, first):
+        return False
+    if _is_year(number) and dates and any(word in MONTHS for word in answer.forms[max(0, first - 3) : first + 3]):
+        return any(set(date) <= set(answer.forms[max(0, first - 4) : first + 4]) for date in dates)
+    return not _claims_other(answer, numbers, first)
+
+
+def _telling(units: Sequence[str]) -> frozenset[str]:
+    """The units without "degree" where another word says which."""
+    found = frozenset(units) & UNITS
+    return found - {"degree"} if len(found) > 1 else found
+
+
+def _numbers(answer: Reading) -> list[int]:
+    """Where numbers stand, those aside that number a list."""
+    return [
+        i
+        for i, word in enumerate(answer.words)
+        if word.is_number and not ("\n" in word.gap and answer.gap_after(i)[:2] in (". ", ") "))
+    ]
+
+
+def _counts(answer: Reading, i: int, number: str) -> bool:
+    """A number that could be meant: no pronoun "one", and no year where none is looked for."""
+    if answer.words[i].raw.lower() == "one":
+        return number == "1"
+    return _is_year(number) or not _is_year(answer.forms[i]) or "," in answer.words[i].raw
+
+
+def _is_year(number: str) -> bool:
+    return number.isdigit() and int(number) in _YEARS
+
+
+def _unit_fits(answer: Reading, i: int, units: frozenset[str]) -> bool:
+    """Where the reference has a unit and another stands behind the number, it is another quantity."""
+    behind = set(answer.forms[i + 1 : i + 1 + _BEHIND]) & UNITS
+    near = set(answer.forms[i + 1 : i + 3]) & UNITS - {"degree"}
+    return not units or not near or bool(units & behind)
+
+
+def _is_range(answer: Reading, i: int) -> bool:
+    """One end of "12 to 24 weeks", "3 or 4", "8-10"."""
+    forms = answer.forms
+    for here, there in ((i, i + 2), (i - 2, i)):
+        if (
+            here >= 0
+            and there < len(forms)
+            and forms[here + 1] in ("to", "or")
+            and answer.words[here if here != i else there].is_number
+        ):
+            return forms[here] != forms[there]
+    after = i + 1 < len(forms) and answer.words[i + 1].is_number and answer.words[i + 1].gap.strip() in ("-", "–")
+    return after or (answer.words[i].gap.strip() in ("-", "–") and i > 0 and answer.words[i - 1].is_number)
+
+
+def _claims_other(answer: Reading, numbers: Sequence[int], first: int) -> bool:
+    """An earlier sentence gives another number as the answer, or a later one says that the answer is another."""
+    for i in numbers:
+        if i == first or answer.forms[i] == answer.forms[first] or answer.sentence_of[i] == answer.sentence_of[first]:
+            continue
+        if "answer" in answer.forms[max(0, i - 8) : i] and answer.forms[i - 1] in _CLAIMS:
+            return True
+        same = set(answer.forms[i + 1 : i + 2]) & set(answer.forms[first + 1 : first + 2]) - {"of", "and", "to", "in"}
+        if same and i < first:
+            return True
+    return False

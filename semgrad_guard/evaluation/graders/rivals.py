@@ -1,0 +1,140 @@
+"""What an answer says beside a reference: alternatives that it offers, and other claims of the same kind."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from semgrad_guard.evaluation.graders.asked import Asked
+from semgrad_guard.evaluation.graders.reading import ARTICLES, Reading
+from semgrad_guard.evaluation.graders.word_forms import MONTHS, words_of
+
+Span = tuple[int, int]
+_COPULAS = words_of("is are was were")
+_SKIPPED = ARTICLES | words_of("called named actually indeed known as probably also currently officially city town")
+_DAYS = words_of("monday tuesday wednesday thursday friday saturday sunday")
+_COVERED = 0.5
+_FULLY = 0.99
+_LISTED = 2
+_PRONOUNS = words_of("it this that he she they there which what")
+
+
+def offered_with_others(asked: Asked, answer: Reading, span: Span, references: Sequence[Sequence[str]]) -> bool:
+    """The mention is one of several that the answer offers: "Paris or Lyon", "could be Paris, Lyon or Nice"."""
+    start, end = span
+    own = {word for reference in references for word in reference}
+    forms = answer.forms
+    after = _next(answer, end)
+    if (
+        end < len(forms)
+        and forms[end] == "or"
+        and after is not None
+        and forms[after] not in own
+        and not _closed(answer, end, after)
+    ):
+        return True
+    if start > 1 and forms[_back(answer, start - 1)] == "or":
+        before = _back(answer, start - 1) - 1
+        if before >= 0 and forms[before] not in own and not _opened(answer, _back(answer, start - 1)):
+            return True
+    return _in_list_of_names(asked, answer, span, own) or _in_numbered_list(asked, answer, span)
+
+
+def _in_numbered_list(asked: Asked, answer: Reading, span: Span) -> bool:
+    """One item of three or more, where the question asks for no list."""
+    marks = [i for i, word in enumerate(answer.words) if word.is_number and answer.gap_after(i)[:2] in (". ", ") ")]
+    items = [i for i in marks if "\n" in answer.words[i].gap or ":" in answer.words[i].gap]
+    ends = [*items[1:], len(answer.words)][: len(items)]
+    holding = [i for i, end in zip(items, ends, strict=True) if i < span[0] and span[1] <= end]
+    return len(items) > _LISTED and bool(holding) and not asked.wants_several
+
+
+def _in_list_of_names(asked: Asked, answer: Reading, span: Span, own: set[str]) -> bool:
+    """Two or more other names in the same list, where the question asks for one."""
+    start, end = span
+    if not answer.words[start].is_capital or asked.wants_several:
+        return False
+    others, joined = 0, False
+    for step, index in ((1, end), (-1, start - 1)):
+        at = index
+        while 0 <= at < len(answer.words):
+            word = answer.words[at]
+            if word.form in ("and", "or"):
+                joined = True
+            elif not word.is_capital or word.form in asked.content:
+                break
+            else:
+                edge = word.gap if step > 0 else answer.gap_after(at)
+                linked = "," in edge or answer.forms[at - step] in ("and", "or")
+                if edge.strip(" ,") or (not linked and at == index):
+                    break
+                others += int(linked and word.form not in own)
+            at += step
+    return joined and others >= _LISTED
+
+
+def claims_another(asked: Asked, answer: Reading, references: Sequence[Sequence[str]], found: Sequence[Span]) -> bool:
+    """Some sentence of the question's own words fills its place with another name: "The capital of France is Lyon."."""
+    if not found or not asked.content or not any(answer.words[start].is_capital for start, _ in found):
+        return False
+    if answer.sentence_of[found[0][0]] == 0 and answer.words[found[0][0]].form == answer.words[found[0][0]].raw:
+        return False
+    own = {word for reference in references for word in reference}
+    at = 0
+    while at < len(answer.words):
+        start, end = answer.sentence(at)
+        at = end
+        if _names_another(asked, answer, start, end, own) or _another_is_it(asked, answer, start, end, own):
+            return True
+    return False
+
+
+def _another_is_it(asked: Asked, answer: Reading, start: int, end: int, own: set[str]) -> bool:
+    """The other way round: "Lyon is the capital of France"."""
+    copula = next((i for i in range(start + 1, min(start + 5, end)) if answer.forms[i] in _COPULAS), None)
+    if copula is None:
+        return False
+    subject = answer.words[start:copula]
+    stop = next((i for i in range(copula + 1, end) if "," in answer.words[i].gap), end)
+    rest = set(answer.forms[copula + 1 : stop])
+    named = all(word.is_capital for word in subject) and not {word.form for word in subject} & (
+        own | asked.content | _PRONOUNS
+    )
+    return named and len(rest & asked.content) >= _FULLY * len(asked.content)
+
+
+def _names_another(asked: Asked, answer: Reading, start: int, end: int, own: set[str]) -> bool:
+    for copula in (i for i in range(start + 1, end) if answer.forms[i] in _COPULAS):
+        subject = set(answer.forms[start:copula])
+        if len(subject & asked.content) < _COVERED * len(asked.content) or len(asked.content) < 1:
+            continue
+        place = next((i for i in range(copula + 1, end) if answer.forms[i] not in _SKIPPED), end)
+        if place == end or not answer.words[place].is_capital or own & set(answer.forms[place:end]):
+            return False
+        name = answer.forms[place]
+        return name not in asked.content and not subject & own
+    return False
+
+
+def other_of_its_kind(answer: Reading, said: Span, wanted: Sequence[str]) -> bool:
+    """A day of the week or a month before it: the first is what the answer says."""
+    kind = next((each for each in (_DAYS, MONTHS) if set(wanted) <= each), None)
+    return kind is not None and any(form in kind and form not in wanted for form in answer.forms[: said[0]])
+
+
+def _next(answer: Reading, at: int) -> int | None:
+    return next((i for i in range(at + 1, len(answer.words)) if answer.forms[i] not in ARTICLES), None)
+
+
+def _back(answer: Reading, at: int) -> int:
+    return at - 1 if at > 0 and answer.forms[at] in ARTICLES else at
+
+
+def _closed(answer: Reading, conjunction: int, after: int) -> bool:
+    """An apposition between commas: "carbonic acid gas, or carbon dioxide,"."""
+    return "," in answer.words[conjunction].gap and any(
+        "," in answer.gap_after(i) for i in range(after, min(after + 3, len(answer.words)))
+    )
+
+
+def _opened(answer: Reading, conjunction: int) -> bool:
+    return "," in answer.words[conjunction].gap or "(" in answer.words[conjunction].gap

@@ -1,0 +1,195 @@
+"""The reference found in the answer: what asserts it, what only mentions it, and answers graded by reading."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from semgrad_guard.evaluation.graders import GRADERS, AnswerToGrade, Contains, default_grader
+from semgrad_guard.evaluation.graders.contains import says
+
+READ = Path(__file__).parents[1] / "fixtures" / "chat_answers" / "answers.jsonl"
+CAPITAL = "What is the capital of France?"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "The capital of France is Paris.",
+        "not Lyon but Paris",
+        "I'm not sure, but I think it is Paris.",
+        "It is Paris, not Lyon.",
+        "Not Lyon. It's Paris.",
+        "Everyone knows it's Paris!",
+        "It's definitely not Lyon; it's Paris.",
+        "No doubt: Paris.",
+        "The answer is **Paris**.",
+        "PARIS",
+        "It is no other city than Paris.",
+        "It's not only Paris, of course.",
+        "The capital of France is, of course, Paris, the City of Light.",
+        "France's capital city is Paris and its largest city is Paris too.",
+        "It is Paris, if I am not mistaken.",
+        "The capital, which is not Lyon, is Paris.",
+    ],
+)
+def test_the_reference_is_asserted(text: str) -> None:
+    assert says(CAPITAL, text, ["Paris"])
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "It is not Paris.",
+        "Paris is wrong.",
+        "Lyon rather than Paris.",
+        "not Paris but Lyon",
+        "I don't think it's Paris.",
+        "It isn't Paris.",
+        "The capital isn't Paris, it's Lyon",
+        "Paris or Lyon.",
+        "It could be Paris, Lyon, or Marseille.",
+        "I don't know whether it is Paris.",
+        "I don't know. Paris?",
+        "I don't know, maybe Paris.",
+        "Parisian cafés are famous.",
+        "Paris isn't the capital of France.",
+        "Some say Paris, others Lyon.",
+        "The capital is Lyon. Paris is larger.",
+        "Lyon is the capital of France, and Paris is a city near it.",
+        "Contrary to Paris, the capital is Lyon",
+        "Paris? No, it's Lyon.",
+        "The capital is Paris. Wait, no, it's Lyon.",
+        "Neither Paris nor Lyon.",
+        "Unlike Paris, Lyon is the capital.",
+        "It's Lyon, not Paris.",
+        "Instead of Paris, the capital is Lyon.",
+        "I can't say that it is Paris.",
+        "I do not have that information. Paris may be one.",
+        "Many people believe it is Paris, but it is Lyon.",
+        "It used to be Paris, now it is Lyon.",
+        "Paris, Lyon and Marseille.",
+        "Either Lyon or Paris",
+        "There is no capital called Paris.",
+        "The capital of France cannot be Paris.",
+        "It would be a mistake to say Paris.",
+        "It's false that Paris is the capital.",
+    ],
+)
+def test_a_mention_is_no_assertion(text: str) -> None:
+    assert not says(CAPITAL, text, ["Paris"])
+
+
+@pytest.mark.parametrize(
+    ("question", "text", "reference", "right"),
+    [
+        ("How many legs has a dog?", "A dog has four legs.", "4", True),
+        ("How many legs has a dog?", "It has 14 legs.", "4", False),
+        ("How many legs has a dog?", "In 2004, dogs had 5 legs", "4", False),
+        ("How many legs has a dog?", "A dog has 5 legs and 4 paws.", "4", False),
+        ("How many legs has a dog?", "Four.", "4", True),
+        ("How many legs has a dog?", "Between 3 and 4", "4", False),
+        ("How many legs has a dog?", "Three or four.", "4", False),
+        ("How many legs has a dog?", "Not 4, but 5.", "4", False),
+        ("How many legs has a dog?", "1.4 on average", "4", False),
+        ("How many legs has a dog?", "There are 4 of them.", "four", True),
+        ("How many people live there?", "About 1,250 people live there.", "1250", True),
+        ("How many?", "twenty-five", "25", True),
+        ("How many?", "One hundred and twenty", "120", True),
+        ("How many?", "3.2 million", "3,200,000", True),
+        ("When?", "On the 5th of May 1900.", "May 5, 1900", True),
+        ("When?", "In May 1900", "May 5, 1900", False),
+        ("When did it end?", "It ended in 1945.", "1945", True),
+        ("When did it end?", "It ran from 1939 to 1945.", "1945", False),
+        ("How long is it?", "It is 10 km long.", "10 kilometres", True),
+        ("How long is it?", "It is 10 miles long.", "10 kilometres", False),
+        ("How hot?", "212°F (100°C)", "100 degrees Celsius", True),
+        ("How much is it?", "It costs $5.50.", "5.50 dollars", True),
+        ("How much?", "5%", "5 percent", True),
+        ("Is a whale a fish?", "No, it is a mammal.", "no", True),
+        ("Is a whale a fish?", "Yes.", "no", False),
+        ("Is a whale a fish?", "A whale is not a fish.", "no", True),
+        ("Is a whale a fish?", "There is no doubt that a whale is a fish.", "no", False),
+        ("Is a whale a fish?", "A whale is a fish, I know no better.", "no", False),
+        ("Is the sky blue?", "The sky is blue.", "yes", True),
+        ("Is the sky blue?", "I know nothing about it.", "yes", False),
+        ("Is the sky blue?", "Yesterday.", "yes", False),
+        ("Which letter comes first?", "A spider.", "A", False),
+        ("Which letter comes first?", "The first is A.", "A", True),
+        ("Pick. A) cat B) dog C) fish", "The answer is B.", "B", True),
+        ("Pick. A) cat B) dog C) fish", "B) dog", "B", True),
+        ("Pick. A) cat B) dog C) fish", "A dog.", "B", True),
+        ("Pick. A) cat B) dog C) fish", "A) cat", "B", False),
+        ("Pick. A) cat B) dog C) fish", "A dog.", "A", False),
+        ("Pick. A) cat B) dog C) fish", "It's not B, but C.", "B", False),
+        ("What is the chemical symbol of potassium?", "The symbol is K.", "K", True),
+        ("What is the chemical symbol of potassium?", "Potassium is Po. K?", "K", False),
+        ("What is the chemical symbol of gold?", "Au (from aurum)", "Au", True),
+        ("What is the chemical symbol of indium?", "It is found in rocks.", "In", False),
+        ("Who wrote Emma?", "Austen wrote it.", "Jane Austen", True),
+        ("Who wrote Emma?", "Caroline Austen wrote it.", "Jane Austen", False),
+        ("Who wrote Emma?", "Miss Jane Austen.", "Jane Austen", True),
+        ("Who wrote it?", "García Márquez", "Gabriel García Márquez", True),
+        ("Who wrote it?", "Gabriel Garcia Marquez wrote it.", "Gabriel García Márquez", True),
+        ("Which is larger, Jupiter or Mars?", "Jupiter is larger than Mars.", "Jupiter", True),
+        ("Which is larger, Jupiter or Mars?", "Mars is larger than Jupiter.", "Jupiter", False),
+        ("Which is larger, Jupiter or Mars?", "Both Jupiter and Mars are large.", "Jupiter", False),
+        ("Which is larger, Jupiter or Mars?", "Jupiter.", "Jupiter", True),
+        ("In which state is Oklahoma City?", "Oklahoma City is in Texas.", "Oklahoma", False),
+        ("In which state is Oklahoma City?", "Oklahoma City is in Oklahoma.", "Oklahoma", True),
+        ("What is the plural of mouse?", "The plural of mouse is mouses.", "mice", False),
+        ("What colour is it?", "It's a grey cat's fur: gray.", "grey", True),
+        ("Name the colours.", "blue, white and red", "red, white and blue", True),
+        ("Name the colours.", "blue and red", "red, white and blue", False),
+        ("What is it made of?", "It is made from bees' wax.", "wax", True),
+        ("Where is it?", "In the Berlin office", "our Berlin office", True),
+        ("What is H2O?", "Water (H₂O) is water.", "water", True),
+        ("Was kostet es?", "Es kostet 5 €.", "5 Euro", True),
+        ("Why is it forbidden?", "Because they distract the drivers of cranes.", "they distract crane drivers", True),
+    ],
+)
+def test_kinds_of_references(question: str, text: str, reference: str, *, right: bool) -> None:
+    assert says(question, text, [reference]) is right
+
+
+@given(st.sampled_from(["Paris", "Jane Austen", "carbon dioxide", "42", "18 weeks", "Brasília", "K", "the Nile"]))
+def test_a_reference_by_itself_is_right_and_denied_wrong(reference: str) -> None:
+    for right in (reference, reference.upper(), f"It is {reference}.", f"The answer is {reference}, of course."):
+        assert says("What is it?", right, [reference]) or (right.isupper() and len(reference) < 2)
+    for wrong in (f"It is not {reference}.", f"{reference} is wrong.", f"I don't think it is {reference}.", "", "  "):
+        assert not says("What is it?", wrong, [reference])
+
+
+@given(st.text(max_size=80), st.text(max_size=80), st.lists(st.text(max_size=20), max_size=3))
+def test_any_text_gets_a_verdict(question: str, text: str, references: list[str]) -> None:
+    assert says(question, text, references) in (True, False)
+
+
+def test_several_references_and_none() -> None:
+    assert says("Who?", "It was Dumas.", ["Verne", "Dumas"])
+    assert not says("Who?", "It was Dumas.", [])
+    assert not says("Who?", "It was Dumas.", ["", " "])
+
+
+def test_it_is_what_chat_models_are_graded_by() -> None:
+    assert default_grader("chat@0123456789ab") == "contains"
+    assert default_grader("chat@plain") == "exact-match"
+    assert GRADERS["contains"] == Contains()
+    assert Contains()("It's Paris.", ["Paris"])
+
+
+@pytest.mark.parametrize(("part", "at_most"), [("develop", 0.04), ("first report", 0.06), ("second report", 0.04)])
+def test_answers_that_were_read(part: str, at_most: float) -> None:
+    rows = [row for row in map(json.loads, READ.read_text(encoding="utf-8").splitlines()) if row["part"] == part]
+    items = [AnswerToGrade(row["question"], row["answer"], tuple(row["answers"])) for row in rows]
+
+    def wrong(name: str) -> float:
+        pairs = zip(GRADERS[name].grade(items), rows, strict=True)
+        return sum(verdict != row["correct"] for verdict, row in pairs) / len(rows)
+
+    assert wrong("contains") <= at_most
+    assert wrong("exact-match") > 0.3  # what the grader is for
