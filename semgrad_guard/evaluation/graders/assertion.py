@@ -73,19 +73,21 @@ _NOT_SO = re.compile(
 _BACK = _any("necessarily, actually, really, so, true, correct, right, the case, itself, one")
 _TAKEN_BACK = re.compile(rf"\bbut (?:its|it is|that is|thats|this is|he is|she is) not {_BACK}\b")
 
+_NEXT, _REMEMBERED = 12, 120
+
 
 def asserted(text: Reading, start: int, end: int) -> bool:
     """The words from `start` to `end` are said of the question's matter, and not denied, doubted or merely compared."""
-    first, last = text.sentence(start)
+    first, last = text.around(start, end)
     before = re.sub(r"\bno other (?:\w+ )?than\b", "", text.plain(_clause_start(text, first, start), start))
     if "?" in text.gap_after(last - 1) or denied(text, start, end) or _BESIDE.search(before):
         return False
-    return not _refused(text, start, first)
+    return not _refused(text, start)
 
 
 def denied(text: Reading, start: int, end: int) -> bool:
     """The sentence says that it is not so: "not Paris", "Paris is wrong", "rather than Paris"."""
-    first, last = text.sentence(start)
+    first, last = text.around(start, end)
     before = text.plain(_clause_start(text, first, start), start)
     if _negated_before(before):
         return True
@@ -95,9 +97,9 @@ def denied(text: Reading, start: int, end: int) -> bool:
         stop == end and re.match(r"(?:is |thats |which is )?(?:wrong|incorrect|false)\b", after)
     ):
         return True
-    if _TAKEN_BACK.search(after) or _CORRECTED.match(text.plain(end, len(text.words))):
+    if _TAKEN_BACK.search(after) or _CORRECTED.match(text.plain(end, end + _NEXT)):
         return True
-    return bool(_NOT_SO.match(text.plain(last, min(last + 6, len(text.words))))) and last < len(text.words)
+    return bool(_NOT_SO.match(text.plain(last, last + _NEXT))) and last < len(text.words)
 
 
 def _negated_before(before: str) -> bool:
@@ -136,9 +138,9 @@ def _in_list(text: Reading, index: int, first: int) -> bool:
     )
 
 
-def _refused(text: Reading, start: int, first: int) -> bool:
+def _refused(text: Reading, start: int) -> bool:
     """The answer says that it does not know, in this sentence or before, and has not turned since."""
-    said = text.plain(0, start)
+    said = text.plain(max(0, start - _REMEMBERED), start)
     found = list(_REFUSED.finditer(said))
     if not found:
         return False

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import islice
 
 from semgrad_guard.engine.texts.words import normalise
 from semgrad_guard.evaluation.graders.asked import Asked, ask
@@ -28,6 +29,7 @@ _FILLERS = words_of("of in on at to and or is are was were that this it its his 
 _TITLES = words_of("mr mrs miss ms dr sir lady lord president king queen saint then so and by but since because")
 _JOINED_FROM = 8
 _LONG = 6
+_MENTIONS = 20
 _LONG_RECALL = 0.75
 _SHORT = 5
 
@@ -79,7 +81,7 @@ def _says(asked: Asked, answer: Reading, reference: str, references: Sequence[st
 
 
 def _says_phrase(asked: Asked, answer: Reading, reference: str, references: Sequence[str]) -> bool:
-    found = list(_mentions(asked, answer, reference))
+    found = list(islice(_mentions(asked, answer, reference), _MENTIONS))
     if asked.choice_against(_reference_words(reference)):
         return _chosen(asked, answer, reference, found)
     found = [span for span in found if not asked.repeated(answer, span)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -17,6 +18,7 @@ _WORD = re.compile(
 _UNIT_AT_NUMBER = re.compile(r"(?<=\d)()(?=(?:[kmc]?m|[km]?g|m?l|[kMGT]B|ft|h|s|hr|min|mph)\b)")
 _ABBREVIATED = words_of("dr mr mrs ms prof st approx ca vs jr sr")
 _END = re.compile(r"[.!?。]+|\n\s*\n|;")
+_REACH = 40
 _MONEY = frozenset("$€£¥")
 
 
@@ -63,9 +65,12 @@ class Reading:
     def sentence(self, index: int) -> tuple[int, int]:
         """Where the sentence of this word begins, and where it ends (exclusive)."""
         number = self.sentence_of[index]
-        end = len(self.words)
-        start = self.sentence_of.index(number)
-        return start, next((i for i in range(start, end) if self.sentence_of[i] != number), end)
+        return bisect_left(self.sentence_of, number), bisect_right(self.sentence_of, number)
+
+    def around(self, start: int, end: int) -> tuple[int, int]:
+        """The sentence of a stretch, as far as it matters: a text without full stops is one sentence, too."""
+        first, last = self.sentence(start)
+        return max(first, start - _REACH), min(last, end + _REACH)
 
     def gap_after(self, index: int) -> str:
         """What stands between this word and the next."""
