@@ -203,7 +203,8 @@ class Snapshot:
         kinds = {kind: None for module in self._all_modules() for kind in type(module).__mro__ if kind is not object}
         files = dict[str, set[str]]()
         for kind in kinds:
-            forward = unwrap(vars(kind).get("forward"))  # out of its decorators
+            forward: Any = vars(kind).get("forward")
+            forward = unwrap(forward)  # out of its decorators
             named = {"forward", *(names_in(forward.__code__) if isinstance(forward, FunctionType) else ())}
             self._choose(vars(kind), named)
             if package_of(kind) in LIBRARIES and kind.__module__ in sys.modules:
