@@ -204,8 +204,8 @@ class Snapshot:
         files = dict[str, set[str]]()
         for kind in kinds:
             forward: Any = vars(kind).get("forward")
-            forward = unwrap(forward)  # out of its decorators
-            named = {"forward", *(names_in(forward.__code__) if isinstance(forward, FunctionType) else ())}
+            inner = unwrap(forward) if callable(forward) else None  # out of its decorators
+            named = {"forward", *(names_in(inner.__code__) if isinstance(inner, FunctionType) else ())}
             self._choose(vars(kind), named)
             if package_of(kind) in LIBRARIES and kind.__module__ in sys.modules:
                 files.setdefault(kind.__module__, set()).update(named)
