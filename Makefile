@@ -9,7 +9,7 @@ POLYGRAPH := .venv-polygraph
 # REQUIRE=--require turns what a heavy check had to skip into a failure.
 REQUIRE ?=
 
-.PHONY: help check check-fast check-heavy docs check-lowest check-research check-templates release-check demo bench bench-full bench-rivals \
+.PHONY: help check check-fast check-heavy check-gpu docs check-lowest check-research check-templates release-check demo bench bench-full bench-rivals \
 	format train-pocket clean
 
 help:  ## this list
@@ -47,6 +47,9 @@ release-check: $(STAMP)  ## the wheel in an empty environment, and the README's 
 
 check-heavy: $(STAMP)  ## long simulations of the shape of prompts (tens of minutes)
 	$(BIN)/python -m pytest -n 2 -m heavy $(REQUIRE)
+
+check-gpu: $(STAMP)  ## exactness, tiers and memory on a CUDA device (skipped where there is none; REQUIRE=--require)
+	$(BIN)/python -m pytest tests/engine/test_gpu.py -m heavy $(REQUIRE)
 
 check-research: $(STAMP)  ## the tests of the embedded model's training (minutes)
 	$(BIN)/python -m pytest research
