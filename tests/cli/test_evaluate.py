@@ -177,7 +177,7 @@ def test_bad_lines_are_named_and_the_rest_evaluated(evaluate: Run, tmp_path: Pat
             {"question": "Größe\n\t„x“?\u2028", "answers": ["\N{SNOWMAN}", "二\n三"], "id": "a"},
             {"question": "no reference"},
             {"question": ASKED[0], "answers": ["x"], "id": "a"},
-            {"question": f" {ASKED[0]}", "answers": ["y"], "id": "b"},
+            {"question": f" {ASKED[0]}", "answers": ["x"], "id": "b"},
         ],
     )
     result = evaluate("--data", data)
