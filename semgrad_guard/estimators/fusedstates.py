@@ -22,7 +22,7 @@ class FusedStates(LearnedEstimator):
     weights mean nothing for another model: calibrations bind both.
 
     Probes of hidden states: Azaria & Mitchell, "The internal state of an LLM knows when it's lying", 2023. Strong
-    shrinkage is what makes a hundred labels enough (docs/results/states.md).
+    shrinkage is what makes a hundred labels enough.
     """
 
     weights: FusedWeights | None = None
