@@ -120,7 +120,7 @@ def expectation(model: PreTrainedModel, case: Case) -> Expected:
     weight = head.weight.detach().clone().requires_grad_()
     head.register_forward_hook(lambda _, args, __: F.linear(args[0], weight, head.bias))
     embedding: Any = model.get_input_embeddings()
-    embedding.register_forward_hook(lambda _, __, output: output.clone().requires_grad_())
+    embedding.register_forward_hook(lambda _, __, output: output.requires_grad_().clone())
     with _layer_inputs(model) as inputs, torch.enable_grad():
         ids = torch.tensor([[*case.prompt, *case.response]])
         output: Any = model(input_ids=ids, output_hidden_states=True, use_cache=False, return_dict=True)

@@ -83,10 +83,14 @@ _SIZE_OF = {name: size for size, names in SIZES.items() for name in names}
 _MLA = {"num_key_value_heads": 4}
 _MAMBA_HEADS = {"mamba_n_heads": 8}
 _ROPE = {"rope_type": "default", "rope_theta": 1e4}
-_MIXED = ["sliding_attention", "full_attention"] * 2
-_SHARED_KEYS = {"layer_types": _MIXED, "num_kv_shared_layers": 2}
-_GEMMA_3N = {**_SHARED_KEYS, "activation_sparsity_pattern": [0.95, 0.0, 0.0, 0.0]}
-_GEMMA_4 = {"vocab_size_per_layer_input": VOCABULARY}
+# Above the layers that keep keys of their own, what a token passes on to later ones ends, and with it every gradient.
+_SHARED_KEYS = {
+    "num_hidden_layers": 6,
+    "layer_types": ["sliding_attention", "full_attention"] * 3,
+    "num_kv_shared_layers": 1,
+}
+_GEMMA_3N = {**_SHARED_KEYS, "activation_sparsity_pattern": [0.95, *[0.0] * 5]}
+_GEMMA_4 = {"vocab_size_per_layer_input": VOCABULARY, **_SHARED_KEYS}
 _STUDENT = {
     "text_config": {"hidden_size_per_layer_input": 0, "vocab_size_per_layer_input": 0, "num_kv_shared_layers": 4}
 }
@@ -116,8 +120,10 @@ DIFFERENCES: Mapping[str, Mapping[str, Any]] = {
     "gpt_neo": {"attention_types": [[["global", "local"], 2]]},
     "granitemoehybrid": _MAMBA_HEADS,
     "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 2},
+    "hrm_text": {"num_hidden_layers": 16},
     "longcat_flash": {"head_dim": 4},
     "mamba2": {"num_heads": 8},
+    "minicpm3": {"dim_model_base": 24},
     "qwen4_exp": {"text_config": _QWEN_4},
     "qwen4_exp_text": _QWEN_4,
     "reformer": {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -77,7 +77,7 @@ def score_parts_in_tier(
     """Score the parts of a batch's responses in one tier."""
     scorer = Scorer(model)
     assert tier in scorer.tiers(), f"the self-check turned the {tier} tier down"
-    scorer._tiers = (tier,) if tier == "full" else (tier, "full")
+    scorer._exactness = replace(scorer.exactness(), tiers=(tier,) if tier == "full" else (tier, "full"))
     with clean_slate():
         if tier == "captured" and captured is None:
             layer = objective.span(scorer.architecture.n_layers)[0]

@@ -13,9 +13,11 @@ from transformers import PreTrainedTokenizerFast
 
 from semgrad_guard import GenerationOptions, LanguageModel
 from semgrad_guard.engine.replay.memory_budget import Memory
+from semgrad_guard.engine.scoring import scorer as scorer_module
 from semgrad_guard.engine.scoring.gradient_scores import gradient_scores
 from semgrad_guard.engine.scoring.scorer import Scorer, scorer_of
 from semgrad_guard.engine.scoring.scores import GradientScores
+from semgrad_guard.engine.scoring.self_check import self_check
 from semgrad_guard.errors import UnsupportedModelError
 
 from .scoring_paths import CASES, Case
@@ -87,8 +89,7 @@ class TestWhatLookingCosts:
     @pytest.fixture
     def checks(self, monkeypatch: pytest.MonkeyPatch) -> list[int]:
         made: list[int] = []
-        original = Scorer._check
-        monkeypatch.setattr(Scorer, "_check", lambda self, replayer: (made.append(1), original(self, replayer))[1])
+        monkeypatch.setattr(scorer_module, "self_check", lambda *given: (made.append(1), self_check(*given))[1])
         return made
 
     def test_nothing_for_modes_flags_and_edits(self, checks: list[int]) -> None:

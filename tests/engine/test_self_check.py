@@ -12,9 +12,11 @@ from transformers.models.llama import modeling_llama as llama
 
 from semgrad_guard.engine.objective import Objective
 from semgrad_guard.engine.replay.captured_states import CapturedStates
+from semgrad_guard.engine.scoring import scorer as scorer_module
 from semgrad_guard.engine.scoring.gradient_scores import gradient_scores
 from semgrad_guard.engine.scoring.scorer import Scorer, scorer_of
 from semgrad_guard.engine.scoring.scores import Tier
+from semgrad_guard.engine.scoring.self_check import self_check
 
 from .oracle import worst_relative_error
 from .scoring_paths import CASES, batch_of
@@ -56,6 +58,15 @@ class WarmLogits(LlamaForCausalLM):
         return output
 
 
+class BentLogits(LlamaForCausalLM):
+    """Does to its logits what is no factor and no cap."""
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        output = super().forward(*args, **kwargs)
+        output.logits = output.logits + 0.3 * torch.sin(output.logits)
+        return output
+
+
 class ForgetfulCache(LlamaForCausalLM):
     """Attends to nothing it has cached."""
 
@@ -92,9 +103,9 @@ def with_backdoor(kind: str) -> LlamaForCausalLM:
 
 BROKEN = {
     "a lower layer's output used above": (lambda: with_backdoor("lower layer"), ("prefix", "full")),
-    "a mean over all positions": (lambda: with_backdoor("mean"), ("full",)),
-    "logits scaled in forward": (lambda: tiny(WarmLogits), ("full",)),
-    "a cache that is ignored": (lambda: tiny(ForgetfulCache), ("full",)),
+    "a mean over all positions": (lambda: with_backdoor("mean"), ("prefix", "full")),
+    "logits bent in forward": (lambda: tiny(BentLogits), ("full",)),
+    "a cache that is ignored": (lambda: tiny(ForgetfulCache), ("prefix", "full")),
 }
 
 
@@ -104,7 +115,7 @@ def test_a_wrong_tier_is_turned_down_aloud_and_the_score_is_exact(case: str, cap
     model = make()
     with caplog.at_level(logging.WARNING, "semgrad_guard"):
         assert scorer_of(model).tiers() == tiers
-    assert "steps down" in caplog.text
+    assert ("steps down" in caplog.text) == (tiers == ("full",))
     captured = scorer_of(model).current_replayer().record(batch_of(CASES[:1]), 3)
     [scores] = scorer_of(model).score(batch_of(CASES[:1]), Objective(), captured)
     batch = scorer_of(model).score(batch_of(CASES), Objective())
@@ -119,7 +130,8 @@ def test_a_tier_that_raises_is_turned_down_too(
     def refuse(*_: Any, **__: Any) -> Any:
         raise RuntimeError("no such path")
 
-    monkeypatch.setattr("semgrad_guard.engine.replay.replayer.Replayer.prefix", refuse)
+    for way in ("prefix", "whole"):
+        monkeypatch.setattr(f"semgrad_guard.engine.replay.replayer.Replayer.{way}", refuse)
     model = tiny(LlamaForCausalLM)
     with caplog.at_level(logging.WARNING, "semgrad_guard"):
         assert scorer_of(model).tiers() == ("captured", "full")
@@ -140,8 +152,7 @@ def test_sound_models_pass_in_every_dtype(name: str, dtype: torch.dtype, caplog:
 
 def test_the_check_is_made_once_and_again_after_a_change(monkeypatch: pytest.MonkeyPatch) -> None:
     model, checks = tiny(LlamaForCausalLM), []
-    original = Scorer._check
-    monkeypatch.setattr(Scorer, "_check", lambda self, replayer: (checks.append(1), original(self, replayer))[1])
+    monkeypatch.setattr(scorer_module, "self_check", lambda *given: (checks.append(1), self_check(*given))[1])
     case = CASES[0]
     for _ in range(3):
         gradient_scores(model, case.prompt, case.response, semantic_token=-3)
@@ -152,7 +163,14 @@ def test_the_check_is_made_once_and_again_after_a_change(monkeypatch: pytest.Mon
     handle.remove()
 
 
-@pytest.mark.parametrize("kind", [LlamaForCausalLM, WarmLogits])
+def test_a_factor_after_the_head_is_measured() -> None:
+    model = tiny(WarmLogits)
+    assert scorer_of(model).tiers() == ("captured", "prefix", "full")
+    for found, case in zip(scorer_of(model).score(batch_of(CASES), Objective()), CASES, strict=True):
+        assert worst_relative_error(found, case.reference(model, Objective())) < 1e-7
+
+
+@pytest.mark.parametrize("kind", [LlamaForCausalLM, BentLogits])
 def test_broken_weights_settle_nothing(kind: type[LlamaForCausalLM], caplog: pytest.LogCaptureFixture) -> None:
     """NaN agrees with nothing: the tiers are decided once the model has finite outputs."""
     model = tiny(kind)
@@ -166,7 +184,7 @@ def test_broken_weights_settle_nothing(kind: type[LlamaForCausalLM], caplog: pyt
     assert not caplog.records
     with torch.no_grad():
         weight.copy_(good)
-    assert scorer_of(model).tiers() == (("full",) if kind is WarmLogits else ("captured", "prefix", "full"))
+    assert scorer_of(model).tiers() == (("full",) if kind is BentLogits else ("captured", "prefix", "full"))
     found = gradient_scores(model, case.prompt, case.response, semantic_token=case.semantic_token)
     assert worst_relative_error(found, case.reference(model, Objective())) < 1e-7
 

@@ -7,11 +7,14 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import pytest
 import torch
 
+from semgrad_guard.engine.scoring import scorer as scorer_module
 from semgrad_guard.engine.scoring.gradient_scores import gradient_scores
 from semgrad_guard.engine.scoring.scorer import Scorer, scorer_of
 from semgrad_guard.engine.scoring.scores import GradientScores
+from semgrad_guard.engine.scoring.self_check import self_check
 
 from .scoring_paths import CASES
 from .tiny_models import LONG_ROPE, build, token_ids
@@ -46,14 +49,11 @@ def test_two_threads_score_while_a_third_generates() -> None:
         assert [future.result() for future in scores] == [[found] * ROUNDS for found in scored]
 
 
-def test_the_first_scores_of_many_threads_share_one_scorer_and_one_self_check() -> None:
+def test_the_first_scores_of_many_threads_share_one_scorer_and_one_self_check(monkeypatch: pytest.MonkeyPatch) -> None:
     model = build("llama")
     checks: list[int] = []
-    original, start = Scorer._check, threading.Barrier(4)
-
-    def counted(self: Scorer, *args: object) -> object:
-        checks.append(1)
-        return original(self, *args)  # pyright: ignore
+    start = threading.Barrier(4)
+    monkeypatch.setattr(scorer_module, "self_check", lambda *given: (checks.append(1), self_check(*given))[1])
 
     def first() -> tuple[Scorer, float | None]:
         start.wait()
@@ -61,12 +61,8 @@ def test_the_first_scores_of_many_threads_share_one_scorer_and_one_self_check() 
         found = gradient_scores(model, case.prompt, case.response, semantic_token=case.semantic_token)
         return scorer_of(model), found.semgrad
 
-    Scorer._check = counted  # pyright: ignore
-    try:
-        with ThreadPoolExecutor(4) as pool:
-            results = [future.result() for future in [pool.submit(first) for _ in range(4)]]
-    finally:
-        Scorer._check = original
+    with ThreadPoolExecutor(4) as pool:
+        results = [future.result() for future in [pool.submit(first) for _ in range(4)]]
     assert len(set(results)) == 1
     assert len(checks) == 1
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from transformers import (
@@ -25,14 +25,12 @@ from semgrad_guard.engine.objective import Objective
 from semgrad_guard.engine.prompts.grammar import GrammarCompiler
 from semgrad_guard.engine.prompts.prompt import Prompt
 from semgrad_guard.engine.replay.captured_states import Capture, CapturedStates
-from semgrad_guard.engine.replay.memory_budget import give_back_memory, is_out_of_memory
+from semgrad_guard.engine.replay.memory_budget import unless_memory_runs_out
 from semgrad_guard.engine.replay.token_batch import TokenBatch
 from semgrad_guard.engine.scoring.observation import observed_layer
 from semgrad_guard.engine.scoring.scorer import Scorer, clean_slate
 from semgrad_guard.errors import EmptyLayerSpanError
 from semgrad_guard.records import Conversation
-
-T = TypeVar("T")
 
 _TOKENS = 1 << 15  # rows x columns of one run that draws samples
 
@@ -96,7 +94,7 @@ class Decoder:
         captured = (
             None
             if capture is None or other
-            else _unless_memory_runs_out(lambda: CapturedStates.of(output.past_key_values, capture, epoch))
+            else unless_memory_runs_out(lambda: CapturedStates.of(output.past_key_values, capture, epoch))
         )
         scoring = BatchScoring(
             self._scorer,
@@ -135,7 +133,7 @@ class Decoder:
             layer = objective.span(n_layers)[0]
         except EmptyLayerSpanError:  # generating is still possible; scoring will name the reason
             return None
-        if "captured" not in (_unless_memory_runs_out(self._scorer.tiers) or ()):
+        if "captured" not in (unless_memory_runs_out(self._scorer.tiers) or ()):
             return None
         return Capture.within(memory, layer=layer, start=width + min(firsts))
 
@@ -153,7 +151,7 @@ class Decoder:
         """
         drawn: list[list[int]] = []
         rows = max(1, _TOKENS // (plan.count * (max(map(len, prompts)) + plan.max_tokens)))
-        step = rows if self._scorer.architecture.takes_positions else 1
+        step = rows if self._scorer.pads else 1
         with self._scorer.lock, clean_slate():
             for start in range(0, len(prompts), step):
                 drawn += self._draw(prompts[start : start + step], plan, window, stop)
@@ -261,14 +259,3 @@ class Decoder:
 def _limit(answer: Visible, options: GenerationOptions, *, ended: bool) -> int | None:
     """The number of tokens after which an answer was cut off, None where something else ended it."""
     return None if ended or answer.cut is not None else options.max_tokens
-
-
-def _unless_memory_runs_out(work: Callable[[], T]) -> T | None:
-    """What `work` gives, for the score's sake; None where there is no room for it, for the answer can do without."""
-    try:
-        return work()
-    except Exception as error:
-        if not is_out_of_memory(error):
-            raise
-    give_back_memory()
-    return None

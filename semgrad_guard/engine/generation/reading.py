@@ -86,7 +86,7 @@ def _read(
     owners = [index for index, own in enumerate(answers) for _ in own]
     flat = [list(answer) or [0] for own in answers for answer in own]  # a filler keeps an empty answer's row
     batch = TokenBatch.of([prompts[i] for i in owners], flat, [-1] * len(flat), scorer.device)
-    if not scorer.architecture.takes_positions and not bool(batch.mask.all()):
+    if batch.is_padded and not scorer.pads:
         readings = [_pass(scorer, row, None, temperature)[0] for row in batch.rows()]
     else:
         shared = TokenBatch.of(prompts, [[0]] * len(prompts), [-1] * len(prompts), scorer.device)

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
 from torch import nn
 from transformers import PreTrainedModel
-from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
+from transformers.cache_utils import DynamicCache
+from transformers.modeling_layers import GradientCheckpointingLayer
 
 from semgrad_guard.errors import UnsupportedModelError
 
 # Attention whose keys can be cut at any position: a mask, not a state, decides what a query sees.
 _CUTTABLE = {"full_attention", "sliding_attention"}
+# Caches of such attention; a dummy stands for a layer that uses the keys of a lower one.
+_CUTTABLE_LAYERS = {"DynamicLayer", "DynamicSlidingWindowLayer", "DummyLayer"}
 
 
 @dataclass(frozen=True)
@@ -79,11 +82,13 @@ def inspect_architecture(model: nn.Module) -> Architecture:
         )
     accepted = inspect.signature(causal_lm.forward).parameters
     paths = {id(module): path for path, module in model.named_modules()}
-    n_layers = int(config.num_hidden_layers)
+    layers = _decoder_layers(causal_lm, int(config.num_hidden_layers), paths)
     return Architecture(
-        n_layers=n_layers,
+        n_layers=int(config.num_hidden_layers)
+        if layers is None
+        else len(cast(nn.ModuleList, model.get_submodule(layers))),
         head=paths[id(head)],
-        layers=_decoder_layers(model, n_layers),
+        layers=layers,
         cuttable=_is_cuttable(causal_lm, config),
         takes_positions="position_ids" in accepted,
         takes_logits_to_keep="logits_to_keep" in accepted,
@@ -116,6 +121,13 @@ def has_plain_weight(linear: nn.Linear) -> bool:
     return type(weight) is torch.Tensor and weight.is_floating_point() and weight.ndim == 2
 
 
+def virtual_tokens(model: nn.Module) -> frozenset[int]:
+    """How many columns of its own a model may put before its input: none, or a tuned prompt's virtual tokens (PEFT)."""
+    adapters: Any = getattr(model, "peft_config", None)
+    known = adapters.values() if isinstance(adapters, dict) else ()
+    return frozenset({0, *(int(each.num_virtual_tokens) for each in known if each.is_prompt_learning)})
+
+
 def _refuse_impossible(model: nn.Module) -> None:
     name = type(model).__name__
     config: Any = getattr(model, "config", None)
@@ -128,7 +140,10 @@ def _refuse_impossible(model: nn.Module) -> None:
         )
     layers = getattr(config.get_text_config(decoder=True), "num_hidden_layers", None)
     if not isinstance(layers, int) or layers < 1:
-        raise UnsupportedModelError(f"{name} states {layers} decoder layers; its config.json is broken")
+        raise UnsupportedModelError(
+            f"{name} states {layers} decoder layers: either its config.json is broken, or its layers are no single "
+            "stack, whose hidden states the scores are about. Use a model with one stack of decoder layers."
+        )
     _refuse_places(model, name)
     if any(parameter.is_inference() for parameter in model.parameters()):
         raise UnsupportedModelError(f"this {name} was loaded under torch.inference_mode(); load it outside")
@@ -168,14 +183,28 @@ def _refuse_places(model: nn.Module, name: str) -> None:
         )
 
 
-def _decoder_layers(model: nn.Module, n_layers: int) -> str | None:
-    """The path of the list of `n_layers` modules nearest to the root, like modules first; None if there is none."""
-    lists = [
-        (len({type(m) for m in module}) > 1, path.count("."), path)
-        for path, module in model.named_modules()
-        if isinstance(module, nn.ModuleList) and len(module) == n_layers
-    ]
-    return min(lists)[2] if lists else None
+def _decoder_layers(model: PreTrainedModel, n_layers: int, paths: Mapping[int, str]) -> str | None:
+    """The path of the decoder layers; None if there is no list of modules that could be they.
+
+    Of the lists of `n_layers` modules it is the one beside the embedding of the input's tokens: a tower for pictures
+    or sound may be as deep. Then like modules come first, then what is nearest to the root. Where no list is that long,
+    a config counts something else than its layers, and the list of transformers' own layers decides.
+    """
+    embedding = paths[id(model.get_input_embeddings())].split(".")
+
+    def nearest(path: str) -> tuple[int, bool, int, str]:
+        pairs = enumerate(zip(path.split("."), embedding, strict=False))
+        beside = next((place for place, (ours, its) in pairs if ours != its), 0)
+        unlike = len({type(module) for module in lists[path]}) > 1
+        return -beside, unlike, path.count("."), path
+
+    known = {path: module for path, module in model.named_modules() if isinstance(module, nn.ModuleList)}
+    lists = {path: module for path, module in known.items() if len(module) == n_layers} or {
+        path: module
+        for path, module in known.items()
+        if len(module) and all(isinstance(each, GradientCheckpointingLayer) for each in module)
+    }
+    return min(lists, key=nearest) if lists else None
 
 
 def _fixed_positions(config: Any) -> int | None:
@@ -194,10 +223,7 @@ def _is_cuttable(model: PreTrainedModel, config: Any) -> bool:
         return False
     if not set(getattr(config, "layer_types", None) or ()) <= _CUTTABLE:
         return False
-    if getattr(config, "num_kv_shared_layers", 0):
-        return False
-    known = (DynamicLayer, DynamicSlidingWindowLayer)
-    return all(type(layer) in known for layer in DynamicCache(config=config).layers)
+    return all(type(layer).__name__ in _CUTTABLE_LAYERS for layer in DynamicCache(config=config).layers)
 
 
 def _scale(config: Any) -> float:

@@ -32,6 +32,7 @@ class Attentions:
 
     def __init__(self, layers: Iterable[nn.Module]) -> None:
         AttentionInterface.register(_NAME, attend)
+        self.used = True
         configs: dict[int, Any] = {}
         self._replayed: list[tuple[nn.Module, Any, Any]] = []
         for module in (module for layer in layers for module in layer.modules()):
@@ -42,10 +43,15 @@ class Attentions:
                     configs[id(config)]._attn_implementation = _NAME
                 self._replayed.append((module, config, configs[id(config)]))
 
+    @property
+    def are_there(self) -> bool:
+        """Whether any module of the copy is concerned."""
+        return bool(self._replayed)
+
     @contextmanager
     def replaying(self) -> Iterator[None]:
-        """For the time of a block, positions with a graph attend as described above."""
-        for module, _, ours in self._replayed:
+        """For the time of a block, positions with a graph attend as described above (unless `used` was cleared)."""
+        for module, _, ours in self._replayed if self.used else ():
             vars(module)["config"] = ours
         try:
             yield
@@ -66,10 +72,11 @@ def attend(
 ) -> tuple[torch.Tensor, None]:
     """transformers' attention interface: query [B, H, n, d], key [B, G, N, d], value [B, G, N, e] to [B, n, H, e].
 
-    Where no gradient is recorded, no mask says what each query sees, or a model asks for more than a mask, the
-    library's own attention answers.
+    Where no gradient is recorded, no mask says what each query sees, the mask is computed from states and so has a
+    gradient of its own, or a model asks for more than a mask, the library's own attention answers.
     """
-    asked = attention_mask is None or any(options.get(name) is not None for name in _MORE)
+    asked = attention_mask is None or attention_mask.requires_grad
+    asked = asked or any(options.get(name) is not None for name in _MORE)
     if asked or not query.requires_grad or query.device.type != "cpu":
         plain = ALL_ATTENTION_FUNCTIONS[_PLAIN]
         return plain(module, query, key, value, attention_mask, scaling=scaling, **options)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any, cast
 
@@ -69,6 +69,7 @@ class LayerInputs:
     def __init__(self, layers: nn.ModuleList | None, n_layers: int, span: Sequence[int]) -> None:
         self._layers, self._n_layers, self._span = layers, n_layers, span
         self._seen: dict[int, torch.Tensor] = {}
+        self._calls = 0
 
     @contextmanager
     def watched(self) -> Iterator[None]:
@@ -77,27 +78,75 @@ class LayerInputs:
             yield
             return
 
+        watched = {*self._span, self._n_layers - 1}
+
         def keep(layer: int) -> InputHook:
-            return lambda states: self._seen.__setitem__(layer, states)
+            return lambda states: self._keep(layer, states)
 
-        with input_hooks(self._layers, {layer: keep(layer) for layer in {*self._span, self._n_layers - 1}}):
+        with input_hooks(self._layers, {layer: keep(layer) for layer in watched}):
             yield
+        if self._calls > len(self._seen):
+            raise UnsupportedModelError(
+                "this model runs its decoder layers several times over, so that a layer has no single hidden state to "
+                "differentiate by. Use a model that runs each layer once."
+            )
 
-    def verified(self, recorded: Sequence[torch.Tensor] | None, model: str) -> tuple[torch.Tensor, ...]:
-        """h^(l) as the decoder layers received it, verified by the model's own record; else from that record.
+    def _keep(self, layer: int, states: torch.Tensor) -> None:
+        self._seen[layer] = states
+        self._calls += 1
 
-        (Some models, Mamba for one, record the layers' outputs without the embedding: their numbering is off by one.)
+    def verified(
+        self, recorded: Sequence[torch.Tensor] | None, model: str, columns: Collection[int]
+    ) -> tuple[tuple[torch.Tensor, ...], int]:
+        """h^(l) as the decoder layers received it, verified by the model's own record; and which axis counts tokens.
+
+        Where the record holds other tensors, it is taken instead, if it has one for each layer. (Some models, Mamba for
+        one, record the layers' outputs without the embedding: their numbering is off by one.)
+
+        Args:
+            recorded: the model's `hidden_states`.
+            model: its name, for errors.
+            columns: how many tokens each row may have.
 
         Raises:
-            UnsupportedModelError: which recorded state belongs to which layer of this kind of `model` is not known.
+            UnsupportedModelError: which recorded state belongs to which layer or token is not known.
         """
-        record = recorded or ()
+        states = self._states(recorded or (), model)
+        axes = {_token_axis(each, columns) for each in states}
+        if len(axes) > 1 or None in axes:
+            raise UnsupportedModelError(
+                f"{model} has hidden states of shape {tuple(states[0].shape)} for {min(columns)} tokens; which of them "
+                "belong to which token is not known. Use a model whose layers pass on one state for each token."
+            )
+        (axis,) = axes
+        return states, cast(int, axis)
+
+    def _states(self, record: Sequence[torch.Tensor], model: str) -> tuple[torch.Tensor, ...]:
         beyond_embedding = [states for layer, states in self._seen.items() if layer]
         if beyond_embedding and all(any(states is other for other in record) for states in beyond_embedding):
             return tuple(self._seen[layer] for layer in self._span)
         if len(record) != self._n_layers + 1:
             raise UnsupportedModelError(
                 f"{model} reports {len(record)} hidden states for its {self._n_layers} decoder layers; which one "
-                "belongs to which layer is not known"
+                "belongs to which layer is not known. Use a model that runs every layer of its stack on text."
             )
         return tuple(record[layer] for layer in self._span)
+
+
+def _token_axis(states: torch.Tensor, columns: Collection[int]) -> int | None:
+    """The axis that counts tokens; None where several could, or none.
+
+    Usually states are [B, tokens, d]. A model with several residual streams has [B, tokens, streams, d] or
+    [streams, B, tokens, d].
+    """
+    if states.ndim == 3:
+        return 1 if states.shape[1] in columns else None
+    axes = [axis for axis in (1, 2) if states.shape[axis - 1] not in columns and states.shape[axis] in columns]
+    return axes[0] if states.ndim == 4 and len(axes) == 1 else None
+
+
+def by_token(states: torch.Tensor, token_axis: int) -> torch.Tensor:
+    """States or their gradients as [B, tokens, width], all residual streams of a token side by side."""
+    if states.ndim == 3:
+        return states
+    return states.movedim((token_axis - 1, token_axis), (0, 1)).flatten(2)

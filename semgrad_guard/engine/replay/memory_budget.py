@@ -6,11 +6,13 @@ import gc
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -51,6 +53,17 @@ def is_out_of_memory(error: BaseException) -> bool:
     if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
         return True
     return isinstance(error, RuntimeError) and any(sign in str(error) for sign in _SIGNS)
+
+
+def unless_memory_runs_out(work: Callable[[], T]) -> T | None:
+    """What `work` gives; None where there is no room for it."""
+    try:
+        return work()
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+    give_back_memory()
+    return None
 
 
 def give_back_memory() -> None:

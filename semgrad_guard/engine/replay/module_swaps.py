@@ -15,9 +15,15 @@ from semgrad_guard.engine.models.architecture import Architecture, submodule_set
 class HeadRecorder(nn.Module):
     """Takes the head's place: keeps its input and answers with one zero per position, at no cost."""
 
-    def __init__(self) -> None:
+    def __init__(self, head: nn.Linear) -> None:
         super().__init__()
+        self._head = (head,)  # not a module of this one
         self._inputs: list[torch.Tensor] = []
+
+    @property
+    def weight(self) -> torch.Tensor:
+        """The head's: some models ask for its dtype."""
+        return self._head[0].weight
 
     def forward(self, states: torch.Tensor) -> torch.Tensor:
         self._inputs.append(states)
@@ -66,7 +72,7 @@ class ModuleSwaps:
         self._head = model_copy.get_submodule(architecture.head)
         self._head.register_forward_pre_hook(restride)
         self._put_head = submodule_setter(model_copy, architecture.head)
-        self._recorder = HeadRecorder()
+        self._recorder = HeadRecorder(cast(nn.Linear, self._head))
         self._returns_tuple: bool | None = None
 
     @property
@@ -105,14 +111,14 @@ class ModuleSwaps:
         layers = self.layers
         lower = list(layers)[:count]
         for index, layer in enumerate(lower):
-            layers[index] = Bypass.of(layer, returns_tuple=self._layers_return_tuples())
+            layers[index] = Bypass.of(layer, returns_tuple=self.layers_return_tuples())
         try:
             yield
         finally:
             for index, layer in enumerate(lower):
                 layers[index] = layer
 
-    def _layers_return_tuples(self) -> bool:
+    def layers_return_tuples(self) -> bool:
         """Whether a decoder layer answers with a tuple; seen once on a single token."""
         if self._returns_tuple is None:
             seen: list[bool] = []

@@ -3,8 +3,9 @@
 Three ways ("tiers"), from cheap to general:
 
     captured   the upper layers over positions >= t*, from h^(k) kept while generating and a cut of the KV cache
-    prefix     one no-gradient pass up to t*, then every layer over positions >= t* (texts from anywhere)
-    full       the whole sequence with the model's own code and plain autograd (states that cannot be cut at t*)
+    prefix     one no-gradient pass up to t*, then every layer over positions >= t* (texts from anywhere); where states
+               cannot be cut at t* (`whole`), one pass over the whole sequence, with a graph from the span's first layer
+    full       the whole sequence by the model's own ordinary call and plain autograd
 
 Only positions >= t* can carry gradient to h_{t*}; all earlier ones are constants that a KV cache holds.
 """
@@ -21,10 +22,10 @@ import torch
 from torch import nn
 from transformers.cache_utils import Cache
 
-from semgrad_guard.engine.models.architecture import Architecture
+from semgrad_guard.engine.models.architecture import Architecture, virtual_tokens
 from semgrad_guard.engine.replay.attention import Attentions
 from semgrad_guard.engine.replay.captured_states import Capture, CapturedStates
-from semgrad_guard.engine.replay.input_hooks import InputHook, LayerInputs, input_hooks, stoppable
+from semgrad_guard.engine.replay.input_hooks import InputHook, LayerInputs, by_token, input_hooks, stoppable
 from semgrad_guard.engine.replay.memory_budget import Memory, activation_bytes, checkpointed
 from semgrad_guard.engine.replay.module_swaps import ModuleSwaps
 from semgrad_guard.engine.replay.prefix_cache import cut, growing_cache
@@ -37,9 +38,11 @@ from semgrad_guard.engine.replay.token_batch import TokenBatch
 class Replayed:
     """A forward pass with a graph: h^(l) of the span and `final` states before the head, [B, columns, d] each.
 
-    `hidden` begins at column `start`, `final` at column `head_start`. Where the pass went through the head (full
-    tier), there are `logits` from `head_start` instead, and `head_weight` [V, d] is what the head alone multiplied by;
-    `kept_logits` is the head's output for each response token, where its generation kept it.
+    `hidden` begins at column `start`, `final` at column `head_start`; `token_axis` is the axis of `hidden` that counts
+    columns (a model with several residual streams has more axes). Where the pass went through the head (full tier),
+    there are `logits` from `head_start` instead, and `head_weight` [V, d] is what the head alone multiplied by;
+    `raw_logits` is the head's own output, without a graph, where its module was called. `kept_logits` is the head's
+    output for each response token, where its generation kept it.
     """
 
     start: int
@@ -47,8 +50,19 @@ class Replayed:
     hidden: tuple[torch.Tensor, ...]
     head_start: int
     logits: torch.Tensor | None = None
+    raw_logits: torch.Tensor | None = None
     head_weight: torch.Tensor | None = None
     kept_logits: Sequence[torch.Tensor] | None = None
+    token_axis: int = 1
+
+
+@dataclass(frozen=True)
+class Observed:
+    """A pass without a graph: the states before the head, and h^(l), [B, columns, d] each, from column `start` on."""
+
+    start: int
+    final: torch.Tensor
+    hidden: torch.Tensor
 
 
 class Replayer:
@@ -62,7 +76,9 @@ class Replayer:
         self._copy = model_copy
         self._swaps = ModuleSwaps(self._copy, architecture)
         layers = () if architecture.layers is None else self.layers
-        self._projections, self._attentions = Projections(layers), Attentions(layers)
+        self._projections, self.attentions = Projections(layers), Attentions(layers)
+        self._token_axis = 1
+        self._virtual = virtual_tokens(self._copy)
 
     @property
     def head(self) -> nn.Linear:
@@ -73,6 +89,11 @@ class Replayer:
     def layers(self) -> nn.ModuleList:
         """The copy's decoder layers (only where the architecture has a known list of them)."""
         return self._swaps.layers
+
+    @property
+    def layers_return_tuples(self) -> bool:
+        """Whether a decoder layer answers with a tuple."""
+        return self._swaps.layers_return_tuples()
 
     def captured(self, batch: TokenBatch, span: Sequence[int], captured: CapturedStates) -> Replayed:
         """Upper layers only, from the states and the cache of a generation (`captured.layer` <= the span's first)."""
@@ -93,24 +114,42 @@ class Replayer:
             cache = cut(cache, batch.cut)
         return self._run(batch, span, cache, injected=None)
 
+    def whole(self, row: TokenBatch, span: Sequence[int]) -> Replayed:
+        """One pass over a row from its first token on, by the model's ordinary call, up to the head."""
+        hidden, table = self._leaf_hooks(span)
+        with torch.enable_grad(), self._swaps.headless() as recorder, input_hooks(self.layers, table):
+            self._ordinary(row)
+        final, states, columns = recorder.take(), tuple(hidden[layer] for layer in span), row.end + 1
+        start, head_start = columns - states[0].shape[self._token_axis], columns - final.shape[1]
+        return Replayed(start, final, states, head_start, token_axis=self._token_axis)
+
     def full(self, batch: TokenBatch, span: Sequence[int]) -> Replayed:
-        """One pass over the whole sequence with the model's own code; nothing is cut, cached or left out."""
+        """A row by the model's own ordinary call, with its tokens alone; nothing is cut, cached or left out."""
+        raw: list[torch.Tensor] = []
         inputs = self._layer_inputs(span)
         embedding: Any = self._copy.get_input_embeddings()  # pyright: ignore
         with ExitStack() as stack:
-            stack.callback(embedding.register_forward_hook(lambda *call: call[2].requires_grad_()).remove)
+            # A copy of what has a gradient: some models scale it in place.
+            began = embedding.register_forward_hook(lambda *call: call[2].detach().requires_grad_().clone())
+            stack.callback(began.remove)
+            stack.callback(self.head.register_forward_hook(lambda *call: raw.append(call[2].detach())).remove)
             weight = stack.enter_context(self._swaps.with_a_weight_of_its_own())
             stack.enter_context(inputs.watched())
             stack.enter_context(torch.enable_grad())
-            # The last token predicts nothing, but rotary frequencies may depend on the length of the sequence.
-            end = batch.end + 1
             options = {"logits_to_keep": max(batch.lengths) + 1} if self._architecture.takes_logits_to_keep else {}
-            output = self._call(batch.inputs(0, end), use_cache=False, output_hidden_states=True, **options)
-        hidden = inputs.verified(output.hidden_states, type(self._copy).__name__)
-        head_start = end - output.logits.shape[1]
-        # Columns of the model's own may stand before the batch's: the virtual tokens of a tuned prompt.
-        start = end - hidden[0].shape[1]
-        return Replayed(start, None, hidden, head_start, logits=output.logits, head_weight=weight)
+            output = self._ordinary(batch, output_hidden_states=True, **options)
+        columns = batch.end + 1
+        hidden, self._token_axis = self._verified(inputs, output, columns)
+        return Replayed(
+            columns - hidden[0].shape[self._token_axis],
+            None,
+            hidden,
+            columns - output.logits.shape[1],
+            logits=output.logits,
+            raw_logits=raw[-1] if raw else None,
+            head_weight=weight,
+            token_axis=self._token_axis,
+        )
 
     def last_states(self, batch: TokenBatch, count: int) -> torch.Tensor:
         """h^(l) of the prompts for l = 0 .. L-1 at their last `count` tokens, without a graph: [B, L, count, d]."""
@@ -119,8 +158,8 @@ class Replayer:
         with torch.no_grad(), inputs.watched():
             columns = batch.inputs(0, batch.prompt_columns)
             output = self._call(columns, use_cache=False, output_hidden_states=True, **options)
-        hidden = inputs.verified(output.hidden_states, type(self._copy).__name__)
-        return torch.stack([states[:, -count:] for states in hidden], dim=1)
+        hidden, axis = self._verified(inputs, output, batch.prompt_columns)
+        return torch.stack([by_token(states, axis)[:, -count:] for states in hidden], dim=1)
 
     def generate(
         self,
@@ -177,19 +216,23 @@ class Replayer:
             output = self._call(inputs, past_key_values=cache, use_cache=cache is not None, **options)
         return output.logits[:, -keep:], seen[0][:, -keep:] if seen else None
 
-    def observed(self, batch: TokenBatch, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """One pass up to the batch's end, without a graph: states before the head and h^(layer), [B, columns, d]."""
+    def observed(self, batch: TokenBatch, layer: int) -> Observed:
+        """One pass up to the batch's end, without a graph; a row by itself goes by the model's ordinary call."""
         seen: list[torch.Tensor] = []
         with torch.no_grad(), self._swaps.headless() as recorder, input_hooks(self.layers, {layer: seen.append}):
-            self._call(batch.inputs(0, batch.end), use_cache=False)
-        return recorder.take(), seen[0]
+            if alone := len(batch.lengths) == 1:
+                self._ordinary(batch)
+            else:
+                self._call(batch.inputs(0, batch.end), use_cache=False)
+        final = recorder.take()
+        return Observed(batch.end + alone - final.shape[1], final, by_token(seen[0], self._token_axis))
 
     def record(self, batch: TokenBatch, layer: int) -> CapturedStates:
         """What a generation of this batch would have left (for self-checks)."""
         capture, cache = Capture.within(self.memory, layer=layer, start=batch.cut), growing_cache()
         with torch.no_grad(), self._swaps.headless() as recorder, input_hooks(self.layers, {layer: capture}):
             with self._projections.listening(capture.see_output):
-                self._call(batch.inputs(0, batch.end), past_key_values=cache, use_cache=True)
+                self._call(batch.inputs(0, batch.end, told=True), past_key_values=cache, use_cache=True)
             recorder.take()
         return CapturedStates.of(cache, capture)
 
@@ -202,6 +245,20 @@ class Replayer:
         known: Outputs | None = None,
     ) -> Replayed:
         """Columns [cut, end) with the graph beginning at the span's first layer."""
+        hidden, table = self._leaf_hooks(span)
+        if injected is not None:
+            layer, kept = injected
+            above: InputHook = table.get(layer, lambda given: given)
+            table[layer] = lambda _: above(kept)
+        replaying = partial(self._replaying, known)
+        graph = self._graph(span[0], len(batch.segments) * (batch.end - batch.cut), replaying)
+        with graph, self._swaps.headless() as recorder, input_hooks(self.layers, table), replaying():
+            self._call(batch.inputs(batch.cut, batch.end), past_key_values=prefix, use_cache=prefix is not None)
+        states = tuple(hidden[layer] for layer in span)
+        return Replayed(batch.cut, recorder.take(), states, batch.cut, token_axis=self._token_axis)
+
+    def _leaf_hooks(self, span: Sequence[int]) -> tuple[dict[int, torch.Tensor], dict[int, InputHook]]:
+        """Hooks for a replay whose graph begins at the span's first layer, and where they put its hidden states."""
         hidden: dict[int, torch.Tensor] = {}
 
         def leaf(states: torch.Tensor) -> torch.Tensor:
@@ -211,21 +268,12 @@ class Replayer:
         def keep(layer: int) -> InputHook:
             return lambda states: hidden.__setitem__(layer, states)
 
-        table: dict[int, InputHook] = {layer: keep(layer) for layer in span[1:]}
-        table[span[0]] = leaf
-        if injected is not None:
-            layer, states = injected
-            table[layer] = (lambda _: leaf(states)) if layer == span[0] else (lambda _: states)
-        replaying = partial(self._replaying, known)
-        graph = self._graph(span[0], len(batch.segments) * (batch.end - batch.cut), replaying)
-        with graph, self._swaps.headless() as recorder, input_hooks(self.layers, table), replaying():
-            self._call(batch.inputs(batch.cut, batch.end), past_key_values=prefix, use_cache=prefix is not None)
-        return Replayed(batch.cut, recorder.take(), tuple(hidden[layer] for layer in span), batch.cut)
+        return hidden, {**{layer: keep(layer) for layer in span[1:]}, span[0]: leaf}
 
     @contextmanager
     def _replaying(self, known: Outputs | None) -> Iterator[None]:
         """The faster ways of a replay, for the time of a block."""
-        with self._projections.replaying(known), self._attentions.replaying():
+        with self._projections.replaying(known), self.attentions.replaying():
             yield
 
     @contextmanager
@@ -239,11 +287,22 @@ class Replayer:
                 stack.enter_context(checkpointed(layers, again))
             yield
 
+    def _ordinary(self, row: TokenBatch, **options: Any) -> Any:
+        """The model's ordinary call: with a row's tokens alone, to the last, which predicts nothing but has a place in
+        a sequence on whose length rotary frequencies may depend."""
+        with stoppable(self._stages()):
+            return self._copy(input_ids=row.ids[:, : row.end + 1], use_cache=False, **options)
+
     def _call(self, inputs: dict[str, torch.Tensor], **options: Any) -> Any:
         if not self._architecture.takes_positions:
-            del inputs["position_ids"]
+            inputs.pop("position_ids", None)
         with stoppable(self._stages()):
             return self._copy(**inputs, **options)
+
+    def _verified(self, inputs: LayerInputs, output: Any, columns: int) -> tuple[tuple[torch.Tensor, ...], int]:
+        # Columns of the model's own may stand before the batch's: the virtual tokens of a tuned prompt.
+        known = {columns + own for own in self._virtual}
+        return inputs.verified(output.hidden_states, type(self._copy).__name__, known)
 
     def _stages(self) -> Sequence[nn.Module]:
         """The modules before which a pass may be interrupted: the decoder layers and the head."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import chain
 from typing import Any
 
@@ -97,14 +98,21 @@ class TokenBatch:
                 (self.grid_columns[row] - skip,),
             )
 
-    def inputs(self, start: int, end: int) -> dict[str, torch.Tensor]:
-        """Model inputs for columns [start, end); the mask reaches back to column 0."""
-        positions = (self.mask.cumsum(1) - 1).clamp_(min=0)
-        return {
-            "input_ids": self.ids[:, start:end],
-            "attention_mask": self.mask[:, :end],
-            "position_ids": positions[:, start:end],
-        }
+    @cached_property
+    def is_padded(self) -> bool:
+        """Whether a row begins later than others."""
+        return not bool(self.mask[:, : self.prompt_columns].all())
+
+    def inputs(self, start: int, end: int, *, told: bool = False) -> dict[str, torch.Tensor]:
+        """Model inputs for columns [start, end); the mask reaches back to column 0.
+
+        A model numbers positions itself, in a way of its own, and is told them only where a row is padded; or where it
+        shall do as in generating, where transformers tells it them (`told`).
+        """
+        inputs = {"input_ids": self.ids[:, start:end], "attention_mask": self.mask[:, :end]}
+        if told or self.is_padded:
+            inputs["position_ids"] = (self.mask.cumsum(1) - 1).clamp_(min=0)[:, start:end]
+        return inputs
 
     def predicting(self, states: torch.Tensor, start: int) -> torch.Tensor:
         """From `states` of columns [start, end): those that predict the response tokens, row after row [n, d]."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import nn
@@ -15,6 +16,7 @@ from torch import nn
 from semgrad_guard.engine.interruption import current_stop
 from semgrad_guard.engine.models.architecture import LogitTransform
 from semgrad_guard.engine.objective import Norm, Objective
+from semgrad_guard.engine.replay.input_hooks import by_token
 from semgrad_guard.engine.replay.replayer import Replayed
 from semgrad_guard.engine.replay.token_batch import TokenBatch
 from semgrad_guard.engine.scoring.head import score_head
@@ -59,8 +61,12 @@ def through_head(
     semgrad, grids = [0.0] * len(parts), list[Grid]([()]) * len(parts)
     for members, chosen, is_last in _rounds(batch, seed):
         current_stop().check()
-        gradients = torch.autograd.grad(
-            states, replayed.hidden, grad_outputs=chosen.to(states.dtype), retain_graph=not is_last
+        gradients = _gradients(
+            states,
+            replayed.hidden,
+            grad_outputs=chosen.to(states.dtype),
+            retain_graph=not is_last,
+            axis=replayed.token_axis,
         )
         for row, part in members:
             at_token, grid = _reduce(batch, row, gradients, start=replayed.start, norm=objective.norm)
@@ -99,10 +105,10 @@ def through_logits(batch: TokenBatch, objective: Objective, replayed: Replayed) 
     paragrad: list[float] = []
     for number, loss in enumerate(losses, start=1):
         current_stop().check()
-        by_head, *hidden = torch.autograd.grad(
-            loss, [replayed.head_weight, *replayed.hidden], retain_graph=number < len(losses)
-        )
+        (by_head,) = torch.autograd.grad(loss, [replayed.head_weight], retain_graph=True)
         paragrad.append(_norm_of(by_head.double(), objective.norm))
+        more = number < len(losses)
+        hidden = _gradients(loss, replayed.hidden, retain_graph=more, axis=replayed.token_axis)
         at_token, grid = _reduce(batch, 0, hidden, start=replayed.start, norm=objective.norm)
         semgrad.append(at_token)
         grids.append(grid)
@@ -110,6 +116,33 @@ def through_logits(batch: TokenBatch, objective: Objective, replayed: Replayed) 
     return tuple(
         assemble(parts, "full", semgrad=semgrad, grids=grids, paragrad=paragrad, paragrad_errors=None, **tokens)
     )
+
+
+def _gradients(
+    output: torch.Tensor, hidden: Sequence[torch.Tensor], *, axis: int, retain_graph: bool, grad_outputs: Any = None
+) -> list[torch.Tensor]:
+    """The gradients by hidden states [B, columns, width].
+
+    Raises:
+        UnsupportedModelError: a state has no part in any gradient.
+    """
+    if not all(states.requires_grad for states in hidden):
+        raise UnsupportedModelError(
+            "this model runs some of its layers under torch.no_grad(), as its own code says: plain automatic "
+            "differentiation has no gradient by their hidden states. Choose other layers, or another model."
+        )
+    found = torch.autograd.grad(
+        output, list(hidden), grad_outputs=grad_outputs, retain_graph=retain_graph, allow_unused=True
+    )
+    gradients: list[torch.Tensor] = []
+    for gradient in found:
+        if gradient is None:
+            raise UnsupportedModelError(
+                "the hidden states that this model reports are copies, from which no path leads to its logits; there "
+                "is nothing to differentiate by. Use a model whose layers pass on one state for each token."
+            )
+        gradients.append(by_token(gradient, axis))
+    return gradients
 
 
 def _rounds(batch: TokenBatch, seed: torch.Tensor) -> Iterator[tuple[list[tuple[int, int]], torch.Tensor, bool]]:

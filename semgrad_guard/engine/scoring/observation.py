@@ -11,8 +11,9 @@ from dataclasses import dataclass
 
 import torch
 
-from semgrad_guard.engine.models.architecture import Architecture
+from semgrad_guard.engine.models.architecture import LogitTransform
 from semgrad_guard.engine.replay.captured_states import CapturedStates
+from semgrad_guard.engine.replay.input_hooks import by_token
 from semgrad_guard.engine.replay.replayer import Replayer
 from semgrad_guard.engine.replay.token_batch import TokenBatch
 from semgrad_guard.engine.scoring.logits import Logits
@@ -23,7 +24,7 @@ class Observation:
     """One answer as its model sees it.
 
     `log_probs` and `entropies` hold one value per response token, in nats. `state` is the mean of h^(k) [d] over the
-    positions that predict the response tokens, k = `observed_layer(L)`; empty where the model's layers are not known.
+    positions that predict the response tokens, k = `observed_layer(L)`, all residual streams side by side; empty where the model's layers are not known.
     Where a number is not finite there is nothing but the `reason`.
     """
 
@@ -50,18 +51,26 @@ def observed_layer(n_layers: int) -> int:
 
 @torch.no_grad()
 def observe(
-    batch: TokenBatch, replayer: Replayer, architecture: Architecture, captured: CapturedStates | None = None
+    batch: TokenBatch,
+    replayer: Replayer,
+    n_layers: int,
+    transform: LogitTransform,
+    captured: CapturedStates | None = None,
 ) -> tuple[Observation, ...]:
-    """Observe every row of a batch; `captured` is what its generation left, which spares the pass."""
-    layer = observed_layer(architecture.n_layers)
+    """Observe every row of a batch; `captured` is what its generation left, which spares the pass.
+
+    `transform` is what follows the model's head.
+    """
+    layer = observed_layer(n_layers)
     final = None if captured is None or captured.layer != layer else captured.final_states(batch)
     raw = None
     if captured is not None and final is not None:
-        states, raw = batch.predicting(captured.states_of(batch), batch.cut), captured.raw_logits(batch)
+        kept = by_token(captured.states_of(batch), 1)
+        states, raw = batch.predicting(kept, batch.cut), captured.raw_logits(batch)
     else:
-        whole, hidden = replayer.observed(batch, layer)
-        final, states = batch.predicting(whole, 0), batch.predicting(hidden, 0)
-    logits = Logits(final, batch.targets(), replayer.head, transform=architecture.transform, raw=raw)
+        seen = replayer.observed(batch, layer)
+        final, states = (batch.predicting(each, seen.start) for each in (seen.final, seen.hidden))
+    logits = Logits(final, batch.targets(), replayer.head, transform=transform, raw=raw)
     distribution, aims = logits.survey()
     return tuple(
         _observation(*part)

@@ -6,7 +6,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -16,27 +16,29 @@ from semgrad_guard.engine.interruption import InterruptibleLock
 from semgrad_guard.engine.models.architecture import Architecture, inspect_architecture
 from semgrad_guard.engine.objective import Objective
 from semgrad_guard.engine.replay.captured_states import CapturedStates
+from semgrad_guard.engine.replay.float_sample import float_sample, is_half
 from semgrad_guard.engine.replay.memory_budget import OUT_OF_MEMORY, Memory, give_back_memory, is_out_of_memory
 from semgrad_guard.engine.replay.model_state import Snapshot
-from semgrad_guard.engine.replay.replayer import Replayed, Replayer
+from semgrad_guard.engine.replay.replayer import Replayer
 from semgrad_guard.engine.replay.token_batch import TokenBatch
 from semgrad_guard.engine.replay.weight_sharing_copy import weight_sharing_copy
-from semgrad_guard.engine.scoring.gradients import Rows, through_head, through_logits
+from semgrad_guard.engine.scoring.gradients import Rows
 from semgrad_guard.engine.scoring.observation import Observation, observe, without_states
 from semgrad_guard.engine.scoring.scores import GradientScores, Tier, unscored
-from semgrad_guard.engine.scoring.self_check import exact_tiers
+from semgrad_guard.engine.scoring.self_check import Exactness, self_check
+from semgrad_guard.engine.scoring.tier_scores import score_by
 
 _STATES = 4  # a model's states whose tiers are remembered: with and without an adapter, say
 
 
 @dataclass(eq=False)
 class _State:
-    """What is known of the model as it was at one moment; `tiers` once they were checked."""
+    """What is known of the model as it was at one moment; `exactness` once it was checked."""
 
     snapshot: Snapshot
     replayer: Replayer
     architecture: Architecture
-    tiers: tuple[Tier, ...] | None = None
+    exactness: Exactness | None = None
 
 
 class Scorer:
@@ -56,9 +58,24 @@ class Scorer:
 
     def tiers(self) -> tuple[Tier, ...]:
         """The tiers that agree with plain autograd on this model, cheapest first; settled by one self-check."""
+        return self.exactness().tiers
+
+    def exactness(self) -> Exactness:
+        """What the model's self-check found; the first call makes it.
+
+        Raises:
+            UnsupportedModelError: the model's own ordinary call cannot be differentiated.
+        """
         with self.lock, clean_slate():
             replayer = self.current_replayer()
-            return self._tiers or self._check(replayer)
+            if self._exactness is None:
+                self._exactness = self_check(self.architecture, replayer, self._sample(replayer))
+            return self._exactness or Exactness(transform=self.architecture.transform)
+
+    @property
+    def pads(self) -> bool:
+        """Whether rows of a batch may be padded on the left, and are then what they are by themselves."""
+        return self.exactness().pads
 
     @property
     def architecture(self) -> Architecture:
@@ -95,23 +112,21 @@ class Scorer:
         Where memory runs out, the rows are tried one by one; one that has no room by itself has no score.
         """
         with self.lock, clean_slate():
-            span = objective.span(self.architecture.n_layers)
             try:
-                return self._score_batch(batch, objective, span, captured)
+                return self._score_batch(batch, objective, captured)
             except Exception as error:
                 if not is_out_of_memory(error):
                     raise
             give_back_memory()
             if len(batch.lengths) > 1:
                 return tuple(self.score_parts(row, objective)[0] for row in batch.rows())
-            tier = (self._tiers or ("full",))[0]
+            tier = "full" if self._exactness is None else self._exactness.tiers[0]
             return (tuple(unscored(tier, OUT_OF_MEMORY) for _ in batch.parts),)
 
-    def _score_batch(
-        self, batch: TokenBatch, objective: Objective, span: Sequence[int], captured: CapturedStates | None
-    ) -> Rows:
-        tiers = self._tiers_at(batch.longest)
-        if not self.architecture.takes_positions and not bool(batch.mask.all()):
+    def _score_batch(self, batch: TokenBatch, objective: Objective, captured: CapturedStates | None) -> Rows:
+        tiers = self._tiers_at(batch.longest)  # what rules every score out is said first
+        span = objective.span(self.architecture.n_layers)
+        if batch.is_padded and not self.pads:
             return self._score_singly(batch, objective, span, tiers)
         together = self._score(batch, objective, span, captured, tiers)
         if len(together) > 1 and any(scores.reason for row in together for scores in row):
@@ -126,15 +141,16 @@ class Scorer:
     def observe(self, batch: TokenBatch, captured: CapturedStates | None = None) -> tuple[Observation, ...]:
         """What every row's own tokens tell without a gradient; `captured` is what the generation of the batch left."""
         with self.lock, clean_slate():
-            replayer, architecture = self.current_replayer(), self.architecture
+            n_layers = self.architecture.n_layers
             if "prefix" not in self._tiers_at(batch.longest):
-                found = self.score(batch, Objective(layers=(architecture.n_layers - 1,)))
+                found = self.score(batch, Objective(layers=(n_layers - 1,)))
                 return tuple(without_states(each.log_probs, each.entropies, each.reason) for each in found)
-            if not architecture.takes_positions and not bool(batch.mask.all()):
-                return tuple(observe(row, replayer, architecture)[0] for row in batch.rows())
+            replayer, way = self.current_replayer(), self.exactness()
+            if len(batch.lengths) > 1 and not (way.pads if batch.is_padded else way.cuts):
+                return tuple(self.observe(row)[0] for row in batch.rows())
             kept = captured if captured is not None and self._usable(captured, batch) else None
             try:
-                together = observe(batch, replayer, architecture, kept)
+                together = observe(batch, replayer, n_layers, way.transform, kept)
             except Exception as error:
                 if not is_out_of_memory(error):
                     raise
@@ -147,7 +163,7 @@ class Scorer:
             if len(together) > 1 and any(each.reason for each in together):
                 # Padding alone makes some attention kernels answer NaN: such rows are given a second chance.
                 rows = zip(together, batch.rows(), strict=True)
-                return tuple(observe(row, replayer, architecture)[0] if each.reason else each for each, row in rows)
+                return tuple(self.observe(row)[0] if each.reason else each for each, row in rows)
             return together
 
     def _usable(self, captured: CapturedStates, batch: TokenBatch) -> bool:
@@ -156,7 +172,8 @@ class Scorer:
 
     def can_resume(self, positions: int) -> bool:
         """Whether reading so many positions in two passes, the second from a cache, gives what one pass gives."""
-        return "prefix" in self._tiers_at(positions)
+        exactness = self.exactness()
+        return exactness.pads and exactness.cuts and "prefix" in self._tiers_at(positions)
 
     def _tiers_at(self, positions: int) -> tuple[Tier, ...]:
         limit = self.architecture.fixed_positions
@@ -176,24 +193,20 @@ class Scorer:
         captured: CapturedStates | None,
         tiers: tuple[Tier, ...],
     ) -> Rows:
-        replayer = self.current_replayer()
-        if captured is not None and "captured" in tiers and captured.layer <= span[0] and self._usable(captured, batch):
-            return self._through_head(batch, objective, replayer.captured(batch, span, captured), "captured")
-        if "prefix" in tiers:
-            return self._through_head(batch, objective, replayer.prefix(batch, span), "prefix")
-        return tuple(through_logits(row, objective, replayer.full(row, span)) for row in batch.rows())
-
-    def _through_head(self, batch: TokenBatch, objective: Objective, replayed: Replayed, tier: Tier) -> Rows:
-        head = self.current_replayer().head
-        return through_head(
-            batch,
-            objective,
-            replayed,
+        found = self.exactness()
+        fits = captured is not None and captured.layer <= span[0] and self._usable(captured, batch)
+        tier: Tier = next(tier for tier in tiers if tier != "captured" or fits)
+        rows = score_by(
             tier,
-            head=head,
-            transform=self.architecture.transform,
-            kept_bytes=self.memory.logits,
+            found,
+            replayer=self.current_replayer(),
+            batch=batch,
+            objective=objective,
+            span=span,
+            captured=captured,
         )
+        off = found.deviations.get(tier)
+        return tuple(tuple(replace(scores, deviation=off) for scores in row) for row in rows)
 
     def current_replayer(self) -> Replayer:
         """The weight-sharing copy in use: a copy of the model as it is now.
@@ -249,22 +262,25 @@ class Scorer:
             self._states[0].snapshot.catch_up()
 
     @property
-    def _tiers(self) -> tuple[Tier, ...] | None:
-        return self._current().tiers
+    def _exactness(self) -> Exactness | None:
+        return self._current().exactness
 
-    @_tiers.setter
-    def _tiers(self, tiers: tuple[Tier, ...] | None) -> None:
-        self._current().tiers = tiers
+    @_exactness.setter
+    def _exactness(self, exactness: Exactness | None) -> None:
+        self._current().exactness = exactness
 
-    def _check(self, replayer: Replayer) -> tuple[Tier, ...]:
-        def score(
-            batch: TokenBatch, objective: Objective, captured: CapturedStates | None, tier: Tier
-        ) -> GradientScores:
-            span = objective.span(self.architecture.n_layers)
-            return self._score(batch, objective, span, captured, (tier,))[0][0]
+    def _sample(self, replayer: Replayer) -> Callable[[], Replayer] | None:
+        """Makes a float32 copy for the self-check of a model in half precision."""
+        model, layers = self._model(), self.architecture.layers
+        if model is None or layers is None or not is_half(replayer.head.weight):
+            return None
 
-        self._tiers = exact_tiers(self.architecture, replayer, score)
-        return self._tiers or ("full",)
+        def make() -> Replayer:
+            first = self.architecture.n_layers // 2
+            copy = float_sample(model, layers, first, returns_tuples=replayer.layers_return_tuples)
+            return Replayer(copy, self.architecture)
+
+        return make
 
 
 _scorers: weakref.WeakKeyDictionary[nn.Module, Callable[[], Scorer | None]] = weakref.WeakKeyDictionary()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain
 from typing import Literal
 
@@ -33,7 +33,9 @@ class GradientScores:
     `hybridgrad` their mixture with tau = beta = 1 (another norm or token where the objective says so). `entropies` and
     `log_probs` hold one value per response token (nats), `mean_entropy` their mean entropy, `greedy_nll` the
     response's negative log-likelihood (nats). `tier` tells how they were computed; every tier is exact.
-    `paragrad_error` is the standard error of a ParaGrad that was sampled, None where it is exact.
+    `paragrad_error` is the standard error of a ParaGrad that was sampled, None where it is exact. `deviation` is how
+    far this tier was off from plain autograd in the model's self-check, relatively and in float32 (in float64 for such
+    a model; 0 for "full", which is plain autograd); None where weights are broken.
 
     `grid[i][j]` is the mean absolute gradient at the span's i-th layer, ascending, and at the prompt's token j - n,
     n = len(grid[i]) (-1 is the prompt's last token). It covers the prompt from t* on, or its last tokens as the
@@ -51,6 +53,7 @@ class GradientScores:
     reason: str | None = None
     grid: Grid = ()
     paragrad_error: float | None = None
+    deviation: float | None = field(default=None, compare=False)
 
     @property
     def hybridgrad(self) -> float | None:
@@ -107,7 +110,22 @@ def _finite(
     return GradientScores(semgrad, paragrad, *facts, grid=grid if finite else (), paragrad_error=error)
 
 
-def agree(scores: GradientScores, expected: GradientScores, tolerance: float) -> bool:
-    """Whether both gradients exist and are equal within a relative tolerance."""
+def deviation(scores: GradientScores, expected: GradientScores) -> float:
+    """By how much SemGrad or ParaGrad differs, relative to the greater of both; infinite where one of them is none.
+
+    The entries of a layer's row of the grid count as well, relative to its greatest.
+    """
     pairs = ((scores.semgrad, expected.semgrad), (scores.paragrad, expected.paragrad))
-    return all(a is not None and b is not None and math.isclose(a, b, rel_tol=tolerance) for a, b in pairs)
+    rows = (
+        zip(scores.grid, expected.grid, strict=True)
+        if len(scores.grid) == len(expected.grid)
+        else [((0.0,), (math.inf,))]
+    )
+    off = [math.inf if a is None or b is None else _relative((a,), (b,)) for a, b in pairs]
+    return max(*off, *(_relative(ours, theirs) for ours, theirs in rows))
+
+
+def _relative(ours: Sequence[float], theirs: Sequence[float]) -> float:
+    """The greatest difference, relative to the greatest entry."""
+    difference = max(abs(a - b) for a, b in zip(ours, theirs, strict=True))
+    return difference / max(map(abs, (*ours, *theirs))) if difference else 0.0

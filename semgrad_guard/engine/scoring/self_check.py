@@ -1,79 +1,232 @@
-"""Which tiers are exact on a model: the fast ones are held against plain autograd, once, on a short made-up prompt."""
+"""Which ways of replaying are exact on a model: they are held against its own ordinary call and plain autograd.
+
+This is done once, on two short made-up prompts, in float32 (or float64) whatever the model's dtype is: bfloat16's own
+noise hides errors of ten per cent and more. A model in half precision is checked by a float32 copy, or a few layers of
+it where the copy would be large; in its own dtype it must then agree as far as that allows.
+"""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 
-from semgrad_guard.engine.models.architecture import Architecture
+from semgrad_guard.engine.models.architecture import Architecture, LogitTransform
 from semgrad_guard.engine.objective import Objective
-from semgrad_guard.engine.replay.captured_states import CapturedStates
 from semgrad_guard.engine.replay.memory_budget import is_out_of_memory
-from semgrad_guard.engine.replay.replayer import Replayer
+from semgrad_guard.engine.replay.replayer import Replayed, Replayer
 from semgrad_guard.engine.replay.token_batch import TokenBatch
 from semgrad_guard.engine.scoring.gradients import no_gradient, through_logits
-from semgrad_guard.engine.scoring.scores import NO_GRADIENT, GradientScores, Tier, agree
-from semgrad_guard.errors import AnswerInterruptedError
+from semgrad_guard.engine.scoring.scores import NO_GRADIENT, GradientScores, Tier, deviation
+from semgrad_guard.engine.scoring.tier_scores import Exactness, score_by
+from semgrad_guard.errors import AnswerInterruptedError, SemGradGuardError, UnsupportedModelError
 
 logger = logging.getLogger("semgrad_guard")
-
-ScoreByTier = Callable[[TokenBatch, Objective, "CapturedStates | None", Tier], GradientScores]
-"""Scores a batch of one answer by one tier; the scores say which tier it really was."""
 
 # How far two exact computations may differ in each dtype: kernels of other shapes round differently, and scores of
 # nearly certain answers carry that noise (bfloat16: up to 15 % at a mean entropy of 0.3).
 _TOLERANCE = {torch.float64: 1e-7, torch.float32: 1e-3, torch.float16: 0.05, torch.bfloat16: 0.25}
-_PROMPT, _RESPONSE = 9, 4
+_LOOSEST = 0.25
+_PROMPT, _SHORT_PROMPT, _RESPONSE = 9, 5, 4
 
 
-def exact_tiers(architecture: Architecture, replayer: Replayer, score: ScoreByTier) -> tuple[Tier, ...] | None:
-    """The tiers that agree with plain autograd in the model's own dtype, cheapest first, "full" always the last.
+def self_check(
+    architecture: Architecture, replayer: Replayer, sample: Callable[[], Replayer] | None
+) -> Exactness | None:
+    """Which ways are exact on the model that `replayer` replays; `sample` makes its float32 copy, where it needs one.
 
     None where there is nothing to compare by (broken weights): that settles nothing, and is asked again next time.
 
     Raises:
-        UnsupportedModelError: no gradient reaches the hidden states of this model.
+        UnsupportedModelError: the model's own ordinary call cannot be differentiated; the message says why.
     """
-    if architecture.layers is None or not architecture.cuttable:
-        logger.info("semgrad-guard replays whole sequences: this architecture's states cannot be cut at t*")
-        return ("full",)
-    batch, objective = _batch(replayer), _objective(architecture.n_layers)
-    span = objective.span(architecture.n_layers)
-    (expected,) = through_logits(batch, objective, replayer.full(batch, span))
-    if expected.reason == NO_GRADIENT:
-        raise no_gradient()
-    if expected.reason is not None:
+    check = _Check(architecture, replayer)
+    expected = check.expected()
+    if expected is None:
         return None
-    agreeing: list[Tier] = []
-    for tier in ("captured", "prefix"):
+    if architecture.layers is None:
+        logger.info("semgrad-guard replays whole sequences: this architecture has no known list of decoder layers")
+        return Exactness(transform=architecture.transform)
+    found = check.settled() if sample is None else _by_sample(architecture, sample, check)
+    replayer.attentions.used = found.attentions
+    if "prefix" not in found.tiers:
+        logger.warning("semgrad-guard steps down to slower scoring for this model: %s", [*found.tiers])
+    return found
+
+
+def _by_sample(architecture: Architecture, sample: Callable[[], Replayer], check: _Check) -> Exactness:
+    """What a float32 copy says, as far as the model in its own dtype does not contradict it."""
+    try:
+        found = _Check(architecture, sample()).settled()
+    except AnswerInterruptedError:
+        raise
+    except Exception as error:
+        if is_out_of_memory(error):  # which says nothing of the model
+            raise
+        # Unknown model code may fail in any way; what cannot be checked is not used.
+        logger.warning("semgrad-guard: this model cannot be checked in float32 (%r)", error)
+        return Exactness(transform=architecture.transform)
+    check.replayer.attentions.used = found.attentions
+    tiers = [tier for tier in found.tiers if tier == "full" or check.agrees(tier, found)]
+    return replace(found, tiers=tuple(tiers))
+
+
+class _Check:
+    """The comparisons on one replayer."""
+
+    def __init__(self, architecture: Architecture, replayer: Replayer) -> None:
+        self.architecture, self.replayer = architecture, replayer
+        self.objective = Objective()
+        self.span = _span(architecture.n_layers)
+        self.tolerance = _TOLERANCE.get(replayer.head.weight.dtype, _LOOSEST)
+        self._expected: list[GradientScores] = []
+
+    def expected(self) -> GradientScores | None:
+        """What plain autograd says of the first prompt, by the model's ordinary call; None where nothing is finite."""
+        expected, _ = self._full(_PROMPT)
+        while expected.reason == NO_GRADIENT and self.span[0] > 0:
+            # Nothing may come through an upper layer's state at t*: layers that attend to the keys of lower ones
+            # alone pass nothing on from token to token. Lower layers do.
+            self.span = (self.span[0] - 1,)
+            expected, _ = self._full(_PROMPT)
+        if expected.reason == NO_GRADIENT:
+            raise no_gradient()
+        if expected.reason is not None:
+            return None
+        self._expected = [expected]
+        return expected
+
+    def settled(self) -> Exactness:
+        """The better of both: with the replay's own attention, or where that is not exact, with the model's."""
+        self.expected()
+        long, replayed = self._full(_PROMPT)
+        short, _ = self._full(_SHORT_PROMPT)
+        self._expected = [long, short]
+        basis = Exactness(transform=_measured(self.architecture.transform, replayed))
+        found: list[Exactness] = []
+        failures: list[str] = []
+        for attentions in (True, False):
+            self.replayer.attentions.used = attentions
+            found.append(self._tiers(replace(basis, attentions=attentions), failures))
+            if found[0].rank >= (True, True) or not (self.architecture.cuttable and self.replayer.attentions.are_there):
+                break
+        best = max(found, key=lambda each: each.rank)
+        for failure in failures if "prefix" not in best.tiers else ():
+            logger.warning("semgrad-guard: %s", failure)
+        return best
+
+    def agrees(self, tier: Tier, found: Exactness) -> bool:
+        """Whether a tier agrees with plain autograd in this replayer's dtype, as far as that allows."""
         try:
-            captured = replayer.record(batch, span[0]) if tier == "captured" else None
-            scores = score(batch, objective, captured, tier)
+            return self._deviation(tier, found) <= self.tolerance
+        except AnswerInterruptedError:
+            raise
+        except Exception as error:
+            if is_out_of_memory(error):
+                raise
+            logger.warning("semgrad-guard: the %s tier fails in this model's dtype (%r)", tier, error)
+            return False
+
+    def _full(self, prompt: int) -> tuple[GradientScores, Replayed]:
+        try:
+            replayed = self.replayer.full(self._batch(prompt), self.span)
+            (scores,) = through_logits(self._batch(prompt), self.objective, replayed)
+        except SemGradGuardError:
+            raise
+        except Exception as error:
+            if is_out_of_memory(error):
+                raise
+            raise UnsupportedModelError(
+                "this model's own ordinary call cannot be differentiated: "
+                f"{type(error).__name__}: {' '.join(str(error).split())[:300]} Check that model(input_ids=...) runs by "
+                "itself; if it does, its code rules a gradient score out."
+            ) from error
+        return scores, replayed
+
+    def _tiers(self, basis: Exactness, failures: list[str]) -> Exactness:
+        """The tiers that are exact, with replays from t* on if these are, and else with whole ones."""
+        cuts = self.architecture.cuttable
+        tried: list[tuple[Tier, bool]] = [("captured", True), ("prefix", True)] if cuts else []
+        found: dict[Tier, float] = {}
+        way = replace(basis, cuts=cuts)
+        for tier, cut in [*tried, ("prefix", False)]:
+            if tier in found:
+                continue
+            way = replace(way, cuts=cut or "captured" in found)
+            off = self._tried(tier, replace(basis, cuts=cut), failures)
+            if off is not None:
+                found[tier], way = off, replace(way, cuts=cut)
+        whole = replace(basis, tiers=(*found, "full"), deviations={**found, "full": 0.0}, cuts=way.cuts)
+        return replace(whole, pads=self._pads(whole, failures))
+
+    def _tried(self, tier: Tier, way: Exactness, failures: list[str]) -> float | None:
+        """How far a tier is off; None if that is too far, or it fails."""
+        try:
+            off = self._deviation(tier, way)
         except AnswerInterruptedError:
             raise
         except Exception as error:
             if is_out_of_memory(error):  # which says nothing of the tier
                 raise
-            # Unknown model code may fail in any way; the next tier is tried.
-            logger.warning("semgrad-guard: the %s tier fails on this model (%r)", tier, error)
-            continue
-        if scores.tier == tier and agree(scores, expected, _TOLERANCE.get(replayer.head.weight.dtype, 0.25)):
-            agreeing.append(tier)
-        else:
-            logger.warning("semgrad-guard: the %s tier disagrees with autograd: %s, %s", tier, scores, expected)
-    if len(agreeing) < 2:
-        logger.warning("semgrad-guard steps down to slower scoring for this model: %s", [*agreeing, "full"])
-    return (*agreeing, "full")
+            # Unknown model code may fail in any way; the next way is tried.
+            failures.append(f"the {tier} tier fails on this model ({error!r})")
+            return None
+        if off <= self.tolerance:
+            return off
+        failures.append(f"the {tier} tier disagrees with autograd by {off:.1%}")
+        return None
+
+    def _pads(self, found: Exactness, failures: list[str]) -> bool:
+        """Whether a row that is padded on the left, and told its positions, is what it is by itself."""
+        if not (found.cuts and "prefix" in found.tiers and self.architecture.takes_positions):
+            return False
+        try:
+            rows = self._score("prefix", found, self._batch(_PROMPT, _SHORT_PROMPT))
+        except AnswerInterruptedError:
+            raise
+        except Exception as error:  # noqa: BLE001 - as above; without room for two rows, there is none for padding
+            failures.append(f"padding fails on this model ({error!r})")
+            return False
+        # A row without finite scores is given a second chance by itself, whenever that happens.
+        return all(
+            row.reason or deviation(row, e) <= self.tolerance for row, e in zip(rows, self._expected, strict=True)
+        )
+
+    def _deviation(self, tier: Tier, way: Exactness) -> float:
+        (scores,) = self._score(tier, way, self._batch(_PROMPT))
+        return deviation(scores, self._expected[0])
+
+    def _score(self, tier: Tier, way: Exactness, batch: TokenBatch) -> list[GradientScores]:
+        captured = self.replayer.record(batch, self.span[0]) if tier == "captured" else None
+        rows = score_by(
+            tier, way, replayer=self.replayer, batch=batch, objective=self.objective, span=self.span, captured=captured
+        )
+        return [parts[0] for parts in rows]
+
+    def _batch(self, *prompts: int) -> TokenBatch:
+        """Made-up rows with prompts of so many tokens."""
+        vocabulary, device = self.replayer.head.weight.shape[0], self.replayer.head.weight.device
+        ids = [(7919 * i + 104729) % vocabulary for i in range(_PROMPT + _RESPONSE)]
+        rows = [ids[:length] for length in prompts]
+        return TokenBatch.of(rows, [ids[_PROMPT:]] * len(rows), [-3] * len(rows), device)
 
 
-def _batch(replayer: Replayer) -> TokenBatch:
-    vocabulary, device = replayer.head.weight.shape[0], replayer.head.weight.device
-    ids = [(7919 * i + 104729) % vocabulary for i in range(_PROMPT + _RESPONSE)]
-    return TokenBatch.of([ids[:_PROMPT]], [ids[_PROMPT:]], [-3], device)
+def _span(n_layers: int) -> tuple[int, ...]:
+    """A layer of the upper half, so that there are layers to leave out below it and to replay above, and the last."""
+    return tuple(sorted({min(n_layers // 2 + 1, n_layers - 1), n_layers - 1}))
 
 
-def _objective(n_layers: int) -> Objective:
-    """One layer of the upper half, so that there are layers to leave out below it and to replay above."""
-    return Objective(layers=(n_layers // 2 + 1,) if n_layers // 2 + 1 < n_layers else (n_layers - 1,))
+def _measured(declared: LogitTransform, replayed: Replayed) -> LogitTransform:
+    """What follows the head: what the config declares if that is so, else the factor that is seen."""
+    if replayed.raw_logits is None or replayed.logits is None or replayed.raw_logits.shape != replayed.logits.shape:
+        return declared
+    raw, logits = replayed.raw_logits.detach().double().flatten(), replayed.logits.detach().double().flatten()
+
+    def explains(transform: LogitTransform) -> bool:
+        return bool(torch.allclose(transform(raw), logits, rtol=1e-4, atol=1e-5 * float(logits.abs().max())))
+
+    greatest = raw.abs().topk(min(64, len(raw))).indices
+    seen = LogitTransform(scale=float((logits[greatest] / raw[greatest]).median()))
+    return seen if not explains(declared) and explains(seen) else declared

@@ -131,7 +131,7 @@ def last_states(scorer: Scorer, prompts: Sequence[Prompt], count: int) -> torch.
     with scorer.lock, clean_slate():
         replayer = scorer.current_replayer()
         batch = TokenBatch.of([p.ids for p in prompts], [[0]] * len(prompts), [-1] * len(prompts), scorer.device)
-        if not (scorer.architecture.takes_positions and scorer.architecture.cuttable):
+        if batch.is_padded and not scorer.pads:
             return torch.cat([replayer.last_states(row, count) for row in batch.rows()])
         states = replayer.last_states(batch, count)
         for number, row in enumerate(batch.rows()):

@@ -1,0 +1,97 @@
+"""A model in float32, or a few of its layers, for a self-check that half precision's own noise would blur.
+
+Which way of replaying is exact depends on a model's code, not on its numbers. So a sample need not hold all layers: one
+of each kind in the lower and in the upper half stands for the rest, which hand on what they are given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from typing import Any, cast
+
+import torch
+from torch import nn
+
+from semgrad_guard.engine.replay.module_swaps import Bypass
+from semgrad_guard.engine.replay.weight_sharing_copy import weight_sharing_copy
+
+_ALL_BYTES = 256 << 20  # in float32, up to which every layer is taken
+_HALF = (torch.float16, torch.bfloat16)
+
+
+def is_half(weight: torch.Tensor) -> bool:
+    """Whether the model computes in half precision, to judge by its head's weight."""
+    return weight.dtype in _HALF
+
+
+def float_sample(model: nn.Module, layers_path: str, first: int, *, returns_tuples: bool) -> nn.Module:
+    """A copy of `model` in float32 that shares what is float32 already, for replays from layer `first` on.
+
+    Linear maps with quantized weights are replaced by plain ones of their shape with random weights: what is checked is
+    what the model does with its layers, not what they hold.
+    """
+    twin = weight_sharing_copy(model)
+    layers = cast(nn.ModuleList, twin.get_submodule(layers_path))
+    if sum(p.numel() for p in twin.parameters()) * 4 > _ALL_BYTES:
+        kept = _representatives(layers, first)
+        for index, layer in enumerate(layers):
+            if index not in kept:
+                layers[index] = Bypass.of(layer, returns_tuple=returns_tuples)
+    _in_float32(twin, {}, torch.Generator().manual_seed(0))
+    return twin
+
+
+def _representatives(layers: Sequence[nn.Module] | nn.ModuleList, first: int) -> set[int]:
+    """The first layer of each kind below `first`, the first and the last of each from there on."""
+    kinds: dict[Hashable, list[int]] = {}
+    for index, layer in enumerate(layers):
+        kinds.setdefault((index < first, _kind(layer)), []).append(index)
+    return {index for (below, _), found in kinds.items() for index in ((found[0],) if below else (found[0], found[-1]))}  # type: ignore[misc]
+
+
+def _kind(layer: nn.Module) -> Hashable:
+    """What makes two layers alike: the types of their modules, the shapes of their weights, and plain settings."""
+    settings = [
+        (name, value)
+        for name, value in vars(layer).items()
+        if isinstance(value, (str, bool)) or (isinstance(value, (int, float)) and "idx" not in name)
+    ]
+    shapes = [(name, tuple(p.shape)) for name, p in layer.named_parameters()]
+    windows = [getattr(module, "sliding_window", None) for module in layer.modules()]
+    return (*(type(module) for module in layer.modules()), *settings, *shapes, *windows)
+
+
+def _in_float32(module: nn.Module, done: dict[int, Any], generator: torch.Generator) -> None:
+    """Turn a copy's tensors into float32, in place of the copy's references alone. Layers left out stay as they are."""
+    if isinstance(module, Bypass) or id(module) in done:
+        return
+    done[id(module)] = module
+    for name, parameter in module._parameters.items():
+        if parameter is not None and parameter.dtype in _HALF:
+            if id(parameter) not in done:
+                done[id(parameter)] = nn.Parameter(parameter.detach().float(), requires_grad=False)
+            module._parameters[name] = done[id(parameter)]
+    for name, buffer in module._buffers.items():
+        if buffer is not None and buffer.dtype in _HALF:
+            module._buffers[name] = buffer.detach().float()
+    for name, child in module._modules.items():
+        if child is None:
+            continue
+        if _is_quantized_map(child):
+            module._modules[name] = _plain_map(child, generator)
+        else:
+            _in_float32(child, done, generator)
+
+
+def _is_quantized_map(module: nn.Module) -> bool:
+    own = [tensor for tensor in (*module._parameters.values(), *module._buffers.values()) if tensor is not None]
+    plain = all(type(tensor.data) is torch.Tensor and tensor.is_floating_point() for tensor in own)
+    return hasattr(module, "in_features") and hasattr(module, "out_features") and not plain
+
+
+def _plain_map(quantized: nn.Module, generator: torch.Generator) -> nn.Linear:
+    inputs, outputs = int(cast(Any, quantized.in_features)), int(cast(Any, quantized.out_features))
+    plain = nn.Linear(inputs, outputs, bias=False, device="meta").to_empty(device="cpu")
+    weight = torch.randn(outputs, inputs, generator=generator) / inputs**0.5
+    plain.weight = nn.Parameter(weight, requires_grad=False)
+    return plain
