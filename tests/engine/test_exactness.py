@@ -20,6 +20,8 @@ Record = Callable[[str, str, float], None]
 # float64 throughout; the others cast norms, rotary angles, routers or the softmax to float32, whatever they are loaded
 # in. There a last digit of float32 may fall either way (seldom: 1e-15 is what is seen).
 ALL_DOUBLE = {"gpt2", "opt"}
+# Their own logits are float32 whatever they are loaded in; a replay that stops before the head is spared that.
+ROUNDED = {"mamba", "mamba2"}
 TIERS: tuple[Tier, ...] = ("captured", "prefix", "full")
 
 
@@ -106,4 +108,4 @@ def test_models_that_cannot_be_cut_are_replayed_whole_and_exactly(name: str, rec
         found = score_in_tier(tier, model, CASES, objective)
         error = max(map(worst_relative_error, found, expected))
         record(name, tier, error)
-        assert error < 1e-7
+        assert error < (1e-5 if name in ROUNDED and tier == "prefix" else 1e-7)

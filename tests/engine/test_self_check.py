@@ -58,6 +58,15 @@ class WarmLogits(LlamaForCausalLM):
         return output
 
 
+class CappedLogits(LlamaForCausalLM):
+    """Caps its logits by a number that no configuration tells."""
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        output = super().forward(*args, **kwargs)
+        output.logits = 7 * torch.tanh(output.logits / 7)
+        return output
+
+
 class BentLogits(LlamaForCausalLM):
     """Does to its logits what is no factor and no cap."""
 
@@ -163,8 +172,9 @@ def test_the_check_is_made_once_and_again_after_a_change(monkeypatch: pytest.Mon
     handle.remove()
 
 
-def test_a_factor_after_the_head_is_measured() -> None:
-    model = tiny(WarmLogits)
+@pytest.mark.parametrize("kind", [WarmLogits, CappedLogits])
+def test_what_follows_the_head_is_measured(kind: type[LlamaForCausalLM]) -> None:
+    model = tiny(kind)
     assert scorer_of(model).tiers() == ("captured", "prefix", "full")
     for found, case in zip(scorer_of(model).score(batch_of(CASES), Objective()), CASES, strict=True):
         assert worst_relative_error(found, case.reference(model, Objective())) < 1e-7
