@@ -129,7 +129,7 @@ def expectation(model: PreTrainedModel, case: Case) -> Expected:
         entropies = -(log_p.detach().exp() * log_p.detach()).sum(-1)
         log_probs = log_p[torch.arange(length), torch.tensor(case.response)]
         loss = (entropies * log_probs).sum()
-    record = list(output.hidden_states)
+    record = [_in_graph(states, inputs) for states in output.hidden_states]
     begins = max((k for k, states in inputs if k and states is record[0]), default=0)  # Mamba's, from layer 1 on
     layers = len(record) - 1
     span = [record[layer - begins] for layer in range(layers // 2 + 1, layers)]
@@ -140,10 +140,16 @@ def expectation(model: PreTrainedModel, case: Case) -> Expected:
     return Expected(float(at_token.abs().mean()), float(by_weight.double().abs().mean()), tokens)
 
 
+def _in_graph(states: torch.Tensor, inputs: Sequence[tuple[int, torch.Tensor]]) -> torch.Tensor:
+    """What a recorded copy with batch and tokens exchanged was made from; else the recorded states themselves."""
+    turned = states.transpose(0, 1)
+    made_from = (given for _, given in inputs if given.shape == turned.shape != states.shape)
+    return next((given for given in made_from if torch.equal(given, turned)), states)
+
+
 def _at(gradient: torch.Tensor, token: int, length: int) -> torch.Tensor:
     """All entries of one token."""
-    axis = next(axis for axis, size in enumerate(gradient.shape) if size >= length and axis > 0)
-    return gradient.select(axis, token).flatten().double()
+    return gradient.select(list(gradient.shape).index(length), token).flatten().double()
 
 
 @contextmanager

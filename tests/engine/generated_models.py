@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers import CONFIG_MAPPING, AutoConfig, AutoModel, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from .tiny_models import VOCABULARY, spread_weights
@@ -181,8 +181,19 @@ def build(model_type: str, *, seed: int = 0) -> PreTrainedModel:
     kind = AutoModelForCausalLM._model_mapping[type(config)]
     if not isinstance(config, kind.config_class):  # of the whole of which the class is a part
         config = next((part for part in vars(config).values() if isinstance(part, kind.config_class)), config)
+    _without_timm(config)
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         model: PreTrainedModel = kind._from_config(config, dtype=torch.float32)
         spread_weights(model)
     return model.eval()
+
+
+def _without_timm(config: Any) -> None:
+    """Another tower for pictures where transformers would take one from a library that is not installed."""
+    vision = getattr(config, "vision_config", None)
+    if vision is not None and AutoModel._model_mapping[type(vision)].__name__ == "TimmWrapperModel":
+        tower: Any = _tiny(CONFIG_MAPPING["siglip_vision_model"], {})
+        for name in ("vocab_size", "vocab_offset", "rms_norm_eps"):
+            setattr(tower, name, getattr(vision, name))
+        vars(config)["vision_config"] = tower  # past the check of its type

@@ -47,8 +47,10 @@ class LogitTransform:
 class Architecture:
     """The parts of a model that the engine touches, by path so that a copy of the model has them too.
 
-    `layers` is None where no list of decoder layers was recognised; `cuttable` says whether the KV cache may be cut
-    at t* (attention only, no recurrent state); `takes_positions` whether left-padded rows can be told their positions.
+    `layers` is None where no list of decoder layers was recognised; `idle` are the places in that list of layers that
+    look at pictures or sound, which text does not pass through, and `n_layers` counts the others. `cuttable` says
+    whether the KV cache may be cut at t* (attention only, no recurrent state); `takes_positions` whether left-padded
+    rows can be told their positions.
     Past `fixed_positions` tokens, rotary frequencies change with the length (dynamic and long rope), so that cached
     keys no longer are what one pass over the whole sequence would give.
     """
@@ -61,6 +63,7 @@ class Architecture:
     transform: LogitTransform
     fixed_positions: int | None = None
     takes_logits_to_keep: bool = False
+    idle: frozenset[int] = frozenset()
 
 
 def inspect_architecture(model: nn.Module) -> Architecture:
@@ -83,10 +86,10 @@ def inspect_architecture(model: nn.Module) -> Architecture:
     accepted = inspect.signature(causal_lm.forward).parameters
     paths = {id(module): path for path, module in model.named_modules()}
     layers = _decoder_layers(causal_lm, int(config.num_hidden_layers), paths)
+    members = [] if layers is None else list(cast(nn.ModuleList, model.get_submodule(layers)))
+    idle = frozenset(place for place, layer in enumerate(members) if _needs_more_than_text(layer))
     return Architecture(
-        n_layers=int(config.num_hidden_layers)
-        if layers is None
-        else len(cast(nn.ModuleList, model.get_submodule(layers))),
+        n_layers=len(members) - len(idle) or int(config.num_hidden_layers),
         head=paths[id(head)],
         layers=layers,
         cuttable=_is_cuttable(causal_lm, config),
@@ -94,6 +97,7 @@ def inspect_architecture(model: nn.Module) -> Architecture:
         takes_logits_to_keep="logits_to_keep" in accepted,
         transform=LogitTransform(scale=_scale(config), softcap=getattr(config, "final_logit_softcapping", None)),
         fixed_positions=_fixed_positions(config),
+        idle=idle,
     )
 
 
@@ -205,6 +209,12 @@ def _decoder_layers(model: PreTrainedModel, n_layers: int, paths: Mapping[int, s
         if len(module) and all(isinstance(each, GradientCheckpointingLayer) for each in module)
     }
     return min(lists, key=nearest) if lists else None
+
+
+def _needs_more_than_text(layer: nn.Module) -> bool:
+    """Whether a layer cannot be run without the states of an encoder, and is left out where there are none."""
+    given = inspect.signature(layer.forward).parameters.get("cross_attention_states")
+    return given is not None and given.default is inspect.Parameter.empty
 
 
 def _fixed_positions(config: Any) -> int | None:

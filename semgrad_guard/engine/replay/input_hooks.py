@@ -30,7 +30,7 @@ def add_input_hook(layer: nn.Module, watch: InputHook) -> Any:
 
 
 @contextmanager
-def input_hooks(layers: Sequence[nn.Module] | nn.ModuleList, table: Mapping[int, InputHook]) -> Iterator[None]:
+def input_hooks(layers: Sequence[nn.Module], table: Mapping[int, InputHook]) -> Iterator[None]:
     """Hook the inputs of several layers for the time of a block; the hooks are removed whatever happens inside."""
     with ExitStack() as stack:
         for index, watch in table.items():
@@ -66,7 +66,7 @@ class LayerInputs:
     `layers` are the decoder layers, None where the architecture has no known list of them.
     """
 
-    def __init__(self, layers: nn.ModuleList | None, n_layers: int, span: Sequence[int]) -> None:
+    def __init__(self, layers: Sequence[nn.Module] | None, n_layers: int, span: Sequence[int]) -> None:
         self._layers, self._n_layers, self._span = layers, n_layers, span
         self._seen: dict[int, torch.Tensor] = {}
         self._calls = 0
@@ -123,7 +123,7 @@ class LayerInputs:
 
     def _states(self, record: Sequence[torch.Tensor], model: str) -> tuple[torch.Tensor, ...]:
         beyond_embedding = [states for layer, states in self._seen.items() if layer]
-        if beyond_embedding and all(any(states is other for other in record) for states in beyond_embedding):
+        if beyond_embedding and all(_is_shown(states, record) for states in beyond_embedding):
             return tuple(self._seen[layer] for layer in self._span)
         if len(record) != self._n_layers + 1:
             raise UnsupportedModelError(
@@ -133,14 +133,22 @@ class LayerInputs:
         return tuple(record[layer] for layer in self._span)
 
 
+def _is_shown(states: torch.Tensor, record: Sequence[torch.Tensor]) -> bool:
+    """Whether a record of hidden states holds these, or a copy with batch and tokens exchanged."""
+    if any(states is other for other in record):
+        return True
+    turned = states.transpose(0, 1)
+    return any(turned.shape == other.shape != states.shape and torch.equal(turned, other) for other in record)
+
+
 def _token_axis(states: torch.Tensor, columns: Collection[int]) -> int | None:
     """The axis that counts tokens; None where several could, or none.
 
-    Usually states are [B, tokens, d]. A model with several residual streams has [B, tokens, streams, d] or
-    [streams, B, tokens, d].
+    Usually states are [B, tokens, d], seldom [tokens, B, d]. A model with several residual streams has
+    [B, tokens, streams, d] or [streams, B, tokens, d].
     """
     if states.ndim == 3:
-        return 1 if states.shape[1] in columns else None
+        return next((axis for axis in (1, 0) if states.shape[axis] in columns), None)
     axes = [axis for axis in (1, 2) if states.shape[axis - 1] not in columns and states.shape[axis] in columns]
     return axes[0] if states.ndim == 4 and len(axes) == 1 else None
 
@@ -148,5 +156,5 @@ def _token_axis(states: torch.Tensor, columns: Collection[int]) -> int | None:
 def by_token(states: torch.Tensor, token_axis: int) -> torch.Tensor:
     """States or their gradients as [B, tokens, width], all residual streams of a token side by side."""
     if states.ndim == 3:
-        return states
+        return states if token_axis == 1 else states.transpose(0, 1)
     return states.movedim((token_axis - 1, token_axis), (0, 1)).flatten(2)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, cast
 
@@ -81,9 +81,19 @@ class ModuleSwaps:
         return cast(nn.Linear, self._head)
 
     @property
-    def layers(self) -> nn.ModuleList:
-        """The decoder layers (only where the architecture has a known list of them)."""
+    def layers(self) -> Sequence[nn.Module]:
+        """The decoder layers that text passes through (only where the architecture has a known list of them)."""
+        members = self._members
+        return [members[place] for place in self._places]
+
+    @property
+    def _members(self) -> nn.ModuleList:
         return cast(nn.ModuleList, self._copy.get_submodule(cast(str, self._architecture.layers)))
+
+    @property
+    def _places(self) -> Sequence[int]:
+        """Where the decoder layers stand in their list."""
+        return [place for place in range(len(self._members)) if place not in self._architecture.idle]
 
     @contextmanager
     def headless(self) -> Iterator[HeadRecorder]:
@@ -108,15 +118,15 @@ class ModuleSwaps:
     @contextmanager
     def bypassing(self, count: int) -> Iterator[None]:
         """The first `count` decoder layers hand on what they are given."""
-        layers = self.layers
-        lower = list(layers)[:count]
-        for index, layer in enumerate(lower):
-            layers[index] = Bypass.of(layer, returns_tuple=self.layers_return_tuples())
+        members = self._members
+        lower = [(place, members[place]) for place in self._places[:count]]
+        for place, layer in lower:
+            members[place] = Bypass.of(layer, returns_tuple=self.layers_return_tuples())
         try:
             yield
         finally:
-            for index, layer in enumerate(lower):
-                layers[index] = layer
+            for place, layer in lower:
+                members[place] = layer
 
     def layers_return_tuples(self) -> bool:
         """Whether a decoder layer answers with a tuple; seen once on a single token."""

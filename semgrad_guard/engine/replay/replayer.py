@@ -86,8 +86,8 @@ class Replayer:
         return self._swaps.head
 
     @property
-    def layers(self) -> nn.ModuleList:
-        """The copy's decoder layers (only where the architecture has a known list of them)."""
+    def layers(self) -> Sequence[nn.Module]:
+        """The copy's decoder layers that text passes through (only where the architecture has a known list of them)."""
         return self._swaps.layers
 
     @property

@@ -10,6 +10,7 @@ import torch
 from transformers import PreTrainedModel
 
 from semgrad_guard.engine.objective import Norm, Objective, Variant
+from semgrad_guard.engine.replay.memory_budget import unless_memory_runs_out
 from semgrad_guard.engine.replay.token_batch import TokenBatch
 from semgrad_guard.engine.scoring.scorer import scorer_of
 from semgrad_guard.engine.scoring.scores import GradientScores
@@ -90,6 +91,7 @@ def gradient_scores(
         variant, span, norm=norm, weighted=weighted, last_tokens=last_tokens, sampled_rows=sampled_rows
     )
     with scorer.lock:  # one turn, in which the model is looked at once
+        unless_memory_runs_out(scorer.tiers)  # what rules every score out is said first
         objective.span(scorer.architecture.n_layers)
         embedding: Any = model.get_input_embeddings()
         vocabulary = min(int(embedding.weight.shape[0]), scorer.vocabulary)

@@ -24,8 +24,8 @@ class Observation:
     """One answer as its model sees it.
 
     `log_probs` and `entropies` hold one value per response token, in nats. `state` is the mean of h^(k) [d] over the
-    positions that predict the response tokens, k = `observed_layer(L)`, all residual streams side by side; empty where the model's layers are not known.
-    Where a number is not finite there is nothing but the `reason`.
+    positions that predict the response tokens, k = `observed_layer(L)`, with a model's several residual streams side by
+    side; empty where the model's layers are not known. Where a number is not finite there is nothing but the `reason`.
     """
 
     log_probs: tuple[float, ...]
