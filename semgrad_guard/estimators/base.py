@@ -93,6 +93,8 @@ def read_off(evidence: Evidence, objective: Objective, value: Callable[[Gradient
         "scoring_ms": round(timed.milliseconds, 3),
         "tier": scores.tier,
     }
+    if scores.deviation is not None:
+        details["deviation"] = scores.deviation
     if scores.paragrad_error is not None:
         details["paragrad_error"] = scores.paragrad_error
     number = value(scores)

@@ -142,10 +142,26 @@ DIFFERENCES: Mapping[str, Mapping[str, Any]] = {
 }
 """What the names of a config's settings do not tell: how one depends on another."""
 
+VARIANTS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
+    "falcon, 40B's layers": ("falcon", {"new_decoder_architecture": True, "num_kv_heads": 2}),
+    "falcon, alibi": ("falcon", {"alibi": True}),
+    "olmo, clipped": ("olmo", {"clip_qkv": 0.5}),
+    "granitemoehybrid, attention only": ("granitemoehybrid", {"layer_types": ["attention"] * 4}),
+    "bamba, with attention": ("bamba", {"attn_layer_indices": [1, 3]}),
+    "jamba, with attention": ("jamba", {"attn_layer_period": 2, "attn_layer_offset": 1}),
+    "kimi_linear, with attention": ("kimi_linear", {"layer_types": ["linear_attention", "full_attention"] * 2}),
+    "gemma2, deeper": ("gemma2", {"num_hidden_layers": 7}),
+    "bert, both directions": ("bert", {"is_decoder": False}),
+    "llama, dynamic positions": ("llama", {"rope_parameters": {**_ROPE, "rope_type": "dynamic", "factor": 4.0}}),
+    "mixtral, tied": ("mixtral", {"tie_word_embeddings": True}),
+}
+"""Settings of an architecture that make its code take another path."""
 
-def tiny_config(model_type: str) -> PreTrainedConfig:
-    """A config of that type whose model has some ten thousand weights."""
-    return _tiny(CONFIG_MAPPING[model_type], DIFFERENCES.get(model_type, {}))
+
+def tiny_config(name: str) -> PreTrainedConfig:
+    """A config of that type, or variant, whose model has some ten thousand weights."""
+    model_type, changes = VARIANTS.get(name, (name, {}))
+    return _tiny(CONFIG_MAPPING[model_type], {**DIFFERENCES.get(model_type, {}), **changes})
 
 
 def _tiny(kind: type[PreTrainedConfig], differences: Mapping[str, Any]) -> PreTrainedConfig:
@@ -175,9 +191,9 @@ def _parts(kind: type[PreTrainedConfig]) -> Mapping[str, type[PreTrainedConfig]]
     return {name: CONFIG_MAPPING[model_type] for name, model_type in defaults.items()}
 
 
-def build(model_type: str, *, seed: int = 0) -> PreTrainedModel:
-    """A model of that type in float32, with weights of a size that makes attention and logits far from uniform."""
-    config = tiny_config(model_type)
+def build(name: str, *, seed: int = 0) -> PreTrainedModel:
+    """A model of that type, or variant, in float32, whose weights make attention and logits far from uniform."""
+    config = tiny_config(name)
     kind = AutoModelForCausalLM._model_mapping[type(config)]
     if not isinstance(config, kind.config_class):  # of the whole of which the class is a part
         config = next((part for part in vars(config).values() if isinstance(part, kind.config_class)), config)

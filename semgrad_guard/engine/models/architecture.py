@@ -16,7 +16,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from semgrad_guard.errors import UnsupportedModelError
 
 # Attention whose keys can be cut at any position: a mask, not a state, decides what a query sees.
-_CUTTABLE = {"full_attention", "sliding_attention"}
+_CUTTABLE = {"full_attention", "sliding_attention", "attention"}
 # Caches of such attention; a dummy stands for a layer that uses the keys of a lower one.
 _CUTTABLE_LAYERS = {"DynamicLayer", "DynamicSlidingWindowLayer", "DummyLayer"}
 
@@ -229,9 +229,8 @@ def _fixed_positions(config: Any) -> int | None:
 
 
 def _is_cuttable(model: PreTrainedModel, config: Any) -> bool:
-    if getattr(model, "_is_stateful", False):
-        return False
-    if not set(getattr(config, "layer_types", None) or ()) <= _CUTTABLE:
+    kinds = set(getattr(config, "layer_types", None) or ())
+    if not kinds <= _CUTTABLE or (not kinds and getattr(model, "_is_stateful", False)):
         return False
     return all(type(layer).__name__ in _CUTTABLE_LAYERS for layer in DynamicCache(config=config).layers)
 

@@ -43,11 +43,6 @@ class Attentions:
                     configs[id(config)]._attn_implementation = _NAME
                 self._replayed.append((module, config, configs[id(config)]))
 
-    @property
-    def are_there(self) -> bool:
-        """Whether any module of the copy is concerned."""
-        return bool(self._replayed)
-
     @contextmanager
     def replaying(self) -> Iterator[None]:
         """For the time of a block, positions with a graph attend as described above (unless `used` was cleared)."""

@@ -33,6 +33,7 @@ class Projections:
     def __init__(self, layers: Iterable[nn.Module]) -> None:
         self._replaying = False
         self._known: Outputs = {}
+        self.copies = False  # whether known outputs are copied: code may change them in place
         self._listener: Callable[[Place, torch.Tensor], None] | None = None
         for number, layer in enumerate(layers):
             for path, linear in layer.named_modules():
@@ -63,7 +64,7 @@ class Projections:
             known = self._known.get(place)
             if known is None or known.shape[:-1] != states.shape[:-1]:
                 return linear_map(linear, states)
-            output: Any = _Known.apply(states, linear.weight, known)
+            output: Any = _Known.apply(states, linear.weight, known, self.copies)
             return output
         given = F.linear(states, linear.weight, linear.bias)
         if self._listener is not None:
@@ -75,12 +76,14 @@ class _Known(torch.autograd.Function):
     """An output that is known, with the gradient that the product would have sent to its input."""
 
     @staticmethod
-    def forward(ctx: Any, states: torch.Tensor, weight: torch.Tensor, output: torch.Tensor) -> torch.Tensor:
+    def forward(
+        ctx: Any, states: torch.Tensor, weight: torch.Tensor, output: torch.Tensor, copies: bool
+    ) -> torch.Tensor:
         ctx.save_for_backward(weight)
-        return output.view_as(output)
+        return output.clone() if copies else output.view_as(output)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
         (weight,), (gradient,) = ctx.saved_tensors, gradients
         by_states = input_gradient(gradient.reshape(-1, gradient.shape[-1]), weight)
-        return by_states.view(*gradient.shape[:-1], -1), None, None
+        return by_states.view(*gradient.shape[:-1], -1), None, None, None

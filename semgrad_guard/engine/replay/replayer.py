@@ -76,7 +76,7 @@ class Replayer:
         self._copy = model_copy
         self._swaps = ModuleSwaps(self._copy, architecture)
         layers = () if architecture.layers is None else self.layers
-        self._projections, self.attentions = Projections(layers), Attentions(layers)
+        self._projections, self._attentions = Projections(layers), Attentions(layers)
         self._token_axis = 1
         self._virtual = virtual_tokens(self._copy)
 
@@ -89,6 +89,18 @@ class Replayer:
     def layers(self) -> Sequence[nn.Module]:
         """The copy's decoder layers that text passes through (only where the architecture has a known list of them)."""
         return self._swaps.layers
+
+    @property
+    def plain(self) -> bool:
+        """Whether replays keep closer to the model's own code: with its attention, and with outputs that it may change.
+
+        Some models ask in the middle of their attention how they were configured, or change what a map gave in place.
+        """
+        return self._projections.copies
+
+    @plain.setter
+    def plain(self, plain: bool) -> None:
+        self._projections.copies, self._attentions.used = plain, not plain
 
     @property
     def layers_return_tuples(self) -> bool:
@@ -273,7 +285,7 @@ class Replayer:
     @contextmanager
     def _replaying(self, known: Outputs | None) -> Iterator[None]:
         """The faster ways of a replay, for the time of a block."""
-        with self._projections.replaying(known), self.attentions.replaying():
+        with self._projections.replaying(known), self._attentions.replaying():
             yield
 
     @contextmanager

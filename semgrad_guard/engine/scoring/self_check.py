@@ -51,7 +51,7 @@ def self_check(
         logger.info("semgrad-guard replays whole sequences: this architecture has no known list of decoder layers")
         return Exactness(transform=architecture.transform)
     found = check.settled() if sample is None else _by_sample(architecture, sample, check)
-    replayer.attentions.used = found.attentions
+    replayer.plain = found.plain
     if "prefix" not in found.tiers:
         logger.warning("semgrad-guard steps down to slower scoring for this model: %s", [*found.tiers])
     return found
@@ -69,7 +69,7 @@ def _by_sample(architecture: Architecture, sample: Callable[[], Replayer], check
         # Unknown model code may fail in any way; what cannot be checked is not used.
         logger.warning("semgrad-guard: this model cannot be checked in float32 (%r)", error)
         return Exactness(transform=architecture.transform)
-    check.replayer.attentions.used = found.attentions
+    check.replayer.plain = found.plain
     tiers = [tier for tier in found.tiers if tier == "full" or check.agrees(tier, found)]
     return replace(found, tiers=tuple(tiers))
 
@@ -100,7 +100,7 @@ class _Check:
         return expected
 
     def settled(self) -> Exactness:
-        """The better of both: with the replay's own attention, or where that is not exact, with the model's."""
+        """The better of both: the faster way of replaying, or where that is not exact, the one nearer to the model."""
         self.expected()
         long, replayed = self._full(_PROMPT)
         short, _ = self._full(_SHORT_PROMPT)
@@ -110,10 +110,10 @@ class _Check:
         basis = Exactness(transform=_measured(self.architecture.transform, replayed))
         found: list[Exactness] = []
         failures: list[str] = []
-        for attentions in (True, False):
-            self.replayer.attentions.used = attentions
-            found.append(self._tiers(replace(basis, attentions=attentions), failures))
-            if found[0].rank >= (True, True) or not (self.architecture.cuttable and self.replayer.attentions.are_there):
+        for plain in (False, True):
+            self.replayer.plain = plain
+            found.append(self._tiers(replace(basis, plain=plain), failures))
+            if found[0].rank >= (True, True) or not self.architecture.cuttable:
                 break
         best = max(found, key=lambda each: each.rank)
         for failure in failures if "prefix" not in best.tiers else ():

@@ -18,16 +18,17 @@ from semgrad_guard.engine.scoring.scores import Tier
 class Exactness:
     """What a self-check found.
 
-    `tiers` are exact, cheapest first, "full" always the last; `deviations` is how far SemGrad or ParaGrad was off in
-    each, relative to plain autograd. `cuts`: states before t* can be kept apart as a cache. `pads`: rows of a batch may
-    be padded on the left. `attentions`: the replay's own attention is exact. `transform` is what follows the head.
+    `tiers` are exact, cheapest first, "full" always the last; `deviations` is how far each was off, relative to plain
+    autograd. `cuts`: states before t* can be kept apart as a cache. `pads`: rows of a batch may be padded on the left.
+    `plain`: replays are exact only where they keep closer to the model's own code. `transform` is what follows the
+    head.
     """
 
     tiers: tuple[Tier, ...] = ("full",)
     deviations: Mapping[Tier, float] = field(default_factory=lambda: {"full": 0.0})
     cuts: bool = False
     pads: bool = False
-    attentions: bool = True
+    plain: bool = False
     transform: LogitTransform = field(default_factory=LogitTransform)
 
     @property
