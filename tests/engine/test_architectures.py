@@ -5,15 +5,62 @@
 
 from __future__ import annotations
 
+import importlib.util
+import json
+from pathlib import Path
+from typing import Any
+
 import pytest
 
 from .architectures import NOISE, check
 
-SPREAD = ("llama", "gpt2", "bloom", "gemma2", "deepseek_v3", "mamba", "whisper")
+SCRIPT = Path(__file__).parents[2] / "scripts" / "check_models.py"
+SPREAD = (
+    *("llama", "bloom", "roberta", "falcon", "falcon, 40B's layers", "falcon, alibi", "doge", "olmo, clipped", "mamba"),
+    *("gemma3n_text", "deepseek_v4", "mllama", "longcat_flash", "openai-gpt", "ctrl", "xlnet"),
+    *("granitemoehybrid, attention only", "moss_transcribe_diarize", "gemma4_text", "whisper"),
+)
+REFUSED = ("blt", "cpmant", "hrm_text", "musicgen", "prophetnet", "reformer")
 
 
 @pytest.mark.parametrize("model_type", SPREAD)
 def test_an_architecture_is_scored_exactly(model_type: str) -> None:
     verdict = check(model_type)
     assert verdict.outcome == "exact", verdict
+    # A noise that no rounding explains is a wrong way of replaying.
     assert (verdict.noise_ratio or NOISE) < NOISE, verdict
+
+
+@pytest.mark.parametrize("model_type", REFUSED)
+def test_what_cannot_be_scored_is_refused_in_words(model_type: str) -> None:
+    verdict = check(model_type)
+    assert verdict.outcome == "refused", verdict
+    assert "UnsupportedModelError" in verdict.message
+    assert "Use a" in verdict.message or "Load" in verdict.message or "Check" in verdict.message, "says what to do"
+
+
+@pytest.fixture(scope="module")
+def check_models() -> Any:
+    """The script of `make check-models`."""
+    spec: Any = importlib.util.spec_from_file_location("check_models", SCRIPT)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_page_is_what_the_results_say(check_models: Any) -> None:
+    results = json.loads(check_models.RESULTS.read_text(encoding="utf-8"))
+    assert check_models.PAGE.read_text(encoding="utf-8") == check_models.page(results)
+
+
+def test_the_results_hold_no_silent_error(check_models: Any) -> None:
+    """What a release of this package says about the transformers that it was checked with."""
+    results = json.loads(check_models.RESULTS.read_text(encoding="utf-8"))
+    known = [each for each in results["architectures"] if "," not in each["name"]]
+    exact = [each for each in known if each["outcome"] == "exact"]
+    fast = [each for each in exact if each["tier"] != "full"]
+    quiet = [each for each in exact if each["noise_ratio"] is not None and each["noise_ratio"] < NOISE]
+    assert {each["outcome"] for each in results["architectures"]} <= {"exact", "refused", "not built"}
+    assert len(exact) >= 0.95 * len(known)
+    assert len(fast) >= 0.7 * len(known)
+    assert len(quiet) >= 0.95 * len(exact)

@@ -1,0 +1,160 @@
+"""Every architecture of the installed transformers against plain autograd: `make check-models`.
+
+Builds a tiny random model of each, scores it in float32 and bfloat16, and compares with the model's own ordinary call
+(tests/engine/architectures.py). What is done is kept in the output file, so that a run can be stopped and resumed. In
+the end the results and the page about them are written, and a model that is neither exact nor refused in words is a
+failure.
+
+    python scripts/check_models.py --output output/models.jsonl [--only llama ...] [--page]
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import logging
+import sys
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS = ROOT / "docs" / "results" / "architectures.json"
+PAGE = RESULTS.with_suffix(".md")
+SOUND = ("exact", "refused", "not built")
+
+
+def main() -> int:
+    """Run, resume, or only write the page again."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "--output", type=Path, default=ROOT / "output" / "models.jsonl", help="where to keep what is done"
+    )
+    parser.add_argument("--only", nargs="*", default=[], help="check these alone, and write no results")
+    parser.add_argument(
+        "--page", action="store_true", help="write the page from the recorded results, and check nothing"
+    )
+    options = parser.parse_args()
+    if not options.page:
+        verdicts = _checked(options.only, options.output)
+        if options.only:
+            return int(any(verdict["outcome"] not in SOUND for verdict in verdicts))
+        _record(verdicts)
+    results = json.loads(RESULTS.read_text(encoding="utf-8"))
+    PAGE.write_text(page(results), encoding="utf-8")
+    unsound = [verdict for verdict in results["architectures"] if verdict["outcome"] not in SOUND]
+    print(f"{summary(results['architectures'])}; written to {PAGE.relative_to(ROOT)}")
+    return int(bool(unsound))
+
+
+def _checked(only: Sequence[str], output: Path) -> list[dict[str, Any]]:
+    """A verdict for each architecture and variant; those in the output file are not made again."""
+    sys.path.insert(0, str(ROOT))
+    import torch
+    import transformers
+
+    from tests.engine.architectures import check
+    from tests.engine.generated_models import MODEL_TYPES, VARIANTS
+
+    logging.disable(logging.WARNING)
+    torch.set_num_threads(1)
+    names = only or [*MODEL_TYPES, *VARIANTS]
+    release = transformers.__version__
+    done: dict[str, dict[str, Any]] = {}
+    if output.exists() and not only:
+        lines = [json.loads(line) for line in output.read_text(encoding="utf-8").splitlines()]
+        done = {line["name"]: line for line in lines if line["transformers"] == release}
+    output.parent.mkdir(parents=True, exist_ok=True)
+    for number, name in enumerate(names, start=1):
+        if name in done:
+            continue
+        done[name] = {"name": name, "transformers": release, **dataclasses.asdict(check(name))}
+        print(
+            f"{number}/{len(names)} {name}: {done[name]['outcome']} {done[name]['tier'] or done[name]['message']}",
+            flush=True,
+        )
+        if not only:
+            with output.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(done[name]) + "\n")
+    return [done[name] for name in names]
+
+
+def _record(verdicts: Sequence[Mapping[str, Any]]) -> None:
+    import torch
+
+    kept = ("name", "outcome", "tier", "error", "noise_ratio", "message")
+    results = {
+        "date": datetime.now(UTC).date().isoformat(),
+        "transformers": verdicts[0]["transformers"],
+        "torch": torch.__version__,
+        "architectures": [{key: verdict[key] for key in kept} for verdict in verdicts],
+    }
+    RESULTS.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+
+
+def summary(verdicts: Sequence[Mapping[str, Any]]) -> str:
+    """How many came out how."""
+    outcomes = Counter(verdict["outcome"] for verdict in verdicts)
+    return ", ".join(f"{count} {outcome}" for outcome, count in outcomes.most_common())
+
+
+def page(results: Mapping[str, Any]) -> str:
+    """The page about them."""
+    every = results["architectures"]
+    exact = [verdict for verdict in every if verdict["outcome"] == "exact"]
+    others = [verdict for verdict in every if verdict["outcome"] != "exact"]
+    tiers = Counter(verdict["tier"] for verdict in exact)
+    half = [verdict for verdict in exact if verdict["noise_ratio"] is not None]
+    quiet = sum(verdict["noise_ratio"] < 3 for verdict in half)
+    rows = "\n".join(f"| {v['name']} | {v['tier']} | {v['error']:.0e} | {_times(v['noise_ratio'])} |" for v in exact)
+    refused = "\n".join(f"| {v['name']} | {v['outcome']} | {_cell(v['message'])} |" for v in others)
+    return f"""# Every architecture
+
+<!-- Written by scripts/check_models.py from architectures.json; edit those. -->
+
+Checked on {results["date"]} with transformers {results["transformers"]} and torch {results["torch"]}, on a CPU, by
+`make check-models`: {summary(every)}.
+
+Every entry of transformers' own list of causal language models is built from a tiny config with random weights, and so
+are some variants of them (named after a comma). Each is scored alone and in a padded batch, and where the `captured`
+tier is offered, from captured states. The scores are compared with plain automatic differentiation by the model's own
+ordinary call, `model(input_ids=...)`.
+
+- **Exact** means: SemGrad, ParaGrad, every entropy and every log-probability agree within 1e-4 in float32.
+- **Tier** is the cheapest that is exact ([how it works](../how-it-works.md)): {tiers["captured"]} `captured`,
+  {tiers["prefix"]} `prefix`, {tiers["full"]} `full`.
+- **bfloat16** is the worst error of SemGrad and ParaGrad in bfloat16, in units of what the model's own bfloat16 pass is
+  off by. It is below 3 for {quiet} of {len(half)}. Where experts are chosen by a close call, rounding can choose others.
+
+A tiny model says nothing about a checkpoint's own numbers. When a model is loaded, its self-check does the same
+comparison on it.
+
+## Exact
+
+| architecture | tier | worst error, float32 | bfloat16 |
+| --- | --- | --- | --- |
+{rows}
+
+## Not scored
+
+What a message means and what to do stands in [troubleshooting](../troubleshooting.md#models-that-are-refused).
+
+| architecture | outcome | message |
+| --- | --- | --- |
+{refused}
+"""
+
+
+def _times(ratio: float | None) -> str:
+    return "does not run" if ratio is None else f"{ratio:.1f}"
+
+
+def _cell(message: str) -> str:
+    return message.replace("|", "\\|").replace("<", "&lt;")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
