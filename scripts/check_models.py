@@ -127,7 +127,7 @@ ordinary call, `model(input_ids=...)`.
 - **Tier** is the cheapest that is exact ([how it works](../how-it-works.md)): {tiers["captured"]} `captured`,
   {tiers["prefix"]} `prefix`, {tiers["full"]} `full`.
 - **bfloat16** is the worst error of SemGrad and ParaGrad in bfloat16, in units of what the model's own bfloat16 pass is
-  off by. It is below 3 for {quiet} of {len(half)}. Where experts are chosen by a close call, rounding can choose others.
+  off by. It is below 3 for {quiet} of {len(half)}. Rounding can choose other experts where that is a close call.
 
 A tiny model says nothing about a checkpoint's own numbers. When a model is loaded, its self-check does the same
 comparison on it.
