@@ -192,7 +192,7 @@ def _relative(ours: float, theirs: float) -> float:
 
 def _noise_ratio(model: PreTrainedModel, expected: Sequence[Expected]) -> float | None:
     """How far our scores in bfloat16 are off, at the worst, in units of how far the model's own passes are."""
-    half = model.to(torch.bfloat16)
+    half: Any = model.to(torch.bfloat16)  # pyright: ignore
     try:
         own = [expectation(half, case) for case in CASES]
         ours, _ = scores(half)

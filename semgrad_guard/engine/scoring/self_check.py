@@ -17,7 +17,7 @@ import torch
 from semgrad_guard.engine.models.architecture import Architecture, LogitTransform
 from semgrad_guard.engine.objective import Objective
 from semgrad_guard.engine.replay.memory_budget import is_out_of_memory
-from semgrad_guard.engine.replay.replayer import Replayed, Replayer
+from semgrad_guard.engine.replay.replayer import Replayer
 from semgrad_guard.engine.replay.token_batch import TokenBatch
 from semgrad_guard.engine.scoring.gradients import no_gradient, through_logits
 from semgrad_guard.engine.scoring.scores import NO_GRADIENT, GradientScores, Tier, deviation
@@ -30,6 +30,9 @@ logger = logging.getLogger("semgrad_guard")
 # nearly certain answers carry that noise (bfloat16: up to 15 % at a mean entropy of 0.3).
 _TOLERANCE = {torch.float64: 1e-7, torch.float32: 1e-3, torch.float16: 0.05, torch.bfloat16: 0.25}
 _LOOSEST = 0.25
+_HeadOutput = tuple[torch.Tensor | None, torch.Tensor | None]
+"""What the head gave, and the model's logits."""
+
 _PROMPT, _SHORT_PROMPT, _RESPONSE = 9, 5, 4
 
 
@@ -83,6 +86,7 @@ class _Check:
         self.span = _span(architecture.n_layers)
         self.tolerance = _TOLERANCE.get(replayer.head.weight.dtype, _LOOSEST)
         self._expected: list[GradientScores] = []
+        self._known: dict[tuple[int, tuple[int, ...]], tuple[GradientScores, _HeadOutput]] = {}
 
     def expected(self) -> GradientScores | None:
         """What plain autograd says of the first prompt, by the model's ordinary call; None where nothing is finite."""
@@ -102,12 +106,12 @@ class _Check:
     def settled(self) -> Exactness:
         """The better of both: the faster way of replaying, or where that is not exact, the one nearer to the model."""
         self.expected()
-        long, replayed = self._full(_PROMPT)
+        long, outputs = self._full(_PROMPT)
         short, _ = self._full(_SHORT_PROMPT)
-        if replayed.logits is not None:  # some models round them to float32
-            self.tolerance = max(self.tolerance, _TOLERANCE.get(replayed.logits.dtype, _LOOSEST))
+        if outputs[1] is not None:  # some models round them to float32
+            self.tolerance = max(self.tolerance, _TOLERANCE.get(outputs[1].dtype, _LOOSEST))
         self._expected = [long, short]
-        basis = Exactness(transform=_measured(self.architecture.transform, replayed))
+        basis = Exactness(transform=_measured(self.architecture.transform, *outputs))
         found: list[Exactness] = []
         failures: list[str] = []
         for plain in (False, True):
@@ -132,7 +136,9 @@ class _Check:
             logger.warning("semgrad-guard: the %s tier fails in this model's dtype (%r)", tier, error)
             return False
 
-    def _full(self, prompt: int) -> tuple[GradientScores, Replayed]:
+    def _full(self, prompt: int) -> tuple[GradientScores, _HeadOutput]:
+        if (known := self._known.get((prompt, self.span))) is not None:
+            return known
         try:
             replayed = self.replayer.full(self._batch(prompt), self.span)
             (scores,) = through_logits(self._batch(prompt), self.objective, replayed)
@@ -146,7 +152,10 @@ class _Check:
                 f"{type(error).__name__}: {' '.join(str(error).split())[:300]} Check that model(input_ids=...) runs by "
                 "itself; if it does, its code rules a gradient score out."
             ) from error
-        return scores, replayed
+        # Of the replay, only what the head gave is needed again: no graph is kept.
+        logits, raw = (None if x is None else x.detach() for x in (replayed.logits, replayed.raw_logits))
+        self._known[prompt, self.span] = found = scores, (raw, logits)
+        return found
 
     def _tiers(self, basis: Exactness, failures: list[str]) -> Exactness:
         """The tiers that are exact, with replays from t* on if these are, and else with whole ones."""
@@ -221,11 +230,11 @@ def _span(n_layers: int) -> tuple[int, ...]:
     return tuple(sorted({min(n_layers // 2 + 1, n_layers - 1), n_layers - 1}))
 
 
-def _measured(declared: LogitTransform, replayed: Replayed) -> LogitTransform:
+def _measured(declared: LogitTransform, raw: torch.Tensor | None, logits: torch.Tensor | None) -> LogitTransform:
     """What follows the head: what the config declares if that is so, else the factor, or the cap, that is seen."""
-    if replayed.raw_logits is None or replayed.logits is None or replayed.raw_logits.shape != replayed.logits.shape:
+    if raw is None or logits is None or raw.shape != logits.shape:
         return declared
-    raw, logits = replayed.raw_logits.detach().double().flatten(), replayed.logits.detach().double().flatten()
+    raw, logits = raw.double().flatten(), logits.double().flatten()
 
     def explains(transform: LogitTransform) -> bool:
         return bool(torch.allclose(transform(raw), logits, rtol=1e-4, atol=1e-5 * float(logits.abs().max())))
