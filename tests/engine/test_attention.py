@@ -176,7 +176,7 @@ def test_replays_take_it_and_leave_the_model_as_it_was(name: str, taken: list[in
 def test_outside_the_block_a_copys_layers_have_the_models_configuration() -> None:
     model: Any = shared("llama")
     replayer = Scorer(model).current_replayer()
-    modules = [module for module in replayer.layers.modules() if hasattr(module, "config")]
+    modules = [module for layer in replayer.layers for module in layer.modules() if hasattr(module, "config")]
     own: Any = replayer._copy.config
     with replayer._attentions.replaying():
         inside = [module.config for module in modules]

@@ -25,7 +25,7 @@ pytestmark = pytest.mark.usefixtures("softmax_in_the_dtype_of_its_input")
 def held_by_graph(scorer: Scorer, memory: Memory) -> int:
     """Bytes that autograd keeps for the backward pass of a captured replay, each storage once."""
     storages: dict[int, int] = {}
-    weights = {p.untyped_storage().data_ptr() for p in scorer.current_replayer().layers.parameters()}
+    weights = {p.untyped_storage().data_ptr() for layer in scorer.current_replayer().layers for p in layer.parameters()}
 
     def pack(tensor: torch.Tensor) -> torch.Tensor:
         storages[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
