@@ -29,7 +29,7 @@ from semgrad_guard.engine.replay.memory_budget import unless_memory_runs_out
 from semgrad_guard.engine.replay.token_batch import TokenBatch
 from semgrad_guard.engine.scoring.observation import observed_layer
 from semgrad_guard.engine.scoring.scorer import Scorer, clean_slate
-from semgrad_guard.errors import EmptyLayerSpanError
+from semgrad_guard.errors import UnsupportedModelError
 from semgrad_guard.records import Conversation
 
 _TOKENS = 1 << 15  # rows x columns of one run that draws samples
@@ -124,17 +124,16 @@ class Decoder:
         """Keep h^(k) from the earliest token that will be asked for, where this model's captured tier is exact."""
         n_layers, width = self._scorer.architecture.n_layers, max(len(prompt.ids) for prompt in prompts)
         memory = self._scorer.memory
-        if not objective.gradients:
-            observing = replace(memory, outputs=0)  # no layer is run again
-            known = "captured" in self._scorer.tiers()
-            return Capture.within(observing, layer=observed_layer(n_layers), start=width - 1) if known else None
-        firsts = [min(objective.positions(p.semantic_token.offset, len(p.ids))) for p in prompts]
         try:
-            layer = objective.span(n_layers)[0]
-        except EmptyLayerSpanError:  # generating is still possible; scoring will name the reason
+            layer = objective.span(n_layers)[0] if objective.gradients else observed_layer(n_layers)
+            tiers = unless_memory_runs_out(self._scorer.tiers) or ()
+        except UnsupportedModelError:  # generating may still be possible; scoring will name the reason
             return None
-        if "captured" not in (unless_memory_runs_out(self._scorer.tiers) or ()):
+        if "captured" not in tiers:
             return None
+        if not objective.gradients:
+            return Capture.within(replace(memory, outputs=0), layer=layer, start=width - 1)  # no layer is run again
+        firsts = [min(objective.positions(p.semantic_token.offset, len(p.ids))) for p in prompts]
         return Capture.within(memory, layer=layer, start=width + min(firsts))
 
     def draw(
