@@ -17,7 +17,13 @@ from semgrad_guard.engine.models.architecture import Architecture, inspect_archi
 from semgrad_guard.engine.objective import Objective
 from semgrad_guard.engine.replay.captured_states import CapturedStates
 from semgrad_guard.engine.replay.float_sample import float_sample, is_half
-from semgrad_guard.engine.replay.memory_budget import OUT_OF_MEMORY, Memory, give_back_memory, is_out_of_memory
+from semgrad_guard.engine.replay.memory_budget import (
+    OUT_OF_MEMORY,
+    Memory,
+    give_back_memory,
+    is_out_of_memory,
+    unless_memory_runs_out,
+)
 from semgrad_guard.engine.replay.model_state import Snapshot
 from semgrad_guard.engine.replay.replayer import Replayer
 from semgrad_guard.engine.replay.token_batch import TokenBatch
@@ -27,6 +33,7 @@ from semgrad_guard.engine.scoring.observation import Observation, observe, witho
 from semgrad_guard.engine.scoring.scores import GradientScores, Tier, unscored
 from semgrad_guard.engine.scoring.self_check import Exactness, self_check
 from semgrad_guard.engine.scoring.tier_scores import score_by
+from semgrad_guard.errors import UnsupportedModelError
 
 _STATES = 4  # a model's states whose tiers are remembered: with and without an adapter, say
 
@@ -74,8 +81,15 @@ class Scorer:
 
     @property
     def pads(self) -> bool:
-        """Whether rows of a batch may be padded on the left, and are then what they are by themselves."""
-        return self.exactness().pads
+        """Whether rows of a batch may be padded on the left, and are then what they are by themselves.
+
+        Not where that is unknown: a model that is refused a score, or has no room for the check, may still answer.
+        """
+        try:
+            found = unless_memory_runs_out(self.exactness)
+        except UnsupportedModelError:
+            return False
+        return found is not None and found.pads
 
     @property
     def architecture(self) -> Architecture:
