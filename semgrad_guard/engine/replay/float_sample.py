@@ -7,6 +7,7 @@ of each kind in the lower and in the upper half stands for the rest, which hand 
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
+from itertools import chain
 from typing import Any, cast
 
 import torch
@@ -91,7 +92,8 @@ def _is_quantized_map(module: nn.Module) -> bool:
 
 def _plain_map(quantized: nn.Module, generator: torch.Generator) -> nn.Linear:
     inputs, outputs = int(cast(Any, quantized.in_features)), int(cast(Any, quantized.out_features))
-    plain = nn.Linear(inputs, outputs, bias=False, device="meta").to_empty(device="cpu")
+    device = next(chain(quantized.parameters(), quantized.buffers())).device
+    plain = nn.Linear(inputs, outputs, bias=False, device="meta")
     weight = torch.randn(outputs, inputs, generator=generator) / inputs**0.5
-    plain.weight = nn.Parameter(weight, requires_grad=False)
+    plain.weight = nn.Parameter(weight.to(device), requires_grad=False)
     return plain
