@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, get_args
 
 import typer
 
-from semgrad_guard.cli import learning, loading, options, signals, values
+from semgrad_guard.cli import grading, learning, loading, options, values
 from semgrad_guard.cli.calibrate_output import Files, draw, show
 from semgrad_guard.cli.estimator_spec import EstimatorSpec
 from semgrad_guard.cli.help import ExitCode
-from semgrad_guard.cli.terminal import note, note_problems, progress, say, say_problems, say_unscored
+from semgrad_guard.cli.terminal import kept_on_interrupt, note, note_problems, say, say_problems, say_unscored
 
 if TYPE_CHECKING:
     from semgrad_guard.calibration import Binding, Calibration
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from semgrad_guard.engine.prompts.token_choice import TokenChoice
     from semgrad_guard.estimators import Estimator
     from semgrad_guard.evaluation.calibrating.outcome import Outcome
+    from semgrad_guard.evaluation.graders import AnswerGrader
     from semgrad_guard.evaluation.questions.data import Question, QuestionFile
     from semgrad_guard.evaluation.runs.run_file import Answer
 
@@ -71,13 +72,17 @@ def calibrate(  # noqa: PLR0913  # a command's options are its arguments
         ),
     ] = 0.1,
     grader: Annotated[
-        options.GraderName,
+        str | None,
         typer.Option(
             metavar="NAME",
-            help="What counts as correct: exact-match, token-f1 (at least 0.5) or rouge-l (at least 0.3).",
-            rich_help_panel=options.DECISION,
+            autocompletion=values.completing(get_args(options.GraderName)),
+            help="What counts as correct: contains (a reference is asserted), exact-match, token-f1 (at least 0.5), "
+            "rouge-l (at least 0.3), nli=MODEL, bem=MODEL or judge=PROVIDER:MODEL.",
+            show_default=options.DEFAULT_GRADER,
+            rich_help_panel=options.GRADING,
         ),
-    ] = "exact-match",
+    ] = None,
+    labels: options.Labels = None,
     estimator: options.LearnedEstimatorOption = "hybridgrad",
     variant: options.Variant = None,
     tau: options.Tau = None,
@@ -108,6 +113,9 @@ def calibrate(  # noqa: PLR0913  # a command's options are its arguments
             rich_help_panel=options.ANSWERS,
         ),
     ] = None,
+    few_shot: options.FewShot = None,
+    shots: options.Shots = None,
+    stop: options.Stop = None,
     context_field: Annotated[
         str | None,
         typer.Option(
@@ -149,17 +157,21 @@ def calibrate(  # noqa: PLR0913  # a command's options are its arguments
     """
     from semgrad_guard.evaluation.files import beside, sole_writer
 
-    values.one_from_stdin(data=data, prompt=prompt)
-    files = Files(output, answers or beside(output, ".answers.jsonl"), plot)
+    values.one_from_stdin(data=data, prompt=prompt, labels=labels)
+    files = Files(output, answers or beside(output, ".answers.jsonl"), plot, labels)
     spec = EstimatorSpec(estimator, variant, tau, beta, sampled_rows)
     template, sources = _template(prompt)
-    _check_first(files, [data, Path(model), *sources, *([probe] if probe else [])])
+    _check_first(files, [data, Path(model), *sources, *(path for path in (probe, few_shot) if path)])
     questions = _read(data, strict=strict, alpha=alpha, delta=delta, context_field=context_field)
     learning.estimators_for(spec)  # refuses settings that they do not take, before any work
-    decoding = loading.decoding(max_tokens=max_tokens, temperature=temperature, seed=seed)
-    run = _Run(model, dtype, device, spec, decoding, system, template, batch_size, loading.load_token(probe))
+    graders = grading.load_graders([] if grader is None else [grader])
+    grading.check_labels(labels)
+    examples = grading.read_examples(few_shot, shots)
+    decoding = loading.decoding(max_tokens=max_tokens, temperature=temperature, seed=seed, stop=stop or ())
+    asked = _Asked(system, template, examples, decoding, batch_size)
+    run = _Run(model, dtype, device, spec, asked, loading.load_token(probe))
     with sole_writer(output):
-        outcome = run(questions.rows, files.answers, grader=grader, alpha=alpha, delta=delta, upstream=upstream)
+        outcome = run(questions.rows, files, graders=graders, alpha=alpha, delta=delta, upstream=upstream)
         if outcome.calibration.choice is not None:
             note(outcome.calibration.choice.reason, label=outcome.calibration.choice.estimator)
         outcome.calibration.save(output)
@@ -179,6 +191,17 @@ def _code(calibration: Calibration, questions: QuestionFile) -> ExitCode:
 
 
 @dataclass(frozen=True)
+class _Asked:
+    """How questions are put to the model."""
+
+    system: str | None
+    prompt: str | None
+    examples: Sequence[Question]
+    decoding: GenerationOptions
+    batch_size: int
+
+
+@dataclass(frozen=True)
 class _Run:
     """How to answer and score."""
 
@@ -186,68 +209,70 @@ class _Run:
     dtype: str | None
     device: str | None
     estimator: EstimatorSpec
-    decoding: GenerationOptions
-    system: str | None
-    prompt: str | None
-    batch_size: int
+    asked: _Asked
     token: TokenChoice | None
 
     def __call__(
-        self, rows: Sequence[Question], path: Path, *, grader: str, alpha: float, delta: float, upstream: str | None
+        self,
+        rows: Sequence[Question],
+        files: Files,
+        *,
+        graders: Sequence[AnswerGrader],
+        alpha: float,
+        delta: float,
+        upstream: str | None,
     ) -> Outcome:
-        """Answer what is missing at `path`, grade, and calibrate."""
-        from semgrad_guard.evaluation.questions.prompts import form_of, prompt_forms, prompt_name, require_prompt
+        """Answer what is missing, grade, and calibrate."""
+        from semgrad_guard.evaluation.graders import GRADERS, default_grader
+        from semgrad_guard.evaluation.questions.prompts import (
+            form_of,
+            prompt_forms,
+            prompt_name,
+            require_examples,
+            require_prompt,
+        )
         from semgrad_guard.evaluation.runs.run import run_binding
+        from semgrad_guard.guard import template_name
 
-        form = form_of(rows)
-        if self.prompt is not None:
-            require_prompt(self.prompt, form)
-        template = prompt_name(form, system=self.system, prompt=self.prompt)
+        asked, form = self.asked, form_of(rows)
+        if asked.prompt is not None:
+            require_prompt(asked.prompt, form)
+        require_examples(asked.examples, rows)
+        template = prompt_name(form, system=asked.system, prompt=asked.prompt, examples=asked.examples)
         model = loading.load_model(self.model, self.dtype, device=self.device, token=self.token)
-        answers = self._collect(rows, path, model, learning.estimators_for(self.estimator))
+        grader = next(iter(graders), GRADERS[default_grader(template_name(model, template))])
+        answers = self._collect(rows, files.answers, model)
         say_unscored(answers)
+        grades = grading.grade(rows, answers, grader, labels=files.labels, others=files.answered, book=files.grades)
 
         def bind(estimator: Estimator) -> Binding:
-            return run_binding(model, estimator, options=self.decoding, template=template, upstream=upstream)
+            return run_binding(
+                model, estimator, options=asked.decoding, template=template, grader=grades.grader, upstream=upstream
+            )
 
-        forms = prompt_forms(rows, model.render, system=self.system, prompt=self.prompt)
+        kept = [rows[i] for i in grades.rows]
+        forms = prompt_forms(kept, model.render, system=asked.system, prompt=asked.prompt, examples=asked.examples)
         prompts = forms if any(forms) else None
-        return learning.outcome_of(
-            self.estimator, rows, answers, bind, grader=grader, alpha=alpha, delta=delta, prompts=prompts
-        )
+        graded = learning.Graded(kept, [answers[i] for i in grades.rows], grades.correct, grades.grader, prompts)
+        return learning.outcome_of(self.estimator, graded, bind, alpha=alpha, delta=delta)
 
-    def _collect(
-        self, rows: Sequence[Question], path: Path, model: LanguageModel, estimators: Sequence[Estimator]
-    ) -> list[Answer]:
+    def _collect(self, rows: Sequence[Question], path: Path, model: LanguageModel) -> list[Answer]:
         """The answers; on Ctrl-C say how many are kept, and how to go on."""
         from semgrad_guard.evaluation.runs.run import collect_answers
 
-        reached = 0
-        try:
-            with progress("Answering") as tell:
-
-                def watch(done: int, total: int) -> None:
-                    nonlocal reached
-                    reached = done
-                    tell(done, total)
-
-                return collect_answers(
-                    rows,
-                    path,
-                    model=model,
-                    estimators={estimator.name: estimator for estimator in estimators},
-                    options=self.decoding,
-                    system=self.system,
-                    prompt=self.prompt,
-                    batch_size=self.batch_size,
-                    on_progress=watch,
-                )
-        except KeyboardInterrupt as error:
-            say(
-                f"{reached} of {len(rows)} answers are kept in {path}. Run the same command again to continue.",
-                label=signals.in_words(error),
+        with kept_on_interrupt("Answering", f"answers are kept in {path}") as tell:
+            return collect_answers(
+                rows,
+                path,
+                model=model,
+                estimators={estimator.name: estimator for estimator in learning.estimators_for(self.estimator)},
+                options=self.asked.decoding,
+                system=self.asked.system,
+                prompt=self.asked.prompt,
+                examples=self.asked.examples,
+                batch_size=self.asked.batch_size,
+                on_progress=tell,
             )
-            raise typer.Exit(signals.exit_code(error)) from error
 
 
 def _check_first(files: Files, inputs: Sequence[Path]) -> None:

@@ -24,19 +24,39 @@ class Files:
     output: Path
     answers: Path
     plot: Path | None
+    labels: Path | None = None
+
+    @property
+    def grades(self) -> Path:
+        """What models and judges said of the answers."""
+        from semgrad_guard.evaluation.files import beside
+
+        return beside(self.output, ".grades.jsonl")
+
+    @property
+    def answered(self) -> list[str]:
+        """The keys of all answers there are, of other questions, too."""
+        from semgrad_guard.evaluation.runs.run_file import Answer, read_run
+
+        return [answer.key for answer in read_run(self.answers, Answer)[1]]
 
     def outputs(self) -> list[Output]:
         """The files, and what they hold."""
         from semgrad_guard.calibration import Calibration
         from semgrad_guard.evaluation.figures.plots import is_drawn
-        from semgrad_guard.evaluation.files import Output, read_by
+        from semgrad_guard.evaluation.files import STDIN, Output, read_by
+        from semgrad_guard.evaluation.graders.grading import is_grade_book
         from semgrad_guard.evaluation.runs.run_file import is_run
 
         picture = [] if self.plot is None else [Output(self.plot, "picture of a calibration", is_drawn)]
+        # A sheet that is there is extended and never overwritten; whether it is one, `grading.check_labels` says.
+        sheet = [] if self.labels in (None, STDIN) else [Output(self.labels, "sheet of labels", lambda _: True)]
         return [
             Output(self.output, "calibration", read_by(Calibration.load)),
             Output(self.answers, "record of a run", is_run),
+            Output(self.grades, "file of grades", is_grade_book),
             *picture,
+            *sheet,
         ]
 
 

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
 import typer
 
 from semgrad_guard.cli import evaluation_output as writing
 from semgrad_guard.cli import evaluation_steps as steps
-from semgrad_guard.cli import loading, options, values
+from semgrad_guard.cli import grading, loading, options, values
 from semgrad_guard.cli.help import ExitCode
 from semgrad_guard.cli.terminal import say_unscored
 
-_GRADING = "Grading"
+_GRADING = options.GRADING
 _REPORT = "Report"
 
 
@@ -81,20 +81,14 @@ def evaluate(  # noqa: PLR0913  # a command's options are its arguments
         list[str] | None,
         typer.Option(
             metavar="NAME",
-            help="exact-match, token-f1, rouge-l, nli, nli=MODEL, bem=MODEL or judge=PROVIDER:MODEL. "
+            autocompletion=values.completing(get_args(options.GraderName)),
+            help="contains, exact-match, token-f1, rouge-l, nli, nli=MODEL, bem=MODEL or judge=PROVIDER:MODEL. "
             "Several times for several: the first decides, the others are set against it.",
+            show_default=options.DEFAULT_GRADER,
             rich_help_panel=_GRADING,
         ),
     ] = None,
-    labels: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            parser=values.stream,
-            help="The sheet of labels, filled in by people: it decides then.",
-            rich_help_panel=_GRADING,
-        ),
-    ] = None,
+    labels: options.Labels = None,
     regrade: Annotated[
         bool,
         typer.Option("--regrade", help="Grade the answers there are; no model is loaded.", rich_help_panel=_GRADING),
@@ -106,6 +100,9 @@ def evaluate(  # noqa: PLR0913  # a command's options are its arguments
         ),
     ] = "plain",
     system: options.System = None,
+    few_shot: options.FewShot = None,
+    shots: options.Shots = None,
+    stop: options.Stop = None,
     limit: Annotated[
         int | None,
         typer.Option(
@@ -168,15 +165,17 @@ def evaluate(  # noqa: PLR0913  # a command's options are its arguments
     others, held = writing.finished(beside or [], report=report), steps.load_calibration(calibration)
     probed = steps.load_probe(probe)
     models = [model, *(name for name in (nli, cross_encoder) if name), *(_model_of(name) for name in grader or ())]
-    records = [path for path in (labels, calibration, probe, *(beside or ())) if path is not None]
+    records = [path for path in (labels, calibration, probe, few_shot, *(beside or ())) if path is not None]
     files.check([*records, *map(Path, [*models, *([data] if data else [])])], report=report)
-    graders = steps.load_graders(grader or ["exact-match"], nli=nli)
+    graders = grading.load_graders(grader or (), nli=nli)
+    grading.check_labels(labels)
+    examples = grading.read_examples(few_shot, shots)
     questions = steps.read(data, limit=limit, strict=strict, optional=regrade)
     with files.held():
         if regrade:
             run = steps.kept(files, questions)
         else:
-            asked = steps.Asked(prompt, system, max_tokens, batch_size, ablations)
+            asked = steps.Asked(prompt, system, examples, tuple(stop or ()), max_tokens, batch_size, ablations)
             estimators = steps.Chosen(methods, nli, cross_encoder, seed).estimators(max_tokens)
             token = None if probed is None else probed.semantic_token
             loaded = loading.load_model(model, dtype, device=device, token=token)

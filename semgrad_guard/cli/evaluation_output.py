@@ -120,14 +120,13 @@ def finished(folders: Sequence[Path], *, report: bool) -> Sequence[GradedRun]:
 
 
 def write(results: Results, files: Files) -> None:
-    """The table, and the sheet for people unless there is one: it may be half filled in."""
+    """The table, and the sheet for people: begun, or extended, for it may be half filled in."""
     from semgrad_guard.evaluation.graded.graded_file import write_graded
-    from semgrad_guard.evaluation.graders.labels import write_sheet
+    from semgrad_guard.evaluation.graders.labels import extend_sheet
 
     results.write_csv(files.table)
     write_graded(files.run, results.graded_run)
-    if not files.sheet.exists():
-        write_sheet(files.sheet, results.answers)
+    extend_sheet(files.sheet, results.answers)
 
 
 def report(results: Results, others: Sequence[GradedRun], probe: Probe | None, files: Files) -> None:

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
 
-from semgrad_guard.cli import signals
 from semgrad_guard.cli.evaluation_output import Files
 from semgrad_guard.cli.loading import quietly
-from semgrad_guard.cli.terminal import note, note_problems, progress, say, say_problems
+from semgrad_guard.cli.terminal import kept_on_interrupt, note, note_problems, say, say_problems, show_grades
 from semgrad_guard.errors import InputError
 
 if TYPE_CHECKING:
@@ -23,7 +21,7 @@ if TYPE_CHECKING:
     from semgrad_guard.evaluation.graded.results import Results
     from semgrad_guard.evaluation.graders import AnswerGrader
     from semgrad_guard.evaluation.probing.probe_record import Probe
-    from semgrad_guard.evaluation.questions.data import QuestionFile
+    from semgrad_guard.evaluation.questions.data import Question, QuestionFile
     from semgrad_guard.evaluation.questions.prompts import Wording
     from semgrad_guard.evaluation.runs.evaluated import EvaluatedAnswer
 
@@ -34,6 +32,8 @@ class Asked:
 
     wording: Wording
     system: str | None
+    examples: Sequence[Question]
+    stop: tuple[str, ...]
     max_tokens: int
     batch_size: int
     ablations: bool
@@ -73,17 +73,6 @@ class Run:
 
     answers: Sequence[EvaluatedAnswer]
     settings: dict[str, Any]
-
-
-def load_graders(specs: Sequence[str], *, nli: str | None) -> Sequence[AnswerGrader]:
-    """The graders, before hours of answering rather than after."""
-    from semgrad_guard.evaluation.graders import GRADERS
-    from semgrad_guard.evaluation.graders.naming import load_graders
-
-    if set(specs) <= set(GRADERS):
-        return load_graders(specs)
-    with quietly("Loading graders …"):
-        return load_graders(specs, nli=nli)
 
 
 def load_calibration(path: Path | None) -> Calibration | None:
@@ -131,12 +120,13 @@ def answer(
     experiment = Experiment(
         model,
         estimators,
-        GenerationOptions(max_tokens=asked.max_tokens),
+        GenerationOptions(max_tokens=asked.max_tokens, stop=asked.stop),
         wording=asked.wording,
         system=asked.system,
+        examples=asked.examples,
         ablations=semgrad_ablations(model.n_layers) if asked.ablations else {},
     )
-    with _kept_on_interrupt("Answering", f"answers are kept in {files.answers}") as tell:
+    with kept_on_interrupt("Answering", f"answers are kept in {files.answers}") as tell:
         answers = experiment.run(rows, files.answers, batch_size=asked.batch_size, on_progress=tell)
     return Run(answers, experiment.settings(rows))
 
@@ -162,19 +152,29 @@ def grade(
 ) -> Results:
     """Every grader's verdicts; people, where there are labels, decide."""
     from semgrad_guard.evaluation.graded.results import Results
+    from semgrad_guard.evaluation.graders import GRADERS, default_grader
     from semgrad_guard.evaluation.graders.base import WordGrader
     from semgrad_guard.evaluation.graders.grading import GradeBook, grade, with_references
-    from semgrad_guard.evaluation.graders.labels import NAME, read_sheet
+    from semgrad_guard.evaluation.graders.labels import NAME, labels_for
+    from semgrad_guard.evaluation.graders.look import GradedAnswer
 
     answers = run.answers if questions is None else with_references(run.answers, questions.rows)
-    grades = {} if labels is None else {NAME: read_sheet(labels, answers)}
+    grades = {} if labels is None else {NAME: labels_for(labels, answers, others=_kept_keys(files))}
+    graders = graders or [GRADERS[default_grader(run.settings["prompt_template"])]]
     book = GradeBook(files.grades)
     for grader in graders:
         if isinstance(grader, WordGrader):
             grades[grader.name] = grade(answers, grader)
             continue
-        with _kept_on_interrupt(f"Grading by {grader.name}", f"grades are kept in {files.grades}") as tell:
+        with kept_on_interrupt(f"Grading by {grader.name}", f"grades are kept in {files.grades}") as tell:
             grades[grader.name] = grade(answers, grader, book, on_progress=tell)
+    decides, verdicts = next(iter(grades.items()))
+    shown = [
+        GradedAnswer(answer.question, answer.text or "", answer.references, verdict)
+        for answer, verdict in zip(answers, verdicts, strict=True)
+        if verdict is not None
+    ]
+    show_grades(shown, decides)
     results = Results(answers, grades, run.settings, _name(questions, files))
     for name, count in results.ungraded.items():
         say(
@@ -186,23 +186,12 @@ def grade(
     return results
 
 
-@contextmanager
-def _kept_on_interrupt(what: str, kept: str) -> Generator[Callable[[int, int], None]]:
-    """Progress; on Ctrl-C a word on how far it is and how to go on."""
-    reached, of = 0, 0
-    with progress(what) as tell:
+def _kept_keys(files: Files) -> list[str]:
+    """The keys of all answers there are, of other questions, too."""
+    from semgrad_guard.evaluation.runs.evaluated import EvaluatedAnswer
+    from semgrad_guard.evaluation.runs.run_file import read_run
 
-        def watch(done: int, total: int) -> None:
-            nonlocal reached, of
-            reached, of = done, total
-            tell(done, total)
-
-        try:
-            yield watch
-        except KeyboardInterrupt as error:
-            message = f"{reached} of {of} {kept}. Run the same command again to continue."
-            say(message, label=signals.in_words(error))
-            raise typer.Exit(signals.exit_code(error)) from error
+    return [answer.key for answer in read_run(files.answers, EvaluatedAnswer)[1]]
 
 
 def _name(questions: QuestionFile | None, files: Files) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from semgrad_guard.cli.estimator_spec import EstimatorSpec
@@ -30,39 +31,40 @@ def estimators_for(spec: EstimatorSpec) -> Sequence[Estimator]:
     return [spec.estimator()]
 
 
+@dataclass(frozen=True)
+class Graded:
+    """Answered questions with their grades, whose they are, and what the prompts looked like; all in one order."""
+
+    rows: Sequence[Question]
+    answers: Sequence[Answer]
+    correct: Sequence[bool]
+    grader: str
+    prompts: Sequence[PromptForm | None] | None
+
+
 def outcome_of(
-    spec: EstimatorSpec,
-    rows: Sequence[Question],
-    answers: Sequence[Answer],
-    bind: Callable[[Estimator], Binding],
-    *,
-    grader: str,
-    alpha: float,
-    delta: float,
-    prompts: Sequence[PromptForm | None] | None,
+    spec: EstimatorSpec, graded: Graded, bind: Callable[[Estimator], Binding], *, alpha: float, delta: float
 ) -> Outcome:
-    """Grade the answers and calibrate; for a learned one and "auto", learn on a part of them first."""
+    """Calibrate on graded answers; for a learned estimator and "auto", learn on a part of them first."""
     from semgrad_guard.evaluation.calibrating.learned_columns import LEARNED
     from semgrad_guard.evaluation.calibrating.learning import LearningSet, calibrate_best, calibrate_learned
     from semgrad_guard.evaluation.calibrating.outcome import calibrate_answers
-    from semgrad_guard.evaluation.graders import GRADERS
 
-    if spec.name == "auto":
-        graded = LearningSet.of(rows, answers, GRADERS[grader], prompts=prompts)
-        return calibrate_best(graded, estimators_for(spec), bind=bind, alpha=alpha, delta=delta)
-    if spec.name in LEARNED:
-        graded = LearningSet.of(rows, answers, GRADERS[grader], prompts=prompts)
-        return calibrate_learned(graded, *_learned(spec), bind=bind, alpha=alpha, delta=delta)
+    if spec.name == "auto" or spec.name in LEARNED:
+        known = LearningSet.of(graded.rows, graded.answers, graded.correct, prompts=graded.prompts)
+        if spec.name == "auto":
+            return calibrate_best(known, estimators_for(spec), bind=bind, alpha=alpha, delta=delta)
+        return calibrate_learned(known, *_learned(spec), bind=bind, alpha=alpha, delta=delta)
     estimator = spec.estimator()
     return calibrate_answers(
-        rows,
-        answers,
+        graded.answers,
         estimator=estimator.name,
-        grader=GRADERS[grader],
+        correct=graded.correct,
+        grader=graded.grader,
         binding=bind(estimator),
         alpha=alpha,
         delta=delta,
-        prompts=prompts,
+        prompts=graded.prompts,
     )
 
 

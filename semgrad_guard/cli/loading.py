@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 import warnings
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
@@ -103,11 +103,11 @@ def load_estimator(name: str | None, policy: Policy | None = None) -> Estimator:
     return KIND_OF[name]()
 
 
-def decoding(*, max_tokens: int, temperature: float, seed: int) -> GenerationOptions:
+def decoding(*, max_tokens: int, temperature: float, seed: int, stop: Sequence[str] = ()) -> GenerationOptions:
     """How to generate."""
     from semgrad_guard.engine.generation.options import GenerationOptions
 
-    return GenerationOptions(max_tokens=max_tokens, temperature=temperature, seed=seed)
+    return GenerationOptions(max_tokens=max_tokens, temperature=temperature, seed=seed, stop=tuple(stop))
 
 
 def load_policy(

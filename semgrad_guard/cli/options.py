@@ -16,6 +16,7 @@ MODEL = "Model"
 DATA = "Data and files"
 UNCERTAINTY = "Uncertainty"
 DECISION = "Decision"
+GRADING = "Grading"
 ANSWERS = "Answers"
 OUTPUT = "What is shown"
 
@@ -23,8 +24,9 @@ ESTIMATOR_NAMES = tuple(name for name in KINDS if name not in NEEDS_LABELS)
 METHOD_NAMES = (*ESTIMATOR_NAMES, *sorted(NEEDS_LABELS))
 LEARNED_NAMES = (*METHOD_NAMES, "auto")
 DtypeName = Literal["float32", "bfloat16", "float16"]
-GraderName = Literal["exact-match", "token-f1", "rouge-l"]
+GraderName = Literal["contains", "exact-match", "token-f1", "rouge-l"]
 
+DEFAULT_GRADER = "contains; exact-match without a chat template"
 _BATCHES = "Questions answered at once."
 
 Model = Annotated[
@@ -194,6 +196,45 @@ System = Annotated[
         parser=values.text,
         help="A system message before the question.",
         rich_help_panel=ANSWERS,
+    ),
+]
+Stop = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="TEXT",
+        parser=values.some_text,
+        help="Ends an answer before this text, for models that go on; several times for several.",
+        rich_help_panel=ANSWERS,
+    ),
+]
+FewShot = Annotated[
+    Path | None,
+    typer.Option(
+        "--few-shot",
+        metavar="FILE",
+        parser=values.path,
+        help="Examples that go before every question, as turns: questions and answers as in --data.",
+        rich_help_panel=ANSWERS,
+    ),
+]
+Shots = Annotated[
+    int | None,
+    typer.Option(
+        metavar="N",
+        parser=values.whole(1, 1000),
+        help="How many of the examples, from the first on.",
+        show_default="all",
+        rich_help_panel=ANSWERS,
+    ),
+]
+Labels = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE",
+        parser=values.stream,
+        help="A sheet of labels, filled in by people: it decides then. It is begun, or extended by the answers that it "
+        "lacks, and never overwritten.",
+        rich_help_panel=GRADING,
     ),
 ]
 BatchSize = Annotated[

@@ -11,11 +11,15 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from enum import IntEnum
 from typing import TYPE_CHECKING
 
+import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
+from semgrad_guard.cli import signals
+
 if TYPE_CHECKING:
+    from semgrad_guard.evaluation.graders.look import GradedAnswer
     from semgrad_guard.evaluation.runs.run_file import Answer
 
 
@@ -133,6 +137,37 @@ def progress(what: str) -> Generator[Callable[[int, int], None]]:
     with Progress(*columns, console=ERR, transient=True) as bar:
         task = bar.add_task(what, total=None)
         yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+@contextmanager
+def kept_on_interrupt(what: str, kept: str) -> Generator[Callable[[int, int], None]]:
+    """Progress; on Ctrl-C a word on how far it is and how to go on."""
+    reached, of = 0, 0
+    with progress(what) as tell:
+
+        def watch(done: int, total: int) -> None:
+            nonlocal reached, of
+            reached, of = done, total
+            tell(done, total)
+
+        try:
+            yield watch
+        except KeyboardInterrupt as error:
+            message = f"{reached} of {of} {kept}. Run the same command again to continue."
+            say(message, label=signals.in_words(error))
+            raise typer.Exit(signals.exit_code(error)) from error
+
+
+def show_grades(answers: Sequence[GradedAnswer], grader: str) -> None:
+    """Ten answers with their grades, and a warning where the grades are in doubt: before anything is made of them."""
+    from semgrad_guard.evaluation.graders.look import doubt, some_of
+
+    some = some_of(answers)
+    note(f"{len(some)} of {len(answers)} answers, graded by {grader}. Question [reference] answer:", label="Look")
+    for each in some:
+        note(str(each), label=None)
+    if (found := doubt([each.correct for each in answers], grader)) is not None:
+        say(found, label="Warning")
 
 
 class _Lines:

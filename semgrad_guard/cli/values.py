@@ -54,6 +54,13 @@ def text(value: str) -> str:
     return value
 
 
+def some_text(value: str) -> str:
+    """A text with something in it, where \\n stands for a line break."""
+    if not value:
+        raise typer.BadParameter("the text is empty")
+    return text(value.replace("\\n", "\n"))
+
+
 def number(low: float, high: float, *, open_below: bool = False) -> Callable[[str | float], float]:
     """Reads a finite number in [low, high], or in (low, high] if it is open below."""
 

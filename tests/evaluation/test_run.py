@@ -13,7 +13,6 @@ from semgrad_guard import GenerationOptions, Guard, HybridGrad, LanguageModel, P
 from semgrad_guard.errors import BindingMismatchError, DataFileError, InputError
 from semgrad_guard.estimators import GreedyNLL
 from semgrad_guard.evaluation.calibrating.outcome import calibrate_answers
-from semgrad_guard.evaluation.graders import ExactMatch
 from semgrad_guard.evaluation.questions.data import Question
 from semgrad_guard.evaluation.questions.prompts import prompt_name
 from semgrad_guard.evaluation.runs.run import collect_answers, run_binding
@@ -205,19 +204,15 @@ def test_a_calibration_from_a_run_fits_the_guard(tmp_path: Path, language_model:
     questions = [Question(question=f"item {i}", answers=("?",)) for i in range(60)]
     estimators = {"ours": SemGrad()}
     answers = collect(tmp_path / "run.jsonl", language_model, questions, estimators=estimators, batch_size=20)
-    graded = [
-        question.model_copy(update={"answers": (answer.text or "",)})
-        for question, answer in zip(questions, answers, strict=True)
-    ]
     binding = run_binding(language_model, SemGrad(), options=OPTIONS, template=prompt_name())
     outcome = calibrate_answers(
-        graded, answers, estimator="ours", grader=ExactMatch(), binding=binding, alpha=0.2, delta=0.2
+        answers, estimator="ours", correct=[True] * 60, grader="human", binding=binding, alpha=0.2, delta=0.2
     )
     assert all(outcome.correct)
     assert outcome.auroc is None
     assert outcome.aurc == 0.0
     assert outcome.calibration.threshold is not None
-    assert outcome.calibration.binding == binding.model_copy(update={"grader": "exact-match"})
+    assert outcome.calibration.binding == binding.model_copy(update={"grader": "human"})
     guard = Guard(language_model, Policy.from_calibration(outcome.calibration), estimator=SemGrad(), options=OPTIONS)
     assert guard("item 3").confidence is not None
     with pytest.raises(BindingMismatchError, match="estimator is 'hybridgrad'"):

@@ -31,7 +31,6 @@ from semgrad_guard.estimators import (
 )
 from semgrad_guard.estimators.learned import MIN_ANSWERS, Features, LearnedEstimator, require_enough
 from semgrad_guard.evaluation.calibrating.outcome import Outcome
-from semgrad_guard.evaluation.graders import Grader
 from semgrad_guard.evaluation.metrics import auroc
 from semgrad_guard.evaluation.questions.data import Question
 from semgrad_guard.evaluation.runs.run_file import Answer
@@ -69,19 +68,17 @@ class LearningSet:
         cls,
         questions: Sequence[Question],
         answers: Sequence[Answer],
-        grader: Grader,
+        correct: Sequence[bool],
         *,
         prompts: Sequence[PromptForm | None] | None = None,
     ) -> LearningSet:
-        """Grade the answers of a run whose estimators go by their own names."""
-        pairs = list(zip(questions, answers, strict=True))
-        learned = [name for name in (answers[0].scores if answers else {}) if name in NEEDS_LABELS]
-        others = [name for name in (answers[0].scores if answers else {}) if name not in NEEDS_LABELS]
+        """The graded answers of a run whose estimators go by their own names."""
+        names = list(answers[0].scores) if answers else []
         return cls(
             [question.key for question in questions],
-            [answer.text is not None and grader(answer.text, question.answers) for question, answer in pairs],
-            {name: [answer.scores[name].features for answer in answers] for name in learned},
-            {name: [answer.uncertainty(name) for answer in answers] for name in others},
+            list(correct),
+            {name: [answer.scores[name].features for answer in answers] for name in names if name in NEEDS_LABELS},
+            {name: [answer.uncertainty(name) for answer in answers] for name in names if name not in NEEDS_LABELS},
             prompts,
         )
 

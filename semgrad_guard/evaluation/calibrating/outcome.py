@@ -6,9 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from semgrad_guard.calibration import Binding, Calibration, calibrate
-from semgrad_guard.evaluation.graders import Grader
 from semgrad_guard.evaluation.metrics import aurc, auroc
-from semgrad_guard.evaluation.questions.data import Question
 from semgrad_guard.evaluation.runs.run_file import Answer
 from semgrad_guard.records import PromptForm
 
@@ -33,25 +31,24 @@ class Outcome:
 
 
 def calibrate_answers(
-    questions: Sequence[Question],
     answers: Sequence[Answer],
     *,
     estimator: str,
-    grader: Grader,
+    correct: Sequence[bool],
+    grader: str,
     binding: Binding,
     alpha: float,
     delta: float,
     prompts: Sequence[PromptForm | None] | None = None,
 ) -> Outcome:
-    """Grade the answers of a run and calibrate on them.
+    """Calibrate on the graded answers of a run.
 
-    `estimator` is the name that the run gave to the estimator to use. The binding gets the grader's name. A question
-    that could not be asked counts as unscored and wrong. `prompts` are what the questions' prompts looked like
-    (`run.prompt_forms`); nothing is promised without them.
+    `estimator` is the name that the run gave to the estimator to use, `correct` are the grades in order, `grader` is
+    whose they are: a name for the binding. A question that could not be asked counts as unscored and wrong. `prompts`
+    are what the questions' prompts looked like (`run.prompt_forms`); nothing is promised without them.
     """
-    pairs = list(zip(questions, answers, strict=True))
     uncertainties = [answer.uncertainty(estimator) for answer in answers]
-    correct = [answer.text is not None and grader(answer.text, question.answers) for question, answer in pairs]
-    bound = binding.model_copy(update={"grader": grader.name})
-    found = calibrate(uncertainties, correct, alpha=alpha, delta=delta, binding=bound, prompts=prompts)
-    return Outcome(found, uncertainties, correct)
+    labels = list(correct)
+    bound = binding.model_copy(update={"grader": grader})
+    found = calibrate(uncertainties, labels, alpha=alpha, delta=delta, binding=bound, prompts=prompts)
+    return Outcome(found, uncertainties, labels)

@@ -75,6 +75,17 @@ def grade(
         GradingError: the grader cannot do its work; verdicts given so far are in the book.
     """
     items = [AnswerToGrade(each.question, each.text or "", each.references) for each in answers]
+    return grade_texts(items, grader, book, on_progress=on_progress)
+
+
+def grade_texts(
+    items: Sequence[AnswerToGrade],
+    grader: AnswerGrader,
+    book: GradeBook | None = None,
+    *,
+    on_progress: Progress | None = None,
+) -> Verdicts:
+    """Like `grade`, for texts with their questions and references."""
     tell = on_progress or unwatched
     found: dict[AnswerToGrade, bool | None] = {item: False for item in items if not item.text.strip()}
     book = None if isinstance(grader, WordGrader) else book

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 from semgrad_guard.errors import GradingError
-from semgrad_guard.evaluation.questions.spreadsheet import Row, read_table, write_table
-from semgrad_guard.evaluation.runs.evaluated import EvaluatedAnswer
+from semgrad_guard.evaluation.files import STDIN
+from semgrad_guard.evaluation.questions.spreadsheet import Row, append_rows, read_table, write_table
 
 COLUMNS = ("key", "question", "references", "answer", "correct")
 NAME = "human"
@@ -18,20 +20,86 @@ _YES = {"1", "1.0", "true", "yes", "y", "x", "correct", "right", "wahr", "vrai",
 _NO = {"0", "0.0", "false", "no", "n", "incorrect", "wrong", "falsch", "faux", "falso"}
 
 
-def write_sheet(path: Path, answers: Sequence[EvaluatedAnswer]) -> Path:
+class Labelled(Protocol):
+    """An answer that a person can grade; `text` is None where there is none."""
+
+    @property
+    def key(self) -> str: ...
+    @property
+    def question(self) -> str: ...
+    @property
+    def references(self) -> tuple[str, ...]: ...
+    @property
+    def text(self) -> str | None: ...
+
+
+@dataclass(frozen=True)
+class SheetAnswer:
+    """An answer with what its row needs."""
+
+    key: str
+    question: str
+    references: tuple[str, ...]
+    text: str | None
+
+
+def write_sheet(path: Path, answers: Sequence[Labelled]) -> Path:
     """Write the sheet: one row per answered question, references one a line, the column `correct` empty."""
-    rows = [
-        (answer.key, answer.question, "\n".join(answer.references), answer.text, "")
-        for answer in answers
-        if answer.text is not None
-    ]
-    return write_table(path, COLUMNS, rows)
+    return write_table(path, COLUMNS, [_cells(answer) for answer in answers if answer.text is not None])
 
 
-def read_sheet(path: Path, answers: Sequence[EvaluatedAnswer]) -> list[bool | None]:
+def extend_sheet(path: Path, answers: Sequence[Labelled]) -> int:
+    """Begin the sheet, or add rows for the answers that it lacks; what is there stays as it is. How many were added.
+
+    Raises:
+        DataFileError: the file there is no table.
+        GradingError: it has no column for the key.
+    """
+    answered = [answer for answer in answers if answer.text is not None]
+    if not path.exists():
+        write_sheet(path, answered)
+        return len(answered)
+    names, rows = read_table(path)
+    if "key" not in names:
+        raise GradingError(f"{path} has no column 'key'; keep those of the sheet: {', '.join(COLUMNS)}.")
+    there = {_key(row) for row in rows}
+    missing = [answer for answer in answered if answer.key not in there]
+    new: list[dict[str, str]] = [dict(zip(COLUMNS, _cells(answer), strict=True)) for answer in missing]
+    append_rows(path, [[cells.get(name, "") for name in names] for cells in new])
+    return len(new)
+
+
+def labels_for(path: Path, answers: Sequence[Labelled], *, others: Collection[str] = ()) -> list[bool | None]:
+    """The labels of these answers, from a sheet that is begun or extended first (standard input is only read).
+
+    Args:
+        path: the sheet.
+        answers: in order.
+        others: keys of further answers of the same run, whose rows are passed over.
+
+    Raises:
+        GradingError: it holds no label yet, or see `read_sheet`.
+    """
+    if path != STDIN:
+        extend_sheet(path, answers)
+    labels = read_sheet(path, answers, others=others)
+    if labels.count(None) == len(labels):
+        raise GradingError(
+            f"{path} has {len(labels)} answers and no label yet: fill in the column 'correct' (TRUE or FALSE, yes or "
+            "no, 1 or 0), and run the same command again. The answers are kept."
+        )
+    return labels
+
+
+def _cells(answer: Labelled) -> tuple[str, str, str, str, str]:
+    return answer.key, answer.question, "\n".join(answer.references), answer.text or "", ""
+
+
+def read_sheet(path: Path, answers: Sequence[Labelled], *, others: Collection[str] = ()) -> list[bool | None]:
     """The labels of these answers, in order; None where the cell `correct` is empty or the row is not there.
 
-    Rows may be sorted, and columns added or moved. TRUE, yes, x and 1 mean correct; FALSE, no and 0 mean wrong.
+    Rows may be sorted, and columns added or moved. TRUE, yes, x and 1 mean correct; FALSE, no and 0 mean wrong. Rows
+    with a key of `others` are passed over.
 
     Raises:
         GradingError: a column is missing, or a row is wrong (every such row is named): another word in `correct`, a
@@ -42,14 +110,19 @@ def read_sheet(path: Path, answers: Sequence[EvaluatedAnswer]) -> list[bool | No
         raise GradingError(f"{path} has no column {missing[0]!r}; keep those of the sheet: {', '.join(COLUMNS)}.")
     known = {answer.key: answer for answer in answers}
     labels: dict[str, bool | None] = {}
-    faults = [fault for row in rows if (fault := _take(row, known, labels))]
+    mine = [row for row in rows if _key(row) in known or _key(row) not in others]
+    faults = [fault for row in mine if (fault := _take(row, known, labels))]
     if faults:
         more = f", and {len(faults) - 5} more rows" if len(faults) > 5 else ""
         raise GradingError(f"{path}: {'; '.join(faults[:5])}{more}.")
     return [labels.get(answer.key) for answer in answers]
 
 
-def _take(row: Row, known: Mapping[str, EvaluatedAnswer], labels: dict[str, bool | None]) -> str | None:
+def _key(row: Row) -> str:
+    return row.cells.get("key", "").strip()
+
+
+def _take(row: Row, known: Mapping[str, Labelled], labels: dict[str, bool | None]) -> str | None:
     """Put a row's label into `labels`; what is wrong with the row, if anything."""
     key, word = (row.cells.get(name, "").strip() for name in ("key", "correct"))
     answer = known.get(key)

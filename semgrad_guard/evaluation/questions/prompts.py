@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import Literal, Protocol
@@ -38,18 +39,46 @@ def conversation(
     system: str | None = None,
     wording: Wording = "plain",
     prompt: str | None = None,
+    examples: Sequence[Question] = (),
 ) -> list[Message]:
     """A user turn with the question, before its context if there is one, and a system message before it on request.
+
+    `examples` are questions with answers (the first reference): turns before it, worded in the same way.
 
     `prompt` is a template of the user's turn, with {question} in it and, if it is about a passage, {context}; braces
     that are meant as such are doubled, {{ and }}, as in Python and LangChain (`require_prompt` checks it). The turn
     names the bare question, which methods that compare or ask again see without the instruction.
     """
-    asked = in_context(question, context) if prompt is None else _filled(prompt, question, context)
-    if wording == "paper":
-        asked = PAPER_PROMPT.replace("{query}", asked)
-    turns = [Message("user", asked, question=question, context=context)]
+
+    def worded(question: str, context: str | None) -> str:
+        asked = in_context(question, context) if prompt is None else _filled(prompt, question, context)
+        return PAPER_PROMPT.replace("{query}", asked) if wording == "paper" else asked
+
+    shown = [
+        Message(role, text)
+        for each in examples
+        for role, text in (("user", worded(each.question, each.context)), ("assistant", each.answers[0]))
+    ]
+    turns = [*shown, Message("user", worded(question, context), question=question, context=context)]
     return turns if system is None else [Message("system", system), *turns]
+
+
+def require_examples(examples: Sequence[Question], rows: Sequence[Question]) -> Sequence[Question]:
+    """The examples themselves.
+
+    Raises:
+        InputError: one of them is among the questions, so its answer would be given away, or they have a context and
+            the questions none, or the other way round.
+    """
+    asked = {row.key for row in rows}
+    if shared := [each.question for each in examples if each.key in asked]:
+        raise InputError(
+            f"{len(shared)} of the {len(examples)} few-shot examples are among the questions (the first: "
+            f"{shared[0][:80]!r}), which gives their answers away; take other examples, or leave these questions out"
+        )
+    if examples and form_of(examples) != form_of(rows):
+        raise InputError("the few-shot examples and the questions must both have a context, or both have none")
+    return examples
 
 
 def require_prompt(prompt: str, form: Form) -> str:
@@ -79,7 +108,12 @@ def require_prompt(prompt: str, form: Form) -> str:
 
 
 def prompt_forms(
-    rows: Iterable[Question], render: Callable[[list[Message]], Rendered], *, system: str | None, prompt: str | None
+    rows: Iterable[Question],
+    render: Callable[[list[Message]], Rendered],
+    *,
+    system: str | None,
+    prompt: str | None,
+    examples: Sequence[Question] = (),
 ) -> list[PromptForm | None]:
     """What the questions' prompts look like to a model; `render` is its own (`LanguageModel.render`).
 
@@ -88,7 +122,8 @@ def prompt_forms(
 
     def form(row: Question) -> PromptForm | None:
         try:
-            return render(conversation(row.question, row.context, system=system, prompt=prompt)).form
+            turns = conversation(row.question, row.context, system=system, prompt=prompt, examples=examples)
+            return render(turns).form
         except PromptTooLongError:
             return None
 
@@ -111,11 +146,17 @@ def form_of(rows: Sequence[Question]) -> Form:
 
 
 def prompt_name(
-    form: Form = "chat", *, system: str | None = None, wording: Wording = "plain", prompt: str | None = None
+    form: Form = "chat",
+    *,
+    system: str | None = None,
+    wording: Wording = "plain",
+    prompt: str | None = None,
+    examples: Sequence[Question] = (),
 ) -> str:
-    """What a calibration calls such prompts: another system message, wording or template is another name."""
+    """What a calibration calls such prompts: another system message, wording, template or example is another name."""
     name = form if wording == "plain" else f"{wording}-{form}"
-    parts = (("system", system), ("prompt", prompt))
+    shown = json.dumps([[each.question, each.context, each.answers[0]] for each in examples]) if examples else None
+    parts = (("system", system), ("prompt", prompt), ("examples", shown))
     return "+".join([name, *(f"{kind}-{_short(text)}" for kind, text in parts if text is not None)])
 
 

@@ -33,10 +33,7 @@ def read_table(path: Path) -> tuple[list[str], list[Row]]:
         DataFileError: the file cannot be read, is no UTF-8, its quotes do not match, or two columns have one name.
     """
     text = read_text(path, save_as="CSV UTF-8")
-    first = text.partition("\n")[0]
-    delimiter = max(
-        _DELIMITERS, key=lambda candidate: sum(len(row) for row in csv.reader([first], delimiter=candidate))
-    )
+    delimiter = _delimiter(text.partition("\n")[0])
     try:
         header, *rows = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
     except ValueError:
@@ -56,6 +53,26 @@ def write_table(path: Path, header: Sequence[str], rows: Iterable[Sequence[objec
     writer.writerow(header)
     writer.writerows([_harmless(cell) if isinstance(cell, str) else cell for cell in row] for row in rows)
     return atomic_write(path, codecs.BOM_UTF8 + written.getvalue().encode())
+
+
+def append_rows(path: Path, rows: Sequence[Sequence[str]]) -> Path:
+    """Add rows to a CSV file in its own form; all that is in it stays, byte by byte. It is written beside, and renamed.
+
+    The rows' cells are in the order of the file's columns, as `read_table` names them.
+    """
+    if not rows:
+        return path
+    content = path.read_bytes()
+    delimiter = _delimiter(content.removeprefix(codecs.BOM_UTF8).decode("utf-8").partition("\n")[0])
+    written = io.StringIO(newline="")
+    csv.writer(written, delimiter=delimiter).writerows([_harmless(cell) for cell in row] for row in rows)
+    end = b"" if content.endswith((b"\n", b"\r")) else b"\r\n"
+    return atomic_write(path, content + end + written.getvalue().encode())
+
+
+def _delimiter(first: str) -> str:
+    """What parts the columns: the sign that makes most of them in the first line."""
+    return max(_DELIMITERS, key=lambda candidate: sum(len(row) for row in csv.reader([first], delimiter=candidate)))
 
 
 def _harmless(cell: str) -> str:

@@ -19,7 +19,7 @@ from semgrad_guard.engine.objective import Objective
 from semgrad_guard.estimators import Estimator
 from semgrad_guard.evaluation.progress import Progress
 from semgrad_guard.evaluation.questions.data import Question
-from semgrad_guard.evaluation.questions.prompts import Wording, conversation, form_of, prompt_name
+from semgrad_guard.evaluation.questions.prompts import Wording, conversation, form_of, prompt_name, require_examples
 from semgrad_guard.evaluation.runs.ablations import Ablation
 from semgrad_guard.evaluation.runs.evaluated import EvaluatedAnswer, SampleSet
 from semgrad_guard.evaluation.runs.run import (
@@ -47,6 +47,7 @@ class Experiment:
         options: how to answer; greedy by default, as in the paper.
         wording: the question as it stands, or after the paper's instruction.
         system: a system message for every question.
+        examples: questions with answers that go before every question, as turns.
         ablations: variants of SemGrad to record besides.
     """
 
@@ -55,11 +56,14 @@ class Experiment:
     options: GenerationOptions = field(default_factory=GenerationOptions)
     wording: Wording = "plain"
     system: str | None = None
+    examples: Sequence[Question] = ()
     ablations: Mapping[str, Ablation] = field(default_factory=dict[str, Ablation])
 
     def settings(self, questions: Sequence[Question]) -> dict[str, Any]:
         """What answers and scores depend on, as plain JSON; the titles of the methods with it."""
-        template = prompt_name(form_of(questions), system=self.system, wording=self.wording)
+        require_examples(self.examples, questions)
+        form = form_of(questions)
+        template = prompt_name(form, system=self.system, wording=self.wording, examples=self.examples)
         found = run_settings(self.model, self._named, options=self.options, template=template)
         for name, estimator in self._named.items():
             found["estimators"][name]["title"] = estimator.title
@@ -103,7 +107,7 @@ class Experiment:
         self.model.generate(conversation("?"), short, objective=Objective()).evidence.gradients(Objective())
 
     def _answer(self, batch: Sequence[Question], start: int) -> list[EvaluatedAnswer]:
-        asked = [conversation(q.question, q.context, system=self.system, wording=self.wording) for q in batch]
+        asked = [self._turns(question) for question in batch]
         too_long = {i: reason for i, turns in enumerate(asked) if (reason := why_too_long(self.model, turns))}
         fitting = [i for i in range(len(batch)) if i not in too_long]
         measured = self._measure([batch[i] for i in fitting], [asked[i] for i in fitting], start) if fitting else []
@@ -112,6 +116,11 @@ class Experiment:
             answered[i] if i in answered else self._unanswered(question, too_long[i])
             for i, question in enumerate(batch)
         ]
+
+    def _turns(self, question: Question) -> list[Message]:
+        return conversation(
+            question.question, question.context, system=self.system, wording=self.wording, examples=self.examples
+        )
 
     def _measure(
         self, questions: Sequence[Question], asked: Sequence[list[Message]], start: int

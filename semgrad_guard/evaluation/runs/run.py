@@ -21,7 +21,13 @@ from semgrad_guard.errors import InputError, PromptTooLongError
 from semgrad_guard.estimators import Estimator
 from semgrad_guard.evaluation.progress import Progress, unwatched
 from semgrad_guard.evaluation.questions.data import Question
-from semgrad_guard.evaluation.questions.prompts import conversation, form_of, prompt_name, require_prompt
+from semgrad_guard.evaluation.questions.prompts import (
+    conversation,
+    form_of,
+    prompt_name,
+    require_examples,
+    require_prompt,
+)
 from semgrad_guard.evaluation.runs.run_file import A, Answer, AnswerScore, RunFile
 from semgrad_guard.guard import Answerer, template_name
 from semgrad_guard.records import Message, Score
@@ -36,6 +42,7 @@ def collect_answers(
     options: GenerationOptions | None = None,
     system: str | None = None,
     prompt: str | None = None,
+    examples: Sequence[Question] = (),
     batch_size: int = 8,
     on_progress: Progress | None = None,
 ) -> list[Answer]:
@@ -49,6 +56,7 @@ def collect_answers(
         options: how to generate; greedy by default. Sampled runs need a seed.
         system: a system message for every question.
         prompt: a template of the user's turn, with {question} and perhaps {context} in it.
+        examples: questions with answers that go before every question, as turns.
         batch_size: questions answered and scored at once.
         on_progress: told (answers there are, questions in all), at the start and after every batch.
 
@@ -57,11 +65,16 @@ def collect_answers(
     options = options or GenerationOptions()
     check_run(estimators, options, batch_size)
     form = form_of(questions)
-    template = prompt_name(form, system=system, prompt=None if prompt is None else require_prompt(prompt, form))
+    require_examples(examples, questions)
+    worded = None if prompt is None else require_prompt(prompt, form)
+    template = prompt_name(form, system=system, prompt=worded, examples=examples)
     settings = run_settings(model, estimators, options=options, template=template)
 
     def answer(batch: Sequence[Question], start: int) -> list[Answer]:
-        return _answer(batch, model, estimators, options=seeded(options, start), system=system, prompt=prompt)
+        turns = [
+            conversation(each.question, each.context, system=system, prompt=prompt, examples=examples) for each in batch
+        ]
+        return _answer(batch, turns, model, estimators, options=seeded(options, start))
 
     with RunFile(path, settings, Answer) as record:
         return complete(record, questions, answer, batch_size=batch_size, on_progress=on_progress)
@@ -134,15 +147,13 @@ def run_binding(
 
 def _answer(
     batch: Sequence[Question],
+    conversations: Sequence[list[Message]],
     model: LanguageModel,
     estimators: Mapping[str, Estimator],
     *,
     options: GenerationOptions,
-    system: str | None,
-    prompt: str | None,
 ) -> list[Answer]:
     """Answers in the batch's order; those that do not fit the context window without text."""
-    conversations = [conversation(each.question, each.context, system=system, prompt=prompt) for each in batch]
     too_long = {i: reason for i, each in enumerate(conversations) if (reason := why_too_long(model, each))}
     fitting = [i for i in range(len(batch)) if i not in too_long]
     objective = shared_objective(estimators.values())

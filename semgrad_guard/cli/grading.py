@@ -1,0 +1,106 @@
+"""What `calibrate` and `evaluate` share: examples, graders by name, files of labels, and a look at grades."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from semgrad_guard.cli.loading import quietly
+from semgrad_guard.cli.terminal import kept_on_interrupt, say, say_problems, show_grades
+
+if TYPE_CHECKING:
+    from semgrad_guard.evaluation.graders import AnswerGrader, AnswerToGrade
+    from semgrad_guard.evaluation.graders.labels import Labelled
+    from semgrad_guard.evaluation.questions.data import Question
+    from semgrad_guard.evaluation.runs.run_file import Answer
+
+
+def read_examples(path: Path | None, shots: int | None) -> Sequence[Question]:
+    """The few-shot examples, the first `shots` of the file; none without one."""
+    from semgrad_guard.errors import InputError
+    from semgrad_guard.evaluation.questions.data import read_questions
+
+    if path is None:
+        if shots is not None:
+            raise InputError("--shots says how many examples of --few-shot FILE to take; name the file, too")
+        return ()
+    found = read_questions(path)
+    say_problems(found.problems)
+    if shots is not None and shots > len(found.rows):
+        raise InputError(f"{path} has {len(found.rows)} examples, and --shots asks for {shots}")
+    return found.rows[:shots]
+
+
+def load_graders(specs: Sequence[str], *, nli: str | None = None) -> Sequence[AnswerGrader]:
+    """The graders of these names, before hours of answering rather than after."""
+    from semgrad_guard.evaluation.graders import GRADERS
+    from semgrad_guard.evaluation.graders.naming import load_graders
+
+    if set(specs) <= set(GRADERS):
+        return load_graders(specs) if specs else ()
+    with quietly("Loading graders …"):
+        return load_graders(specs, nli=nli)
+
+
+def check_labels(path: Path | None) -> None:
+    """Refuse, before any work, a file of labels that is there and cannot be read."""
+    from semgrad_guard.evaluation.files import STDIN
+    from semgrad_guard.evaluation.questions.spreadsheet import read_table
+
+    if path is not None and path != STDIN and path.exists():
+        read_table(path)
+
+
+@dataclass(frozen=True)
+class Grades:
+    """Grades of those answers that have one: their places among all, the grades in order, and whose they are."""
+
+    rows: Sequence[int]
+    correct: Sequence[bool]
+    grader: str
+
+
+def grade(
+    questions: Sequence[Question],
+    answers: Sequence[Answer],
+    grader: AnswerGrader,
+    *,
+    labels: Path | None,
+    others: Sequence[str],
+    book: Path,
+) -> Grades:
+    """Grade by people where there are labels, else by the grader; show ten, and warn where they are in doubt.
+
+    `others` are keys of further answers in the same record, `book` keeps what a model or a judge said. A question
+    without an answer is wrong.
+    """
+    from semgrad_guard.evaluation.graders.grading import GradeBook, grade_texts
+    from semgrad_guard.evaluation.graders.labels import NAME, SheetAnswer, labels_for
+    from semgrad_guard.evaluation.graders.look import GradedAnswer
+
+    items = [SheetAnswer(q.key, q.question, q.answers, a.text) for q, a in zip(questions, answers, strict=True)]
+    name = grader.name if labels is None else NAME
+    if labels is None:
+        with kept_on_interrupt(f"Grading by {name}", f"grades are kept in {book}") as tell:
+            verdicts = grade_texts(_to_grade(items), grader, GradeBook(book), on_progress=tell)
+    else:
+        verdicts = labels_for(labels, items, others=others)
+        verdicts = [False if item.text is None else label for item, label in zip(items, verdicts, strict=True)]
+    rows = [i for i, verdict in enumerate(verdicts) if verdict is not None]
+    if left := len(items) - len(rows):
+        said = "no label in the file" if labels is not None else f"no verdict by {name}"
+        say(f"{left} of {len(items)} answers have {said}; they are left out.", label="Warning")
+    correct = [verdicts[i] is True for i in rows]
+    shown = [items[i] for i in rows]
+    show_grades(
+        [GradedAnswer(e.question, e.text or "", e.references, c) for e, c in zip(shown, correct, strict=True)], name
+    )
+    return Grades(rows, correct, name)
+
+
+def _to_grade(items: Sequence[Labelled]) -> list[AnswerToGrade]:
+    from semgrad_guard.evaluation.graders import AnswerToGrade
+
+    return [AnswerToGrade(item.question, item.text or "", item.references) for item in items]
