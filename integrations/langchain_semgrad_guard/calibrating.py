@@ -59,7 +59,7 @@ def calibrate_chain(
     Args:
         chain: the chain as it will run, with a `ChatSemGrad` that answers.
         examples: pairs of (input, right answer or answers), or {"input": ..., "answers": [...]}.
-        grader: a grader, its name ("exact-match", "token-f1", "judge=openai:..."), or a function of the delivered text
+        grader: a grader, its name ("contains", "exact-match", "judge=openai:..."), or a function of the delivered text
             and the right answers.
         alpha: the largest error rate among the answers that are let through, in (0, 1).
         delta: the largest probability of breaking that promise, in (0, 1).
@@ -71,7 +71,7 @@ def calibrate_chain(
             agent's state nor a mapping with an "answer".
         progress: a line on stderr, a function of (done, in all), or False.
         config: for every run.
-        **options: others of `ExampleCalibration` (`upstream`, `grid`, `confidence`, `seed`).
+        **options: others of `ExampleCalibration` (`labels`, `upstream`, `grid`, `confidence`, `seed`).
 
     Raises:
         CalibrationError: an example made no scored call, or several of which none is chosen.
@@ -79,7 +79,7 @@ def calibrate_chain(
         GradingError: the grader cannot do its work.
         Exception: whatever the chain raises.
     """
-    job = ExampleCalibration(examples, grader, alpha=alpha, delta=delta, **options)
+    job = ExampleCalibration(examples, grader, alpha=alpha, delta=delta, show=progress is True, **options)
     runs = _Runs(chain, config, output)
     how = runs.collecting(record, max_concurrency, aggregate, answering, progress)
     return job(collect(job.examples, runs.run, how))
@@ -102,7 +102,7 @@ async def acalibrate_chain(
     **options: Any,
 ) -> Calibration:
     """Like `calibrate_chain`, by the chain's asynchronous methods."""
-    job = ExampleCalibration(examples, grader, alpha=alpha, delta=delta, **options)
+    job = ExampleCalibration(examples, grader, alpha=alpha, delta=delta, show=progress is True, **options)
     runs = _Runs(chain, config, output)
     how = runs.collecting(record, max_concurrency, aggregate, answering, progress)
     return job(await acollect(job.examples, runs.arun, how))

@@ -61,7 +61,7 @@ def calibrate_engine(
         examples: pairs of (input, right answer or answers), or {"input": ..., "answers": [...]}. An input is a
             question; for a chat engine also a conversation, as {"role": ..., "content": ...} for each turn, whose last
             one is the question.
-        grader: a grader, its name ("exact-match", "token-f1", "judge=openai:..."), or a function of the delivered text
+        grader: a grader, its name ("contains", "exact-match", "judge=openai:..."), or a function of the delivered text
             and the right answers.
         alpha: the largest error rate among the answers that are let through, in (0, 1).
         delta: the largest probability of breaking that promise, in (0, 1).
@@ -70,7 +70,7 @@ def calibrate_engine(
         aggregate, answering: as in `GuardedQueryEngine`, and the same there; a guarded engine brings its own.
         output: finds the delivered text in the engine's response; default: the whole of it.
         progress: a line on stderr, a function of (done, in all), or False.
-        **options: others of `ExampleCalibration` (`upstream`, `grid`, `confidence`, `seed`).
+        **options: others of `ExampleCalibration` (`labels`, `upstream`, `grid`, `confidence`, `seed`).
 
     Raises:
         CalibrationError: an example's answer has no score, or is scored in another way than those before it.
@@ -78,7 +78,7 @@ def calibrate_engine(
         GradingError: the grader cannot do its work.
         Exception: whatever the engine raises.
     """
-    job = ExampleCalibration(examples, grader, alpha=alpha, delta=delta, **options)
+    job = ExampleCalibration(examples, grader, alpha=alpha, delta=delta, show=progress is True, **options)
     runs = _Runs(engine, aggregate, answering, output)
     return job(collect(job.examples, runs.run, runs.collecting(record, max_concurrency, progress)))
 
@@ -99,7 +99,7 @@ async def acalibrate_engine(
     **options: Any,
 ) -> Calibration:
     """Like `calibrate_engine`, by the engine's asynchronous methods."""
-    job = ExampleCalibration(examples, grader, alpha=alpha, delta=delta, **options)
+    job = ExampleCalibration(examples, grader, alpha=alpha, delta=delta, show=progress is True, **options)
     runs = _Runs(engine, aggregate, answering, output)
     return job(await acollect(job.examples, runs.arun, runs.collecting(record, max_concurrency, progress)))
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from semgrad_guard.errors import DataFileError, GradingError
-from semgrad_guard.evaluation.graders.labels import read_sheet, write_sheet
+from semgrad_guard.evaluation.graders.labels import extend_sheet, labels_for, read_sheet, write_sheet
 
 from .made_answers import made
 
@@ -119,3 +119,52 @@ def test_a_sheet_that_is_none(tmp_path: Path) -> None:
     (tmp_path / "sheet.csv").write_bytes("key,correct\nä,1\n".encode("cp1252"))
     with pytest.raises(DataFileError, match="CSV UTF-8"):
         read_sheet(tmp_path / "sheet.csv", ANSWERS)
+
+
+@pytest.mark.parametrize(("delimiter", "end"), [(",", "\n"), (";", "\r\n"), ("\t", "\n")])
+def test_a_sheet_is_extended_and_what_is_in_it_stays(tmp_path: Path, delimiter: str, end: str) -> None:
+    def change(rows: Rows) -> None:
+        label("yes", "no", "")(rows)
+        for row in rows:
+            row.insert(1, "remark" if row is rows[0] else "mine")
+
+    path = filled(tmp_path, change, delimiter=delimiter, end=end, mark="\ufeff")
+    before = path.read_bytes()
+    more = [*ANSWERS, made(7, "=new; text"), made(8, text=None)]
+    assert extend_sheet(path, more) == 1
+    assert path.read_bytes().startswith(before)
+    assert read_sheet(path, more) == [True, False, None, None, None, None]
+    assert extend_sheet(path, more) == 0
+    rows = list(csv.reader(io.StringIO(path.read_text(encoding="utf-8-sig"), newline=""), delimiter=delimiter))
+    assert rows[-1] == [made(7).key, "", "question 7", "Paris", "'=new; text", ""]
+    assert [path.name for path in tmp_path.iterdir()] == ["labels.csv"]
+
+
+def test_a_sheet_without_an_end_of_line_is_extended_on_a_new_line(tmp_path: Path) -> None:
+    path = tmp_path / "labels.csv"
+    path.write_text(f"key,correct\n{ANSWERS[0].key},yes")
+    assert extend_sheet(path, ANSWERS) == 2
+    assert read_sheet(path, ANSWERS) == [True, None, None, None]
+
+
+def test_a_sheet_is_begun_and_asked_to_be_filled_in(tmp_path: Path) -> None:
+    path = tmp_path / "labels.csv"
+    with pytest.raises(GradingError, match="4 answers and no label yet: fill in the column 'correct'"):
+        labels_for(path, ANSWERS)
+    assert path.read_bytes() == write_sheet(tmp_path / "other.csv", ANSWERS).read_bytes()
+
+
+def test_rows_of_the_runs_other_answers_are_passed_over(tmp_path: Path) -> None:
+    path = filled(tmp_path, label("yes", "no", "1"))
+    others = [answer.key for answer in ANSWERS]
+    assert labels_for(path, ANSWERS[:1], others=others) == [True]
+    with pytest.raises(GradingError, match="which this run does not"):
+        labels_for(path, ANSWERS[:1])
+
+
+def test_a_table_without_keys_is_no_sheet(tmp_path: Path) -> None:
+    path = tmp_path / "labels.csv"
+    path.write_text("name,correct\nx,yes\n")
+    with pytest.raises(GradingError, match="no column 'key'"):
+        extend_sheet(path, ANSWERS)
+    assert path.read_text() == "name,correct\nx,yes\n"

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import logging
+import sys
 from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import Any, cast
 
-from semgrad_guard.adapters.calibrating import AnsweredExample, read_examples
+from semgrad_guard.adapters.calibrating import AnsweredExample, Example, read_examples
 from semgrad_guard.calibration import Calibration, calibrate
 from semgrad_guard.calibration.calibration_set import read_rate
 from semgrad_guard.errors import CalibrationError, InputError, require_known
 from semgrad_guard.evaluation.graders import AnswerGrader, AnswerToGrade, Grader
 from semgrad_guard.evaluation.graders.base import Verdicts
+from semgrad_guard.evaluation.graders.labels import NAME, SheetAnswer, labels_for
+from semgrad_guard.evaluation.graders.look import GradedAnswer, doubt, some_of
 from semgrad_guard.evaluation.graders.naming import load_graders
 
 AnyGrader = str | Grader | AnswerGrader | Callable[[str, Sequence[str]], bool]
 """A grader, its name (as on the command line), or a function of the delivered text and the right answers."""
 
-_OPTIONS = frozenset({"upstream", "grid", "confidence", "seed", "created"})
+_OPTIONS = frozenset({"upstream", "labels", "grid", "confidence", "seed", "created"})
+logger = logging.getLogger("semgrad_guard")
 
 
 def as_grader(grader: AnyGrader) -> AnswerGrader:
@@ -38,15 +44,19 @@ class ExampleCalibration:
     """What a chain's answers to examples are to become; all that can be refused is refused before the chain runs.
 
     The promise is about prompts of the shape that the chain's own had. An answer without text is wrong, and so is one
-    on which the grader came to no verdict.
+    on which the grader came to no verdict. With a file of labels people decide, and answers without a label are left
+    out. Ten answers with their grades are shown first, and a warning says where hardly any is right, or nearly all
+    are.
 
     Args:
         examples: pairs of (input, right answer or answers), or {"input": ..., "answers": [...]}.
         grader: says what is right; its name becomes part of the binding.
         alpha: the largest error rate among the answers that are let through, in (0, 1).
         delta: the largest probability of breaking that promise, in (0, 1).
-        **options: `upstream` (the id of the calibration of the stage before, where these examples are what it does not
-            let through), and `grid`, `confidence`, `seed` and `created`, as in `calibrate`.
+        show: whether the ten answers are printed on stderr.
+        **options: `labels` (a CSV file for people's grades, begun or extended by the answers that it lacks, never
+            overwritten), `upstream` (the id of the calibration of the stage before, where these examples are what it
+            does not let through), and `grid`, `confidence`, `seed` and `created`, as in `calibrate`.
 
     Raises:
         InputError: bad examples, an unknown grader or an unknown option.
@@ -54,12 +64,21 @@ class ExampleCalibration:
     """
 
     def __init__(
-        self, examples: Iterable[Any], grader: AnyGrader, *, alpha: float, delta: float, **options: Any
+        self,
+        examples: Iterable[Any],
+        grader: AnyGrader,
+        *,
+        alpha: float,
+        delta: float,
+        show: bool = False,
+        **options: Any,
     ) -> None:
         require_known("calibrating on examples", options, _OPTIONS)
         self._rates = {"alpha": read_rate(alpha, "alpha"), "delta": read_rate(delta, "delta")}
         self._upstream: str | None = options.pop("upstream", None)
-        self._options = options
+        given: str | Path | None = options.pop("labels", None)
+        self._labels = None if given is None else Path(given)
+        self._show, self._options = show, options
         self.grader, self.examples = as_grader(grader), read_examples(examples)
 
     def __call__(self, answered: Sequence[AnsweredExample]) -> Calibration:
@@ -69,25 +88,47 @@ class ExampleCalibration:
             CalibrationError: the prompt of an answer is not known.
             GradingError: the grader cannot do its work.
         """
-        pairs = list(zip(self.examples, answered, strict=True))
-        unknown = [number for number, (_, each) in enumerate(pairs, start=1) if each.prompt is None]
+        unknown = [number for number, each in enumerate(answered, start=1) if each.prompt is None]
         if unknown:
             raise CalibrationError(
                 f"The prompt of example {unknown[0]} is not known, so a promise could not say which prompts it is for."
             )
-        items = [AnswerToGrade(example.question, each.text, example.answers) for example, each in pairs]
-        verdicts = iter(self.grader.grade([item for item in items if item.text.strip()]))
-        correct = [bool(item.text.strip()) and next(verdicts) is True for item in items]
-        named = {"grader": self.grader.name, "upstream": self._upstream, **_ends([each.cut for each in answered])}
+        verdicts, name = self._grades(answered)
+        rows = [i for i, verdict in enumerate(verdicts) if verdict is not None]
+        correct = [verdicts[i] is True for i in rows]
+        self._look([(self.examples[i], answered[i].text) for i in rows], correct, name)
+        kept = [answered[i] for i in rows]
+        named = {"grader": name, "upstream": self._upstream, **_ends([each.cut for each in answered])}
         return calibrate(
-            [each.uncertainty for each in answered],
+            [each.uncertainty for each in kept],
             correct,
             **self._rates,
-            binding=answered[0].binding.model_copy(update=named),
-            groups=[example.key for example in self.examples],
-            prompts=[each.prompt for each in answered if each.prompt is not None],
+            binding=kept[0].binding.model_copy(update=named),
+            groups=[self.examples[i].key for i in rows],
+            prompts=[each.prompt for each in kept if each.prompt is not None],
             **self._options,
         )
+
+    def _grades(self, answered: Sequence[AnsweredExample]) -> tuple[Verdicts, str]:
+        """The grades in order, None where a person gave none, and whose they are."""
+        pairs = list(zip(self.examples, answered, strict=True))
+        if self._labels is not None:
+            sheet = [SheetAnswer(one.key, one.question, one.answers, each.text) for one, each in pairs]
+            return labels_for(self._labels, sheet), NAME
+        items = [AnswerToGrade(example.question, each.text, example.answers) for example, each in pairs]
+        verdicts = iter(self.grader.grade([item for item in items if item.text.strip()]))
+        return [bool(item.text.strip()) and next(verdicts) is True for item in items], self.grader.name
+
+    def _look(self, answers: Sequence[tuple[Example, str]], correct: Sequence[bool], name: str) -> None:
+        graded = [
+            GradedAnswer(example.question, text, example.answers, right)
+            for (example, text), right in zip(answers, correct, strict=True)
+        ]
+        if self._show:
+            head = f"Answers graded by {name}. Question [reference] answer:"
+            print(head, *some_of(graded), sep="\n", file=sys.stderr, flush=True)
+        if (found := doubt(correct, name)) is not None:
+            logger.warning("semgrad-guard: %s", found)
 
 
 def _ends(cuts: Sequence[int | str | None]) -> dict[str, Any]:

@@ -1,0 +1,138 @@
+"""What `calibrate` and `evaluate` share about asking and grading: a look first, labels, examples, stop strings."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from click.testing import Result
+
+from semgrad_guard import Calibration
+from semgrad_guard.evaluation.runs.run_file import Answer, read_run
+
+from .helpers import ASKED, TOKENS, flat, jsonl
+
+Run = Callable[..., Result]
+
+
+@pytest.fixture
+def calibrate(run: Run, model_folder: Path, tmp_path: Path) -> Run:
+    fixed = ("--model", model_folder, "--output", tmp_path / "c.json", "--max-tokens", TOKENS, "--batch-size", 30)
+    return lambda data, *arguments: run("calibrate", *fixed, "--data", data, *arguments)
+
+
+def fill(path: Path, words: list[str]) -> None:
+    """Labels as a person gives them, by a program that keeps the rest."""
+    rows = list(csv.reader(path.read_text(encoding="utf-8-sig").splitlines(keepends=True)))
+    for row, word in zip(rows[1:], words, strict=True):
+        row[4] = word
+    with path.open("w", encoding="utf-8", newline="") as file:
+        csv.writer(file).writerows(rows)
+
+
+def test_ten_answers_are_shown_and_doubtful_grades_told(calibrate: Run, right: Path, wrong: Path) -> None:
+    said = calibrate(right).stderr
+    assert "Look: 10 of 60 answers, graded by contains. Question [reference] answer:" in said
+    assert said.count("\n  right: What is item ") == 10
+    assert "60 of 60 answers are right by contains, more than 95 %." in flat(said)
+    said = calibrate(wrong, "--grader", "exact-match").stderr
+    assert said.count("\n  wrong: What is item ") == 10
+    assert "0 of 60 answers are right by exact-match, less than 5 %." in flat(said)
+    quiet = calibrate(wrong, "--quiet").stderr
+    assert "wrong: What" not in quiet
+    assert "less than 5 %" in quiet
+
+
+def test_people_decide_once_the_sheet_is_filled_in(calibrate: Run, wrong: Path, tmp_path: Path) -> None:
+    sheet = tmp_path / "labels.csv"
+    first = calibrate(wrong, "--labels", sheet)
+    assert first.exit_code == 1
+    assert "60 answers and no label yet" in flat(first.stderr)
+    assert not (tmp_path / "c.json").exists()
+    fill(sheet, ["yes"] * 50 + ["no"] * 5 + [""] * 5)
+    labelled = sheet.read_bytes()
+    second = calibrate(wrong, "--labels", sheet)
+    assert second.exit_code in (0, 4), second.stderr
+    assert "5 of 60 answers have no label in the file" in flat(second.stderr)
+    made = Calibration.load(tmp_path / "c.json")
+    assert made.binding is not None
+    assert (made.n, made.n_wrong, made.binding.grader) == (55, 5, "human")
+    assert sheet.read_bytes() == labelled
+
+
+@pytest.mark.parametrize("name", ["fused", "auto"])
+def test_what_is_learned_is_graded_by_people_too(calibrate: Run, wrong: Path, tmp_path: Path, name: str) -> None:
+    sheet = tmp_path / "labels.csv"
+    calibrate(wrong, "--labels", sheet, "--estimator", name)
+    fill(sheet, ["yes", "no"] * 30)
+    assert calibrate(wrong, "--labels", sheet, "--estimator", name).exit_code in (0, 4)
+    made = Calibration.load(tmp_path / "c.json")
+    assert made.binding is not None
+    assert made.binding.grader == "human"
+
+
+def test_examples_stop_strings_and_a_system_message_are_asked_and_bound(
+    calibrate: Run, right: Path, tmp_path: Path
+) -> None:
+    shown = jsonl(tmp_path / "shots.jsonl", ({"question": f"Shot {i}?", "answers": [f"s{i}"]} for i in range(3)))
+    asked = ("--few-shot", shown, "--shots", 2, "--system", "Be terse.", "--answers")
+    assert calibrate(right, *asked, tmp_path / "a.jsonl", "--stop", "\\n\\n", "--stop", "Q:").exit_code in (0, 4)
+    settings, answers = read_run(tmp_path / "a.jsonl", Answer)
+    assert settings["generation"]["stop"] == ["\n\n", "Q:"]
+    made = Calibration.load(tmp_path / "c.json")
+    assert made.binding is not None
+    assert made.binding.prompt_template is not None
+    assert "+examples-" in made.binding.prompt_template
+    calibrate(right, "--answers", tmp_path / "b.jsonl")
+    plain = read_run(tmp_path / "b.jsonl", Answer)[1]
+    assert [each.text for each in answers] != [each.text for each in plain]
+    other = calibrate(right, *asked[:2], "--shots", 1, *asked[4:], tmp_path / "a.jsonl")
+    assert other.exit_code == 1
+    assert "prompt_template is" in other.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--shots", 2), "name the file, too"),
+        (("--few-shot", "shots.jsonl", "--shots", 9), "has 2 examples, and --shots asks for 9"),
+        (("--few-shot", "shots.jsonl"), "1 of the 2 few-shot examples are among the questions"),
+        (("--few-shot", "context.jsonl"), "must both have a context, or both have none"),
+        (("--stop", ""), "the text is empty"),
+        (("--labels", "shots.jsonl"), "no column 'key'"),
+        (("--grader", "guess"), "there is no grader 'guess'"),
+    ],
+)
+def test_what_cannot_be_is_refused(
+    calibrate: Run, right: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], said: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    jsonl(tmp_path / "shots.jsonl", ({"question": q, "answers": ["x"]} for q in (ASKED[3], "new?")))
+    jsonl(tmp_path / "context.jsonl", [{"question": "new?", "context": "c", "answers": ["x"]}])
+    result = calibrate(right, *arguments)
+    assert result.exit_code in (1, 2)
+    assert said in flat(result.stderr)
+
+
+def test_evaluate_extends_its_sheet_after_a_partial_run(
+    run: Run, model_folder: Path, right: Path, tmp_path: Path
+) -> None:
+    def evaluate(*arguments: object) -> Result:
+        fixed = ("--output", tmp_path / "out", "--no-report", "--no-ablations", "--methods", "gnll")
+        asked = ("--model", model_folder, "--data", right, "--max-tokens", TOKENS)
+        return run("evaluate", *fixed, *asked, *arguments)
+
+    sheet = tmp_path / "out" / "labels.csv"
+    assert "graded by contains" in evaluate("--limit", 8).stderr
+    fill(sheet, ["yes", "no"] * 4)
+    before = sheet.read_bytes()
+    assert evaluate("--limit", 12, "--stop", "zzz").exit_code == 1  # other settings than those of the run
+    assert evaluate("--limit", 12).exit_code == 0
+    assert sheet.read_bytes().startswith(before)
+    assert len(sheet.read_text(encoding="utf-8-sig").splitlines()) == 13
+    people = evaluate("--limit", 8, "--labels", sheet)
+    assert people.exit_code == 0, people.stderr
+    assert "50.0% of 8 answers are right by human." in flat(people.stdout)
+    assert "graded by human" in people.stderr
