@@ -23,9 +23,14 @@ def calibrate(run: Run, model_folder: Path, tmp_path: Path) -> Run:
     return lambda data, *arguments: run("calibrate", *fixed, "--data", data, *arguments)
 
 
+def table(path: Path) -> list[list[str]]:
+    with path.open(encoding="utf-8-sig", newline="") as file:
+        return list(csv.reader(file))
+
+
 def fill(path: Path, words: list[str]) -> None:
     """Labels as a person gives them, by a program that keeps the rest."""
-    rows = list(csv.reader(path.read_text(encoding="utf-8-sig").splitlines(keepends=True)))
+    rows = table(path)
     for row, word in zip(rows[1:], words, strict=True):
         row[4] = word
     with path.open("w", encoding="utf-8", newline="") as file:
@@ -131,7 +136,7 @@ def test_evaluate_extends_its_sheet_after_a_partial_run(
     assert evaluate("--limit", 12, "--stop", "zzz").exit_code == 1  # other settings than those of the run
     assert evaluate("--limit", 12).exit_code == 0
     assert sheet.read_bytes().startswith(before)
-    assert len(sheet.read_text(encoding="utf-8-sig").splitlines()) == 13
+    assert len(table(sheet)) == 13
     people = evaluate("--limit", 8, "--labels", sheet)
     assert people.exit_code == 0, people.stderr
     assert "50.0% of 8 answers are right by human." in flat(people.stdout)

@@ -17,7 +17,7 @@ from .made_answers import made
 ANSWERS = [
     made(0, "Paris", ("Paris", "City of Light")),
     made(1, "=1+2; „Köln“,\nreally"),
-    made(2, "-5"),
+    made(2, "-5\0"),
     made(3, text=None),
 ]
 Rows = list[list[str]]
@@ -51,7 +51,7 @@ def test_the_sheet_is_what_a_person_needs(tmp_path: Path) -> None:
     _, *rows = csv.reader(io.StringIO(content.decode("utf-8-sig"), newline=""))
     assert [row[1] for row in rows] == ["question 0", "question 1", "question 2"]
     assert rows[0][2] == "Paris\nCity of Light"
-    assert [row[3] for row in rows] == ["Paris", "'=1+2; „Köln“,\nreally", "'-5"]  # no formula
+    assert [row[3] for row in rows] == ["Paris", "'=1+2; „Köln“,\nreally", "'-5\ufffd"]  # no formula, no null byte
     assert all(row[4] == "" for row in rows)
     assert read_sheet(path, ANSWERS) == [None] * 4
 

@@ -12,6 +12,9 @@ from semgrad_guard.evaluation.files import STDIN
 from semgrad_guard.evaluation.questions.spreadsheet import Row, append_rows, read_table, write_table
 
 COLUMNS = ("key", "question", "references", "answer", "correct")
+_NULL = "\N{REPLACEMENT CHARACTER}"
+"""Stands for a null byte, which no table can hold; models write anything."""
+
 NAME = "human"
 """What people are called among the graders."""
 
@@ -92,7 +95,9 @@ def labels_for(path: Path, answers: Sequence[Labelled], *, others: Collection[st
 
 
 def _cells(answer: Labelled) -> tuple[str, str, str, str, str]:
-    return answer.key, answer.question, "\n".join(answer.references), answer.text or "", ""
+    texts = (answer.question, "\n".join(answer.references), answer.text or "")
+    question, references, text = (each.replace("\0", _NULL) for each in texts)
+    return answer.key, question, references, text, ""
 
 
 def read_sheet(path: Path, answers: Sequence[Labelled], *, others: Collection[str] = ()) -> list[bool | None]:
@@ -147,4 +152,4 @@ def _read(word: str) -> bool | None:
 
 def _bare(text: str) -> str:
     """Text as it survives a spreadsheet: apostrophes before formulas and white space may have gone, or come."""
-    return "".join(text.removeprefix("'").split())
+    return "".join(text.replace("\0", _NULL).removeprefix("'").split())
