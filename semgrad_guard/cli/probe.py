@@ -67,9 +67,14 @@ def probe(  # noqa: PLR0913  # a command's options are its arguments
         ),
     ] = True,
     grader: Annotated[
-        options.GraderName,
-        typer.Option(metavar="NAME", help="What counts as correct.", rich_help_panel=_LOOKED_AT),
-    ] = "exact-match",
+        options.GraderName | None,
+        typer.Option(
+            metavar="NAME",
+            help="What counts as correct.",
+            show_default=options.DEFAULT_GRADER,
+            rich_help_panel=_LOOKED_AT,
+        ),
+    ] = None,
     batch_size: options.BatchSize = 8,
     max_tokens: options.MaxTokens = 64,
     system: options.System = None,
@@ -177,11 +182,13 @@ def _probe(
     load: Callable[[], LanguageModel],
     *,
     answers: bool,
-    grader: str,
+    grader: str | None,
     plan: ProbePlan,
 ) -> Probe:
-    from semgrad_guard.evaluation.graders import GRADERS
+    from semgrad_guard.evaluation.graders import GRADERS, default_grader
     from semgrad_guard.evaluation.probing.probe import probe
+    from semgrad_guard.evaluation.questions.prompts import prompt_name
+    from semgrad_guard.guard import template_name
 
     language_model = load()
     try:
@@ -192,7 +199,7 @@ def _probe(
             data=questions.path.name,
             states_path=files.states,
             answers_path=files.answers if answers else None,
-            grader=GRADERS[grader],
+            grader=GRADERS[grader or default_grader(template_name(language_model, prompt_name()))],
             phase=progress,
         )
     except KeyboardInterrupt as error:

@@ -41,7 +41,7 @@ def test_record_pictures_and_words(run_probe: Run, data: Path, tmp_path: Path) -
     assert TokenChoice.load(tmp_path / "p.json").offset is None
     said = flat(result.stdout)
     assert "the template's" in said
-    assert "4 of 8 right (exact-match)" in said
+    assert "4 of 8 right (contains)" in said
     assert "t* = -11: the chat template's own place (-11)" in said
     assert f"Pictures: {tmp_path / 'p.sps.png'}" in result.stdout
 

@@ -150,6 +150,21 @@ def test_a_mention_is_no_assertion(text: str) -> None:
         ("What is H2O?", "Water (H₂O) is water.", "water", True),
         ("Was kostet es?", "Es kostet 5 €.", "5 Euro", True),
         ("Why is it forbidden?", "Because they distract the drivers of cranes.", "they distract crane drivers", True),
+        ("When was he born?", "He was born on 3 March 1847 in Edinburgh.", "1847", True),
+        ("When was he born?", "He was born in 1850 and died in 1847.", "1847", False),
+        ("When was he born?", "He was born on 4 March 1847.", "3 March 1847", False),
+        ("Can fish drown?", "They can.", "yes", True),
+        ("Can fish drown?", "They cannot.", "yes", False),
+        (
+            "What is the capital of Australia?",
+            "While Canberra is often thought to be the capital, it is Sydney.",
+            "Canberra",
+            False,
+        ),
+        ("What is the capital of Australia?", "Canberra (not Sydney).", "Canberra", True),
+        ("How many moons does Mars have?", "Mars has more than 2 moons.", "2", False),
+        ("What do cows drink?", "Waterproof coats.", "water", False),
+        ("What causes it?", "The human papillomavirus.", "human papilloma virus", True),
     ],
 )
 def test_kinds_of_references(question: str, text: str, reference: str, *, right: bool) -> None:
@@ -182,7 +197,7 @@ def test_it_is_what_chat_models_are_graded_by() -> None:
     assert Contains()("It's Paris.", ["Paris"])
 
 
-@pytest.mark.parametrize(("part", "at_most"), [("develop", 0.04), ("first report", 0.06), ("second report", 0.04)])
+@pytest.mark.parametrize(("part", "at_most"), [("develop", 0.04), ("first report", 0.06), ("second report", 0.04), ("third report", 0.03)])
 def test_answers_that_were_read(part: str, at_most: float) -> None:
     rows = [row for row in map(json.loads, READ.read_text(encoding="utf-8").splitlines()) if row["part"] == part]
     items = [AnswerToGrade(row["question"], row["answer"], tuple(row["answers"])) for row in rows]

@@ -28,6 +28,9 @@ _SET_AGAINST = re.compile(rf"\b{_INSTEAD}(?: \w+){{0,2}}$|\b{_MISTAKEN}(?: \w+){
 
 _IS = _any("is, are, was, were, be, would be, seems, sounds")
 _ADVERBS = _any("actually, certainly, definitely, clearly, also, simply, just")
+_CONCEDED = re.compile(r"^(?:while|although|though|even though)\b")
+_SUPPOSED = re.compile(r"\b(?:thought|believed|said|assumed|considered|mistaken|claimed|called)\b")
+"""Both in one clause: "While Paris is often thought to be the capital, ..."."""
 _UNTRUE = _any(r"""not (?!only|just|merely|to be|without), wrong\b, incorrect\b, false\b, never\b, untrue\b, a myth,
     a misconception, a mistake, no\b""")
 _IS_NOT = _any("""isnt, arent, wasnt, werent, cannot be, cant be, is not, would not, wouldnt, doesnt, does not, did not,
@@ -92,6 +95,8 @@ def denied(text: Reading, start: int, end: int) -> bool:
     if _negated_before(before):
         return True
     after = text.plain(end, last)
+    if _CONCEDED.search(text.plain(first, start)) and _SUPPOSED.search(text.plain(end, end + _NEXT // 2)):
+        return True
     stop = next((i for i in range(end, last) if i > start and re.search(r"[,:()]", text.words[i].gap)), last)
     if _AFTER.match(text.plain(end, stop)) or (
         stop == end and re.match(r"(?:is |thats |which is )?(?:wrong|incorrect|false)\b", after)

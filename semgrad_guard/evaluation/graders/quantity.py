@@ -58,7 +58,12 @@ def _counts(answer: Reading, i: int, number: str) -> bool:
     """A number that could be meant: no pronoun "one", and no year where none is looked for."""
     if answer.words[i].raw.lower() == "one":
         return number == "1"
-    return _is_year(number) or not _is_year(answer.forms[i]) or "," in answer.words[i].raw
+    written_out = "," in answer.words[i].raw
+    return (
+        _is_year(answer.forms[i]) and not written_out
+        if _is_year(number)
+        else not _is_year(answer.forms[i]) or written_out
+    )
 
 
 def _is_year(number: str) -> bool:

@@ -13,10 +13,14 @@ from semgrad_guard.evaluation.graders.word_forms import words_of
 _OPENING = r"^(?:the (?:short |correct )?answer (?:to (?:this|your|the) (?:[\w ]+ )?question )?is )?"
 _YES = re.compile(_OPENING + r"(?:yes|yeah|yep|correct|true|certainly|indeed|absolutely|of course)\b")
 _NO = re.compile(_OPENING + r"(?:no|nope|incorrect|false|not)\b")
+_VERB = re.compile(
+    r"\b(?:is|are|was|were|do|does|did|can|could|has|have|had|will|would|should|must)(?:nt| not)?$|\bcannot$"
+)
 _DENIES = re.compile(
     r"\b(?:not|isnt|arent|wasnt|werent|doesnt|dont|didnt|cannot|cant|couldnt|hasnt|havent|never|unable|false|incorrect|myth|misconception)\b"
 )
 _SENTENCES_READ = 4
+_SHORT = 4
 _RESTATED = 0.6
 _FULLY = 0.75
 _CUES = words_of("is are as symbol option letter grade answer vitamin choice type called group")
@@ -50,6 +54,8 @@ def _polarity(asked: Asked, answer: Reading) -> bool | None:
         if _YES.match(said) or _NO.match(said):
             found.append(bool(_YES.match(said)))
             explicit.append(found[-1])
+        elif end - start <= _SHORT and _VERB.search(said):  # "They can.", "It does not."
+            found.append(not _DENIES.search(said))
         if restated and asked.content and "?" not in answer.gap_after(end - 1):
             affirmed = _affirms(asked, answer, start, end)
             found.append(affirmed)
