@@ -165,7 +165,7 @@ def calibrate(  # noqa: PLR0913  # a command's options are its arguments
     questions = _read(data, strict=strict, alpha=alpha, delta=delta, context_field=context_field)
     learning.estimators_for(spec)  # refuses settings that they do not take, before any work
     graders = grading.load_graders([] if grader is None else [grader])
-    grading.check_labels(labels)
+    grading.check_labels(labels, begun_at=labels)
     examples = grading.read_examples(few_shot, shots)
     decoding = loading.decoding(max_tokens=max_tokens, temperature=temperature, seed=seed, stop=stop or ())
     asked = _Asked(system, template, examples, decoding, batch_size)

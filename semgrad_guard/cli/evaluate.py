@@ -168,7 +168,7 @@ def evaluate(  # noqa: PLR0913  # a command's options are its arguments
     records = [path for path in (labels, calibration, probe, few_shot, *(beside or ())) if path is not None]
     files.check([*records, *map(Path, [*models, *([data] if data else [])])], report=report)
     graders = grading.load_graders(grader or (), nli=nli)
-    grading.check_labels(labels)
+    grading.check_labels(labels, begun_at=files.sheet)
     examples = grading.read_examples(few_shot, shots)
     questions = steps.read(data, limit=limit, strict=strict, optional=regrade)
     with files.held():

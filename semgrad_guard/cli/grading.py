@@ -44,13 +44,16 @@ def load_graders(specs: Sequence[str], *, nli: str | None = None) -> Sequence[An
         return load_graders(specs, nli=nli)
 
 
-def check_labels(path: Path | None) -> None:
-    """Refuse, before any work, a file of labels that is there and cannot be read."""
-    from semgrad_guard.evaluation.files import STDIN
-    from semgrad_guard.evaluation.questions.spreadsheet import read_table
+def check_labels(path: Path | None, *, begun_at: Path | None = None) -> None:
+    """Refuse, before any work, a file of labels that cannot be read as one, or is not there.
 
-    if path is not None and path != STDIN and path.exists():
-        read_table(path)
+    `begun_at` is where the command begins a sheet of its own.
+    """
+    from semgrad_guard.evaluation.files import STDIN
+    from semgrad_guard.evaluation.graders.labels import open_sheet
+
+    if path not in (None, STDIN) and (path.exists() or path != begun_at):
+        open_sheet(path)
 
 
 @dataclass(frozen=True)

@@ -62,14 +62,25 @@ def extend_sheet(path: Path, answers: Sequence[Labelled]) -> int:
     if not path.exists():
         write_sheet(path, answered)
         return len(answered)
-    names, rows = read_table(path)
-    if "key" not in names:
-        raise GradingError(f"{path} has no column 'key'; keep those of the sheet: {', '.join(COLUMNS)}.")
+    names, rows = open_sheet(path)
     there = {_key(row) for row in rows}
     missing = [answer for answer in answered if answer.key not in there]
     new: list[dict[str, str]] = [dict(zip(COLUMNS, _cells(answer), strict=True)) for answer in missing]
     append_rows(path, [[cells.get(name, "") for name in names] for cells in new])
     return len(new)
+
+
+def open_sheet(path: Path) -> tuple[list[str], list[Row]]:
+    """(column names, rows) of a sheet.
+
+    Raises:
+        DataFileError: the file cannot be read, or is no table.
+        GradingError: it is not a sheet: a column is missing.
+    """
+    names, rows = read_table(path)
+    if missing := [name for name in ("key", "correct") if name not in names]:
+        raise GradingError(f"{path} has no column {missing[0]!r}; keep those of the sheet: {', '.join(COLUMNS)}.")
+    return names, rows
 
 
 def labels_for(path: Path, answers: Sequence[Labelled], *, others: Collection[str] = ()) -> list[bool | None]:
@@ -83,9 +94,11 @@ def labels_for(path: Path, answers: Sequence[Labelled], *, others: Collection[st
     Raises:
         GradingError: it holds no label yet, or see `read_sheet`.
     """
-    if path != STDIN:
+    if path != STDIN and not path.exists():
         extend_sheet(path, answers)
     labels = read_sheet(path, answers, others=others)
+    if path != STDIN:  # only now: a table that is no sheet of this run is not touched
+        extend_sheet(path, answers)
     if labels.count(None) == len(labels):
         raise GradingError(
             f"{path} has {len(labels)} answers and no label yet: fill in the column 'correct' (TRUE or FALSE, yes or "
@@ -110,9 +123,7 @@ def read_sheet(path: Path, answers: Sequence[Labelled], *, others: Collection[st
         GradingError: a column is missing, or a row is wrong (every such row is named): another word in `correct`, a
             key twice with two labels, an unknown key, or an answer that is not the one that was graded.
     """
-    names, rows = read_table(path)
-    if missing := [name for name in ("key", "correct") if name not in names]:
-        raise GradingError(f"{path} has no column {missing[0]!r}; keep those of the sheet: {', '.join(COLUMNS)}.")
+    _, rows = open_sheet(path)
     known = {answer.key: answer for answer in answers}
     labels: dict[str, bool | None] = {}
     mine = [row for row in rows if _key(row) in known or _key(row) not in others]
