@@ -197,7 +197,9 @@ def test_it_is_what_chat_models_are_graded_by() -> None:
     assert Contains()("It's Paris.", ["Paris"])
 
 
-@pytest.mark.parametrize(("part", "at_most"), [("develop", 0.04), ("first report", 0.06), ("second report", 0.04), ("third report", 0.03)])
+@pytest.mark.parametrize(
+    ("part", "at_most"), [("develop", 0.04), ("first report", 0.06), ("second report", 0.04), ("third report", 0.03)]
+)
 def test_answers_that_were_read(part: str, at_most: float) -> None:
     rows = [row for row in map(json.loads, READ.read_text(encoding="utf-8").splitlines()) if row["part"] == part]
     items = [AnswerToGrade(row["question"], row["answer"], tuple(row["answers"])) for row in rows]
