@@ -75,6 +75,7 @@ def calibrate(  # noqa: PLR0913  # a command's options are its arguments
         str | None,
         typer.Option(
             metavar="NAME",
+            parser=values.grader,
             autocompletion=values.completing(get_args(options.GraderName)),
             help="What counts as correct: contains (a reference is asserted), exact-match, token-f1 (at least 0.5), "
             "rouge-l (at least 0.3), nli=MODEL, bem=MODEL or judge=PROVIDER:MODEL.",

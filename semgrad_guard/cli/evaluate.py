@@ -81,6 +81,7 @@ def evaluate(  # noqa: PLR0913  # a command's options are its arguments
         list[str] | None,
         typer.Option(
             metavar="NAME",
+            parser=values.grader,
             autocompletion=values.completing(get_args(options.GraderName)),
             help="contains, exact-match, token-f1, rouge-l, nli, nli=MODEL, bem=MODEL or judge=PROVIDER:MODEL. "
             "Several times for several: the first decides, the others are set against it.",

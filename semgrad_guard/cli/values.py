@@ -114,6 +114,17 @@ def passage_field(value: str) -> str:
     return text(value)
 
 
+def grader(value: str) -> str:
+    """The name of a grader, perhaps with a model."""
+    from semgrad_guard.errors import InputError
+    from semgrad_guard.evaluation.graders.naming import require_kind
+
+    try:
+        return require_kind(text(value))
+    except InputError as error:
+        raise typer.BadParameter(str(error)) from error
+
+
 def calibration_id(value: str) -> str:
     """The id of a calibration, as `calibrate` shows it: 16 hex digits."""
     if len(value) != _ID_DIGITS or set(value) - set("0123456789abcdef"):

@@ -31,7 +31,7 @@ def jsonl(path: Path, rows: Iterable[dict[str, Any] | str]) -> Path:
     return path
 
 
-SEVERAL = ("--methods", "--grader", "--beside")
+SEVERAL = ("--methods", "--grader", "--beside", "--stop")
 """Options that may be given several times."""
 
 

@@ -204,7 +204,6 @@ def test_what_cannot_be_is_refused_before_a_model_is_loaded(
     for arguments, said in (
         (("--data", tmp_path / "none.jsonl"), "No such file"),
         (("--data", mixed, "--output", tmp_path / "file" / "out"), "Cannot make the folder"),
-        (("--data", mixed, "--grader", "guess"), "there is no grader 'guess'"),
         (("--data", mixed, "--grader", f"bem={tmp_path}"), "holds no *.safetensors"),
         (("--data", mixed, "--grader", "nli=./nowhere"), "there is no folder './nowhere'"),
         (("--data", mixed, "--cross-encoder", "./nowhere"), "there is no folder './nowhere'"),

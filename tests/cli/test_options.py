@@ -52,6 +52,8 @@ def test_the_old_name_counts_as_well(run: Run) -> None:
         ("ask", "q", "--variant", "x"),
         ("ask", "q", "--on-unscored", "x"),
         ("calibrate", "--grader", "x"),
+        ("evaluate", "--grader", "x"),
+        ("calibrate", "--grader", "contains=x"),
         ("evaluate", "--prompt", "x"),
         ("calibrate", "--alpha", "x"),
         ("evaluate", "--methods", "x"),

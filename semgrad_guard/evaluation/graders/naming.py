@@ -42,13 +42,23 @@ def load_graders(specs: Sequence[str], *, nli: str | None = None) -> list[Answer
     return graders
 
 
-def _loader(spec: str, nli: str | None) -> Callable[[], AnswerGrader]:
+def require_kind(spec: str) -> str:
+    """The name itself, of a kind that there is; its model is not looked for.
+
+    Raises:
+        InputError: there is no such grader.
+    """
     name, _, model = spec.partition("=")
-    if name in GRADERS and not model:
-        return lambda: GRADERS[name]
-    if name not in _NEEDS_MODEL:
+    if name not in _NEEDS_MODEL and (name not in GRADERS or model):
         known = ", ".join([*GRADERS, *(f"{each}=..." for each in _NEEDS_MODEL)])
         raise InputError(f"there is no grader {spec!r}; there are {known}")
+    return spec
+
+
+def _loader(spec: str, nli: str | None) -> Callable[[], AnswerGrader]:
+    name, _, model = require_kind(spec).partition("=")
+    if name in GRADERS:
+        return lambda: GRADERS[name]
     model = model or (nli or "" if name == "nli" else "")
     if not model:
         raise InputError(f"the grader {name!r} needs a model: {name}={_NEEDS_MODEL[name]}")
