@@ -52,15 +52,15 @@ class Chosen:
         """The paper's methods with the models that the user named, or those among them that were chosen."""
         from semgrad_guard.engine.texts.text_pairs import CrossEncoder
         from semgrad_guard.estimators.equivalence import NLIEquivalence
-        from semgrad_guard.estimators.fusedgrad import FusedGrad
         from semgrad_guard.estimators.suite import paper_suite
+        from semgrad_guard.evaluation.calibrating.learned_columns import LEARNED
         from semgrad_guard.evaluation.graders.naming import entailment_model
 
         with quietly("Loading what compares answers …"):
             nli = None if self.nli is None else NLIEquivalence(entailment_model(self.nli))
             importance = None if self.cross_encoder is None else CrossEncoder.from_pretrained(self.cross_encoder)
         suite = paper_suite(nli, importance, self.seed, max_tokens=max_tokens)
-        known = {estimator.name: estimator for estimator in (*suite, FusedGrad())}
+        known = {estimator.name: estimator for estimator in (*suite, *LEARNED.values())}
         wanted = list(dict.fromkeys(self.methods or known))
         if unknown := [name for name in wanted if name not in known]:
             raise InputError(f"there is no method {unknown[0]!r}; there are {', '.join(known)}")

@@ -14,6 +14,7 @@ from semgrad_guard import Calibration, GenerationOptions, LanguageModel
 from .helpers import TOKENS, flat, jsonl, merged
 
 Run = Callable[..., Result]
+FREE = {"gnll", "max_probability", "mean_entropy", "states"}
 MANY = [f"Which is number {i}?" for i in range(204)]
 
 
@@ -86,11 +87,28 @@ def test_auto_names_the_best_and_its_rivals(calibrate: Run, tmp_path: Path) -> N
     document = json.loads(result.stdout)
     choice = document["calibration"]["choice"]
     figures = {name: value for name, value in choice["aurocs"].items() if value is not None}
-    assert choice["estimator"] == max(figures, key=figures.__getitem__)
+    free = {name: value for name, value in figures.items() if name in FREE}
+    assert choice["estimator"] in (max(figures, key=figures.__getitem__), max(free, key=free.__getitem__))
     assert choice["estimator"] == document["calibration"]["binding"]["estimator"]
     assert {"hybridgrad", "gnll", "fused"} <= figures.keys()
-    assert "weights" not in choice
-    assert f"{choice['estimator']}: The highest AUROC on 51 answers" in flat(result.stderr)
+    assert ("weights" in choice) == (choice["estimator"] in ("fused", "states"))
+    said = "Gradients add nothing clear" if choice["estimator"] in FREE else "Gradients are worth their price here"
+    assert f"{choice['estimator']}: {said}, by the AUROC on 51 answers" in flat(result.stderr)
+
+
+def test_states_are_learned_without_a_replay(calibrate: Run, run: Run, model_folder: Path, tmp_path: Path) -> None:
+    path = tmp_path / "c.json"
+    assert calibrate(path, "--estimator", "states").exit_code in (0, 3)
+    made = Calibration.load(path)
+    assert made.binding is not None
+    assert made.choice is not None
+    assert made.choice.weights is not None
+    assert (made.choice.asked, made.binding.estimator, made.n) == ("states", "states", 153)
+    asked = json.loads(run("ask", MANY[0], "--model", model_folder, "--calibration", path, "--json").stdout)
+    assert (asked["estimator"], asked["settings"]) == ("states", made.binding.settings)
+    assert asked["uncertainty"] is not None
+    assert (asked["semgrad"], asked["paragrad"]) == (None, None)
+    assert asked["gnll"] >= 0
 
 
 def test_features_are_kept_with_the_answers_and_resumed(fused: tuple[Result, Path], calibrate: Run) -> None:

@@ -14,6 +14,7 @@ from click.testing import Result
 from typer.main import get_command
 
 from semgrad_guard.cli import app, options
+from semgrad_guard.estimators import FusedStates
 from semgrad_guard.estimators.fusedgrad import FusedGrad
 from semgrad_guard.estimators.suite import paper_suite
 
@@ -67,7 +68,7 @@ def test_a_wrong_value_is_named_in_our_own_words(run: Run, arguments: tuple[str,
 
 
 def test_methods_are_those_that_an_evaluation_has() -> None:
-    assert {each.name for each in (*paper_suite(), FusedGrad())} == set(options.METHOD_NAMES)
+    assert {each.name for each in (*paper_suite(), FusedGrad(), FusedStates())} == set(options.METHOD_NAMES)
 
 
 @pytest.mark.parametrize(

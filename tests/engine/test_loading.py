@@ -98,5 +98,5 @@ def test_no_bar_is_drawn_over_the_weights(checkpoint: Path, capfd: pytest.Captur
 
 def test_weights_that_are_nowhere_are_refused(checkpoint: Path) -> None:
     pytest.importorskip("accelerate")
-    with pytest.raises(UnsupportedModelError, match="they are on the device 'meta', which keeps nothing"):
+    with pytest.raises(UnsupportedModelError, match="lies on the meta device"):
         LanguageModel.from_pretrained(str(checkpoint), device_map="meta")
