@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 import pickle
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import pytest
@@ -12,11 +13,15 @@ import torch
 
 from semgrad_guard import GenerationOptions, LanguageModel
 from semgrad_guard.engine.objective import Objective
+from semgrad_guard.engine.replay.captured_states import Capture, CapturedStates
 from semgrad_guard.engine.replay.token_batch import TokenBatch
 from semgrad_guard.engine.scoring.observation import Observation, observed_layer
-from semgrad_guard.engine.scoring.scorer import scorer_of
+from semgrad_guard.engine.scoring.scorer import clean_slate, scorer_of
 from semgrad_guard.estimators import KIND_OF, FusedStates, GreedyNLL, HybridGrad, MaxProbability, MeanEntropy
 
+from .generated_models import build
+from .test_self_check import CappedLogits, WarmLogits
+from .test_self_check import tiny as build_as
 from .tiny_models import ARCHITECTURES, shared, token_ids
 
 PROMPTS = ["A", "What is it, then?", "Hello there"]
@@ -95,6 +100,47 @@ def test_other_architectures(name: str) -> None:
             assert seen.log_probs == pytest.approx(expected[0], rel=1e-6)
         else:
             require_equal(seen, expected)
+
+
+UNUSUAL: dict[str, Callable[[], Any]] = {
+    "factor after the head": lambda: build_as(WarmLogits),
+    "cap after the head": lambda: build_as(CappedLogits),
+    **{name: partial(build, name) for name in ("roberta", "deepseek_v4", "gemma3n_text", "xlnet", "mllama", "mamba")},
+}
+"""What follows the head, positions of its own, residual streams, tokens before rows, idle layers, and no cuts."""
+
+
+@pytest.mark.parametrize("name", UNUSUAL)
+def test_models_that_do_it_in_their_own_way(name: str) -> None:
+    model, prompt = UNUSUAL[name](), token_ids(9, 1)
+    scorer, n_layers = scorer_of(model), scorer_of(model).architecture.n_layers
+    with clean_slate():
+        replayer = scorer.current_replayer()
+        capture = Capture.within(scorer.memory, layer=observed_layer(n_layers), start=len(prompt) - 1)
+        ids = torch.tensor([prompt])
+        options = {"max_new_tokens": 5, "min_new_tokens": 5, "do_sample": False, "pad_token_id": 0}
+        own = replayer.generate(
+            ids,
+            torch.ones_like(ids),
+            capture if "captured" in scorer.tiers() else None,
+            **options,
+            return_dict_in_generate=True,
+        )
+        captured = (
+            CapturedStates.of(own.past_key_values, capture, scorer.epoch) if "captured" in scorer.tiers() else None
+        )
+    answer = own.sequences[0, len(prompt) :].tolist()
+    batch = TokenBatch.of([prompt], [answer], [-1], scorer.device)
+    padded = TokenBatch.of([token_ids(12, 2), prompt], [token_ids(4, 3), answer], [-1, -1], scorer.device)
+    with torch.no_grad():
+        logits = model(input_ids=torch.tensor([[*prompt, *answer]]), use_cache=False).logits
+    log_p = logits[0, len(prompt) - 1 : -1].double().log_softmax(-1)
+    expected = log_p[range(len(answer)), answer].tolist()
+    alone = scorer.observe(batch)[0]
+    assert alone.state
+    for seen in (alone, scorer.observe(batch, captured)[0], scorer.observe(padded)[1]):
+        assert seen.log_probs == pytest.approx(expected, rel=1e-4, abs=1e-5)
+        assert seen.state == pytest.approx(alone.state, rel=1e-3, abs=1e-4)
 
 
 def test_a_copy_holds_what_was_seen(language_model: LanguageModel) -> None:
