@@ -181,8 +181,8 @@ class Verdict(BaseModel):
     that is not known. `model` to `prompt_template` are what a calibration is checked against. `paragrad_error` is the
     standard error of a sampled ParaGrad. `mean_entropy`, `gnll` and `max_probability` are the numbers of these
     estimators, which cost nothing beside any other. `deviation` is the largest relative error that the self-check found
-    in the way these scores were computed. `cut` is where the scored answer was cut off: after so many tokens, or at this
-    stop string; None where its model ended it, or where that is not known.
+    in the way these scores were computed. `cut` is where the scored answer was cut off: after so many tokens, or at
+    this stop string; None where its model ended it, or where that is not known.
 
     `schema_version` is 1 as long as every field keeps its name, type and meaning: a reader of version 1 must accept
     fields that it does not know, and records from before a field was added, which then has its default. A field that is
