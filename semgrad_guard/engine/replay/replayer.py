@@ -77,6 +77,7 @@ class Replayer:
         self._swaps = ModuleSwaps(self._copy, architecture)
         layers = () if architecture.layers is None else self.layers
         self._projections, self._attentions = Projections(layers), Attentions(layers)
+        self._positioned = [module for module in model_copy.modules() if "rope_deltas" in vars(module)]
         self._token_axis = 1
         self._virtual = virtual_tokens(self._copy)
 
@@ -308,6 +309,8 @@ class Replayer:
     def _call(self, inputs: dict[str, torch.Tensor], **options: Any) -> Any:
         if not self._architecture.takes_positions:
             inputs.pop("position_ids", None)
+        for module in self._positioned:  # what a generation has left there belongs to its own positions
+            cast(Any, module).rope_deltas = None
         with stoppable(self._stages()):
             return self._copy(**inputs, **options)
 
