@@ -82,7 +82,8 @@ def stage_verdict(message: BaseMessage) -> Verdict | None:
         InputError: there is a record, but of another schema, or damaged.
     """
     record: Any = message.response_metadata.get(METADATA_KEY)
-    return None if record is None else verdict_of_record(record, message_text(message))
+    whole = not isinstance(message, AIMessageChunk)
+    return None if record is None else verdict_of_record(record, message_text(message), whole=whole)
 
 
 def verdict_of(response: LLMResult) -> Verdict | None:

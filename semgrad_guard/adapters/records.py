@@ -12,10 +12,11 @@ from semgrad_guard.guard import unscored
 from semgrad_guard.records import METADATA_KEY, Verdict, digest_of
 
 
-def verdict_of_record(record: Any, text: str) -> Verdict:
+def verdict_of_record(record: Any, text: str, *, whole: bool = True) -> Verdict:
     """The verdict that `Verdict.metadata()` was made from; `text` is the delivered text, which the record leaves out.
 
-    A record that was made for another text says nothing about this one: the answer is then unscored.
+    A record that was made for another text says nothing about this one: the answer is then unscored. Where `whole` is
+    False, the text is a piece of a stream, whose last one carries the record of all of it.
 
     Raises:
         InputError: it is of another schema, or damaged.
@@ -26,7 +27,7 @@ def verdict_of_record(record: Any, text: str) -> Verdict:
         raise InputError(
             f"the {METADATA_KEY!r} metadata cannot be read ({error}); was it written by another version?"
         ) from error
-    if record.get("digest", digest_of(text)) == digest_of(text):
+    if not whole or record.get("digest", digest_of(text)) == digest_of(text):
         return verdict
     return unscored(text, reason="the record that came with it was made for another text", model=verdict.model)
 

@@ -91,7 +91,7 @@ def test_auto_names_the_best_and_its_rivals(calibrate: Run, tmp_path: Path) -> N
     assert choice["estimator"] in (max(figures, key=figures.__getitem__), max(free, key=free.__getitem__))
     assert choice["estimator"] == document["calibration"]["binding"]["estimator"]
     assert {"hybridgrad", "gnll", "fused"} <= figures.keys()
-    assert ("weights" in choice) == (choice["estimator"] in ("fused", "states"))
+    assert "weights" not in choice
     said = "Gradients add nothing clear" if choice["estimator"] in FREE else "Gradients are worth their price here"
     assert f"{choice['estimator']}: {said}, by the AUROC on 51 answers" in flat(result.stderr)
 

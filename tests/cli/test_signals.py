@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -28,7 +29,12 @@ def test_a_signal_while_a_model_loads(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str, said: str, name: str
 ) -> None:
     number = getattr(signal, name)
-    monkeypatch.setattr(loading, "load_model", lambda *_args, **_named: os.kill(os.getpid(), number))
+
+    def interrupted(*_args: object, **_named: object) -> None:
+        os.kill(os.getpid(), number)
+        time.sleep(10)  # the signal ends it; where another thread takes the signal, that comes a moment later
+
+    monkeypatch.setattr(loading, "load_model", interrupted)
     before = signal.getsignal(number)
     rows = [{"question": q, "response": "r", "paraphrases": ["p"]} for q in ("a", "b")]
     data = jsonl(tmp_path / "d.jsonl", rows)

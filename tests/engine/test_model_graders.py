@@ -106,7 +106,7 @@ def test_graders_by_name(bem_folder: Path, nli_folder: Path) -> None:
     ("specs", "said"),
     [
         ([], "at least one grader"),
-        (["guess"], "there is no grader 'guess'; there are exact-match, token-f1, rouge-l, nli="),
+        (["guess"], "there is no grader 'guess'; there are contains, exact-match, token-f1, rouge-l, nli="),
         (["exact-match=x"], "there is no grader 'exact-match=x'"),
         (["nli"], "the grader 'nli' needs a model: nli=FOLDER or hub id"),
         (["bem="], "the grader 'bem' needs a model"),
