@@ -135,8 +135,6 @@ class BatchScoring:
         self._captured = captured
         self._done: dict[Objective, tuple[TimedScores, ...]] = {}
         self._results: dict[Hashable, tuple[Sequence[Any], float]] = {}
-        self._observed: tuple[Observation, ...] = ()
-        self._share_of_observing = 0.0  # milliseconds of each row
         self._epoch: object = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -205,14 +203,7 @@ class BatchScoring:
 
     def observed(self, row: int) -> Observation:
         """What one row's tokens tell; the first call observes the whole batch, and leaves what scoring can use."""
-        with self._lock:
-            self._forget_another_models()
-            if not self._observed:
-                self._observed, cost = with_cost(self._observe)
-                add_cost(-cost)
-                self._share_of_observing = cost / len(self._observed)
-            add_cost(self._share_of_observing, once=(id(self), "observed", row))
-            return self._observed[row]
+        return self.together(Observation, lambda _: self._observe(), row)
 
     def together(self, key: Hashable, work: Callable[[Sequence[Evidence]], Sequence[T]], row: int) -> T:
         """What `work` returns for one row; the first call under `key` has it done for the whole batch."""
@@ -239,7 +230,7 @@ class BatchScoring:
         if self._live is None:
             return
         if self._epoch is not (epoch := self._live[0].epoch):
-            self._done, self._results, self._observed, self._epoch = {}, {}, (), epoch
+            self._done, self._results, self._epoch = {}, {}, epoch
 
     def _observe(self) -> tuple[Observation, ...]:
         with clean_slate():

@@ -152,8 +152,8 @@ def calibrate_best(
     learn, rest = split(len(graded.questions), seed=seed)
     part = graded.part(learn)
     compared, refused = _compared(part, candidates, seed=seed)
-    best = _chosen(part, candidates, compared, seed=seed)
-    aurocs = {each.name: _auroc(compared[each.name], part) for each in candidates}
+    aurocs = {each.name: auroc(compared[each.name], part.correct) if learn else None for each in candidates}
+    best = _chosen(part, candidates, compared, aurocs, seed=seed)
     figures = ", ".join(f"{name} {'-' if value is None else f'{value:.3f}'}" for name, value in aurocs.items())
     gradients = "Gradients are worth their price here" if best.objective.gradients else "Gradients add nothing clear"
     reason = f"{gradients}, by the AUROC on {len(learn)} answers: {figures}.{refused}"
@@ -187,39 +187,39 @@ def _averaged(columns: Sequence[Sequence[float | None]]) -> list[float | None]:
     return [None if None in row else math.fsum(x for x in row if x is not None) / len(row) for row in rows]
 
 
-def _chosen(part: LearningSet, candidates: Sequence[Estimator], columns: Columns, *, seed: int) -> Estimator:
-    aurocs = {each.name: _auroc(columns[each.name], part) for each in candidates}
-    known = [each for each in candidates if aurocs[each.name] is not None]
+def _chosen(
+    part: LearningSet,
+    candidates: Sequence[Estimator],
+    columns: Columns,
+    aurocs: Mapping[str, float | None],
+    *,
+    seed: int,
+) -> Estimator:
+    known = {each.name: value for each in candidates if (value := aurocs[each.name]) is not None}
     if not known:
         return next((each for each in candidates if isinstance(each, HybridGrad)), candidates[0])
-    best = max(known, key=lambda each: aurocs[each.name] or 0.0)
-    without_replay = [each for each in known if not each.objective.gradients]
-    if not without_replay:
+    ranked = sorted((each for each in candidates if each.name in known), key=lambda each: -known[each.name])
+    best, cheap = ranked[0], next((each for each in ranked if not each.objective.gradients), ranked[0])
+    if cheap is best:
         return best
-    cheap = max(without_replay, key=lambda each: aurocs[each.name] or 0.0)
-    return cheap if _keeps_up(cheap, best, part, columns, seed=seed) else best
+    behind = known[best.name] - known[cheap.name]
+    error = _standard_error(columns[best.name], columns[cheap.name], part.correct, seed=seed)
+    return best if error is None or behind > _MARGIN * error else cheap
 
 
-def _auroc(scores: Sequence[float | None], part: LearningSet) -> float | None:
-    """None for a part without answers, too."""
-    return auroc(scores, part.correct) if part.correct else None
-
-
-def _keeps_up(one: Estimator, best: Estimator, part: LearningSet, columns: Columns, *, seed: int) -> bool:
-    """Whether one is behind the best by no more than a standard error of the difference, over resampled answers."""
-    if one is best:
-        return True
-    mine, theirs = columns[one.name], columns[best.name]
-    rng = np.random.default_rng([seed, len(part.questions), _RESAMPLES])
-    behind = (auroc(theirs, part.correct) or 0.0) - (auroc(mine, part.correct) or 0.0)
+def _standard_error(
+    theirs: Sequence[float | None], mine: Sequence[float | None], answers: Sequence[bool], *, seed: int
+) -> float | None:
+    """That of the difference of two AUROCs, over resampled answers; None where no sample has one."""
+    rng = np.random.default_rng([seed, len(answers), _RESAMPLES])
     drawn: list[float] = []
     for _ in range(_RESAMPLES):
-        rows: list[int] = rng.integers(len(part.correct), size=len(part.correct)).tolist()
-        correct = [part.correct[i] for i in rows]
+        rows: list[int] = rng.integers(len(answers), size=len(answers)).tolist()
+        correct = [answers[i] for i in rows]
         ours, other = auroc([mine[i] for i in rows], correct), auroc([theirs[i] for i in rows], correct)
         if ours is not None and other is not None:
             drawn.append(other - ours)
-    return behind <= _MARGIN * float(np.std(drawn)) if drawn else False
+    return float(np.std(drawn)) if drawn else None
 
 
 def split(n: int, *, seed: int) -> tuple[list[int], list[int]]:
