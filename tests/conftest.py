@@ -19,6 +19,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from semgrad_guard import LanguageModel
 
 from .engine.tiny_pair_models import save_pair_model
+from .warm_python import WarmPython, warm_python
 
 torch.set_num_threads(1)
 
@@ -99,6 +100,13 @@ def pytest_runtest_makereport(
         report.outcome = "failed"
         report.longrepr = f"skipped under --require: {report.longrepr}"
     return report
+
+
+@pytest.fixture(scope="session", name="warm_python")
+def _warm_python() -> Generator[WarmPython]:
+    """Runs programs in processes of their own, without the seconds that the libraries take to load."""
+    with warm_python() as python:
+        yield python
 
 
 @pytest.fixture(scope="module", autouse=True)

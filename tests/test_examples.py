@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,6 +10,7 @@ import pytest
 from langchain_semgrad_guard.demo import run
 
 from .fetched import require_smollm2
+from .warm_python import WarmPython
 
 ROOT = Path(__file__).parent.parent
 EXAMPLES = sorted((ROOT / "examples").glob("[0-9]*.py"))
@@ -30,20 +28,18 @@ PRINTED = {
 """Beginnings of lines that each example prints."""
 
 
-def printed(example: Path, folder: Path, *options: str) -> list[str]:
+def printed(python: WarmPython, example: Path, folder: Path, *options: str) -> list[str]:
     """What an example prints, line by line."""
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "integrations")])}
-    command = [sys.executable, str(example), *options]
-    found = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    found = python.run([str(example), *options], folder=folder)
     assert found.returncode == 0, found.stderr
     return [line.strip() for line in found.stdout.splitlines()]
 
 
 @pytest.mark.heavy
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.name)
-def test_an_example_runs_on_smollm2(example: Path, tmp_path: Path) -> None:
+def test_an_example_runs_on_smollm2(warm_python: WarmPython, example: Path, tmp_path: Path) -> None:
     require_smollm2()
-    assert printed(example, tmp_path, "--model", "smollm2")
+    assert printed(warm_python, example, tmp_path, "--model", "smollm2")
 
 
 @pytest.mark.heavy
@@ -59,8 +55,8 @@ def test_the_demo_runs_on_smollm2(tmp_path: Path, capsys: pytest.CaptureFixture[
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.name)
-def test_an_example_runs(example: Path, tmp_path: Path) -> None:
-    lines = printed(example, tmp_path)
+def test_an_example_runs(warm_python: WarmPython, example: Path, tmp_path: Path) -> None:
+    lines = printed(warm_python, example, tmp_path)
     assert lines
     assert all(any(line.startswith(start) for line in lines) for start in PRINTED.get(example.name, set())), lines
 
@@ -75,11 +71,11 @@ def test_an_example_runs(example: Path, tmp_path: Path) -> None:
         ("06_traces.py", "opentelemetry", "tracing"),
     ],
 )
-def test_an_example_says_at_once_what_to_install(example: str, package: str, extra: str, tmp_path: Path) -> None:
+def test_an_example_says_at_once_what_to_install(
+    warm_python: WarmPython, example: str, package: str, extra: str, tmp_path: Path
+) -> None:
     code = "import runpy, sys; sys.modules[sys.argv[1]] = None; runpy.run_path(sys.argv[2])"
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "integrations")])}
-    command = [sys.executable, "-c", code, package, str(ROOT / "examples" / example)]
-    found = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    found = warm_python.run(["-c", code, package, str(ROOT / "examples" / example)], folder=tmp_path)
     assert found.returncode == 1
     assert f"pip install 'semgrad-guard[{extra}]'" in found.stderr.splitlines()[-1]
 

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import io
-import os
 import re
 import shlex
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from .fetched import require_smollm2
+from .warm_python import WarmPython
 
 ROOT = Path(__file__).parent.parent
 FETCHED = ROOT / "docs" / "fifteen-minutes.md"
@@ -59,28 +57,18 @@ def test_python_blocks_run_and_print_what_is_shown(page: Path, tmp_path: Path, m
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_commands_run(page: Path, tmp_path: Path) -> None:
+def test_commands_run(warm_python: WarmPython, page: Path, tmp_path: Path) -> None:
     """`console` blocks: lines that begin with `$ semgrad-guard` run, in an empty folder, as a user of pip has it."""
     for language, code, _ in blocks(page):
         for line in code.splitlines() if language == "console" else ():
-            if not line.startswith("$ semgrad-guard"):
-                continue
-            arguments = shlex.split(line.removeprefix("$ semgrad-guard"), comments=True)
-            program = "import sys; from semgrad_guard.cli import app; app()"
-            paths = os.pathsep.join([str(ROOT), str(ROOT / "integrations")])
-            found = subprocess.run(
-                [sys.executable, "-c", program, *arguments],
-                cwd=tmp_path,
-                env={**os.environ, "PYTHONPATH": paths},
-                capture_output=True,
-                text=True,
-                check=False,
-            )
-            assert found.returncode in (0, 3), (line, found.stderr)  # 3: abstained
+            if line.startswith("$ semgrad-guard"):
+                semgrad_guard(warm_python, line, tmp_path)
 
 
 @pytest.mark.heavy
-def test_the_page_on_smollm2_runs_from_top_to_bottom(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_page_on_smollm2_runs_from_top_to_bottom(
+    warm_python: WarmPython, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     require_smollm2()
     monkeypatch.chdir(tmp_path)
     names: dict[str, object] = {"__name__": "page"}
@@ -91,8 +79,8 @@ def test_the_page_on_smollm2_runs_from_top_to_bottom(tmp_path: Path, monkeypatch
                 exec(compile(code, str(FETCHED), "exec", dont_inherit=True), names)  # noqa: S102 - our own page
             printed = out.getvalue()
         elif language == "console":
-            lines = code.replace("\\\n", " ").splitlines()
-            printed = "".join(semgrad_guard(line, tmp_path) for line in lines if line.startswith("$ semgrad-guard"))
+            lines = [line for line in code.replace("\\\n", " ").splitlines() if line.startswith("$ semgrad-guard")]
+            printed = "".join(semgrad_guard(warm_python, line, tmp_path) for line in lines)
         else:
             continue
         if shown is not None:
@@ -101,17 +89,10 @@ def test_the_page_on_smollm2_runs_from_top_to_bottom(tmp_path: Path, monkeypatch
             assert [line for line in wanted if line not in found] == []
 
 
-def semgrad_guard(line: str, folder: Path) -> str:
+def semgrad_guard(python: WarmPython, line: str, folder: Path) -> str:
     """What a command of a page prints."""
     arguments = shlex.split(line.removeprefix("$ semgrad-guard"), comments=True)
-    found = subprocess.run(
-        [sys.executable, "-c", "from semgrad_guard.cli import app; app()", *arguments],
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "integrations")])},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    found = python.run(["-c", "from semgrad_guard.cli import app; app()", *arguments], folder=folder)
     assert found.returncode in (0, 3), (line, found.stderr)  # 3: abstained
     return found.stdout
 

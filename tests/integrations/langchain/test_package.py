@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from importlib.resources import files
+from pathlib import Path
 
 import pytest
 
 import langchain_semgrad_guard
+from tests.warm_python import WarmPython
 
 WITHOUT_LANGCHAIN = """
 import importlib.util
@@ -40,8 +40,8 @@ def test_its_names() -> None:
     assert (files(langchain_semgrad_guard) / "py.typed").is_file()
 
 
-def test_a_missing_langchain_is_named_with_the_command() -> None:
-    done = subprocess.run([sys.executable, "-c", WITHOUT_LANGCHAIN], capture_output=True, text=True, check=True)
+def test_a_missing_langchain_is_named_with_the_command(warm_python: WarmPython, tmp_path: Path) -> None:
+    done = warm_python.run(["-c", WITHOUT_LANGCHAIN], folder=tmp_path)
     assert done.stdout.strip() == "langchain-core is not installed. Run: pip install 'semgrad-guard[langchain]'"
 
 
@@ -49,9 +49,10 @@ def test_a_missing_langchain_is_named_with_the_command() -> None:
     ("package", "name", "extra"),
     [("langchain", "UncertaintyMiddleware", "agents"), ("opentelemetry", "UncertaintyTracer", "tracing")],
 )
-def test_what_needs_an_extra_says_which(package: str, name: str, extra: str) -> None:
-    command = [sys.executable, "-c", WITHOUT_AN_EXTRA, package, name]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
+def test_what_needs_an_extra_says_which(
+    warm_python: WarmPython, tmp_path: Path, package: str, name: str, extra: str
+) -> None:
+    done = warm_python.run(["-c", WITHOUT_AN_EXTRA, package, name], folder=tmp_path)
     works, says = done.stdout.splitlines()
     assert works == "ChatSemGrad"
     assert says.endswith(f"is not installed. Run: pip install 'semgrad-guard[{extra}]'")

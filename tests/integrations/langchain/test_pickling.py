@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import pickle
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -12,6 +10,7 @@ import pytest
 from langchain_semgrad_guard import ChatSemGrad, get_verdict
 from semgrad_guard import LanguageModel, SemGrad
 from semgrad_guard.errors import InputError
+from tests.warm_python import WarmPython
 
 from .support import QUESTION
 
@@ -31,13 +30,13 @@ def test_a_used_chat_model_travels_by_name(tiny: str) -> None:
     assert (verdict.text, verdict.uncertainty) == (expected.text, expected.uncertainty)
 
 
-def test_another_process_loads_the_weights_anew(tiny: str, tmp_path: Path) -> None:
+def test_another_process_loads_the_weights_anew(warm_python: WarmPython, tiny: str, tmp_path: Path) -> None:
     chat = ChatSemGrad(model=tiny, max_tokens=6)
     answer = chat.invoke(QUESTION)
     (tmp_path / "chat.pickle").write_bytes(pickle.dumps(chat))
     program = "import pickle, sys; print(pickle.load(open(sys.argv[1], 'rb')).invoke(sys.argv[2]).text, end='')"
-    command = [sys.executable, "-c", program, str(tmp_path / "chat.pickle"), QUESTION]
-    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == answer.text
+    command = ["-c", program, str(tmp_path / "chat.pickle"), QUESTION]
+    assert warm_python.run(command, folder=tmp_path).stdout == answer.text
 
 
 def test_a_model_that_was_loaded_beforehand_is_refused(language_model: LanguageModel) -> None:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from importlib.resources import files
+from pathlib import Path
 
 import llama_index_semgrad_guard
+from tests.warm_python import WarmPython
 
 WITHOUT = """
 import importlib.util
@@ -26,6 +26,6 @@ def test_its_names() -> None:
     assert (files(llama_index_semgrad_guard) / "py.typed").is_file()
 
 
-def test_a_missing_llama_index_is_named_with_the_command() -> None:
-    done = subprocess.run([sys.executable, "-c", WITHOUT], capture_output=True, text=True, check=True)
+def test_a_missing_llama_index_is_named_with_the_command(warm_python: WarmPython, tmp_path: Path) -> None:
+    done = warm_python.run(["-c", WITHOUT], folder=tmp_path)
     assert done.stdout.strip() == "llama-index-core is not installed. Run: pip install 'semgrad-guard[llama-index]'"
