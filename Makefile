@@ -12,7 +12,7 @@ REQUIRE ?=
 # What `make demo` runs on.
 MODEL ?= pocket
 
-.PHONY: help check check-fast check-heavy check-gpu docs check-lowest check-research check-server check-templates check-models check-smollm2 serve release-check demo bench bench-full bench-rivals \
+.PHONY: help check check-fast lint tests tests-fast check-heavy check-gpu docs check-lowest check-research check-server check-templates check-models check-smollm2 serve release-check demo bench bench-full bench-rivals \
 	format train-pocket clean
 
 help:  ## this list
@@ -25,18 +25,23 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/pip install --quiet -c constraints.txt -e '.[all,dev]'
 	touch $(STAMP)
 
-check: $(STAMP) docs  ## lint, types, import rules, docs, tests with coverage
-	$(BIN)/ruff check .
-	$(BIN)/ruff format --check .
-	$(BIN)/pyright --pythonpath $(BIN)/python
-	$(BIN)/lint-imports
-	$(BIN)/python -m pytest -n 2 --dist worksteal --cov --cov-report=term:skip-covered --cov-fail-under=90
+check: $(STAMP)  ## lint, types, import rules, docs, tests with coverage (twelve minutes)
+	$(MAKE) --no-print-directory --jobs 2 lint docs tests
 
 check-fast: $(STAMP)  ## lint, types, import rules, and the tests that take seconds (two minutes)
+	$(MAKE) --no-print-directory --jobs 2 lint tests-fast
+
+lint: $(STAMP)  ## what reads the code without running it: lint, format, import rules, types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/pyright --pythonpath $(BIN)/python
 	$(BIN)/lint-imports
+	$(BIN)/pyright --pythonpath $(BIN)/python
+
+tests: $(STAMP)
+	$(BIN)/python -m slipcover --branch --source semgrad_guard,integrations --skip-covered --fail-under 90 \
+		-m pytest -n 2 --dist worksteal
+
+tests-fast: $(STAMP)
 	$(BIN)/python -m pytest -n 2 --dist worksteal --fast
 
 docs: $(STAMP)  ## the documentation site, with strict links, into output/site
