@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from importlib import import_module
+
+import pytest
 
 import semgrad_guard
+
+from .test_structure import MODULES
 
 
 def test_every_exported_name_exists_and_is_listed_in_order() -> None:
@@ -20,3 +25,9 @@ def test_importing_loads_neither_torch_nor_transformers() -> None:
     code = "import sys, semgrad_guard, semgrad_guard.calibration; print({'torch', 'transformers'} & set(sys.modules))"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "set()"
+
+
+@pytest.mark.parametrize("package", sorted(name for name, path in MODULES.items() if path.name == "__init__.py"))
+def test_every_name_that_a_package_lists_can_be_imported(package: str) -> None:
+    module = import_module(package)
+    assert [name for name in getattr(module, "__all__", ()) if not hasattr(module, name)] == []

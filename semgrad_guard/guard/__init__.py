@@ -21,15 +21,12 @@ if TYPE_CHECKING:
     )
     from semgrad_guard.guard.calibrated_estimator import as_estimator, estimator_of
     from semgrad_guard.guard.flow import (
-        AbstainMessage,
         Draft,
         HandedOn,
-        OnError,
         Outcome,
         Pending,
         Refusal,
         Reply,
-        Terms,
         Waiting,
         arun,
         arun_stream,
@@ -44,6 +41,7 @@ if TYPE_CHECKING:
     from semgrad_guard.guard.promise import Promise, combined_promise, promise_along, split_delta
     from semgrad_guard.guard.recorder import Recorder, current_recorder, record_draft, recording
     from semgrad_guard.guard.settlement import Abstain, Deliver, Escalate, Raise, Settlement, settle
+    from semgrad_guard.guard.terms import AbstainMessage, OnError, Terms
     from semgrad_guard.guard.timing import ain_time, cancelling, in_time, off_loop
     from semgrad_guard.guard.verdicts import (
         abstained,
@@ -73,16 +71,12 @@ _HOMES = {
         "estimator_of",
     ),
     "flow": (
-        "AbstainMessage",
-        "DecisionSink",
         "Draft",
         "HandedOn",
-        "OnError",
         "Outcome",
         "Pending",
         "Refusal",
         "Reply",
-        "Terms",
         "Waiting",
         "arun",
         "arun_stream",
@@ -104,6 +98,7 @@ _HOMES = {
         "withholds",
     ),
     "policy": (
+        "OnUnscored",
         "Policy",
         "require_policy",
     ),
@@ -126,6 +121,12 @@ _HOMES = {
         "Raise",
         "Settlement",
         "settle",
+    ),
+    "terms": (
+        "AbstainMessage",
+        "DecisionSink",
+        "OnError",
+        "Terms",
     ),
     "timing": (
         "ain_time",

@@ -7,7 +7,6 @@ delivered is said here. Its own objects (messages, responses) travel beside the 
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import (
     AsyncGenerator,
     AsyncIterator,
@@ -18,17 +17,15 @@ from collections.abc import (
     Sequence,
 )
 from dataclasses import dataclass, replace
-from typing import Any, Generic, Literal, Protocol, TypeVar, cast
+from typing import Any, Generic, Protocol, TypeVar, cast
 
 from semgrad_guard.calibration import DriftMonitor
 from semgrad_guard.calibration.prompt_shape import PromptForm
-from semgrad_guard.decision_log.sink import DecisionSink
 from semgrad_guard.engine.interruption import Stop, current_stop, stopping
 from semgrad_guard.errors import DeadlineExceededError, InputError, LowConfidenceError, UpstreamError
-from semgrad_guard.guard.modes import ABSTAIN_MESSAGE, Mode, require_mode, withholds
-from semgrad_guard.guard.policy import Policy, require_policy
 from semgrad_guard.guard.recorder import current_recorder
 from semgrad_guard.guard.settlement import Deliver, Escalate, Raise, Settlement, settle
+from semgrad_guard.guard.terms import Terms
 from semgrad_guard.guard.timing import ain_time, cancelling, in_time, off_loop
 from semgrad_guard.guard.verdicts import abstained, escalated, handed_on, late, rejected
 from semgrad_guard.records import METADATA_KEY, Verdict
@@ -39,89 +36,7 @@ P = TypeVar("P")
 """What a door streams."""
 P_co = TypeVar("P_co", covariant=True)
 
-OnError = Literal["raise", "abstain"]
-AbstainMessage = str | Callable[[Verdict], str]
-
 logger = logging.getLogger(METADATA_KEY)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Terms:
-    """How a guard decides, and what it does then.
-
-    Args:
-        policy: what to let through.
-        mode: "enforce", "annotate", "observe" or "raise".
-        can_escalate: whether there is a target.
-        abstain_message: delivered for what is neither let through nor escalated; a function is given the verdict,
-            without the withheld text unless drafts are kept.
-        keep_draft: whether withheld text may stand in metadata.
-        on_error: what a target that fails or is late leads to; "abstain" also answers a deadline that the model
-            itself does not meet.
-        timeout: seconds for generating, scoring and escalating together; None: no limit.
-        monitor: watches the scores for drift.
-        notify: hears the verdict on everything delivered.
-        log: writes every decision down; the verdict then carries its `decision_id`.
-
-    Raises:
-        InputError: no policy, or an unknown mode or `on_error`.
-    """
-
-    policy: Policy
-    mode: Mode = "enforce"
-    can_escalate: bool = False
-    abstain_message: AbstainMessage = ABSTAIN_MESSAGE
-    keep_draft: bool = False
-    on_error: OnError = "raise"
-    timeout: float | None = None
-    monitor: DriftMonitor | None = None
-    notify: Callable[[Verdict], None] | None = None
-    log: DecisionSink | None = None
-
-    def __post_init__(self) -> None:
-        require_policy(self.policy)
-        require_mode(self.mode)
-        if self.on_error not in ("raise", "abstain"):
-            raise InputError(f"on_error must be 'raise' or 'abstain', not {self.on_error!r}")
-        if not isinstance(self.abstain_message, str) and not callable(self.abstain_message):
-            raise InputError("abstain_message is a text, or a function of the verdict")
-        if not isinstance(cast("Any", self.keep_draft), bool):
-            raise InputError(f"keep_draft is True or False, not {self.keep_draft!r}")
-        if self.timeout is not None and not _is_a_time(self.timeout):
-            raise InputError(f"timeout is a number of seconds above 0, or None for no limit, not {self.timeout!r}")
-        if self.monitor is not None and not callable(getattr(self.monitor, "add", None)):
-            raise InputError(f"monitor must be a DriftMonitor, not a {type(self.monitor).__name__}")
-        if self.notify is not None and not callable(self.notify):
-            raise InputError(f"notify must be a function of the verdict, not a {type(self.notify).__name__}")
-        if self.log is not None and not callable(getattr(self.log, "write", None)):
-            raise InputError(f"log must be a DecisionLog, not a {type(self.log).__name__}")
-
-    @property
-    def withholds(self) -> bool:
-        """Whether an answer may be kept back, so that nothing of it may leave before it is judged."""
-        return withholds(self.mode)
-
-    def stop(self) -> Stop:
-        """The deadline of one call, from now on."""
-        return Stop(self.timeout)
-
-    def words(self, verdict: Verdict) -> str:
-        """The abstain message for a verdict. A function is given it without the withheld text, but for a kept draft.
-
-        Raises:
-            InputError: a function returned something else than a text.
-        """
-        withheld = abstained(verdict, "")
-        told = withheld if self.keep_draft else withheld.model_copy(update={"draft": None})
-        text = self.abstain_message if isinstance(self.abstain_message, str) else self.abstain_message(told)
-        if not isinstance(text, str):  # pyright: ignore[reportUnnecessaryIsInstance] - callers may have no type checker
-            raise InputError(f"abstain_message must return a text, not a {type(text).__name__}")
-        return text
-
-
-def _is_a_time(value: Any) -> bool:
-    """Whether it is a finite number above 0, and not True."""
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value < math.inf
 
 
 @dataclass(frozen=True)

@@ -19,13 +19,10 @@ from semgrad_guard.estimators import Estimator
 from semgrad_guard.guard.answering import Answerer
 from semgrad_guard.guard.calibrated_estimator import estimator_of
 from semgrad_guard.guard.flow import (
-    AbstainMessage,
     Draft,
-    OnError,
     Outcome,
     Reply,
     Said,
-    Terms,
     Waiting,
     arun,
     arun_stream,
@@ -36,6 +33,7 @@ from semgrad_guard.guard.flow import (
 from semgrad_guard.guard.modes import ABSTAIN_MESSAGE, Mode
 from semgrad_guard.guard.policy import Policy
 from semgrad_guard.guard.promise import Promise, promise_along
+from semgrad_guard.guard.terms import AbstainMessage, OnError, Terms
 from semgrad_guard.guard.timing import off_loop
 from semgrad_guard.guard.verdicts import require_sequel
 from semgrad_guard.records import Conversation, Verdict
