@@ -23,7 +23,7 @@ from research.pocket.questions_for_evaluate import facts
 Row = dict[str, Any]
 DATA = Path(__file__).parents[1] / "pocket" / "data"
 NATURAL = ("natural_first", "natural_second", "natural_third")
-WANTED = {"facts": 500, "natural": 240, "with": 200, "without": 200, "sciq": 500, "truthfulqa": 400}
+WANTED = {"facts": 1182, "natural": 240, "with": 1000, "without": 1000, "sciq": 500, "truthfulqa": 400}
 SEED = 7
 
 

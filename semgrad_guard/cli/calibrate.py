@@ -163,7 +163,7 @@ def calibrate(  # noqa: PLR0913  # a command's options are its arguments
     values.one_from_stdin(data=data, prompt=prompt, labels=labels)
     files = Files(output, answers or beside(output, ".answers.jsonl"), plot, labels)
     spec = EstimatorSpec(estimator, variant, tau, beta, sampled_rows)
-    template, sources = _template(prompt)
+    template, sources = loading.prompt_template(prompt)
     _check_first(files, [data, Path(model), *sources, *(path for path in (probe, few_shot) if path)])
     questions = _read(data, strict=strict, alpha=alpha, delta=delta, context_field=context_field)
     learning.estimators_for(spec)  # refuses settings that they do not take, before any work
@@ -289,16 +289,6 @@ def _check_first(files: Files, inputs: Sequence[Path]) -> None:
     if files.plot is not None:
         require_drawable(files.plot)
     require_outputs(files.outputs(), inputs=inputs)
-
-
-def _template(prompt: str | None) -> tuple[str | None, list[Path]]:
-    """The template of the user's turn, and the file that it was read from, if it was."""
-    from semgrad_guard.evaluation.files import read_text
-
-    if prompt is None or not prompt.startswith("@"):
-        return prompt, []
-    path = Path(prompt[1:])
-    return read_text(path).removesuffix("\n"), [path]
 
 
 def _read(data: Path, *, strict: bool, alpha: float, delta: float, context_field: str | None = None) -> QuestionFile:

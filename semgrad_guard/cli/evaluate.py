@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal, get_args
+from typing import Annotated, get_args
 
 import typer
 
@@ -97,9 +97,14 @@ def evaluate(  # noqa: PLR0913  # a command's options are its arguments
         typer.Option("--regrade", help="Grade the answers there are; no model is loaded.", rich_help_panel=_GRADING),
     ] = False,
     prompt: Annotated[
-        Literal["plain", "paper"],
+        str,
         typer.Option(
-            metavar="NAME", help="plain, or the paper's: answer in few words.", rich_help_panel=options.ANSWERS
+            metavar="TEXT",
+            parser=values.text,
+            autocompletion=values.completing(("plain", "paper")),
+            help="plain, paper (answer in few words), or the user's turn as your program words it, with {question} and "
+            "perhaps {context} in it, and other braces doubled; @FILE reads it from a file.",
+            rich_help_panel=options.ANSWERS,
         ),
     ] = "plain",
     system: options.System = None,
@@ -172,12 +177,13 @@ def evaluate(  # noqa: PLR0913  # a command's options are its arguments
     references. Every answer is kept as it comes, with all that the numbers are made of; grading comes after, and can be
     repeated with other graders.
     """
-    values.one_from_stdin(data=data, labels=labels)
+    values.one_from_stdin(data=data, prompt=prompt, labels=labels)
     files = writing.Files(output)
     others, held = writing.finished(beside or [], report=report), steps.load_calibration(calibration)
     probed = steps.load_probe(probe)
     models = [model, *(name for name in (nli, cross_encoder) if name), *(_model_of(name) for name in grader or ())]
-    records = [path for path in (labels, calibration, probe, few_shot, *(beside or ())) if path is not None]
+    wording, template, sources = steps.worded(prompt)
+    records = [path for path in (labels, calibration, probe, few_shot, *sources, *(beside or ())) if path is not None]
     files.check([*records, *map(Path, [*models, *([data] if data else [])])], report=report)
     graders = grading.load_graders(grader or (), nli=nli)
     grading.check_labels(labels, begun_at=files.sheet)
@@ -188,7 +194,7 @@ def evaluate(  # noqa: PLR0913  # a command's options are its arguments
             run = steps.kept(files, questions)
         else:
             asked = steps.Asked(
-                prompt, system, examples, tuple(stop or ()), max_tokens, batch_size, ablations, sample_batch
+                wording, template, system, examples, tuple(stop or ()), max_tokens, batch_size, ablations, sample_batch
             )
             estimators = steps.Chosen(methods, nli, cross_encoder, seed).estimators(max_tokens)
             token = None if probed is None else probed.semantic_token

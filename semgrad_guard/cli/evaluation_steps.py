@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from semgrad_guard.cli.evaluation_output import Files
-from semgrad_guard.cli.loading import quietly
+from semgrad_guard.cli.loading import prompt_template, quietly
 from semgrad_guard.cli.terminal import kept_on_interrupt, note, note_problems, say, say_problems, show_grades
 from semgrad_guard.errors import InputError
 
@@ -31,6 +31,7 @@ class Asked:
     """How questions are put to the model."""
 
     wording: Wording
+    prompt: str | None
     system: str | None
     examples: Sequence[Question]
     stop: tuple[str, ...]
@@ -74,6 +75,22 @@ class Run:
 
     answers: Sequence[EvaluatedAnswer]
     settings: dict[str, Any]
+
+
+def worded(prompt: str) -> tuple[Wording, str | None, list[Path]]:
+    """The wording that a name stands for, or else "plain" with a template; and the file that the template is from.
+
+    Raises:
+        BadParameter: it is neither a name nor a template.
+    """
+    if prompt == "plain" or prompt == "paper":
+        return prompt, None, []
+    template, sources = prompt_template(prompt)
+    if "{" not in (template or ""):
+        raise typer.BadParameter(
+            f"{prompt[:60]!r} is neither plain, paper, nor a template with {{question}} in it", param_hint="--prompt"
+        )
+    return "plain", template, sources
 
 
 def load_calibration(path: Path | None) -> Calibration | None:
@@ -124,6 +141,7 @@ def answer(
         estimators,
         GenerationOptions(max_tokens=asked.max_tokens, stop=asked.stop),
         wording=asked.wording,
+        prompt=asked.prompt,
         system=asked.system,
         examples=asked.examples,
         ablations=semgrad_ablations(model.n_layers) if asked.ablations else {},

@@ -71,6 +71,16 @@ def given_text(value: str) -> str:
     return read_text(STDIN).strip() if value == str(STDIN) else value
 
 
+def prompt_template(prompt: str | None) -> tuple[str | None, list[Path]]:
+    """The template of the user's turn, and the file that it was read from ("@FILE"), if it was."""
+    from semgrad_guard.evaluation.files import read_text
+
+    if prompt is None or not prompt.startswith("@"):
+        return prompt, []
+    path = Path(prompt[1:])
+    return read_text(path).removesuffix("\n"), [path]
+
+
 def load_token(probe: Path | None) -> TokenChoice | None:
     """The t* that a probe's record recommends, read before any work."""
     from semgrad_guard.engine.prompts.token_choice import TokenChoice

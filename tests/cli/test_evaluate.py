@@ -254,6 +254,41 @@ def test_a_calibration_from_elsewhere_is_held_against_the_run(
     assert "prompt_template is 'paper-chat@" in flat(other.stderr)
 
 
+def test_questions_are_put_as_the_program_words_them(
+    run: Run, evaluate: Run, model_folder: Path, right: Path, mixed: Path, tmp_path: Path
+) -> None:
+    template = "Answer in one word, as {{this}}.\n{question}"
+    (tmp_path / "prompt.txt").write_text(template + "\n")
+    made = run(
+        "calibrate", "--model", model_folder, "--data", right, "--output", tmp_path / "c.json", "--prompt", template,
+        "--max-tokens", TOKENS, "--batch-size", 60,
+    )  # fmt: skip
+    assert made.exit_code in (0, 4), made.stderr
+    held = evaluate("--data", mixed, "--calibration", tmp_path / "c.json", "--prompt", f"@{tmp_path / 'prompt.txt'}")
+    assert held.exit_code == 0, held.stderr
+    settings = read_run(tmp_path / "out" / "answers.jsonl", EvaluatedAnswer)[0]
+    assert settings["prompt"] == template
+    assert settings["prompt_template"].startswith("chat+prompt-")
+    again = evaluate("--data", mixed, "--prompt", template.replace("one", "a"))
+    assert again.exit_code == 1
+    assert "other settings: prompt" in flat(again.stderr)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "code", "said"),
+    [
+        ("papr", 2, "'papr' is neither plain, paper, nor a template with {question} in it"),
+        ("{query}", 1, "has {query} in it, which is no place"),
+        ("{context} {question}", 1, "has a {context} in it and the questions have none"),
+        ("@nowhere.txt", 1, "nowhere.txt"),
+    ],
+)
+def test_a_prompt_that_is_none_is_refused(evaluate: Run, mixed: Path, prompt: str, code: int, said: str) -> None:
+    refused = evaluate("--data", mixed, "--prompt", prompt)
+    assert refused.exit_code == code
+    assert said in flat(refused.stderr)
+
+
 def test_fusedgrad_is_left_out_where_there_are_too_few_labels(
     run: Run, model_folder: Path, mixed: Path, tmp_path: Path
 ) -> None:

@@ -66,7 +66,8 @@ def _conditions(settings: Settings) -> Iterator[str]:
         yield f"Answers are graded by {grader}; the paper uses BEM at a score of 0.7."
     prompt = settings.get("prompt")
     if prompt is not None and str(prompt) != "paper":
-        yield f"The prompt is {prompt}; the paper asks for a direct answer with one or few words."
+        called = "a template of its own" if "{" in str(prompt) else prompt
+        yield f"The prompt is {called}; the paper asks for a direct answer with one or few words."
     generation = cast("Settings", settings.get("generation") or {})
     if generation.get("temperature"):
         yield f"Answers are sampled at temperature {generation['temperature']}; the paper decodes greedily."

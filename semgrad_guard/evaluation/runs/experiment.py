@@ -17,7 +17,14 @@ from semgrad_guard.errors import InputError
 from semgrad_guard.estimators import Estimator
 from semgrad_guard.evaluation.progress import Progress
 from semgrad_guard.evaluation.questions.data import Question
-from semgrad_guard.evaluation.questions.prompts import Wording, conversation, form_of, prompt_name, require_examples
+from semgrad_guard.evaluation.questions.prompts import (
+    Wording,
+    conversation,
+    form_of,
+    prompt_name,
+    require_examples,
+    require_prompt,
+)
 from semgrad_guard.evaluation.runs.ablations import Ablation
 from semgrad_guard.evaluation.runs.evaluated import EvaluatedAnswer
 from semgrad_guard.evaluation.runs.measuring import Cell, Part, Step, measure
@@ -41,6 +48,7 @@ class Experiment:
         estimators: score, each under its own name.
         options: how to answer; greedy by default, as in the paper.
         wording: the question as it stands, or after the paper's instruction.
+        prompt: a template of the user's turn, with {question} and perhaps {context} in it.
         system: a system message for every question.
         examples: questions with answers that go before every question, as turns.
         ablations: variants of SemGrad to record besides.
@@ -51,6 +59,7 @@ class Experiment:
     estimators: Sequence[Estimator]
     options: GenerationOptions = field(default_factory=GenerationOptions)
     wording: Wording = "plain"
+    prompt: str | None = None
     system: str | None = None
     examples: Sequence[Question] = ()
     ablations: Mapping[str, Ablation] = field(default_factory=dict[str, Ablation])
@@ -60,11 +69,12 @@ class Experiment:
         """What answers and scores depend on, as plain JSON; the titles of the methods with it."""
         require_examples(self.examples, questions)
         form = form_of(questions)
-        template = prompt_name(form, system=self.system, wording=self.wording, examples=self.examples)
+        worded = None if self.prompt is None else require_prompt(self.prompt, form)
+        template = prompt_name(form, system=self.system, wording=self.wording, prompt=worded, examples=self.examples)
         found = run_settings(self.model, self._named, options=self.options, template=template)
         for name, estimator in self._named.items():
             found["estimators"][name]["title"] = estimator.title
-        return {**found, "prompt": self.wording, "ablations": list(self.ablations)}
+        return {**found, "prompt": self.wording if worded is None else worded, "ablations": list(self.ablations)}
 
     def run(
         self,
@@ -135,7 +145,12 @@ class Experiment:
 
     def _turns(self, question: Question) -> list[Message]:
         return conversation(
-            question.question, question.context, system=self.system, wording=self.wording, examples=self.examples
+            question.question,
+            question.context,
+            system=self.system,
+            wording=self.wording,
+            prompt=self.prompt,
+            examples=self.examples,
         )
 
     def _measure(
