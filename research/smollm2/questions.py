@@ -3,8 +3,9 @@
     python -m research.smollm2.questions [--sciq FILE --truthfulqa FILE] [--output output/smollm2] [--limit N]
 
 `facts.jsonl` (closed-book), `reading.jsonl` (a passage before every question: hand-written ones, written frames, and
-frames whose passage does not hold the answer) and, from files that the reader brings, `sciq.jsonl` and
-`truthfulqa.jsonl`: the same draw every time. A file of the reader's holds a question and its answers a line, as
+frames whose passage does not hold the answer), `natural.jsonl` (the hand-written ones alone, for LangChain's prompt,
+which is in `langchain.txt`) and, from files that the reader brings, `sciq.jsonl` and `truthfulqa.jsonl`: the same draw
+every time. A file of the reader's holds a question and its answers a line, as
 `{"question": ..., "answers": [...]}`.
 """
 
@@ -19,6 +20,7 @@ from typing import Any
 
 from research.pocket.frames import bank, plain
 from research.pocket.questions_for_evaluate import facts
+from semgrad_guard.named import reading_prompt
 
 Row = dict[str, Any]
 DATA = Path(__file__).parents[1] / "pocket" / "data"
@@ -90,7 +92,8 @@ def main() -> None:
     parser.add_argument("--limit", type=int, help="the first so many of each file")
     options = parser.parse_args()
     options.output.mkdir(parents=True, exist_ok=True)
-    sets = {"facts": closed_book(Random(SEED)), "reading": reading(Random(SEED))}
+    sets = {"facts": closed_book(Random(SEED)), "reading": reading(Random(SEED)), "natural": list(natural())}
+    (options.output / "langchain.txt").write_text(reading_prompt("smollm2") + "\n", encoding="utf-8")
     for kind, path in (("sciq", options.sciq), ("truthfulqa", options.truthfulqa)):
         if path is not None:
             sets[kind] = brought(path, kind, Random(SEED))

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
     from semgrad_guard.engine.generation.sampling_plans import DiverseBeams, Sampling
     from semgrad_guard.estimators.base import Estimator
+    from semgrad_guard.estimators.cascade import Cascade
     from semgrad_guard.estimators.degree import Degree
     from semgrad_guard.estimators.equivalence import ExactMatchEquivalence, F1Equivalence, NLIEquivalence
     from semgrad_guard.estimators.exgrad import ExGrad
@@ -48,6 +49,7 @@ KINDS = {
     "hidden_score": "llm_check.HiddenScore",
     "attention_score": "llm_check.AttentionScore",
     "rauq": "rauq.RAUQ",
+    "cascade": "cascade.Cascade",
     "ln_pe": "ln_pe.LengthNormalisedEntropy",
     "p_true": "p_true.PTrue",
     "self_consistency": "self_consistency.SelfConsistency",
@@ -86,6 +88,7 @@ __all__ = [
     "RAUQ",
     "SAR",
     "AttentionScore",
+    "Cascade",
     "Degree",
     "DiverseBeams",
     "Estimator",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from semgrad_guard.engine.generation.sampling_plans import DiverseBeams, Sampling
 from semgrad_guard.estimators.base import Estimator
+from semgrad_guard.estimators.cascade import Cascade
 from semgrad_guard.estimators.degree import Degree
 from semgrad_guard.estimators.equivalence import Equivalence, F1Equivalence
 from semgrad_guard.estimators.exgrad import ExGrad
@@ -30,7 +31,7 @@ def paper_suite(
     *,
     max_tokens: int = 256,
 ) -> tuple[Estimator, ...]:
-    """The paper's methods, then later ones that need neither samples nor a gradient.
+    """The paper's methods, then later ones that need no samples, and no gradient or few.
 
     Those with equal plans share their samples: 55 answers are drawn for each question.
 
@@ -64,4 +65,5 @@ def paper_suite(
         HiddenScore(),
         AttentionScore(),
         RAUQ(),
+        Cascade(),
     )

@@ -1,0 +1,77 @@
+"""Cascade: what is free decides where it leaves no doubt, and gradients are asked for in between."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from semgrad_guard.engine.generation.evidence import BatchScoring, Evidence
+from semgrad_guard.engine.objective import Objective
+from semgrad_guard.errors import InputError
+from semgrad_guard.estimators.base import ReplayEstimator
+from semgrad_guard.estimators.likelihood import MaxProbability
+from semgrad_guard.estimators.paragrad import ParaGrad
+from semgrad_guard.records import Score
+
+
+@dataclass(frozen=True)
+class Cascade(ReplayEstimator):
+    """The maximum probability where it is sure either way; in between, ParaGrad's order; in [0, 1].
+
+        S = f                              where f < low or f > high
+        S = low + (high - low) g / (1 + g)     in between
+
+    f is 1 - the geometric mean of the answer's token probabilities, g is ParaGrad. An answer outside [low, high] costs
+    what `MaxProbability` costs, nothing beside generating it; the others of a batch are scored in one backward pass.
+    A calibration treats it as one score. 0 <= low < high <= 1; docs/results/smollm2.md has what the band costs and
+    gains.
+
+    Raises:
+        InputError: low and high are no such band.
+    """
+
+    low: float = 0.1
+    high: float = 0.5
+    name: ClassVar[str] = "cascade"
+    title: ClassVar[str] = "Cascade"
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.low < self.high <= 1:
+            raise InputError(f"Cascade needs 0 <= low < high <= 1, not low={self.low}, high={self.high}")
+
+    @property
+    def objective(self) -> Objective:
+        """ParaGrad's: a generation keeps what its gradients need."""
+        return ParaGrad().objective
+
+    def __call__(self, evidence: Evidence) -> Score:
+        return evidence.together(self, self._scored)
+
+    def _scored(self, batch: Sequence[Evidence]) -> Sequence[Score]:
+        """The scores of all answers of a batch: the free ones first, for scoring lets go of what they are read off."""
+        scores = [MaxProbability()(answer) for answer in batch]
+        doubtful = [row for row, score in enumerate(scores) if self._is_doubtful(score.uncertainty)]
+        for row, answer in zip(doubtful, _by_themselves(batch, doubtful), strict=True):
+            scores[row] = self._placed(ParaGrad()(answer))
+        return scores
+
+    def _is_doubtful(self, free: float | None) -> bool:
+        return free is not None and self.low <= free <= self.high
+
+    def _placed(self, score: Score) -> Score:
+        """ParaGrad's score, within the band."""
+        gradient = score.uncertainty
+        if gradient is None:
+            return score
+        within = self.low + (self.high - self.low) * gradient / (1 + gradient)
+        return Score(within, None, score.details)
+
+
+def _by_themselves(batch: Sequence[Evidence], rows: Sequence[int]) -> Sequence[Evidence]:
+    """These answers in a batch without the others, which a backward pass would include.
+
+    Most of a batch is scored as it is: what its generation left spares that pass the prompts.
+    """
+    chosen = [batch[row] for row in rows]
+    return BatchScoring.joined(chosen).evidence if chosen and 2 * len(rows) <= len(batch) else chosen

@@ -1,0 +1,105 @@
+"""Cascade: the free score outside its band, ParaGrad's order within, and no replay for those that are clear."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from semgrad_guard import GenerationOptions, LanguageModel
+from semgrad_guard.calibration import Calibration
+from semgrad_guard.engine.scoring.scorer import Scorer
+from semgrad_guard.errors import InputError
+from semgrad_guard.estimators import Cascade, MaxProbability, ParaGrad
+from semgrad_guard.records import Score
+
+QUESTIONS = ["q", "What is it?", "Who?", "Where is the nearest place to eat?", "Why?", "When did it happen?"]
+
+
+@pytest.fixture
+def batch(language_model: LanguageModel):
+    options = GenerationOptions(max_tokens=5, temperature=1.0, seed=3)
+    return [each.evidence for each in language_model.generate_batch(QUESTIONS, options)]
+
+
+@pytest.fixture
+def replayed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many answers each backward pass was made for."""
+    sizes: list[int] = []
+    score = Scorer.score
+
+    def counted(self, batch, *rest):
+        sizes.append(len(batch.ids))
+        return score(self, batch, *rest)
+
+    monkeypatch.setattr(Scorer, "score", counted)
+    return sizes
+
+
+def band(batch, count: int) -> Cascade:
+    """One that holds so many of the answers, from the least certain down."""
+    free = sorted(MaxProbability()(answer).uncertainty for answer in batch)
+    return Cascade(low=(free[-count - 1] + free[-count]) / 2 if count < len(free) else 0.0, high=1.0)
+
+
+@pytest.mark.parametrize("count", range(1, len(QUESTIONS) + 1))
+def test_only_what_is_in_doubt_is_replayed(batch, replayed: list[int], count: int) -> None:
+    cascade = band(batch, count)
+    found = [cascade(answer) for answer in batch]
+    assert replayed == [count if 2 * count <= len(batch) else len(batch)]
+    for answer, score in zip(batch, found, strict=True):
+        free, gradient = MaxProbability()(answer).uncertainty, ParaGrad()(answer).uncertainty
+        if free < cascade.low:
+            assert (score.uncertainty, score.details["max_probability"]) == (free, free)
+            assert "paragrad" not in score.details
+        else:
+            width = cascade.high - cascade.low
+            assert score.uncertainty == pytest.approx(cascade.low + width * gradient / (1 + gradient), rel=1e-5)
+            assert score.details["paragrad"] == pytest.approx(gradient, rel=1e-5)
+
+
+def test_nothing_in_doubt_is_no_replay(batch, replayed: list[int]) -> None:
+    found = [Cascade(0.0, 1e-12)(answer).uncertainty for answer in batch]
+    assert found == [MaxProbability()(answer).uncertainty for answer in batch]
+    assert replayed == []
+
+
+def test_an_answer_alone_and_in_its_batch_score_alike(batch) -> None:
+    cascade = band(batch, 3)
+    alone = [cascade(answer.alone()).uncertainty for answer in batch]
+    assert [cascade(answer).uncertainty for answer in batch] == pytest.approx(alone, rel=1e-5)
+
+
+def test_an_empty_answer_has_no_score(make_language_model) -> None:
+    model = make_language_model()
+    model._decoder._end_tokens = tuple(range(258))
+    empty = model.generate("q", GenerationOptions(max_tokens=3)).evidence
+    assert Cascade(0.0, 1.0)(empty) == Score(None, "the response is empty")
+
+
+@given(st.floats(0, 1), st.floats(0, 1), st.floats(0, 1e6), st.floats(0, 1e6))
+def test_what_is_placed_stays_in_the_band_and_in_order(a: float, b: float, one: float, other: float) -> None:
+    low, high = min(a, b), max(a, b)
+    if low == high:
+        with pytest.raises(InputError, match="0 <= low < high <= 1"):
+            Cascade(low, high)
+        return
+    first, second = (Cascade(low, high)._placed(Score(each, None)).uncertainty for each in sorted((one, other)))
+    assert low <= first <= second <= high
+
+
+@pytest.mark.parametrize(("low", "high"), [(-0.1, 0.5), (0.5, 0.5), (0.6, 0.5), (0.1, 1.1), (float("nan"), 0.5)])
+def test_a_band_that_is_none_is_refused(low: float, high: float) -> None:
+    with pytest.raises(InputError, match="Cascade needs"):
+        Cascade(low, high)
+
+
+def test_its_settings_come_back_from_a_calibration(language_model: LanguageModel, tmp_path) -> None:
+    from semgrad_guard import Guard, Policy, calibrate
+    from semgrad_guard.guard import estimator_of
+
+    binding = Guard(language_model, Policy(threshold=1.0), estimator=Cascade(0.2, 0.7)).binding
+    uncertainties = [i / 100 for i in range(100)]
+    made = calibrate(uncertainties, [True] * 90 + [False] * 10, alpha=0.2, delta=0.1, binding=binding)
+    made.save(tmp_path / "c.json")
+    assert estimator_of(Calibration.load(tmp_path / "c.json")) == Cascade(0.2, 0.7)
