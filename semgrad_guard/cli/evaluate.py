@@ -100,7 +100,7 @@ def evaluate(  # noqa: PLR0913  # a command's options are its arguments
         str,
         typer.Option(
             metavar="TEXT",
-            parser=values.text,
+            parser=values.wording,
             autocompletion=values.completing(("plain", "paper")),
             help="plain, paper (answer in few words), or the user's turn as your program words it, with {question} and "
             "perhaps {context} in it, and other braces doubled; @FILE reads it from a file.",

@@ -78,19 +78,8 @@ class Run:
 
 
 def worded(prompt: str) -> tuple[Wording, str | None, list[Path]]:
-    """The wording that a name stands for, or else "plain" with a template; and the file that the template is from.
-
-    Raises:
-        BadParameter: it is neither a name nor a template.
-    """
-    if prompt == "plain" or prompt == "paper":
-        return prompt, None, []
-    template, sources = prompt_template(prompt)
-    if "{" not in (template or ""):
-        raise typer.BadParameter(
-            f"{prompt[:60]!r} is neither plain, paper, nor a template with {{question}} in it", param_hint="--prompt"
-        )
-    return "plain", template, sources
+    """The wording that a name stands for, or else "plain" with a template; and the file that the template is from."""
+    return (prompt, None, []) if prompt == "plain" or prompt == "paper" else ("plain", *prompt_template(prompt))
 
 
 def load_calibration(path: Path | None) -> Calibration | None:

@@ -38,6 +38,13 @@ def one_from_stdin(**given: object) -> None:
         raise typer.BadParameter(f"stdin can be read once: only one of {' and '.join(named)} can be -")
 
 
+def wording(value: str) -> str:
+    """A name of a wording, a template with places in it, or @FILE with one."""
+    if value not in ("plain", "paper") and not value.startswith("@") and "{" not in value:
+        raise typer.BadParameter(f"{value[:60]!r} is neither plain, paper, nor a template with {{question}} in it")
+    return text(value)
+
+
 def source(value: str) -> str:
     """A path, or the name of a data set or a model: anything but nothing."""
     if not value.strip():
