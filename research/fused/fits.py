@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from sklearn.ensemble import HistGradientBoostingClassifier
 
-from semgrad_guard.estimators import fusedgrad
-from semgrad_guard.estimators.fusedgrad import fit_weights
+from semgrad_guard.estimators import FusedGrad, learned
+from semgrad_guard.estimators.learned import fit_weights
 from semgrad_guard.evaluation.metrics import auroc
 from semgrad_guard.records import LOG, FusedWeights
 
@@ -61,8 +61,11 @@ def best_single(answers: Answers, fit_on: Any, rows: Any) -> Scores:
     return max(LABEL_FREE.values(), key=known)(answers, None, rows)
 
 
-def fused(tier: str = "cheap", *, beside: Sequence[str] = (), **changed: Any) -> Way:
-    """FusedGrad's fit, whatever the number of labels; `changed` are settings of its module, `beside` more features."""
+def fused(tier: str = "cheap", *, beside: Sequence[str] = (), c: float = FusedGrad.shrinkage.c, **changed: Any) -> Way:
+    """FusedGrad's fit, whatever the number of labels.
+
+    `beside` are more features, `c` the inverse of the penalty, `changed` settings of the module `learned`.
+    """
 
     def features(row: dict[str, Any]) -> dict[str, float]:
         return {**row[tier], **{name: row[name] for name in beside}}
@@ -72,7 +75,8 @@ def fused(tier: str = "cheap", *, beside: Sequence[str] = (), **changed: Any) ->
         if wrong.all() or not wrong.any():
             return np.zeros(len(rows))
         with settings(**changed):
-            weights = fit_weights([features(answers.rows[i]) for i in fit_on], wrong)
+            shrinkage = replace(FusedGrad.shrinkage, c=c)
+            weights = fit_weights([features(answers.rows[i]) for i in fit_on], wrong, shrinkage)
         return logits(weights, answers.table(tier, beside), rows)
 
     return scores
@@ -106,15 +110,15 @@ def boosted(answers: Answers, fit_on: Any, rows: Any) -> Scores:
 
 @contextmanager
 def settings(**changed: Any) -> Iterator[None]:
-    """Module settings of `fusedgrad` for the time of a block."""
-    before = {name: getattr(fusedgrad, name) for name in changed}
+    """Module settings of `learned` for the time of a block."""
+    before = {name: getattr(learned, name) for name in changed}
     try:
         for name, value in changed.items():
-            setattr(fusedgrad, name, value)
+            setattr(learned, name, value)
         yield
     finally:
         for name, value in before.items():
-            setattr(fusedgrad, name, value)
+            setattr(learned, name, value)
 
 
 LABEL_FREE: dict[str, Way] = {
@@ -130,10 +134,10 @@ FITS: dict[str, Way] = {
     "best single by the labels": best_single,
     "FusedGrad": fused(),
     "FusedGrad, all layers x 8 tokens": fused("full"),
-    "… all layers, C = .03": fused("full", _C=0.03),
+    "… all layers, C = .03": fused("full", c=0.03),
     "… logs only": fused(_AS_IS=frozenset[str]()),
-    "… C = .1": fused(_C=0.1),
-    "… C = .03": fused(_C=0.03),
+    "… C = .1": fused(c=0.1),
+    "… C = .03": fused(c=0.03),
     "… with per-token peaks": fused(beside=("max_nll", "max_entropy")),
     "boosted trees, rising": boosted,
 }

@@ -42,7 +42,8 @@ Models = Annotated[
         "--model",
         metavar="NAME",
         parser=values.source,
-        help='"pocket" (the embedded model), a folder, a GGUF file or a hub id; several times for several.',
+        help='"pocket" (the embedded model), "smollm2" (once `fetch` has brought it), a folder with safetensors, a '
+        "GGUF file, or a Hugging Face hub id; several times for several.",
         show_default="pocket",
         rich_help_panel=options.MODEL,
     ),

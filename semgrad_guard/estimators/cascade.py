@@ -32,7 +32,7 @@ class Cascade(ReplayEstimator):
     """
 
     low: float = 0.1
-    high: float = 0.5
+    high: float = 0.4
     name: ClassVar[str] = "cascade"
     title: ClassVar[str] = "Cascade"
 
