@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from semgrad_guard.engine.generation.evidence import BatchScoring, Evidence
@@ -51,21 +51,21 @@ class Cascade(ReplayEstimator):
     def _scored(self, batch: Sequence[Evidence]) -> Sequence[Score]:
         """The scores of all answers of a batch: the free ones first, for scoring lets go of what they are read off."""
         scores = [MaxProbability()(answer) for answer in batch]
-        doubtful = [row for row, score in enumerate(scores) if self._is_doubtful(score.uncertainty)]
+        doubtful = [row for row, score in enumerate(scores) if self.doubts(score.uncertainty)]
         for row, answer in zip(doubtful, _by_themselves(batch, doubtful), strict=True):
-            scores[row] = self._placed(ParaGrad()(answer))
+            gradients = ParaGrad()(answer)
+            scores[row] = replace(gradients, uncertainty=self.of(scores[row].uncertainty, gradients.uncertainty))
         return scores
 
-    def _is_doubtful(self, free: float | None) -> bool:
+    def doubts(self, free: float | None) -> bool:
+        """Whether this maximum probability leaves it to the gradients."""
         return free is not None and self.low <= free <= self.high
 
-    def _placed(self, score: Score) -> Score:
-        """ParaGrad's score, within the band."""
-        gradient = score.uncertainty
-        if gradient is None:
-            return score
-        within = self.low + (self.high - self.low) * gradient / (1 + gradient)
-        return Score(within, None, score.details)
+    def of(self, free: float | None, gradient: float | None) -> float | None:
+        """The score by its two parts; None where the one that decides is missing."""
+        if not self.doubts(free):
+            return free
+        return None if gradient is None else self.low + (self.high - self.low) * gradient / (1 + gradient)
 
 
 def _by_themselves(batch: Sequence[Evidence], rows: Sequence[int]) -> Sequence[Evidence]:

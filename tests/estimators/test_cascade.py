@@ -84,8 +84,11 @@ def test_what_is_placed_stays_in_the_band_and_in_order(a: float, b: float, one: 
         with pytest.raises(InputError, match="0 <= low < high <= 1"):
             Cascade(low, high)
         return
-    first, second = (Cascade(low, high)._placed(Score(each, None)).uncertainty for each in sorted((one, other)))
+    cascade = Cascade(low, high)
+    first, second = (cascade.of((low + high) / 2, each) for each in sorted((one, other)))
     assert low <= first <= second <= high
+    assert cascade.of(low - 0.01, one) == low - 0.01
+    assert cascade.of(high, None) is cascade.of(None, one) is None
 
 
 @pytest.mark.parametrize(("low", "high"), [(-0.1, 0.5), (0.5, 0.5), (0.6, 0.5), (0.1, 1.1), (float("nan"), 0.5)])
