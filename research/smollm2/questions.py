@@ -19,8 +19,8 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from research.pocket.frames import bank, plain
 from research.pocket import questions_for_evaluate
+from research.pocket.frames import bank, plain
 from semgrad_guard.named import reading_prompt
 
 Row = dict[str, Any]
