@@ -11,6 +11,7 @@ import traceback
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
 from fastapi import FastAPI, Request, Response
@@ -28,7 +29,15 @@ from semgrad_guard.server.gate import Gate
 from semgrad_guard.server.http_errors import HttpError, http_error_of
 from semgrad_guard.server.keys import Keys
 from semgrad_guard.server.metrics import CONTENT_TYPE
-from semgrad_guard.server.protocol import ChatRequest, DecisionsRequest, FeedbackRequest, ScoreRequest, parse_json
+from semgrad_guard.server.pages import PATHS, Pages
+from semgrad_guard.server.protocol import (
+    ChatRequest,
+    DecisionsRequest,
+    FeedbackRequest,
+    ScoreRequest,
+    SummaryRequest,
+    parse_json,
+)
 from semgrad_guard.server.records import KEY, public_record
 from semgrad_guard.server.service import Call, Service
 
@@ -102,7 +111,9 @@ class Routes:
             ("/metrics", self.metrics),
             ("/v1/models", self.models),
             ("/v1/models/{name:path}", self.model),
+            ("/v1/calibration", self.calibration),
             ("/v1/decisions", self.decisions),
+            ("/v1/decisions/summary", self.summary),
         )
         post: tuple[tuple[str, Callable[..., Any], type[BaseModel]], ...] = (
             ("/v1/chat/completions", self.chat, ChatRequest),
@@ -111,6 +122,9 @@ class Routes:
         )
         for path, route in get:
             app.add_api_route(path, route, methods=["GET"], response_model=None)
+        pages = Pages()
+        for path in PATHS:
+            app.add_api_route(path, partial(pages.response, path), methods=["GET"], include_in_schema=False)
         for path, route, kind in post:
             app.add_api_route(path, route, methods=["POST"], response_model=None, openapi_extra=_takes(kind))
 
@@ -140,6 +154,10 @@ class Routes:
         """One model."""
         return self._service.model(name).described(self._began)
 
+    async def calibration(self, model: str | None = None) -> Mapping[str, Any]:
+        """What thresholds would let through of a model's calibration answers, and how much of that would be wrong."""
+        return self._service.calibration(model)
+
     async def chat(self, request: Request) -> Response:
         """A guarded chat completion, whole or streamed."""
         asked, body = await self._read(request, ChatRequest)
@@ -167,11 +185,11 @@ class Routes:
 
     async def decisions(self, request: Request) -> Mapping[str, Any]:
         """Decisions, the latest first."""
-        try:
-            asked = DecisionsRequest.model_validate(dict(request.query_params))
-        except ValidationError as error:
-            raise _invalid(error) from None
-        return await asyncio.to_thread(self._service.decisions, asked)
+        return await asyncio.to_thread(self._service.decisions, _query(request, DecisionsRequest))
+
+    async def summary(self, request: Request) -> Mapping[str, Any]:
+        """Rates and coverage by day, and in all."""
+        return await asyncio.to_thread(self._service.summary, _query(request, SummaryRequest))
 
     async def _read(self, request: Request, kind: type[B]) -> tuple[B, dict[str, Any]]:
         body = parse_json(await _body(request, self._limits))
@@ -179,6 +197,13 @@ class Routes:
             return kind.model_validate(body), body
         except ValidationError as error:
             raise _invalid(error) from None
+
+
+def _query(request: Request, kind: type[B]) -> B:
+    try:
+        return kind.model_validate(dict(request.query_params))
+    except ValidationError as error:
+        raise _invalid(error) from None
 
 
 def _takes(kind: type[BaseModel]) -> dict[str, Any]:

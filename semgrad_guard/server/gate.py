@@ -10,8 +10,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from semgrad_guard.server.http_errors import HttpError
 from semgrad_guard.server.keys import Keys
+from semgrad_guard.server.pages import PATHS
 
-_OPEN = frozenset({"/healthz", "/readyz"})
+_OPEN = frozenset({"/healthz", "/readyz"}) | PATHS
 
 
 class Gate:

@@ -249,6 +249,12 @@ class DecisionsRequest(_Sent):
     after: str | None = Field(default=None, max_length=64)
 
 
+class SummaryRequest(_Sent):
+    """The query of GET /v1/decisions/summary; `since` is as for the command."""
+
+    since: str = Field(default="7d", max_length=64)
+
+
 def parse_json(body: bytes) -> dict[str, Any]:
     """A body as plain data.
 

@@ -3,28 +3,40 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from semgrad_guard.calibration.curve import risk_curve
 from semgrad_guard.decision_log.sink import DecisionSink, Facts
-from semgrad_guard.decision_log.summary import parse_since
+from semgrad_guard.decision_log.summary import Summary, by_day, parse_since
 from semgrad_guard.engine.generation.options import GenerationOptions
 from semgrad_guard.engine.interruption import Stop
 from semgrad_guard.engine.scoring.segments import Segment
 from semgrad_guard.errors import InputError
 from semgrad_guard.guard import Draft, Outcome, Pending, Policy, Terms, Waiting, arun, arun_stream, one
+from semgrad_guard.named import reading_prompt
 from semgrad_guard.records import Verdict
 from semgrad_guard.server.answers import Answer
 from semgrad_guard.server.http_errors import HttpError
 from semgrad_guard.server.metrics import Metrics
-from semgrad_guard.server.protocol import ChatRequest, DecisionsRequest, FeedbackRequest, ScoreRequest
+from semgrad_guard.server.protocol import (
+    ChatRequest,
+    DecisionsRequest,
+    FeedbackRequest,
+    ScoreRequest,
+    SummaryRequest,
+)
 from semgrad_guard.server.scheduler import AnswerRequest, LiveAnswers, Scheduler
 from semgrad_guard.server.upstream import Asked, RemoteTarget, Upstream
 
 if TYPE_CHECKING:  # it needs an extra of its own
     from semgrad_guard.decision_log.decision_log import DecisionLog
     from semgrad_guard.decision_log.entries import Decision, Feedback
+
+
+SUMMARIZED = 50_000
+"""How many decisions a summary reads at most, the latest."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -64,6 +76,7 @@ class ServedModel:
             "escalates": self.target is not None,
             "written_by": "upstream" if self.upstream is not None else "engine",
             "overridable": sorted(self.overridable),
+            "reading_prompt": reading_prompt(self.name),
         }
         return {
             "id": self.name,
@@ -227,6 +240,55 @@ class Service:
         )
         data = [_listed(decision, said) for decision, said in found[: request.limit]]
         return {"object": "list", "data": data, "has_more": len(found) > request.limit}
+
+    def summary(self, request: SummaryRequest) -> dict[str, Any]:
+        """Rates and coverage by day, and in all, of the latest `SUMMARIZED` decisions; `complete` says if that is all.
+
+        Raises:
+            InputError: a time that is none.
+            HttpError: there is no log.
+            DecisionLogError: it cannot be read.
+        """
+        log = self._log
+        log.flush(timeout=2.0)
+        found = log.database.decisions(since=parse_since(request.since), limit=SUMMARIZED + 1)
+        rows = found[:SUMMARIZED]
+        return {
+            "object": "summary",
+            "total": Summary.of("in all", rows).model_dump(mode="json"),
+            "days": [day.model_dump(mode="json") for day in by_day(rows)],
+            "complete": len(found) == len(rows),
+        }
+
+    def calibration(self, name: str | None) -> dict[str, Any]:
+        """What thresholds would do on the answers that a model was calibrated on; no points without a calibration.
+
+        Raises:
+            HttpError: there is no such model.
+        """
+        served = self.model(name)
+        policy = served.terms.policy
+        found = {"object": "calibration", "model": served.name, "threshold": policy.threshold}
+        calibration = policy.calibration
+        if calibration is None:
+            reason = "This model has no calibration, so nothing is known of what a threshold would let through."
+            return {**found, "calibration_id": None, "n": 0, "curve": [], "reason": reason, "promise": None}
+        kept = calibration.threshold is not None
+        promise = (
+            f"Promised at {calibration.threshold:.3g}: of the answers let through at most {calibration.alpha:.0%} are "
+            f"wrong, with probability {1 - calibration.delta:.0%}. Another threshold promises nothing."
+            if kept
+            else f"Nothing is promised: {calibration.reason}"
+        )
+        curve = [asdict(point) for point in risk_curve(calibration)]
+        return {
+            **found,
+            "calibration_id": calibration.id,
+            "n": calibration.n,
+            "curve": curve,
+            "reason": None if curve else "The answers of this calibration have no scores.",
+            "promise": promise,
+        }
 
     def close(self) -> None:
         """Let go of the models' threads, and bring the log up to date."""

@@ -1,0 +1,84 @@
+// The server's routes. The key, where one is needed, lives in this tab's memory and nowhere else.
+let key = "";
+
+export class ServerError extends Error {
+  constructor(status, message) { super(message); this.status = status; }
+}
+
+export async function send(path, body, signal) {
+  const headers = key ? { authorization: `Bearer ${key}` } : {};
+  if (body !== undefined) headers["content-type"] = "application/json";
+  const answer = await fetch(path, {
+    method: body === undefined ? "GET" : "POST", headers, signal,
+    body: body === undefined ? undefined : JSON.stringify(body), credentials: "omit", cache: "no-store",
+  });
+  if (answer.ok) return answer;
+  const said = await answer.json().catch(() => ({}));
+  throw new ServerError(answer.status, said.error?.message ?? `the server answered with status ${answer.status}`);
+}
+
+export const json = async (path, body, signal) => (await send(path, body, signal)).json();
+
+// The chunks of a streamed completion, as they come.
+export async function* chunks(body, signal) {
+  const answer = await send("/v1/chat/completions", { ...body, stream: true }, signal);
+  const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
+  let rest = "";
+  for (;;) {
+    const { value, done } = await reader.read();
+    if (done) return;
+    const events = (rest + value).split("\n\n");
+    rest = events.pop();
+    for (const event of events) {
+      const data = event.replace(/^data: /, "");
+      if (data === "[DONE]") return;
+      const chunk = JSON.parse(data);
+      if (chunk.error) throw new ServerError(500, chunk.error.message);
+      yield chunk;
+    }
+  }
+}
+
+// Asks for the key once the server wants one, and then does again what could not be done.
+class KeyForm extends HTMLElement {
+  ask() {
+    return new Promise((resolve) => {
+      const form = element("form", { className: "card" }, [
+        element("label", { htmlFor: "key", textContent: "This server takes an API key" }),
+        element("input", { id: "key", type: "password", autocomplete: "off", required: true }),
+        element("p", { className: "note", textContent: "It stays in this tab, and is forgotten when the tab is closed." }),
+        element("button", { type: "submit", textContent: "Use this key" }),
+      ]);
+      form.addEventListener("submit", (event) => {
+        event.preventDefault();
+        key = form.querySelector("input").value.trim();
+        this.replaceChildren();
+        resolve();
+      });
+      this.replaceChildren(form);
+      form.querySelector("input").focus();
+    });
+  }
+}
+customElements.define("key-form", KeyForm);
+
+export async function withKey(work) {
+  for (;;) {
+    try {
+      return await work();
+    } catch (error) {
+      if (error.status !== 401) throw error;
+      await document.querySelector("key-form").ask();
+    }
+  }
+}
+
+export function element(name, properties = {}, children = []) {
+  const made = Object.assign(document.createElement(name), properties);
+  made.append(...children);
+  return made;
+}
+
+export const percent = (share) => share === null || share === undefined ? "–" : `${(100 * share).toFixed(share < 0.1 ? 1 : 0)} %`;
+export const number = (value) => value === null || value === undefined ? "–" : Number(value.toPrecision(3)).toString();
+export const ACTIONS = { answer: "Let through", escalate: "Escalated", abstain: "Withheld" };

@@ -1,0 +1,82 @@
+import { ACTIONS, element, json, number, percent, withKey } from "/static/api.js";
+
+const $ = (name) => document.querySelector(name);
+let last = null;
+
+const cell = (text, className = "") => element("td", { textContent: text, className });
+const head = (names) => element("thead", {}, [element("tr", {}, names.map((name) => element("th", { scope: "col", textContent: name })))]);
+const query = (more = {}) => new URLSearchParams({ since: $("#since").value, ...($("#action").value && { action: $("#action").value }), ...more });
+
+function grades(feedback) {
+  const said = Object.entries(feedback).map(([sampling, { right, wrong }]) => `${right} right, ${wrong} wrong (${sampling})`);
+  return said.join("; ") || "–";
+}
+
+async function days() {
+  const found = await json(`/v1/decisions/summary?${new URLSearchParams({ since: $("#since").value })}`);
+  const rows = [...found.days, found.total].map((day) => element("tr", {}, [
+    element("th", { scope: "row", textContent: day.label }), cell(day.decisions, "number"), cell(percent(day.coverage), "number"),
+    cell(day.escalate, "number"), cell(day.abstain, "number"), cell(day.unscored, "number"), cell(day.promised, "number"),
+    cell(day.drifted ? `on ${day.drifted}` : "none"), cell(number(day.median_uncertainty), "number"), cell(grades(day.feedback)),
+  ]));
+  const names = ["Day", "Decisions", "Let through", "Escalated", "Withheld", "Without a score", "Promised", "Drift alarm", "Median uncertainty", "Graded"];
+  $("#days table").replaceChildren(head(names), element("tbody", {}, rows));
+  $("#days").hidden = false;
+}
+
+function graded(decision) {
+  const made = cell("", "");
+  const show = (feedback) => made.replaceChildren(`${feedback.right ? "Right" : "Wrong"} (${feedback.sampling})`);
+  if (decision.feedback) { show(decision.feedback); return made; }
+  if (decision.action !== "answer" && decision.enforced && !decision.escalated_to) { made.textContent = "–"; return made; }
+  for (const [label, right] of [["Right", true], ["Wrong", false]]) {
+    const button = element("button", { type: "button", className: "plain", textContent: label, ariaLabel: `${label}: ${decision.id}` });
+    button.addEventListener("click", async () => {
+      try {
+        show(await withKey(() => json("/v1/feedback", { decision_id: decision.id, right, sampling: $("#sampling").value })));
+        await days();
+      } catch (error) { say(error.message, true); }
+    });
+    made.append(button);
+  }
+  return made;
+}
+
+function row(decision) {
+  const at = new Date(decision.at);
+  const shown = decision.question ? `${decision.question} → ${decision.delivered ?? "withheld"}` : decision.reason ?? "–";
+  return element("tr", {}, [
+    element("td", {}, [element("time", { dateTime: decision.at, textContent: at.toLocaleString() })]),
+    cell(ACTIONS[decision.action], decision.action), cell(number(decision.uncertainty), "number"), cell(number(decision.threshold), "number"),
+    cell(percent(decision.confidence), "number"), cell(decision.promised ? "yes" : "no"), cell(decision.seconds === null ? "–" : `${number(decision.seconds)} s`, "number"),
+    cell(decision.served ?? decision.model), cell(shown, "reason"), graded(decision),
+  ]);
+}
+
+async function list(after) {
+  const found = await json(`/v1/decisions?${query({ limit: 50, ...(after && { after }) })}`);
+  const table = $("#list table");
+  if (!after) table.replaceChildren(head(["Time", "Action", "Uncertainty", "Threshold", "P(correct)", "Promised", "Took", "Model", "Why", "Was it right?"]), element("tbody"));
+  table.querySelector("tbody").append(...found.data.map(row));
+  last = found.data.at(-1)?.id ?? last;
+  $("#more").hidden = !found.has_more;
+  $("#list").hidden = false;
+  if (!after && !found.data.length) say("No decision in this time.");
+}
+
+function say(text, isError = false) {
+  $("#status").textContent = text;
+  $("#status").classList.toggle("error", isError);
+}
+
+async function show() {
+  say("");
+  try {
+    await withKey(days);
+    await withKey(() => list(null));
+  } catch (error) { say(error.message, true); }
+}
+
+$("#filter").addEventListener("submit", (event) => { event.preventDefault(); show(); });
+$("#more").addEventListener("click", () => withKey(() => list(last)).catch((error) => say(error.message, true)));
+show();

@@ -1,0 +1,251 @@
+import { ACTIONS, chunks, element, json, number, percent, withKey } from "/static/api.js";
+
+const $ = (name) => document.querySelector(name);
+const HEAT = [0.1, 0.3, 0.6, 0.85]; // of 1 - a token's probability: where a shade begins
+
+class GuardAnswer extends HTMLElement {
+  show({ text, verdict, tokens = [], sentences = null }, { focus = false } = {}) {
+    this.asked = { text, verdict, tokens, sentences };
+    this.hidden = false;
+    const title = element("p", { className: `verdict ${verdict?.action ?? ""}`, textContent: verdict ? ACTIONS[verdict.action] : "Answering …" });
+    if (focus) title.tabIndex = -1;
+    this.detail = element("p", { className: "note", role: "status" });
+    this.body = element("p", { className: "text" });
+    this.legend = element("p", { className: "note" });
+    const parts = [element("h2", { textContent: "Answer" }), title, this.body];
+    const views = [["text", "Text"], ...(sentences ? [["sentences", "By sentence"]] : []), ...(tokens.length ? [["tokens", "By token"]] : [])];
+    if (views.length > 1) parts.push(this.switches(views), this.legend, this.detail);
+    if (verdict) parts.push(...words(verdict));
+    this.replaceChildren(...parts);
+    this.view(tokens.length ? "tokens" : "text");
+    if (focus) title.focus();
+  }
+
+  switches(views) {
+    const row = element("div", { className: "row", role: "group", ariaLabel: "Colour the answer" });
+    for (const [name, label] of views) {
+      const button = element("button", { type: "button", className: "plain", textContent: label });
+      button.dataset.view = name;
+      button.addEventListener("click", () => this.view(name));
+      row.append(button);
+    }
+    return row;
+  }
+
+  view(name) {
+    for (const button of this.querySelectorAll("[data-view]")) button.ariaPressed = String(button.dataset.view === name);
+    const { text, tokens, sentences } = this.asked;
+    if (this.detail) this.detail.textContent = "";
+    if (name === "tokens") this.heat(tokens.map(asPiece), "Darker: the model was less sure of this token.");
+    else if (name === "sentences") this.heat(pieces(text, sentences), "Darker: less certain than the answer's other sentences.");
+    else { this.body.textContent = text; this.legend.textContent = ""; }
+  }
+
+  // Spans that are reached with Tab once, and from there with the arrow keys.
+  heat(found, legend) {
+    const spans = found.map(({ text, shade, said }) => {
+      const span = element("span", { textContent: text, tabIndex: -1, className: shade ? `heat-${shade}` : "" });
+      for (const event of ["mouseenter", "focus"]) span.addEventListener(event, () => { this.detail.textContent = said; });
+      return span;
+    });
+    if (spans.length) spans[0].tabIndex = 0;
+    this.body.onkeydown = (event) => {
+      const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
+      const next = spans[spans.indexOf(document.activeElement) + step];
+      if (!step || !next) return;
+      event.preventDefault();
+      for (const span of spans) span.tabIndex = span === next ? 0 : -1;
+      next.focus();
+    };
+    this.body.replaceChildren(...spans);
+    const scale = [1, 2, 3, 4].map((shade) => element("span", { className: `swatch heat-${shade}`, ariaHidden: "true", textContent: " " }));
+    this.legend.replaceChildren(...scale, ` ${legend} Arrow keys go from one to the next.`);
+  }
+}
+customElements.define("guard-answer", GuardAnswer);
+
+function asPiece({ token, logprob, top_logprobs: others = [] }) {
+  const chance = Math.exp(logprob);
+  const instead = others.filter((other) => other.token !== token).map((other) => `“${other.token}” ${percent(Math.exp(other.logprob))}`);
+  const said = `“${token}” had ${percent(chance)}${instead.length ? `; instead: ${instead.join(", ")}` : ""}`;
+  return { text: token, shade: HEAT.filter((edge) => 1 - chance >= edge).length, said };
+}
+
+function pieces(text, sentences) {
+  const known = sentences.map((each) => each.uncertainty).filter((value) => value !== null);
+  const low = Math.min(...known), width = Math.max(...known) - low;
+  const found = [];
+  let end = 0;
+  for (const each of sentences) {
+    if (each.start > end) found.push({ text: text.slice(end, each.start), shade: 0, said: "" });
+    const shade = each.uncertainty === null || !width ? 0 : Math.round(4 * (each.uncertainty - low) / width);
+    found.push({ text: text.slice(each.start, each.end), shade, said: `Uncertainty of this sentence: ${number(each.uncertainty)}` });
+    end = each.end;
+  }
+  return [...found, { text: text.slice(end), shade: 0, said: "" }].filter((each) => each.text);
+}
+
+function words(verdict) {
+  const sure = verdict.confidence === null ? "" : `About ${percent(verdict.confidence)} of answers like this one are right.`;
+  const held = verdict.action !== "answer" && verdict.enforced ? " What the model said is not shown." : "";
+  const promise = verdict.promised ? "Yes" : `No${verdict.unfamiliar?.length ? `: ${verdict.unfamiliar.join("; ")}` : ""}`;
+  const facts = [
+    ["Uncertainty", number(verdict.uncertainty)], ["Threshold", number(verdict.threshold)], ["Under the promise", promise],
+    ["Estimator", verdict.estimator], ...(verdict.reason ? [["Reason", verdict.reason]] : []),
+    ...(verdict.decision_id ? [["Decision", verdict.decision_id]] : []),
+  ];
+  return [
+    element("p", { textContent: `${sure}${held}` }),
+    element("dl", {}, facts.flatMap(([name, value]) => [element("dt", { textContent: name }), element("dd", { textContent: value })])),
+  ];
+}
+
+class GuardThreshold extends HTMLElement {
+  // `curve` are points of rising threshold with the coverage and the error rate that the calibration's answers had.
+  load(calibration) {
+    this.calibration = calibration;
+    this.hidden = false;
+    const title = element("h2", { textContent: "Threshold" });
+    if (!calibration.curve.length) {
+      this.replaceChildren(title, element("p", { textContent: calibration.reason }));
+      return;
+    }
+    const { curve } = calibration;
+    const at = calibration.threshold === null ? 0 : curve.findLastIndex((point) => point.threshold <= calibration.threshold);
+    this.slider = element("input", { id: "threshold", type: "range", min: 0, max: curve.length - 1, value: Math.max(0, at) });
+    this.slider.addEventListener("input", () => this.move());
+    this.said = element("p", { id: "threshold-words" });
+    this.picture = element("div");
+    this.replaceChildren(
+      title,
+      element("p", { className: "note" }, [
+        element("span", { className: "key-coverage", textContent: "Coverage" }), " is the share of answers let through, ",
+        element("span", { className: "key-risk", textContent: "risk" }), ` the share of those that are wrong, both on the ${calibration.n} answers of the calibration.`,
+      ]),
+      this.picture,
+      element("label", { htmlFor: "threshold", textContent: "Let through up to" }), this.slider, this.said,
+      element("p", { className: "note", textContent: calibration.promise }),
+    );
+    this.move();
+  }
+
+  mark(uncertainty) {
+    this.own = uncertainty ?? null;
+    if (this.calibration?.curve.length) this.move();
+  }
+
+  move() {
+    const { curve } = this.calibration, here = curve[this.slider.value];
+    const own = this.own === null || this.own === undefined ? "" : ` The answer shown (${number(this.own)}) would be ${this.own <= here.threshold ? "let through" : "withheld"}.`;
+    this.said.textContent = `Threshold ${number(here.threshold)}: coverage ${percent(here.coverage)}, risk ${percent(here.risk)}.${own}`;
+    this.slider.ariaValueText = this.said.textContent;
+    this.picture.replaceChildren(drawn(curve, Number(this.slider.value), this.own));
+  }
+}
+customElements.define("guard-threshold", GuardThreshold);
+
+function drawn(curve, at, own) {
+  const svg = (name, attributes, text) => {
+    const made = document.createElementNS("http://www.w3.org/2000/svg", name);
+    for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
+    if (text) made.textContent = text;
+    return made;
+  };
+  const x = (index) => 36 + (index / Math.max(1, curve.length - 1)) * 276, y = (share) => 130 - share * 118;
+  const line = (name) => curve.map((point, index) => `${index ? "L" : "M"}${x(index).toFixed(1)} ${y(point[name]).toFixed(1)}`).join("");
+  const made = svg("svg", { class: "curve", viewBox: "0 0 320 150", role: "img", "aria-label": "Coverage and risk against the threshold" });
+  for (const share of [0, 0.5, 1]) made.append(svg("path", { class: "axis", d: `M36 ${y(share)}H312` }), svg("text", { x: 2, y: y(share) + 4 }, `${100 * share} %`));
+  made.append(svg("path", { class: "coverage", d: line("coverage") }), svg("path", { class: "risk", d: line("risk") }));
+  made.append(svg("path", { class: "here", d: `M${x(at)} 8V134` }));
+  if (own !== null && own !== undefined) {
+    const index = curve.findIndex((point) => point.threshold >= own);
+    made.append(svg("circle", { class: "own", cx: x(index < 0 ? curve.length - 1 : index), cy: 140, r: 4 }));
+  }
+  return made;
+}
+
+const models = new Map();
+const asked = [];
+let running = null;
+
+async function begin() {
+  const found = await withKey(() => json("/v1/models"));
+  for (const model of found.data) {
+    models.set(model.id, model.semgrad_guard);
+    $("#model").append(element("option", { value: model.id, textContent: model.id }));
+  }
+  await choose();
+}
+
+async function choose() {
+  const found = await withKey(() => json(`/v1/calibration?model=${encodeURIComponent($("#model").value)}`));
+  $("guard-threshold").load(found);
+}
+
+async function ask(question, passage) {
+  const model = $("#model").value, guard = models.get(model);
+  const content = passage ? guard.reading_prompt.replace(/\{(question|context)\}/g, (_, name) => name === "question" ? question : passage) : question;
+  const messages = [{ role: "user", content }];
+  const more = guard.written_by === "engine" ? { logprobs: true, top_logprobs: 3 } : {};
+  running = new AbortController();
+  const shown = { text: "", verdict: null, tokens: [], sentences: null };
+  for await (const chunk of chunks({ model, messages, ...more }, running.signal)) {
+    const choice = chunk.choices[0];
+    if (!choice) continue;
+    shown.text += choice.delta.content ?? choice.delta.refusal ?? "";
+    if (choice.logprobs?.content) shown.tokens.push(...choice.logprobs.content);
+    if (choice.logprobs?.semgrad_guard) shown.verdict = choice.logprobs.semgrad_guard;
+    $("guard-answer").show(shown);
+  }
+  if (shown.verdict?.action === "answer" && /[.!?]\s+\S/.test(shown.text)) {
+    const scored = await json("/v1/score", { model, messages, text: shown.text, by: "sentence" }, running.signal);
+    shown.sentences = scored.segments;
+  }
+  return { question, passage, ...shown };
+}
+
+function show(one) {
+  $("guard-answer").show(one, { focus: true });
+  $("guard-threshold").mark(one.verdict?.uncertainty);
+}
+
+function remember(one) {
+  asked.unshift(one);
+  $("#history").hidden = false;
+  $("#history ol").replaceChildren(...asked.slice(0, 50).map((each) => {
+    const again = element("button", { type: "button", textContent: `${each.question} – ${each.verdict ? ACTIONS[each.verdict.action].toLowerCase() : "stopped"}` });
+    again.addEventListener("click", () => show(each));
+    return element("li", {}, [again]);
+  }));
+}
+
+function say(text, isError = false) {
+  $("#status").textContent = text;
+  $("#status").classList.toggle("error", isError);
+}
+
+$("#ask").addEventListener("submit", async (event) => {
+  event.preventDefault();
+  const submit = $("#ask button[type=submit]");
+  submit.disabled = true;
+  $("#stop").hidden = false;
+  say("Answering …");
+  try {
+    const one = await withKey(() => ask($("#question").value.trim(), $("#passage").value.trim()));
+    remember(one);
+    show(one);
+    say("");
+  } catch (error) {
+    $("guard-answer").hidden = true;
+    say(error.name === "AbortError" ? "Stopped." : error.message, error.name !== "AbortError");
+  } finally {
+    submit.disabled = false;
+    $("#stop").hidden = true;
+  }
+});
+$("#question").addEventListener("keydown", (event) => {
+  if (event.key === "Enter" && !event.shiftKey && !event.isComposing) { event.preventDefault(); $("#ask").requestSubmit(); }
+});
+$("#stop").addEventListener("click", () => running?.abort());
+$("#model").addEventListener("change", () => choose().catch((error) => say(error.message, true)));
+begin().catch((error) => say(error.message, true));

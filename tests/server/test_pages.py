@@ -1,0 +1,131 @@
+"""The pages for people, and the routes that they ask: small, closed to the outside, and without withheld drafts."""
+
+from __future__ import annotations
+
+import gzip
+import re
+from html.parser import HTMLParser
+from importlib.resources import files
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from semgrad_guard import Calibration, LanguageModel, Policy, calibrate
+from semgrad_guard.calibration.curve import risk_curve
+from semgrad_guard.decision_log.decision_log import DecisionLog
+from semgrad_guard.server.keys import Keys
+from semgrad_guard.server.pages import PATHS
+
+from .conftest import NONE, OPTIONS, Serve, asking
+
+CONTENT = {path.name: path.read_bytes() for path in Path(str(files("semgrad_guard.server") / "static")).iterdir()}
+
+
+def made(*, wrong_from: int = 60) -> Calibration:
+    return calibrate([i / 100 for i in range(100)], [i < wrong_from for i in range(100)], alpha=0.2, delta=0.1)
+
+
+class Tags(HTMLParser):
+    """Every tag of a page, with its attributes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[tuple[str, dict[str, str | None]]] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.found.append((tag, dict(attrs)))
+
+
+async def test_pages_come_without_a_key_and_data_does_not(serve: Serve) -> None:
+    async with serve(NONE, app={"keys": Keys(["k" * 16])}) as client:
+        for path in PATHS:
+            page = await client.get(path)
+            assert page.status_code == 200
+            policy = page.headers["content-security-policy"]
+            assert "default-src 'none'" in policy
+            assert "unsafe" not in policy
+            assert page.headers["x-content-type-options"] == "nosniff"
+        for path in ("/v1/calibration", "/v1/decisions/summary", "/v1/models", "/static", "/static/../app.py"):
+            assert (await client.get(path)).status_code == 401
+
+
+async def test_no_other_file_is_served(serve: Serve) -> None:
+    async with serve(NONE) as client:
+        for path in ("/static/", "/static/..%2fapp.py", "/static/index.html", "/static/%2e%2e/app.py", "/index.html"):
+            assert (await client.get(path)).status_code == 404
+
+
+def test_all_of_them_are_small() -> None:
+    assert sum(len(gzip.compress(content)) for content in CONTENT.values()) <= 60_000
+    assert len(CONTENT) == len(PATHS)
+
+
+@pytest.mark.parametrize("name", sorted(CONTENT))
+def test_nothing_comes_from_elsewhere_and_nothing_is_written_as_markup(name: str) -> None:
+    text = CONTENT[name].decode()
+    assert set(re.findall(r"https?://[^\s\"']+", text)) <= {"http://www.w3.org/2000/svg"}
+    assert not re.search(
+        r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(|new Function|localStorage", text
+    )
+    if name.endswith(".html"):
+        tags = Tags()
+        tags.feed(text)
+        for tag, attributes in tags.found:
+            assert not [each for each in attributes if each.startswith("on") or each == "style"], (tag, attributes)
+            assert tag != "style"
+            assert tag != "script" or attributes["src"] in PATHS
+            for attribute in ("src", "href"):
+                assert attributes.get(attribute) in {*PATHS, None}
+
+
+async def test_the_curve_of_a_calibration(serve: Serve) -> None:
+    calibration = made()
+    async with serve(Policy.from_calibration(calibration)) as client:
+        found = (await client.get("/v1/calibration", params={"model": "tiny"})).json()
+        assert found["calibration_id"] == calibration.id
+        assert calibration.threshold in [point["threshold"] for point in found["curve"]]
+        assert found["promise"].startswith(
+            f"Promised at {calibration.threshold:.3g}: of the answers let through at most 20%"
+        )
+        assert (await client.get("/v1/calibration", params={"model": "x"})).status_code == 404
+    async with serve(NONE) as client:
+        found = (await client.get("/v1/calibration")).json()
+        assert (found["curve"], found["threshold"]) == ([], -1.0)
+        assert "has no calibration" in found["reason"]
+
+
+async def test_a_calibration_that_promises_nothing_says_so(serve: Serve) -> None:
+    none = calibrate([i / 100 for i in range(100)], [False] * 100, alpha=0.2, delta=0.1)
+    async with serve(Policy.from_calibration(none)) as client:
+        found = (await client.get("/v1/calibration")).json()
+    assert found["promise"] == f"Nothing is promised: {none.reason}"
+    assert found["curve"][-1]["risk"] > 0.9
+
+
+@given(st.lists(st.tuples(st.floats(0, 9), st.booleans()), min_size=2, max_size=80))
+def test_a_curve_rises_and_ends_at_the_error_rate(answers: list[tuple[float, bool]]) -> None:
+    scores, correct = [score for score, _ in answers], [right for _, right in answers]
+    curve = risk_curve(calibrate(scores, correct, alpha=0.3, delta=0.2))
+    assert [point.threshold for point in curve] == sorted({point.threshold for point in curve})
+    assert [point.coverage for point in curve] == sorted(point.coverage for point in curve)
+    assert curve[-1].coverage == 1
+    assert all(0 <= point.risk <= 1 for point in curve)
+    assert curve[-1].risk == pytest.approx(1 - sum(correct) / len(correct), abs=0.5 * len(answers) ** -0.5 + 0.1)
+
+
+async def test_a_summary_by_day(serve: Serve, tmp_path: Path, language_model: LanguageModel) -> None:
+    draft = language_model.generate("the question", OPTIONS).text
+    async with serve(NONE, service={"log": DecisionLog(tmp_path / "log.db")}) as client:
+        for _ in range(3):
+            await client.post("/v1/chat/completions", json=asking("the question"))
+        response = await client.get("/v1/decisions/summary", params={"since": "1d"})
+        found = response.json()
+        assert (found["total"]["decisions"], found["total"]["abstain"], found["complete"]) == (3, 3, True)
+        assert [day["decisions"] for day in found["days"]] == [3]
+        assert draft not in response.text
+        for query in ({"since": "x"}, {"more": "1"}):
+            assert (await client.get("/v1/decisions/summary", params=query)).status_code == 400
+    async with serve(NONE) as client:
+        assert (await client.get("/v1/decisions/summary")).status_code == 404
