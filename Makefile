@@ -6,13 +6,14 @@ STAMP := $(VENV)/.installed
 LOWEST := .venv-lowest
 POLYGRAPH := .venv-polygraph
 CLIENTS := .venv-clients
+BROWSER := .venv-browser
 
 # REQUIRE=--require turns what a heavy check had to skip into a failure.
 REQUIRE ?=
 # What `make demo` runs on.
 MODEL ?= pocket
 
-.PHONY: help check check-fast lint tests tests-fast check-heavy check-gpu docs check-lowest check-research check-server check-templates check-models check-smollm2 serve release-check demo bench bench-full bench-rivals \
+.PHONY: help check check-fast lint tests tests-fast check-heavy check-gpu docs check-lowest check-research check-server check-browser check-templates check-models check-smollm2 serve release-check demo bench bench-full bench-rivals \
 	format train-pocket clean
 
 help:  ## this list
@@ -68,11 +69,20 @@ check-gpu: $(STAMP)  ## exactness, tiers and memory on a CUDA device (skipped wh
 $(CLIENTS)/.installed: scripts/server_clients/requirements.txt scripts/server_clients/package.json
 	$(PYTHON) -m venv $(CLIENTS)
 	$(CLIENTS)/bin/pip install --quiet --only-binary :all: -r scripts/server_clients/requirements.txt
-	command -v npm > /dev/null && npm install --silent --no-package-lock --prefix scripts/server_clients || true
+	if command -v npm > /dev/null; then npm install --silent --no-package-lock --prefix scripts/server_clients; fi
 	touch $@
 
 check-server: $(STAMP) $(CLIENTS)/.installed  ## real clients (openai, LangChain, LlamaIndex, litellm, node, curl) against the server
 	$(BIN)/python scripts/check_server.py --clients $(CLIENTS)/bin/python $(REQUIRE)
+
+$(BROWSER)/.installed: scripts/browser_pages/requirements.txt scripts/browser_pages/package.json
+	$(PYTHON) -m venv $(BROWSER)
+	$(BROWSER)/bin/pip install --quiet -r scripts/browser_pages/requirements.txt
+	if command -v npm > /dev/null; then npm install --silent --no-package-lock --prefix scripts/browser_pages; fi
+	touch $@
+
+check-browser: $(STAMP) $(BROWSER)/.installed  ## the server's pages in a real Chromium, with axe-core; screenshots in output/browser
+	$(BIN)/python scripts/check_browser.py --browser $(BROWSER)/bin/python $(REQUIRE)
 
 serve: $(STAMP)  ## the embedded model with OpenAI's protocol, at http://127.0.0.1:8000/v1
 	$(BIN)/semgrad-guard serve
@@ -130,4 +140,4 @@ train-pocket: $(STAMP)  ## the embedded model's facts again, around the committe
 	$(BIN)/python -m research.pocket.train --output output/pocket
 
 clean:
-	rm -rf $(VENV) $(LOWEST) $(POLYGRAPH) $(CLIENTS) scripts/server_clients/node_modules output dist .coverage
+	rm -rf $(VENV) $(LOWEST) $(POLYGRAPH) $(CLIENTS) $(BROWSER) scripts/*/node_modules output dist .coverage

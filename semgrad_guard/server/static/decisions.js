@@ -1,10 +1,34 @@
 import { ACTIONS, element, json, number, percent, withKey } from "/static/api.js";
 
 const $ = (name) => document.querySelector(name);
+const COLUMNS = ["Time", "Action", "Uncertainty", "Threshold", "P(correct)", "Promised", "Took", "Model", "Why", "Right?"];
 let last = null;
 
-const cell = (text, className = "") => element("td", { textContent: text, className });
-const head = (names) => element("thead", {}, [element("tr", {}, names.map((name) => element("th", { scope: "col", textContent: name })))]);
+const cell = (text, className = "") => element("td", { textContent: text, className, role: "cell" });
+const head = (names) => element("thead", { role: "rowgroup" }, [element("tr", { role: "row" }, names.map((name) => element("th", { scope: "col", role: "columnheader", textContent: name })))]);
+
+// A row whose cells know their columns' names: small screens show them beside the values. The roles stay there, too.
+function line(names, cells) {
+  cells.forEach((each, column) => { if (each.tagName === "TD") each.dataset.label = names[column]; });
+  return element("tr", { role: "row" }, cells);
+}
+
+function share(day) {
+  const svg = (name, attributes) => {
+    const made = document.createElementNS("http://www.w3.org/2000/svg", name);
+    for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
+    return made;
+  };
+  const said = Object.keys(ACTIONS).map((action) => `${day[action]} ${ACTIONS[action].toLowerCase()}`).join(", ");
+  const made = svg("svg", { class: "share", viewBox: "0 0 100 10", preserveAspectRatio: "none", role: "img", "aria-label": said });
+  let x = 0;
+  for (const action of Object.keys(ACTIONS)) {
+    const width = day.decisions ? 100 * day[action] / day.decisions : 0;
+    made.append(svg("rect", { class: action, x, y: 0, width, height: 10 }));
+    x += width;
+  }
+  return element("td", { role: "cell" }, [made]);
+}
 const query = (more = {}) => new URLSearchParams({ since: $("#since").value, ...($("#action").value && { action: $("#action").value }), ...more });
 
 function grades(feedback) {
@@ -14,13 +38,16 @@ function grades(feedback) {
 
 async function days() {
   const found = await json(`/v1/decisions/summary?${new URLSearchParams({ since: $("#since").value })}`);
-  const rows = [...found.days, found.total].map((day) => element("tr", {}, [
-    element("th", { scope: "row", textContent: day.label }), cell(day.decisions, "number"), cell(percent(day.coverage), "number"),
-    cell(day.escalate, "number"), cell(day.abstain, "number"), cell(day.unscored, "number"), cell(day.promised, "number"),
-    cell(day.drifted ? `on ${day.drifted}` : "none"), cell(number(day.median_uncertainty), "number"), cell(grades(day.feedback)),
+  const names = ["Day", "Decisions", "", "Let through", "Escalated", "Withheld", "No score", "Promised", "Drift alarm", "Median", "Graded"];
+  const rows = [...found.days, found.total].map((day) => line(names, [
+    element("th", { scope: "row", role: "rowheader", textContent: day.label }), cell(day.decisions, "number"), share(day),
+    cell(percent(day.coverage), "number"), cell(day.escalate, "number"), cell(day.abstain, "number"), cell(day.unscored, "number"),
+    cell(day.promised, "number"), cell(day.drifted ? `on ${day.drifted}` : "none"), cell(number(day.median_uncertainty), "number"),
+    cell(grades(day.feedback)),
   ]));
-  const names = ["Day", "Decisions", "Let through", "Escalated", "Withheld", "Without a score", "Promised", "Drift alarm", "Median uncertainty", "Graded"];
-  $("#days table").replaceChildren(head(names), element("tbody", {}, rows));
+  $("#days table").replaceChildren(head(names), element("tbody", { role: "rowgroup" }, rows));
+  $("#days .note")?.remove();
+  if (!found.complete) $("#days").append(element("p", { className: "note", textContent: "These are the latest decisions only; the command semgrad-guard decisions counts all of them." }));
   $("#days").hidden = false;
 }
 
@@ -45,8 +72,8 @@ function graded(decision) {
 function row(decision) {
   const at = new Date(decision.at);
   const shown = decision.question ? `${decision.question} → ${decision.delivered ?? "withheld"}` : decision.reason ?? "–";
-  return element("tr", {}, [
-    element("td", {}, [element("time", { dateTime: decision.at, textContent: at.toLocaleString() })]),
+  return line(COLUMNS, [
+    element("td", { role: "cell" }, [element("time", { dateTime: decision.at, textContent: at.toLocaleString() })]),
     cell(ACTIONS[decision.action], decision.action), cell(number(decision.uncertainty), "number"), cell(number(decision.threshold), "number"),
     cell(percent(decision.confidence), "number"), cell(decision.promised ? "yes" : "no"), cell(decision.seconds === null ? "–" : `${number(decision.seconds)} s`, "number"),
     cell(decision.served ?? decision.model), cell(shown, "reason"), graded(decision),
@@ -56,7 +83,7 @@ function row(decision) {
 async function list(after) {
   const found = await json(`/v1/decisions?${query({ limit: 50, ...(after && { after }) })}`);
   const table = $("#list table");
-  if (!after) table.replaceChildren(head(["Time", "Action", "Uncertainty", "Threshold", "P(correct)", "Promised", "Took", "Model", "Why", "Was it right?"]), element("tbody"));
+  if (!after) table.replaceChildren(head(COLUMNS), element("tbody", { role: "rowgroup" }));
   table.querySelector("tbody").append(...found.data.map(row));
   last = found.data.at(-1)?.id ?? last;
   $("#more").hidden = !found.has_more;

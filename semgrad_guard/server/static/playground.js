@@ -36,8 +36,8 @@ class GuardAnswer extends HTMLElement {
     for (const button of this.querySelectorAll("[data-view]")) button.ariaPressed = String(button.dataset.view === name);
     const { text, tokens, sentences } = this.asked;
     if (this.detail) this.detail.textContent = "";
-    if (name === "tokens") this.heat(tokens.map(asPiece), "Darker: the model was less sure of this token.");
-    else if (name === "sentences") this.heat(pieces(text, sentences), "Darker: less certain than the answer's other sentences.");
+    if (name === "tokens") this.heat(tokens.map(asPiece), "Stronger colour: the model was less sure of this token.");
+    else if (name === "sentences") this.heat(pieces(text, sentences), "Stronger colour: less certain than the answer's other sentences.");
     else { this.body.textContent = text; this.legend.textContent = ""; }
   }
 

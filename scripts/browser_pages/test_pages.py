@@ -1,0 +1,170 @@
+"""The playground and the decisions, as people use them: by mouse, by keyboard, small and large, dark and light."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import SIZES, Open
+from playwright.sync_api import Page, expect
+
+KNOWN, UNKNOWN, DRAFT = "What is the capital of Japan?", "What is the capital of Mongolia?", "Vienna"
+PASSAGE = "The library in Halden has two floors. Its roof was painted green in 1998. It opens at nine."
+
+
+def ask(page: Page, question: str, passage: str = "") -> None:
+    page.get_by_label("Question").fill(question)
+    if passage:
+        page.get_by_text("Answer from a passage").click()
+        page.get_by_label("Passage", exact=True).fill(passage)
+    page.get_by_role("button", name="Ask").click()
+    expect(page.locator("guard-answer dl")).to_be_visible(timeout=60_000)
+    expect(page.locator("#status")).to_be_empty()
+
+
+def violations(page: Page, axe: str) -> list[Any]:
+    """What axe-core finds serious. The script is evaluated from outside, past the page's own policy."""
+    page.evaluate(axe)
+    found = page.evaluate("() => axe.run(document, {resultTypes: ['violations']})")
+    return [
+        (each["id"], [node["html"][:120] for node in each["nodes"]])
+        for each in found["violations"]
+        if each["impact"] in ("serious", "critical")
+    ]
+
+
+def test_an_answer_is_let_through_and_coloured_by_token(open_page: Open) -> None:
+    page = open_page("/")
+    ask(page, KNOWN)
+    answer = page.locator("guard-answer")
+    expect(answer.locator(".verdict")).to_have_text("Let through")
+    expect(answer.locator(".text")).to_contain_text("Tokyo")
+    expect(answer.get_by_role("button", name="By token")).to_have_attribute("aria-pressed", "true")
+    answer.locator(".text span").first.hover()
+    expect(answer.get_by_role("status")).to_contain_text("had")
+    expect(answer.get_by_role("status")).to_contain_text("instead:")
+    answer.get_by_role("button", name="Text").click()
+    expect(answer.locator(".text span")).to_have_count(0)
+
+
+def test_a_withheld_draft_is_nowhere(open_page: Open) -> None:
+    page = open_page("/", of="STRICT")
+    bodies: list[str] = []
+    page.on("response", lambda response: bodies.append(response.text() if "/v1/" in response.url else ""))
+    ask(page, UNKNOWN)
+    expect(page.locator("guard-answer .verdict")).to_have_text("Withheld")
+    expect(page.locator("guard-answer .text")).to_have_text("I don't know.")
+    expect(page.locator("guard-answer")).to_contain_text("What the model said is not shown.")
+    assert DRAFT not in page.content()
+    assert not any(DRAFT in body for body in bodies)
+
+
+def test_the_threshold_moves_with_risk_and_coverage(open_page: Open) -> None:
+    page = open_page("/")
+    slider = page.get_by_label("Let through up to")
+    words = page.locator("#threshold-words")
+    expect(words).to_contain_text("coverage")
+    slider.fill("0")
+    expect(words).to_contain_text("coverage 0.1 %")
+    slider.press("End")
+    expect(words).to_contain_text("coverage 100 %")
+    ask(page, UNKNOWN)
+    expect(words).to_contain_text("would be let through")
+    slider.press("Home")
+    expect(words).to_contain_text("would be withheld")
+    expect(page.locator("guard-threshold")).to_contain_text("Promised at")
+
+
+def test_a_passage_and_the_history(open_page: Open) -> None:
+    page = open_page("/")
+    ask(page, "What colour is the roof?", PASSAGE)
+    expect(page.locator("guard-answer .text")).not_to_be_empty()
+    page.get_by_label("Passage", exact=True).fill("")
+    ask(page, KNOWN)
+    entries = page.locator("#history li button")
+    expect(entries).to_have_count(2)
+    entries.nth(1).click()
+    expect(page.locator("guard-answer .verdict")).to_be_focused()
+    page.reload()
+    expect(page.locator("#history")).to_be_hidden()
+
+
+def test_by_keyboard_alone(open_page: Open) -> None:
+    page = open_page("/")
+    page.get_by_label("Question").focus()
+    page.keyboard.type(KNOWN)
+    page.keyboard.press("Enter")
+    expect(page.locator("guard-answer .verdict")).to_be_focused(timeout=60_000)
+    page.keyboard.press("Tab")
+    first = page.locator("guard-answer .text span").first
+    expect(first).to_be_focused()
+    if page.locator("guard-answer .text span").count() > 1:
+        page.keyboard.press("ArrowRight")
+        expect(page.locator("guard-answer .text span").nth(1)).to_be_focused()
+        page.keyboard.press("ArrowLeft")
+    expect(first).to_be_focused()
+    page.keyboard.press("Tab")
+    expect(page.locator("guard-answer [data-view]").first).to_be_focused()
+
+
+def test_markup_in_a_question_stays_text(open_page: Open) -> None:
+    page = open_page("/")
+    ask(page, "<img src=x onerror=\"document.title='taken'\"> What is <b>this</b>?")
+    assert page.title() == "Playground · semgrad-guard"
+    expect(page.locator("#history img, guard-answer img, guard-answer b")).to_have_count(0)
+
+
+def test_the_server_asks_for_its_key(open_page: Open, key: str) -> None:
+    page = open_page("/", of="KEYED", expected="401")
+    page.get_by_label("This server takes an API key").fill("wrong-wrong-wrong-wrong")
+    page.get_by_role("button", name="Use this key").click()
+    page.get_by_label("This server takes an API key").fill(key)
+    page.get_by_role("button", name="Use this key").click()
+    expect(page.get_by_label("Model")).to_have_value("pocket")
+    ask(page, KNOWN)
+    assert page.evaluate("() => localStorage.length + sessionStorage.length") == 0
+    assert page.context.cookies() == []
+
+
+def test_decisions_are_listed_and_graded(open_page: Open) -> None:
+    page = open_page("/")
+    ask(page, KNOWN)
+    page.get_by_role("link", name="Decisions").click()
+    row = page.locator("#list tbody tr").first
+    expect(row).to_contain_text("Let through")
+    page.get_by_label("You grade an answer because").select_option("random")
+    row.get_by_role("button", name="Right").click()
+    expect(row).to_contain_text("Right (random)")
+    expect(page.locator("#days tbody tr").last).to_contain_text("1 right, 0 wrong (random)")
+    page.get_by_label("Action").select_option("abstain")
+    page.get_by_role("button", name="Show", exact=True).click()
+    expect(page.locator("#list tbody tr").filter(has_text="Let through")).to_have_count(0)
+
+
+def test_a_withheld_decision_has_no_text_and_cannot_be_graded(open_page: Open) -> None:
+    page = open_page("/", of="STRICT")
+    ask(page, UNKNOWN)
+    page.get_by_role("link", name="Decisions").click()
+    row = page.locator("#list tbody tr").first
+    expect(row).to_contain_text("Withheld")
+    expect(row.get_by_role("button")).to_have_count(0)
+    assert DRAFT not in page.content()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("path", ["/", "/decisions"])
+def test_it_is_readable(open_page: Open, axe: str, pictures: Path, path: str, size: str, scheme: str) -> None:
+    page = open_page("/", size=size, scheme=scheme)
+    ask(page, KNOWN)
+    ask(page, UNKNOWN)
+    ask(page, KNOWN)
+    if path != "/":
+        page.get_by_role("link", name="Decisions").click()
+        expect(page.locator("#list tbody tr").first).to_be_visible()
+    name = "playground" if path == "/" else "decisions"
+    page.screenshot(path=pictures / f"{name}-{size}-{scheme}.png", full_page=True)
+    assert violations(page, axe) == []
+    wider = page.evaluate("() => document.documentElement.scrollWidth - document.documentElement.clientWidth")
+    assert wider <= 0
