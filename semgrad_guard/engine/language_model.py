@@ -14,6 +14,7 @@ from semgrad_guard.engine.generation.decoding import Decoder
 from semgrad_guard.engine.generation.evidence import BatchScoring, Evidence
 from semgrad_guard.engine.generation.generation import Generation
 from semgrad_guard.engine.generation.options import GenerationOptions
+from semgrad_guard.engine.generation.running_batch import RunningBatch
 from semgrad_guard.engine.generation.stream import TextStream
 from semgrad_guard.engine.loaded_model import LoadedModel
 from semgrad_guard.engine.objective import Objective
@@ -81,6 +82,34 @@ class LanguageModel(LoadedModel):
                 return decoder.run([prompt], fitted, objective or Objective(), streamer=streamer)[0]
 
         return TextStream(work, decoder.decode, fitted.stop)
+
+    @property
+    def pads(self) -> bool:
+        """Whether prompts of unequal length may be answered in one batch (`generate_batch`)."""
+        return self._scorer.pads
+
+    @property
+    def joins(self) -> bool:
+        """Whether answers of this model may join and leave a running batch (`running_batch`)."""
+        return self._scorer.joins
+
+    def running_batch(self, objective: Objective | None = None) -> RunningBatch:
+        """A batch that answers join and leave at any step. For a model that `joins`; for one thread.
+
+        `objective` tells what will be scored, as in `generate`.
+        """
+        return RunningBatch(self._scorer, lambda: self._decoder, objective or Objective())
+
+    def fitted(self, prompt: Prompt, options: GenerationOptions) -> GenerationOptions:
+        """The options with `max_tokens` cut to what the context window leaves behind a prompt.
+
+        Raises:
+            PromptTooLongError: it leaves nothing.
+            InputError: the tokenizer does not belong to the model.
+        """
+        with self._scorer.lock:
+            self._require_known([prompt])
+            return self._fitted([prompt], options)
 
     def tool_answer(self, generation: Generation) -> ToolAnswer:
         """An answer to a prompt with tools, taken apart into text and calls.

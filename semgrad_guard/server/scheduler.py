@@ -11,68 +11,41 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Future
 from contextvars import Context, copy_context
-from dataclasses import dataclass, field, replace
-from typing import Any, Generic, TypeVar
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
 
 from semgrad_guard.adapters.answer_form import AnswerForm
-from semgrad_guard.adapters.call_ids import new_id
-from semgrad_guard.adapters.logprobs import openai_logprobs
-from semgrad_guard.engine.generation.generation import Generation
-from semgrad_guard.engine.generation.options import GenerationOptions
 from semgrad_guard.engine.interruption import Stop, current_stop, stopping
 from semgrad_guard.engine.language_model import LanguageModel
 from semgrad_guard.engine.scoring.segments import By, Segment
-from semgrad_guard.errors import (
-    AnswerCancelledError,
-    InputError,
-    PromptTooLongError,
-    QueueFullError,
-    SemGradGuardError,
-)
+from semgrad_guard.errors import AnswerCancelledError, InputError, QueueFullError
 from semgrad_guard.estimators import Estimator
 from semgrad_guard.estimators.base import ReplayEstimator
-from semgrad_guard.guard import Answerer, Draft, ain_time, cancelling
-from semgrad_guard.records import Message, ToolCall
+from semgrad_guard.guard import Draft, ain_time, cancelling
+from semgrad_guard.records import Message
 from semgrad_guard.server.answers import Answer
+from semgrad_guard.server.batching import Batcher, Batching, batcher_of
+from semgrad_guard.server.turns import Turn
+from semgrad_guard.server.writing import AnswerRequest, Assignment, Writer
 
 T = TypeVar("T")
 _FIRST_GUESS = 5.0
-"""Seconds that a turn takes, as long as none has been seen."""
+"""Seconds from one finished request to the next, as long as none has been seen."""
 _WEIGHT = 0.2
 
 
-@dataclass(frozen=True, kw_only=True)
-class AnswerRequest:
-    """What a client asks of a model: `count` answers to one conversation, in one form.
-
-    `logprobs` asks for the tokens' log-probabilities, `top_logprobs` for those of so many others beside each token.
-    `prompt_limit` is how many tokens the prompt may have. `heard` is called, in the model's thread, with each piece of
-    text as it is written.
-    """
-
-    conversation: tuple[Message, ...]
-    options: GenerationOptions
-    form: AnswerForm = field(default_factory=AnswerForm)
-    count: int = 1
-    logprobs: bool = False
-    top_logprobs: int = 0
-    prompt_limit: int | None = None
-    heard: Callable[[str], None] | None = None
-
-
 @dataclass(eq=False)
-class _Turn(Generic[T]):
-    """Work that waits for the model's thread, in the context (and so under the stops) of whoever submitted it."""
+class _Job(Turn[Any]):
+    """A turn that waits: a request to answer, or other work. `assignment` is the request, once it was read."""
 
-    work: Callable[[], T]
-    context: Context
-    future: Future[T] = field(default_factory=Future[Any])
+    request: AnswerRequest | None = None
+    work: Callable[[], Any] | None = None
+    assignment: Assignment | None = None
 
 
 class Scheduler:
-    """Answers requests with one model, one after the other, in the order in which they came.
+    """Answers requests with one model, in the order in which they came: together as far as the model can.
 
     Args:
         model: the model; nobody else runs it while the scheduler lives.
@@ -80,6 +53,8 @@ class Scheduler:
         limit: how many requests may wait; one more is refused.
         prompt_template: the name for the form of the prompts.
         served: the model scores what others have written, and writes nothing itself.
+
+    `batching` says how requests share the model; None until the first one was read.
     """
 
     def __init__(
@@ -92,16 +67,17 @@ class Scheduler:
         served: bool = False,
     ) -> None:
         self.model, self.estimator, self.limit = model, estimator, limit
-        self.prompt_template, self.served = prompt_template, served
-        self._waiting: deque[_Turn[Any]] = deque()
+        self.batching: Batching | None = None
+        self._writer = Writer(model, estimator, prompt_template=prompt_template, served=served)
+        self._waiting: deque[_Job] = deque()
         self._changed = threading.Condition()
-        self._closed, self._busy, self._turn_seconds = False, False, _FIRST_GUESS
+        self._closed, self._turn_seconds, self._since = False, _FIRST_GUESS, time.monotonic()
         self._thread = threading.Thread(target=self._run, daemon=True, name=f"semgrad-guard-{model.name}")
         self._thread.start()
 
     @property
     def depth(self) -> int:
-        """How many requests wait, the one that is being worked on aside."""
+        """How many requests wait, those that are being worked on aside."""
         return len(self._waiting)
 
     @property
@@ -116,14 +92,14 @@ class Scheduler:
             QueueFullError: too many wait already.
             SemGradGuardError: whatever answering raises.
         """
-        return await self.work(lambda: self._answered(request))
+        return await self._submit(lambda context: _Job(context, request=request))
 
     async def scored(
         self, conversation: tuple[Message, ...], text: str, *, form: AnswerForm | None = None, cut: bool = False
     ) -> Draft[None]:
         """A text from elsewhere as the answer to a conversation, with its score."""
         options = {} if form is None else form.template_options
-        answerer = self._answerer(GenerationOptions())
+        answerer = self._writer.answerer()
         return await self.work(lambda: answerer.scored(conversation, text, template_options=options, cut=cut))
 
     async def segments(
@@ -146,7 +122,7 @@ class Scheduler:
 
     async def unscored(self, text: str, reason: str) -> Draft[None]:
         """A text from elsewhere that cannot be scored, with the reason."""
-        answerer = self._answerer(GenerationOptions())
+        answerer = self._writer.answerer()
         return await self.work(lambda: Draft(answerer.unscored(text, reason), None))
 
     async def work(self, work: Callable[[], T]) -> T:
@@ -156,16 +132,19 @@ class Scheduler:
             QueueFullError: too many wait already.
             DeadlineExceededError: the current deadline was over before it was done.
         """
+        return await self._submit(lambda context: _Job(context, work=work))
+
+    async def _submit(self, make: Callable[[Context], _Job]) -> Any:
         stop = Stop()
         with stopping(stop), cancelling(stop):
-            turn = _Turn(work, copy_context())
-            self._put(turn)
+            job = make(copy_context())
+            self._put(job)
             try:
-                return await ain_time(asyncio.wrap_future(turn.future))
+                return await ain_time(asyncio.wrap_future(job.future))
             finally:
-                if not turn.future.done() or turn.future.cancelled():
+                if not job.future.done() or job.future.cancelled():
                     stop.cancel()
-                    self._drop(turn)
+                    self._drop(job)
 
     def retry_after(self) -> int:
         """Whole seconds after which there should be room again, at least 1."""
@@ -184,7 +163,7 @@ class Scheduler:
 
     # The queue.
 
-    def _put(self, turn: _Turn[Any]) -> None:
+    def _put(self, job: _Job) -> None:
         with self._changed:
             if self._closed:
                 raise AnswerCancelledError("the server is shutting down; ask again later")
@@ -194,96 +173,79 @@ class Scheduler:
                     f"in {self.retry_after()} s",
                     retry_after=self.retry_after(),
                 )
-            self._waiting.append(turn)
+            self._waiting.append(job)
             self._changed.notify()
 
-    def _drop(self, turn: _Turn[Any]) -> None:
+    def _drop(self, job: _Job) -> None:
         with self._changed:
-            if turn in self._waiting:
-                self._waiting.remove(turn)
+            if job in self._waiting:
+                self._waiting.remove(job)
+
+    # The model's thread.
 
     def _run(self) -> None:
-        while (turn := self._next()) is not None:
-            began = time.monotonic()
-            if turn.future.set_running_or_notify_cancel():
-                _settle(turn)
-                self._turn_seconds += _WEIGHT * (time.monotonic() - began - self._turn_seconds)
-            del turn  # an idle thread holds no answer
-            self._busy = False
+        batcher: Batcher | None = None
+        while self._wait(idle=batcher is None or batcher.is_idle):
+            if batcher is None:
+                self.batching, batcher = batcher_of(self._writer)
+            jobs = self._next(batcher)
+            if jobs and jobs[0].work is not None:
+                jobs[0].settle(jobs[0].work)
+            elif jobs:
+                batcher.begin([(job, job.assignment) for job in jobs if job.assignment is not None])
+            del jobs  # an idle thread holds no answer
+            batcher.step()
 
-    def _next(self) -> _Turn[Any] | None:
+    def _wait(self, *, idle: bool) -> bool:
+        """Wait for something to do; not for ever, and in vain, once the scheduler is closed."""
         with self._changed:
-            while not self._waiting and not self._closed:
-                self._changed.wait()
-            if not self._waiting:
-                return None
-            self._busy = True
-            return self._waiting.popleft()
+            if idle:
+                self._changed.wait_for(lambda: self._waiting or self._closed)
+                self._since = time.monotonic()
+            return bool(self._waiting) or not idle
 
-    # How one request is answered.
+    def _next(self, batcher: Batcher) -> list[_Job]:
+        """What begins now: other work, or the requests at the head of the queue that are written together."""
+        found: list[_Job] = []
+        while (job := self._head()) is not None:
+            if job.request is None:
+                return found or ([job] if self._takes(job) else [])
+            if not self._reads(job):
+                continue
+            orders = [each.assignment for each in (*found, job) if each.assignment is not None]
+            if not batcher.has_room(orders):
+                break
+            if self._takes(job):
+                found.append(job)
+        return found
 
-    def _answered(self, request: AnswerRequest) -> list[Draft[Answer]]:
-        form = request.form
-        if any(message.tool_calls for message in request.conversation):
-            _ = self.model.tool_format  # a template that knows no tools would leave the calls out
-        self._require_short(request)
-        options = replace(request.options, grammar=form.grammar(self.model))
-        answerer, conversation = self._answerer(options), form.instructed(request.conversation)
-        if request.heard is None or request.count > 1:
-            drafts = answerer.drafts([conversation] * request.count, template_options=form.template_options)
-        else:
-            drafts = [self._heard(answerer, conversation, request)]
-        return [self._as_answer(draft, request) for draft in drafts]
+    def _head(self) -> _Job | None:
+        with self._changed:
+            return self._waiting[0] if self._waiting else None
 
-    def _heard(
-        self, answerer: Answerer, conversation: tuple[Message, ...], request: AnswerRequest
-    ) -> Draft[Generation]:
-        """The draft of an answer that is heard while it is written; text that may turn out to be a call is not."""
-        live, tools = answerer.live(conversation, template_options=request.form.template_options), request.form.tools
-        written, shown = "", 0
-        try:
-            for piece in live:
-                written += piece
-                end = self.model.tool_format.shown(written) if tools else len(written)
-                if end > shown and request.heard is not None:
-                    request.heard(written[shown:end])
-                    shown = end
-            return live.draft()
-        finally:
-            live.close()
+    def _takes(self, job: _Job) -> bool:
+        """Take a job out of the queue: whether somebody still waits for it."""
+        self._drop(job)
+        waits = job.begin()
+        if waits:
+            job.future.add_done_callback(self._note_pace)
+        return waits
 
-    def _as_answer(self, draft: Draft[Generation], request: AnswerRequest) -> Draft[Answer]:
-        generation, verdict = draft.answer, draft.verdict
-        if broken := request.form.taken_apart(self.model, generation).broken:
-            # OpenAI's form has no place for a call that nobody can read: it is delivered as the text that it is.
-            verdict = verdict.model_copy(update={"text": "\n".join((verdict.text, *broken)).lstrip("\n")})
-        logprobs = self._logprobs(generation, request) if request.logprobs else None
-        answer = Answer(
-            text=verdict.text,
-            tool_calls=tuple(_identified(call) for call in verdict.tool_calls),
-            finish_reason="tool_calls" if verdict.tool_calls else generation.finish_reason,
-            logprobs=logprobs,
-            prompt_tokens=len(generation.prompt.ids),
-            completion_tokens=generation.completion_tokens,
-        )
-        return Draft(verdict, answer, draft.prompt)
+    def _reads(self, job: _Job) -> bool:
+        """Read a request, once; one that cannot be answered is told so, and leaves the queue."""
+        if job.assignment is None and job.request is not None:
+            try:
+                job.assignment = job.context.run(self._writer.assigned, job.request)
+            except BaseException as error:  # noqa: BLE001 - raised by whoever waits
+                if self._takes(job):
+                    job.fail(error)
+                return False
+        return True
 
-    def _logprobs(self, generation: Generation, request: AnswerRequest) -> list[dict[str, Any]]:
-        found = openai_logprobs(self.model, self.estimator, generation.evidence, top=request.top_logprobs)
-        return [] if found is None else found["content"]
-
-    def _require_short(self, request: AnswerRequest) -> None:
-        limit = request.prompt_limit
-        if limit is None:
-            return
-        found = len(self.model.render(request.conversation, **request.form.template_options).ids)
-        if found > limit:
-            raise PromptTooLongError(f"the prompt has {found} tokens, and this server takes {limit}; shorten it")
-
-    def _answerer(self, options: GenerationOptions) -> Answerer:
-        return Answerer(
-            self.model, self.estimator, options=options, prompt_template=self.prompt_template, served=self.served
-        )
+    def _note_pace(self, _: object) -> None:
+        now = time.monotonic()
+        self._turn_seconds += _WEIGHT * (now - self._since - self._turn_seconds)
+        self._since = now
 
 
 class LiveAnswers:
@@ -312,24 +274,3 @@ class LiveAnswers:
         """Stop the model; harmless at any time."""
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
-
-
-def _identified(call: ToolCall) -> ToolCall:
-    """The call with an id: clients join a tool's answer to its call by it, and templates may write none."""
-    return call if call.id else replace(call, id=new_id())
-
-
-def _settle(turn: _Turn[Any]) -> None:
-    try:
-        result = turn.context.run(_under_its_stops, turn.work)
-    except SemGradGuardError as error:
-        turn.future.set_exception(error.with_traceback(None))  # its frames hold the states of the model
-    except BaseException as error:  # noqa: BLE001 - raised by whoever waits
-        turn.future.set_exception(error)
-    else:
-        turn.future.set_result(result)
-
-
-def _under_its_stops(work: Callable[[], T]) -> T:
-    current_stop().check()
-    return work()

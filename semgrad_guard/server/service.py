@@ -27,8 +27,9 @@ from semgrad_guard.server.protocol import (
     ScoreRequest,
     SummaryRequest,
 )
-from semgrad_guard.server.scheduler import AnswerRequest, LiveAnswers, Scheduler
+from semgrad_guard.server.scheduler import LiveAnswers, Scheduler
 from semgrad_guard.server.upstream import Asked, RemoteTarget, Upstream
+from semgrad_guard.server.writing import AnswerRequest
 
 if TYPE_CHECKING:  # it needs an extra of its own
     from semgrad_guard.decision_log.decision_log import DecisionLog
@@ -75,6 +76,7 @@ class ServedModel:
             "calibration_id": policy.calibration_id,
             "escalates": self.target is not None,
             "written_by": "upstream" if self.upstream is not None else "engine",
+            "batching": None if self.upstream is not None else self.scheduler.batching,
             "overridable": sorted(self.overridable),
             "reading_prompt": reading_prompt(self.name),
         }

@@ -71,3 +71,17 @@ def serve(make_served: Callable[..., ServedModel]) -> Serve:
             yield client
 
     return start
+
+
+def watched(scheduler: Any) -> tuple[list[Any], list[str]]:
+    """What a scheduler begins from now on, and the kind of error ("NoneType": none) with which each of it ends."""
+    begun, ended, takes = list[Any](), list[str](), scheduler._takes
+
+    def noting(job: Any) -> bool:
+        if waits := takes(job):
+            begun.append(job)
+            job.future.add_done_callback(lambda done: ended.append(type(done.exception()).__name__))
+        return waits
+
+    scheduler._takes = noting
+    return begun, ended

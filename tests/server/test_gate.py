@@ -14,12 +14,13 @@ import pytest
 
 from semgrad_guard import GenerationOptions
 from semgrad_guard.errors import InputError
+from semgrad_guard.server import batching
 from semgrad_guard.server.app import Limits
 from semgrad_guard.server.hosting import allowed_hosts, is_loopback
 from semgrad_guard.server.keys import Keys
 from semgrad_guard.server.protocol import parse_json
 
-from .conftest import ALL, NONE, Serve, asking
+from .conftest import ALL, NONE, Serve, asking, watched
 
 CHAT = "/v1/chat/completions"
 KEY = "a-key-of-sixteen-letters"
@@ -127,7 +128,7 @@ async def test_a_bug_says_nothing_of_what_was_asked(serve: Serve, caplog: pytest
         def broken(request: Any) -> Any:
             raise ValueError(f"cannot read {request.conversation}")
 
-        scheduler._answered = broken
+        scheduler._writer.assigned = broken
         with caplog.at_level(logging.DEBUG):
             for stream in (False, True):
                 response = await client.post(CHAT, json=asking("the secret", stream=stream))
@@ -195,27 +196,15 @@ async def leaves(app: Any, body: dict[str, Any], *, once: Callable[[], bool]) ->
 
 @pytest.mark.parametrize("mode", ["enforce", "annotate"])
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_client_that_goes_away_stops_the_model(serve: Serve, mode: str, stream: bool) -> None:
+async def test_a_client_that_goes_away_stops_the_model(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch, mode: str, stream: bool
+) -> None:
+    monkeypatch.setattr(batching, "_CELLS", 1)  # one at a time
     options = GenerationOptions(max_tokens=200)
     async with serve(NONE, mode=mode, options=options) as client:
         transport: httpx.ASGITransport = client._transport
         scheduler: Any = client.service.models["tiny"].scheduler
-        ended: list[BaseException | None] = []
-        answered = scheduler._answered
-
-        begun: list[bool] = []
-
-        def watched(request: Any) -> Any:
-            begun.append(True)
-            try:
-                found = answered(request)
-            except BaseException as error:
-                ended.append(error)
-                raise
-            ended.append(None)
-            return found
-
-        scheduler._answered = watched
+        begun, ended = watched(scheduler)
         left: list[bool] = []
         one = asyncio.ensure_future(leaves(transport.app, asking("one", stream=stream), once=lambda: bool(left)))
         while not begun:
@@ -227,4 +216,6 @@ async def test_a_client_that_goes_away_stops_the_model(serve: Serve, mode: str, 
         await one
         response = await client.post(CHAT, json=asking(max_tokens=2))
         assert response.status_code == 200
-        assert [type(error).__name__ for error in ended] == ["AnswerCancelledError", "NoneType"]
+        while len(ended) < 2:
+            await asyncio.sleep(0.002)
+        assert ended == ["AnswerCancelledError", "NoneType"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -35,6 +35,20 @@ from semgrad_guard.records import Conversation
 _TOKENS = 1 << 15  # rows x columns of one run that draws samples
 
 
+@dataclass(frozen=True)
+class Written:
+    """The tokens of an answer as the model produced them, without the end token, and whether there was one.
+
+    `reused` tokens of the prompt had been read by an earlier generation.
+    """
+
+    prompt: Prompt
+    options: GenerationOptions
+    ids: tuple[int, ...]
+    ended: bool
+    reused: int = 0
+
+
 class Decoder:
     """Generates with one model. Holds the model's lock for the time of a run.
 
@@ -51,7 +65,7 @@ class Decoder:
         window: int | None,
     ) -> None:
         self._scorer, self._tokenizer = scorer, tokenizer
-        self._end_tokens = end_tokens
+        self.end_tokens = end_tokens
         pad: Any = tokenizer.pad_token_id
         self._pad = int(pad) if pad is not None else next(iter(end_tokens), 0)
         self._render, self._window = render, window
@@ -83,44 +97,56 @@ class Decoder:
     ) -> list[Generation]:
         """Answer a batch of prompts; `streamer` hears each new token, only in a batch of one."""
         with self._scorer.lock:
-            capture, epoch = self._capture(prompts, objective), self._scorer.epoch
+            capture, epoch = self.capture(prompts, objective), self._scorer.epoch
             with clean_slate():
                 output, reused = self._generate(prompts, options, capture, streamer)
         width = max(len(prompt.ids) for prompt in prompts)
         produced = [self._produced(row) for row in output.sequences[:, width:].tolist()]
-        answers = [visible(ids, options.stop, self) for ids, _ in produced]
         # What was captured belongs to the tokens produced: a batch with other tokens is replayed as a whole.
-        other = any(answer.retokenized for answer in answers)
+        other = any(visible(ids, options.stop, self).retokenized for ids, _ in produced)
         captured = (
             None
             if capture is None or other
             else unless_memory_runs_out(lambda: CapturedStates.of(output.past_key_values, capture, epoch))
         )
+        written = [
+            Written(prompt, options, tuple(ids), ended, reused)
+            for prompt, (ids, ended) in zip(prompts, produced, strict=True)
+        ]
+        return self.generations(written, captured)
+
+    def generations(self, written: Sequence[Written], captured: CapturedStates | None) -> list[Generation]:
+        """What was written as one batch to be scored. `captured` is what it left, where that belongs to these tokens.
+
+        Their options name the same stop strings.
+        """
+        stop = written[0].options.stop
+        answers = [visible(each.ids, stop, self) for each in written]
         scoring = BatchScoring(
             self._scorer,
-            prompts,
+            [each.prompt for each in written],
             [answer.ids for answer in answers],
             captured,
             texts=[answer.text for answer in answers],
             sampler=self.sampler,
-            stop=options.stop,
+            stop=stop,
         )
         return [
             Generation(
-                prompt=prompt,
+                prompt=each.prompt,
                 text=answer.text,
                 response_ids=answer.ids,
-                finish_reason="length" if (limit := _limit(answer, options, ended=ended)) else "stop",
+                finish_reason="length" if (limit := _limit(answer, each.options, ended=each.ended)) else "stop",
                 cut=limit or answer.cut,
-                completion_tokens=len(ids) + ended,
-                reused_tokens=reused,
+                completion_tokens=len(each.ids) + each.ended,
+                reused_tokens=each.reused,
                 scoring=scoring,
                 row=row,
             )
-            for row, (prompt, answer, (ids, ended)) in enumerate(zip(prompts, answers, produced, strict=True))
+            for row, (each, answer) in enumerate(zip(written, answers, strict=True))
         ]
 
-    def _capture(self, prompts: Sequence[Prompt], objective: Objective) -> Capture | None:
+    def capture(self, prompts: Sequence[Prompt], objective: Objective) -> Capture | None:
         """Keep h^(k) from the earliest token that will be asked for, where this model's captured tier is exact."""
         n_layers, width = self._scorer.architecture.n_layers, max(len(prompt.ids) for prompt in prompts)
         memory = self._scorer.memory
@@ -172,7 +198,7 @@ class Decoder:
             batch.mask[:, :width].repeat_interleave(plan.count, dim=0),
             cache=cache,
             generation_config=config,
-            logits_processor=plan.processors(prompts, self._end_tokens),
+            logits_processor=plan.processors(prompts, self.end_tokens),
             **extra,
         )
         return [self._produced(row)[0] for row in output.sequences[:, width:].tolist()]
@@ -185,12 +211,10 @@ class Decoder:
         streamer: BaseStreamer | None,
     ) -> tuple[Any, int]:
         """What `generate` returns, and how many columns of the prompt an earlier run had read."""
-        width = max(len(prompt.ids) for prompt in prompts)
-        device = self._scorer.device
-        ids = torch.tensor([[self._pad] * (width - len(p.ids)) + list(p.ids) for p in prompts], device=device)
-        mask = torch.tensor([[0] * (width - len(p.ids)) + [1] * len(p.ids) for p in prompts], device=device)
+        ids, mask = self.padded(prompts)
+        width = ids.shape[1]
         config, extra = self._config(options.max_tokens, options.stop)
-        replayer, budget = self._scorer.current_replayer(), self._prompt_budget(prompts, options, capture)
+        replayer, budget = self._scorer.current_replayer(), self.prompt_budget(prompts, options, capture)
         cache = replayer.prompts.begin(prompts[0].ids, min(capture.start, width - 1)) if capture and budget else None
         reused = 0 if cache is None else cache.get_seq_length()
         output = replayer.generate(
@@ -199,7 +223,7 @@ class Decoder:
             capture,
             cache=cache,
             generation_config=config,
-            logits_processor=self._processors(options, len(prompts), width),
+            logits_processor=self.processors(options, len(prompts), width),
             streamer=streamer,
             **extra,
         )
@@ -207,7 +231,14 @@ class Decoder:
             replayer.prompts.keep(output.sequences[0].tolist(), output.past_key_values, budget)
         return output, reused
 
-    def _prompt_budget(self, prompts: Sequence[Prompt], options: GenerationOptions, capture: Capture | None) -> int:
+    def padded(self, prompts: Sequence[Prompt]) -> tuple[torch.Tensor, torch.Tensor]:
+        """Token ids and mask [B, N] of prompts that end in one column."""
+        width, device = max(len(prompt.ids) for prompt in prompts), self._scorer.device
+        ids = torch.tensor([[self._pad] * (width - len(p.ids)) + list(p.ids) for p in prompts], device=device)
+        mask = torch.tensor([[0] * (width - len(p.ids)) + [1] * len(p.ids) for p in prompts], device=device)
+        return ids, mask
+
+    def prompt_budget(self, prompts: Sequence[Prompt], options: GenerationOptions, capture: Capture | None) -> int:
         """Bytes for what these prompts leave to later ones: none where a cache may not be taken up again."""
         budget = self._scorer.memory.prompts
         if not budget or capture is None or len(prompts) > 1:
@@ -221,13 +252,13 @@ class Decoder:
             max_new_tokens=max_tokens,
             do_sample=False,
             pad_token_id=self._pad,
-            eos_token_id=list(self._end_tokens) or None,
+            eos_token_id=list(self.end_tokens) or None,
             return_dict_in_generate=True,
             stop_strings=watched or None,
         )
         return config, {"tokenizer": self._tokenizer if watched else None}
 
-    def _processors(self, options: GenerationOptions, rows: int, width: int) -> LogitsProcessorList:
+    def processors(self, options: GenerationOptions, rows: int, width: int) -> LogitsProcessorList:
         """The options' processors; a grammar goes first, so that sampling chooses among what it allows."""
         processors = options.processors(rows)
         if options.grammar is not None:
@@ -236,7 +267,7 @@ class Decoder:
 
     @cached_property
     def _grammars(self) -> GrammarCompiler:
-        return GrammarCompiler(self._tokenizer, end_tokens=self._end_tokens)
+        return GrammarCompiler(self._tokenizer, end_tokens=self.end_tokens)
 
     def _can_watch(self, stop: str) -> bool:
         """Whether transformers can stop at this string; where it cannot, the text is cut there after the generation."""
@@ -246,9 +277,17 @@ class Decoder:
             return False
         return True
 
+    def stopped_by(self, stop: tuple[str, ...]) -> Callable[[Sequence[int]], bool]:
+        """Whether prompt and answer, as tokens, have come to one of these strings, as far as it can be watched for."""
+        watched = [string for string in stop if self._can_watch(string)]
+        if not watched:
+            return lambda _: False
+        criterion: Any = StopStringCriteria(self._tokenizer, watched)
+        return lambda ids: bool(criterion(torch.tensor([list(ids)]), None).all())
+
     def _produced(self, row: list[int]) -> tuple[list[int], bool]:
         """A row's tokens up to its end token, and whether there was one (rows that end early are padded)."""
-        ends: Callable[[int], bool] = self._end_tokens.__contains__
+        ends: Callable[[int], bool] = self.end_tokens.__contains__
         for index, token in enumerate(row):
             if ends(token):
                 return row[:index], True

@@ -108,23 +108,40 @@ def _pieces(worker: _Worker, decode: Callable[[Sequence[int]], str], stop: Seque
     """The text of a worker's tokens as soon as it is certain."""
     if worker.closed.cancelled:
         return
-    thread = worker.start()
-    ids: list[int] = []
-    sent = 0
+    thread, certain = worker.start(), CertainText(decode, stop)
     while (token := worker.tokens.get()) is not _END:
-        ids.append(token)
-        text = decode(ids)
-        safe = _safe_length(text, stop)
-        if safe > sent:
-            yield text[sent:safe]
-            sent = safe
+        if piece := certain.add(token):
+            yield piece
     thread.join()
     result = worker.result
     if isinstance(result, Generation):
-        if result.text[sent:]:
-            yield result.text[sent:]
+        if rest := certain.rest(result.text):
+            yield rest
     elif result is not None and not (worker.closed.cancelled and isinstance(result, AnswerCancelledError)):
         raise result
+
+
+class CertainText:
+    """The text of tokens as they come, as far as later ones can no longer change it."""
+
+    def __init__(self, decode: Callable[[Sequence[int]], str], stop: Sequence[str]) -> None:
+        self._decode, self._stop = decode, stop
+        self._ids: list[int] = []
+        self._sent = 0
+
+    def add(self, token: int) -> str:
+        """What has become certain with one more token."""
+        self._ids.append(token)
+        text = self._decode(self._ids)
+        return self._send(text, _safe_length(text, self._stop))
+
+    def rest(self, text: str) -> str:
+        """What is left of the whole text."""
+        return self._send(text, len(text))
+
+    def _send(self, text: str, end: int) -> str:
+        piece, self._sent = text[self._sent : end], max(self._sent, end)
+        return piece
 
 
 def _safe_length(text: str, stops: Sequence[str]) -> int:

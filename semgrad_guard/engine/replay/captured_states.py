@@ -11,7 +11,11 @@ from transformers.cache_utils import Cache
 from semgrad_guard.engine.replay.memory_budget import Memory
 from semgrad_guard.engine.replay.prefix_cache import can_be_cut
 from semgrad_guard.engine.replay.projections import Outputs, Place
+from semgrad_guard.engine.replay.row_caches import stacked
 from semgrad_guard.engine.replay.token_batch import TokenBatch
+
+Steps = Sequence[Sequence[torch.Tensor] | torch.Tensor]
+"""What each step gave for each row."""
 
 
 class Capture:
@@ -82,9 +86,21 @@ class Capture:
             return
         self._steps.append(last.clone() if raw.shape[1] > 1 else last)
 
+    @property
+    def positions(self) -> int:
+        """How many positions are kept."""
+        return sum(piece.shape[1] for piece in self._pieces)
+
+    @property
+    def held(self) -> tuple[int, int]:
+        """Bytes of the head's outputs and of the linear maps' outputs that are kept."""
+        return sum(step.nbytes for step in self._steps or ()), self._held
+
     def states(self) -> torch.Tensor:
         """h^(k) at every position from `start` on: [batch, positions, d]."""
-        return torch.cat(self._pieces, dim=1)
+        if len(self._pieces) > 1:
+            self._pieces = [torch.cat(self._pieces, dim=1)]
+        return self._pieces[0]
 
     def logits(self) -> tuple[torch.Tensor, ...]:
         """The head's output [batch, V] at every step; empty where not all of it was kept."""
@@ -100,39 +116,121 @@ class Capture:
         Without those that gave it in another shape or number, and those whose output was changed afterwards, in place.
         """
         outputs: dict[Place, torch.Tensor] = {}
-        positions = sum(piece.shape[1] for piece in self._pieces)
+        positions = self.positions
         for place, pieces in self._outputs.items():
             whole = sum(piece.shape[1] for piece, _ in pieces) == positions
             if whole and all(piece._version == version for piece, version in pieces):
-                outputs[place] = torch.cat([piece for piece, _ in pieces], dim=1)
+                if len(pieces) > 1:
+                    joined = torch.cat([piece for piece, _ in pieces], dim=1)
+                    self._outputs[place] = pieces = [(joined, joined._version)]
+                outputs[place] = pieces[0][0]
         return outputs
+
+
+@dataclass(frozen=True)
+class RowPasses:
+    """What the passes that wrote one row of a changing batch left.
+
+    `before` [1 row] is the cache of its columns before the first state that was kept; `passes` are the captures of the
+    passes that read the others, in their order, and the row's place in each.
+    """
+
+    before: Cache
+    passes: Sequence[tuple[Capture, int]]
+
+    def logits(self) -> list[torch.Tensor]:
+        """The head's output [V] at every step; empty where not all of it was kept."""
+        kept = [[step[row] for step in capture.logits()] for capture, row in self.passes]
+        return [step for steps in kept for step in steps] if all(kept) else []
+
+    def finals(self) -> list[torch.Tensor]:
+        """The state before the head [d] at every step."""
+        return [step[row] for capture, row in self.passes for step in capture.finals()]
+
+
+class _Layout:
+    """Where the positions of several captures go in one batch [rows, longest].
+
+    Rows that end earlier are filled up with zeros; nothing reads them.
+    """
+
+    def __init__(self, rows: Sequence[RowPasses]) -> None:
+        self.captures = list({id(capture): capture for row in rows for capture, _ in row.passes}.values())
+        lengths = [sum(capture.positions for capture, _ in row.passes) for row in rows]
+        self._shape = len(rows), max(lengths)
+        moves: dict[int, list[tuple[int, int]]] = {}  # of each capture: its row, and the place of that row's first
+        for number, row in enumerate(rows):
+            to = number * self._shape[1]
+            for capture, own in row.passes:
+                moves.setdefault(id(capture), []).append((own, to))
+                to += capture.positions
+        self._moves = [
+            tuple(
+                torch.cat([torch.arange(first, first + each.positions) for first in firsts])
+                for firsts in ([own * each.positions for own, _ in moves[id(each)]], [to for _, to in moves[id(each)]])
+            )
+            for each in self.captures
+        ]
+
+    def laid_out(self, sources: Sequence[torch.Tensor]) -> torch.Tensor:
+        """One tensor [rows, longest, d] from what each capture holds [its rows, its positions, d]."""
+        laid = sources[0].new_zeros(self._shape[0] * self._shape[1], sources[0].shape[-1])
+        for source, (own, to) in zip(sources, self._moves, strict=True):
+            flat = source.reshape(-1, source.shape[-1])
+            laid.index_copy_(0, to.to(flat.device), flat.index_select(0, own.to(flat.device)))
+        return laid.view(*self._shape, -1)
 
 
 @dataclass(frozen=True)
 class CapturedStates:
     """What a generation leaves behind for scoring.
 
-    Its KV cache, h^(layer) and what the linear maps of the layers from there on gave, both from the earliest t* on, and
-    the states before the head [B, d] and its output [B, V] at each step (maps and head as far as they were kept).
+    Its KV cache, h^(layer) and what the linear maps of the layers from there on gave, both from column `begins` (the
+    earliest t*) on, and the states before the head and its output at each step and row (maps and head as far as they
+    were kept). Of the cache, only the columns before the first state are needed.
     `epoch` is the model's own at that time (`Scorer.epoch`; None: whichever): what another one left is of no use.
     """
 
     cache: Cache
     layer: int
+    begins: int
     states: torch.Tensor
-    logits: tuple[torch.Tensor, ...] = ()
+    logits: Steps = ()
     outputs: Outputs = field(default_factory=dict[Place, torch.Tensor])
     epoch: object = None
-    finals: tuple[torch.Tensor, ...] = ()
+    finals: Steps = ()
 
     @classmethod
     def of(cls, cache: Cache, capture: Capture, epoch: object = None) -> CapturedStates:
         """What a generation with this cache and capture left."""
-        return cls(cache, capture.layer, capture.states(), capture.logits(), capture.outputs(), epoch, capture.finals())
+        states, logits, outputs = capture.states(), capture.logits(), capture.outputs()
+        begins = cache.get_seq_length() - states.shape[1]
+        return cls(cache, capture.layer, begins, states, logits, outputs, epoch, capture.finals())
+
+    @classmethod
+    def gathered(cls, rows: Sequence[RowPasses], epoch: object = None) -> CapturedStates:
+        """What rows that were written in a changing batch left, laid out as one batch.
+
+        As many columns of each row's prompt must have been kept.
+        """
+        cache, layout = stacked([row.before for row in rows]), _Layout(rows)
+        captures = layout.captures
+        outputs = [capture.outputs() for capture in captures]
+        places = set[Place].intersection(*map(set, outputs))
+        return cls(
+            cache,
+            captures[0].layer,
+            cache.get_seq_length(),
+            layout.laid_out([capture.states() for capture in captures]),
+            _by_step([row.logits() for row in rows]),
+            {place: layout.laid_out([each[place] for each in outputs]) for place in places},
+            epoch,
+            _by_step([row.finals() for row in rows]),
+        )
 
     def fits(self, batch: TokenBatch) -> bool:
         """Whether these states reach from the batch's cut to its end, row for row (beams have more rows)."""
-        if not can_be_cut(self.cache, batch.end) or len(self.states) != len(batch.segments):
+        if not can_be_cut(self.cache, batch.cut) or len(self.states) != len(batch.segments):
             return False
         return self.begins <= batch.cut and self.begins + self.states.shape[1] >= batch.end
 
@@ -158,13 +256,15 @@ class CapturedStates:
         """The batch's columns [cut, end), counted from the first that was kept."""
         return slice(batch.cut - self.begins, batch.end - self.begins)
 
-    @property
-    def begins(self) -> int:
-        """The column of the first state."""
-        return self.cache.get_seq_length() - self.states.shape[1]
+
+def _by_step(rows: Sequence[Sequence[torch.Tensor]]) -> Steps:
+    """Rows' steps, step by step; rows that ended earlier repeat their last one. None where a row has none."""
+    if not all(rows):
+        return ()
+    return [[row[min(step, len(row) - 1)] for row in rows] for step in range(max(map(len, rows)))]
 
 
-def _by_token(steps: Sequence[torch.Tensor], batch: TokenBatch) -> list[torch.Tensor] | None:
+def _by_token(steps: Steps, batch: TokenBatch) -> list[torch.Tensor] | None:
     """What each step left for each of the batch's response tokens, row after row."""
     if len(steps) < max(batch.lengths):
         return None

@@ -189,21 +189,36 @@ class Replayer:
         With `capture`, the cache keeps every key, so that `captured` can replay from what is left behind. A `cache`
         (see `prefilled` and `PromptStore`) spares the columns that it holds.
         """
-        table: dict[int, InputHook] = {} if capture is None else {capture.layer: capture}
         if capture is not None:
             cache = growing_cache() if cache is None else cache
             capture.skip(cache.get_seq_length())
-        layers = self.layers if table else []
-        with ExitStack() as stack:
-            stack.enter_context(torch.no_grad())
-            stack.enter_context(input_hooks(layers, table))
-            if capture is not None:
-                hook = self.head.register_forward_hook(lambda *call: capture.see_head(call[1][0], call[2]))
-                stack.callback(hook.remove)
-                stack.enter_context(self._projections.listening(capture.see_output))
+        with torch.no_grad(), self._capturing(capture), stoppable(self._stages()):
             model: Any = self._copy
-            stack.enter_context(stoppable(self._stages()))
             return model.generate(input_ids=ids, attention_mask=mask, past_key_values=cache, **options)
+
+    def step(self, ids: torch.Tensor, mask: torch.Tensor, cache: Cache, capture: Capture) -> torch.Tensor:
+        """Read `ids` [B, n], the columns behind those of `cache`, which grows by them: the head's output [B, V] then.
+
+        `mask` [B, N] tells of all columns, the new ones included.
+        """
+        positions = (mask.cumsum(1) - 1).clamp_(min=0)[:, -ids.shape[1] :]
+        inputs = {"input_ids": ids, "attention_mask": mask, "position_ids": positions}
+        options = {"logits_to_keep": 1} if self._architecture.takes_logits_to_keep else {}
+        with torch.no_grad(), self._capturing(capture):
+            return self._call(inputs, past_key_values=cache, use_cache=True, **options).logits[:, -1]
+
+    @contextmanager
+    def _capturing(self, capture: Capture | None) -> Iterator[None]:
+        """For the time of a block, `capture` sees what passes."""
+        if capture is None:
+            yield
+            return
+        with ExitStack() as stack:
+            stack.enter_context(input_hooks(self.layers, {capture.layer: capture}))
+            hook = self.head.register_forward_hook(lambda *call: capture.see_head(call[1][0], call[2]))
+            stack.callback(hook.remove)
+            stack.enter_context(self._projections.listening(capture.see_output))
+            yield
 
     def prefilled(self, batch: TokenBatch, end: int, rows: Sequence[int]) -> Cache:
         """A cache of columns [0, end) > 0 for several continuations: its row i continues the batch's row `rows[i]`."""

@@ -113,6 +113,11 @@ class Scorer:
         return found is not None and found.pads
 
     @property
+    def joins(self) -> bool:
+        """Whether a row may join and leave a batch that is being written, and then be scored from what it left."""
+        return self.pads and "captured" in self.tiers()
+
+    @property
     def architecture(self) -> Architecture:
         """Where the model keeps its layers and its head."""
         return self._current().architecture

@@ -1,0 +1,286 @@
+"""A batch that answers join and leave at any step: each with a prompt, sampling, stop strings and grammar of its own.
+
+All rows end in one column and begin where their prompt begins; a row that joins is read by itself and set beside the
+others. What the passes leave for scoring is kept for stretches of steps with the same rows, and put together for those
+answers that are scored together.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, cast
+
+import torch
+import torch.nn.functional as F
+from transformers.cache_utils import Cache
+
+from semgrad_guard.engine.generation.decoding import Decoder, Written
+from semgrad_guard.engine.generation.generation import Generation, visible
+from semgrad_guard.engine.generation.options import GenerationOptions
+from semgrad_guard.engine.generation.stream import CertainText
+from semgrad_guard.engine.objective import Objective
+from semgrad_guard.engine.prompts.prompt import Prompt
+from semgrad_guard.engine.replay.captured_states import Capture, CapturedStates, RowPasses
+from semgrad_guard.engine.replay.memory_budget import unless_memory_runs_out
+from semgrad_guard.engine.replay.prefix_cache import growing_cache
+from semgrad_guard.engine.replay.row_caches import kept, stacked
+from semgrad_guard.engine.scoring.scorer import Scorer, clean_slate
+from semgrad_guard.errors import AnswerInterruptedError
+
+_ALIKE, _FEW = 1.25, 16  # how much longer a prompt may be than the shortest beside which it is read: times, plus tokens
+_Alike = tuple[int, tuple[str, ...], int, bool]
+"""What answers of one scoring share: from where states were kept, stop strings, model, whether tokens were replaced."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A prompt that shall be answered; `heard` is told each piece of its text, as soon as it is certain."""
+
+    prompt: Prompt
+    options: GenerationOptions
+    heard: Callable[[str], None] | None = None
+
+
+class RunningAnswer:
+    """An answer that is being written. `error` is what ended it, where it cannot be written.
+
+    `passes` is what was captured of it, and at which row; `behind` how many columns of its prompt that includes.
+    `before` is the cache of the columns before those, once it is done.
+    """
+
+    def __init__(self, asked: Asked, decoder: Decoder) -> None:
+        self.prompt, self.options, self._heard = asked.prompt, asked.options, asked.heard
+        self.ids: list[int] = []
+        self.ended, self.done, self.reused = False, False, 0
+        self.passes: list[tuple[Capture, int]] = []
+        self.before: Cache = growing_cache()
+        self.behind, self.epoch = 0, object()
+        self.error: Exception | None = None
+        self._certain = CertainText(decoder.decode, asked.options.stop)
+        self._processors = decoder.processors(asked.options, 1, len(asked.prompt.ids))
+        self._is_stopped, self._end_tokens = decoder.stopped_by(asked.options.stop), decoder.end_tokens
+
+    def choose(self, logits: torch.Tensor, likeliest: int) -> int:
+        """The next token, from the head's output [V] and its likeliest token."""
+        if not self._processors:
+            return likeliest
+        ids = torch.tensor([[*self.prompt.ids, *self.ids]], device=logits.device)
+        scores: Any = self._processors(cast(Any, ids), cast(Any, logits[None].float()))
+        return int(scores.argmax())
+
+    def write(self, logits: torch.Tensor, likeliest: int) -> None:
+        """Write one more token; an answer that cannot go on is done, with its error: the others go on."""
+        try:
+            self._take(self.choose(logits, likeliest))
+        except Exception as error:  # noqa: BLE001 - whoever asked for this answer gets it
+            self.error, self.done = error, True
+
+    def finish(self, text: str) -> None:
+        """Let what is left of the whole text be heard."""
+        if self._heard is not None and (rest := self._certain.rest(text)):
+            self._heard(rest)
+
+    def _take(self, token: int) -> None:
+        if token in self._end_tokens:
+            self.ended = self.done = True
+            return
+        self.ids.append(token)
+        if self._heard is not None and (piece := self._certain.add(token)):
+            self._heard(piece)
+        self.done = len(self.ids) >= self.options.max_tokens or self._is_stopped([*self.prompt.ids, *self.ids])
+
+
+class RunningBatch:
+    """Writes the answers of one model, and takes them out of the batch when they are done.
+
+    Not for several threads. The model's lock is held for one step at a time.
+    """
+
+    def __init__(self, scorer: Scorer, decoder: Callable[[], Decoder], objective: Objective) -> None:
+        self._scorer, self._get_decoder, self._objective = scorer, decoder, objective
+        self._rows: list[RunningAnswer] = []
+        self._cache: Cache = growing_cache()
+        self._mask = torch.zeros(0, 0, dtype=torch.long)
+        self._epoch: object = None
+        self._capture: Capture | None = None
+        self._captures: list[Capture] = []  # of the rows that are in the batch
+
+    @property
+    def rows(self) -> Sequence[RunningAnswer]:
+        """The answers that are being written."""
+        return tuple(self._rows)
+
+    def has_room(self, prompts: Sequence[tuple[Prompt, GenerationOptions]], *, cells: int) -> bool:
+        """Whether these answers fit beside those that are there into `cells` tokens, padding counted."""
+        every = [*((row.prompt, row.options) for row in self._rows), *prompts]
+        longest = max(len(prompt.ids) + options.max_tokens for prompt, options in every)
+        return len(every) * longest <= cells
+
+    def join(self, asked: Sequence[Asked]) -> list[RunningAnswer]:
+        """Read prompts, and write the first token of their answers, which may be the last.
+
+        Raises:
+            AnswerInterruptedError: the current stop ended it; the others are as they were.
+        """
+        with self._scorer.lock, clean_slate():
+            self._require_the_same_model()
+            decoder = self._get_decoder()
+            rows = [RunningAnswer(each, decoder) for each in asked]
+            known = bool(self._scorer.memory.prompts)  # what an earlier prompt left is taken up by one row alone
+            for group in _of_like_length(rows, most=1 if known else len(rows)):
+                self._read(group, decoder)
+            self._leave()
+            return rows
+
+    def _read(self, rows: Sequence[RunningAnswer], decoder: Decoder) -> None:
+        """Prefill some rows, and set them beside those that are there."""
+        prompts, replayer = [row.prompt for row in rows], self._scorer.current_replayer()
+        capture = decoder.capture(prompts, self._objective)
+        if capture is None:
+            raise ValueError("no answer can join: this model's states cannot be kept while it writes")
+        ids, mask = decoder.padded(prompts)
+        cache = growing_cache()
+        if decoder.prompt_budget(prompts, rows[0].options, capture):
+            cache = replayer.prompts.begin(prompts[0].ids, min(capture.start, ids.shape[1] - 1))
+        reused = cache.get_seq_length()
+        capture.skip(reused)
+        logits = replayer.step(ids[:, reused:], mask, cache, capture)
+        for number, row in enumerate(rows):
+            row.reused, row.epoch, row.behind = reused, self._epoch, ids.shape[1] - capture.start
+            row.passes.append((capture, number))
+        _write(rows, logits)
+        self._admit(rows, cache, mask)
+
+    def step(self) -> None:
+        """Write one more token of every answer; those that are done with it leave the batch.
+
+        Raises:
+            AnswerInterruptedError: the model was changed while it wrote.
+        """
+        if not self._rows:
+            return
+        with self._scorer.lock, clean_slate():
+            self._require_the_same_model()
+            rows, device = list(self._rows), self._scorer.device
+            self._mask = F.pad(self._mask, (0, 1), value=1)
+            ids = torch.tensor([[row.ids[-1]] for row in rows], device=device)
+            logits = self._scorer.current_replayer().step(ids, self._mask, self._cache, self._stretch())
+            _write(rows, logits)
+            self._leave()
+
+    def drop(self, rows: Iterable[RunningAnswer]) -> None:
+        """Let answers go that nobody waits for any more."""
+        gone = set(map(id, rows))
+        with clean_slate():
+            self._keep([number for number, row in enumerate(self._rows) if id(row) not in gone])
+
+    def generations(self, rows: Sequence[RunningAnswer]) -> list[Generation]:
+        """Answers that are done, in their order; those that can be scored in one backward pass are one batch."""
+        found: dict[int, Generation] = {}
+        decoder, groups = self._get_decoder(), defaultdict[_Alike, list[RunningAnswer]](list)
+        for row in rows:
+            # Tokens that were replaced, at a stop string, are not those that the states belong to.
+            other = visible(row.ids, row.options.stop, decoder).retokenized
+            groups[row.behind, row.options.stop, id(row.epoch), other].append(row)
+        for (*_, other), group in groups.items():
+            written = [Written(r.prompt, r.options, tuple(r.ids), r.ended, r.reused) for r in group]
+            answers = decoder.generations(written, None if other else self._left_by(group))
+            for row, answer in zip(group, answers, strict=True):
+                row.finish(answer.text)
+            found.update(zip(map(id, group), answers, strict=True))
+        return [found[id(row)] for row in rows]
+
+    def _left_by(self, rows: Sequence[RunningAnswer]) -> CapturedStates | None:
+        with clean_slate():
+            passes = [RowPasses(row.before, row.passes) for row in rows]
+            return unless_memory_runs_out(lambda: CapturedStates.gathered(passes, rows[0].epoch))
+
+    # Rows come and go.
+
+    def _admit(self, rows: Sequence[RunningAnswer], cache: Cache, mask: torch.Tensor) -> None:
+        there = bool(self._rows)
+        width = max(self._mask.shape[1], mask.shape[1])
+        masks = [self._mask, mask] if there else [mask]
+        self._mask = torch.cat([F.pad(each, (width - each.shape[1], 0)) for each in masks])
+        self._cache = stacked([self._cache, cache]) if there else cache
+        self._rows += rows
+        self._capture = None
+
+    def _leave(self) -> None:
+        """Take the answers that are done out of the batch, with what they leave for scoring."""
+        for number, row in enumerate(self._rows):
+            if row.done:
+                begin, before = self._begin(number), len(row.prompt.ids) - row.behind
+                row.before = kept(self._cache, [number], begin, begin + max(0, before))
+                self._remember(number, begin)
+        if any(row.done for row in self._rows):
+            self._keep([number for number, row in enumerate(self._rows) if not row.done])
+
+    def _remember(self, number: int, begin: int) -> None:
+        row = self._rows[number]
+        budget = self._scorer.memory.prompts
+        if budget and self._scorer.can_resume(len(row.prompt.ids) + row.options.max_tokens):
+            store = self._scorer.current_replayer().prompts
+            store.keep([*row.prompt.ids, *row.ids], kept(self._cache, [number], begin), budget)
+
+    def _keep(self, numbers: Sequence[int]) -> None:
+        """Let all rows go but these, and the columns before the first of them begins."""
+        if len(numbers) == len(self._rows):
+            return
+        self._rows = [self._rows[number] for number in numbers]
+        self._capture = None
+        if not numbers:
+            self._cache, self._mask = growing_cache(), self._mask[:0, :0]
+            return
+        self._mask = self._mask[list(numbers)]
+        first = min(map(self._begin, range(len(numbers))))
+        self._mask, self._cache = self._mask[:, first:], kept(self._cache, numbers, first)
+
+    def _begin(self, number: int) -> int:
+        """The column in which a row's prompt begins."""
+        return self._mask.shape[1] - int(self._mask[number].sum())
+
+    def _stretch(self) -> Capture:
+        """The capture of the steps in which the rows are these."""
+        if self._capture is None:
+            first = self._rows[0].passes[0][0]
+            self._captures = [each for each in self._captures if self._is_held(each)]
+            logits, outputs = (sum(held) for held in zip((0, 0), *(each.held for each in self._captures), strict=True))
+            memory = self._scorer.memory
+            left = replace(memory, logits=max(0, memory.logits - logits), outputs=max(0, memory.outputs - outputs))
+            if not self._objective.gradients:
+                left = replace(left, outputs=0)
+            self._capture = Capture.within(left, layer=first.layer, start=0)
+            self._captures.append(self._capture)
+            for number, row in enumerate(self._rows):
+                row.passes.append((self._capture, number))
+        return self._capture
+
+    def _is_held(self, capture: Capture) -> bool:
+        return any(capture is each for row in self._rows for each, _ in row.passes)
+
+    def _require_the_same_model(self) -> None:
+        epoch = self._scorer.epoch
+        if self._rows and epoch is not self._epoch:
+            raise AnswerInterruptedError("the model was changed while it wrote; nothing is delivered. Ask again")
+        self._epoch = epoch
+
+
+def _write(rows: Sequence[RunningAnswer], logits: torch.Tensor) -> None:
+    """Write the next token of each row, from the head's output [B, V]."""
+    for row, own, likeliest in zip(rows, logits, logits.argmax(-1).tolist(), strict=True):
+        row.write(own, likeliest)
+
+
+def _of_like_length(rows: Sequence[RunningAnswer], *, most: int) -> list[list[RunningAnswer]]:
+    """The rows in groups of at most so many, each with prompts of which none is much longer than another."""
+    groups: list[list[RunningAnswer]] = []
+    for row in sorted(rows, key=lambda row: len(row.prompt.ids)):
+        last = groups[-1] if groups else []
+        if last and len(last) < most and len(row.prompt.ids) <= _ALIKE * len(last[0].prompt.ids) + _FEW:
+            last.append(row)
+        else:
+            groups.append([row])
+    return groups
