@@ -11,7 +11,8 @@ import typer
 from semgrad_guard.cli import claims, loading, options, scores_file, values
 from semgrad_guard.cli.estimator_spec import EstimatorSpec
 from semgrad_guard.cli.help import ExitCode
-from semgrad_guard.cli.terminal import OUT, note_problems, progress, say, say_problems
+from semgrad_guard.cli.spreading import Cluster, Loading, spreading
+from semgrad_guard.cli.terminal import OUT, kept_on_interrupt, note_problems, progress, say, say_problems
 from semgrad_guard.errors import EmptyPromptError, EmptyResponseError, InputError
 from semgrad_guard.named import POCKET
 
@@ -84,6 +85,8 @@ def score(  # noqa: PLR0913  # a command's options are its arguments
     by: options.By = None,
     probe: options.ProbeFile = None,
     system: options.System = None,
+    ray: options.Ray = None,
+    workers: options.Workers = None,
     strict: options.Strict = False,
     as_json: options.AsJson = False,
 ) -> None:
@@ -100,6 +103,12 @@ def score(  # noqa: PLR0913  # a command's options are its arguments
         raise typer.BadParameter("a calibration is for whole answers; give --by or --calibration, not both")
     if output == STDOUT:
         output, as_json = None, True
+    cluster = Cluster.asked(ray, workers)
+    if cluster.is_asked and (by is not None or data is None or output is None):
+        raise typer.BadParameter(
+            "--ray is for whole answers of a file: give --data and --output FILE, beside which everything is kept as "
+            "it comes, and no --by"
+        )
     scores_file.require_outputs(output, [data, calibration, probe, Path(model)])
     rows, problems = _rows(data, question, response, strict=strict)
     token, spec = loading.load_token(probe), EstimatorSpec(estimator, variant, tau, beta, sampled_rows)
@@ -117,7 +126,13 @@ def score(  # noqa: PLR0913  # a command's options are its arguments
             policy,
             system,
         )
-        scored, left_out = _score(rows, scorer, batch_size)
+        if cluster.is_asked and output is not None:
+            of = Loading(model, dtype, device, quantization_config, token)
+            scored, left_out = _score_spread(
+                rows, scorer, batch_size, record=scores_file.record(output), cluster=cluster, loading=of
+            )
+        else:
+            scored, left_out = _score(rows, scorer, batch_size)
         say_problems(left_out)
         if not scored:
             raise InputError("none of the texts could be scored")
@@ -125,6 +140,8 @@ def score(  # noqa: PLR0913  # a command's options are its arguments
         if moved is not None:
             scored = [(row, verdict.model_copy(update={"drift": moved.moved})) for row, verdict in scored]
         _deliver(scored, moved, output, as_json=as_json, decided=policy is not None, single=data is None)
+        if cluster.is_asked and output is not None:
+            scores_file.record(output).unlink(missing_ok=True)
         unscored = [no_score(row, verdict) for row, verdict in scored if verdict.status != "scored"]
         say_problems(unscored)
         raise typer.Exit(_code(left_out or problems, unscored))
@@ -171,6 +188,27 @@ def _score(rows: Sequence[Question], scorer: TextScorer, batch_size: int) -> tup
             failed += [left_out(row, error) for row, error in found.too_long]
             tell(min(start + batch_size, len(rows)), len(rows))
     return scored, failed
+
+
+def _score_spread(
+    rows: Sequence[Question],
+    scorer: TextScorer,
+    batch_size: int,
+    *,
+    record: Path,
+    cluster: Cluster,
+    loading: Loading,
+) -> tuple[Sequence[Scored], list[str]]:
+    """The same by a cluster's workers; on Ctrl-C say how many are kept, and how to go on."""
+    from semgrad_guard.evaluation.runs.scoring import ScoringRecipe, left_out, score_kept
+
+    recipe = ScoringRecipe(scorer.estimator, scorer.policy, scorer.system)
+    with (
+        kept_on_interrupt("Scoring", f"scores are kept in {record}") as tell,
+        spreading(cluster, scorer.model, loading, recipe) as spread,
+    ):
+        found = score_kept(rows, record, scorer, spread=spread, batch_size=batch_size, on_progress=tell)
+    return found.scored, [left_out(row, error) for row, error in found.too_long]
 
 
 def _drift(scored: Sequence[Scored], policy: Policy | None) -> Drift | None:

@@ -12,9 +12,6 @@ from typing import Any
 
 from semgrad_guard.errors import ClusterError, MissingExtraError
 
-LOCAL = "local"
-"""The address that starts a cluster of one in this process."""
-
 
 def library() -> Any:
     """The package `ray`.
@@ -30,11 +27,11 @@ def library() -> Any:
 
 
 @contextmanager
-def cluster(address: str = LOCAL, *, verbose: bool = False, **options: Any) -> Generator[Any]:
+def cluster(address: str = "local", *, verbose: bool = False, **options: Any) -> Generator[Any]:
     """The package `ray`, connected until the end; one that is connected already stays so.
 
     Args:
-        address: `local`, `auto` (what runs on this machine), `HOST:PORT` or `ray://HOST:PORT`.
+        address: `local` (one in this process), `auto` (what runs on this machine), `HOST:PORT` or `ray://HOST:PORT`.
         verbose: whether what workers print is shown here.
         options: further ones of `ray.init`.
 
@@ -48,7 +45,7 @@ def cluster(address: str = LOCAL, *, verbose: bool = False, **options: Any) -> G
     if ray.is_initialized():
         yield ray
         return
-    local = {"include_dashboard": False} if address == LOCAL else {}
+    local = {"include_dashboard": False} if address == "local" else {}
     try:
         with _own_signals():
             ray.init(address=address, log_to_driver=verbose, logging_level="ERROR", **local, **options)

@@ -32,7 +32,7 @@ _FIELDS: Mapping[str, str] = {
     "digest": "string",
 }
 """What a row is told of its verdict, and as which of Arrow's types: the same in every block, whatever is missing."""
-_BATCHES_A_BLOCK = 32
+_BATCHES_A_BLOCK = 8
 """Ray's own work is done once a block."""
 
 

@@ -10,6 +10,8 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -41,9 +43,9 @@ class Batch(NamedTuple):
     rows: Sequence[Question]
 
 
-AnswerBatch = Callable[[Sequence[Question], int], Sequence[A]]
+AnswerBatch = Callable[[Sequence[Question], int], list[A]]
 """Answers a batch; the second argument is the index of its first question."""
-Spread = Callable[[Iterable[Batch]], Iterable[Sequence[A]]]
+Spread = Callable[[Iterable[Batch]], Iterable[list[A]]]
 """Answers many batches, elsewhere perhaps, and gives each one's answers as soon as they are there, in any order."""
 
 
@@ -65,6 +67,18 @@ class Answering:
             for each in batch
         ]
         return _answer(batch, turns, self.model, self.estimators, options=seeded(self.options, start))
+
+    @property
+    def recipe(self) -> Callable[[LanguageModel], Answering]:
+        """The same with another copy of the model; it pickles, and holds no model."""
+        return partial(
+            Answering,
+            estimators=self.estimators,
+            options=self.options,
+            system=self.system,
+            prompt=self.prompt,
+            examples=self.examples,
+        )
 
 
 def collect_answers(
@@ -131,23 +145,27 @@ def complete(
     spread: Spread[A],
     *,
     batch_size: int,
+    key: Callable[[Question], str] = attrgetter("key"),
     on_progress: Progress | None = None,
 ) -> list[A]:
-    """Answer the batches of which the record misses something; all answers, in the questions' order."""
+    """Answer the batches of which the record misses something; all answers, in the questions' order.
+
+    `key` names a question in the record.
+    """
     tell = on_progress or unwatched
-    done = sum(question.key in record.answers for question in questions)
+    done = sum(key(question) in record.answers for question in questions)
     tell(done, len(questions))
     missing = [
         batch
         for batch in batches_of(questions, batch_size)
-        if any(question.key not in record.answers for question in batch.rows)
+        if any(key(question) not in record.answers for question in batch.rows)
     ]
-    for answers in spread(missing):
+    for answers in spread(missing) if missing else ():
         new = [found for found in answers if found.key not in record.answers]
         record.append(new)
         done += len(new)
         tell(done, len(questions))
-    return [record.answers[question.key] for question in questions]
+    return [record.answers[key(question)] for question in questions]
 
 
 def run_settings(
