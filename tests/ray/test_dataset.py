@@ -18,6 +18,7 @@ from semgrad_guard.evaluation.runs.experiment import Experiment
 from semgrad_guard.evaluation.runs.scoring import TextScorer
 
 from .conftest import OBJECT_STORE
+from .processes import own_workers
 
 pytestmark = pytest.mark.heavy
 
@@ -71,7 +72,7 @@ def test_rows_that_cannot_be_scored_stay_and_say_why(ray: Any, rows: list[dict[s
 def test_columns(ray: Any) -> None:
     from semgrad_guard.ray import score
 
-    with pytest.raises(InputError, match='no column "response" .*rename_columns'):
+    with pytest.raises(InputError, match=r'no column "response" .*rename_columns'):
         score(ray.data.from_items([{"question": "q", "answer": "a"}]))
     with pytest.raises(InputError, match='a column "semgrad_guard" already'):
         score(ray.data.from_items([{"question": "q", "response": "a", "semgrad_guard": "x"}]))
@@ -93,18 +94,15 @@ def test_a_dataset_larger_than_the_object_store(ray: Any, rows: list[dict[str, A
 
 
 def test_a_killed_worker_of_a_dataset_loses_nothing(ray: Any, rows: list[dict[str, Any]], alone: list[Verdict]) -> None:
-    from ray.util.state import list_actors
-
     from semgrad_guard.ray import score
 
     many = [{**row, "turn": turn} for turn in range(10) for row in rows[:56]]
     killed: list[int] = []
 
     def kill() -> None:
-        alive = [each for each in list_actors(filters=[("state", "=", "ALIVE")]) if "MapBatches" in each.class_name]
-        for each in alive[:1]:
-            killed.append(each.pid)
-            os.kill(each.pid, signal.SIGKILL)
+        killed.extend(own_workers("MapWorker")[:1])
+        for number in killed:
+            os.kill(number, signal.SIGKILL)
 
     found: list[dict[str, Any]] = []
     for number, row in enumerate(score(ray.data.from_items(many, override_num_blocks=10)).iter_rows()):

@@ -20,6 +20,8 @@ from semgrad_guard.evaluation.questions.data import Question
 from semgrad_guard.evaluation.runs.run import Answering, Batch, collect_answers
 from semgrad_guard.evaluation.runs.run_file import Answer
 
+from .processes import own_workers
+
 pytestmark = pytest.mark.heavy
 KILLS = 20
 OPTIONS = GenerationOptions(max_tokens=8)
@@ -48,21 +50,14 @@ def collect(ray: Any, path: Path, model: LanguageModel, questions: list[Question
     )
 
 
-def busy(ray: Any) -> list[Any]:
-    """The workers that are alive."""
-    from ray.util.state import list_actors
-
-    return [each for each in list_actors(filters=[("state", "=", "ALIVE")]) if each.class_name == "Worker" and each.pid]
-
-
 @contextmanager
-def killer(ray: Any, kills: list[int]) -> Generator[None]:
+def killer(kills: list[int]) -> Generator[None]:
     """Kills a worker now and then; `kills` are their processes."""
     ended, chance = threading.Event(), random.Random(0)
 
     def run() -> None:
-        while not ended.wait(chance.uniform(0, 0.4)) and len(kills) < KILLS:
-            alive = [each.pid for each in busy(ray) if each.pid not in kills]
+        while not ended.wait(chance.uniform(0, 8)) and len(kills) < KILLS:
+            alive = [number for number in own_workers("Worker") if number not in kills]
             if alive:
                 kills.append(chance.choice(alive))
                 os.kill(kills[-1], signal.SIGKILL)
@@ -89,11 +84,11 @@ def test_twenty_kills(ray: Any, model: LanguageModel, questions: list[Question],
     path = tmp_path / "spread.jsonl"
 
     def wait_for_kills(done: int, total: int) -> None:
-        """The last batches wait until all kills have happened, or the run would be over before."""
-        while done > total - 8 and len(kills) < KILLS and busy(ray):
+        """As many kills as the run is far: or it would be over before most of them, on a fast machine."""
+        while len(kills) < KILLS * done // total and set(own_workers("Worker")) - set(kills):
             time.sleep(0.1)
 
-    with killer(ray, kills):
+    with killer(kills):
         found = collect(ray, path, model, questions, on_progress=wait_for_kills)
     assert len(set(kills)) == KILLS
     assert found == whole
@@ -129,12 +124,13 @@ def dying(model: LanguageModel) -> Any:
     return lambda rows, start: os.kill(os.getpid(), signal.SIGKILL)
 
 
-def test_a_batch_that_kills_is_named(ray: Any, questions: list[Question]) -> None:
+def test_a_batch_that_kills_is_named(ray: Any, questions: list[Question], monkeypatch: pytest.MonkeyPatch) -> None:
     from semgrad_guard.ray import pool
     from semgrad_guard.ray.source import ModelSource
 
+    monkeypatch.setattr(pool, "_DEATHS", 3)
     job = pool.Job(ModelSource.of("pocket"), dying)
-    with pytest.raises(ClusterError, match=r"workers died over the batch from row 1 on: .*--workers"):
+    with pytest.raises(ClusterError, match=r"3 workers died over the batch from row 1 on: .*--workers"):
         list(pool.spread(ray, job, [Batch(0, questions[:2])], workers=2))
 
 
