@@ -47,6 +47,10 @@ class Entry:
         """Where it stands, to be named in messages."""
         return f"{self.source}, {self.unit} {self.number}"
 
+    def place_beside(self, other: Entry) -> str:
+        """The same where `other` is named already: the file is said only if it is another one."""
+        return f"{self.unit} {self.number}" if self.source == other.source else self.place
+
 
 def entries(source: str) -> Iterator[Entry]:
     """The entries of a file (.csv and .tsv, .parquet, .json, or JSON Lines), of a folder of such files, of standard
