@@ -165,7 +165,7 @@ def test_a_folder_of_files(tmp_path: Path) -> None:
     found = read_questions(tmp_path)
     assert [(row.question, row.kind) for row in found.rows] == [("1?", "plain"), ("2?", "history")]
     assert f"{tmp_path / 'kind=history' / 'c.jsonl'}, line 2 is not valid JSON" in str(found.problems[0])
-    assert "line 1 repeats row 2" in found.duplicates[0]
+    assert f"line 1 repeats {tmp_path / 'a.csv'}, row 2 and" in found.duplicates[0]
 
 
 def test_a_folder_without_data(tmp_path: Path) -> None:

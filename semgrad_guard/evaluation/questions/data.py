@@ -138,7 +138,7 @@ def read_questions(
             problems.append(problem)
             continue
         if first is not entry:
-            duplicates.append(f"{entry.place} repeats {entry.unit} {first.number} and is left out.")
+            duplicates.append(f"{entry.place} repeats {first.place_beside(entry)} and is left out.")
     source = Path(path)
     if not rows:
         raise _nothing_in(source, problems)
@@ -166,7 +166,7 @@ def _shared_ids(rows: Iterable[tuple[Entry, Question]]) -> tuple[str, ...]:
     notes: list[str] = []
     for entry, row in rows:
         if row.id is not None and (first := firsts.setdefault(row.id, entry)) is not entry:
-            notes.append(f"{entry.place} has the id {row.id!r} of {first.unit} {first.number}; both are kept.")
+            notes.append(f"{entry.place} has the id {row.id!r} of {first.place_beside(entry)}; both are kept.")
     return tuple(notes)
 
 
@@ -195,7 +195,7 @@ def _require_agreement(row: Question, known: Question, entry: Entry, first: Entr
         mine, theirs = ({" ".join(text.split()) for text in getattr(each, field)} for each in (row, known))
         if mine - theirs:
             raise DataFileError(
-                f"{entry.place} asks what {first.unit} {first.number} asks, with other {field}: keep one of the two, "
+                f"{entry.place} asks what {first.place_beside(entry)} asks, with other {field}: keep one of the two, "
                 f"with all its {field}."
             )
 
