@@ -59,7 +59,7 @@ def measured(run: Callable[[], object]) -> tuple[float, float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--questions", type=int, default=200)
-    parser.add_argument("--workers", type=int, nargs="+", default=[1, 2])
+    parser.add_argument("--workers", type=int, nargs="*", default=[1, 2], help="none: only the one process")
     parser.add_argument("--rounds", type=int, default=3)
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -75,6 +75,8 @@ def main() -> None:
     for _ in range(options.rounds):
         cpu, wall = measured(lambda: collect(None))
         print(f"one process: {1000 * cpu / len(questions):.1f} CPU ms an answer, {wall:.1f} s", flush=True)
+    if not options.workers:
+        return
     job = Job(ModelSource.of("pocket", identity=model.identity), Answering(model, ESTIMATORS, OPTIONS).recipe)
     with cluster(num_cpus=max(options.workers)) as ray:
         for workers in options.workers:

@@ -86,8 +86,12 @@ def _folder(folder: Path) -> Iterator[Entry]:
     for path in visible:
         fields = dict(part.split("=", 1) for part in parts[path][:-1] if "=" in part)
         for entry in _file(path):
-            content = cast("dict[str, Any]", entry.content) if isinstance(entry.content, dict) else None
-            yield entry if content is None else replace(entry, content={**fields, **content})
+            yield replace(entry, content=_with_fields(entry.content, fields))
+
+
+def _with_fields(content: Any, fields: dict[str, str]) -> Any:
+    """A record with what its folders say, unless it says something else; what is no record, as it is."""
+    return {**fields, **cast("dict[str, Any]", content)} if isinstance(content, dict) else content
 
 
 def _parquet(path: Path) -> Iterator[Entry]:
