@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import functools
 import inspect
+import itertools
 import os
 import sys
 from collections.abc import Callable
@@ -144,10 +145,9 @@ def _message(error: Exception) -> str | None:
 
 def _with_address(args: list[str]) -> list[str]:
     """`--ray` may stand alone: then a cluster starts here."""
-    follows = [*args[1:], "--"]
     return [
         "--ray=local" if argument == "--ray" and after.startswith("-") else argument
-        for argument, after in zip(args, follows, strict=True)
+        for argument, after in itertools.pairwise([*args, "--"])
     ]
 
 
