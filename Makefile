@@ -7,13 +7,14 @@ LOWEST := .venv-lowest
 POLYGRAPH := .venv-polygraph
 CLIENTS := .venv-clients
 BROWSER := .venv-browser
+RAY := .venv-ray
 
 # REQUIRE=--require turns what a heavy check had to skip into a failure.
 REQUIRE ?=
 # What `make demo` runs on.
 MODEL ?= pocket
 
-.PHONY: help check check-fast lint tests tests-fast check-heavy check-gpu docs check-lowest check-research check-server check-browser check-templates check-models check-smollm2 serve release-check demo bench bench-full bench-rivals \
+.PHONY: help check check-fast lint tests tests-fast check-heavy check-gpu docs check-lowest check-research check-server check-browser check-ray check-templates check-models check-smollm2 serve release-check demo bench bench-full bench-rivals \
 	format train-pocket clean
 
 help:  ## this list
@@ -84,6 +85,15 @@ $(BROWSER)/.installed: scripts/browser_pages/requirements.txt scripts/browser_pa
 check-browser: $(STAMP) $(BROWSER)/.installed  ## the server's pages in a real Chromium, with axe-core; screenshots in output/browser
 	$(BIN)/python scripts/check_browser.py --browser $(BROWSER)/bin/python $(REQUIRE)
 
+$(RAY)/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(RAY)
+	$(RAY)/bin/pip install --quiet -c constraints.txt torch==2.13.0
+	$(RAY)/bin/pip install --quiet -c constraints.txt -e '.[ray,grammar,langchain,llama-index,eval]' 'pytest>=8.4' 'pytest-asyncio>=1.1'
+	touch $@
+
+check-ray: $(RAY)/.installed  ## --ray on a cluster of one: the single process's numbers, kills, memory (ten minutes; environment of its own)
+	$(RAY)/bin/python -m pytest tests/ray -m heavy --require
+
 serve: $(STAMP)  ## the embedded model with OpenAI's protocol, at http://127.0.0.1:8000/v1
 	$(BIN)/semgrad-guard serve
 
@@ -140,4 +150,4 @@ train-pocket: $(STAMP)  ## the embedded model's facts again, around the committe
 	$(BIN)/python -m research.pocket.train --output output/pocket
 
 clean:
-	rm -rf $(VENV) $(LOWEST) $(POLYGRAPH) $(CLIENTS) $(BROWSER) scripts/*/node_modules output dist .coverage
+	rm -rf $(VENV) $(LOWEST) $(POLYGRAPH) $(CLIENTS) $(BROWSER) $(RAY) scripts/*/node_modules output dist .coverage

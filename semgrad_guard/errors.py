@@ -25,6 +25,7 @@
     ├── QueueFullError              too many requests wait for a model already
     ├── UpstreamError               another server failed, was late, or sent what cannot be read
     ├── DecisionLogError            the decision log cannot be read or written
+    ├── ClusterError                a Ray cluster cannot be reached, or its workers keep dying
     ├── LowConfidenceError          an answer is not let through, and an error says so (it holds the verdict)
     └── MissingExtraError           an optional dependency is absent (also an ImportError)
 
@@ -33,13 +34,22 @@ They derive from plain `Exception`: frameworks swallow or misread subclasses of 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from typing import Any
 
 from semgrad_guard.records import Verdict
 
 
 class SemGradGuardError(Exception):
-    """Base of every error raised on purpose by this package."""
+    """Base of every error raised on purpose by this package. All pickle: workers on other machines raise them, too."""
+
+    def __reduce__(self) -> tuple[Callable[..., SemGradGuardError], tuple[Any, ...], dict[str, Any]]:
+        return _made_again, (type(self), self.args), self.__dict__
+
+
+def _made_again(kind: type[SemGradGuardError], args: tuple[Any, ...]) -> SemGradGuardError:
+    """An error as it was, whatever its constructor takes: its message is finished already."""
+    return kind.__new__(kind, *args)
 
 
 class InputError(SemGradGuardError):
@@ -158,6 +168,10 @@ class UpstreamError(SemGradGuardError):
 
 class DecisionLogError(SemGradGuardError):
     """The decision log cannot be opened, read or written; the message says why."""
+
+
+class ClusterError(SemGradGuardError):
+    """A Ray cluster cannot be reached, has no room, or its workers keep dying; the message says which."""
 
 
 class UnenforcedPolicyError(SemGradGuardError):

@@ -96,12 +96,13 @@ class _Asker:
         """Answer; without a policy nothing that has a score is withheld."""
         from semgrad_guard.evaluation.questions.prompts import conversation
         from semgrad_guard.guard import Guard
+        from semgrad_guard.guard.policy import lets_every_score_through
 
         answerer = self._answerer
         with status("Answering …"):
             guard = Guard(
                 answerer.model,
-                policy or loading.lets_every_score_through(on_unscored),
+                policy or lets_every_score_through(on_unscored),
                 estimator=answerer.estimator,
                 options=answerer.options,
                 prompt_template=answerer.prompt_template,

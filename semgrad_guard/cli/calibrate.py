@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_args
+from typing import TYPE_CHECKING, Annotated, get_args
 
 import typer
 
@@ -13,6 +13,7 @@ from semgrad_guard.cli import grading, learning, loading, options, values
 from semgrad_guard.cli.calibrate_output import Files, draw, show
 from semgrad_guard.cli.estimator_spec import EstimatorSpec
 from semgrad_guard.cli.help import ExitCode
+from semgrad_guard.cli.spreading import Cluster, Loading, spreading
 from semgrad_guard.cli.terminal import kept_on_interrupt, note, note_problems, say, say_problems, say_unscored
 from semgrad_guard.named import POCKET
 
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
     from semgrad_guard.calibration import Binding, Calibration
     from semgrad_guard.engine.generation.options import GenerationOptions
     from semgrad_guard.engine.language_model import LanguageModel
-    from semgrad_guard.engine.prompts.token_choice import TokenChoice
     from semgrad_guard.estimators import Estimator
     from semgrad_guard.evaluation.calibrating.outcome import Outcome
     from semgrad_guard.evaluation.graders import AnswerGrader
@@ -147,6 +147,8 @@ def calibrate(  # noqa: PLR0913  # a command's options are its arguments
             rich_help_panel=options.DECISION,
         ),
     ] = None,
+    ray: options.Ray = None,
+    workers: options.Workers = None,
     strict: options.Strict = False,
     as_json: options.AsJson = False,
 ) -> None:
@@ -161,6 +163,7 @@ def calibrate(  # noqa: PLR0913  # a command's options are its arguments
     from semgrad_guard.evaluation.files import beside, sole_writer
 
     values.one_from_stdin(data=data, prompt=prompt, labels=labels)
+    cluster = Cluster.asked(ray, workers)
     files = Files(output, answers or beside(output, ".answers.jsonl"), plot, labels)
     spec = EstimatorSpec(estimator, variant, tau, beta, sampled_rows)
     template, sources = loading.prompt_template(prompt)
@@ -172,7 +175,7 @@ def calibrate(  # noqa: PLR0913  # a command's options are its arguments
     examples = grading.read_examples(few_shot, shots)
     decoding = loading.decoding(max_tokens=max_tokens, temperature=temperature, seed=seed, stop=stop or ())
     asked = _Asked(system, template, examples, decoding, batch_size)
-    run = _Run(model, dtype, device, quantization_config, spec, asked, loading.load_token(probe))
+    run = _Run(Loading(model, dtype, device, quantization_config, loading.load_token(probe)), spec, asked, cluster)
     with sole_writer(output):
         outcome = run(questions.rows, files, graders=graders, alpha=alpha, delta=delta, upstream=upstream)
         if outcome.calibration.choice is not None:
@@ -208,13 +211,10 @@ class _Asked:
 class _Run:
     """How to answer and score."""
 
-    model: str
-    dtype: str | None
-    device: str | None
-    quantization: Mapping[str, Any] | None
+    loading: Loading
     estimator: EstimatorSpec
     asked: _Asked
-    token: TokenChoice | None
+    cluster: Cluster
 
     def __call__(
         self,
@@ -243,9 +243,7 @@ class _Run:
             require_prompt(asked.prompt, form)
         require_examples(asked.examples, rows)
         template = prompt_name(form, system=asked.system, prompt=asked.prompt, examples=asked.examples)
-        model = loading.load_model(
-            self.model, self.dtype, device=self.device, quantization=self.quantization, token=self.token
-        )
+        model = self.loading.load()
         grader = next(iter(graders), GRADERS[default_grader(template_name(model, template))])
         answers = self._collect(rows, files.answers, model)
         say_unscored(answers)
@@ -264,19 +262,26 @@ class _Run:
 
     def _collect(self, rows: Sequence[Question], path: Path, model: LanguageModel) -> list[Answer]:
         """The answers; on Ctrl-C say how many are kept, and how to go on."""
-        from semgrad_guard.evaluation.runs.run import collect_answers
+        from semgrad_guard.evaluation.runs.run import Answering, collect_answers
 
-        with kept_on_interrupt("Answering", f"answers are kept in {path}") as tell:
+        asked = self.asked
+        estimators = {estimator.name: estimator for estimator in learning.estimators_for(self.estimator)}
+        answering = Answering(model, estimators, asked.decoding, asked.system, asked.prompt, asked.examples)
+        with (
+            kept_on_interrupt("Answering", f"answers are kept in {path}") as tell,
+            spreading(self.cluster, model, self.loading, answering.recipe) as spread,
+        ):
             return collect_answers(
                 rows,
                 path,
                 model=model,
-                estimators={estimator.name: estimator for estimator in learning.estimators_for(self.estimator)},
-                options=self.asked.decoding,
-                system=self.asked.system,
-                prompt=self.asked.prompt,
-                examples=self.asked.examples,
-                batch_size=self.asked.batch_size,
+                estimators=estimators,
+                options=asked.decoding,
+                system=asked.system,
+                prompt=asked.prompt,
+                examples=asked.examples,
+                batch_size=asked.batch_size,
+                spread=spread,
                 on_progress=tell,
             )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import functools
 import inspect
+import itertools
 import os
 import sys
 from collections.abc import Callable
@@ -41,7 +42,7 @@ class Command(TyperCommand):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Read the arguments of this command."""
-        given = [_today(argument) for argument in args]
+        given = [_today(argument) for argument in _with_address(args)]
         try:
             self._require_once(ctx, given)
             return super().parse_args(ctx, given)
@@ -140,6 +141,14 @@ def _message(error: Exception) -> str | None:
         said = str(error).partition("\n")[0] or "nothing more is known."
         return f"Not enough memory: {_short(said)} Try a smaller --batch-size or shorter texts."
     return None
+
+
+def _with_address(args: list[str]) -> list[str]:
+    """`--ray` may stand alone: then a cluster starts here."""
+    return [
+        "--ray=local" if argument == "--ray" and after.startswith("-") else argument
+        for argument, after in itertools.pairwise([*args, "--"])
+    ]
 
 
 def _today(argument: str) -> str:

@@ -9,8 +9,9 @@ import typer
 
 from semgrad_guard.cli import evaluation_output as writing
 from semgrad_guard.cli import evaluation_steps as steps
-from semgrad_guard.cli import grading, loading, options, values
+from semgrad_guard.cli import grading, options, values
 from semgrad_guard.cli.help import ExitCode
+from semgrad_guard.cli.spreading import Cluster, Loading
 from semgrad_guard.cli.terminal import say_unscored
 from semgrad_guard.named import POCKET
 
@@ -168,6 +169,8 @@ def evaluate(  # noqa: PLR0913  # a command's options are its arguments
             rich_help_panel=options.MODEL,
         ),
     ] = None,
+    ray: options.Ray = None,
+    workers: options.Workers = None,
     strict: options.Strict = False,
     as_json: options.AsJson = False,
 ) -> None:
@@ -178,7 +181,7 @@ def evaluate(  # noqa: PLR0913  # a command's options are its arguments
     repeated with other graders.
     """
     values.one_from_stdin(data=data, prompt=prompt, labels=labels)
-    files = writing.Files(output)
+    files, cluster = writing.Files(output), Cluster.asked(ray, workers)
     others, held = writing.finished(beside or [], report=report), steps.load_calibration(calibration)
     probed = steps.load_probe(probe)
     models = [model, *(name for name in (nli, cross_encoder) if name), *(_model_of(name) for name in grader or ())]
@@ -196,10 +199,10 @@ def evaluate(  # noqa: PLR0913  # a command's options are its arguments
             asked = steps.Asked(
                 wording, template, system, examples, tuple(stop or ()), max_tokens, batch_size, ablations, sample_batch
             )
-            estimators = steps.Chosen(methods, nli, cross_encoder, seed).estimators(max_tokens)
             token = None if probed is None else probed.semantic_token
-            loaded = loading.load_model(model, dtype, device=device, quantization=quantization_config, token=token)
-            run = steps.answer(questions, files, asked, estimators, model=loaded)
+            loading = Loading(model, dtype, device, quantization_config, token)
+            chosen = steps.Chosen(methods, nli, cross_encoder, seed)
+            run = steps.answer(questions, files, asked, chosen, loading=loading, cluster=cluster)
         results = steps.grade(run, graders, labels, files, questions)
         writing.write(results, files)
         if report:

@@ -11,6 +11,7 @@ import typer
 
 from semgrad_guard.cli.evaluation_output import Files
 from semgrad_guard.cli.loading import prompt_template, quietly
+from semgrad_guard.cli.spreading import Cluster, Loading, spreading
 from semgrad_guard.cli.terminal import kept_on_interrupt, note, note_problems, say, say_problems, show_grades
 from semgrad_guard.errors import InputError
 
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
     from semgrad_guard.evaluation.questions.data import Question, QuestionFile
     from semgrad_guard.evaluation.questions.prompts import Wording
     from semgrad_guard.evaluation.runs.evaluated import EvaluatedAnswer
+    from semgrad_guard.evaluation.runs.experiment import Experiment
+    from semgrad_guard.evaluation.runs.run import AnswerBatch
 
 
 @dataclass(frozen=True)
@@ -110,36 +113,56 @@ def read(data: str | None, *, limit: int | None, strict: bool, optional: bool) -
     return replace(questions, rows=questions.rows[:limit])
 
 
+@dataclass(frozen=True)
+class Measuring:
+    """Makes of a worker's model what answers and measures a batch there; plain data."""
+
+    chosen: Chosen
+    asked: Asked
+
+    def __call__(self, model: LanguageModel) -> AnswerBatch[EvaluatedAnswer]:
+        """What this model answers."""
+        return self.experiment(model, self.chosen.estimators(self.asked.max_tokens)).answering()
+
+    def experiment(self, model: LanguageModel, estimators: Sequence[Estimator]) -> Experiment:
+        """What is asked of a model, and what is measured."""
+        from semgrad_guard.engine.generation.options import GenerationOptions
+        from semgrad_guard.evaluation.runs.ablations import semgrad_ablations
+        from semgrad_guard.evaluation.runs.experiment import Experiment
+
+        asked = self.asked
+        return Experiment(
+            model,
+            estimators,
+            GenerationOptions(max_tokens=asked.max_tokens, stop=asked.stop),
+            wording=asked.wording,
+            prompt=asked.prompt,
+            system=asked.system,
+            examples=asked.examples,
+            ablations=semgrad_ablations(model.n_layers) if asked.ablations else {},
+            sample_batch=asked.sample_batch,
+        )
+
+
 def answer(
-    questions: QuestionFile | None,
-    files: Files,
-    asked: Asked,
-    estimators: Sequence[Estimator],
-    *,
-    model: LanguageModel,
+    questions: QuestionFile | None, files: Files, asked: Asked, chosen: Chosen, *, loading: Loading, cluster: Cluster
 ) -> Run:
     """Answer and measure what is missing; on Ctrl-C say how much is kept."""
-    from semgrad_guard.engine.generation.options import GenerationOptions
-    from semgrad_guard.evaluation.runs.ablations import semgrad_ablations
-    from semgrad_guard.evaluation.runs.experiment import Experiment
     from semgrad_guard.evaluation.runs.measuring import price_of_samples
 
-    rows = () if questions is None else questions.rows
-    experiment = Experiment(
-        model,
-        estimators,
-        GenerationOptions(max_tokens=asked.max_tokens, stop=asked.stop),
-        wording=asked.wording,
-        prompt=asked.prompt,
-        system=asked.system,
-        examples=asked.examples,
-        ablations=semgrad_ablations(model.n_layers) if asked.ablations else {},
-        sample_batch=asked.sample_batch,
-    )
+    rows, measuring = () if questions is None else questions.rows, Measuring(chosen, asked)
+    estimators = chosen.estimators(asked.max_tokens)
+    model = loading.load()
+    experiment = measuring.experiment(model, estimators)
     if (price := price_of_samples(estimators)) is not None:
         say(price, label="Warning")
-    with kept_on_interrupt("Answering", f"answers are kept in {files.answers}") as tell:
-        answers = experiment.run(rows, files.answers, batch_size=asked.batch_size, on_progress=tell, on_step=tell.step)
+    with (
+        kept_on_interrupt("Answering", f"answers are kept in {files.answers}") as tell,
+        spreading(cluster, model, loading, measuring) as spread,
+    ):
+        answers = experiment.run(
+            rows, files.answers, batch_size=asked.batch_size, spread=spread, on_progress=tell, on_step=tell.step
+        )
     return Run(answers, experiment.settings(rows))
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 import warnings
 from collections.abc import Generator, Mapping, Sequence
@@ -137,13 +136,6 @@ def load_policy(
     if calibration is not None:
         return Policy.from_calibration(Calibration.load(calibration), on_unscored=on_unscored)
     return None if threshold is None else Policy(threshold=threshold, on_unscored=on_unscored)
-
-
-def lets_every_score_through(on_unscored: OnUnscored) -> Policy:
-    """The policy of a command that was given none: only answers without a score are decided about."""
-    from semgrad_guard.guard import Policy
-
-    return Policy(threshold=sys.float_info.max, on_unscored=on_unscored)
 
 
 def pocket_policy(on_unscored: OnUnscored = "abstain") -> Policy | None:

@@ -13,6 +13,7 @@ from semgrad_guard.estimators import KINDS, NEEDS_LABELS
 
 # The groups in which `--help` lists options.
 MODEL = "Model"
+CLUSTER = "Cluster"
 DATA = "Data and files"
 UNCERTAINTY = "Uncertainty"
 DECISION = "Decision"
@@ -251,6 +252,28 @@ Labels = Annotated[
 BatchSize = Annotated[
     int,
     typer.Option(parser=values.whole(1, 1_000_000), metavar="N", help=_BATCHES, rich_help_panel=ANSWERS),
+]
+Ray = Annotated[
+    str | None,
+    typer.Option(
+        "--ray",
+        metavar="[ADDRESS]",
+        parser=values.source,
+        help="Spread the work over a Ray cluster: auto, HOST:PORT or ray://HOST:PORT. Without an address, one starts "
+        "in this process.",
+        rich_help_panel=CLUSTER,
+    ),
+]
+Workers = Annotated[
+    int | None,
+    typer.Option(
+        "--workers",
+        parser=values.whole(1, 1_000_000),
+        metavar="N",
+        help="With --ray: how many processes load the model. They share the CPUs, or the GPUs.",
+        show_default="one a GPU, or one a machine without",
+        rich_help_panel=CLUSTER,
+    ),
 ]
 Strict = Annotated[
     bool, typer.Option("--strict", help="Stop at the first broken line of the data file.", rich_help_panel=DATA)

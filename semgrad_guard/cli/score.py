@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,20 +11,17 @@ import typer
 from semgrad_guard.cli import claims, loading, options, scores_file, values
 from semgrad_guard.cli.estimator_spec import EstimatorSpec
 from semgrad_guard.cli.help import ExitCode
-from semgrad_guard.cli.terminal import OUT, note_problems, progress, say, say_problems
-from semgrad_guard.errors import EmptyPromptError, EmptyResponseError, InputError, PromptTooLongError
+from semgrad_guard.cli.spreading import Cluster, Loading, spreading
+from semgrad_guard.cli.terminal import OUT, kept_on_interrupt, note_problems, progress, say, say_problems
+from semgrad_guard.errors import EmptyPromptError, EmptyResponseError, InputError
 from semgrad_guard.named import POCKET
 
 if TYPE_CHECKING:
     from semgrad_guard.calibration import Drift
-    from semgrad_guard.engine.generation.evidence import Evidence
-    from semgrad_guard.engine.language_model import LanguageModel
-    from semgrad_guard.estimators import Estimator
     from semgrad_guard.evaluation.questions.data import Question
+    from semgrad_guard.evaluation.runs.scoring import Scored, TextScorer
     from semgrad_guard.guard import Policy
-    from semgrad_guard.records import Verdict
 
-Scored = tuple["Question", "Verdict"]
 STDOUT = Path("-")
 
 
@@ -89,6 +85,8 @@ def score(  # noqa: PLR0913  # a command's options are its arguments
     by: options.By = None,
     probe: options.ProbeFile = None,
     system: options.System = None,
+    ray: options.Ray = None,
+    workers: options.Workers = None,
     strict: options.Strict = False,
     as_json: options.AsJson = False,
 ) -> None:
@@ -99,10 +97,18 @@ def score(  # noqa: PLR0913  # a command's options are its arguments
 
     With --by, every sentence or clause has a number of its own; all of them come from one replay.
     """
+    from semgrad_guard.evaluation.runs.scoring import TextScorer, no_score
+
     if by is not None and calibration is not None:
         raise typer.BadParameter("a calibration is for whole answers; give --by or --calibration, not both")
     if output == STDOUT:
         output, as_json = None, True
+    cluster = Cluster.asked(ray, workers)
+    if cluster.is_asked and (by is not None or data is None or output is None):
+        raise typer.BadParameter(
+            "--ray is for whole answers of a file: give --data and --output FILE, beside which everything is kept as "
+            "it comes, and no --by"
+        )
     scores_file.require_outputs(output, [data, calibration, probe, Path(model)])
     rows, problems = _rows(data, question, response, strict=strict)
     token, spec = loading.load_token(probe), EstimatorSpec(estimator, variant, tau, beta, sampled_rows)
@@ -114,13 +120,19 @@ def score(  # noqa: PLR0913  # a command's options are its arguments
             raise typer.Exit(_code(found.left_out or problems, found.unscored))
         policy = loading.load_policy(calibration, None)
         asked = spec.estimator(policy)
-        scorer = _Scorer(
+        scorer = TextScorer(
             loading.load_model(model, dtype, device=device, quantization=quantization_config, token=token),
             asked,
             policy,
             system,
         )
-        scored, left_out = _score(rows, scorer, batch_size)
+        if cluster.is_asked and output is not None:
+            of = Loading(model, dtype, device, quantization_config, token)
+            scored, left_out = _score_spread(
+                rows, scorer, batch_size, record=scores_file.record(output), cluster=cluster, loading=of
+            )
+        else:
+            scored, left_out = _score(rows, scorer, batch_size)
         say_problems(left_out)
         if not scored:
             raise InputError("none of the texts could be scored")
@@ -128,7 +140,9 @@ def score(  # noqa: PLR0913  # a command's options are its arguments
         if moved is not None:
             scored = [(row, verdict.model_copy(update={"drift": moved.moved})) for row, verdict in scored]
         _deliver(scored, moved, output, as_json=as_json, decided=policy is not None, single=data is None)
-        unscored = [_no_score(row, verdict) for row, verdict in scored if verdict.status != "scored"]
+        if cluster.is_asked and output is not None:
+            scores_file.record(output).unlink(missing_ok=True)
+        unscored = [no_score(row, verdict) for row, verdict in scored if verdict.status != "scored"]
         say_problems(unscored)
         raise typer.Exit(_code(left_out or problems, unscored))
 
@@ -136,10 +150,6 @@ def score(  # noqa: PLR0913  # a command's options are its arguments
 def _code(broken: Sequence[object], unscored: Sequence[object]) -> ExitCode:
     """How the command ends: texts without a score go before lines that are broken."""
     return ExitCode.UNSCORED if unscored else ExitCode.BROKEN_LINES if broken else ExitCode.OK
-
-
-def _no_score(row: Question, verdict: Verdict) -> str:
-    return f"{row.id or row.question[:60]!r} has no score: {verdict.reason or 'no reason is known'}."
 
 
 def _rows(
@@ -164,56 +174,41 @@ def _rows(
     return [Question(question=asked, response=said)], []
 
 
-@dataclass(frozen=True)
-class _Scorer:
-    """How texts are scored and decided about."""
-
-    model: LanguageModel
-    estimator: Estimator
-    policy: Policy | None
-    system: str | None
-
-    def evidence(self, row: Question) -> Evidence:
-        """Evidence about one text by itself."""
-        from semgrad_guard.evaluation.questions.prompts import conversation
-
-        return self.model.evidence(conversation(row.question, row.context, system=self.system), row.response or "")
-
-    def verdicts(self, rows: Sequence[Question], evidence: Sequence[Evidence]) -> list[Scored]:
-        """The rows with their verdicts, from one backward pass for all of them."""
-        from semgrad_guard.engine.generation.evidence import BatchScoring
-
-        together = BatchScoring.joined(evidence).evidence if evidence else ()
-        return [(row, self._verdict(row, each)) for row, each in zip(rows, together, strict=True)]
-
-    def _verdict(self, row: Question, evidence: Evidence) -> Verdict:
-        from semgrad_guard.evaluation.questions.prompts import form_of, prompt_name
-        from semgrad_guard.guard import assess, settle
-
-        template = prompt_name(form_of([row]), system=self.system)
-        draft = assess(self.model, self.estimator, evidence, text=evidence.text, prompt_template=template)
-        policy = self.policy or loading.lets_every_score_through("abstain")
-        verdict = settle(draft, policy, "enforce", can_escalate=False, prompt=evidence.prompt.form).verdict
-        return verdict if self.policy is not None else verdict.model_copy(update={"threshold": None})
-
-
-def _score(rows: Sequence[Question], scorer: _Scorer, batch_size: int) -> tuple[list[Scored], list[str]]:
+def _score(rows: Sequence[Question], scorer: TextScorer, batch_size: int) -> tuple[list[Scored], list[str]]:
     """Rows with their verdicts, and what is to be said of those that do not fit the context window."""
+    from semgrad_guard.evaluation.runs.scoring import left_out
+
     scored: list[Scored] = []
     failed: list[str] = []
     with progress("Scoring") as tell:
         tell(0, len(rows))
         for start in range(0, len(rows), batch_size):
-            batch = rows[start : start + batch_size]
-            fitting: list[tuple[Question, Evidence]] = []
-            for row in batch:
-                try:
-                    fitting.append((row, scorer.evidence(row)))
-                except PromptTooLongError as error:
-                    failed.append(f"{row.id or row.question[:60]!r} is left out: {error}")
-            scored += scorer.verdicts([row for row, _ in fitting], [each for _, each in fitting])
-            tell(start + len(batch), len(rows))
+            found = scorer(rows[start : start + batch_size])
+            scored += found.scored
+            failed += [left_out(row, error) for row, error in found.too_long]
+            tell(min(start + batch_size, len(rows)), len(rows))
     return scored, failed
+
+
+def _score_spread(
+    rows: Sequence[Question],
+    scorer: TextScorer,
+    batch_size: int,
+    *,
+    record: Path,
+    cluster: Cluster,
+    loading: Loading,
+) -> tuple[Sequence[Scored], list[str]]:
+    """The same by a cluster's workers; on Ctrl-C say how many are kept, and how to go on."""
+    from semgrad_guard.evaluation.runs.scoring import ScoringRecipe, left_out, score_kept
+
+    recipe = ScoringRecipe(scorer.estimator, scorer.policy, scorer.system)
+    with (
+        kept_on_interrupt("Scoring", f"scores are kept in {record}") as tell,
+        spreading(cluster, scorer.model, loading, recipe) as spread,
+    ):
+        found = score_kept(rows, record, scorer, spread=spread, batch_size=batch_size, on_progress=tell)
+    return found.scored, [left_out(row, error) for row, error in found.too_long]
 
 
 def _drift(scored: Sequence[Scored], policy: Policy | None) -> Drift | None:
@@ -228,8 +223,9 @@ def _deliver(
     scored: Sequence[Scored], found: Drift | None, output: Path | None, *, as_json: bool, decided: bool, single: bool
 ) -> None:
     from semgrad_guard.cli.rendering import drift_line, scores_view, verdict_view
+    from semgrad_guard.evaluation.runs.scoring import score_record
 
-    scores_file.deliver([_record(row, verdict) for row, verdict in scored], output, as_json=as_json)
+    scores_file.deliver([score_record(row, verdict) for row, verdict in scored], output, as_json=as_json)
     if as_json:
         pass
     elif single:
@@ -240,7 +236,3 @@ def _deliver(
         say(drift_line(found))
     elif found is not None:
         OUT.print(drift_line(found))
-
-
-def _record(row: Question, verdict: Verdict) -> dict[str, object]:
-    return {"id": row.id, "question": row.question, "response": row.response, **verdict.metadata()}

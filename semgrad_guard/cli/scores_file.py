@@ -26,6 +26,11 @@ def require_outputs(output: Path | None, inputs: Iterable[Path | None]) -> None:
         require_outputs([Output(output, "file of scores", are_scores)], inputs=given)
 
 
+def record(output: Path) -> Path:
+    """Where a run that can be continued keeps what it has, until the file of scores is written."""
+    return output.with_name(f"{output.name}.run")
+
+
 def are_scores(path: Path) -> bool:
     """Whether a file holds what `score` writes, and nothing that somebody has added to it."""
     return all(_is_score(line) for line in path.read_bytes().splitlines())

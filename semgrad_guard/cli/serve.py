@@ -358,7 +358,9 @@ class _Maker:
         if policy is not None:
             return policy
         if self.mode in ("annotate", "observe"):
-            return loading.lets_every_score_through(self.on_unscored)
+            from semgrad_guard.guard.policy import lets_every_score_through
+
+            return lets_every_score_through(self.on_unscored)
         raise InputError(
             f"nothing says which answers of {name} are let through: give --calibration or --threshold, or --mode "
             "annotate to deliver every answer with its uncertainty"

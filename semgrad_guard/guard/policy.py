@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from dataclasses import dataclass
 from numbers import Real
 from typing import Any, Literal, get_args
@@ -133,6 +134,11 @@ def require_policy(policy: object) -> Policy:
     if not isinstance(policy, Policy):
         raise InputError("a guard needs a policy: Policy(threshold=...) or Policy.from_calibration(calibration)")
     return policy
+
+
+def lets_every_score_through(on_unscored: OnUnscored) -> Policy:
+    """The policy of whoever was given none: only answers without a score are decided about."""
+    return Policy(threshold=sys.float_info.max, on_unscored=on_unscored)
 
 
 def _threshold(value: Any, calibration: Calibration | None) -> float | None:

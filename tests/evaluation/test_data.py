@@ -129,7 +129,7 @@ def test_a_file_without_a_usable_line_is_refused(tmp_path: Path) -> None:
 def test_a_file_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DataFileError, match="No such file"):
         read_questions(tmp_path / "missing.jsonl")
-    with pytest.raises(DataFileError, match="Is a directory"):
+    with pytest.raises(DataFileError, match="a folder without a data file"):
         read_questions(tmp_path)
 
 

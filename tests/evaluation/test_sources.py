@@ -152,3 +152,22 @@ def test_the_embedded_models_questions_have_a_name(tmp_path: Path, monkeypatch: 
     assert len(read_questions("pocket").rows) > 500
     assert [row.question for row in read_questions("./pocket").rows] == ["mine?"]
     assert [row.question for row in read_questions(values.stream("./pocket")).rows] == ["mine?"]
+
+
+def test_a_folder_of_files(tmp_path: Path) -> None:
+    (tmp_path / "kind=history").mkdir()
+    (tmp_path / "_temporary").mkdir()
+    (tmp_path / "kind=history" / "b.jsonl").write_text('{"question": "2?", "answers": ["b"]}\n')
+    (tmp_path / "a.csv").write_text("question,answers,kind\n1?,a,plain\n")
+    (tmp_path / "kind=history" / "c.jsonl").write_text('{"question": "1?", "answers": ["a"]}\nbroken\n')
+    (tmp_path / "_temporary" / "d.jsonl").write_text('{"question": "3?", "answers": ["c"]}\n')
+    (tmp_path / "notes.txt").write_text("no data")
+    found = read_questions(tmp_path)
+    assert [(row.question, row.kind) for row in found.rows] == [("1?", "plain"), ("2?", "history")]
+    assert f"{tmp_path / 'kind=history' / 'c.jsonl'}, line 2 is not valid JSON" in str(found.problems[0])
+    assert f"line 1 repeats {tmp_path / 'a.csv'}, row 2 and" in found.duplicates[0]
+
+
+def test_a_folder_without_data(tmp_path: Path) -> None:
+    with pytest.raises(DataFileError, match="a folder without a data file"):
+        read_questions(tmp_path)

@@ -13,7 +13,7 @@ from semgrad_guard.engine.objective import Objective
 from semgrad_guard.evaluation.progress import Progress
 from semgrad_guard.evaluation.questions.data import Question
 from semgrad_guard.evaluation.questions.prompts import conversation, form_of, prompt_name
-from semgrad_guard.evaluation.runs.run import complete, run_settings, why_too_long
+from semgrad_guard.evaluation.runs.run import complete, in_turn, run_settings, why_too_long
 from semgrad_guard.evaluation.runs.run_file import Answer, RunFile
 
 
@@ -65,7 +65,7 @@ def collect_grids(
         ]
 
     with RunFile(path, settings, GridAnswer) as record:
-        return complete(record, questions, answer, batch_size=batch_size, on_progress=on_progress)
+        return complete(record, questions, in_turn(answer), batch_size=batch_size, on_progress=on_progress)
 
 
 def _answered(question: Question, generation: Generation, objective: Objective) -> GridAnswer:

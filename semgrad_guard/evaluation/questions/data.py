@@ -104,7 +104,8 @@ class QuestionFile:
 def read_questions(
     path: str | Path, *, needs: Need = "answers", strict: bool = False, context_field: str | None = None
 ) -> QuestionFile:
-    """Read questions from JSON Lines, a JSON list (.json), CSV (.csv, .tsv) or a dataset (hub:NAME[:CONFIG][@SPLIT]).
+    """Read questions from JSON Lines, a JSON list (.json), CSV (.csv, .tsv), Parquet (.parquet), a folder of such files
+    or a dataset (hub:NAME[:CONFIG][@SPLIT]).
 
     "-" reads JSON Lines, or a JSON list, from standard input. A byte order mark, CRLF and blank lines are fine.
 
@@ -119,7 +120,7 @@ def read_questions(
     Raises:
         DataFileError: the source cannot be read or holds nothing usable; with `strict`, the first broken record.
         InputError: `context_field` names a field that is no passage.
-        MissingExtraError: a dataset is asked for and `datasets` is not installed.
+        MissingExtraError: a dataset or a Parquet file is asked for and its library is not installed.
     """
     if context_field in NO_PASSAGE:
         raise InputError(f'the field "{context_field}" is no passage to answer from; name another as context field')
@@ -129,7 +130,7 @@ def read_questions(
     for entry in entries(str(path)):
         try:
             row = _read(entry, needs, context_field)
-            first, known = rows.setdefault(_identity(row, needs), (entry, row))
+            first, known = rows.setdefault(identity(row, needs), (entry, row))
             _require_agreement(row, known, entry, first, needs)
         except DataFileError as problem:
             if strict:
@@ -137,7 +138,7 @@ def read_questions(
             problems.append(problem)
             continue
         if first is not entry:
-            duplicates.append(f"{entry.place} repeats {entry.unit} {first.number} and is left out.")
+            duplicates.append(f"{entry.place} repeats {first.place_beside(entry)} and is left out.")
     source = Path(path)
     if not rows:
         raise _nothing_in(source, problems)
@@ -165,7 +166,7 @@ def _shared_ids(rows: Iterable[tuple[Entry, Question]]) -> tuple[str, ...]:
     notes: list[str] = []
     for entry, row in rows:
         if row.id is not None and (first := firsts.setdefault(row.id, entry)) is not entry:
-            notes.append(f"{entry.place} has the id {row.id!r} of {first.unit} {first.number}; both are kept.")
+            notes.append(f"{entry.place} has the id {row.id!r} of {first.place_beside(entry)}; both are kept.")
     return tuple(notes)
 
 
@@ -194,7 +195,7 @@ def _require_agreement(row: Question, known: Question, entry: Entry, first: Entr
         mine, theirs = ({" ".join(text.split()) for text in getattr(each, field)} for each in (row, known))
         if mine - theirs:
             raise DataFileError(
-                f"{entry.place} asks what {first.unit} {first.number} asks, with other {field}: keep one of the two, "
+                f"{entry.place} asks what {first.place_beside(entry)} asks, with other {field}: keep one of the two, "
                 f"with all its {field}."
             )
 
@@ -244,7 +245,8 @@ def _nothing_in(source: Path, problems: list[DataFileError]) -> DataFileError:
     return DataFileError(f"{called(source)} holds no usable line ({len(problems)} broken). The first: {problems[0]}")
 
 
-def _identity(row: Question, needs: Need) -> str:
+def identity(row: Question, needs: Need) -> str:
+    """Sixteen hex digits that are the same for lines that repeat each other."""
     return _digest(row.key, row.response) if needs == "response" else row.key
 
 

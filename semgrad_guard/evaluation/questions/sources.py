@@ -1,4 +1,5 @@
-"""Where questions come from: JSON Lines, a JSON list, CSV, or a Hugging Face dataset; each as records with a place.
+"""Where questions come from: JSON Lines, a JSON list, CSV, Parquet, a folder of these, or a Hugging Face dataset; each
+as records with a place.
 
 "-" is standard input: JSON Lines, or a JSON list. "pocket" are the embedded model's own questions.
 """
@@ -6,9 +7,11 @@
 from __future__ import annotations
 
 import codecs
+import itertools
 import json
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from importlib import import_module
 from pathlib import Path
 from typing import Any, cast
 
@@ -21,6 +24,11 @@ POCKET = "pocket"
 """Stands for questions about the embedded model's world; a file of that name is ./pocket."""
 HUB = "hub:"
 """Before the name of a Hugging Face dataset: hub:NAME[:CONFIG][@SPLIT]."""
+
+PARQUET = ".parquet"
+_DATA = (PARQUET, ".jsonl", ".json", ".csv", ".tsv")
+"""The data files of a folder."""
+_ROWS = 1024
 
 _LISTS = ("answers", "answer", "correct_answers", "paraphrases")
 
@@ -39,23 +47,68 @@ class Entry:
         """Where it stands, to be named in messages."""
         return f"{self.source}, {self.unit} {self.number}"
 
+    def place_beside(self, other: Entry) -> str:
+        """The same where `other` is named already: the file is said only if it is another one."""
+        return f"{self.unit} {self.number}" if self.source == other.source else self.place
+
 
 def entries(source: str) -> Iterator[Entry]:
-    """The entries of a file (.csv and .tsv, .json, or JSON Lines), of standard input (`-`), of a dataset (`hub:...`),
-    or of the questions that come with the embedded model (`pocket`).
+    """The entries of a file (.csv and .tsv, .parquet, .json, or JSON Lines), of a folder of such files, of standard
+    input (`-`), of a dataset (`hub:...`), or of the questions that come with the embedded model (`pocket`).
 
     Raises:
         DataFileError: the whole source cannot be read.
-        MissingExtraError: a dataset is asked for and `datasets` is not installed.
+        MissingExtraError: a dataset or a Parquet file is asked for and its library is not installed.
     """
     if source.startswith(HUB):
         return _dataset(source)
     path = QUESTIONS_PATH if source == POCKET else Path(source)
+    return _folder(path) if path.is_dir() else _file(path)
+
+
+def _file(path: Path) -> Iterator[Entry]:
     if path.suffix.lower() in (".csv", ".tsv"):
         return _csv(path)
+    if path.suffix.lower() == PARQUET:
+        return _parquet(path)
     content = _content(path)
     listed = (path.suffix.lower() == ".json" or path == STDIN) and content.lstrip().startswith(b"[")
     return _json_list(path, content) if listed else _json_lines(path, content)
+
+
+def _folder(folder: Path) -> Iterator[Entry]:
+    """The entries of its data files, in the order of their paths; a folder `kind=history` is a field of its entries."""
+    found = [path for path in sorted(folder.rglob("*")) if path.suffix.lower() in _DATA and path.is_file()]
+    parts = {path: path.relative_to(folder).parts for path in found}
+    visible = [path for path in found if not any(part.startswith((".", "_")) for part in parts[path])]
+    if not visible:
+        raise DataFileError(f"{folder} is a folder without a data file ({', '.join(_DATA)}). Is the path right?")
+    for path in visible:
+        fields = dict(part.split("=", 1) for part in parts[path][:-1] if "=" in part)
+        for entry in _file(path):
+            yield replace(entry, content=_with_fields(entry.content, fields))
+
+
+def _with_fields(content: Any, fields: dict[str, str]) -> Any:
+    """A record with what its folders say, unless it says something else; what is no record, as it is."""
+    return {**fields, **cast("dict[str, Any]", content)} if isinstance(content, dict) else content
+
+
+def _parquet(path: Path) -> Iterator[Entry]:
+    """Rows by column name, some at a time: the file may be larger than memory."""
+    try:
+        pyarrow, parquet = import_module("pyarrow"), import_module("pyarrow.parquet")
+    except ModuleNotFoundError as error:
+        raise MissingExtraError("pyarrow", extra="parquet") from error
+    number = itertools.count(1)
+    try:
+        with parquet.ParquetFile(path) as file:
+            for batch in file.iter_batches(batch_size=_ROWS):
+                for record in batch.to_pylist():
+                    yield Entry(str(path), "row", next(number), record)
+    except (OSError, pyarrow.ArrowException) as error:
+        said = str(error).strip().partition("\n")[0].rstrip(".")
+        raise DataFileError(f"Cannot read {path}: {said}. Is it a Parquet file?") from error
 
 
 def _content(path: Path) -> bytes:

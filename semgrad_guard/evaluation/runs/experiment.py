@@ -29,8 +29,11 @@ from semgrad_guard.evaluation.runs.ablations import Ablation
 from semgrad_guard.evaluation.runs.evaluated import EvaluatedAnswer
 from semgrad_guard.evaluation.runs.measuring import Cell, Part, Step, measure
 from semgrad_guard.evaluation.runs.run import (
+    AnswerBatch,
+    Spread,
     check_run,
     complete,
+    in_turn,
     run_settings,
     seeded,
     why_too_long,
@@ -82,13 +85,14 @@ class Experiment:
         path: Path,
         *,
         batch_size: int = 8,
+        spread: Spread[EvaluatedAnswer] | None = None,
         on_progress: Progress | None = None,
         on_step: Step | None = None,
     ) -> list[EvaluatedAnswer]:
         """Answer and measure what the record at `path` does not hold yet; every answer, in the questions' order.
 
         A batch that is interrupted keeps what its methods have measured (see `measuring`). `on_step` is told which
-        method measures.
+        method measures. With `spread`, other processes answer and measure (see `answering`).
 
         Raises:
             BindingMismatchError: the record belongs to a run with other settings; the message names them.
@@ -100,12 +104,17 @@ class Experiment:
         settings = self.settings(questions)
         part = Part.beside(path, settings)
         with RunFile(path, settings, EvaluatedAnswer) as record:
-            if any(question.key not in record.answers for question in questions):
+            if spread is None and any(question.key not in record.answers for question in questions):
                 self._warm_up()
-            answer = partial(self._answer, part=part, on_step=on_step)
-            answers = complete(record, questions, answer, batch_size=batch_size, on_progress=on_progress)
+            here = in_turn(partial(self._answer, part=part, on_step=on_step))
+            answers = complete(record, questions, spread or here, batch_size=batch_size, on_progress=on_progress)
             part.end()
             return answers
+
+    def answering(self) -> AnswerBatch[EvaluatedAnswer]:
+        """What answers and measures a batch in a process that keeps no record."""
+        self._warm_up()
+        return partial(self._answer, part=Part(None, {}), on_step=None)
 
     @property
     def _named(self) -> dict[str, Estimator]:

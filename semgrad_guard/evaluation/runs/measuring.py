@@ -54,9 +54,9 @@ class _Kept(BaseModel):
 
 
 class Part:
-    """The file of the batch that is being measured."""
+    """The file of the batch that is being measured; without a path, only what is known of the batch."""
 
-    def __init__(self, path: Path, settings: Mapping[str, Any]) -> None:
+    def __init__(self, path: Path | None, settings: Mapping[str, Any]) -> None:
         self._path, self._settings = path, dict(settings)
         self._kept = _Kept(settings={}, keys=(), token_ids=())
 
@@ -69,6 +69,8 @@ class Part:
         """Take up what is known of these very answers, or begin anew."""
         fresh = _Kept(settings=self._settings, keys=tuple(keys), token_ids=tuple(map(tuple, token_ids)))
         self._kept = fresh
+        if self._path is None:
+            return
         with suppress(OSError, ValidationError):
             found = _Kept.model_validate_json(self._path.read_bytes())
             if found.model_copy(update={"cells": {}, "samples": {}}) == fresh:
@@ -87,11 +89,13 @@ class Part:
         self._kept.cells.setdefault(method, {}).update(cells)
         if samples:
             self._kept.samples.setdefault(repr(plan), {}).update(samples)
-        atomic_write(self._path, self._kept.model_dump_json())
+        if self._path is not None:
+            atomic_write(self._path, self._kept.model_dump_json())
 
     def end(self) -> None:
         """The run is whole."""
-        self._path.unlink(missing_ok=True)
+        if self._path is not None:
+            self._path.unlink(missing_ok=True)
 
 
 def measure(

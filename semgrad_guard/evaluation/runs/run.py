@@ -1,16 +1,19 @@
 """A resumable run: a model answers questions, estimators score the answers, and every answer is kept as it comes.
 
-Batches are fixed by the order of the questions and the batch size, so a run that was interrupted and continued gives
-exactly the answers and scores of one that was not: a batch of which some answers are missing is asked again as a whole.
-(Another batch size may change the last digits of a score.)
+Batches are fixed by the order of the questions and the batch size, so a run that was interrupted and continued, or
+whose batches were spread over other processes, gives exactly the answers and scores of one that was not: a batch of
+which some answers are missing is asked again as a whole. (Another batch size may change the last digits of a score.)
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from operator import attrgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from semgrad_guard.calibration import Binding
 from semgrad_guard.engine.generation.generation import Generation
@@ -33,6 +36,51 @@ from semgrad_guard.guard import Answerer, template_name
 from semgrad_guard.records import Message, Score
 
 
+class Batch(NamedTuple):
+    """Questions that are answered and scored together, and the index of the first one in the run."""
+
+    start: int
+    rows: Sequence[Question]
+
+
+AnswerBatch = Callable[[Sequence[Question], int], list[A]]
+"""Answers a batch; the second argument is the index of its first question."""
+Spread = Callable[[Iterable[Batch]], Iterable[list[A]]]
+"""Answers many batches, elsewhere perhaps, and gives each one's answers as soon as they are there, in any order."""
+
+
+@dataclass(frozen=True)
+class Answering:
+    """How a model answers and scores a batch. What is not the model is plain data, which other processes are sent."""
+
+    model: LanguageModel
+    estimators: Mapping[str, Estimator]
+    options: GenerationOptions
+    system: str | None = None
+    prompt: str | None = None
+    examples: Sequence[Question] = ()
+
+    def __call__(self, batch: Sequence[Question], start: int) -> list[Answer]:
+        """The answers to a batch, in its order."""
+        turns = [
+            conversation(each.question, each.context, system=self.system, prompt=self.prompt, examples=self.examples)
+            for each in batch
+        ]
+        return _answer(batch, turns, self.model, self.estimators, options=seeded(self.options, start))
+
+    @property
+    def recipe(self) -> Callable[[LanguageModel], Answering]:
+        """The same with another copy of the model; it pickles, and holds no model."""
+        return partial(
+            Answering,
+            estimators=self.estimators,
+            options=self.options,
+            system=self.system,
+            prompt=self.prompt,
+            examples=self.examples,
+        )
+
+
 def collect_answers(
     questions: Sequence[Question],
     path: Path,
@@ -44,6 +92,7 @@ def collect_answers(
     prompt: str | None = None,
     examples: Sequence[Question] = (),
     batch_size: int = 8,
+    spread: Spread[Answer] | None = None,
     on_progress: Progress | None = None,
 ) -> list[Answer]:
     """Answer and score the questions, in order, keeping every answer at `path`; what is there already is not redone.
@@ -58,6 +107,7 @@ def collect_answers(
         prompt: a template of the user's turn, with {question} and perhaps {context} in it.
         examples: questions with answers that go before every question, as turns.
         batch_size: questions answered and scored at once.
+        spread: answers the batches in the model's place, by copies of it in other processes.
         on_progress: told (answers there are, questions in all), at the start and after every batch.
 
     A question that does not fit the context window is kept without an answer, and with the reason.
@@ -69,41 +119,53 @@ def collect_answers(
     worded = None if prompt is None else require_prompt(prompt, form)
     template = prompt_name(form, system=system, prompt=worded, examples=examples)
     settings = run_settings(model, estimators, options=options, template=template)
-
-    def answer(batch: Sequence[Question], start: int) -> list[Answer]:
-        turns = [
-            conversation(each.question, each.context, system=system, prompt=prompt, examples=examples) for each in batch
-        ]
-        return _answer(batch, turns, model, estimators, options=seeded(options, start))
-
+    answering = Answering(model, estimators, options, system, prompt, examples)
     with RunFile(path, settings, Answer) as record:
-        return complete(record, questions, answer, batch_size=batch_size, on_progress=on_progress)
+        return complete(record, questions, spread or in_turn(answering), batch_size=batch_size, on_progress=on_progress)
+
+
+def in_turn(answer: AnswerBatch[A]) -> Spread[A]:
+    """One batch after the other, here."""
+    return lambda batches: (answer(batch.rows, batch.start) for batch in batches)
+
+
+def batches_of(questions: Iterable[Question], size: int) -> Iterator[Batch]:
+    """The questions in their order, so many at a time, each group when it is asked for."""
+    rest = iter(questions)
+    for start in itertools.count(0, size):
+        rows = list(itertools.islice(rest, size))
+        if not rows:
+            return
+        yield Batch(start, rows)
 
 
 def complete(
     record: RunFile[A],
     questions: Sequence[Question],
-    answer: Callable[[Sequence[Question], int], Sequence[A]],
+    spread: Spread[A],
     *,
     batch_size: int,
+    key: Callable[[Question], str] = attrgetter("key"),
     on_progress: Progress | None = None,
 ) -> list[A]:
-    """Answer what is missing in the record, batch after batch; all answers, in the questions' order.
+    """Answer the batches of which the record misses something; all answers, in the questions' order.
 
-    `answer` is handed a batch and the index of its first question.
+    `key` names a question in the record.
     """
     tell = on_progress or unwatched
-    done = sum(question.key in record.answers for question in questions)
+    done = sum(key(question) in record.answers for question in questions)
     tell(done, len(questions))
-    for start in range(0, len(questions), batch_size):
-        batch = questions[start : start + batch_size]
-        missing = [question for question in batch if question.key not in record.answers]
-        if missing:
-            answers = answer(batch, start)
-            record.append(found for found in answers if found.key not in record.answers)
-            done += len(missing)
-            tell(done, len(questions))
-    return [record.answers[question.key] for question in questions]
+    missing = [
+        batch
+        for batch in batches_of(questions, batch_size)
+        if any(key(question) not in record.answers for question in batch.rows)
+    ]
+    for answers in spread(missing) if missing else ():
+        new = [found for found in answers if found.key not in record.answers]
+        record.append(new)
+        done += len(new)
+        tell(done, len(questions))
+    return [record.answers[key(question)] for question in questions]
 
 
 def run_settings(

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Generic, Self, TypeVar, cast
+from typing import Any, Generic, Protocol, Self, TypeVar, cast
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -59,7 +59,25 @@ class Answer(BaseModel):
         return next((score.reason for score in self.scores.values() if score.reason), None)
 
 
-A = TypeVar("A", bound=Answer)
+class Kept(Protocol):
+    """What a run keeps of a question; `key` is the question's."""
+
+    @property
+    def key(self) -> str:
+        """Names it among all of the run."""
+        ...
+
+    def model_dump_json(self) -> str:
+        """The line of it."""
+        ...
+
+    @classmethod
+    def model_validate_json(cls, json_data: str | bytes) -> Self:
+        """What stands in a line."""
+        ...
+
+
+A = TypeVar("A", bound=Kept)
 
 
 class RunFile(Generic[A]):

@@ -1,0 +1,97 @@
+"""`--ray`: the batches of a command go to workers of a Ray cluster, each with a copy of the model."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import typer
+
+from semgrad_guard.cli.loading import load_model
+from semgrad_guard.cli.terminal import is_verbose, status
+
+if TYPE_CHECKING:
+    from semgrad_guard.engine.language_model import LanguageModel
+    from semgrad_guard.engine.prompts.token_choice import TokenChoice
+    from semgrad_guard.evaluation.runs.run import Batch, Spread
+    from semgrad_guard.evaluation.runs.run_file import Kept
+    from semgrad_guard.ray.pool import Recipe
+
+A = TypeVar("A", bound="Kept")
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """What the options say: where the cluster is, if there is to be one, and how many workers load the model."""
+
+    address: str | None = None
+    workers: int | None = None
+
+    @classmethod
+    def asked(cls, address: str | None, workers: int | None) -> Cluster:
+        """The options, refused before any work where they cannot be followed.
+
+        Raises:
+            MissingExtraError: Ray is not installed.
+        """
+        if address is None:
+            if workers is not None:
+                raise typer.BadParameter("--workers is for --ray; give both")
+            return cls()
+        from semgrad_guard.ray.cluster import library
+
+        library()
+        return cls(address, workers)
+
+    @property
+    def is_asked(self) -> bool:
+        """Whether batches are spread at all."""
+        return self.address is not None
+
+
+@dataclass(frozen=True)
+class Loading:
+    """The options that a model was loaded with, which its copies are loaded with as well."""
+
+    name: str
+    dtype: str | None = None
+    device: str | None = None
+    quantization: Mapping[str, Any] | None = None
+    token: TokenChoice | None = None
+
+    def load(self) -> LanguageModel:
+        """The model, here."""
+        return load_model(self.name, self.dtype, device=self.device, quantization=self.quantization, token=self.token)
+
+
+@contextmanager
+def spreading(
+    cluster: Cluster, model: LanguageModel, loading: Loading, recipe: Recipe[list[A]]
+) -> Generator[Spread[A] | None]:
+    """What spreads batches for as long as this lasts, if that is asked for; the cluster starts with the first batch."""
+    address = cluster.address
+    if address is None:
+        yield None
+        return
+    from semgrad_guard.ray.cluster import cluster as connected
+    from semgrad_guard.ray.pool import Job, spread
+    from semgrad_guard.ray.source import ModelSource
+
+    source = ModelSource.of(
+        loading.name,
+        dtype=loading.dtype,
+        device=loading.device,
+        quantization=loading.quantization,
+        semantic_token=loading.token,
+        identity=model.identity,
+    )
+    with ExitStack() as opened:
+
+        def run(batches: Iterable[Batch]) -> Iterator[list[A]]:
+            with status("Starting Ray …"):
+                ray = opened.enter_context(connected(address, verbose=is_verbose()))
+            return spread(ray, Job(source, recipe), batches, workers=cluster.workers)
+
+        yield run

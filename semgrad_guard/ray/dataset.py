@@ -1,0 +1,170 @@
+"""`score`: the rows of a Ray dataset with a verdict each."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from semgrad_guard.calibration import Calibration
+from semgrad_guard.errors import InputError
+from semgrad_guard.estimators import Estimator
+from semgrad_guard.evaluation.questions.data import Question
+from semgrad_guard.evaluation.runs.scoring import TextScorer
+from semgrad_guard.guard import Policy, estimator_of
+from semgrad_guard.named import POCKET
+from semgrad_guard.ray.cluster import library
+from semgrad_guard.ray.source import ModelSource
+from semgrad_guard.records import METADATA_KEY
+
+_TEXTS = ("status", "action", "estimator", "model", "fingerprint", "calibration_id", "prompt_template", "tier")
+_NUMBERS = ("uncertainty", "confidence", "threshold", "semgrad", "paragrad", "paragrad_error", "mean_entropy")
+_MORE_NUMBERS = ("gnll", "max_probability", "deviation", "scoring_ms")
+_FIELDS: Mapping[str, str] = {
+    **dict.fromkeys(_TEXTS, "string"),
+    **dict.fromkeys((*_NUMBERS, *_MORE_NUMBERS), "float64"),
+    **dict.fromkeys(("promised", "familiar"), "bool_"),
+    "scored_tokens": "int64",
+    "reason": "string",
+    "digest": "string",
+}
+"""What a row is told of its verdict, and as which of Arrow's types: the same in every block, whatever is missing."""
+_BATCHES_A_BLOCK = 8
+"""Ray's own work is done once a block."""
+
+
+def score(
+    dataset: Any,
+    *,
+    model: str = POCKET,
+    estimator: Estimator | None = None,
+    calibration: Calibration | Path | str | None = None,
+    system: str | None = None,
+    dtype: str | None = None,
+    device: str | None = None,
+    quantization_config: Mapping[str, Any] | None = None,
+    batch_size: int = 8,
+    workers: int = 1,
+    threads: int = 1,
+) -> Any:
+    """A Ray dataset with the same rows in the same order, and with a verdict each in the column `semgrad_guard`.
+
+    Nothing is computed before somebody reads the result or writes it (`iter_rows()`, `write_parquet(...)`). Each
+    worker is a process that loads the model once. Batches are as a single process makes them, whatever the blocks of
+    the dataset are, and so are the numbers (with as many threads).
+
+    Args:
+        dataset: a `ray.data.Dataset` with the columns `question` and `response`, and perhaps `context` and `id`.
+        model: a name, a folder that every machine has, or a hub id.
+        estimator: the calibration's, or HybridGrad.
+        calibration: gives confidence, a threshold and its promise.
+        system: a system message before every question.
+        dtype, device, quantization_config: as in `LanguageModel.from_pretrained`; on "cuda" each worker takes a GPU.
+        batch_size: texts scored at once.
+        workers: how many processes.
+        threads: the CPUs that each of them takes.
+
+    A row without a question or a response, or one that does not fit the context window, is `unscored` and says why.
+
+    Raises:
+        MissingExtraError: Ray is not installed.
+        InputError: a number is out of its range, or the dataset lacks a column, or has one of that name.
+        CalibrationError: the calibration cannot be used.
+    """
+    ray = library()
+    for name, number in (("batch_size", batch_size), ("workers", workers), ("threads", threads)):
+        if number < 1:
+            raise InputError(f"{name} must be at least 1, not {number}")
+    _require_columns(dataset.columns() or [])
+    held = Calibration.load(calibration) if isinstance(calibration, str | Path) else calibration
+    policy = None if held is None else Policy.from_calibration(held)
+    source = ModelSource.of(model, dtype=dtype, device=device, quantization=quantization_config)
+    scoring = _Scoring(source, estimator or estimator_of(held), policy, system, threads)
+    blocks = dataset.repartition(target_num_rows_per_block=batch_size * _BATCHES_A_BLOCK, strict=True)
+    blocks.context.execution_options.preserve_order = True
+    return blocks.map_batches(
+        _RowScorer,
+        fn_constructor_args=(scoring,),
+        batch_size=batch_size,
+        batch_format="pyarrow",
+        concurrency=workers,
+        num_cpus=_cpus_each(ray, workers, threads),
+        num_gpus=1 if source.on_gpu else 0,
+        udf_modifying_row_count=False,
+    )
+
+
+def _cpus_each(ray: Any, workers: int, threads: int) -> float:
+    """What a worker takes of the cluster's CPUs: its threads, or what is left where one CPU is kept for reading.
+
+    Workers that took all would wait for rows forever: whoever reads the rows needs a CPU, too.
+    """
+    spare = max(ray.cluster_resources().get("CPU", 1.0) - 1, 0.5)
+    return min(float(threads), round(spare / workers, 3))
+
+
+def _require_columns(names: list[str]) -> None:
+    if lacking := [name for name in ("question", "response") if name not in names]:
+        raise InputError(
+            f'the dataset has no column "{lacking[0]}" (it has {", ".join(names) or "none"}); rename one: '
+            "dataset.rename_columns({...})"
+        )
+    if METADATA_KEY in names:
+        raise InputError(f'the dataset has a column "{METADATA_KEY}" already; drop it: dataset.drop_columns([...])')
+
+
+@dataclass(frozen=True)
+class _Scoring:
+    """How rows are scored; plain data, which the workers are sent."""
+
+    source: ModelSource
+    estimator: Estimator
+    policy: Policy | None
+    system: str | None
+    threads: int
+
+
+class _RowScorer:
+    """A worker's model, and what it makes of a block's rows."""
+
+    def __init__(self, scoring: _Scoring) -> None:
+        import torch
+
+        torch.set_num_threads(scoring.threads)
+        self._score = TextScorer(scoring.source.load(), scoring.estimator, scoring.policy, scoring.system)
+
+    def __call__(self, table: Any) -> Any:
+        """The table with a column more."""
+        import pyarrow  # pyright: ignore[reportMissingImports]
+
+        arrow: Any = pyarrow
+        kind = arrow.struct([(name, getattr(arrow, of)()) for name, of in _FIELDS.items()])
+        return table.append_column(METADATA_KEY, arrow.array(self._records(table.to_pylist()), type=kind))
+
+    def _records(self, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        questions = [_question(row) for row in rows]
+        good = [each for each in questions if isinstance(each, Question)]
+        found = self._score(good)
+        records = {id(row): _fields(verdict.metadata()) for row, verdict in found.scored}
+        records |= {id(row): self._unscored(str(error)) for row, error in found.too_long}
+        return [records[id(each)] if isinstance(each, Question) else self._unscored(each) for each in questions]
+
+    def _unscored(self, reason: str) -> dict[str, Any]:
+        record = {"status": "unscored", "action": "abstain", "estimator": self._score.estimator.name, "reason": reason}
+        return _fields({**record, "model": self._score.model.name, "promised": False, "scored_tokens": 0})
+
+
+def _question(row: Mapping[str, Any]) -> Question | str:
+    """The row as it is scored, or why it cannot be."""
+    try:
+        question = Question(question=row["question"], response=row["response"], context=row.get("context"))
+    except ValidationError as error:
+        return f"the row has no usable {error.errors()[0]['loc'][0]}"
+    return question if (question.response or "").strip() else "the row has no response to score"
+
+
+def _fields(record: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: record.get(name) for name in _FIELDS}

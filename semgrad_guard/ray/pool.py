@@ -1,0 +1,178 @@
+"""Workers that load a model once and are handed one batch after the other; one that dies loses nothing.
+
+A batch is handed out when a worker is free, so no more than one batch a worker is on its way, however many there are.
+What a worker returns is whole or not at all: a batch whose worker died is handed to another one, and no batch is
+returned twice.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
+
+from semgrad_guard.engine.language_model import LanguageModel
+from semgrad_guard.errors import ClusterError, SemGradGuardError
+from semgrad_guard.evaluation.questions.data import Question
+from semgrad_guard.evaluation.runs.run import Batch
+from semgrad_guard.ray.cluster import cpus_each, workers_for
+from semgrad_guard.ray.source import ModelSource
+
+R = TypeVar("R")
+Recipe = Callable[[LanguageModel], Callable[[Sequence[Question], int], R]]
+"""Makes of a model what answers a batch, given the index of its first question. It pickles."""
+
+_DEATHS = 10
+"""So many workers may die over one batch, or in a row while they load; then it is the batch or the model that kills."""
+
+
+@dataclass(frozen=True)
+class Job(Generic[R]):
+    """What the workers do: the model that they load, and what they make of it."""
+
+    source: ModelSource
+    recipe: Recipe[R]
+
+
+class Worker(Generic[R]):
+    """What lives in a process of its own."""
+
+    def __init__(self, job: Job[R], threads: int) -> None:
+        self._job, self._threads = job, threads
+        self._answer: Callable[[Sequence[Question], int], R] | None = None
+
+    def load(self) -> None:
+        """Load the model; nothing is handed out before."""
+        import torch
+
+        torch.set_num_threads(self._threads)
+        self._answer = self._job.recipe(self._job.source.load())
+
+    def answer(self, rows: Sequence[Question], start: int) -> R:
+        """What the job makes of a batch."""
+        if self._answer is None:
+            raise RuntimeError("the worker has no model yet")
+        return self._answer(rows, start)
+
+
+def spread(ray: Any, job: Job[R], batches: Iterable[Batch], *, workers: int | None = None) -> Iterator[R]:
+    """What the job makes of each batch, as soon as it is there, in any order.
+
+    Args:
+        ray: the package, connected.
+        job: what is done.
+        batches: read as workers become free.
+        workers: how many; by default one a GPU, or one a machine where the model is on CPUs. They share the CPUs.
+
+    Raises:
+        ClusterError: workers keep dying.
+        SemGradGuardError: whatever a worker raises.
+    """
+    count = workers_for(ray, workers, on_gpu=job.source.on_gpu)
+    cpus = cpus_each(ray, count)
+    said = os.environ.get("OMP_NUM_THREADS", "")
+    threads = min(cpus, int(said)) if said.isdigit() else cpus
+    kind = ray.remote(num_cpus=cpus, num_gpus=int(job.source.on_gpu), max_restarts=0, max_task_retries=0)(Worker)
+    pool = _Pool[R](ray, lambda: kind.remote(job, threads), count, iter(batches))
+    try:
+        yield from pool.results()
+    finally:
+        pool.close()
+
+
+@dataclass(frozen=True)
+class _Turn:
+    """What a worker is busy with: a batch, or None while it loads."""
+
+    worker: Any
+    batch: Batch | None
+
+
+@dataclass
+class _Pool(Generic[R]):
+    """Workers, idle and busy, and the batches that they have not done yet."""
+
+    ray: Any
+    start: Callable[[], Any]
+    most: int
+    batches: Iterator[Batch]
+    again: deque[Batch] = field(default_factory=deque[Batch])
+    idle: list[Any] = field(default_factory=list[Any])
+    busy: dict[Any, _Turn] = field(default_factory=dict[Any, _Turn])
+    deaths: Counter[int | None] = field(default_factory=Counter[int | None])
+
+    def results(self) -> Iterator[R]:
+        """What comes of the batches."""
+        while True:
+            self._hand_out()
+            if not self.busy:
+                return
+            (done,), _ = self.ray.wait(list(self.busy), num_returns=1)
+            yield from self._take(done)
+
+    def close(self) -> None:
+        """End all workers."""
+        for worker in (*self.idle, *(turn.worker for turn in self.busy.values())):
+            self.ray.kill(worker)
+
+    def _hand_out(self) -> None:
+        """A batch to each idle worker; new workers as long as there are batches and fewer workers than there may be."""
+        while (batch := self._next()) is not None:
+            if self.idle:
+                worker = self.idle.pop()
+                self.busy[worker.answer.remote(batch.rows, batch.start)] = _Turn(worker, batch)
+                continue
+            self.again.appendleft(batch)
+            if len(self.busy) == self.most:
+                return
+            worker = self.start()
+            self.busy[worker.load.remote()] = _Turn(worker, None)
+
+    def _next(self) -> Batch | None:
+        return self.again.popleft() if self.again else next(self.batches, None)
+
+    def _take(self, done: Any) -> Iterator[R]:
+        """The result of a turn, if it has one; the worker is idle again, or dead."""
+        turn = self.busy.pop(done)
+        try:
+            found = self.ray.get(done)
+        except self.ray.exceptions.RayActorError as error:
+            self._bury(turn, error)
+            return
+        except self.ray.exceptions.RayTaskError as error:
+            self.ray.kill(turn.worker)
+            raise _own(error) from error
+        self.idle.append(turn.worker)
+        if turn.batch is None:
+            self.deaths[None] = 0
+        else:
+            yield found
+
+    def _bury(self, turn: _Turn, error: Exception) -> None:
+        """The batch of a worker that died is for another one."""
+        batch = turn.batch
+        where, what = (None, "while they loaded the model") if batch is None else _place(batch)
+        if batch is not None:
+            self.again.append(batch)
+        self.deaths[where] += 1
+        if self.deaths[where] >= _DEATHS:
+            raise ClusterError(
+                f"{_DEATHS} workers died {what}: {_first_line(error)}. If memory is short, take fewer --workers or a "
+                "smaller --batch-size. What is done is kept."
+            ) from error
+
+
+def _place(batch: Batch) -> tuple[int, str]:
+    return batch.start, f"over the batch from row {batch.start + 1} on"
+
+
+def _own(error: Any) -> Exception:
+    """What a worker raised, if it is an error of ours; else as Ray tells it, with the worker's traceback."""
+    cause = getattr(error, "cause", None)
+    return cause if isinstance(cause, SemGradGuardError) else error
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().partition("\n")[0].rstrip(".")

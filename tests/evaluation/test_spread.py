@@ -1,0 +1,95 @@
+"""A run whose batches are answered elsewhere, in any order, has the answers of one that answers them in turn."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import pytest
+
+from semgrad_guard import GenerationOptions, HybridGrad, LanguageModel
+from semgrad_guard.errors import PromptTooLongError
+from semgrad_guard.estimators import GreedyNLL
+from semgrad_guard.evaluation.questions.data import Question
+from semgrad_guard.evaluation.runs.experiment import Experiment
+from semgrad_guard.evaluation.runs.run import Answering, Batch, batches_of, collect_answers
+from semgrad_guard.evaluation.runs.run_file import Answer
+from semgrad_guard.evaluation.runs.scoring import KeptScoring, ScoringRecipe, TextScorer, score_kept
+
+QUESTIONS = [Question(question=f"question {'x' * (i % 4)} {i}", response="so" * i or "no") for i in range(11)]
+ESTIMATORS = {"ours": HybridGrad(), "free": GreedyNLL()}
+OPTIONS = GenerationOptions(max_tokens=4)
+
+
+def test_batches_are_cut_by_order_and_size() -> None:
+    assert [(each.start, len(each.rows)) for each in batches_of(iter(QUESTIONS), 4)] == [(0, 4), (4, 4), (8, 3)]
+    assert list(batches_of([], 4)) == []
+
+
+def test_a_run_that_is_spread(tmp_path: Path, language_model: LanguageModel) -> None:
+    recipe = pickle.loads(pickle.dumps(Answering(language_model, ESTIMATORS, OPTIONS).recipe))  # noqa: S301 - just written
+
+    def backwards(batches: Iterable[Batch]) -> Iterator[list[Answer]]:
+        answering = recipe(language_model)
+        return (answering(batch.rows, batch.start) for batch in reversed(list(batches)))
+
+    def collect(name: str, **changes: object) -> list[Answer]:
+        return collect_answers(
+            QUESTIONS,
+            tmp_path / name,
+            model=language_model,
+            estimators=ESTIMATORS,
+            options=GenerationOptions(max_tokens=4, temperature=0.7, seed=3),
+            batch_size=3,
+            **changes,  # type: ignore[arg-type]
+        )
+
+    alone = collect("alone.jsonl")
+    recipe = Answering(language_model, ESTIMATORS, GenerationOptions(max_tokens=4, temperature=0.7, seed=3)).recipe
+    assert collect("spread.jsonl", spread=backwards) == alone
+    kept = [path.read_text().splitlines() for path in (tmp_path / "alone.jsonl", tmp_path / "spread.jsonl")]
+    assert sorted(kept[0]) == sorted(kept[1])
+    assert kept[0] != kept[1]
+
+
+def test_an_evaluation_that_is_spread(tmp_path: Path, language_model: LanguageModel) -> None:
+    experiment = Experiment(language_model, list(ESTIMATORS.values()), OPTIONS)
+    alone = experiment.run(QUESTIONS[:5], tmp_path / "alone.jsonl", batch_size=2)
+    elsewhere = Experiment(language_model, list(ESTIMATORS.values()), OPTIONS).answering()
+    spread = experiment.run(
+        QUESTIONS[:5],
+        tmp_path / "spread.jsonl",
+        batch_size=2,
+        spread=lambda batches: (elsewhere(batch.rows, batch.start) for batch in reversed(list(batches))),
+    )
+    assert [(a.text, a.scores, a.token_ids) for a in spread] == [(a.text, a.scores, a.token_ids) for a in alone]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["alone.jsonl", "spread.jsonl"]
+
+
+def test_scores_that_are_kept(tmp_path: Path, language_model: LanguageModel) -> None:
+    rows = [*QUESTIONS[:4], Question(question="q", response="long " * 100)]
+    scorer, path = TextScorer(language_model, HybridGrad()), tmp_path / "s.jsonl.run"
+    asked: list[int] = []
+
+    def spread(batches: Iterable[Batch]) -> Iterator[list[object]]:
+        work = ScoringRecipe(HybridGrad(), None, None)(language_model)
+        assert isinstance(work, KeptScoring)
+        for batch in batches:
+            asked.append(batch.start)
+            yield work(batch.rows, batch.start)  # type: ignore[misc]
+            if len(asked) == 2:
+                raise KeyboardInterrupt
+
+    def score() -> list[tuple[str | None, float | None]]:
+        found = score_kept(rows, path, scorer, spread=spread, batch_size=2)  # type: ignore[arg-type]
+        assert [row.response for row, _ in found.too_long] == [rows[4].response]
+        assert isinstance(found.too_long[0][1], PromptTooLongError)
+        return [(row.response, verdict.uncertainty) for row, verdict in found.scored]
+
+    with pytest.raises(KeyboardInterrupt):
+        score()
+    found = score()
+    assert asked == [0, 2, 4]
+    expected = [pair for i in (0, 2) for pair in scorer(rows[i : i + 2]).scored]
+    assert found == [(row.response, verdict.uncertainty) for row, verdict in expected]

@@ -1,0 +1,61 @@
+"""A cluster of one, and files of questions about the embedded model's world. `make check-ray` runs these tests."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Generator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from semgrad_guard.evaluation.questions.data import Question, read_questions
+
+OBJECT_STORE = 100_000_000
+"""Bytes: small, so that what is not bounded would not fit."""
+
+
+@pytest.fixture(scope="session")
+def ray() -> Generator[Any]:
+    pytest.importorskip("ray")
+    from semgrad_guard.ray.cluster import cluster
+
+    with cluster(num_cpus=2, object_store_memory=OBJECT_STORE) as library:
+        yield library
+
+
+@pytest.fixture(scope="session")
+def questions() -> list[Question]:
+    return list(read_questions("pocket").rows[:60])
+
+
+@pytest.fixture(scope="session")
+def rows(questions: list[Question]) -> list[dict[str, Any]]:
+    """Texts to score: the references."""
+    return [
+        {"id": str(i), "question": each.question, "context": each.context, "answers": list(each.answers)}
+        | {"response": each.answers[0]}
+        for i, each in enumerate(questions)
+    ]
+
+
+@pytest.fixture(scope="session")
+def data(tmp_path_factory: pytest.TempPathFactory, rows: list[dict[str, Any]]) -> Path:
+    """The rows in a file of JSON Lines."""
+    path = tmp_path_factory.mktemp("data") / "rows.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+@pytest.fixture
+def program() -> Callable[..., subprocess.CompletedProcess[str]]:
+    """The program in a process of its own."""
+    pytest.importorskip("ray")
+
+    def run(*arguments: object) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "semgrad_guard.cli", *map(str, arguments)]
+        return subprocess.run(command, capture_output=True, text=True, check=False)
+
+    return run

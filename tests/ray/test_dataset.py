@@ -1,0 +1,132 @@
+"""`semgrad_guard.ray.score`: a verdict for every row of a dataset, whatever its blocks, in bounded memory."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from semgrad_guard import GenerationOptions, HybridGrad, LanguageModel, Verdict
+from semgrad_guard.errors import InputError
+from semgrad_guard.evaluation.questions.data import Question
+from semgrad_guard.evaluation.runs.experiment import Experiment
+from semgrad_guard.evaluation.runs.scoring import TextScorer
+
+from .conftest import OBJECT_STORE
+from .processes import own_workers
+
+pytestmark = pytest.mark.heavy
+
+
+@pytest.fixture(scope="module")
+def model() -> LanguageModel:
+    return LanguageModel.from_pretrained("pocket")
+
+
+@pytest.fixture(scope="module")
+def alone(model: LanguageModel, rows: list[dict[str, Any]]) -> list[Verdict]:
+    scorer = TextScorer(model, HybridGrad())
+    asked = [Question.model_validate(row) for row in rows]
+    return [verdict for i in range(0, len(asked), 8) for _, verdict in scorer(asked[i : i + 8]).scored]
+
+
+def numbers(found: list[dict[str, Any]]) -> list[Any]:
+    return [each["semgrad_guard"]["uncertainty"] for each in found]
+
+
+@pytest.mark.parametrize("blocks", [1, 7])
+def test_rows_and_numbers_are_the_single_processs(
+    ray: Any, rows: list[dict[str, Any]], alone: list[Verdict], tmp_path: Path, blocks: int
+) -> None:
+    from semgrad_guard.ray import score
+
+    given = ray.data.from_items(rows, override_num_blocks=blocks)
+    found = score(given, workers=2).take_all()
+    assert [{k: v for k, v in each.items() if k != "semgrad_guard"} for each in found] == given.take_all()
+    assert numbers(found) == [verdict.uncertainty for verdict in alone]
+    written = found[0]["semgrad_guard"]
+    assert {name: written[name] for name in ("gnll", "action", "model", "fingerprint", "scored_tokens")} == {
+        name: getattr(alone[0], name) for name in ("gnll", "action", "model", "fingerprint", "scored_tokens")
+    }
+
+
+def test_rows_that_cannot_be_scored_stay_and_say_why(ray: Any, rows: list[dict[str, Any]]) -> None:
+    from semgrad_guard.ray import score
+
+    plain = [{"question": row["question"], "response": row["response"]} for row in rows[:2]]
+    odd = [{"question": " ", "response": "r"}, {"question": "q", "response": ""}]
+    odd += [{"question": "q", "response": "word " * 5000}]
+    found = score(ray.data.from_items([plain[0], *odd, plain[1]])).take_all()
+    said = [(each["semgrad_guard"]["status"], each["semgrad_guard"]["reason"]) for each in found]
+    assert [status for status, _ in said] == ["scored", *["unscored"] * 3, "scored"]
+    assert said[1][1] == "the row has no usable question"
+    assert said[2][1] == "the row has no response to score"
+    assert "context window" in said[3][1]
+
+
+def test_columns(ray: Any) -> None:
+    from semgrad_guard.ray import score
+
+    with pytest.raises(InputError, match=r'no column "response" .*rename_columns'):
+        score(ray.data.from_items([{"question": "q", "answer": "a"}]))
+    with pytest.raises(InputError, match='a column "semgrad_guard" already'):
+        score(ray.data.from_items([{"question": "q", "response": "a", "semgrad_guard": "x"}]))
+
+
+def test_a_dataset_larger_than_the_object_store(ray: Any, rows: list[dict[str, Any]]) -> None:
+    """Four times the store passes through it, and little of it is ever written to the disk."""
+    from semgrad_guard.ray import score
+
+    size, count = 500_000, 4 * OBJECT_STORE // 500_000
+
+    def made(row: dict[str, Any]) -> dict[str, Any]:
+        some = rows[int(row["id"]) % len(rows)]
+        return {"id": row["id"], "question": some["question"], "response": some["response"], "note": "x" * size}
+
+    given = ray.data.range(count, override_num_blocks=count // 20).map(made)
+    seen = [int(row["id"]) for row in score(given).iter_rows() if row["semgrad_guard"]["status"] == "scored"]
+    assert seen == list(range(count))
+
+
+def test_a_killed_worker_of_a_dataset_loses_nothing(ray: Any, rows: list[dict[str, Any]], alone: list[Verdict]) -> None:
+    from semgrad_guard.ray import score
+
+    many = [{**row, "turn": turn} for turn in range(10) for row in rows[:56]]
+    killed: list[int] = []
+
+    def kill() -> None:
+        killed.extend(own_workers("MapWorker")[:1])
+        for number in killed:
+            os.kill(number, signal.SIGKILL)
+
+    found: list[dict[str, Any]] = []
+    for number, row in enumerate(score(ray.data.from_items(many, override_num_blocks=10)).iter_rows()):
+        if number == 64:
+            thread = threading.Thread(target=kill)
+            thread.start()
+            thread.join()
+        found.append(row)
+    assert killed
+    assert [(each["turn"], each["id"]) for each in found] == [(each["turn"], each["id"]) for each in many]
+    assert numbers(found) == [verdict.uncertainty for verdict in alone[:56]] * 10
+
+
+def test_records_travel(ray: Any, model: LanguageModel, questions: list[Question], tmp_path: Path) -> None:
+    """Scores, verdicts, evidence and evaluated answers through pickle, and through an object store."""
+    estimator = HybridGrad()
+    evidence = model.generate("What is the capital of Japan?", GenerationOptions(max_tokens=4)).evidence
+    verdict = TextScorer(model, estimator)([Question(question="What?", response="Tea.")]).scored[0][1]
+    experiment = Experiment(model, [estimator], GenerationOptions(max_tokens=4))
+    (evaluated,) = experiment.run(questions[:1], tmp_path / "run.jsonl")
+    score = estimator(evidence)
+    for record in (score, verdict, evaluated, estimator, evidence.prompt):
+        for twin in (pickle.loads(pickle.dumps(record)), ray.get(ray.put(record))):  # noqa: S301 - just written
+            assert twin == record
+    for twin in (pickle.loads(pickle.dumps(evidence)), ray.get(ray.put(evidence))):  # noqa: S301 - just written
+        assert (twin.text, twin.response_ids) == (evidence.text, evidence.response_ids)
+        assert estimator(twin).uncertainty == score.uncertainty

@@ -1,0 +1,147 @@
+"""Workers are killed at random moments: nothing is lost, nothing is there twice, and no number changes."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import threading
+import time
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from semgrad_guard import GenerationOptions, HybridGrad, LanguageModel
+from semgrad_guard.errors import BindingMismatchError, ClusterError, ModelNotFoundError
+from semgrad_guard.evaluation.questions.data import Question
+from semgrad_guard.evaluation.runs.run import Answering, Batch, collect_answers
+from semgrad_guard.evaluation.runs.run_file import Answer
+
+from .processes import own_workers
+
+pytestmark = pytest.mark.heavy
+KILLS = 20
+OPTIONS = GenerationOptions(max_tokens=8)
+ESTIMATORS = {"hybridgrad": HybridGrad()}
+
+
+@pytest.fixture(scope="module")
+def model() -> LanguageModel:
+    return LanguageModel.from_pretrained("pocket")
+
+
+def collect(ray: Any, path: Path, model: LanguageModel, questions: list[Question], **changes: Any) -> list[Answer]:
+    from semgrad_guard.ray.pool import Job, spread
+    from semgrad_guard.ray.source import ModelSource
+
+    job = Job(ModelSource.of("pocket", identity=model.identity), Answering(model, ESTIMATORS, OPTIONS).recipe)
+    return collect_answers(
+        questions,
+        path,
+        model=model,
+        estimators=ESTIMATORS,
+        options=OPTIONS,
+        batch_size=2,
+        spread=lambda batches: spread(ray, job, batches, workers=2),
+        **changes,
+    )
+
+
+@contextmanager
+def killer(kills: list[int]) -> Generator[None]:
+    """Kills a worker now and then; `kills` are their processes."""
+    ended, chance = threading.Event(), random.Random(0)
+
+    def run() -> None:
+        while not ended.wait(chance.uniform(0, 8)) and len(kills) < KILLS:
+            alive = [number for number in own_workers("Worker") if number not in kills]
+            if alive:
+                kills.append(chance.choice(alive))
+                os.kill(kills[-1], signal.SIGKILL)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+
+
+def test_twenty_kills(ray: Any, model: LanguageModel, questions: list[Question], tmp_path: Path) -> None:
+    whole = collect_answers(
+        questions,
+        tmp_path / "alone.jsonl",
+        model=model,
+        estimators=ESTIMATORS,
+        options=OPTIONS,
+        batch_size=2,
+    )
+    kills: list[int] = []
+    path = tmp_path / "spread.jsonl"
+
+    def wait_for_kills(done: int, total: int) -> None:
+        """As many kills as the run is far: or it would be over before most of them, on a fast machine."""
+        while len(kills) < KILLS * done // total and set(own_workers("Worker")) - set(kills):
+            time.sleep(0.1)
+
+    with killer(kills):
+        found = collect(ray, path, model, questions, on_progress=wait_for_kills)
+    assert len(set(kills)) == KILLS
+    assert found == whole
+    lines = path.read_text().splitlines()[1:]
+    assert sorted(lines) == sorted((tmp_path / "alone.jsonl").read_text().splitlines()[1:])
+
+
+class _StoppedError(BaseException):
+    """Like Ctrl-C."""
+
+
+def test_an_interrupted_run_continues(
+    ray: Any, model: LanguageModel, questions: list[Question], tmp_path: Path
+) -> None:
+    path, told = tmp_path / "run.jsonl", list[int]()
+
+    def stop(done: int, _: int) -> None:
+        if done >= 10:
+            raise _StoppedError
+
+    with pytest.raises(_StoppedError):
+        collect(ray, path, model, questions[:20], on_progress=stop)
+    kept = path.read_text()
+    assert len(kept.splitlines()) == 11
+    found = collect(ray, path, model, questions[:20], on_progress=lambda done, _: told.append(done))
+    assert told == list(range(10, 21, 2))
+    assert path.read_text().startswith(kept)
+    assert [each.question for each in found] == [each.question for each in questions[:20]]
+
+
+def dying(model: LanguageModel) -> Any:
+    """A recipe for workers that die over every batch."""
+    return lambda rows, start: os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_a_batch_that_kills_is_named(ray: Any, questions: list[Question], monkeypatch: pytest.MonkeyPatch) -> None:
+    from semgrad_guard.ray import pool
+    from semgrad_guard.ray.source import ModelSource
+
+    monkeypatch.setattr(pool, "_DEATHS", 3)
+    job = pool.Job(ModelSource.of("pocket"), dying)
+    with pytest.raises(ClusterError, match=r"3 workers died over the batch from row 1 on: .*--workers"):
+        list(pool.spread(ray, job, [Batch(0, questions[:2])], workers=2))
+
+
+def test_errors_come_as_they_are(ray: Any, model: LanguageModel, questions: list[Question], tmp_path: Path) -> None:
+    from semgrad_guard.ray.pool import Job, spread
+    from semgrad_guard.ray.source import ModelSource
+
+    recipe = Answering(model, ESTIMATORS, OPTIONS).recipe
+    for source, error in (
+        (ModelSource(str(tmp_path / "nowhere")), ModelNotFoundError),
+        (ModelSource.of("pocket", dtype="bfloat16", identity=model.identity), BindingMismatchError),
+    ):
+        with pytest.raises(error):
+            list(spread(ray, Job(source, recipe), [Batch(0, questions[:2])], workers=1))
