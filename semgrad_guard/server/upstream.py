@@ -26,6 +26,7 @@ _LARGEST = 16 * 2**20
 """Bytes of an answer."""
 _KEPT_BACK = frozenset({"semgrad_guard", "stream", "stream_options", "model", "n"})
 _MESSAGE = 300
+_CHAT = "chat/completions"
 
 
 class _Sent(BaseModel):
@@ -143,7 +144,7 @@ class RemoteServer:
         Raises:
             UpstreamError: there is none that can be read.
         """
-        async with self._asked(body) as response:
+        async with self.asked(_CHAT, body) as response:
             return _json(await _limited(response))
 
     async def chat_stream(self, body: Mapping[str, Any]) -> AsyncIterator[dict[str, Any]]:
@@ -152,7 +153,7 @@ class RemoteServer:
         Raises:
             UpstreamError: it failed, or broke off.
         """
-        async with self._asked(body) as response:
+        async with self.asked(_CHAT, body) as response:
             size = 0
             async for line in response.aiter_lines():
                 size += len(line)
@@ -175,14 +176,17 @@ class RemoteServer:
             await self._client.aclose()
 
     @asynccontextmanager
-    async def _asked(self, body: Mapping[str, Any]) -> AsyncGenerator[httpx.Response]:
+    async def asked(self, route: str, body: Mapping[str, Any]) -> AsyncGenerator[httpx.Response]:
+        """The answer of one of its routes, which has begun with status 200.
+
+        Raises:
+            UpstreamError: it refuses, cannot be reached, or breaks off.
+        """
         if self._client is None:
             self._client = httpx.AsyncClient(
                 timeout=self._timeout, transport=self._transport, follow_redirects=False, trust_env=False
             )
-        request = self._client.build_request(
-            "POST", f"{self.url}/chat/completions", json=dict(body), headers=self._headers
-        )
+        request = self._client.build_request("POST", f"{self.url}/{route}", json=dict(body), headers=self._headers)
         try:
             response = await self._client.send(request, stream=True)
             try:
