@@ -148,13 +148,14 @@ class RemoteServer:
             return _json(await _limited(response))
 
     async def chat_stream(self, body: Mapping[str, Any]) -> AsyncIterator[dict[str, Any]]:
-        """The chunks of a streamed chat completion, to its proper end.
+        """The chunks of a streamed chat completion, to its proper end: [DONE], or a reason why the answer has ended
+        (`transformers serve` says no more than that).
 
         Raises:
             UpstreamError: it failed, or broke off.
         """
         async with self.asked(_CHAT, body) as response:
-            size = 0
+            size, finished = 0, False
             async for line in response.aiter_lines():
                 size += len(line)
                 if size > _LARGEST:
@@ -167,8 +168,10 @@ class RemoteServer:
                 chunk = _json(data.encode())
                 if "error" in chunk:
                     raise UpstreamError(f"{self.url} failed while it answered")
+                finished = finished or _finishes(chunk)
                 yield chunk
-        raise UpstreamError(f"{self.url} broke its stream off before the end")
+        if not finished:
+            raise UpstreamError(f"{self.url} broke its stream off before the end")
 
     async def close(self) -> None:
         """Let go of its connections."""
@@ -371,6 +374,13 @@ def _read(kind: type[S], found: Mapping[str, Any], url: str) -> S:
     except (ValueError, RecursionError) as error:
         raise UpstreamError(f"{url} sent an answer that cannot be read") from error
     return sent
+
+
+def _finishes(chunk: Mapping[str, Any]) -> bool:
+    """Whether a chunk says why its answer has ended."""
+    choices: Any = chunk.get("choices")
+    found = cast("list[Any]", choices) if isinstance(choices, list) else []
+    return any(isinstance(each, dict) and cast("Any", each).get("finish_reason") for each in found)
 
 
 async def _limited(response: httpx.Response) -> bytes:
