@@ -6,12 +6,16 @@ import json
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
-from semgrad_guard import LanguageModel, Policy
+from semgrad_guard import Calibration, GenerationOptions, LanguageModel, Policy
 from semgrad_guard.decision_log.decision_log import DecisionLog
+from semgrad_guard.pocket import CALIBRATION_PATH
 from semgrad_guard.records import Message
+from semgrad_guard.server.app import make_app
 from semgrad_guard.server.gateway import Asked, Conversations, GuardrailRequest
+from semgrad_guard.server.service import Service
 
 from .conftest import ALL, NONE, Serve
 
@@ -151,19 +155,22 @@ async def test_its_key_comes_as_litellm_sends_it(serve: Serve) -> None:
             assert (await client.post(PATH, json=before(), headers=headers)).status_code == status
 
 
-async def test_a_promise_about_a_models_own_answers_is_none_about_others(serve: Serve) -> None:
-    async with serve(ALL) as client:
-        await client.post(PATH, json=before())
-        (record,) = (await client.post(PATH, json=after())).json()["semgrad_guard"]
-    assert record["promised"] is False
+async def test_a_promise_about_a_models_own_answers_is_none_about_others(make_served: Any) -> None:
+    """The embedded model by its shipped calibration: the same words are promised if it says them, and not otherwise."""
+    policy, model = Policy.from_calibration(Calibration.load(CALIBRATION_PATH)), LanguageModel.from_pretrained("pocket")
+    options = GenerationOptions(max_tokens=16)
+    app = make_app(Service([make_served(policy, model=model, name="pocket", options=options)]))
+    rows = [{"role": "user", "content": "What is the capital of Japan?"}]
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://127.0.0.1") as client:
+        own = (await client.post("/v1/chat/completions", json={"model": "pocket", "messages": rows})).json()
+        said = own["choices"][0]["message"]["content"]
+        (record,) = (await client.post(PATH, json=after("c", said, structured_messages=rows))).json()["semgrad_guard"]
+    assert (own["semgrad_guard"]["promised"], record["promised"]) == (True, False)
+    assert record["uncertainty"] == pytest.approx(own["semgrad_guard"]["uncertainty"], rel=1e-3)
+    assert record["unfamiliar"] == ["the answer was written elsewhere"]
 
 
 async def test_several_models_are_told_apart_by_name(make_served: Any) -> None:
-    import httpx
-
-    from semgrad_guard.server.app import make_app
-    from semgrad_guard.server.service import Service
-
     app = make_app(Service([make_served(ALL, name="a"), make_served(NONE, name="b")]))
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://127.0.0.1") as client:
         await client.post(PATH, json=before())
