@@ -280,6 +280,7 @@ def serve(  # noqa: PLR0913  # a command's options are its arguments
         target=_target(escalate_to),
     )
     server = _upstream(upstream, timeout)
+    unguarded = _unguarded(server, allow_unguarded)
     models = _served(maker, model, server, scorer)
     kept = None if no_log else _open_log(log, journal, text=log_text, days=keep_log)
     app = make_app(
@@ -287,7 +288,7 @@ def serve(  # noqa: PLR0913  # a command's options are its arguments
         keys=keys,
         limits=Limits(body_bytes=max_body, connections=connections),
         hosts=hosts,
-        unguarded=_unguarded(server, allow_unguarded),
+        unguarded=unguarded,
     )
     bound = listen(host, port)
     typer.echo(f"Serving {', '.join(each.name for each in models)} at {url_of(bound)}")
