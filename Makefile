@@ -8,13 +8,14 @@ POLYGRAPH := .venv-polygraph
 CLIENTS := .venv-clients
 BROWSER := .venv-browser
 RAY := .venv-ray
+UPSTREAMS := .venv-upstreams
 
 # REQUIRE=--require turns what a heavy check had to skip into a failure.
 REQUIRE ?=
 # What `make demo` runs on.
 MODEL ?= pocket
 
-.PHONY: help check check-fast lint tests tests-fast check-heavy check-gpu docs check-lowest check-research check-server check-browser check-ray check-templates check-models check-smollm2 serve release-check demo bench bench-full bench-rivals \
+.PHONY: help check check-fast lint tests tests-fast check-heavy check-gpu docs check-lowest check-research check-server check-upstreams check-browser check-ray check-templates check-models check-smollm2 serve release-check demo bench bench-full bench-rivals \
 	format train-pocket clean
 
 help:  ## this list
@@ -75,6 +76,18 @@ $(CLIENTS)/.installed: scripts/server_clients/requirements.txt scripts/server_cl
 
 check-server: $(STAMP) $(CLIENTS)/.installed  ## real clients (openai, LangChain, LlamaIndex, litellm, node, curl) against the server
 	$(BIN)/python scripts/check_server.py --clients $(CLIENTS)/bin/python $(REQUIRE)
+
+# llama-cpp-python is built here, which takes a C++ compiler and some minutes.
+$(UPSTREAMS)/.installed: scripts/upstreams/requirements.txt constraints.txt
+	$(PYTHON) -m venv $(UPSTREAMS)
+	$(UPSTREAMS)/bin/pip install --quiet -c constraints.txt torch==2.13.0
+	while read -r each; do $(UPSTREAMS)/bin/pip install --quiet -c constraints.txt "$$each" || true; done \
+		< scripts/upstreams/requirements.txt
+	touch $@
+
+check-upstreams: $(STAMP) $(UPSTREAMS)/.installed  ## llama.cpp's server and transformers serve as upstreams, with a fetched SmolLM2 (minutes)
+	$(BIN)/python -m pytest -c scripts/upstreams/pytest.ini scripts/upstreams \
+		--upstreams $(UPSTREAMS)/bin/python $(REQUIRE)
 
 $(BROWSER)/.installed: scripts/browser_pages/requirements.txt scripts/browser_pages/package.json
 	$(PYTHON) -m venv $(BROWSER)
@@ -150,4 +163,4 @@ train-pocket: $(STAMP)  ## the embedded model's facts again, around the committe
 	$(BIN)/python -m research.pocket.train --output output/pocket
 
 clean:
-	rm -rf $(VENV) $(LOWEST) $(POLYGRAPH) $(CLIENTS) $(BROWSER) $(RAY) scripts/*/node_modules output dist .coverage
+	rm -rf $(VENV) $(LOWEST) $(POLYGRAPH) $(CLIENTS) $(BROWSER) $(RAY) $(UPSTREAMS) scripts/*/node_modules output dist .coverage

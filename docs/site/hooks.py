@@ -20,7 +20,14 @@ OUTSIDE = {
     "semgrad_guard/pocket/MODEL_CARD.md": "project/model-card.md",
 }
 """Pages of the site that are files elsewhere in the repository."""
-SHOWN = ("examples/*.py", "examples/DOCUMENTS.md", "benchmarks/recorded.json", "LICENSE")
+SHOWN = (
+    "examples/*.py",
+    "examples/DOCUMENTS.md",
+    "examples/litellm/config.yaml",
+    "deploy/*",
+    "benchmarks/recorded.json",
+    "LICENSE",
+)
 """Files that pages link to, copied as they are."""
 COMMANDS = "<!-- commands -->"
 LINK = re.compile(r"(\]\()([^)#\s]+)((?:#[^)]*)?\))")

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from semgrad_guard.guard import OnError, OnUnscored, Policy, Terms
     from semgrad_guard.server.scheduler import Scheduler
     from semgrad_guard.server.service import ServedModel
+    from semgrad_guard.server.tracing import Evaluations
+    from semgrad_guard.server.unguarded import Unguarded
     from semgrad_guard.server.upstream import RemoteServer, RemoteTarget
 
 SERVER = "Server"
@@ -199,6 +201,16 @@ def serve(  # noqa: PLR0913  # a command's options are its arguments
             rich_help_panel=OTHERS,
         ),
     ] = None,
+    allow_unguarded: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="ROUTE",
+            parser=values.source,
+            help="With --upstream: a route of it that is passed on without a verdict (embeddings, completions, "
+            "responses); several times for several. All others are refused.",
+            rich_help_panel=OTHERS,
+        ),
+    ] = None,
     escalate_to: Annotated[
         str | None,
         typer.Option(
@@ -267,13 +279,16 @@ def serve(  # noqa: PLR0913  # a command's options are its arguments
         prompt_limit=max_prompt_tokens,
         target=_target(escalate_to),
     )
-    models = _served(maker, model, upstream, scorer)
+    server = _upstream(upstream, timeout)
+    unguarded = _unguarded(server, allow_unguarded)
+    models = _served(maker, model, server, scorer)
     kept = None if no_log else _open_log(log, journal, text=log_text, days=keep_log)
     app = make_app(
-        Service(models, log=kept),
+        Service(models, log=kept, evaluations=_evaluations()),
         keys=keys,
         limits=Limits(body_bytes=max_body, connections=connections),
         hosts=hosts,
+        unguarded=unguarded,
     )
     bound = listen(host, port)
     typer.echo(f"Serving {', '.join(each.name for each in models)} at {url_of(bound)}")
@@ -367,17 +382,43 @@ class _Maker:
         )
 
 
-def _served(maker: _Maker, models: Sequence[str] | None, upstream: str | None, scorer: str | None) -> list[ServedModel]:
+def _upstream(url: str | None, timeout: float | None) -> RemoteServer | None:
+    if url is None:
+        return None
+    from semgrad_guard.server.upstream import RemoteServer
+
+    return RemoteServer(url, api_key=os.environ.get(_UPSTREAM_KEY), timeout=timeout or 120.0)
+
+
+def _served(
+    maker: _Maker, models: Sequence[str] | None, upstream: RemoteServer | None, scorer: str | None
+) -> list[ServedModel]:
     if upstream is None:
         if scorer is not None:
             raise typer.BadParameter("--scorer goes with --upstream; without one, --model answers and scores itself")
         return [maker.engine(name) for name in models or [POCKET]]
     if scorer is None:
         raise typer.BadParameter("--upstream needs --scorer: a local copy of the weights that the upstream serves")
-    from semgrad_guard.server.upstream import RemoteServer
+    return [maker.behind(upstream, name, scorer) for name in models or [scorer]]
 
-    server = RemoteServer(upstream, api_key=os.environ.get(_UPSTREAM_KEY), timeout=maker.timeout or 120.0)
-    return [maker.behind(server, name, scorer) for name in models or [scorer]]
+
+def _unguarded(upstream: RemoteServer | None, routes: Sequence[str] | None) -> Unguarded | None:
+    if upstream is None:
+        if routes:
+            raise typer.BadParameter("--allow-unguarded goes with --upstream: it names routes of that server")
+        return None
+    from semgrad_guard.server.unguarded import Unguarded
+
+    return Unguarded(upstream, frozenset(routes or ()))
+
+
+def _evaluations() -> Evaluations | None:
+    """Where OpenTelemetry is installed, events go to it; whether they leave the process is its settings' to say."""
+    if find_spec("opentelemetry") is None or find_spec("opentelemetry._logs") is None:
+        return None
+    from semgrad_guard.server.tracing import Evaluations
+
+    return Evaluations()
 
 
 def _target(address: str | None) -> RemoteTarget | None:

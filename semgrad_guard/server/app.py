@@ -26,6 +26,8 @@ from semgrad_guard.guard import Outcome
 from semgrad_guard.server import completions
 from semgrad_guard.server.answers import Answer
 from semgrad_guard.server.gate import Gate
+from semgrad_guard.server.gateway import PATH as GUARDRAIL
+from semgrad_guard.server.gateway import GuardrailRequest, LiteLLMGuardrail
 from semgrad_guard.server.http_errors import HttpError, http_error_of
 from semgrad_guard.server.keys import Keys
 from semgrad_guard.server.metrics import CONTENT_TYPE
@@ -40,6 +42,7 @@ from semgrad_guard.server.protocol import (
 )
 from semgrad_guard.server.records import KEY, public_record
 from semgrad_guard.server.service import Call, Service
+from semgrad_guard.server.unguarded import Unguarded, refusal
 
 B = TypeVar("B", bound=BaseModel)
 T = TypeVar("T")
@@ -65,6 +68,7 @@ def make_app(
     keys: Keys | None = None,
     limits: Limits | None = None,
     hosts: frozenset[str] | None = None,
+    unguarded: Unguarded | None = None,
 ) -> FastAPI:
     """The server as an ASGI application.
 
@@ -73,6 +77,10 @@ def make_app(
         keys: who may come in; without any, everybody.
         limits: what one client may take.
         hosts: the names under which browsers may reach it (the Host header); None: any.
+        unguarded: the upstream, and what of it is passed on without a verdict; None: there is no upstream.
+
+    Raises:
+        InputError: a route that this server answers itself is to be passed on.
     """
     limits = limits or Limits()
 
@@ -89,10 +97,14 @@ def make_app(
         keys=keys or Keys(),
         connections=limits.connections,
         hosts=hosts,
-        report=lambda error: _reported(service, error),
+        report=lambda error: _reported(service, _cause(error)),
     )
-    _handle_errors(app, service)
-    Routes(service, limits).add_to(app)
+    _handle_errors(app, service, refusal if unguarded is not None else _no_refusal)
+    routes = Routes(service, limits)
+    routes.add_to(app)
+    if unguarded is not None:
+        unguarded.require_not(app.openapi()["paths"])
+        routes.pass_on(app, unguarded)
     return app
 
 
@@ -102,6 +114,7 @@ class Routes:
     def __init__(self, service: Service, limits: Limits) -> None:
         self._service, self._limits = service, limits
         self._began = int(time.time())
+        self._guardrail = LiteLLMGuardrail(service)
 
     def add_to(self, app: FastAPI) -> None:
         """Make an application of them."""
@@ -119,6 +132,7 @@ class Routes:
             ("/v1/chat/completions", self.chat, ChatRequest),
             ("/v1/score", self.score, ScoreRequest),
             ("/v1/feedback", self.feedback, FeedbackRequest),
+            (GUARDRAIL, self.guardrail, GuardrailRequest),
         )
         for path, route in get:
             app.add_api_route(path, route, methods=["GET"], response_model=None)
@@ -127,6 +141,18 @@ class Routes:
             app.add_api_route(path, partial(pages.response, path), methods=["GET"], include_in_schema=False)
         for path, route, kind in post:
             app.add_api_route(path, route, methods=["POST"], response_model=None, openapi_extra=_takes(kind))
+
+    def pass_on(self, app: FastAPI, unguarded: Unguarded) -> None:
+        """Add the routes of an upstream that nobody judges."""
+
+        async def passed_on(route: str, request: Request) -> Response:
+            body = parse_json(await _body(request, self._limits))
+            self._service.metrics.passed_on(route)
+            return await _unless_gone(request, unguarded.passed_on(route, body))
+
+        for path, route in unguarded.paths.items():
+            add = partial(passed_on, route)
+            app.add_route(path, add, methods=["POST"], include_in_schema=False)
 
     async def healthz(self) -> Mapping[str, str]:
         """Whether the process answers."""
@@ -182,6 +208,11 @@ class Routes:
         """Whether a delivered answer was right."""
         asked, _ = await self._read(request, FeedbackRequest)
         return await asyncio.to_thread(self._service.feedback, asked)
+
+    async def guardrail(self, request: Request) -> Mapping[str, Any]:
+        """LiteLLM's generic guardrail API: whether a gateway may let an answer through."""
+        asked, _ = await self._read(request, GuardrailRequest)
+        return await _unless_gone(request, self._guardrail.answer(asked))
 
     async def decisions(self, request: Request) -> Mapping[str, Any]:
         """Decisions, the latest first."""
@@ -341,20 +372,31 @@ def _segment(segment: Segment, uncertainty: float | None) -> dict[str, Any]:
     return {"text": segment.text, "start": segment.start, "end": segment.end, "uncertainty": uncertainty}
 
 
-def _handle_errors(app: FastAPI, service: Service) -> None:
+def _no_refusal(_: str) -> None:
+    return None
+
+
+def _handle_errors(app: FastAPI, service: Service, refused: Callable[[str], HttpError | None]) -> None:
     async def answer(request: Request, error: Exception) -> Response:
         if isinstance(error, ClientGoneError):
             return Response(status_code=499)
         if isinstance(error, HTTPException):
             found = {404: ("not_found", "there is no such route"), 405: ("method_not_allowed", "use another method")}
             code, said = found.get(error.status_code, ("invalid_request", "the request cannot be read"))
-            error = HttpError(error.status_code, code, said, headers=error.headers)
+            refusal = refused(request.url.path) if error.status_code == 404 else None
+            error = refusal or HttpError(error.status_code, code, said, headers=error.headers)
         problem = _reported(service, error)
         return JSONResponse(problem.body, status_code=problem.status, headers=problem.headers)
 
     app.add_exception_handler(HTTPException, answer)
     for kind in (HttpError, ClientGoneError, semgrad_guard.SemGradGuardError):
         app.add_exception_handler(kind, answer)
+
+
+def _cause(error: Exception) -> BaseException:
+    """What ended an answer that had begun: the framework raises an error of its own from it."""
+    cause = error.__cause__
+    return cause if isinstance(error, RuntimeError) and isinstance(cause, semgrad_guard.SemGradGuardError) else error
 
 
 def _reported(service: Service, error: BaseException) -> HttpError:

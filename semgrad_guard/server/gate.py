@@ -70,7 +70,7 @@ class Gate:
         if self._hosts is not None and _name(headers.get("host", "")) not in self._hosts:
             # A page in a browser may point a name of its own at this machine.
             return HttpError(421, "unknown_host", "this server is not called by that name; see --allow-host")
-        if scope["path"] not in _OPEN and not self._keys.open_to(headers.get("authorization")):
+        if scope["path"] not in _OPEN and not self._keys.open_to(_authorization(headers)):
             challenge = {"www-authenticate": "Bearer"}
             return HttpError(401, "invalid_api_key", "send the header Authorization: Bearer KEY", headers=challenge)
         return None
@@ -78,6 +78,12 @@ class Gate:
 
 def _response(problem: HttpError) -> JSONResponse:
     return JSONResponse(problem.body, status_code=problem.status, headers=problem.headers)
+
+
+def _authorization(headers: Headers) -> str | None:
+    """The Authorization header; LiteLLM's guardrails send their key as x-api-key."""
+    key = headers.get("x-api-key")
+    return headers.get("authorization") or (None if key is None else f"Bearer {key}")
 
 
 def _name(host: str) -> str:

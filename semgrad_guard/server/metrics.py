@@ -33,6 +33,9 @@ class Metrics:
         self._errors = Counter(
             "semgrad_guard_errors", "Requests that were answered with an error.", ["code"], registry=self._registry
         )
+        self._unguarded = Counter(
+            "semgrad_guard_unguarded", "Requests passed on without a verdict.", ["route"], registry=self._registry
+        )
         self._drift = Gauge("semgrad_guard_drift", "1 where scores have moved.", model, registry=self._registry)
         self._depth = Gauge("semgrad_guard_queue_depth", "Requests that wait.", model, registry=self._registry)
         self._log_failures = Gauge(
@@ -59,6 +62,10 @@ class Metrics:
     def failed(self, code: str) -> None:
         """One request was answered with an error."""
         self._errors.labels(code).inc()
+
+    def passed_on(self, route: str) -> None:
+        """One request went to the upstream, and nobody judges what it answers."""
+        self._unguarded.labels(route).inc()
 
     def watch_queue(self, model: str, depth: Callable[[], int]) -> None:
         """Read the depth of a model's queue whenever somebody asks."""

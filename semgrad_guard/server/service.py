@@ -31,9 +31,10 @@ from semgrad_guard.server.scheduler import LiveAnswers, Scheduler
 from semgrad_guard.server.upstream import Asked, RemoteTarget, Upstream
 from semgrad_guard.server.writing import AnswerRequest
 
-if TYPE_CHECKING:  # it needs an extra of its own
+if TYPE_CHECKING:  # they need extras of their own
     from semgrad_guard.decision_log.decision_log import DecisionLog
     from semgrad_guard.decision_log.entries import Decision, Feedback
+    from semgrad_guard.server.tracing import Evaluations
 
 
 SUMMARIZED = 50_000
@@ -117,22 +118,33 @@ class Service:
         models: at least one; the names differ.
         metrics: hear every verdict.
         log: writes every decision down.
+        evaluations: tells every verdict to OpenTelemetry.
 
     Raises:
         InputError: no model, or two of one name.
     """
 
     def __init__(
-        self, models: Sequence[ServedModel], *, metrics: Metrics | None = None, log: DecisionLog | None = None
+        self,
+        models: Sequence[ServedModel],
+        *,
+        metrics: Metrics | None = None,
+        log: DecisionLog | None = None,
+        evaluations: Evaluations | None = None,
     ) -> None:
         self.models = {served.name: served for served in models}
         if not models or len(self.models) != len(models):
             raise InputError("a server needs models with different names; give --model once for each")
-        self.metrics, self.log = metrics or Metrics(), log
+        self.metrics, self.log, self._evaluations = metrics or Metrics(), log, evaluations
         if log is not None:
             self.metrics.watch_log(lambda: log.failures, lambda: log.pending)
         for served in models:
             self.metrics.watch_queue(served.name, lambda scheduler=served.scheduler: scheduler.depth)
+
+    def terms(self, served: ServedModel, facts: Facts) -> Terms:
+        """The operator's terms for one request, whose decisions are counted, told and written down."""
+        log = None if self.log is None else _Described(self.log, facts)
+        return replace(served.terms, notify=partial(self._decided, served.name), log=log)
 
     def model(self, name: str | None) -> ServedModel:
         """The model of that name; without one the only one there is.
@@ -159,7 +171,7 @@ class Service:
             raise InputError(f"n is {request.count}, and this server gives up to {served.most} answers at once")
         if served.upstream is None:
             request.require_known()
-        terms = self._terms(served, request, request_id)
+        terms = self._overridden(served, request, self.terms(served, _facts(served, request, request_id)))
         return Call(request=request, body=body, served=served, terms=terms, stop=terms.stop())
 
     async def outcomes(self, call: Call) -> list[Outcome[Answer]]:
@@ -299,6 +311,11 @@ class Service:
         if self.log is not None:
             self.log.close()
 
+    def _decided(self, name: str, verdict: Verdict) -> None:
+        self.metrics.decided(name, verdict)
+        if self._evaluations is not None:
+            self._evaluations.decided(verdict)
+
     @property
     def _log(self) -> DecisionLog:
         if self.log is None:
@@ -327,8 +344,8 @@ class Service:
             raise InputError("there is no server to escalate to; start this one with --escalate-to")
         return await call.served.target.ask(call.body, waiting)
 
-    def _terms(self, served: ServedModel, request: ChatRequest, request_id: str) -> Terms:
-        """The operator's terms, and what the request may say otherwise."""
+    def _overridden(self, served: ServedModel, request: ChatRequest, terms: Terms) -> Terms:
+        """What the request may say otherwise."""
         asked = request.overrides
         if refused := sorted(set(asked) - served.overridable):
             raise HttpError(
@@ -337,11 +354,6 @@ class Service:
                 f"this server's operator does not let requests set {', '.join(refused)}",
                 param="semgrad_guard",
             )
-        terms = replace(
-            served.terms,
-            notify=partial(self.metrics.decided, served.name),
-            log=None if self.log is None else _Described(self.log, _facts(served, request, request_id)),
-        )
         if "threshold" in asked:
             asked["policy"] = Policy(threshold=asked.pop("threshold"), on_unscored=terms.policy.on_unscored)
         return replace(terms, **asked)

@@ -26,6 +26,7 @@ _LARGEST = 16 * 2**20
 """Bytes of an answer."""
 _KEPT_BACK = frozenset({"semgrad_guard", "stream", "stream_options", "model", "n"})
 _MESSAGE = 300
+_CHAT = "chat/completions"
 
 
 class _Sent(BaseModel):
@@ -143,17 +144,18 @@ class RemoteServer:
         Raises:
             UpstreamError: there is none that can be read.
         """
-        async with self._asked(body) as response:
+        async with self.asked(_CHAT, body) as response:
             return _json(await _limited(response))
 
     async def chat_stream(self, body: Mapping[str, Any]) -> AsyncIterator[dict[str, Any]]:
-        """The chunks of a streamed chat completion, to its proper end.
+        """The chunks of a streamed chat completion, to its proper end: [DONE], or a reason why the answer has ended
+        (`transformers serve` says no more than that).
 
         Raises:
             UpstreamError: it failed, or broke off.
         """
-        async with self._asked(body) as response:
-            size = 0
+        async with self.asked(_CHAT, body) as response:
+            size, finished = 0, False
             async for line in response.aiter_lines():
                 size += len(line)
                 if size > _LARGEST:
@@ -166,8 +168,10 @@ class RemoteServer:
                 chunk = _json(data.encode())
                 if "error" in chunk:
                     raise UpstreamError(f"{self.url} failed while it answered")
+                finished = finished or _finishes(chunk)
                 yield chunk
-        raise UpstreamError(f"{self.url} broke its stream off before the end")
+        if not finished:
+            raise UpstreamError(f"{self.url} broke its stream off before the end")
 
     async def close(self) -> None:
         """Let go of its connections."""
@@ -175,14 +179,17 @@ class RemoteServer:
             await self._client.aclose()
 
     @asynccontextmanager
-    async def _asked(self, body: Mapping[str, Any]) -> AsyncGenerator[httpx.Response]:
+    async def asked(self, route: str, body: Mapping[str, Any]) -> AsyncGenerator[httpx.Response]:
+        """The answer of one of its routes, which has begun with status 200.
+
+        Raises:
+            UpstreamError: it refuses, cannot be reached, or breaks off.
+        """
         if self._client is None:
             self._client = httpx.AsyncClient(
                 timeout=self._timeout, transport=self._transport, follow_redirects=False, trust_env=False
             )
-        request = self._client.build_request(
-            "POST", f"{self.url}/chat/completions", json=dict(body), headers=self._headers
-        )
+        request = self._client.build_request("POST", f"{self.url}/{route}", json=dict(body), headers=self._headers)
         try:
             response = await self._client.send(request, stream=True)
             try:
@@ -367,6 +374,13 @@ def _read(kind: type[S], found: Mapping[str, Any], url: str) -> S:
     except (ValueError, RecursionError) as error:
         raise UpstreamError(f"{url} sent an answer that cannot be read") from error
     return sent
+
+
+def _finishes(chunk: Mapping[str, Any]) -> bool:
+    """Whether a chunk says why its answer has ended."""
+    choices: Any = chunk.get("choices")
+    found = cast("list[Any]", choices) if isinstance(choices, list) else []
+    return any(isinstance(each, dict) and cast("Any", each).get("finish_reason") for each in found)
 
 
 async def _limited(response: httpx.Response) -> bytes:

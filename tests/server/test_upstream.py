@@ -190,6 +190,23 @@ async def test_a_faulty_upstream_of_a_live_stream(serve: Serve, scorer: Schedule
         await upstream.server.close()
 
 
+FINISHED = "data: " + json.dumps({"choices": [{"index": 0, "delta": {}, "finish_reason": "length"}]}) + "\n\n"
+
+
+async def test_a_stream_that_says_why_it_ends_needs_no_more(serve: Serve, scorer: Scheduler) -> None:
+    """`transformers serve` sends no [DONE]; one that is cut off behind the reason has been cut off all the same."""
+    for more, status in (({}, 200), ({"length": 9999}, 502)):
+        async with answering(sends(CHUNK + FINISHED, kind="text/event-stream", **more)) as url:
+            upstream = Upstream(RemoteServer(url), scorer)
+            async with serve(ALL, upstream=upstream, scheduler=scorer) as client:
+                response = await client.post(CHAT, json=asking(stream=True))
+                assert response.status_code == status
+                assert ("part of a secret" in response.text) == (status == 200)
+                if status == 200:
+                    assert events(response.text)[-1]["choices"][0]["finish_reason"] == "length"
+            await upstream.server.close()
+
+
 async def test_a_faulty_target(serve: Serve) -> None:
     for status, expected in (("500 Oops", 502), ("400 Bad", 400), ("429 Busy", 429), ("401 No", 502)):
         async with answering(sends('{"error": {"message": "key sk-secret"}}', status=status)) as url:

