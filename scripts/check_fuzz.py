@@ -2,8 +2,8 @@
 
 python scripts/check_fuzz.py --fuzzer .venv-fuzz/bin/python [--requests 100000] [--output output/fuzz.json]
 
-Fails where a request is answered with a server's error, in another form than OpenAI's, or not within a minute, and where
-the server's log names a bug.
+Fails where a request is answered with a server's error, in another form than OpenAI's, or not within a minute, and
+where the server's log names a bug.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from load_checks.servers import serving
 from load_checks.small_model import small_model
 
 FUZZ = Path(__file__).parent / "fuzzing" / "fuzz.py"
-EXAMPLES = 60
+EXAMPLES = 30
 """Requests of each kind to each route in one round."""
 
 

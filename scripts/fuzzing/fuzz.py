@@ -41,7 +41,7 @@ class Found:
             self._blame("hung", case)
             return
         except (requests.exceptions.RequestException, UnicodeError, ValueError) as error:
-            # Not every path or header that can be thought of can be sent; a server that hangs up is seen by its process.
+            # Not every path or header that can be thought of can be sent.
             self.statuses[f"not sent ({type(error).__name__})"] += 1
             return
         self.statuses[str(response.status_code)] += 1

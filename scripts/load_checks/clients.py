@@ -19,7 +19,7 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True, kw_only=True)
 class Reply:
-    """What a client got: status 0 where not even headers came; `broken` says why the body ended too early, if it did."""
+    """What a client got: status 0 where no headers came; `broken` says why the body ended too early, if it did."""
 
     status: int
     text: str

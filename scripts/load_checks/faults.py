@@ -131,7 +131,9 @@ async def _drained(folder: Path, options: list[object]) -> Check:
             load.replies += await asyncio.gather(*tasks)
         loud = server.loud()
     problems = loud + ([f"the server ended with {status}"] if status else [])
-    problems += [f"not answered: {each.status} {each.broken} {each.text[-200:]}" for each in load.replies if not _good(each)]
+    problems += [
+        f"not answered: {each.status} {each.broken} {each.text[-200:]}" for each in load.replies if not _good(each)
+    ]
     if load.ids - logged(folder / "log.db"):
         problems.append("acknowledged decisions are lost")
     return Check("SIGTERM drains", {"waiting": waiting, "answered": len(load.ids)}, problems)
@@ -188,7 +190,7 @@ async def _away(folder: Path, options: list[object]) -> Check:
 
 
 async def _upstream(folder: Path, scorer: object) -> Check:
-    """Another server that fails in every way, beside others who are answered: an error with a name, or an abstention."""
+    """Another server that fails in every way: an error with a name, or an abstention; others are answered meanwhile."""
     found, problems = Counter[str](), list[str]()
     async with Scripted(b"faults") as upstream:
         for on_error, url in (("raise", upstream.url), ("abstain", upstream.url), ("raise", "http://127.0.0.1:9/v1")):

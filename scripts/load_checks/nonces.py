@@ -28,7 +28,7 @@ from load_checks.servers import Server, serving
 from load_checks.small_model import small_model
 from semgrad_guard import LanguageModel
 
-BLOCK, CLIENTS, TWINS = 2000, 16, 50
+BLOCK, CLIENTS, TWINS = 1000, 16, 50
 """Requests in a block; clients at once; one request in so many has its score compared with a single process's."""
 ABSTAINED, SECOND = "I don't know.", "a second opinion"
 TOOL = {"type": "function", "function": {"name": "look_up", "parameters": {"type": "object"}}}
@@ -127,10 +127,11 @@ class Run:
 
     def search(self, places: Iterable[tuple[str, str]]) -> int:
         """Look in places of the whole block, where every delivered nonce may stand; how many places there were."""
-        number = 0
-        for number, (place, text) in enumerate(places, start=1):
+        looked = 0
+        for place, text in places:
             self._search(place, text, self.open)
-        return number
+            looked += 1
+        return looked
 
     def _search(self, place: str, text: str, allowed: set[str]) -> None:
         for fragment in set(_FRAGMENT.findall(text)) - allowed:

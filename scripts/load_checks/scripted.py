@@ -71,7 +71,7 @@ class Scripted:
             writer.write(_whole(_completion([_said("a second opinion")])))
             return True
         if fault in FAULTS:
-            return await self._fails(writer, fault, int(number))
+            return await self._fails(reader, writer, fault, draft(self.secret, int(number)))
         answers = [self._answer(body, int(number), index) for index in range(body.get("n") or 1)]
         writer.write(_stream(answers[0]) if body.get("stream") else _whole(_completion(answers)))
         return True
@@ -90,15 +90,15 @@ class Scripted:
             "logprobs": {"content": entries} if body.get("logprobs") else None,
         }
 
-    async def _fails(self, writer: asyncio.StreamWriter, fault: str, number: int) -> bool:
-        """Fail in mid-answer, with the nonce already said."""
-        said = json.dumps(_completion([_said(draft(self.secret, number))])).encode()
+    async def _fails(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, fault: str, secret: str) -> bool:
+        """Fail in mid-answer, with the draft already said."""
+        said = json.dumps(_completion([_said(secret)])).encode()
         if fault == "slow":
-            await asyncio.sleep(60)
+            await reader.read()  # until whoever asked gives up
         elif fault == "lies":
             writer.write(_head("application/json", len(said) + 1000) + said)
         elif fault == "breaks":
-            chunk = {"choices": [{"index": 0, "delta": {"content": draft(self.secret, number)}}]}
+            chunk = {"choices": [{"index": 0, "delta": {"content": secret}}]}
             writer.write(_head("text/event-stream", 100_000) + f"data: {json.dumps(chunk)}\n\n".encode())
         elif fault == "nonsense":
             writer.write(_head("application/json", len(said)) + said[::-1])

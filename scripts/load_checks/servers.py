@@ -62,7 +62,16 @@ def serving(folder: Path, *options: object, log: Path | None = None) -> Generato
     Raises:
         SystemExit: it does not start.
     """
-    command = [sys.executable, "-m", "semgrad_guard.cli", "serve", "--port", "0", "--log", str(log or folder / "log.db")]
+    command = [
+        sys.executable,
+        "-m",
+        "semgrad_guard.cli",
+        "serve",
+        "--port",
+        "0",
+        "--log",
+        str(log or folder / "log.db"),
+    ]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     said = folder / "said.txt"
     with (
