@@ -7,13 +7,19 @@ LOWEST := .venv-lowest
 POLYGRAPH := .venv-polygraph
 CLIENTS := .venv-clients
 BROWSER := .venv-browser
+FUZZER := .venv-fuzz
 
 # REQUIRE=--require turns what a heavy check had to skip into a failure.
 REQUIRE ?=
 # What `make demo` runs on.
 MODEL ?= pocket
+# How long `make check-load` and `make check-fuzz` go on.
+MINUTES ?= 10
+NONCES ?= 100000
+KILLS ?= 20
+REQUESTS ?= 100000
 
-.PHONY: help check check-fast lint tests tests-fast check-heavy check-gpu docs check-lowest check-research check-server check-browser check-templates check-models check-smollm2 serve release-check demo bench bench-full bench-rivals \
+.PHONY: help check check-fast lint tests tests-fast check-heavy check-gpu docs check-lowest check-research check-server check-browser check-load check-fuzz check-templates check-models check-smollm2 serve release-check demo bench bench-full bench-rivals \
 	format train-pocket clean
 
 help:  ## this list
@@ -84,6 +90,17 @@ $(BROWSER)/.installed: scripts/browser_pages/requirements.txt scripts/browser_pa
 check-browser: $(STAMP) $(BROWSER)/.installed  ## the server's pages in a real Chromium, with axe-core; screenshots in output/browser
 	$(BIN)/python scripts/check_browser.py --browser $(BROWSER)/bin/python $(REQUIRE)
 
+check-load: $(STAMP)  ## the server under load and faults (hours; MINUTES=1 NONCES=1000 KILLS=2: ten minutes)
+	$(BIN)/python scripts/check_load.py --minutes $(MINUTES) --nonces $(NONCES) --kills $(KILLS)
+
+$(FUZZER)/.installed: scripts/fuzzing/requirements.txt
+	$(PYTHON) -m venv $(FUZZER)
+	$(FUZZER)/bin/pip install --quiet -r scripts/fuzzing/requirements.txt
+	touch $@
+
+check-fuzz: $(STAMP) $(FUZZER)/.installed  ## the server against schemathesis (hours; REQUESTS=1000: minutes)
+	$(BIN)/python scripts/check_fuzz.py --fuzzer $(FUZZER)/bin/python --requests $(REQUESTS)
+
 serve: $(STAMP)  ## the embedded model with OpenAI's protocol, at http://127.0.0.1:8000/v1
 	$(BIN)/semgrad-guard serve
 
@@ -140,4 +157,4 @@ train-pocket: $(STAMP)  ## the embedded model's facts again, around the committe
 	$(BIN)/python -m research.pocket.train --output output/pocket
 
 clean:
-	rm -rf $(VENV) $(LOWEST) $(POLYGRAPH) $(CLIENTS) $(BROWSER) scripts/*/node_modules output dist .coverage
+	rm -rf $(VENV) $(LOWEST) $(POLYGRAPH) $(CLIENTS) $(BROWSER) $(FUZZER) scripts/*/node_modules output dist .coverage

@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Generator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import count
 from pathlib import Path
 
@@ -93,16 +94,16 @@ async def faulty(folder: Path, *, kills: int) -> list[Check]:
     """All of these checks."""
     options = ["--model", small_model(folder / NAME), "--threshold", "0.5", "--max-tokens", "200"]
     found: list[Check] = []
-    for number, check in enumerate((_killed, _drained, _full, _away)):
-        place = folder / str(number)
+    for check in (partial(_killed, kills=kills), _drained, _full, _away):
+        place = folder / f"{len(found)}"
         place.mkdir()
-        found.append(await check(place, options, kills) if check is _killed else await check(place, options))
+        found.append(await check(place, options))
         print(found[-1].line, flush=True)
     (folder / "upstream").mkdir()
     return [*found, await _upstream(folder / "upstream", options[1])]
 
 
-async def _killed(folder: Path, options: list[object], kills: int) -> Check:
+async def _killed(folder: Path, options: list[object], *, kills: int) -> Check:
     """kill -9 at any moment loses no decision that a client has the id of."""
     acknowledged, draw = set[str](), random.Random(0)
     for _ in range(kills):

@@ -30,7 +30,8 @@ from semgrad_guard import LanguageModel
 
 BLOCK, CLIENTS, TWINS = 1000, 16, 50
 """Requests in a block; clients at once; one request in so many has its score compared with a single process's."""
-ABSTAINED, SECOND = "I don't know.", "a second opinion"
+INSTEAD = {"abstain": "I don't know.", "escalate": "a second opinion"}
+"""What stands in the place of a withheld draft."""
 TOOL = {"type": "function", "function": {"name": "look_up", "parameters": {"type": "object"}}}
 VARIANTS: Sequence[Mapping[str, Any]] = [
     {}, {"stream": True}, {"logprobs": True}, {"stream": True, "logprobs": True}, {"n": 2},
@@ -65,7 +66,6 @@ class Run:
     secret: bytes
     threshold: float
     model: LanguageModel
-    escalates: bool
     open: set[str] = field(default_factory=set[str])  # nonces that may be read
     drafts: int = 0
     failed: int = 0
@@ -109,7 +109,7 @@ class Run:
                 self._require(record["uncertainty"] <= self.threshold, number, reply)
                 allowed.add(nonce(self.secret, number, index))
             else:
-                self._require(text == (SECOND if self.escalates else ABSTAINED), number, reply)
+                self._require(text == INSTEAD[record["action"]], number, reply)
             if number % TWINS == 0 and record["uncertainty"] is not None:
                 self._compare(number, index, record["uncertainty"])
         return allowed
@@ -141,12 +141,12 @@ class Run:
 
 async def block(folder: Path, model: Path, scorer: LanguageModel, *, number: int, threshold: float, size: int) -> Block:
     """Answer the questions of one block, and look everywhere."""
-    run = Run(secrets.token_bytes(32), threshold, scorer, escalates=number % 2 == 1)
+    run, escalates = Run(secrets.token_bytes(32), threshold, scorer), number % 2 == 1
     began, places = time.monotonic(), 0
     async with Scripted(run.secret) as upstream:
         given = [
             "--upstream", upstream.url, "--model", "scripted", "--scorer", model, "--threshold", threshold,
-            "--log-text", "--allow-override", "mode", *(["--escalate-to", f"{upstream.url}#large"] * run.escalates),
+            "--log-text", "--allow-override", "mode", *(["--escalate-to", f"{upstream.url}#large"] * escalates),
         ]  # fmt: skip
         with serving(folder, *given) as server:
             numbers = iter(range(number * BLOCK, number * BLOCK + size))
@@ -187,7 +187,7 @@ def _files(folder: Path) -> Iterator[tuple[str, str]]:
 async def searched(folder: Path, state: Path, *, count: int) -> Check:
     """Go on with a run until so many drafts were judged."""
     model = small_model(folder / "small")
-    scorer = LanguageModel.from_pretrained(model)
+    scorer = LanguageModel.from_pretrained(str(model))
     scores = [scorer.score(f"{each} ", draft(b"sample", each)).hybridgrad or 0.0 for each in range(40)]
     state.parent.mkdir(parents=True, exist_ok=True)
     done = _done(state)
