@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections import Counter
+from contextlib import suppress
 from typing import Any
 
 import hypothesis
@@ -117,10 +118,8 @@ def main() -> None:
         operation = each.ok()
         examples = options.examples * (_BUSY if operation.path == CHAT else 1)
         for mode in (GenerationMode.POSITIVE, GenerationMode.NEGATIVE):
-            try:
+            with suppress(hypothesis.errors.Unsatisfiable):  # nothing that some routes take can be wrong
                 fuzz(found, operation, mode, model=options.model, seed=options.seed, examples=examples)
-            except hypothesis.errors.Unsatisfiable:  # nothing that this route takes can be wrong
-                found.statuses["nothing to send"] += 1
     print(json.dumps({"statuses": found.statuses, "problems": found.problems}))
 
 
