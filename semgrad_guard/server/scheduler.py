@@ -80,6 +80,9 @@ class Scheduler:
         limit: how many requests may wait; one more is refused.
         prompt_template: the name for the form of the prompts.
         served: the model scores what others have written, and writes nothing itself.
+
+    Raises:
+        EmptyLayerSpanError: the estimator has no layers to differentiate by in this model.
     """
 
     def __init__(
@@ -91,6 +94,8 @@ class Scheduler:
         prompt_template: str = "chat",
         served: bool = False,
     ) -> None:
+        if estimator.objective.gradients:
+            estimator.objective.span(model.n_layers)  # refused here, and not at each request
         self.model, self.estimator, self.limit = model, estimator, limit
         self.prompt_template, self.served = prompt_template, served
         self._waiting: deque[_Turn[Any]] = deque()
