@@ -9,13 +9,19 @@ CLIENTS := .venv-clients
 BROWSER := .venv-browser
 RAY := .venv-ray
 UPSTREAMS := .venv-upstreams
+FUZZER := .venv-fuzz
 
 # REQUIRE=--require turns what a heavy check had to skip into a failure.
 REQUIRE ?=
 # What `make demo` runs on.
 MODEL ?= pocket
+# How long `make check-load` and `make check-fuzz` go on.
+MINUTES ?= 10
+NONCES ?= 100000
+KILLS ?= 20
+REQUESTS ?= 100000
 
-.PHONY: help check check-fast lint tests tests-fast check-heavy check-gpu docs check-lowest check-research check-server check-upstreams check-browser check-ray check-templates check-models check-smollm2 serve release-check demo bench bench-full bench-rivals \
+.PHONY: help check check-fast lint tests tests-fast check-heavy check-gpu docs check-lowest check-research check-server check-upstreams check-browser check-load check-fuzz check-ray check-templates check-models check-smollm2 serve release-check demo bench bench-full bench-rivals \
 	format train-pocket clean
 
 help:  ## this list
@@ -107,6 +113,17 @@ $(RAY)/.installed: pyproject.toml constraints.txt
 check-ray: $(RAY)/.installed  ## --ray on a cluster of one: the single process's numbers, kills, memory (ten minutes; environment of its own)
 	$(RAY)/bin/python -m pytest tests/ray -m heavy --require
 
+check-load: $(STAMP)  ## the server under load and faults (hours; MINUTES=1 NONCES=1000 KILLS=2: ten minutes)
+	$(BIN)/python scripts/check_load.py --minutes $(MINUTES) --nonces $(NONCES) --kills $(KILLS)
+
+$(FUZZER)/.installed: scripts/fuzzing/requirements.txt
+	$(PYTHON) -m venv $(FUZZER)
+	$(FUZZER)/bin/pip install --quiet -r scripts/fuzzing/requirements.txt
+	touch $@
+
+check-fuzz: $(STAMP) $(FUZZER)/.installed  ## the server against schemathesis (hours; REQUESTS=1000: minutes)
+	$(BIN)/python scripts/check_fuzz.py --fuzzer $(FUZZER)/bin/python --requests $(REQUESTS)
+
 serve: $(STAMP)  ## the embedded model with OpenAI's protocol, at http://127.0.0.1:8000/v1
 	$(BIN)/semgrad-guard serve
 
@@ -163,4 +180,4 @@ train-pocket: $(STAMP)  ## the embedded model's facts again, around the committe
 	$(BIN)/python -m research.pocket.train --output output/pocket
 
 clean:
-	rm -rf $(VENV) $(LOWEST) $(POLYGRAPH) $(CLIENTS) $(BROWSER) $(RAY) $(UPSTREAMS) scripts/*/node_modules output dist .coverage
+	rm -rf $(VENV) $(LOWEST) $(POLYGRAPH) $(CLIENTS) $(BROWSER) $(FUZZER) $(RAY) $(UPSTREAMS) scripts/*/node_modules output dist .coverage

@@ -28,7 +28,7 @@ from semgrad_guard.server.answers import Answer
 from semgrad_guard.server.gate import Gate
 from semgrad_guard.server.gateway import PATH as GUARDRAIL
 from semgrad_guard.server.gateway import GuardrailRequest, LiteLLMGuardrail
-from semgrad_guard.server.http_errors import HttpError, http_error_of
+from semgrad_guard.server.http_errors import ENDING, HttpError, http_error_of
 from semgrad_guard.server.keys import Keys
 from semgrad_guard.server.metrics import CONTENT_TYPE
 from semgrad_guard.server.pages import PATHS, Pages
@@ -341,7 +341,10 @@ async def _events(service: Service, chunks: AsyncIterator[Any], steps: Any) -> A
         yield _event(problem.body)
     finally:
         await steps.aclose()
-    yield "data: [DONE]\n\n"
+    yield _DONE
+
+
+_DONE = "data: [DONE]\n\n"
 
 
 def _event(value: Any) -> str:
@@ -358,14 +361,20 @@ class _Events(StreamingResponse):
 
         sending = asyncio.ensure_future(self.stream_response(send))
         gone = asyncio.ensure_future(until_gone())
+        ends = False
         try:
             await asyncio.wait((sending, gone), return_when=asyncio.FIRST_COMPLETED)
+        except asyncio.CancelledError:  # the server ends, and the time to finish is over
+            ends = not sending.done()
         finally:
             gone.cancel()
             if not sending.done():
                 sending.cancel()
             with suppress(asyncio.CancelledError, OSError):
                 await sending
+        if ends:
+            last = _event(ENDING.body) + _DONE
+            await send({"type": "http.response.body", "body": last.encode(), "more_body": False})
 
 
 def _segment(segment: Segment, uncertainty: float | None) -> dict[str, Any]:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 
 from starlette.datastructures import Headers
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from semgrad_guard.server.http_errors import HttpError
+from semgrad_guard.server.http_errors import ENDING, HttpError
 from semgrad_guard.server.keys import Keys
 from semgrad_guard.server.pages import PATHS
 
@@ -47,7 +48,11 @@ class Gate:
             self._inside -= 1
 
     async def _answered(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass the request on. A bug ends here: servers would log it with its words, which may be a client's."""
+        """Pass the request on.
+
+        A bug ends here: servers would log it with its words, which may be a client's. So does a cancellation, which
+        comes when the time to finish what had begun is over: servers would answer it as if it were a bug.
+        """
         begun = False
 
         async def noting(message: Message) -> None:
@@ -57,8 +62,8 @@ class Gate:
 
         try:
             await self._app(scope, receive, noting)
-        except Exception as error:  # noqa: BLE001 - see above
-            problem = self._report(error)
+        except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - see above
+            problem = self._report(ENDING if isinstance(error, asyncio.CancelledError) else error)
             if not begun:
                 await _response(problem)(scope, receive, send)
 

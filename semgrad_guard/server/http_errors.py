@@ -55,6 +55,10 @@ class HttpError(Exception):
         return kinds.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
 
 
+ENDING = HttpError(503, "shutting_down", "the server is shutting down; ask again later", headers={"retry-after": "5"})
+"""What those are told who are still waiting when the server ends."""
+
+
 def http_error_of(error: BaseException) -> HttpError:
     """What to answer where an error was raised. Of an error that is not ours, nothing is said: it is a bug."""
     if isinstance(error, HttpError):

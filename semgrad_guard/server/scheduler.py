@@ -55,6 +55,9 @@ class Scheduler:
         served: the model scores what others have written, and writes nothing itself.
 
     `batching` says how requests share the model; None until the first one was read.
+
+    Raises:
+        EmptyLayerSpanError: the estimator has no layers to differentiate by in this model.
     """
 
     def __init__(
@@ -66,7 +69,10 @@ class Scheduler:
         prompt_template: str = "chat",
         served: bool = False,
     ) -> None:
+        if estimator.objective.gradients:
+            estimator.objective.span(model.n_layers)  # refused here, and not at each request
         self.model, self.estimator, self.limit = model, estimator, limit
+        self.served = served
         self.batching: Batching | None = None
         self._writer = Writer(model, estimator, prompt_template=prompt_template, served=served)
         self._waiting: deque[_Job] = deque()
@@ -176,18 +182,21 @@ class Scheduler:
             self._waiting.append(job)
             self._changed.notify()
 
-    def _drop(self, job: _Job) -> None:
+    def _drop(self, job: _Job) -> bool:
+        """Take a job out of the queue: whether it was still there, and is the caller's to settle."""
         with self._changed:
-            if job in self._waiting:
-                self._waiting.remove(job)
+            if job not in self._waiting:
+                return False
+            self._waiting.remove(job)
+            return True
 
     # The model's thread.
 
     def _run(self) -> None:
         batcher: Batcher | None = None
         while self._wait(idle=batcher is None or batcher.is_idle):
-            if batcher is None:
-                self.batching, batcher = batcher_of(self._writer)
+            if batcher is None and (batcher := self._first_look()) is None:
+                continue
             jobs = self._next(batcher)
             if jobs and jobs[0].work is not None:
                 jobs[0].settle(jobs[0].work)
@@ -195,6 +204,16 @@ class Scheduler:
                 batcher.begin([(job, job.assignment) for job in jobs if job.assignment is not None])
             del jobs  # an idle thread holds no answer
             batcher.step()
+
+    def _first_look(self) -> Batcher | None:
+        """How requests share the model; where that cannot be found out, the first request is told why."""
+        try:
+            self.batching, batcher = batcher_of(self._writer)
+        except BaseException as error:  # noqa: BLE001 - raised by whoever waits
+            if (job := self._head()) is not None and self._takes(job):
+                job.fail(error)
+            return None
+        return batcher
 
     def _wait(self, *, idle: bool) -> bool:
         """Wait for something to do; not for ever, and in vain, once the scheduler is closed."""
@@ -224,9 +243,8 @@ class Scheduler:
             return self._waiting[0] if self._waiting else None
 
     def _takes(self, job: _Job) -> bool:
-        """Take a job out of the queue: whether somebody still waits for it."""
-        self._drop(job)
-        waits = job.begin()
+        """Take a job out of the queue to do it: whether somebody still waits for it."""
+        waits = self._drop(job) and job.begin()
         if waits:
             job.future.add_done_callback(self._note_pace)
         return waits

@@ -10,6 +10,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -21,11 +22,12 @@ import uvicorn
 from semgrad_guard import GenerationOptions, LanguageModel
 from semgrad_guard.engine.interruption import current_stop
 from semgrad_guard.errors import AnswerCancelledError
+from semgrad_guard.server import scheduler as scheduling
 from semgrad_guard.server.app import make_app
 from semgrad_guard.server.hosting import listen
 from semgrad_guard.server.service import ServedModel, Service
 
-from .conftest import NONE, OPTIONS, asking, watched
+from .conftest import NONE, OPTIONS, asking, events, watched
 
 pytest.importorskip("sqlalchemy", reason="the extra `log` is not installed")
 
@@ -36,11 +38,24 @@ Make = Callable[..., ServedModel]
 
 
 @contextmanager
-def running(served: ServedModel, **given: Any) -> Iterator[tuple[str, int]]:
-    """The address of a server that listens as long as this lasts."""
+def running(
+    served: ServedModel, *, finishing: int | None = None, ends: threading.Event | None = None, **given: Any
+) -> Iterator[tuple[str, int]]:
+    """The address of a server that listens as long as this lasts, or until `ends` is set.
+
+    It has so many seconds for `finishing`.
+    """
     bound = listen("127.0.0.1", 0)
-    config = uvicorn.Config(make_app(Service([served], **given)), access_log=False, log_level="warning", ws="none")
+    config = uvicorn.Config(
+        make_app(Service([served], **given)),
+        access_log=False,
+        log_level="warning",
+        ws="none",
+        timeout_graceful_shutdown=finishing,
+    )
     server = uvicorn.Server(config)
+    if ends is not None:
+        threading.Thread(target=lambda: (ends.wait(), server.handle_exit(2, None)), daemon=True).start()
     thread = threading.Thread(target=lambda: server.run(sockets=[bound]))
     thread.start()
     try:
@@ -178,3 +193,56 @@ def test_wrong_types_everywhere(make_served: Make) -> None:
             assert response.status_code in (200, 400, 403, 404), (name, value, response.text)
             if response.status_code != 200:
                 assert set(response.json()["error"]) == {"message", "type", "param", "code"}
+
+
+def test_who_still_waits_when_the_server_ends_is_told_so(make_served: Make, caplog: pytest.LogCaptureFixture) -> None:
+    served = make_served(NONE, mode="annotate")
+    scheduler: Any = served.scheduler
+    begun, ends = threading.Event(), threading.Event()
+
+    def never(request: Any) -> Any:
+        if request.heard is not None:
+            request.heard("a piece")
+        begun.set()
+        while True:
+            current_stop().check()
+            time.sleep(0.005)
+
+    scheduler._writer.assigned = never
+    with (
+        running(served, finishing=0, ends=ends) as address,
+        ThreadPoolExecutor(3) as pool,
+        httpx.Client(base_url="http://{}:{}".format(*address), timeout=30) as client,
+    ):
+        live = pool.submit(client.post, CHAT, json=asking(stream=True))
+        assert begun.wait(20)
+        waiting = [pool.submit(client.post, CHAT, json=asking(stream=stream)) for stream in (False, True)]
+        while scheduler.depth < 3:
+            time.sleep(0.005)
+        ends.set()
+        assert events(live.result().text)[-1]["error"]["code"] == "shutting_down"
+        for each in waiting:
+            response = each.result()
+            assert response.status_code == 503
+            assert response.json()["error"]["code"] == "shutting_down"
+            assert "retry-after" in response.headers
+    assert "Traceback" not in caplog.text
+    assert "Exception in ASGI" not in caplog.text
+
+
+async def test_a_look_at_the_model_that_fails_costs_one_request(
+    make_served: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found, looks = scheduling.batcher_of, list[int]()
+
+    def without_memory(writer: Any) -> Any:
+        looks.append(1)
+        if len(looks) == 1:
+            raise MemoryError
+        return found(writer)
+
+    monkeypatch.setattr(scheduling, "batcher_of", without_memory)
+    scheduler = make_served().scheduler
+    with pytest.raises(MemoryError):
+        await scheduler.work(lambda: 1)
+    assert await scheduler.work(lambda: 2) == 2

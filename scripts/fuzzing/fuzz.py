@@ -1,0 +1,127 @@
+"""Sends a server what its OpenAPI schema allows, and what it does not; prints what became of it as one line of JSON.
+
+python scripts/fuzzing/fuzz.py URL --model NAME --seed 1 --examples 100
+
+Runs in an environment of its own, with schemathesis. A seed repeats a round.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections import Counter
+from contextlib import suppress
+from typing import Any
+
+import hypothesis
+import requests
+import schemathesis
+from hypothesis import HealthCheck, Phase
+from hypothesis import strategies as st
+from schemathesis.generation import GenerationMode
+
+CHAT = "/v1/chat/completions"
+_SECONDS = 60
+_BUSY = 8
+"""How many times as many requests a chat completion gets: it is where most of the code is."""
+_ASKED = [{"role": "user", "content": "hello"}]
+
+
+class Found:
+    """What became of the requests of a round."""
+
+    def __init__(self) -> None:
+        self.statuses, self.problems = Counter[str](), list[str]()
+
+    def send(self, case: Any) -> None:
+        """Send one request, and take down what is answered."""
+        try:
+            response = case.call(timeout=_SECONDS, allow_redirects=False)
+        except requests.exceptions.Timeout:
+            self.statuses["hung"] += 1
+            self._blame("hung", case)
+            return
+        except (requests.exceptions.RequestException, UnicodeError, ValueError) as error:
+            # Not every path or header that can be thought of can be sent.
+            self.statuses[f"not sent ({type(error).__name__})"] += 1
+            return
+        self.statuses[str(response.status_code)] += 1
+        if response.status_code >= 500:
+            self._blame(str(response.status_code), case, response.text)
+        elif b"Traceback" in response.content:
+            self._blame("a traceback", case, response.text)
+        elif response.status_code >= 400 and not _has_form(response):
+            self._blame("an error in another form", case, response.text)
+
+    def _blame(self, what: str, case: Any, said: str = "") -> None:
+        try:
+            sent = json.dumps(case.body)
+        except (TypeError, ValueError):
+            sent = repr(case.body)
+        self.problems.append(f"{what}: {case.method} {case.path} {case.query!r} {sent[:2000]} -> {said[:300]}")
+
+
+def _has_form(response: Any) -> bool:
+    """Whether an error is one as OpenAI's clients read them."""
+    if response.status_code == 400 and "text/plain" in str(response.headers.get("content-type")):
+        return True  # no request by HTTP's rules: it reached no route
+    try:
+        return set(response.json()["error"]) == {"message", "type", "param", "code"}
+    except (ValueError, KeyError, TypeError):
+        return False
+
+
+def nudged(case: Any, model: str, how: int) -> None:
+    """Change a body so that it comes further in: the model that there is, no unknown fields, a question that is one."""
+    body = case.body
+    if not isinstance(body, dict) or not how:
+        return
+    known = case.operation.definition.raw["requestBody"]["content"]["application/json"]["schema"]["properties"]
+    for name in [name for name in body if name not in known]:
+        del body[name]
+    if "model" in known:
+        body["model"] = model
+    if how > 1 and "messages" in known:
+        body["messages"] = _ASKED
+    if how > 2 and "text" in known:
+        body["text"] = "an answer"
+
+
+def fuzz(found: Found, operation: Any, mode: GenerationMode, *, model: str, seed: int, examples: int) -> None:
+    """Send requests of one kind to one route."""
+
+    @hypothesis.seed(seed)
+    @hypothesis.settings(
+        max_examples=examples,
+        deadline=None,
+        database=None,
+        phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )
+    @hypothesis.given(case=operation.as_strategy(generation_mode=mode), how=st.integers(0, 3))
+    def send(case: Any, how: int) -> None:
+        nudged(case, model, how)
+        found.send(case)
+
+    send()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("url")
+    parser.add_argument("--model", required=True)
+    parser.add_argument("--seed", type=int, required=True)
+    parser.add_argument("--examples", type=int, required=True)
+    options = parser.parse_args()
+    found, schema = Found(), schemathesis.openapi.from_url(f"{options.url}/openapi.json")
+    for each in schema.get_all_operations():
+        operation = each.ok()
+        examples = options.examples * (_BUSY if operation.path == CHAT else 1)
+        for mode in (GenerationMode.POSITIVE, GenerationMode.NEGATIVE):
+            with suppress(hypothesis.errors.Unsatisfiable):  # nothing that some routes take can be wrong
+                fuzz(found, operation, mode, model=options.model, seed=options.seed, examples=examples)
+    print(json.dumps({"statuses": found.statuses, "problems": found.problems}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,212 @@
+"""Every draft carries a nonce, and no nonce of a withheld draft is found in anything that leaves the server.
+
+The run is cut into blocks, each with a server, a folder and a secret of its own; a block that is done stands in a file,
+and is not done again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import secrets
+import tempfile
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import count as counting
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import httpx
+from pydantic import BaseModel
+
+from load_checks.clients import Reply, ask, asking, connected
+from load_checks.results import Check
+from load_checks.scripted import LETTERS, Scripted, draft, nonce
+from load_checks.servers import Server, serving
+from load_checks.small_model import small_model
+from semgrad_guard import LanguageModel
+
+BLOCK, CLIENTS, TWINS = 1000, 16, 50
+"""Requests in a block; clients at once; one request in so many has its score compared with a single process's."""
+INSTEAD = {"abstain": "I don't know.", "escalate": "a second opinion"}
+"""What stands in the place of a withheld draft."""
+TOOL = {"type": "function", "function": {"name": "look_up", "parameters": {"type": "object"}}}
+VARIANTS: Sequence[Mapping[str, Any]] = [
+    {}, {"stream": True}, {"logprobs": True}, {"stream": True, "logprobs": True}, {"n": 2},
+    {"tools": [TOOL]}, {"tools": [TOOL], "stream": True}, {"response_format": {"type": "json_object"}},
+    {"response_format": {"type": "json_object"}, "stream": True}, {"stream": True, "n": 2},
+    {"semgrad_guard": {"mode": "raise"}}, {"semgrad_guard": {"mode": "raise"}, "stream": True},
+    {"stream": True, "stream_options": {"include_usage": True}},
+]  # fmt: skip
+FAULT = {11: "breaks", 23: "lies", 47: "fails", 71: "nonsense"}
+"""Which of a hundred requests fail after the draft was said, and how."""
+_FRAGMENT = re.compile(f"[{LETTERS}]{{6,}}")
+
+
+class Block(BaseModel):
+    """What a block of requests led to."""
+
+    number: int
+    drafts: int
+    delivered: int
+    withheld: int
+    failed: int
+    twins: int
+    places: int
+    seconds: float
+    problems: list[str]
+
+
+@dataclass(eq=False)
+class Run:
+    """The requests of one block, on their way."""
+
+    secret: bytes
+    threshold: float
+    model: LanguageModel
+    open: set[str] = field(default_factory=set[str])  # nonces that may be read
+    drafts: int = 0
+    failed: int = 0
+    twins: int = 0
+    problems: list[str] = field(default_factory=list[str])
+
+    async def client(self, http: httpx.AsyncClient, numbers: Iterator[int]) -> None:
+        """Ask one question after the other."""
+        for number in numbers:
+            variant, fault = VARIANTS[number % len(VARIANTS)], FAULT.get(number % 100, "")
+            if fault == "breaks":
+                variant = {"stream": True}
+            elif fault:
+                variant = {}
+            asked = asking("scripted", f"{number} {fault}", **variant)
+            reply = await ask(http, asked)
+            self.drafts += variant.get("n", 1)
+            try:
+                allowed = self._judged(number, fault, variant, reply)
+            except (ValueError, KeyError, IndexError, TypeError) as error:
+                allowed = set[str]()
+                self.problems.append(f"{number} {asked}: {error!r} {reply.status} {reply.broken} {reply.text[-300:]}")
+            self.open |= allowed
+            self._search(f"the answer to {number}", f"{reply.headers} {reply.text}", allowed)
+
+    def _judged(self, number: int, fault: str, variant: Mapping[str, Any], reply: Reply) -> set[str]:
+        """The nonces that a reply may hold; what is wrong with its answers is taken down."""
+        if fault:
+            self.failed += 1
+            self._require(reply.status == 502 and reply.error == "upstream_failed", number, reply)
+            return set()
+        self._require(reply.whole, number, reply)
+        if reply.status == 422 and "raise" in str(variant):
+            self._require(reply.error == "low_confidence", number, reply)
+            return set()
+        self._require(reply.status == 200 and len(reply.choices) == variant.get("n", 1), number, reply)
+        allowed = set[str]()
+        for index, (text, record) in enumerate(reply.choices):
+            if record["action"] == "answer":
+                self._require(text == draft(self.secret, number, index), number, reply)
+                self._require(record["uncertainty"] <= self.threshold, number, reply)
+                allowed.add(nonce(self.secret, number, index))
+            else:
+                self._require(text == INSTEAD[record["action"]], number, reply)
+            if number % TWINS == 0 and record["uncertainty"] is not None:
+                self._compare(number, index, record["uncertainty"])
+        return allowed
+
+    def _compare(self, number: int, index: int, found: float) -> None:
+        """Score the draft again in this process."""
+        expected = self.model.score(f"{number} ", draft(self.secret, number, index)).hybridgrad
+        self.twins += 1
+        if expected is None or abs(found - expected) > 1e-4 * expected:
+            self.problems.append(f"{number}: {found}, and a single process says {expected}")
+
+    def _require(self, holds: bool, number: int, reply: Reply) -> None:
+        if not holds:
+            self.problems.append(f"{number}: {reply.status} {reply.broken} {reply.text[-500:]}")
+
+    def search(self, places: Iterable[tuple[str, str]]) -> int:
+        """Look in places of the whole block, where every delivered nonce may stand; how many places there were."""
+        looked = 0
+        for place, text in places:
+            self._search(place, text, self.open)
+            looked += 1
+        return looked
+
+    def _search(self, place: str, text: str, allowed: set[str]) -> None:
+        for fragment in set(_FRAGMENT.findall(text)) - allowed:
+            if not any(fragment in each for each in allowed):
+                self.problems.append(f"LEAK of {fragment} in {place}: {text[:300]}")
+
+
+async def block(folder: Path, model: Path, scorer: LanguageModel, *, number: int, threshold: float, size: int) -> Block:
+    """Answer the questions of one block, and look everywhere."""
+    run, escalates = Run(secrets.token_bytes(32), threshold, scorer), number % 2 == 1
+    began, places = time.monotonic(), 0
+    async with Scripted(run.secret) as upstream:
+        given = [
+            "--upstream", upstream.url, "--model", "scripted", "--scorer", model, "--threshold", threshold,
+            "--log-text", "--allow-override", "mode", *(["--escalate-to", f"{upstream.url}#large"] * escalates),
+        ]  # fmt: skip
+        with serving(folder, *given) as server:
+            numbers = iter(range(number * BLOCK, number * BLOCK + size))
+            async with connected(server.url) as http:
+                await asyncio.gather(*(run.client(http, numbers) for _ in range(CLIENTS)))
+                for path in ("decisions?limit=1000", "decisions/summary", "models", "calibration"):
+                    places += run.search([(path, (await http.get(f"/{path}")).text)])
+                places += run.search([("metrics", (await http.get(f"{server.url[:-3]}/metrics")).text)])
+            places += run.search(_files(folder))
+            await _ended(server, run)
+            places += run.search(_files(folder))
+    return Block(
+        number=number,
+        drafts=run.drafts,
+        delivered=len(run.open),
+        withheld=run.drafts - len(run.open),
+        failed=run.failed,
+        twins=run.twins,
+        places=places,
+        seconds=time.monotonic() - began,
+        problems=run.problems,
+    )
+
+
+async def _ended(server: Server, run: Run) -> None:
+    if status := await asyncio.to_thread(server.end):
+        run.problems.append(f"the server ended with {status}")
+    run.problems += server.loud()
+
+
+def _files(folder: Path) -> Iterator[tuple[str, str]]:
+    """Everything that the server has written: its log, its journal, its database."""
+    for path in folder.rglob("*"):
+        if path.is_file():
+            yield path.name, path.read_bytes().decode(errors="replace")
+
+
+async def searched(folder: Path, state: Path, *, count: int) -> Check:
+    """Go on with a run until so many drafts were judged."""
+    model = small_model(folder / "small")
+    scorer = LanguageModel.from_pretrained(str(model))
+    scores = [scorer.score(f"{each} ", draft(b"sample", each)).hybridgrad or 0.0 for each in range(40)]
+    state.parent.mkdir(parents=True, exist_ok=True)
+    done = _done(state)
+    numbers = (each for each in counting() if each not in {one.number for one in done})
+    while (left := count - sum(each.drafts for each in done)) > 0:
+        with tempfile.TemporaryDirectory(dir=folder) as name:
+            found = await block(
+                Path(name), model, scorer, number=next(numbers), threshold=median(scores), size=min(BLOCK, left)
+            )
+        done.append(found)
+        with state.open("a", encoding="utf-8") as file:
+            file.write(found.model_dump_json() + "\n")
+        print(f"{sum(each.drafts for each in done)} drafts: {found.model_dump_json()}"[:300], flush=True)
+    names = ("drafts", "delivered", "withheld", "failed", "twins", "places", "seconds")
+    figures = {name: round(sum(getattr(each, name) for each in done)) for name in names}
+    return Check("no nonce of a withheld draft anywhere", figures, [each for one in done for each in one.problems])
+
+
+def _done(state: Path) -> list[Block]:
+    if not state.exists():
+        return []
+    return [Block.model_validate_json(line) for line in state.read_text(encoding="utf-8").splitlines()]

@@ -1,0 +1,170 @@
+"""Clients at the limit, a tenth of them ill-meant: no answer is lost, mixed up or given twice, and nothing grows."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import httpx
+
+from load_checks.clients import RUDE, Reply, ask, asking, connected
+from load_checks.results import Check
+from load_checks.servers import Server, serving
+from semgrad_guard import Calibration, GenerationOptions, Guard, LanguageModel, Policy
+from semgrad_guard.decision_log.database import Database
+from semgrad_guard.pocket import CALIBRATION_PATH, QUESTIONS_PATH
+
+MODEL, QUESTIONS, QUEUE, TOLERANCE, GROWTH = "pocket", 100, 32, 1e-4, 0.05
+
+
+@dataclass(frozen=True)
+class Twin:
+    """What a single process answers to a question."""
+
+    question: str
+    text: str
+    action: str
+    uncertainty: float | None
+
+    def differs(self, reply: Reply) -> str | None:
+        """What is not alike in a server's answer."""
+        ((text, record),) = reply.choices
+        near = (record["uncertainty"] is None) == (self.uncertainty is None) and (
+            self.uncertainty is None or abs(record["uncertainty"] - self.uncertainty) <= TOLERANCE * self.uncertainty
+        )
+        if text == self.text and record["action"] == self.action and near:
+            return None
+        return f"{self.question!r}: {text!r}, {record['action']}, {record['uncertainty']}, and not {self}"
+
+
+def twins() -> list[Twin]:
+    """Questions of the embedded model's world, spread over all of them, and what one process answers to each."""
+    lines = QUESTIONS_PATH.read_text(encoding="utf-8").splitlines()
+    model = LanguageModel.from_pretrained(MODEL)
+    guard = Guard(model, Policy.from_calibration(Calibration.load(CALIBRATION_PATH)), options=GenerationOptions())
+    found: list[Twin] = []
+    for line in lines[:: max(1, len(lines) // QUESTIONS)][:QUESTIONS]:
+        question = json.loads(line)["question"]
+        verdict = guard(question)
+        found.append(Twin(question, verdict.text, verdict.action, verdict.uncertainty))
+    return found
+
+
+@dataclass(eq=False)
+class Crowd:
+    """All clients of one run, and what they have got."""
+
+    server: Server
+    twins: Sequence[Twin]
+    ends: float
+    replies: Counter[str] = field(default_factory=Counter[str])
+    wrong: list[str] = field(default_factory=list[str])
+    ids: list[str] = field(default_factory=list[str])
+    resident: list[tuple[float, int]] = field(default_factory=list[tuple[float, int]])
+    deepest: int = 0
+
+    async def polite(self, number: int) -> None:
+        """Ask, read the answer, ask again; where there is no room, come back when told to."""
+        draw = random.Random(number)
+        async with connected(self.server.url) as client:
+            while time.monotonic() < self.ends:
+                twin = draw.choice(self.twins)
+                reply = await ask(client, asking(MODEL, twin.question, stream=draw.random() < 0.5))
+                self.replies[f"{reply.status}"] += 1
+                if not reply.whole:
+                    self.wrong.append(f"lost: {twin.question!r} with status {reply.status} ({reply.broken})")
+                elif reply.status == 429 and "retry-after" in reply.headers:
+                    await asyncio.sleep(draw.random() * int(reply.headers["retry-after"]))
+                elif reply.status == 200 and reply.error is None:
+                    self._compare(twin, reply)
+                else:
+                    self.wrong.append(f"status {reply.status}: {reply.text[-300:]}")
+
+    def _compare(self, twin: Twin, reply: Reply) -> None:
+        if difference := twin.differs(reply):
+            self.wrong.append(f"mixed up: {difference}")
+        if len(reply.ids) != 1:
+            self.wrong.append(f"one answer with the decisions {sorted(reply.ids)}")
+        self.ids += reply.ids
+
+    async def rude(self, number: int) -> None:
+        """Mean it ill, in every way in turn."""
+        draw, address = random.Random(-number), httpx.URL(self.server.url)
+        ways = list(RUDE)
+        while time.monotonic() < self.ends:
+            number += 1
+            way = ways[number % len(ways)]
+            status = await way(address.host, address.port or 80, asking(MODEL, draw.choice(self.twins).question))
+            self.replies[f"{way.__name__}: {status}"] += 1
+            if status not in RUDE[way]:
+                self.wrong.append(f"{way.__name__} got {status}")
+            await asyncio.sleep(draw.random())
+
+    async def watch(self) -> None:
+        """Look at the server's memory and at the depth of its queue."""
+        began = time.monotonic()
+        while time.monotonic() < self.ends:
+            found = await asyncio.to_thread(self.server.metrics)
+            self.deepest = max(self.deepest, int(found["semgrad_guard_queue_depth"]))
+            self.resident.append((time.monotonic() - began, self.server.resident))
+            await asyncio.sleep(1)
+
+    def growth(self, warm: float) -> float:
+        """The mean memory of the last fifth beside that of the first fifth, once it is warm."""
+        held = [value for at, value in self.resident if at >= warm]
+        part = max(1, len(held) // 5)
+        return sum(held[-part:]) / sum(held[:part]) - 1
+
+
+async def saturated(folder: Path, *, minutes: float, clients: int) -> list[Check]:
+    """Run the clients for so many minutes."""
+    expected = await asyncio.to_thread(twins)
+    with serving(folder, "--queue", QUEUE) as server:
+        crowd = Crowd(server, expected, time.monotonic() + 60 * minutes)
+        rude = clients // 10
+        people = [crowd.rude(each) if each < rude else crowd.polite(each) for each in range(clients)]
+        await asyncio.gather(crowd.watch(), *people)
+        status, loud = server.end(), server.loud()
+    warm = min(60.0, 15 * minutes)  # the first minute, or the first quarter of a short run
+    return [_answers(crowd, folder, minutes, status, loud), _memory(crowd, warm), _queue(crowd)]
+
+
+def _answers(crowd: Crowd, folder: Path, minutes: float, status: int, loud: list[str]) -> Check:
+    problems = crowd.wrong + loud + ([f"the server ended with {status}"] if status else [])
+    if len(set(crowd.ids)) != len(crowd.ids):
+        problems.append("given twice: two answers carry the same decision")
+    if lost := set(crowd.ids) - logged(folder / "log.db"):
+        problems.append(f"{len(lost)} acknowledged decisions are not in the log")
+    figures = {"minutes": minutes, "answers": len(crowd.ids), **dict(sorted(crowd.replies.items()))}
+    return Check("no answer lost, mixed up or given twice", figures, problems)
+
+
+def _memory(crowd: Crowd, warm: float) -> Check:
+    growth = crowd.growth(warm)
+    most = max(value for _, value in crowd.resident)
+    figures = {"growth": f"{growth:+.2%}", "most_mb": round(most / 1e6), "looked": len(crowd.resident)}
+    problems = [f"memory grew by {growth:.1%} after {warm:g} s"] if growth > GROWTH else []
+    return Check("memory is flat", figures, problems)
+
+
+def _queue(crowd: Crowd) -> Check:
+    refused = crowd.replies["429"]
+    problems = [f"{crowd.deepest} waited, and {QUEUE} may"] if crowd.deepest > QUEUE else []
+    if not refused:
+        problems.append("nobody was refused: the queue never was full")
+    return Check("the queue is bounded", {"deepest": crowd.deepest, "limit": QUEUE, "refused": refused}, problems)
+
+
+def logged(path: Path) -> set[str]:
+    """The decisions in a log, by their ids."""
+    database = Database(path)
+    try:
+        return {decision.id for decision, _ in database.decisions()}
+    finally:
+        database.close()

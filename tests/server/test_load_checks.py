@@ -1,0 +1,71 @@
+"""What `make check-load` looks with sees what is wrong; its ill-meant clients get what they may."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from semgrad_guard import LanguageModel
+
+from .conftest import ALL, NONE, OPTIONS
+from .test_hostile import running
+
+pytest.importorskip("sqlalchemy", reason="the extra `log` is not installed")
+sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
+
+from load_checks import clients, nonces, saturation, scripted
+
+Make = Callable[..., Any]
+RECORD = {"action": "answer", "uncertainty": 0.5}
+
+
+def reply(text: str, **record: Any) -> clients.Reply:
+    """A whole answer with a verdict."""
+    choice = {"index": 0, "message": {"content": text}, "logprobs": {"semgrad_guard": RECORD | record}}
+    return clients.Reply(status=200, text=json.dumps({"choices": [choice]}), headers={})
+
+
+def test_an_answer_that_is_somebody_elses_is_seen() -> None:
+    twin = saturation.Twin("question", "text", "answer", 0.5)
+    assert twin.differs(reply("text")) is None
+    for other in (reply("texts"), reply("text", action="abstain"), reply("text", uncertainty=0.51)):
+        assert "question" in str(twin.differs(other))
+
+
+def test_a_part_of_a_draft_is_seen(language_model: LanguageModel) -> None:
+    run = nonces.Run(b"secret", 0.5, language_model)
+    word, other = (scripted.nonce(b"secret", number, 0) for number in (1, 2))
+    assert word != other
+    run.open.add(word)
+    assert run.search([("metrics", f"model {word} {word[3:12]}")]) == 1
+    assert run.problems == []
+    run.search([("metrics", f"model {other[3:12]}")])
+    assert [other[3:12] in each for each in run.problems] == [True]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("policy", [ALL, NONE])
+async def test_answers_are_read(make_served: Make, language_model: LanguageModel, stream: bool, policy: Any) -> None:
+    with running(make_served(policy)) as address:
+        async with clients.connected("http://{}:{}/v1".format(*address)) as http:
+            found = await clients.ask(http, clients.asking("tiny", "hello", stream=stream))
+            missing = await clients.ask(http, clients.asking("none", "hello", stream=stream))
+    ((text, record),) = found.choices
+    assert found.whole
+    assert found.error is None
+    assert text == (language_model.generate("hello", OPTIONS).text if policy is ALL else "I don't know.")
+    assert record["action"] == ("answer" if policy is ALL else "abstain")
+    assert missing.error == "model_not_found"
+
+
+async def test_those_that_mean_it_ill_get_what_they_may(make_served: Make) -> None:
+    with running(make_served(NONE)) as address:
+        for way, allowed in clients.RUDE.items():
+            assert await way(*address, clients.asking("tiny", "hello")) in allowed, way.__name__
+        async with clients.connected("http://{}:{}/v1".format(*address)) as http:
+            assert (await clients.ask(http, clients.asking("tiny", "hello"))).status == 200
