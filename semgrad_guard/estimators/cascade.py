@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from semgrad_guard.engine.generation.evidence import BatchScoring, Evidence
+from semgrad_guard.engine.generation.evidence import Evidence
 from semgrad_guard.engine.objective import Objective
 from semgrad_guard.errors import InputError
 from semgrad_guard.estimators.base import ReplayEstimator
@@ -69,9 +69,7 @@ class Cascade(ReplayEstimator):
 
 
 def _by_themselves(batch: Sequence[Evidence], rows: Sequence[int]) -> Sequence[Evidence]:
-    """These answers in a batch without the others, which a backward pass would include.
-
-    Most of a batch is scored as it is: what its generation left spares that pass the prompts.
-    """
-    chosen = [batch[row] for row in rows]
-    return BatchScoring.joined(chosen).evidence if chosen and 2 * len(rows) <= len(batch) else chosen
+    """These answers in a batch without the others, which a backward pass would include."""
+    if len(rows) in (0, len(batch)):
+        return [batch[row] for row in rows]
+    return batch[0].scoring.part(rows).evidence

@@ -161,11 +161,11 @@ def test_diverse_beams_are_the_brute_force_search(make_language_model, penalty: 
     batch = answered(model, ["q", "Another one"])
     likely = Counter(token for e in batch for s in e.samples(Sampling(count=20, max_tokens=1)) for token in s.ids)
     # An end token that is taken often: groups end at different steps.
-    model._decoder._end_tokens = (likely.most_common(1)[0][0], 257)
+    model._decoder.end_tokens = (likely.most_common(1)[0][0], 257)
     batch = answered(model, ["q", "Another one"])
     plan = DiverseBeams(count=4, penalty=penalty, max_tokens=4)
     for evidence in batch:
-        ends = set(model._decoder._end_tokens)
+        ends = set(model._decoder.end_tokens)
         expected = brute_force_beams(model._model, list(evidence.prompt.ids), 4, penalty, 4, ends)
         # Answers that are nothing but white space hold no token.
         kept = [ids if model._decoder.decode(ids).strip() else () for ids in expected]

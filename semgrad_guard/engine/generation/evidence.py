@@ -192,6 +192,24 @@ class BatchScoring:
             stop=first.stop,
         )
 
+    def part(self, rows: Sequence[int]) -> BatchScoring:
+        """Some of the answers as a batch of their own, of which nothing is computed yet: a backward pass for these.
+
+        What the generation left of them spares it the prompts, as long as nothing has been scored.
+        """
+        prompts = [self.prompts[row] for row in rows]
+        widths = [max(len(prompt.ids) for prompt in some) for some in (self.prompts, prompts)]
+        captured = self._captured
+        return BatchScoring(
+            self._scorer,
+            prompts,
+            [self._ids[row] for row in rows],
+            None if captured is None else captured.part(rows, skip=widths[0] - widths[1]),
+            texts=[self.texts[row] for row in rows],
+            sampler=self.sampler,
+            stop=self.stop,
+        )
+
     @property
     def evidence(self) -> tuple[Evidence, ...]:
         """The evidence about every answer of the batch."""

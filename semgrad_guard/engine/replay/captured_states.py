@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from transformers.cache_utils import Cache
@@ -11,7 +11,7 @@ from transformers.cache_utils import Cache
 from semgrad_guard.engine.replay.memory_budget import Memory
 from semgrad_guard.engine.replay.prefix_cache import can_be_cut
 from semgrad_guard.engine.replay.projections import Outputs, Place
-from semgrad_guard.engine.replay.row_caches import stacked
+from semgrad_guard.engine.replay.row_caches import can_be_taken_apart, kept, stacked
 from semgrad_guard.engine.replay.token_batch import TokenBatch
 
 Steps = Sequence[Sequence[torch.Tensor] | torch.Tensor]
@@ -226,6 +226,28 @@ class CapturedStates:
             {place: layout.laid_out([each[place] for each in outputs]) for place in places},
             epoch,
             _by_step([row.finals() for row in rows]),
+        )
+
+    def part(self, rows: Sequence[int], *, skip: int) -> CapturedStates | None:
+        """What these rows left, without the first `skip` columns, which are padding in all of them.
+
+        None where the cache cannot be taken apart.
+        """
+        if not can_be_taken_apart(self.cache):
+            return None
+        index, gone = torch.tensor(list(rows)), max(0, skip - self.begins)
+
+        def of(whole: torch.Tensor) -> torch.Tensor:
+            return whole[index.to(whole.device), gone:]
+
+        return replace(
+            self,
+            cache=kept(self.cache, rows, skip),
+            begins=max(0, self.begins - skip),
+            states=of(self.states),
+            logits=[[step[row] for row in rows] for step in self.logits],
+            outputs={place: of(output) for place, output in self.outputs.items()},
+            finals=[[step[row] for row in rows] for step in self.finals],
         )
 
     def fits(self, batch: TokenBatch) -> bool:

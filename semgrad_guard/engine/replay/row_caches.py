@@ -7,9 +7,15 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from transformers.cache_utils import Cache, DynamicCache
+from transformers.cache_utils import Cache, DynamicCache, DynamicLayer
 
 _KeysValues = tuple[torch.Tensor, torch.Tensor]
+
+
+def can_be_taken_apart(cache: Cache) -> bool:
+    """Whether every layer is a plain growing attention cache that was written to."""
+    layers: list[Any] = cache.layers
+    return all(type(layer) is DynamicLayer and layer.is_initialized for layer in layers)
 
 
 def stacked(caches: Sequence[Cache]) -> DynamicCache:
