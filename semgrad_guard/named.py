@@ -6,7 +6,6 @@ A further model is one more entry of `FETCHABLE`. Importing this loads neither t
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.resources import files
@@ -15,7 +14,8 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from semgrad_guard.errors import InputError, ModelNotFoundError
+from semgrad_guard.errors import ModelNotFoundError
+from semgrad_guard.folders import cache_folder
 
 POCKET = "pocket"
 """The embedded model."""
@@ -127,26 +127,12 @@ class Fetched(BaseModel):
 def home() -> Path:
     """The folder of everything that is fetched: `SEMGRAD_GUARD_HOME`, or one where the system has its caches.
 
-    That is `$XDG_CACHE_HOME` or `~/.cache`, `~/Library/Caches` on macOS, `%LOCALAPPDATA%` on Windows.
-
     Raises:
         InputError: there is no home folder.
     """
     if chosen := os.environ.get(HOME_VARIABLE):
         return Path(chosen).expanduser().absolute()
-    try:
-        if sys.platform == "win32":
-            base = Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local")
-        elif sys.platform == "darwin":
-            base = Path.home() / "Library" / "Caches"
-        else:
-            base = Path(os.environ.get("XDG_CACHE_HOME", ""))
-            base = base if base.is_absolute() else Path.home() / ".cache"  # what is relative there counts for nothing
-    except RuntimeError as error:
-        raise InputError(
-            f"There is no home folder to keep models in ({error}). Name one: {HOME_VARIABLE}=/some/folder."
-        ) from error
-    return base / "semgrad-guard"
+    return cache_folder(otherwise=f"Name one for models: {HOME_VARIABLE}=/some/folder.")
 
 
 def folder_of(name: str) -> Path | None:

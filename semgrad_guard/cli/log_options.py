@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from semgrad_guard.cli import values
+from semgrad_guard.folders import state_folder
 
 LogAddress = Annotated[
     str | None,
@@ -29,10 +29,9 @@ def log_address(given: str | None) -> str | Path:
     """What the option says, or the default file."""
     if given is not None:
         return given if "://" in given else Path(given)
-    return state_folder() / "decisions.db"
+    return log_folder() / "decisions.db"
 
 
-def state_folder() -> Path:
-    """Where a program of this user keeps what it has seen."""
-    base = os.environ.get("LOCALAPPDATA") if os.name == "nt" else os.environ.get("XDG_STATE_HOME")
-    return (Path(base) if base else Path.home() / ".local" / "state") / "semgrad-guard"
+def log_folder() -> Path:
+    """The folder of the log and its journal, where no other is named."""
+    return state_folder(otherwise="Name a file: --log decisions.db")

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from semgrad_guard.cli import loading, options, values
-from semgrad_guard.cli.log_options import LogAddress, log_address, state_folder
+from semgrad_guard.cli.log_options import LogAddress, log_address, log_folder
 from semgrad_guard.cli.terminal import note
 from semgrad_guard.errors import InputError, MissingExtraError
 from semgrad_guard.guard.modes import ABSTAIN_MESSAGE, Mode
@@ -457,7 +457,7 @@ def _open_log(address: str | None, journal: Path | None, *, text: bool, days: in
 
     found = log_address(address)
     if journal is None and "://" in str(found) and not str(found).startswith("sqlite"):
-        journal = state_folder() / "journal"
+        journal = log_folder() / "journal"
     if isinstance(found, Path):
         found.parent.mkdir(parents=True, exist_ok=True)
     return DecisionLog(found, journal=journal, text=text, keep=None if days is None else timedelta(days=days))
