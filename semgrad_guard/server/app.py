@@ -212,7 +212,7 @@ class Routes:
     async def guardrail(self, request: Request) -> Mapping[str, Any]:
         """LiteLLM's generic guardrail API: whether a gateway may let an answer through."""
         asked, _ = await self._read(request, GuardrailRequest)
-        return await _unless_gone(request, self._guardrail.answer(asked))
+        return (await _unless_gone(request, self._guardrail.answer(asked))).as_json()
 
     async def decisions(self, request: Request) -> Mapping[str, Any]:
         """Decisions, the latest first."""

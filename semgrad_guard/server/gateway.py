@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -22,7 +22,7 @@ from semgrad_guard.guard import Draft, Outcome, arun
 from semgrad_guard.records import Message, Verdict
 from semgrad_guard.server.answers import Answer
 from semgrad_guard.server.protocol import ChatMessage
-from semgrad_guard.server.records import KEY, public_record
+from semgrad_guard.server.records import public_record
 from semgrad_guard.server.service import ServedModel, Service
 
 PATH = "/beta/litellm_basic_guardrail_api"
@@ -62,6 +62,21 @@ class GuardrailRequest(BaseModel):
         except InputError as error:
             return Asked(reason=str(error))
         return Asked(turns, form, size=sum(len(str(row)) for row in self.structured_messages))
+
+
+class GuardrailAnswer(BaseModel):
+    """What LiteLLM is told. `stream_holdback_chars` are the characters of each text that it may not deliver yet."""
+
+    model_config = ConfigDict(frozen=True)
+
+    action: Literal["NONE", "BLOCKED"] = "NONE"
+    blocked_reason: str | None = None
+    semgrad_guard: Rows | None = None
+    stream_holdback_chars: list[int] | None = None
+
+    def as_json(self) -> dict[str, Any]:
+        """Without the fields that say nothing."""
+        return self.model_dump(exclude={name for name, value in self if value is None})
 
 
 @dataclass(frozen=True)
@@ -111,7 +126,7 @@ class LiteLLMGuardrail:
     def __init__(self, service: Service) -> None:
         self._service, self._conversations = service, Conversations()
 
-    async def answer(self, request: GuardrailRequest) -> Mapping[str, Any]:
+    async def answer(self, request: GuardrailRequest) -> GuardrailAnswer:
         """What LiteLLM is to do.
 
         Raises:
@@ -123,9 +138,9 @@ class LiteLLMGuardrail:
             return await self._judged(request, asked or self._conversations.of(request.litellm_call_id))
         if asked is not None and request.litellm_call_id is not None:
             self._conversations.remember(request.litellm_call_id, asked)
-        return {"action": "NONE"}
+        return GuardrailAnswer()
 
-    async def _judged(self, request: GuardrailRequest, asked: Asked) -> Mapping[str, Any]:
+    async def _judged(self, request: GuardrailRequest, asked: Asked) -> GuardrailAnswer:
         served = self._served(request.model)
         facts = Facts(request_id=request.litellm_call_id, served=served.name, question=asked.question)
         terms = replace(self._service.terms(served, facts), can_escalate=False)
@@ -133,9 +148,9 @@ class LiteLLMGuardrail:
         verdicts = [_verdict(each) for each in found]
         records = [public_record(verdict) for verdict in verdicts]
         if withheld := [verdict for verdict, out in zip(verdicts, found, strict=True) if _is_withheld(out)]:
-            return {"action": "BLOCKED", "blocked_reason": _reason(withheld[0]), KEY: records}
+            return GuardrailAnswer(action="BLOCKED", blocked_reason=_reason(withheld[0]), semgrad_guard=records)
         held = [len(text) for text in request.texts or ()] if terms.withholds else None
-        return {"action": "NONE", KEY: records, **({"stream_holdback_chars": held} if held else {})}
+        return GuardrailAnswer(semgrad_guard=records, stream_holdback_chars=held or None)
 
     def _served(self, name: str | None) -> ServedModel:
         """The model of that name, or the only one: LiteLLM's names are its own."""

@@ -151,14 +151,11 @@ def test_a_full_disk_is_an_alarm_and_answers_go_on(tmp_path: Path, caplog: pytes
     with DecisionLog(tmp_path / "log.db") as log:
         first = log.write(verdict())
         journal: Any = log._journal
-        healthy = journal._file
-        journal._file = open("/dev/full", "wb", buffering=0)  # noqa: SIM115
-        try:
-            assert log.write(verdict()) is None
-            assert log.failures == 1
-            assert "could not be written down" in caplog.text
-        finally:
-            journal._file = healthy
+        healthy, journal._file = journal._file, open("/dev/full", "wb", buffering=0)  # noqa: SIM115
+        assert log.write(verdict()) is None
+        assert log.failures == 1
+        assert "could not be written down" in caplog.text
+        healthy.close()  # such a segment is left as it is, and another one begun
         last = log.write(verdict())
     assert set(rows(tmp_path / "log.db")) == {first, last}
 

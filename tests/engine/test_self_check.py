@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -266,7 +267,8 @@ class TestTraces:
     def test_another_batch_or_start(self) -> None:
         assert self.tier_with(self.recorded(rows=slice(0, 3))) == "prefix"
         captured = self.recorded()
-        assert self.tier_with(CapturedStates(captured.cache, captured.layer, captured.states[:, 1:])) == "prefix"
+        later = replace(captured, begins=captured.begins + 1, states=captured.states[:, 1:])
+        assert self.tier_with(later) == "prefix"
 
     def test_a_layer_above_the_span(self) -> None:
         assert self.tier_with(self.recorded(layer=4)) == "prefix"

@@ -32,6 +32,7 @@ class Capture:
         self.start = start
         self._seen, self._first, self._shape = 0, 0, torch.Size()
         self._pieces: list[torch.Tensor] = []
+        self._joined = False  # whether the one piece is a copy of all there were
         self._steps: list[torch.Tensor] | None = []
         self._finals: list[torch.Tensor] = []
         self._outputs: dict[Place, list[tuple[torch.Tensor, int]]] = {}
@@ -52,6 +53,7 @@ class Capture:
         self._seen += hidden.shape[1]
         if self._first < hidden.shape[1]:
             self._pieces.append(self._from_start(hidden))
+            self._joined = False
 
     def see_output(self, place: Place, output: torch.Tensor) -> None:
         """Take in what a linear map gave [batch, positions, out] in the pass whose h^(k) came last."""
@@ -98,8 +100,8 @@ class Capture:
 
     def states(self) -> torch.Tensor:
         """h^(k) at every position from `start` on: [batch, positions, d]."""
-        if len(self._pieces) > 1:
-            self._pieces = [torch.cat(self._pieces, dim=1)]
+        if not self._joined:
+            self._pieces, self._joined = [torch.cat(self._pieces, dim=1)], True
         return self._pieces[0]
 
     def logits(self) -> tuple[torch.Tensor, ...]:
@@ -121,7 +123,8 @@ class Capture:
             whole = sum(piece.shape[1] for piece, _ in pieces) == positions
             if whole and all(piece._version == version for piece, version in pieces):
                 if len(pieces) > 1:
-                    joined = torch.cat([piece for piece, _ in pieces], dim=1)
+                    with torch.inference_mode(False):  # a caller's: what is made in it has no version
+                        joined = torch.cat([piece for piece, _ in pieces], dim=1)
                     self._outputs[place] = pieces = [(joined, joined._version)]
                 outputs[place] = pieces[0][0]
         return outputs
