@@ -243,16 +243,23 @@ def _coverage(rows: Sequence[Row]) -> str:
 
 
 def _auto(rows: Sequence[Row]) -> str:
-    table = [["set", "draws", "within .01 of the best", "mean loss", "chosen"]]
+    table = [["set", "draws", "within .01 of the best", "mean loss", "chosen", "always FusedStates"]]
     mine = [row for row in rows if row["job"][0] == "auto"]
     for name in (*dict.fromkeys(row["job"][1] for row in mine), None):
         here = [row for row in mine if name in (None, row["job"][1])]
-        lost = [max(map(_number, row["aurocs"].values())) - _number(row["aurocs"][row["chosen"]]) for row in here]
+        lost = [_behind(row, row["chosen"]) for row in here]
         picked = [row["chosen"] for row in here]
         shown = ", ".join(f"{each} {picked.count(each)}" for each in dict.fromkeys(sorted(picked)))
-        within = sum(loss <= 0.01 for loss in lost)
-        table.append([name or "all", str(len(here)), str(within), f"{_mean(lost):.3f}", shown])
+        within, always = (
+            sum(loss <= 0.01 for loss in some) for some in (lost, [_behind(row, "states") for row in here])
+        )
+        table.append([name or "all", str(len(here)), str(within), f"{_mean(lost):.3f}", shown, str(always)])
     return f"What `auto` chooses from {LABELS[-1]} labels, against the best on the answers without:\n\n{_table(table)}"
+
+
+def _behind(row: Row, name: str) -> float:
+    """How far a score's AUROC is behind the best one's."""
+    return max(map(_number, row["aurocs"].values())) - _number(row["aurocs"].get(name))
 
 
 def _of(rows: Sequence[Row], name: str, less: str | None = None) -> list[float]:
