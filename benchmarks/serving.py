@@ -90,11 +90,14 @@ def _measured(name: str, given: argparse.Namespace, threads: int) -> Iterator[Fi
     if name in INSIDE:
         yield from _inside_of_a_process(given, threads)
         return
-    with TemporaryDirectory() as folder, _server(name, given, threads, Path(folder)) as (url, model):
+    with TemporaryDirectory() as folder, _server(name, given, threads, Path(folder)) as (url, model, process):
         asyncio.run(_load(url, model, 2, 1, given.tokens))  # the first look at the model, and warm caches
         yield {"first_token": _first_token(url, model, given.tokens)}
         for clients in given.clients:
-            yield asyncio.run(_load(url, model, clients, _each(given, clients), given.tokens))
+            began = _cpu_seconds(process)
+            found = asyncio.run(_load(url, model, clients, _each(given, clients), given.tokens))
+            tokens = found["tokens_a_second"] * found["seconds"]
+            yield found | {"cpu_ms_a_token": 1000 * (_cpu_seconds(process) - began) / tokens}
 
 
 def _each(given: argparse.Namespace, clients: int) -> int:
@@ -124,11 +127,25 @@ def _figures(clients: int, seconds: float, waits: Sequence[float], written: Sequ
     ordered = sorted(waits)
     return {
         "clients": clients,
+        "seconds": seconds,
         "answers_a_second": len(waits) / seconds,
         "tokens_a_second": sum(written) / seconds,
         "p50": statistics.median(ordered),
         "p99": ordered[min(len(ordered) - 1, int(0.99 * len(ordered)))],
     }
+
+
+def _cpu_seconds(process: int) -> float:
+    """Of a process and its children: what does not depend on who else uses the machine."""
+    parents, ticks = {}, {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            fields = (folder / "stat").read_text().rpartition(")")[2].split()
+            parents[int(folder.name)], ticks[int(folder.name)] = int(fields[1]), int(fields[11]) + int(fields[12])
+    family = {process}
+    while more := {each for each, parent in parents.items() if parent in family} - family:
+        family |= more
+    return sum(ticks.get(each, 0) for each in family) / os.sysconf("SC_CLK_TCK")
 
 
 def _first_token(url: str, model: str, tokens: int) -> float:
@@ -172,15 +189,15 @@ def _questions(count: int) -> list[str]:
 
 
 @contextmanager
-def _server(name: str, given: argparse.Namespace, threads: int, folder: Path) -> Generator[tuple[str, str]]:
-    """A server's address and its name of the model."""
+def _server(name: str, given: argparse.Namespace, threads: int, folder: Path) -> Generator[tuple[str, str, int]]:
+    """A server's address, its name of the model, and its process."""
     port, environment = _free_port(), _environment(threads)
     command, model = _command(name, given, port)
     said = folder / "said.txt"
     with said.open("wb") as out, subprocess.Popen(command, stdout=out, stderr=out, env=environment) as process:
         try:
             _wait_for(f"http://127.0.0.1:{port}", process, said)
-            yield f"http://127.0.0.1:{port}/v1", model
+            yield f"http://127.0.0.1:{port}/v1", model, process.pid
         finally:
             process.kill()
 
@@ -290,12 +307,14 @@ def _inside(given: argparse.Namespace) -> None:
     print(json.dumps({"first_token": statistics.median(firsts)}))
     for clients in given.clients:
         questions, waits, written = _questions(clients * _each(given, clients)), list[float](), list[int]()
+        spent = time.process_time()
         for start in range(0, len(questions), clients):
             prompts = [model.render(question).ids for question in questions[start : start + clients]]
             began = time.perf_counter()
             written += _generated(plain, prompts, given.tokens)
             waits += [time.perf_counter() - began] * clients
-        print(json.dumps(_figures(clients, sum(waits) / clients, waits, written)))
+        cpu = {"cpu_ms_a_token": 1000 * (time.process_time() - spent) / sum(written)}
+        print(json.dumps(_figures(clients, sum(waits) / clients, waits, written) | cpu))
 
 
 def _first_piece(model: Any, question: str, options: Any) -> None:
@@ -308,12 +327,14 @@ def _generated(model: Any, prompts: Sequence[Sequence[int]], tokens: int) -> lis
     """How many tokens each answer of one padded batch has."""
     import torch
 
-    end, width = model.generation_config.eos_token_id, max(map(len, prompts))
-    ids = torch.tensor([[end] * (width - len(each)) + list(each) for each in prompts])
+    named, width = model.generation_config.eos_token_id, max(map(len, prompts))
+    ends = {named} if isinstance(named, int) else set(named)
+    pad = min(ends)
+    ids = torch.tensor([[pad] * (width - len(each)) + list(each) for each in prompts])
     mask = torch.tensor([[0] * (width - len(each)) + [1] * len(each) for each in prompts])
-    found = model.generate(ids, attention_mask=mask, do_sample=False, max_new_tokens=tokens, pad_token_id=end)
+    found = model.generate(ids, attention_mask=mask, do_sample=False, max_new_tokens=tokens, pad_token_id=pad)
     rows = [row[width:].tolist() for row in found]
-    return [row.index(end) + 1 if end in row else len(row) for row in rows]
+    return [next((place + 1 for place, token in enumerate(row) if token in ends), len(row)) for row in rows]
 
 
 def _timed(work: Callable[[], object]) -> float:
@@ -328,19 +349,21 @@ def _timed(work: Callable[[], object]) -> float:
 def table(points: Sequence[dict[str, Any]]) -> str:
     """Medians over the rounds, as Markdown: tokens and answers a second, seconds."""
     keys = dict.fromkeys((p["threads"], p["clients"], p["server"]) for p in points if "clients" in p)
-    titles = ("threads", "clients", "server", "tokens a second", "answers a second", "p50", "p99", "first token")
+    titles = (
+        "threads", "clients", "server", "tokens a second", "answers a second", "CPU ms a token", "p50", "p99",
+        "first token",
+    )  # fmt: skip
     lines = [f"| {' | '.join(titles)} |", "|" + " --- |" * len(titles)]
     for threads, clients, server in keys:
         same = [p for p in points if (p["threads"], p["server"]) == (threads, server)]
         first = statistics.median([p["first_token"] for p in same if "first_token" in p])
         of = [p for p in same if p.get("clients") == clients]
-        rate, answers, p50, p99 = (
-            statistics.median([p[key] for p in of]) for key in ("tokens_a_second", "answers_a_second", "p50", "p99")
+        rate, answers, cpu, p50, p99 = (
+            statistics.median([p[key] for p in of])
+            for key in ("tokens_a_second", "answers_a_second", "cpu_ms_a_token", "p50", "p99")
         )
-        lines.append(
-            f"| {threads} | {clients} | {server} | {rate:.1f} | {answers:.2f} | {p50:.2f} s | {p99:.2f} s | "
-            f"{1000 * first:.0f} ms |"
-        )
+        rates, seconds = f"{rate:.1f} | {answers:.2f} | {cpu:.1f}", f"{p50:.2f} s | {p99:.2f} s"
+        lines.append(f"| {threads} | {clients} | {server} | {rates} | {seconds} | {1000 * first:.0f} ms |")
     return "\n".join(lines)
 
 

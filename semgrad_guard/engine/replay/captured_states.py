@@ -253,11 +253,14 @@ class CapturedStates:
             finals=[[step[row] for row in rows] for step in self.finals],
         )
 
-    def fits(self, batch: TokenBatch) -> bool:
+    def holds(self, batch: TokenBatch) -> bool:
         """Whether these states reach from the batch's cut to its end, row for row (beams have more rows)."""
-        if not can_be_cut(self.cache, batch.cut) or len(self.states) != len(batch.segments):
-            return False
-        return self.begins <= batch.cut and self.begins + self.states.shape[1] >= batch.end
+        reaches = self.begins <= batch.cut and self.begins + self.states.shape[1] >= batch.end
+        return reaches and len(self.states) == len(batch.segments)
+
+    def fits(self, batch: TokenBatch) -> bool:
+        """Whether the batch can be replayed from these states: the cache reaches up to its cut."""
+        return self.holds(batch) and can_be_cut(self.cache, batch.cut)
 
     def raw_logits(self, batch: TokenBatch) -> list[torch.Tensor] | None:
         """The head's output [V] for each of the batch's response tokens, row after row; None if not all were kept."""

@@ -198,7 +198,7 @@ class Scorer:
                 found = self.score(batch, Objective(layers=(n_layers - 1,)))
                 return tuple(without_states(each.log_probs, each.entropies, each.reason) for each in found)
             replayer, way = self.current_replayer(), self.exactness()
-            kept = captured if captured is not None and self._usable(captured, batch) else None
+            kept = captured if captured is not None and self._left(captured) and captured.holds(batch) else None
             return self._together(
                 batch,
                 lambda rows: observe(rows, replayer, n_layers, way.transform, kept if rows is batch else None),
@@ -237,9 +237,9 @@ class Scorer:
         rows = zip(found, batch.rows(), strict=True)
         return tuple(self._together(row, work, without)[0] if each.reason else each for each, row in rows)
 
-    def _usable(self, captured: CapturedStates, batch: TokenBatch) -> bool:
-        """Whether the model as it is now left these states, for this batch."""
-        return captured.epoch in (None, self._epoch) and captured.fits(batch)
+    def _left(self, captured: CapturedStates) -> bool:
+        """Whether the model as it is now left these states."""
+        return captured.epoch in (None, self._epoch)
 
     def can_resume(self, positions: int) -> bool:
         """Whether reading so many positions in two passes, the second from a cache, gives what one pass gives."""
@@ -265,7 +265,7 @@ class Scorer:
         tiers: tuple[Tier, ...],
     ) -> Rows:
         found = self.exactness()
-        fits = captured is not None and captured.layer <= span[0] and self._usable(captured, batch)
+        fits = captured is not None and captured.layer <= span[0] and self._left(captured) and captured.fits(batch)
         tier: Tier = next(tier for tier in tiers if tier != "captured" or fits)
         rows = score_by(
             tier,
