@@ -186,8 +186,8 @@ class Scheduler:
     def _run(self) -> None:
         batcher: Batcher | None = None
         while self._wait(idle=batcher is None or batcher.is_idle):
-            if batcher is None:
-                self.batching, batcher = batcher_of(self._writer)
+            if batcher is None and (batcher := self._made()) is None:
+                continue
             jobs = self._next(batcher)
             if jobs and jobs[0].work is not None:
                 jobs[0].settle(jobs[0].work)
@@ -195,6 +195,16 @@ class Scheduler:
                 batcher.begin([(job, job.assignment) for job in jobs if job.assignment is not None])
             del jobs  # an idle thread holds no answer
             batcher.step()
+
+    def _made(self) -> Batcher | None:
+        """What answers requests; where the model cannot even be looked at, the first one that waits is told why."""
+        try:
+            self.batching, batcher = batcher_of(self._writer)
+        except BaseException as error:  # noqa: BLE001 - raised by whoever waits
+            if (job := self._head()) is not None and self._takes(job):
+                job.fail(error)
+            return None
+        return batcher
 
     def _wait(self, *, idle: bool) -> bool:
         """Wait for something to do; not for ever, and in vain, once the scheduler is closed."""
