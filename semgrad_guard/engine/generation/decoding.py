@@ -104,11 +104,12 @@ class Decoder:
         produced = [self._produced(row) for row in output.sequences[:, width:].tolist()]
         # What was captured belongs to the tokens produced: a batch with other tokens is replayed as a whole.
         other = any(visible(ids, options.stop, self).retokenized for ids, _ in produced)
-        captured = (
-            None
-            if capture is None or other
-            else unless_memory_runs_out(lambda: CapturedStates.of(output.past_key_values, capture, epoch))
-        )
+        with clean_slate():  # a caller's inference mode would make tensors that nothing can be replayed from
+            captured = (
+                None
+                if capture is None or other
+                else unless_memory_runs_out(lambda: CapturedStates.of(output.past_key_values, capture, epoch))
+            )
         written = [
             Written(prompt, options, tuple(ids), ended, reused)
             for prompt, (ids, ended) in zip(prompts, produced, strict=True)
