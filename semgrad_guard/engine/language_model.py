@@ -89,6 +89,14 @@ class LanguageModel(LoadedModel):
         return self._scorer.pads
 
     @property
+    def fixed_positions(self) -> int | None:
+        """Up to how many tokens, prompt and answer, a row of a batch does not depend on how long others are.
+
+        None: any number. Rotary frequencies that change with the length are those of the longest row.
+        """
+        return self._scorer.architecture.fixed_positions
+
+    @property
     def joins(self) -> bool:
         """Whether answers of this model may join and leave a running batch (`running_batch`)."""
         return self._scorer.joins

@@ -13,7 +13,7 @@ from semgrad_guard.errors import AnswerInterruptedError
 from semgrad_guard.guard import Draft
 from semgrad_guard.server.answers import Answer
 from semgrad_guard.server.turns import Turn
-from semgrad_guard.server.writing import AnswerRequest, Assignment, Writer
+from semgrad_guard.server.writing import Assignment, Writer
 
 Batching = Literal["steps", "together", "none"]
 """How requests share a model: they join and leave at any step; those that wait and are alike run together; not."""
@@ -73,19 +73,24 @@ class WholeRuns:
         """Whether these can be one run."""
         first, *others = orders
         rows = sum(len(each.options) for each in orders)
-        return not others or (rows <= self._most and all(_alike(first.request, each.request) for each in others))
+        longest = max(len(each.prompt.ids) + each.options[0].max_tokens for each in orders)
+        limit = self._writer.model.fixed_positions
+        fit = rows <= self._most and rows * longest <= _CELLS and (limit is None or longest <= limit)
+        return not others or (fit and all(_alike(first, each) for each in others))
 
     def begin(self, orders: Sequence[Order]) -> None:
-        """Answer them, one alone under its stops."""
+        """Answer them, one alone under its stops; where several fail, each by itself."""
         assignments = [assignment for _, assignment in orders]
         if len(orders) == 1:
-            orders[0][0].settle(lambda: self._writer.written(assignments)[0])
+            _write_alone(self._writer, orders[0])
             return
         try:
             drafts = self._writer.written(assignments)
-        except BaseException as error:  # noqa: BLE001 - raised by whoever waits
-            for turn, _ in orders:
-                turn.fail(error)
+        except BaseException:  # noqa: BLE001 - raised again by that one whose error it is
+            drafts = None
+        if drafts is None:
+            for order in orders:
+                _write_alone(self._writer, order)
             return
         for (turn, _), own in zip(orders, drafts, strict=True):
             turn.settle(lambda own=own: own)
@@ -108,6 +113,11 @@ class _Writing:
     def done(self) -> bool:
         """Whether all its answers are."""
         return all(row.done for row in self.rows)
+
+    @property
+    def error(self) -> Exception | None:
+        """What ended one of its answers before it was written."""
+        return next((row.error for row in self.rows if row.error), None)
 
 
 class RunningRequests:
@@ -135,6 +145,28 @@ class RunningRequests:
     def begin(self, orders: Sequence[Order]) -> None:
         """Read the prompts of some requests, beside those that are being written.
 
+        A request that cannot join is written by itself, between two steps of the others.
+        """
+        joining: list[Order] = []
+        for order in orders:
+            if self._can_join(order):
+                joining.append(order)
+            else:
+                _write_alone(self._writer, order)
+        if joining:
+            self._end_what_cannot_go_on()
+            self._join(joining)
+
+    def _can_join(self, order: Order) -> bool:
+        _, assignment = order
+        try:
+            return all(self._batch.takes(assignment.prompt, options) for options in assignment.options)
+        except Exception:  # noqa: BLE001 - raised again where it is written
+            return False
+
+    def _join(self, orders: Sequence[Order]) -> None:
+        """Read prompts in one pass, or where that fails one by one.
+
         The pass that reads one prompt ends when its client goes away; one that reads several ends by itself.
         """
         joined = [_Writing(turn, assignment, turn.context.run(current_stop)) for turn, assignment in orders]
@@ -143,12 +175,16 @@ class RunningRequests:
             for each in joined
         ]
         every = [one for each in asked for one in each]
+        rows: Sequence[RunningAnswer] = ()
         try:
             alone = joined[0].turn.context if len(joined) == 1 else Context()
             rows = alone.run(self._batch.join, every)
         except BaseException as error:  # noqa: BLE001 - raised by whoever waits
-            for each in joined:
-                each.turn.fail(error)
+            if len(joined) == 1:
+                joined[0].turn.fail(error)
+        if not rows:
+            for order in orders if len(orders) > 1 else ():
+                self._join([order])
             return
         left = iter(rows)
         for each, own in zip(joined, asked, strict=True):
@@ -164,6 +200,13 @@ class RunningRequests:
             self._end([each for each in self._writing if not each.done], error)
         self._settle()
 
+    def _end_what_cannot_go_on(self) -> None:
+        """Where the model was changed, those that it was writing end, and not those that come now."""
+        try:
+            self._batch.require_the_same_model()
+        except AnswerInterruptedError as error:
+            self._end([each for each in self._writing if not each.done], error)
+
     def _let_go(self) -> None:
         """Requests that nobody waits for any more, or that are out of time, give up their rows."""
         for each in list(self._writing):
@@ -175,7 +218,7 @@ class RunningRequests:
     def _settle(self) -> None:
         """Score answers that are done: together with others that soon will be, as long as that is a matter of steps."""
         for each in [each for each in self._writing if each.done]:
-            if error := next((row.error for row in each.rows if row.error), None):
+            if error := each.error:
                 self._end([each], error)
         done = [each for each in self._writing if each.done]
         for each in done:
@@ -195,7 +238,10 @@ class RunningRequests:
         with self._writer.model.turn:  # in which the model is looked at once
             for each in done:
                 own = [next(generations) for _ in each.rows]
-                each.turn.settle(lambda each=each, own=own: self._writer.drafts(each.assignment, own))
+                if error := each.error:  # somebody who does not hear the end of an answer
+                    each.turn.fail(error)
+                else:
+                    each.turn.settle(lambda each=each, own=own: self._writer.drafts(each.assignment, own))
 
     def _end(self, ended: Sequence[_Writing], error: BaseException) -> None:
         self._writing = [each for each in self._writing if each not in ended]
@@ -204,7 +250,14 @@ class RunningRequests:
             each.turn.fail(error)
 
 
-def _alike(first: AnswerRequest, other: AnswerRequest) -> bool:
+def _write_alone(writer: Writer, order: Order) -> None:
+    """Write a request in a run of its own, under its stops."""
+    turn, assignment = order
+    turn.settle(lambda: writer.written([assignment])[0])
+
+
+def _alike(first: Assignment, other: Assignment) -> bool:
     """Whether two requests can be written in one run: the same options and form, and nobody listens."""
-    same = first.options == other.options and first.form == other.form
-    return same and first.options.seed is None and first.heard is None and other.heard is None
+    one, two = first.request, other.request
+    same = one.options == two.options and one.form == two.form and first.options[0] == other.options[0]
+    return same and one.options.seed is None and one.heard is None and two.heard is None

@@ -25,7 +25,7 @@ from semgrad_guard.engine.objective import Objective
 from semgrad_guard.engine.prompts.grammar import GrammarCompiler
 from semgrad_guard.engine.prompts.prompt import Prompt
 from semgrad_guard.engine.replay.captured_states import Capture, CapturedStates
-from semgrad_guard.engine.replay.memory_budget import unless_memory_runs_out
+from semgrad_guard.engine.replay.memory_budget import Memory, unless_memory_runs_out
 from semgrad_guard.engine.replay.token_batch import TokenBatch
 from semgrad_guard.engine.scoring.observation import observed_layer
 from semgrad_guard.engine.scoring.scorer import Scorer, clean_slate
@@ -104,11 +104,12 @@ class Decoder:
         produced = [self._produced(row) for row in output.sequences[:, width:].tolist()]
         # What was captured belongs to the tokens produced: a batch with other tokens is replayed as a whole.
         other = any(visible(ids, options.stop, self).retokenized for ids, _ in produced)
-        captured = (
-            None
-            if capture is None or other
-            else unless_memory_runs_out(lambda: CapturedStates.of(output.past_key_values, capture, epoch))
-        )
+        with clean_slate():  # a caller's inference mode would make tensors that nothing can be replayed from
+            captured = (
+                None
+                if capture is None or other
+                else unless_memory_runs_out(lambda: CapturedStates.of(output.past_key_values, capture, epoch))
+            )
         written = [
             Written(prompt, options, tuple(ids), ended, reused)
             for prompt, (ids, ended) in zip(prompts, produced, strict=True)
@@ -146,10 +147,13 @@ class Decoder:
             for row, (each, answer) in enumerate(zip(written, answers, strict=True))
         ]
 
-    def capture(self, prompts: Sequence[Prompt], objective: Objective) -> Capture | None:
-        """Keep h^(k) from the earliest token that will be asked for, where this model's captured tier is exact."""
+    def capture(self, prompts: Sequence[Prompt], objective: Objective, memory: Memory | None = None) -> Capture | None:
+        """Keep h^(k) from the earliest token that will be asked for, where this model's captured tier is exact.
+
+        As much beside it as `memory` allows, the model's own by default.
+        """
         n_layers, width = self._scorer.architecture.n_layers, max(len(prompt.ids) for prompt in prompts)
-        memory = self._scorer.memory
+        memory = memory or self._scorer.memory
         try:
             layer = objective.span(n_layers)[0] if objective.gradients else observed_layer(n_layers)
             tiers = unless_memory_runs_out(self._scorer.tiers) or ()

@@ -23,15 +23,18 @@ from semgrad_guard.engine.generation.stream import CertainText
 from semgrad_guard.engine.objective import Objective
 from semgrad_guard.engine.prompts.prompt import Prompt
 from semgrad_guard.engine.replay.captured_states import Capture, CapturedStates, RowPasses
-from semgrad_guard.engine.replay.memory_budget import unless_memory_runs_out
+from semgrad_guard.engine.replay.memory_budget import Memory, unless_memory_runs_out
 from semgrad_guard.engine.replay.prefix_cache import growing_cache
 from semgrad_guard.engine.replay.row_caches import kept, stacked
 from semgrad_guard.engine.scoring.scorer import Scorer, clean_slate
 from semgrad_guard.errors import AnswerInterruptedError
 
 _ALIKE, _FEW = 1.25, 16  # how much longer a prompt may be than the shortest beside which it is read: times, plus tokens
-_Alike = tuple[int, tuple[str, ...], int, bool]
-"""What answers of one scoring share: from where states were kept, stop strings, model, whether tokens were replaced."""
+_Alike = tuple[int, tuple[str, ...], int, bool, int]
+"""What answers of one scoring share: from where states were kept, stop strings, model, whether tokens were replaced.
+
+The last is a number of its own where an answer has to be scored by itself.
+"""
 
 
 @dataclass(frozen=True)
@@ -78,9 +81,12 @@ class RunningAnswer:
             self.error, self.done = error, True
 
     def finish(self, text: str) -> None:
-        """Let what is left of the whole text be heard."""
-        if self._heard is not None and (rest := self._certain.rest(text)):
-            self._heard(rest)
+        """Let what is left of the whole text be heard; where that fails, this answer alone has an error."""
+        try:
+            if self._heard is not None and self.error is None and (rest := self._certain.rest(text)):
+                self._heard(rest)
+        except Exception as error:  # noqa: BLE001 - whoever asked for this answer gets it
+            self.error = error
 
     def _take(self, token: int) -> None:
         if token in self._end_tokens:
@@ -105,12 +111,24 @@ class RunningBatch:
         self._mask = torch.zeros(0, 0, dtype=torch.long)
         self._epoch: object = None
         self._capture: Capture | None = None
-        self._captures: list[Capture] = []  # of the rows that are in the batch
 
     @property
     def rows(self) -> Sequence[RunningAnswer]:
         """The answers that are being written."""
         return tuple(self._rows)
+
+    def takes(self, prompt: Prompt, options: GenerationOptions) -> bool:
+        """Whether this answer can join: not where states cannot be kept, or where its length would matter to others.
+
+        Rotary frequencies that change with the length are those of the longest row.
+
+        Raises:
+            InputError: the objective asks for a token that the prompt does not have.
+        """
+        limit = self._scorer.architecture.fixed_positions
+        if limit is not None and len(prompt.ids) + options.max_tokens > limit:
+            return False
+        return self._get_decoder().capture([prompt], self._objective) is not None
 
     def has_room(self, prompts: Sequence[tuple[Prompt, GenerationOptions]], *, cells: int) -> bool:
         """Whether these answers fit beside those that are there into `cells` tokens, padding counted."""
@@ -119,25 +137,31 @@ class RunningBatch:
         return len(every) * longest <= cells
 
     def join(self, asked: Sequence[Asked]) -> list[RunningAnswer]:
-        """Read prompts, and write the first token of their answers, which may be the last.
+        """Read prompts (`takes`), and write the first token of their answers, which may be the last.
+
+        Whatever it raises: none of them has joined, and the others are as they were.
 
         Raises:
-            AnswerInterruptedError: the current stop ended it; the others are as they were.
+            AnswerInterruptedError: the current stop ended it, or the model was changed while it wrote the others.
         """
         with self._scorer.lock, clean_slate():
-            self._require_the_same_model()
+            self.require_the_same_model()
             decoder = self._get_decoder()
             rows = [RunningAnswer(each, decoder) for each in asked]
             known = bool(self._scorer.memory.prompts)  # what an earlier prompt left is taken up by one row alone
-            for group in _of_like_length(rows, most=1 if known else len(rows)):
-                self._read(group, decoder)
+            try:
+                for group in _of_like_length(rows, most=1 if known else len(rows)):
+                    self._read(group, decoder)
+            except BaseException:
+                self.drop(rows)
+                raise
             self._leave()
             return rows
 
     def _read(self, rows: Sequence[RunningAnswer], decoder: Decoder) -> None:
         """Prefill some rows, and set them beside those that are there."""
         prompts, replayer = [row.prompt for row in rows], self._scorer.current_replayer()
-        capture = decoder.capture(prompts, self._objective)
+        capture = decoder.capture(prompts, self._objective, self._left())
         if capture is None:
             raise ValueError("no answer can join: this model's states cannot be kept while it writes")
         ids, mask = decoder.padded(prompts)
@@ -156,17 +180,23 @@ class RunningBatch:
     def step(self) -> None:
         """Write one more token of every answer; those that are done with it leave the batch.
 
+        Whatever it raises: no answer can go on, and the batch is empty.
+
         Raises:
-            AnswerInterruptedError: the model was changed while it wrote.
+            AnswerInterruptedError: the model was changed while it wrote, or the current stop ended it.
         """
         if not self._rows:
             return
         with self._scorer.lock, clean_slate():
-            self._require_the_same_model()
-            rows, device = list(self._rows), self._scorer.device
-            self._mask = F.pad(self._mask, (0, 1), value=1)
-            ids = torch.tensor([[row.ids[-1]] for row in rows], device=device)
-            logits = self._scorer.current_replayer().step(ids, self._mask, self._cache, self._stretch())
+            rows = list(self._rows)
+            try:
+                self.require_the_same_model()
+                self._mask = F.pad(self._mask, (0, 1), value=1)
+                ids = torch.tensor([[row.ids[-1]] for row in rows], device=self._scorer.device)
+                logits = self._scorer.current_replayer().step(ids, self._mask, self._cache, self._stretch())
+            except BaseException:
+                self.drop(rows)  # the cache may have grown in some of its layers
+                raise
             _write(rows, logits)
             self._leave()
 
@@ -180,11 +210,13 @@ class RunningBatch:
         """Answers that are done, in their order; those that can be scored in one backward pass are one batch."""
         found: dict[int, Generation] = {}
         decoder, groups = self._get_decoder(), defaultdict[_Alike, list[RunningAnswer]](list)
+        # One's prompt and another's answer may be longer together than either answer with its own prompt.
+        singly = self._scorer.architecture.fixed_positions is not None
         for row in rows:
             # Tokens that were replaced, at a stop string, are not those that the states belong to.
             other = visible(row.ids, row.options.stop, decoder).retokenized
-            groups[row.behind, row.options.stop, id(row.epoch), other].append(row)
-        for (*_, other), group in groups.items():
+            groups[row.behind, row.options.stop, id(row.epoch), other, id(row) if singly else 0].append(row)
+        for (*_, other, _), group in groups.items():
             written = [Written(r.prompt, r.options, tuple(r.ids), r.ended, r.reused) for r in group]
             answers = decoder.generations(written, None if other else self._left_by(group))
             for row, answer in zip(group, answers, strict=True):
@@ -193,9 +225,10 @@ class RunningBatch:
         return [found[id(row)] for row in rows]
 
     def _left_by(self, rows: Sequence[RunningAnswer]) -> CapturedStates | None:
+        padding = max(0, rows[0].behind - max(len(row.prompt.ids) for row in rows))
         with clean_slate():
             passes = [RowPasses(row.before, row.passes) for row in rows]
-            return unless_memory_runs_out(lambda: CapturedStates.gathered(passes, rows[0].epoch))
+            return unless_memory_runs_out(lambda: CapturedStates.gathered(passes, rows[0].epoch, padding=padding))
 
     # Rows come and go.
 
@@ -245,23 +278,27 @@ class RunningBatch:
     def _stretch(self) -> Capture:
         """The capture of the steps in which the rows are these."""
         if self._capture is None:
-            first = self._rows[0].passes[0][0]
-            self._captures = [each for each in self._captures if self._is_held(each)]
-            logits, outputs = (sum(held) for held in zip((0, 0), *(each.held for each in self._captures), strict=True))
-            memory = self._scorer.memory
-            left = replace(memory, logits=max(0, memory.logits - logits), outputs=max(0, memory.outputs - outputs))
+            first, left = self._rows[0].passes[0][0], self._left()
             if not self._objective.gradients:
                 left = replace(left, outputs=0)
             self._capture = Capture.within(left, layer=first.layer, start=0)
-            self._captures.append(self._capture)
             for number, row in enumerate(self._rows):
                 row.passes.append((self._capture, number))
         return self._capture
 
-    def _is_held(self, capture: Capture) -> bool:
-        return any(capture is each for row in self._rows for each, _ in row.passes)
+    def _left(self) -> Memory:
+        """What the answers that are being written leave of the budgets."""
+        captures = {id(each): each for row in self._rows for each, _ in row.passes}.values()
+        logits, outputs = (sum(held) for held in zip((0, 0), *(each.held for each in captures), strict=True))
+        memory = self._scorer.memory
+        return replace(memory, logits=max(0, memory.logits - logits), outputs=max(0, memory.outputs - outputs))
 
-    def _require_the_same_model(self) -> None:
+    def require_the_same_model(self) -> None:
+        """Return if what is being written can go on.
+
+        Raises:
+            AnswerInterruptedError: the model was changed while it wrote.
+        """
         epoch = self._scorer.epoch
         if self._rows and epoch is not self._epoch:
             raise AnswerInterruptedError("the model was changed while it wrote; nothing is delivered. Ask again")

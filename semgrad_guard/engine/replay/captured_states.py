@@ -211,10 +211,11 @@ class CapturedStates:
         return cls(cache, capture.layer, begins, states, logits, outputs, epoch, capture.finals())
 
     @classmethod
-    def gathered(cls, rows: Sequence[RowPasses], epoch: object = None) -> CapturedStates:
+    def gathered(cls, rows: Sequence[RowPasses], epoch: object = None, *, padding: int = 0) -> CapturedStates:
         """What rows that were written in a changing batch left, laid out as one batch.
 
-        As many columns of each row's prompt must have been kept.
+        As many columns of each row's prompt must have been kept. The first `padding` of them are before every row:
+        they were there for the prompt of another one, which is not among these.
         """
         cache, layout = stacked([row.before for row in rows]), _Layout(rows)
         captures = layout.captures
@@ -224,9 +225,9 @@ class CapturedStates:
             cache,
             captures[0].layer,
             cache.get_seq_length(),
-            layout.laid_out([capture.states() for capture in captures]),
+            layout.laid_out([capture.states() for capture in captures])[:, padding:],
             _by_step([row.logits() for row in rows]),
-            {place: layout.laid_out([each[place] for each in outputs]) for place in places},
+            {place: layout.laid_out([each[place] for each in outputs])[:, padding:] for place in places},
             epoch,
             _by_step([row.finals() for row in rows]),
         )
