@@ -481,7 +481,7 @@ def test_adapters() -> None:
 @pytest.mark.parametrize("memory", [FRUGAL, Memory(logits=5000, outputs=5000), Memory(logits=0)], ids=str)
 def test_small_budgets_change_no_score(memory: Memory) -> None:
     model, random = wrapped("qwen2"), Random(5)
-    wanted = some(random, 6)
+    wanted = [(question, Options(max_tokens=5 + n)) for n, (question, _) in enumerate(some(random, 6))]
     singles = [model.generate(*each) for each in wanted]
     for single in singles:
         numbers(single.evidence, Objective())

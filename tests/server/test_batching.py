@@ -345,7 +345,7 @@ async def test_what_cannot_join_is_written_by_itself(start: Start) -> None:
     shallow = build("llama", dtype=torch.float32, **sizes, num_hidden_layers=2)
     asked = [
         request("hello"),
-        request("a question of forty letters, or of some more"),
+        request("a question of forty letters, or some more"),
         request("x" * 15, max_tokens=13),
     ]
     model = LanguageModel.from_transformers(longer, byte_tokenizer())
@@ -357,15 +357,19 @@ async def test_what_cannot_join_is_written_by_itself(start: Start) -> None:
         assert isinstance(found, EmptyLayerSpanError)
 
 
+@pytest.mark.parametrize("where", ["in the model", "before it"])
 async def test_a_model_that_cannot_be_looked_at_says_so_to_everybody(
-    start: Start, make_language_model: Callable[..., LanguageModel]
+    start: Start, make_language_model: Callable[..., LanguageModel], monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
     model = make_language_model(seed=5)
     hook = model._model.model.layers[0].register_forward_hook(lambda *_: fails())
+    if where == "before it":
+        monkeypatch.setattr(LanguageModel, "joins", property(lambda _: fails()))
     scheduler = start(model)
     found = await asyncio.wait_for(answered(scheduler, [request("a"), request("b")], together=False), 30)
     assert [str(each) for each in found] == ["gone"] * 2
     hook.remove()
+    monkeypatch.undo()
     require_alone(model, request("c"), await asyncio.wait_for(scheduler.answer(request("c")), 30))
 
 
@@ -416,8 +420,9 @@ async def test_a_steady_stream_of_short_requests_does_not_hold_up_a_large_one(
     assert done
 
 
-async def test_nothing_is_kept_of_requests_that_are_done(start: Start) -> None:
-    scheduler = start()
+@pytest.mark.parametrize("kind", ["steps", "none"])
+async def test_nothing_is_kept_of_requests_that_are_done(start: Start, kind: str) -> None:
+    scheduler = start(of_kind(kind))
     asked = [request(f"q{n}", max_tokens=4 + n) for n in range(3)]
     ghosts = [weakref.ref(each) for each in asked]
     found = await answered(scheduler, asked)
@@ -453,9 +458,7 @@ async def test_tools_and_forms_beside_plain_requests(
         for choice in body["choices"]:
             message = choice["message"]
             calls = [call["function"] for call in message.get("tool_calls") or ()]
-            tokens = (
-                [entry["token"] for entry in choice["logprobs"].get("content") or ()] if "told" in str(body) else []
-            )
+            tokens = [entry["token"] for entry in choice["logprobs"].get("content") or ()]
             told.append((message["content"], calls, choice["finish_reason"], tokens))
         records = body["semgrad_guard"] if isinstance(body["semgrad_guard"], list) else [body["semgrad_guard"]]
         return [told, body["usage"], [round(record["uncertainty"], 9) for record in records]]
