@@ -98,7 +98,8 @@ class Capture:
 
     def states(self) -> torch.Tensor:
         """h^(k) at every position from `start` on: [batch, positions, d]."""
-        if len(self._pieces) > 1:
+        first = self._pieces[0]
+        if len(self._pieces) > 1 or first.untyped_storage().nbytes() > first.nbytes:  # a view keeps the whole alive
             self._pieces = [torch.cat(self._pieces, dim=1)]
         return self._pieces[0]
 
@@ -230,10 +231,13 @@ class CapturedStates:
         )
 
     def fits(self, batch: TokenBatch) -> bool:
+        """Whether a batch can be replayed from these states, and the cache of the columns before its cut."""
+        return can_be_cut(self.cache, batch.cut) and self.reaches(batch)
+
+    def reaches(self, batch: TokenBatch) -> bool:
         """Whether these states reach from the batch's cut to its end, row for row (beams have more rows)."""
-        if not can_be_cut(self.cache, batch.cut) or len(self.states) != len(batch.segments):
-            return False
-        return self.begins <= batch.cut and self.begins + self.states.shape[1] >= batch.end
+        whole = len(self.states) == len(batch.segments)
+        return whole and self.begins <= batch.cut and self.begins + self.states.shape[1] >= batch.end
 
     def raw_logits(self, batch: TokenBatch) -> list[torch.Tensor] | None:
         """The head's output [V] for each of the batch's response tokens, row after row; None if not all were kept."""

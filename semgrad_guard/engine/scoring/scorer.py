@@ -198,7 +198,9 @@ class Scorer:
                 found = self.score(batch, Objective(layers=(n_layers - 1,)))
                 return tuple(without_states(each.log_probs, each.entropies, each.reason) for each in found)
             replayer, way = self.current_replayer(), self.exactness()
-            kept = captured if captured is not None and self._usable(captured, batch) else None
+            # Nothing is replayed, so that no cache is needed: a running batch keeps it only up to t*.
+            known = captured is not None and captured.epoch in (None, self._epoch) and captured.reaches(batch)
+            kept = captured if known else None
             return self._together(
                 batch,
                 lambda rows: observe(rows, replayer, n_layers, way.transform, kept if rows is batch else None),
