@@ -478,10 +478,25 @@ def test_adapters() -> None:
 # Memory.
 
 
+def test_what_was_left_is_observed_without_another_pass() -> None:
+    model = shared("llama")
+    rows = joined(model, batch := model.running_batch(), [("a", Options(max_tokens=3)), ("b" * 9, Options())])
+    batch.step()
+    batch.step()
+    batch.drop(rows[1:])
+    layer: Any = model._scorer.current_replayer().layers[0]
+    passes = list[int]()
+    hook = layer.register_forward_pre_hook(lambda *_: passes.append(1))
+    [found] = batch.generations(rows[:1])
+    assert len(numbers(found.evidence, Objective(gradients=False))) == 2 * len(found.response_ids)
+    hook.remove()
+    assert passes == []
+
+
 @pytest.mark.parametrize("memory", [FRUGAL, Memory(logits=5000, outputs=5000), Memory(logits=0)], ids=str)
 def test_small_budgets_change_no_score(memory: Memory) -> None:
     model, random = wrapped("qwen2"), Random(5)
-    wanted = some(random, 6)
+    wanted = [(question, Options(max_tokens=5 + n)) for n, (question, _) in enumerate(some(random, 6))]
     singles = [model.generate(*each) for each in wanted]
     for single in singles:
         numbers(single.evidence, Objective())

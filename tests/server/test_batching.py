@@ -1,0 +1,476 @@
+"""Requests that share a model: each gets what it would get alone, whoever else comes, goes or fails meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import json
+import threading
+import weakref
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from semgrad_guard import GenerationOptions, HybridGrad, LanguageModel, Message
+from semgrad_guard.adapters.answer_form import AnswerForm
+from semgrad_guard.engine.interruption import Stop, stopping
+from semgrad_guard.errors import (
+    AnswerInterruptedError,
+    DeadlineExceededError,
+    EmptyLayerSpanError,
+    InputError,
+    PromptTooLongError,
+)
+from semgrad_guard.guard import Answerer, Draft
+from semgrad_guard.server import batching
+from semgrad_guard.server.answers import Answer
+from semgrad_guard.server.scheduler import LiveAnswers, Scheduler
+from semgrad_guard.server.writing import AnswerRequest
+from tests.conftest import byte_tokenizer
+from tests.engine.chat_templates import template
+from tests.engine.generated_models import require_known, tiny_config
+from tests.engine.tiny_models import build, spread_weights
+
+from .conftest import ALL, Serve, asking, events, watched
+
+CHAT = "/v1/chat/completions"
+Start = Callable[..., Scheduler]
+Options = GenerationOptions
+
+
+@pytest.fixture
+def start(language_model: LanguageModel) -> Iterator[Start]:
+    """A scheduler of a model, by default the tiny random one; its thread ends with the test."""
+    made: list[Scheduler] = []
+
+    def make(model: LanguageModel | None = None) -> Scheduler:
+        made.append(Scheduler(model or language_model, HybridGrad()))
+        return made[-1]
+
+    yield make
+    for scheduler in made:
+        scheduler.close()
+
+
+def request(text: str, **given: Any) -> AnswerRequest:
+    """A request; what is no field of it is an option of its answers."""
+    own = {name: given.pop(name) for name in ("count", "heard", "form", "prompt_limit") if name in given}
+    return AnswerRequest(conversation=(Message("user", text),), options=Options(**{"max_tokens": 8, **given}), **own)
+
+
+def require_alone(model: LanguageModel, asked: AnswerRequest, drafts: Sequence[Draft[Answer]]) -> None:
+    """A request's drafts are those of single requests for each of its answers."""
+    assert len(drafts) == asked.count
+    for number, draft in enumerate(drafts):
+        seed = None if asked.options.seed is None else asked.options.seed + number
+        options = replace(asked.options, seed=seed, grammar=asked.form.grammar(model))
+        answerer = Answerer(model, HybridGrad(), options=options)
+        [single] = answerer.drafts([asked.conversation])
+        generation, verdict = single.answer, single.verdict
+        told = (generation.text, generation.finish_reason, generation.completion_tokens, generation.cut)
+        answer = draft.answer
+        assert (answer.text, answer.finish_reason, answer.completion_tokens, draft.verdict.cut) == told
+        assert draft.verdict.status == verdict.status
+        assert draft.verdict.reason == verdict.reason
+        assert draft.verdict.uncertainty == pytest.approx(verdict.uncertainty, rel=1e-4)
+
+
+@asynccontextmanager
+async def all_at_once(scheduler: Scheduler, count: int) -> AsyncIterator[None]:
+    """The model is busy until as many requests wait."""
+    waiting = threading.Event()
+    busy = asyncio.ensure_future(scheduler.work(waiting.wait))
+    yield
+    while scheduler.depth < count:
+        await asyncio.sleep(0.001)
+    waiting.set()
+    await busy
+
+
+async def answered(scheduler: Scheduler, asked: Sequence[AnswerRequest], *, together: bool = True) -> list[Any]:
+    """The drafts, or the errors, of requests that begin together, or as they come."""
+    if not together:
+        return await asyncio.gather(*map(scheduler.answer, asked), return_exceptions=True)
+    async with all_at_once(scheduler, len(asked)):
+        tasks = [asyncio.ensure_future(scheduler.answer(each)) for each in asked]
+    return await asyncio.gather(*tasks, return_exceptions=True)
+
+
+class Listener:
+    """Hears an answer, and does something once it has heard `count` pieces; notes every piece in `log`."""
+
+    def __init__(self, name: str, log: list[str], *, at: int = -1, then: Callable[[], Any] = lambda: None) -> None:
+        self.name, self.log, self.at, self.then = name, log, at, then
+        self.pieces: list[str] = []
+
+    def __call__(self, piece: str) -> None:
+        self.pieces.append(piece)
+        self.log.append(self.name)
+        if len(self.pieces) == self.at:
+            self.then()
+
+
+MIXED = [
+    request("hello"),
+    request("a much longer question than the other ones are, with many words in it", max_tokens=12),
+    request("x", temperature=1.3, seed=4, count=3),
+    request("y", temperature=0.7, top_p=0.9, seed=11, max_tokens=5),
+    request("z", max_tokens=1),
+    request("w", stop=("a", "e", "i", "o"), max_tokens=20),
+    request("g", form=AnswerForm(schema={"enum": ["yes", "no"]})),
+    request("h", form=AnswerForm(schema={"type": "boolean"}), temperature=1.5, seed=1),
+]
+
+
+@pytest.mark.parametrize("together", [True, False])
+async def test_everybody_gets_what_a_single_request_gets(
+    start: Start, language_model: LanguageModel, together: bool
+) -> None:
+    scheduler = start()
+    for asked, drafts in zip(MIXED, await answered(scheduler, MIXED, together=together), strict=True):
+        require_alone(language_model, asked, drafts)
+    assert scheduler.batching == "steps"
+
+
+async def test_a_request_joins_one_that_is_being_written(start: Start, language_model: LanguageModel) -> None:
+    scheduler, loop, log = start(), asyncio.get_running_loop(), list[str]()
+    came = list[asyncio.Task[Any]]()
+    late = request("late", heard=Listener("late", log), max_tokens=6)
+
+    def another_comes() -> None:
+        loop.call_soon_threadsafe(lambda: came.append(asyncio.ensure_future(scheduler.answer(late))))
+        while scheduler.depth == 0:
+            threading.Event().wait(0.001)
+
+    early = request("early", heard=Listener("early", log, at=2, then=another_comes), max_tokens=30)
+    require_alone(language_model, early, await scheduler.answer(early))
+    require_alone(language_model, late, await came[0])
+    assert log.index("late") < len(log) - 1 - log[::-1].index("early"), "they were written side by side"
+    assert log[:2] == ["early", "early"]
+
+
+async def test_streams_beside_plain_answers(start: Start, language_model: LanguageModel) -> None:
+    scheduler = start()
+    asked = [request(f"q{n}", max_tokens=9 + n, stop=("b",) if n % 2 else ()) for n in range(4)]
+
+    async def streamed(each: AnswerRequest) -> tuple[list[str], Draft[Answer]]:
+        live = LiveAnswers(scheduler, each)
+        pieces = [piece async for piece in live]
+        return pieces, await live.draft()
+
+    async with all_at_once(scheduler, 8):
+        streams = [asyncio.ensure_future(streamed(each)) for each in asked]
+        plain = [asyncio.ensure_future(scheduler.answer(each)) for each in asked]
+    for each, stream, task in zip(asked, streams, plain, strict=True):
+        pieces, draft = await stream
+        require_alone(language_model, each, [draft])
+        require_alone(language_model, each, await task)
+        assert "".join(pieces) == draft.answer.text
+        assert all(pieces)
+        assert len(pieces) > 1 or len(draft.answer.text) < 2
+
+
+# Some go, some fail.
+
+
+async def test_one_that_is_cancelled_leaves_the_others(start: Start, language_model: LanguageModel) -> None:
+    scheduler, loop, log = start(), asyncio.get_running_loop(), list[str]()
+    others = [request(f"q{n}", max_tokens=20) for n in range(2)]
+    tasks = list[asyncio.Task[Any]]()
+    heard = Listener("gone", log, at=3, then=lambda: loop.call_soon_threadsafe(tasks[0].cancel))
+    _, ended = watched(scheduler)
+    async with all_at_once(scheduler, 3):
+        tasks += [asyncio.ensure_future(scheduler.answer(request("gone", max_tokens=150, heard=heard)))]
+        tasks += [asyncio.ensure_future(scheduler.answer(each)) for each in others]
+    with pytest.raises(asyncio.CancelledError):
+        await tasks[0]
+    for asked, task in zip(others, tasks[1:], strict=True):
+        require_alone(language_model, asked, await task)
+    while len(ended) < 4:
+        await asyncio.sleep(0.001)
+    assert sorted(ended) == ["AnswerCancelledError", *["NoneType"] * 3]
+    assert len(heard.pieces) < 100, "the model did not go on for nobody"
+
+
+async def test_one_whose_time_is_over_leaves_the_others(start: Start, language_model: LanguageModel) -> None:
+    scheduler, log = start(), list[str]()
+    stop = Stop(60)
+
+    def time_passes() -> None:
+        stop._deadline = 0.0
+
+    asked = request("slow", max_tokens=150, heard=Listener("slow", log, at=2, then=time_passes))
+    other = request("other", max_tokens=20)
+    async with all_at_once(scheduler, 2):
+        with stopping(stop):
+            late = asyncio.ensure_future(scheduler.answer(asked))
+        fine = asyncio.ensure_future(scheduler.answer(other))
+    require_alone(language_model, other, await fine)
+    with pytest.raises(DeadlineExceededError):
+        await late
+    assert len(log) < 10
+
+
+def fails() -> None:
+    raise RuntimeError("gone")
+
+
+FAILING: list[tuple[AnswerRequest, type[Exception], str]] = [
+    (request("a", form=AnswerForm(schema={"$ref": "#/nowhere"})), InputError, "schema"),
+    (request("b", prompt_limit=3), PromptTooLongError, "takes 3"),
+    (request("c" * 400), PromptTooLongError, "context window"),
+    (request("d", heard=Listener("d", [], at=1, then=fails)), RuntimeError, "gone"),
+    # The last letter may begin the stop string, and is held back until the end.
+    (request("e", form=AnswerForm(schema={"const": "abcd"}), stop=('"x',), heard=Listener("e", [], at=5, then=fails)),
+     RuntimeError, "gone"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("failing", FAILING, ids=[each[0].conversation[0].content[0] for each in FAILING])
+async def test_an_error_is_told_to_whose_it_is(
+    start: Start, language_model: LanguageModel, failing: tuple[AnswerRequest, type[Exception], str]
+) -> None:
+    scheduler, (bad, kind, says) = start(), failing
+    good = [request("q0"), request("q1", max_tokens=4, stop=('"x',)), request("q2", temperature=1.0, seed=2)]
+    found = await answered(scheduler, [good[0], bad, *good[1:]])
+    assert isinstance(found[1], kind)
+    assert says in str(found[1])
+    for asked, drafts in zip(good, [found[0], *found[2:]], strict=True):
+        require_alone(language_model, asked, drafts)
+
+
+def refuses(model: LanguageModel, letters: str) -> None:
+    """From now on, a prompt with these letters cannot be read: a model's own error in the middle of its pass."""
+    ids = model._decoder.encode(letters)
+    embedding: Any = model._scorer.current_replayer()._copy.get_input_embeddings()
+
+    def check(_: Any, args: tuple[torch.Tensor, ...]) -> None:
+        for row in args[0].tolist():
+            if any(tuple(row[at : at + len(ids)]) == ids for at in range(len(row))):
+                raise ValueError("unreadable")
+
+    embedding.register_forward_pre_hook(check)
+
+
+def of_kind(kind: str) -> LanguageModel:
+    """A model whose requests join at any step, run together, or run one by one."""
+    if kind == "together":
+        require_known("gemma3n_text")
+        config = tiny_config("gemma3n_text")
+        config.vocab_size, config.eos_token_id = 258, 257
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            model = AutoModelForCausalLM.from_config(config).eval()
+            spread_weights(model)
+    else:
+        name = {"steps": "llama", "none": "jamba"}[kind]
+        model = build(name, dtype=torch.float32, vocab_size=258, eos_token_id=257, pad_token_id=257)
+    return LanguageModel.from_transformers(model, byte_tokenizer(), name=kind)
+
+
+@pytest.mark.parametrize("kind", ["steps", "together", "none"])
+async def test_every_kind_of_batching(start: Start, serve: Serve, kind: str) -> None:
+    model = of_kind(kind)
+    alike = [request("hello"), request("a longer question"), request("x", count=2)]
+    asked = [*alike, request("late", max_tokens=3), request("y", temperature=1.0, seed=3, count=2)]
+    scheduler, rows = start(model), list[int]()
+    layer: Any = model._scorer.current_replayer().layers[0]
+    model.generate("Hi", Options(max_tokens=1)).evidence.gradients()  # the self-check is no request
+    hook = layer.register_forward_pre_hook(lambda _, args, kwargs: rows.append(len(args[0])), with_kwargs=True)
+    found = await answered(scheduler, asked)
+    hook.remove()
+    assert max(rows) == {"steps": 7, "together": 4, "none": 2}[kind]
+    for each, drafts in zip(asked, found, strict=True):
+        require_alone(model, each, drafts)
+    async with serve(ALL, model=model, scheduler=scheduler) as client:
+        [described] = (await client.get("/v1/models")).json()["data"]
+        assert described["semgrad_guard"]["batching"] == kind
+        pieces = events((await client.post(CHAT, json=asking("hello", stream=True))).text)
+    assert "".join(each["choices"][0]["delta"].get("content") or "" for each in pieces) == found[0][0].answer.text
+
+
+@pytest.mark.parametrize("kind", ["steps", "together"])
+async def test_a_prompt_that_breaks_the_pass_breaks_its_own(start: Start, kind: str) -> None:
+    model = of_kind(kind)
+    assert model.joins == (kind == "steps")
+    refuses(model, "QXQ")
+    good = [request("q0"), request("q1")]
+    found = await answered(start(model), [good[0], request("QXQ"), good[1]])
+    assert isinstance(found[1], ValueError)
+    for asked, drafts in zip(good, (found[0], found[2]), strict=True):
+        require_alone(model, asked, drafts)
+
+
+async def test_a_short_room_behind_one_prompt_does_not_shorten_anothers_answer(start: Start) -> None:
+    model = of_kind("together")
+    window = model.context_window
+    assert window is not None
+    before = len(model.render("x").ids) - 1
+    asked = [request("hello", max_tokens=8), request("x" * (window - before - 3), max_tokens=8)]
+    for each, drafts in zip(asked, await answered(start(model), asked), strict=True):
+        require_alone(model, each, drafts)
+        assert drafts[0].answer.completion_tokens == (8 if each is asked[0] else 3)
+
+
+async def test_a_model_that_changes_ends_what_it_was_writing_and_not_what_comes(
+    start: Start, make_language_model: Callable[..., LanguageModel]
+) -> None:
+    model = make_language_model(seed=3)
+    scheduler, loop, log = start(model), asyncio.get_running_loop(), list[str]()
+    came, late = list[asyncio.Task[Any]](), request("late")
+
+    def changes() -> None:
+        with torch.no_grad():
+            model._model.get_output_embeddings().weight.mul_(1.1)
+        loop.call_soon_threadsafe(lambda: came.append(asyncio.ensure_future(scheduler.answer(late))))
+        while scheduler.depth == 0:
+            threading.Event().wait(0.001)
+
+    early = request("early", max_tokens=50, heard=Listener("early", log, at=2, then=changes))
+    with pytest.raises(AnswerInterruptedError, match="changed while it wrote"):
+        await scheduler.answer(early)
+    require_alone(model, late, await came[0])
+
+
+async def test_what_cannot_join_is_written_by_itself(start: Start) -> None:
+    """Where frequencies follow the longest row; a model with no state to differentiate is refused at once."""
+    rope = {"rope_type": "longrope", "short_factor": [1.0] * 4, "long_factor": [3.0] * 4, "rope_theta": 1e4}
+    sizes: dict[str, Any] = {"vocab_size": 258, "eos_token_id": 257, "pad_token_id": 257}
+    longer = build("phi3", dtype=torch.float32, **sizes, original_max_position_embeddings=50, rope_parameters=rope)
+    asked = [
+        request("hello"),
+        request("a question of forty letters, or some more"),
+        request("x" * 15, max_tokens=13),
+    ]
+    model = LanguageModel.from_transformers(longer, byte_tokenizer())
+    for each, drafts in zip(asked, await answered(start(model), asked), strict=True):
+        require_alone(model, each, drafts)
+    shallow = build("llama", dtype=torch.float32, **sizes, num_hidden_layers=2)
+    with pytest.raises(EmptyLayerSpanError):
+        start(LanguageModel.from_transformers(shallow, byte_tokenizer()))
+
+
+@pytest.mark.parametrize("where", ["in the model", "before it"])
+async def test_a_model_that_cannot_be_looked_at_says_so_to_everybody(
+    start: Start, make_language_model: Callable[..., LanguageModel], monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    model = make_language_model(seed=5)
+    hook = model._model.model.layers[0].register_forward_hook(lambda *_: fails())
+    if where == "before it":
+        monkeypatch.setattr(LanguageModel, "joins", property(lambda _: fails()))
+    scheduler = start(model)
+    found = await asyncio.wait_for(answered(scheduler, [request("a"), request("b")], together=False), 30)
+    assert [str(each) for each in found] == ["gone"] * 2
+    hook.remove()
+    monkeypatch.undo()
+    require_alone(model, request("c"), await asyncio.wait_for(scheduler.answer(request("c")), 30))
+
+
+# Who waits, and how long.
+
+
+async def test_the_queue_keeps_its_order_and_nobody_starves(
+    start: Start, language_model: LanguageModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A request that needs much room is not overtaken by those that would fit before it."""
+    width = len(language_model.render("q0").ids) + 8
+    monkeypatch.setattr(batching, "_CELLS", 3 * width)
+    scheduler = start()
+    begun, _ = watched(scheduler)
+    asked = [request(f"q{n}", count=3 if n == 2 else 1) for n in range(8)]
+    async with all_at_once(scheduler, len(asked) + 1):
+        tasks = [asyncio.ensure_future(scheduler.answer(each)) for each in asked[:5]]
+        await asyncio.sleep(0)
+        between = asyncio.ensure_future(scheduler.work(lambda: "work"))
+        await asyncio.sleep(0)
+        tasks += [asyncio.ensure_future(scheduler.answer(each)) for each in asked[5:]]
+    for each, task in zip(asked, tasks, strict=True):
+        require_alone(language_model, each, await task)
+    assert await between == "work"
+    order = [None if job.request is None else job.request.conversation[0].content for job in begun]
+    assert order == [None, "q0", "q1", "q2", "q3", "q4", None, "q5", "q6", "q7"]
+
+
+async def test_a_steady_stream_of_short_requests_does_not_hold_up_a_large_one(
+    start: Start, language_model: LanguageModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    width = len(language_model.render("large").ids) + 8
+    monkeypatch.setattr(batching, "_CELLS", 3 * width)
+    scheduler, done = start(), list[str]()
+    stopped = asyncio.Event()
+
+    async def again_and_again(name: str) -> None:
+        while not stopped.is_set():
+            await scheduler.answer(request(name, max_tokens=3))
+            done.append(name)
+
+    short = [asyncio.ensure_future(again_and_again(f"s{n}")) for n in range(3)]
+    await asyncio.sleep(0.1)
+    large = request("large", temperature=1.0, seed=1, count=3)
+    require_alone(language_model, large, await asyncio.wait_for(scheduler.answer(large), 20))
+    stopped.set()
+    await asyncio.gather(*short)
+    assert done
+
+
+@pytest.mark.parametrize("kind", ["steps", "none"])
+async def test_nothing_is_kept_of_requests_that_are_done(start: Start, kind: str) -> None:
+    scheduler = start(of_kind(kind))
+    asked = [request(f"q{n}", max_tokens=4 + n) for n in range(3)]
+    ghosts = [weakref.ref(each) for each in asked]
+    found = await answered(scheduler, asked)
+    ghosts += [weakref.ref(each[0].answer) for each in found]
+    del asked, found
+    await asyncio.sleep(0.05)
+    gc.collect()
+    assert [ghost() for ghost in ghosts] == [None] * 6
+
+
+# Through the door.
+
+PARAMETERS = {"type": "object", "properties": {"colour": {"enum": ["red", "green"]}}, "required": ["colour"]}
+PAINT = {"type": "function", "function": {"name": "paint", "description": "Paint it.", "parameters": PARAMETERS}}
+FORMAT = {"type": "json_schema", "json_schema": {"name": "it", "schema": PARAMETERS}}
+
+
+async def test_tools_and_forms_beside_plain_requests(
+    serve: Serve, make_language_model: Callable[..., LanguageModel]
+) -> None:
+    model = make_language_model(chat_template=template("qwen2.5"), max_position_embeddings=4096)
+    bodies = [
+        asking("plain", max_tokens=12),
+        asking("paint it", tools=[PAINT], tool_choice="required"),
+        asking("free", tools=[PAINT], max_tokens=10),
+        asking("form", response_format=FORMAT),
+        asking("two", n=2, temperature=1.0, seed=5, max_tokens=9),
+        asking("told", logprobs=True, top_logprobs=2, max_tokens=5),
+    ]
+
+    def what_matters(body: dict[str, Any]) -> list[Any]:
+        told = []
+        for choice in body["choices"]:
+            message = choice["message"]
+            calls = [call["function"] for call in message.get("tool_calls") or ()]
+            tokens = [entry["token"] for entry in choice["logprobs"].get("content") or ()]
+            told.append((message["content"], calls, choice["finish_reason"], tokens))
+        records = body["semgrad_guard"] if isinstance(body["semgrad_guard"], list) else [body["semgrad_guard"]]
+        return [told, body["usage"], [round(record["uncertainty"], 9) for record in records]]
+
+    async with serve(ALL, model=model, options=Options(max_tokens=120)) as client:
+        alone = [what_matters((await client.post(CHAT, json=body)).json()) for body in bodies]
+        streams = [client.post(CHAT, json={**body, "stream": True}) for body in (bodies[0], bodies[3])]
+        found = await asyncio.gather(*(client.post(CHAT, json=body) for body in bodies), *streams)
+        assert client.service.models["tiny"].scheduler.batching == "steps"
+    for one, its in zip(found, alone, strict=False):
+        assert what_matters(one.json()) == its
+    called, formed = found[1].json()["choices"][0], found[3].json()["choices"][0]
+    assert called["finish_reason"] == "tool_calls"
+    assert json.loads(formed["message"]["content"])["colour"] in ("red", "green")
+    for response, its in zip(found[len(bodies) :], (alone[0], alone[3]), strict=True):
+        pieces = [choice["delta"].get("content") or "" for each in events(response.text) for choice in each["choices"]]
+        assert "".join(pieces) == its[0][0][0]
