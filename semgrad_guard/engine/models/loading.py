@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Generator
 from contextlib import contextmanager
 from functools import partial
+from importlib import import_module
 from typing import Any
 
 import torch
 from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
 from safetensors import SafetensorError
-from transformers import PreTrainedModel, modeling_gguf_pytorch_utils
+from transformers import PreTrainedModel
 from transformers.utils import logging
 
 from semgrad_guard.errors import ModelNotFoundError, SemGradGuardError, UnsupportedModelError
@@ -50,7 +51,7 @@ def stage(name: str, wrong: str, *, advice: str = "", missing: str = "") -> Gene
 def without_weight_bar() -> Generator[None]:
     """No bar over the weights, which a program's log should not hold; bars over downloads stay as they are."""
     shown, hub_hidden = logging.is_progress_bar_enabled(), are_progress_bars_disabled()
-    gguf_reader: Any = modeling_gguf_pytorch_utils  # which asks nobody whether to draw
+    gguf_reader: Any = import_module("transformers.modeling_gguf_pytorch_utils")  # which asks nobody whether to draw
     bar = gguf_reader.tqdm
     gguf_reader.tqdm = partial(bar, disable=True)
     logging.disable_progress_bar()
