@@ -1,4 +1,4 @@
-"""vLLM writes, and our engine scores on vLLM's own weights (extra `vllm`)."""
+"""vLLM writes, and our engine scores on vLLM's own weights."""
 
 from __future__ import annotations
 

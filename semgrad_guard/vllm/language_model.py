@@ -1,4 +1,4 @@
-"""`VLLMLanguageModel`: vLLM writes, our engine scores on vLLM's own weights, in one process (extra `vllm`)."""
+"""`VLLMLanguageModel`: vLLM writes, our engine scores on vLLM's own weights, in one process."""
 
 from __future__ import annotations
 
@@ -10,10 +10,14 @@ from typing import Any, Self
 
 from semgrad_guard.engine.language_model import LanguageModel
 from semgrad_guard.engine.loaded_model import ModelIdentity
+from semgrad_guard.engine.models.architecture import LogitTransform
+from semgrad_guard.engine.objective import Objective
 from semgrad_guard.engine.prompts.prompt import render
-from semgrad_guard.errors import InputError
+from semgrad_guard.engine.scoring.observation import observed_layer
 from semgrad_guard.named import folder_of
 from semgrad_guard.vllm.decoder import VLLMDecoder
+from semgrad_guard.vllm.engine import Engine
+from semgrad_guard.vllm.running_batch import VLLMBatch
 from semgrad_guard.vllm.shared_weights import kept_weights, library, twin_of
 
 
@@ -25,6 +29,7 @@ class VLLMLanguageModel(LanguageModel):
     """
 
     _llm: Any = None
+    _engine: Engine
 
     @classmethod
     def from_vllm(cls, llm: Any, *, name: str | None = None, template_options: Mapping[str, Any] | None = None) -> Self:
@@ -34,11 +39,16 @@ class VLLMLanguageModel(LanguageModel):
             UnsupportedModelError: the layout of its weights is not known, or they are not whole.
             InputError: its engine runs in another process.
         """
-        served = _served(llm)
-        config = llm.model_config
-        twin = twin_of(served, config.hf_text_config, config.dtype)
+        engine, config = Engine(llm), llm.model_config
+        twin = twin_of(engine.model, config.hf_config, config.dtype)
         made = cls(twin, llm.get_tokenizer(), name=name or str(config.model), template_options=template_options)
-        made._llm = llm
+        made._llm, made._engine = llm, engine
+        scorer = made._scorer
+        engine.record(
+            observed_layer(scorer.architecture.n_layers),
+            # vLLM's logits are what comes after the transform, and what is kept is what goes into it.
+            budget=lambda: scorer.memory.logits if scorer.architecture.transform == LogitTransform() else 0,
+        )
         return made
 
     @classmethod
@@ -47,14 +57,18 @@ class VLLMLanguageModel(LanguageModel):
     ) -> Self:
         """Load a checkpoint with vLLM in this process; `engine` are the arguments of `vllm.LLM`.
 
+        Weights are read from safetensors alone, and vLLM's usage statistics are off, unless they or the environment
+        say otherwise.
+
         Raises:
             InputError: vLLM is not installed, or does not load.
             UnsupportedModelError: see `from_vllm`.
         """
-        os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
-        folder = folder_of(name_or_path)
+        for name, value in {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_NO_USAGE_STATS": "1"}.items():
+            os.environ.setdefault(name, value)
+        wanted = {"enforce_eager": True, "load_format": "safetensors", **engine}
         with kept_weights():
-            llm: Any = library().LLM(str(folder or name_or_path), **{"enforce_eager": True, **engine})
+            llm: Any = library().LLM(str(folder_of(name_or_path) or name_or_path), **wanted)
         return cls.from_vllm(llm, name=name_or_path, template_options=template_options)
 
     @property
@@ -65,32 +79,24 @@ class VLLMLanguageModel(LanguageModel):
 
     @property
     def joins(self) -> bool:
-        """No: vLLM keeps a running batch of its own."""
-        return False
+        """Whether answers may join and leave a running batch: vLLM's own."""
+        return True
+
+    def running_batch(self, objective: Objective | None = None) -> VLLMBatch:
+        """vLLM's own running batch. For one thread."""
+        return VLLMBatch(self._engine, self._scorer, lambda: self._decoder, objective)
 
     def _decoder_ending(self, end_tokens: tuple[int, ...]) -> VLLMDecoder:
-        decoder = VLLMDecoder(
+        return VLLMDecoder(
+            self._engine,
             self._scorer,
             self.tokenizer,
             end_tokens=end_tokens,
             render=partial(render, self.tokenizer, template_options=self._template_options),
             window=self.context_window,
         )
-        decoder.engine = self._llm.llm_engine
-        return decoder
 
     @property
     def context_window(self) -> int | None:
         """Positions that vLLM was given room for."""
         return None if self._llm is None else int(self._llm.model_config.max_model_len)
-
-
-def _served(llm: Any) -> Any:
-    """vLLM's model, of an engine in this process."""
-    try:
-        (model,) = llm.apply_model(lambda model: model)
-    except Exception as error:
-        raise InputError(
-            "vLLM's engine runs in another process; set VLLM_ENABLE_V1_MULTIPROCESSING=0 before vllm is imported"
-        ) from error
-    return model

@@ -6,24 +6,19 @@ vLLM lives in a process of its own here: it takes memory, threads and signal han
 from __future__ import annotations
 
 import json
-import os
 import sys
+from dataclasses import replace
 from pathlib import Path
-
-os.environ |= {
-    "VLLM_CPU_KVCACHE_SPACE": "1",
-    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-    "VLLM_NO_USAGE_STATS": "1",
-    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-    "HF_HUB_OFFLINE": "1",
-    "OMP_NUM_THREADS": "1",
-}
+from typing import Any
 
 import torch
 
 from semgrad_guard import GenerationOptions, Guard, HybridGrad, LanguageModel, Policy
+from semgrad_guard.engine.generation.generation import Generation
+from semgrad_guard.engine.generation.running_batch import Asked
 from semgrad_guard.engine.interruption import Stop, stopping
-from semgrad_guard.errors import AnswerCancelledError, BindingMismatchError
+from semgrad_guard.errors import AnswerCancelledError, BindingMismatchError, InputError
+from semgrad_guard.estimators import Cascade
 from semgrad_guard.guard import Answerer
 from semgrad_guard.vllm import VLLMLanguageModel
 from semgrad_guard.vllm.shared_weights import shared
@@ -46,9 +41,8 @@ def found(folder: str, dtype: str) -> dict[str, object]:
     scores = [each.evidence.gradients().scores for each in theirs]
     after = served.generate_batch(QUESTIONS, LONG)
     text = theirs[0].text
-    model = served._llm.apply_model(lambda model: model)[0]
     return {
-        "shared": [shared(served._model, model), len(list(served._model.parameters()))],
+        "shared": [shared(served._model, served._engine.model), len(list(served._model.parameters()))],
         "ids": [[list(each.response_ids) for each in answers] for answers in (theirs, again, after, ours)],
         "ends": [[each.finish_reason, each.cut, each.completion_tokens] for each in theirs],
         "own_ends": [[each.finish_reason, each.cut, each.completion_tokens] for each in ours],
@@ -65,6 +59,9 @@ def found(folder: str, dtype: str) -> dict[str, object]:
             [each.semgrad, each.paragrad, each.mean_entropy]
             for each in (served.score(q, a.text) for q, a in zip(QUESTIONS, theirs, strict=True))
         ],
+        "observed": observed(served, own),
+        "cascade": cascaded(served, own),
+        "refused": refused(served),
         "rng_untouched": torch.equal(state, torch.random.get_rng_state()),
         "stream": [text, "".join(served.stream(QUESTIONS[0], LONG))],
         "stopped": stopped(served, text),
@@ -72,6 +69,47 @@ def found(folder: str, dtype: str) -> dict[str, object]:
         "cancelled": cancelled(served),
         "guarded": guarded(served, own),
     }
+
+
+def observed(served: LanguageModel, own: LanguageModel) -> dict[str, object]:
+    """What is read off vLLM's own passes, how many passes of ours that took, and what our engine alone observes."""
+    passes = list[int]()
+    layer: Any = served._scorer.current_replayer().layers[0]
+    hook = layer.register_forward_pre_hook(lambda *_: passes.append(1))
+    answers = served.generate_batch([*QUESTIONS, QUESTIONS[0] * 3], GenerationOptions(max_tokens=9))
+    told = [told_of(each) for each in answers]
+    hook.remove()
+    theirs = own.generate_batch([*QUESTIONS, QUESTIONS[0] * 3], GenerationOptions(max_tokens=9))
+    return {"told": told, "own": [told_of(each) for each in theirs], "passes": len(passes)}
+
+
+def told_of(answer: Generation) -> list[list[float]]:
+    """The numbers of an observation."""
+    seen = answer.evidence.observed()
+    assert seen is not None
+    return [list(seen.log_probs), list(seen.entropies), list(seen.state)]
+
+
+def cascaded(served: LanguageModel, own: LanguageModel) -> list[list[float | None]]:
+    """Scores of which some took a gradient and some none."""
+    estimator = Cascade(low=0.3, high=0.6)
+    options = GenerationOptions(max_tokens=6)
+    return [
+        [draft.verdict.uncertainty for draft in Answerer(model, estimator, options=options).drafts(QUESTIONS)]
+        for model in (served, own)
+    ]
+
+
+def refused(served: VLLMLanguageModel) -> dict[str, object]:
+    """A prompt that vLLM does not take, after one that it takes: neither is left behind."""
+    prompt = served.render(QUESTIONS[0])
+    longer = replace(prompt, ids=prompt.ids * 60)
+    try:
+        served.running_batch().join([Asked(prompt, LONG), Asked(longer, LONG)])
+    except InputError as error:
+        left = served._llm.llm_engine.has_unfinished_requests()
+        return {"error": str(error), "left": left, "next": len(served.generate(QUESTIONS[0], LONG).response_ids)}
+    return {"error": None}
 
 
 def stopped(served: LanguageModel, text: str) -> list[str]:

@@ -33,28 +33,40 @@ SIZES: dict[str, Any] = {
     "pad_token_id": 0,
     "initializer_range": 0.15,
 }
+ENVIRONMENT = {
+    "PYTHONPATH": str(ROOT),
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "HF_HUB_OFFLINE": "1",
+    "OMP_NUM_THREADS": "1",
+}
 Found = dict[str, Any]
 
 
 @pytest.fixture(scope="session")
 def found(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], Found]:
     """`found("llama", "float32")`: what a process found about a model of that type."""
-    pytest.importorskip("vllm", reason="vLLM is not installed here: make check-vllm has an environment for it")
 
     @cache
     def look(kind: str, dtype: str) -> Found:
         folder = tmp_path_factory.mktemp(kind)
         path = folder_of("smollm2") if kind == "smollm2" else made(kind, folder / "model")
-        run = subprocess.run(
-            [sys.executable, str(Path(__file__).with_name("child.py")), str(path), dtype, str(folder / "found.json")],
-            capture_output=True,
-            text=True,
-            env=os.environ | {"PYTHONPATH": str(ROOT)},
-        )
-        assert run.returncode == 0, run.stdout[-2000:] + run.stderr[-4000:]
-        return json.loads((folder / "found.json").read_text())
+        return run("child.py", path, dtype, folder / "found.json")
 
     return look
+
+
+def run(script: str, *arguments: object, **environment: str) -> Found:
+    """What a script of this folder writes, in a process of its own; its output is its last argument."""
+    pytest.importorskip("vllm", reason="vLLM is not installed here: make check-vllm has an environment for it")
+    done = subprocess.run(
+        [sys.executable, str(Path(__file__).with_name(script)), *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        env=os.environ | ENVIRONMENT | environment,
+    )
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+    return json.loads(Path(str(arguments[-1])).read_text())
 
 
 def made(kind: str, folder: Path) -> Path:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from semgrad_guard.vllm.shared_weights import SUPPORTED
+
+from .conftest import made, run
 
 pytestmark = pytest.mark.heavy
 
@@ -47,6 +50,45 @@ def test_in_half_precision_scores_are_close(found: Find) -> None:
     half = found("smollm2", "bfloat16")
     assert half["shared"][0] == half["shared"][1]
     assert close(half["scored_again"], half["own_scores"], 0.02)
+
+
+def test_observing_reads_vllms_own_passes(exact: dict[str, Any]) -> None:
+    seen = exact["observed"]
+    assert seen["passes"] == 0
+    for told, own in zip(seen["told"], seen["own"], strict=True):
+        for mine, its in zip(told, own, strict=True):
+            assert mine == pytest.approx(its, rel=1e-4, abs=1e-4 * max(map(abs, its)))
+
+
+def test_a_cascade_takes_gradients_where_it_must(exact: dict[str, Any]) -> None:
+    mine, its = exact["cascade"]
+    assert mine == pytest.approx(its, rel=1e-4)
+
+
+def test_what_vllm_does_not_take_leaves_nothing_behind(exact: dict[str, Any]) -> None:
+    found = exact["refused"]
+    assert "vLLM does not take this request" in found["error"]
+    assert not found["left"]
+    assert found["next"] > 0
+
+
+def test_an_engine_in_another_process_is_refused(tmp_path: Path) -> None:
+    told = run(
+        "apart.py", made("llama", tmp_path / "model"), tmp_path / "told.json", VLLM_ENABLE_V1_MULTIPROCESSING="1"
+    )
+    assert "VLLM_ENABLE_V1_MULTIPROCESSING=0" in told["error"]
+
+
+def test_ten_thousand_requests_with_too_little_room(tmp_path: Path) -> None:
+    """Read in pieces, preempted, taken from the prefix cache, let go: no token changes and no number is another's."""
+    found = run("mixed.py", made("llama", tmp_path / "model"), 10_000, tmp_path / "found.json")
+    assert found["answers"] + found["let_go"] == 10_000
+    assert min(found["let_go"], found["preempted"], found["cached"]) > 0
+    assert found["changed"] == []
+    assert len(found["near_ties"]) < 20
+    assert found["second_passes"] == 0
+    assert max(found["observed_apart"]) < 1e-4
+    assert max(found["scores_apart"]) < 1e-4
 
 
 def test_streams_stops_and_seeds(exact: dict[str, Any]) -> None:

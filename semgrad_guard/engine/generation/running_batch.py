@@ -74,11 +74,24 @@ class RunningAnswer:
         return int(scores.argmax())
 
     def write(self, logits: torch.Tensor, likeliest: int) -> None:
-        """Write one more token; an answer that cannot go on is done, with its error: the others go on."""
+        """Write one more token, chosen from the head's output [V]; an answer that cannot go on is done (`take`)."""
         try:
-            self._take(self.choose(logits, likeliest))
+            token = self.choose(logits, likeliest)
         except Exception as error:  # noqa: BLE001 - whoever asked for this answer gets it
-            self.error, self.done = error, True
+            self.fail(error)
+        else:
+            self.take(token)
+
+    def take(self, token: int) -> None:
+        """One more token, however it was chosen; an answer that cannot go on is done, with its error: others go on."""
+        try:
+            self._take(token)
+        except Exception as error:  # noqa: BLE001 - whoever asked for this answer gets it
+            self.fail(error)
+
+    def fail(self, error: Exception) -> None:
+        """The answer ends here, with an error."""
+        self.error, self.done = error, True
 
     def finish(self, text: str) -> None:
         """Let what is left of the whole text be heard; where that fails, this answer alone has an error."""
@@ -107,9 +120,9 @@ class RunningBatch:
     def __init__(self, scorer: Scorer, decoder: Callable[[], Decoder], objective: Objective) -> None:
         self._scorer, self._get_decoder, self._objective = scorer, decoder, objective
         self._rows: list[RunningAnswer] = []
+        self._epoch: object = None
         self._cache: Cache = growing_cache()
         self._mask = torch.zeros(0, 0, dtype=torch.long)
-        self._epoch: object = None
         self._capture: Capture | None = None
 
     @property
@@ -218,13 +231,14 @@ class RunningBatch:
             groups[row.behind, row.options.stop, id(row.epoch), other, id(row) if singly else 0].append(row)
         for (*_, other, _), group in groups.items():
             written = [Written(r.prompt, r.options, tuple(r.ids), r.ended, r.reused) for r in group]
-            answers = decoder.generations(written, None if other else self._left_by(group))
+            answers = decoder.generations(written, None if other else self.left_by(group))
             for row, answer in zip(group, answers, strict=True):
                 row.finish(answer.text)
             found.update(zip(map(id, group), answers, strict=True))
         return [found[id(row)] for row in rows]
 
-    def _left_by(self, rows: Sequence[RunningAnswer]) -> CapturedStates | None:
+    def left_by(self, rows: Sequence[RunningAnswer]) -> CapturedStates | None:
+        """What writing these answers left for scoring them; None where there is no room for it."""
         padding = max(0, rows[0].behind - max(len(row.prompt.ids) for row in rows))
         with clean_slate():
             passes = [RowPasses(row.before, row.passes) for row in rows]

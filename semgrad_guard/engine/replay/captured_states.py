@@ -226,10 +226,10 @@ class CapturedStates:
             captures[0].layer,
             cache.get_seq_length(),
             layout.laid_out([capture.states() for capture in captures])[:, padding:],
-            _by_step([row.logits() for row in rows]),
+            by_step([row.logits() for row in rows]),
             {place: layout.laid_out([each[place] for each in outputs])[:, padding:] for place in places},
             epoch,
-            _by_step([row.finals() for row in rows]),
+            by_step([row.finals() for row in rows]),
         )
 
     def part(self, rows: Sequence[int], *, skip: int) -> CapturedStates | None:
@@ -286,7 +286,7 @@ class CapturedStates:
         return slice(batch.cut - self.begins, batch.end - self.begins)
 
 
-def _by_step(rows: Sequence[Sequence[torch.Tensor]]) -> Steps:
+def by_step(rows: Sequence[Sequence[torch.Tensor]]) -> Steps:
     """Rows' steps, step by step; rows that ended earlier repeat their last one. None where a row has none."""
     if not all(rows):
         return ()

@@ -1,0 +1,122 @@
+"""`Engine`: vLLM's engine in this process, and the answers that it writes for us."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from itertools import count
+from typing import Any
+
+from semgrad_guard.engine.generation.decoding import Decoder
+from semgrad_guard.engine.generation.options import GenerationOptions
+from semgrad_guard.engine.generation.running_batch import Asked, RunningAnswer
+from semgrad_guard.errors import AnswerInterruptedError, InputError, UnsupportedModelError
+from semgrad_guard.vllm.recorder import Record, Recorder
+from semgrad_guard.vllm.shared_weights import library
+
+_NUMBERS = count()
+
+
+class VLLMAnswer(RunningAnswer):
+    """An answer that vLLM writes: under this name, and with what its passes left. Nothing of a prompt is kept."""
+
+    def __init__(self, asked: Asked, decoder: Decoder) -> None:
+        super().__init__(asked, decoder)
+        self.name, self.record = f"semgrad-guard-{next(_NUMBERS)}", Record(len(asked.prompt.ids))
+        self.inner = ""
+        """The name that vLLM gives it inside."""
+
+
+class Engine:
+    """Steps go on with all answers that are being written, whoever asked for them. Not for two threads at a time.
+
+    Raises:
+        InputError: the engine runs in another process.
+        UnsupportedModelError: it is spread over several.
+    """
+
+    def __init__(self, llm: Any) -> None:
+        self._engine: Any = llm.llm_engine
+        if not hasattr(self._engine.engine_core, "engine_core"):  # a client of another process has none
+            raise InputError(
+                "vLLM's engine runs in another process; set VLLM_ENABLE_V1_MULTIPROCESSING=0 before vllm is imported"
+            )
+        if (size := self._engine.vllm_config.parallel_config.world_size) > 1:
+            raise UnsupportedModelError(
+                f"vLLM spreads this model over {size} processes, and scoring takes whole weights: load it with "
+                "tensor_parallel_size=1 and pipeline_parallel_size=1"
+            )
+        (self._runner,) = llm.collective_rpc(lambda worker: worker.model_runner)
+        self._running: dict[str, VLLMAnswer] = {}
+        self._recorder: Recorder | None = None
+
+    @property
+    def model(self) -> Any:
+        """vLLM's model."""
+        return self._runner.model
+
+    def record(self, layer: int, *, budget: Callable[[], int]) -> None:
+        """From now on keep what passes leave for observing answers: h^(layer), and what went into the head.
+
+        What came out of it as well, up to `budget` bytes at a time.
+        """
+        if layer > 0:  # what a model of one layer shows is the embeddings
+            self._recorder = Recorder(self._runner, layer, budget=budget)
+
+    def add(self, answer: VLLMAnswer) -> None:
+        """Have an answer written.
+
+        Raises:
+            InputError: vLLM does not take it.
+        """
+        sampling = _sampling(answer.options)
+        try:
+            [prompt] = self._engine.renderer.render_cmpl([{"prompt_token_ids": list(answer.prompt.ids)}])
+            answer.inner = self._engine.add_request(answer.name, prompt, sampling)
+        except (ValueError, library("vllm.exceptions").VLLMClientError) as error:
+            raise InputError(f"vLLM does not take this request: {error}") from error
+        self._running[answer.name] = answer
+        if self._recorder is not None:
+            self._recorder.records[answer.inner] = answer.record
+
+    def step(self) -> None:
+        """One step of the engine: one more token of each answer whose prompt has been read."""
+        for output in self._engine.step():
+            answer = self._running.get(output.request_id)
+            if answer is None:  # it was let go
+                continue
+            completion = output.outputs[0]
+            for token in completion.token_ids[len(answer.ids) :]:
+                if not answer.done:
+                    answer.take(token)
+            if output.finished and not answer.done:
+                answer.fail(AnswerInterruptedError(f"vLLM ended the answer early ({completion.finish_reason})"))
+        self.abort([answer for answer in self._running.values() if answer.done])
+
+    def abort(self, answers: Iterable[VLLMAnswer]) -> None:
+        """Go on with these no more."""
+        gone = [answer for answer in answers if self._running.pop(answer.name, None)]
+        self._engine.abort_request([answer.name for answer in gone])
+        if self._recorder is not None:
+            for answer in gone:
+                self._recorder.records.pop(answer.inner, None)
+
+
+def _sampling(options: GenerationOptions) -> Any:
+    """vLLM's parameters for these options; a sampled answer is vLLM's for that seed, not our engine's.
+
+    Where an answer ends is ours to see, at the same tokens and strings as with our engine.
+
+    Raises:
+        InputError: the answer follows a grammar.
+    """
+    if options.grammar is not None:
+        raise InputError("an answer that follows a grammar is not written by vLLM here; leave the grammar out")
+    return library().SamplingParams(
+        max_tokens=options.max_tokens,
+        temperature=options.temperature,
+        top_p=options.top_p,
+        top_k=options.top_k or -1,
+        seed=options.seed,
+        ignore_eos=True,
+        detokenize=False,
+    )

@@ -1,0 +1,168 @@
+"""Requests that join and leave vLLM's batch where there is too little room, as JSON: `python mixed.py FOLDER N OUTPUT`.
+
+Prompts are read in pieces, share their beginnings, are preempted and read again; some requests are let go. Each answer
+is compared with what vLLM alone writes to the same prompt, and its numbers with our engine's for the same tokens.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from semgrad_guard import GenerationOptions, LanguageModel
+from semgrad_guard.engine.generation.evidence import BatchScoring, Evidence
+from semgrad_guard.engine.generation.generation import Generation
+from semgrad_guard.engine.generation.running_batch import Asked, RunningAnswer, RunningBatch
+from semgrad_guard.vllm import VLLMLanguageModel
+from semgrad_guard.vllm.shared_weights import library
+
+WORDS = ("river", "stone", "paper", "metal", "garden", "window", "letter", "number", "music", "winter", "bridge")
+SYSTEM = "You answer in one sentence, and say so when you do not know. " * 2
+ROWS, TOGETHER = 16, 16
+NEAR_TIE = 1e-4
+"""Nats between the two likeliest tokens, below which float32 does not tell which is the likelier."""
+
+
+@dataclass
+class Found:
+    """What was compared: of answers, those whose tokens changed, and how far numbers are apart."""
+
+    answers: int = 0
+    let_go: int = 0
+    preempted: int = 0
+    cached: int = 0
+    changed: list[int] = field(default_factory=list[int])
+    near_ties: list[int] = field(default_factory=list[int])
+    second_passes: int = 0
+    observed_apart: list[float] = field(default_factory=list[float])
+    scores_apart: list[float] = field(default_factory=list[float])
+
+
+class Mixed:
+    """The requests, vLLM with too little room for them, and our engine on weights of its own."""
+
+    def __init__(self, folder: str, count: int) -> None:
+        self.served = VLLMLanguageModel.from_pretrained(
+            folder,
+            dtype="float32",
+            max_model_len=256,
+            max_num_seqs=ROWS,
+            block_size=32,
+            num_gpu_blocks_override=24,  # too few for so many rows
+            max_num_batched_tokens=64,  # fewer than most prompts have
+            enable_prefix_caching=True,
+            disable_log_stats=False,
+        )
+        self.own, self.random, self.found = LanguageModel.from_pretrained(folder, dtype="float32"), Random(5), Found()
+        lengths = Random(7)
+        self.asked = [
+            Asked(self.served.render(each), GenerationOptions(max_tokens=lengths.randint(1, 24)))
+            for each in questions(count)
+        ]
+        self.served._scorer.tiers()  # the self-check has passes of its own
+        layer: Any = self.served._scorer.current_replayer().layers[0]
+        self.passes = list[int]()
+        layer.register_forward_pre_hook(lambda *_: self.passes.append(1))
+
+    def run(self) -> Found:
+        """All of them, in a batch that is never the same for long."""
+        alone, batch = self.written_alone(), self.served.running_batch()
+        waiting, running, done = iter(enumerate(self.asked)), dict[int, RunningAnswer](), dict[int, RunningAnswer]()
+        while self.join(batch, waiting, running) or running:
+            batch.step()
+            for number, row in list(running.items()):
+                if self.random.random() < 0.002:
+                    batch.drop([running.pop(number)])
+                    self.found.let_go += 1
+                elif row.done:
+                    done[number] = running.pop(number)
+            if len(done) >= TOGETHER or not running:
+                self.compare(batch.generations(list(done.values())), list(done), alone)
+                done.clear()
+        counted = {each.name: each.value for each in self.served._llm.get_metrics() if hasattr(each, "value")}
+        self.found.preempted = int(counted["vllm:num_preemptions"])
+        self.found.cached = int(counted["vllm:prefix_cache_hits"])
+        return self.found
+
+    def join(
+        self, batch: RunningBatch, waiting: Iterator[tuple[int, Asked]], running: dict[int, RunningAnswer]
+    ) -> bool:
+        """As many as there is place for, several at a time or none; more than vLLM works on at once."""
+        room = min(2 * ROWS - len(running), self.random.randint(0, 8) if running else 8)
+        some = [each for _, each in zip(range(room), waiting, strict=False)]
+        running.update(zip((number for number, _ in some), batch.join([asked for _, asked in some]), strict=True))
+        return bool(some)
+
+    def written_alone(self) -> list[list[int]]:
+        """What vLLM writes without us, and without what it remembers of it."""
+        sampling = [
+            library().SamplingParams(
+                max_tokens=each.options.max_tokens, temperature=0.0, stop_token_ids=list(self.served._end_tokens)
+            )
+            for each in self.asked
+        ]
+        prompts = [{"prompt_token_ids": list(each.prompt.ids)} for each in self.asked]
+        outputs = self.served._llm.generate(prompts, sampling, use_tqdm=False)
+        self.served._llm.reset_prefix_cache()
+        ends = self.served._end_tokens
+        return [[token for token in output.outputs[0].token_ids if token not in ends] for output in outputs]
+
+    def compare(self, answers: Sequence[Generation], numbers: Sequence[int], alone: Sequence[list[int]]) -> None:
+        """Tokens with those written alone, numbers with our engine's."""
+        self.found.answers += len(answers)
+        before = len(self.passes)
+        seen = [answer.evidence.observed() for answer in answers]
+        self.found.second_passes += len(self.passes) - before
+        for answer, number, mine in zip(answers, numbers, seen, strict=True):
+            if (theirs := list(answer.response_ids)) != alone[number]:
+                tie = self.is_near_tie(answer, theirs, alone[number])
+                (self.found.near_ties if tie else self.found.changed).append(number)
+            if mine is not None and self.random.random() < 1 / 8:
+                its = self.again(answer, theirs).observed()
+                assert its is not None
+                told, true = ([*each.log_probs, *each.entropies, *each.state] for each in (mine, its))
+                self.found.observed_apart.append(apart(told, true))
+        if answers[-1].response_ids:
+            told, true = (e.gradients() for e in (answers[-1].evidence, self.again(answers[-1]).alone()))
+            assert told is not None
+            assert true is not None
+            pairs = [(each.scores.semgrad or 0.0, each.scores.paragrad or 0.0) for each in (told, true)]
+            self.found.scores_apart.append(max(abs(a - b) / b for a, b in zip(*pairs, strict=True)))
+
+    def again(self, answer: Generation, ids: Sequence[int] | None = None) -> Evidence:
+        """The same tokens, as our engine sees them."""
+        scoring = BatchScoring(
+            self.own._scorer,
+            [answer.prompt],
+            [answer.response_ids if ids is None else ids],
+            texts=[answer.text],
+            sampler=self.own._decoder.sampler,
+        )
+        return scoring.evidence[0]
+
+    def is_near_tie(self, answer: Generation, one: Sequence[int], other: Sequence[int]) -> bool:
+        """Whether two answers part where two tokens are as likely as each other."""
+        first = next((n for n, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
+        likeliest = self.again(answer, [*other[:first], 0]).likeliest(2)[first]
+        return likeliest[0][1] - likeliest[1][1] < NEAR_TIE
+
+
+def apart(one: Sequence[float], other: Sequence[float]) -> float:
+    """How far two series are from each other, as a part of the second one's length."""
+    return (sum((a - b) ** 2 for a, b in zip(one, other, strict=True)) / sum(b * b for b in other)) ** 0.5
+
+
+def questions(count: int) -> list[str]:
+    """Different ones of very different lengths, half of them with one long beginning."""
+    random = Random(11)
+    made = [" ".join(random.choices(WORDS, k=random.randint(1, 30))) + f" {n}?" for n in range(count)]
+    return [SYSTEM + each if random.random() < 0.5 else each for each in made]
+
+
+if __name__ == "__main__":
+    Path(sys.argv[3]).write_text(json.dumps(asdict(Mixed(sys.argv[1], int(sys.argv[2])).run())))
