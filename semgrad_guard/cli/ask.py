@@ -38,6 +38,7 @@ def ask(  # noqa: PLR0913  # a command's options are its arguments
     dtype: options.Dtype = None,
     device: options.Device = None,
     quantization_config: options.QuantizationConfig = None,
+    engine: options.Engine = None,
     estimator: options.EstimatorOption = None,
     variant: options.Variant = None,
     tau: options.Tau = None,
@@ -65,7 +66,7 @@ def ask(  # noqa: PLR0913  # a command's options are its arguments
     embedded = loading.pocket_policy(on_unscored) if policy is None and model == POCKET else None
     chosen = EstimatorSpec(estimator, variant, tau, beta, sampled_rows).estimator(policy or embedded)
     asker = _Asker(
-        loading.load_model(model, dtype, device=device, quantization=quantization_config, token=token),
+        loading.load_model(model, dtype, device=device, quantization=quantization_config, token=token, engine=engine),
         chosen,
         loading.decoding(max_tokens=max_tokens, temperature=temperature, seed=seed),
         system,

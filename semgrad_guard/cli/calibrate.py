@@ -55,6 +55,7 @@ def calibrate(  # noqa: PLR0913  # a command's options are its arguments
     dtype: options.Dtype = None,
     device: options.Device = None,
     quantization_config: options.QuantizationConfig = None,
+    engine: options.Engine = None,
     alpha: Annotated[
         float,
         typer.Option(
@@ -175,7 +176,8 @@ def calibrate(  # noqa: PLR0913  # a command's options are its arguments
     examples = grading.read_examples(few_shot, shots)
     decoding = loading.decoding(max_tokens=max_tokens, temperature=temperature, seed=seed, stop=stop or ())
     asked = _Asked(system, template, examples, decoding, batch_size)
-    run = _Run(Loading(model, dtype, device, quantization_config, loading.load_token(probe)), spec, asked, cluster)
+    load = Loading(model, dtype, device, quantization_config, loading.load_token(probe), engine)
+    run = _Run(load, spec, asked, cluster)
     with sole_writer(output):
         outcome = run(questions.rows, files, graders=graders, alpha=alpha, delta=delta, upstream=upstream)
         if outcome.calibration.choice is not None:

@@ -46,6 +46,7 @@ def evaluate(  # noqa: PLR0913  # a command's options are its arguments
     dtype: options.Dtype = None,
     device: options.Device = None,
     quantization_config: options.QuantizationConfig = None,
+    engine: options.Engine = None,
     methods: Annotated[
         list[str] | None,
         typer.Option(
@@ -200,7 +201,7 @@ def evaluate(  # noqa: PLR0913  # a command's options are its arguments
                 wording, template, system, examples, tuple(stop or ()), max_tokens, batch_size, ablations, sample_batch
             )
             token = None if probed is None else probed.semantic_token
-            loading = Loading(model, dtype, device, quantization_config, token)
+            loading = Loading(model, dtype, device, quantization_config, token, engine)
             chosen = steps.Chosen(methods, nli, cross_encoder, seed)
             run = steps.answer(questions, files, asked, chosen, loading=loading, cluster=cluster)
         results = steps.grade(run, graders, labels, files, questions)

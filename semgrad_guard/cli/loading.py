@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 import warnings
 from collections.abc import Generator, Mapping, Sequence
@@ -30,15 +31,27 @@ def load_model(
     device: str | None = None,
     quantization: Mapping[str, Any] | None = None,
     token: TokenChoice | None = None,
+    engine: Mapping[str, Any] | None = None,
 ) -> LanguageModel:
-    """The model, without the chatter of the libraries that load it; `token` is the t* that a probe recommends."""
-    began = time.monotonic()
-    with quietly(f"Loading {name} …"):
-        from semgrad_guard.engine.language_model import LanguageModel
+    """The model, without the chatter of the libraries that load it; `token` is the t* that a probe recommends.
 
-        model = LanguageModel.from_pretrained(
-            name, dtype=dtype, device_map=_place(device), quantization_config=quantization, semantic_token=token
+    `engine` are vLLM's arguments, where vLLM writes the answers.
+    """
+    began = time.monotonic()
+    if engine is not None and (device is not None or quantization is not None):
+        raise typer.BadParameter(
+            "--engine vllm takes neither --device nor --quantization-config: vLLM goes where it was built for, and "
+            "scoring takes whole weights"
         )
+    with quietly(f"Loading {name} …"):
+        if engine is None:
+            from semgrad_guard.engine.language_model import LanguageModel
+
+            model = LanguageModel.from_pretrained(
+                name, dtype=dtype, device_map=_place(device), quantization_config=quantization, semantic_token=token
+            )
+        else:
+            model = _written_by_vllm(name, dtype, token, engine)
     for doubt in model.doubts:
         note(doubt, label="Warning")
     if is_verbose():
@@ -49,6 +62,18 @@ def load_model(
             f"chat template {identity.template}, window {model.context_window}"
         )
     return model
+
+
+def _written_by_vllm(
+    name: str, dtype: str | None, token: TokenChoice | None, engine: Mapping[str, Any]
+) -> LanguageModel:
+    settings = {"VLLM_LOGGING_LEVEL": "INFO" if is_verbose() else "ERROR", "VLLM_LOGGING_STREAM": "ext://sys.stderr"}
+    for variable, value in settings.items():
+        os.environ.setdefault(variable, value)  # read when vLLM is imported
+    from semgrad_guard.vllm import VLLMLanguageModel
+
+    given = {**engine, **({} if dtype is None else {"dtype": dtype})}
+    return VLLMLanguageModel.from_pretrained(name, semantic_token=token, **given)
 
 
 @contextmanager

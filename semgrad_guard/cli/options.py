@@ -67,6 +67,16 @@ QuantizationConfig = Annotated[
         rich_help_panel=MODEL,
     ),
 ]
+Engine = Annotated[
+    dict[str, Any] | None,
+    typer.Option(
+        metavar="vllm[=JSON]",
+        parser=values.engine,
+        help='Have vLLM write the answers (docs/vllm.md); with arguments of vllm.LLM: vllm={"max_model_len": 4096}.',
+        show_default="transformers",
+        rich_help_panel=MODEL,
+    ),
+]
 ProbeFile = Annotated[
     Path | None,
     typer.Option(

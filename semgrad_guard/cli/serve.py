@@ -68,6 +68,7 @@ def serve(  # noqa: PLR0913  # a command's options are its arguments
     dtype: options.Dtype = None,
     device: options.Device = None,
     quantization_config: options.QuantizationConfig = None,
+    engine: options.Engine = None,
     estimator: options.EstimatorOption = None,
     calibration: Calibrations = None,
     threshold: options.Threshold = None,
@@ -265,6 +266,7 @@ def serve(  # noqa: PLR0913  # a command's options are its arguments
         dtype=dtype,
         device=device,
         quantization=quantization_config,
+        vllm=engine,
         estimator=estimator,
         calibrations=_by_model(calibration or [], model or [POCKET]),
         threshold=threshold,
@@ -305,6 +307,7 @@ class _Maker:
     dtype: str | None
     device: str | None
     quantization: Mapping[str, Any] | None
+    vllm: Mapping[str, Any] | None
     estimator: str | None
     calibrations: dict[str, Path]
     threshold: float | None
@@ -351,7 +354,9 @@ class _Maker:
 
         policy = self._policy(name, served=served)
         estimator = loading.load_estimator(self.estimator, policy)
-        model = loading.load_model(name, self.dtype, device=self.device, quantization=self.quantization)
+        model = loading.load_model(
+            name, self.dtype, device=self.device, quantization=self.quantization, engine=None if served else self.vllm
+        )
         policy.check(Answerer(model, estimator, self.options, served=served).binding())
         calibration = policy.calibration
         terms = Terms(
@@ -367,7 +372,7 @@ class _Maker:
 
     def _policy(self, name: str, *, served: bool) -> Policy:
         policy = loading.load_policy(self.calibrations.get(name), self.threshold, self.on_unscored)
-        changed = self.estimator is not None or self.dtype is not None or self.quantization is not None
+        changed = any(each is not None for each in (self.estimator, self.dtype, self.quantization, self.vllm))
         if policy is None and name == POCKET and not served and not changed:
             policy = loading.pocket_policy(self.on_unscored)
         if policy is not None:

@@ -60,10 +60,18 @@ class Loading:
     device: str | None = None
     quantization: Mapping[str, Any] | None = None
     token: TokenChoice | None = None
+    engine: Mapping[str, Any] | None = None
 
     def load(self) -> LanguageModel:
         """The model, here."""
-        return load_model(self.name, self.dtype, device=self.device, quantization=self.quantization, token=self.token)
+        return load_model(
+            self.name,
+            self.dtype,
+            device=self.device,
+            quantization=self.quantization,
+            token=self.token,
+            engine=self.engine,
+        )
 
 
 @contextmanager
@@ -75,6 +83,8 @@ def spreading(
     if address is None:
         yield None
         return
+    if loading.engine is not None:
+        raise typer.BadParameter("--ray spreads answers of transformers; leave out --engine, or --ray")
     from semgrad_guard.ray.cluster import cluster as connected
     from semgrad_guard.ray.pool import Job, spread
     from semgrad_guard.ray.source import ModelSource

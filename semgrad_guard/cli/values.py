@@ -145,19 +145,38 @@ def quantization(value: str | dict[str, Any]) -> dict[str, Any]:
     """A quantization config as transformers reads it, an object in JSON: typed, or in a file that @ names."""
     if isinstance(value, dict):
         return value
-    given = text(value)
+    config = _object(text(value))
+    if config is None or not isinstance(config.get("quant_method"), str):
+        raise typer.BadParameter(
+            'it does not say how to quantize; give an object with a quant_method: {"quant_method": "bitsandbytes", …}'
+        )
+    return config
+
+
+def engine(value: str | dict[str, Any]) -> dict[str, Any] | None:
+    """Who writes the answers: transformers (None), or vLLM with these arguments of `vllm.LLM`, an object in JSON."""
+    if isinstance(value, dict):
+        return value
+    name, given, arguments = text(value).partition("=")
+    if name not in ("transformers", "vllm") or (given and name == "transformers"):
+        raise typer.BadParameter('give transformers, vllm, or vllm with arguments: vllm={"max_model_len": 4096}')
+    if name == "transformers":
+        return None
+    found = _object(arguments) if given else {}
+    if found is None:
+        raise typer.BadParameter('what follows vllm= is an object: vllm={"max_model_len": 4096}')
+    return found
+
+
+def _object(given: str) -> dict[str, Any] | None:
+    """An object in JSON, typed, or in a file that @ names; None if it is something else."""
     if given.startswith("@"):
         given = _content(path(given[1:]))
     try:
         found: Any = json.loads(given)
     except (ValueError, RecursionError) as error:
         raise typer.BadParameter(f"it is no JSON: {error}; give an object, or @FILE") from error
-    config = cast("dict[str, Any]", found) if isinstance(found, dict) else {}
-    if not isinstance(config.get("quant_method"), str):
-        raise typer.BadParameter(
-            'it does not say how to quantize; give an object with a quant_method: {"quant_method": "bitsandbytes", …}'
-        )
-    return config
+    return cast("dict[str, Any]", found) if isinstance(found, dict) else None
 
 
 def _content(file: Path) -> str:

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar
 
 from semgrad_guard.engine.generation.evidence import Evidence
 from semgrad_guard.engine.objective import Objective
+from semgrad_guard.engine.scoring.observation import HeadGradient
+from semgrad_guard.engine.scoring.scores import GradientScores
 from semgrad_guard.errors import InputError
 from semgrad_guard.estimators.base import ReplayEstimator
 from semgrad_guard.estimators.likelihood import MaxProbability
+from semgrad_guard.estimators.observed import OBSERVING
 from semgrad_guard.estimators.paragrad import ParaGrad
 from semgrad_guard.records import Score
 
@@ -23,7 +27,7 @@ class Cascade(ReplayEstimator):
         S = low + (high - low) g / (1 + g)     in between
 
     f is 1 - the geometric mean of the answer's token probabilities, g is ParaGrad. An answer outside [low, high] costs
-    what `MaxProbability` costs, nothing beside generating it; the others of a batch are scored in one backward pass.
+    what `MaxProbability` costs, nothing beside generating it; of the others the output head alone is differentiated.
     A calibration treats it as one score. 0 <= low < high <= 1; docs/results/smollm2.md has what the band costs and
     gains.
 
@@ -42,20 +46,31 @@ class Cascade(ReplayEstimator):
 
     @property
     def objective(self) -> Objective:
-        """ParaGrad's: a generation keeps what its gradients need."""
-        return ParaGrad().objective
+        """No hidden state is differentiated: a generation keeps what is observed, and what ParaGrad takes of it."""
+        return OBSERVING
+
+    def value(self, scores: GradientScores) -> float | None:
+        """The score of a part of an answer, of which everything was computed."""
+        return self.of(MaxProbability().value(scores), scores.paragrad)
 
     def __call__(self, evidence: Evidence) -> Score:
         return evidence.together(self, self._scored)
 
     def _scored(self, batch: Sequence[Evidence]) -> Sequence[Score]:
-        """The scores of all answers of a batch: the free ones first, for scoring lets go of what they are read off."""
+        """The scores of all answers of a batch: the free ones first, which say of which answers more is asked."""
         scores = [MaxProbability()(answer) for answer in batch]
         doubtful = [row for row, score in enumerate(scores) if self.doubts(score.uncertainty)]
         for row, answer in zip(doubtful, _by_themselves(batch, doubtful), strict=True):
-            gradients = ParaGrad()(answer)
-            scores[row] = replace(gradients, uncertainty=self.of(scores[row].uncertainty, gradients.uncertainty))
+            scores[row] = self._placed(scores[row], *answer.timed(partial(answer.head_gradient, ParaGrad().objective)))
         return scores
+
+    def _placed(self, free: Score, gradient: HeadGradient | None, milliseconds: float) -> Score:
+        """The score of an answer that was in doubt."""
+        if gradient is None:
+            return free
+        spent = round(free.details["scoring_ms"] + milliseconds, 3)
+        details = {**free.details, "paragrad": gradient.paragrad, "scoring_ms": spent}
+        return Score(self.of(free.uncertainty, gradient.paragrad), gradient.reason, details)
 
     def doubts(self, free: float | None) -> bool:
         """Whether this maximum probability leaves it to the gradients."""
@@ -69,7 +84,7 @@ class Cascade(ReplayEstimator):
 
 
 def _by_themselves(batch: Sequence[Evidence], rows: Sequence[int]) -> Sequence[Evidence]:
-    """These answers in a batch without the others, which a backward pass would include."""
+    """These answers in a batch without the others, of which nothing is asked."""
     if len(rows) in (0, len(batch)):
         return [batch[row] for row in rows]
     return batch[0].scoring.part(rows).evidence

@@ -54,7 +54,7 @@ class Scheduler:
         prompt_template: the name for the form of the prompts.
         served: the model scores what others have written, and writes nothing itself.
 
-    `batching` says how requests share the model; None until the first one was read.
+    `batching` says how requests share the model; None until the model was looked at, which begins at once.
 
     Raises:
         EmptyLayerSpanError: the estimator has no layers to differentiate by in this model.
@@ -193,7 +193,7 @@ class Scheduler:
     # The model's thread.
 
     def _run(self) -> None:
-        batcher: Batcher | None = None
+        batcher = self._first_look()  # before anybody waits for it
         while self._wait(idle=batcher is None or batcher.is_idle):
             if batcher is None and (batcher := self._first_look()) is None:
                 continue

@@ -6,13 +6,16 @@ import os
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Any, Self
+from typing import Any, Self, cast
+
+from transformers import AutoConfig
 
 from semgrad_guard.engine.language_model import LanguageModel
 from semgrad_guard.engine.loaded_model import ModelIdentity
 from semgrad_guard.engine.models.architecture import LogitTransform
 from semgrad_guard.engine.objective import Objective
 from semgrad_guard.engine.prompts.prompt import render
+from semgrad_guard.engine.prompts.token_choice import TokenChoice
 from semgrad_guard.engine.scoring.observation import observed_layer
 from semgrad_guard.named import folder_of
 from semgrad_guard.vllm.decoder import VLLMDecoder
@@ -32,8 +35,17 @@ class VLLMLanguageModel(LanguageModel):
     _engine: Engine
 
     @classmethod
-    def from_vllm(cls, llm: Any, *, name: str | None = None, template_options: Mapping[str, Any] | None = None) -> Self:
+    def from_vllm(
+        cls,
+        llm: Any,
+        *,
+        name: str | None = None,
+        semantic_token: int | TokenChoice | None = None,
+        template_options: Mapping[str, Any] | None = None,
+    ) -> Self:
         """Wrap a `vllm.LLM` that runs in this process and was made under `kept_weights` (see `from_pretrained`).
+
+        From now on its steps are taken here: ask this model, and not the `LLM` itself, while answers are written.
 
         Raises:
             UnsupportedModelError: the layout of its weights is not known, or they are not whole.
@@ -41,7 +53,14 @@ class VLLMLanguageModel(LanguageModel):
         """
         engine, config = Engine(llm), llm.model_config
         twin = twin_of(engine.model, config.hf_config, config.dtype)
-        made = cls(twin, llm.get_tokenizer(), name=name or str(config.model), template_options=template_options)
+        cast(Any, twin.generation_config).update(**config.try_get_generation_config())  # it names tokens that end
+        made = cls(
+            twin,
+            llm.get_tokenizer(),
+            name=name or str(config.model),
+            semantic_token=semantic_token,
+            template_options=template_options,
+        )
         made._llm, made._engine = llm, engine
         scorer = made._scorer
         engine.record(
@@ -53,23 +72,30 @@ class VLLMLanguageModel(LanguageModel):
 
     @classmethod
     def from_pretrained(  # pyright: ignore[reportIncompatibleMethodOverride]  # vLLM loads, with options of its own
-        cls, name_or_path: str, *, template_options: Mapping[str, Any] | None = None, **engine: Any
+        cls,
+        name_or_path: str,
+        *,
+        semantic_token: int | TokenChoice | None = None,
+        template_options: Mapping[str, Any] | None = None,
+        **engine: Any,
     ) -> Self:
         """Load a checkpoint with vLLM in this process; `engine` are the arguments of `vllm.LLM`.
 
-        Weights are read from safetensors alone, and vLLM's usage statistics are off, unless they or the environment
-        say otherwise.
+        Unless they or the environment say otherwise, weights are read from safetensors alone, in the checkpoint's own
+        number format, and vLLM's usage statistics are off.
 
         Raises:
             InputError: vLLM is not installed, or does not load.
             UnsupportedModelError: see `from_vllm`.
         """
-        for name, value in {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_NO_USAGE_STATS": "1"}.items():
-            os.environ.setdefault(name, value)
-        wanted = {"enforce_eager": True, "load_format": "safetensors", **engine}
+        for variable, value in {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_NO_USAGE_STATS": "1"}.items():
+            os.environ.setdefault(variable, value)
+        vllm, place = library(), str(folder_of(name_or_path) or name_or_path)
+        dtype: Any = AutoConfig.from_pretrained(place).dtype  # vLLM would make half precision of float32
+        known = {} if dtype is None else {"dtype": dtype}
         with kept_weights():
-            llm: Any = library().LLM(str(folder_of(name_or_path) or name_or_path), **wanted)
-        return cls.from_vllm(llm, name=name_or_path, template_options=template_options)
+            llm: Any = vllm.LLM(place, **{"enforce_eager": True, "load_format": "safetensors", **known, **engine})
+        return cls.from_vllm(llm, name=name_or_path, semantic_token=semantic_token, template_options=template_options)
 
     @property
     def identity(self) -> ModelIdentity:

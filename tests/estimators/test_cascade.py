@@ -1,6 +1,8 @@
-"""Cascade: the free score outside its band, ParaGrad's order within, and no replay for those that are clear."""
+"""Cascade: the free score outside its band, ParaGrad's order within, and nothing asked about those that are clear."""
 
 from __future__ import annotations
+
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import given
@@ -19,21 +21,32 @@ QUESTIONS = ["q", "What is it?", "Who?", "Where is the nearest place to eat?", "
 @pytest.fixture
 def batch(language_model: LanguageModel):
     options = GenerationOptions(max_tokens=5, temperature=1.0, seed=3)
-    return [each.evidence for each in language_model.generate_batch(QUESTIONS, options)]
+    answers = language_model.generate_batch(QUESTIONS, options, objective=Cascade().objective)
+    return [each.evidence for each in answers]
 
 
 @pytest.fixture
-def replayed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many answers each backward pass was made for."""
+def differentiated(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """For how many answers the head was differentiated, each time that it was."""
     sizes: list[int] = []
-    score = Scorer.score
+    head_gradients = Scorer.head_gradients
 
     def counted(self, batch, *rest):
         sizes.append(len(batch.ids))
-        return score(self, batch, *rest)
+        return head_gradients(self, batch, *rest)
 
-    monkeypatch.setattr(Scorer, "score", counted)
+    monkeypatch.setattr(Scorer, "head_gradients", counted)
     return sizes
+
+
+@pytest.fixture
+def passes(language_model: LanguageModel) -> Iterator[list[str]]:
+    """Passes through the layers."""
+    seen: list[str] = []
+    layer = language_model._scorer.current_replayer().layers[-1]
+    handle = layer.register_forward_hook(lambda *_: seen.append("a pass"))
+    yield seen
+    handle.remove()
 
 
 def band(batch, count: int) -> Cascade:
@@ -43,10 +56,13 @@ def band(batch, count: int) -> Cascade:
 
 
 @pytest.mark.parametrize("count", range(1, len(QUESTIONS) + 1))
-def test_only_what_is_in_doubt_is_replayed(batch, replayed: list[int], count: int) -> None:
+def test_only_what_is_in_doubt_is_differentiated(
+    batch, differentiated: list[int], passes: list[str], count: int
+) -> None:
     cascade = band(batch, count)
     found = [cascade(answer) for answer in batch]
-    assert replayed == [count]
+    assert differentiated == [count]
+    assert passes == []
     for answer, score in zip(batch, found, strict=True):
         free, gradient = MaxProbability()(answer).uncertainty, ParaGrad()(answer).uncertainty
         if free < cascade.low:
@@ -56,13 +72,13 @@ def test_only_what_is_in_doubt_is_replayed(batch, replayed: list[int], count: in
             width = cascade.high - cascade.low
             assert score.uncertainty == pytest.approx(cascade.low + width * gradient / (1 + gradient), rel=1e-5)
             assert score.details["paragrad"] == pytest.approx(gradient, rel=1e-5)
-            assert score.details["tier"] == "captured"  # no prompt is read twice
+            assert score.details["max_probability"] == free
 
 
-def test_nothing_in_doubt_is_no_replay(batch, replayed: list[int]) -> None:
+def test_nothing_in_doubt_takes_no_gradient(batch, differentiated: list[int]) -> None:
     found = [Cascade(0.0, 1e-12)(answer).uncertainty for answer in batch]
     assert found == [MaxProbability()(answer).uncertainty for answer in batch]
-    assert replayed == []
+    assert differentiated == []
 
 
 def test_an_answer_alone_and_in_its_batch_score_alike(batch) -> None:
@@ -76,6 +92,13 @@ def test_an_empty_answer_has_no_score(make_language_model) -> None:
     model._decoder.end_tokens = tuple(range(258))
     empty = model.generate("q", GenerationOptions(max_tokens=3)).evidence
     assert Cascade(0.0, 1.0)(empty) == Score(None, "the response is empty")
+
+
+def test_sentences_have_scores_too(language_model: LanguageModel) -> None:
+    cascade, text = Cascade(0.0, 1.0), "One. Two or three."
+    for each in language_model.score("q", text, by="sentence", objective=cascade.objective):
+        assert each.scores is not None
+        assert cascade.value(each.scores) == pytest.approx(each.scores.paragrad / (1 + each.scores.paragrad))
 
 
 @given(st.floats(0, 1), st.floats(0, 1), st.floats(0, 1e6), st.floats(0, 1e6))

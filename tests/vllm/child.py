@@ -43,6 +43,7 @@ def found(folder: str, dtype: str) -> dict[str, object]:
     text = theirs[0].text
     return {
         "shared": [shared(served._model, served._engine.model), len(list(served._model.parameters()))],
+        "end_tokens": [served._end_tokens, own._end_tokens],
         "ids": [[list(each.response_ids) for each in answers] for answers in (theirs, again, after, ours)],
         "ends": [[each.finish_reason, each.cut, each.completion_tokens] for each in theirs],
         "own_ends": [[each.finish_reason, each.cut, each.completion_tokens] for each in ours],

@@ -74,8 +74,9 @@ def made(kind: str, folder: Path) -> Path:
     tokenizer = folder_of("pocket")
     assert tokenizer is not None
     torch.manual_seed(3)
-    config = AutoConfig.for_model(kind, **SIZES)
-    AutoModelForCausalLM.from_config(config, dtype=torch.float32).save_pretrained(folder)
+    model: Any = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **SIZES), dtype=torch.float32)
+    model.generation_config.eos_token_id = [0, 17]  # chat models list several
+    model.save_pretrained(folder)
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(tokenizer / name, folder)
     return folder

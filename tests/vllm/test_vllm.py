@@ -38,6 +38,7 @@ def test_answers_are_our_engines_and_scoring_changes_none(exact: dict[str, Any])
     theirs, again, after, ours = exact["ids"]
     assert theirs == again == after == ours
     assert exact["ends"] == exact["own_ends"]
+    assert exact["end_tokens"][0] == exact["end_tokens"][1]
 
 
 def test_scores_are_our_engines(exact: dict[str, Any]) -> None:

@@ -19,7 +19,7 @@ from semgrad_guard.engine.prompts.prompt import Prompt
 from semgrad_guard.engine.replay.captured_states import CapturedStates
 from semgrad_guard.engine.replay.token_batch import TokenBatch
 from semgrad_guard.engine.scoring.attention_reading import AttentionReading
-from semgrad_guard.engine.scoring.observation import Observation
+from semgrad_guard.engine.scoring.observation import HeadGradient, Observation
 from semgrad_guard.engine.scoring.scorer import clean_slate
 from semgrad_guard.engine.scoring.scores import GradientScores
 from semgrad_guard.errors import DetachedRecordError
@@ -54,6 +54,12 @@ class BatchScorer(Protocol):
 
     def observe(self, batch: TokenBatch, captured: CapturedStates | None = None) -> tuple[Observation, ...]:
         """What every row's own tokens tell without a gradient."""
+        ...
+
+    def head_gradients(
+        self, batch: TokenBatch, objective: Objective, captured: CapturedStates | None = None
+    ) -> tuple[HeadGradient, ...]:
+        """Every row's gradient by the output head alone."""
         ...
 
     def attention(self, batch: TokenBatch) -> tuple[AttentionReading, ...]:
@@ -232,6 +238,14 @@ class BatchScoring:
         """What one row's tokens tell; the first call observes the whole batch, and leaves what scoring can use."""
         return self.together(Observation, lambda _: self._observe(), row)
 
+    def head_gradient(self, objective: Objective, row: int) -> HeadGradient:
+        """One row's gradient by the output head alone; the first call reads the whole batch."""
+
+        def work(_: Sequence[Evidence]) -> Sequence[HeadGradient]:
+            return self._scorer.head_gradients(self._laid_out(), objective, self._captured)
+
+        return self.together((HeadGradient, objective), work, row)
+
     def attention(self, row: int) -> AttentionReading:
         """How one row's tokens attend to each other; the first call reads the whole batch."""
         return self.together(AttentionReading, lambda _: self._scorer.attention(self._laid_out()), row)
@@ -308,6 +322,10 @@ class Evidence:
         It is read off what the generation left, as long as nothing has been scored, which lets that go.
         """
         return self.scoring.observed(self.row) if self.response_ids else None
+
+    def head_gradient(self, objective: Objective | None = None) -> HeadGradient | None:
+        """ParaGrad alone, None if the answer holds no token: no layer is differentiated, nor run again (`observed`)."""
+        return self.scoring.head_gradient(objective or Objective(), self.row) if self.response_ids else None
 
     def attention(self) -> AttentionReading | None:
         """How the answer's tokens attend to each other in the middle layers, None if it holds no token.

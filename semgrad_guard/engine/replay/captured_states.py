@@ -9,7 +9,7 @@ import torch
 from transformers.cache_utils import Cache
 
 from semgrad_guard.engine.replay.memory_budget import Memory
-from semgrad_guard.engine.replay.prefix_cache import can_be_cut
+from semgrad_guard.engine.replay.prefix_cache import can_be_cut, growing_cache
 from semgrad_guard.engine.replay.projections import Outputs, Place
 from semgrad_guard.engine.replay.row_caches import can_be_taken_apart, kept, stacked
 from semgrad_guard.engine.replay.token_batch import TokenBatch
@@ -232,13 +232,11 @@ class CapturedStates:
             by_step([row.finals() for row in rows]),
         )
 
-    def part(self, rows: Sequence[int], *, skip: int) -> CapturedStates | None:
+    def part(self, rows: Sequence[int], *, skip: int) -> CapturedStates:
         """What these rows left, without the first `skip` columns, which are padding in all of them.
 
-        None where the cache cannot be taken apart.
+        Without a cache to replay them from, where it cannot be taken apart.
         """
-        if not can_be_taken_apart(self.cache):
-            return None
         index, gone = torch.tensor(list(rows)), max(0, skip - self.begins)
 
         def of(whole: torch.Tensor) -> torch.Tensor:
@@ -246,7 +244,7 @@ class CapturedStates:
 
         return replace(
             self,
-            cache=kept(self.cache, rows, skip),
+            cache=kept(self.cache, rows, skip) if can_be_taken_apart(self.cache) else growing_cache(),
             begins=max(0, self.begins - skip),
             states=of(self.states),
             logits=[[step[row] for row in rows] for step in self.logits],

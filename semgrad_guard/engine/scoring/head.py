@@ -31,6 +31,7 @@ from semgrad_guard.engine.scoring.products import Products, SampledProducts
 class HeadScores:
     """Per scored token `entropies`, `log_probs` [n] in nats, `seed` = d loss / d H [n, d]; per answer `paragrad`.
 
+    The seed is zero where nobody asked for it.
     `paragrad_errors` are the standard errors of the answers' ParaGrad, None where it is exact.
     """
 
@@ -42,7 +43,7 @@ class HeadScores:
 
 
 @torch.no_grad()
-def score_head(
+def score_head(  # noqa: PLR0913  # each is a part of the formulas above, or of what is known beforehand
     states: torch.Tensor,
     targets: torch.Tensor,
     *,
@@ -56,6 +57,7 @@ def score_head(
     kept_bytes: int = 0,
     sampled_rows: int | None = None,
     seed: int = 0,
+    backward: bool = True,
 ) -> HeadScores:
     """Everything the head contributes to the scores of a batch of answers.
 
@@ -73,6 +75,7 @@ def score_head(
         kept_bytes: logits up to this size are kept between the two passes over them instead of computed again.
         sampled_rows: estimate ParaGrad's l1 norm from that many draws of the vocabulary's rows, where it has more.
         seed: of the draws, which depend on it and on an answer's tokens alone, not on the batch.
+        backward: whether the seed of a backward pass is asked for.
     """
     precision = precise_dtype(states)
     logits = Logits(states, targets, head, transform=transform, raw=raw_logits, kept_bytes=kept_bytes)
@@ -87,17 +90,18 @@ def score_head(
         limits = 2 * abs(transform.scale) * weights * distribution.complements(aims)
         seeds = [_seed_of(part.tolist(), seed) for part in targets.split(list(lengths))]
         products = SampledProducts(states.to(precision), lengths, limits=limits, draws=sampled_rows, seeds=seeds)
-    backward = torch.zeros_like(states, dtype=precision)
+    by_states = torch.zeros_like(states, dtype=precision)
     for start, block in logits:
         sensitivity = _sensitivity(block, targets - start, aims, weights, distribution)
         if transform != LogitTransform():
             sensitivity.mul_(transform.derivative(block))
         sensitivity = sensitivity.to(products.dtype)
         rows = head.weight[start : start + block.shape[1]]
-        add_product(backward, sensitivity.to(factor_dtype(rows)), rows)
+        if backward:
+            add_product(by_states, sensitivity.to(factor_dtype(rows)), rows)
         products.add(sensitivity)
     means, errors = products.means(head.weight.numel()), products.errors(head.weight.numel())
-    return HeadScores(distribution.entropies, distribution.log_probs(aims), backward, means, errors)
+    return HeadScores(distribution.entropies, distribution.log_probs(aims), by_states, means, errors)
 
 
 def _sensitivity(

@@ -12,10 +12,12 @@ from dataclasses import dataclass, replace
 import torch
 
 from semgrad_guard.engine.models.architecture import LogitTransform
+from semgrad_guard.engine.objective import Objective
 from semgrad_guard.engine.replay.captured_states import CapturedStates
 from semgrad_guard.engine.replay.input_hooks import by_token
 from semgrad_guard.engine.replay.replayer import Replayer
 from semgrad_guard.engine.replay.token_batch import TokenBatch
+from semgrad_guard.engine.scoring.head import score_head
 from semgrad_guard.engine.scoring.logits import Logits
 
 _RIDGE = 1e-3  # LLM-Check's
@@ -49,6 +51,18 @@ class Observation:
         return math.fsum(self.entropies) / len(self.entropies) if self.entropies else None
 
 
+@dataclass(frozen=True)
+class HeadGradient:
+    """ParaGrad of one answer, >= 0, for which no layer is differentiated; `error` is its standard error if sampled.
+
+    None where it is not finite, with the `reason`.
+    """
+
+    paragrad: float | None
+    error: float | None = None
+    reason: str | None = None
+
+
 def observed_layer(n_layers: int) -> int:
     """The layer whose states are averaged: the first of the paper's span, which generations keep anyway."""
     return min(n_layers // 2 + 1, n_layers - 1)
@@ -66,15 +80,7 @@ def observe(
 
     `transform` is what follows the model's head.
     """
-    layer = observed_layer(n_layers)
-    final = None if captured is None or captured.layer != layer else captured.final_states(batch)
-    raw = None
-    if captured is not None and final is not None:
-        kept = by_token(captured.states_of(batch), 1)
-        states, raw = batch.predicting(kept, batch.cut), captured.raw_logits(batch)
-    else:
-        seen = replayer.observed(batch, layer)
-        final, states = (batch.predicting(each, seen.start) for each in (seen.final, seen.hidden))
+    states, final, raw = _seen(batch, replayer, n_layers, captured)
     logits = Logits(final, batch.targets(), replayer.head, transform=transform, raw=raw)
     distribution, aims = logits.survey()
     return tuple(
@@ -86,6 +92,51 @@ def observe(
             strict=True,
         )
     )
+
+
+@torch.no_grad()
+def head_gradients(
+    batch: TokenBatch,
+    replayer: Replayer,
+    n_layers: int,
+    transform: LogitTransform,
+    captured: CapturedStates | None = None,
+    *,
+    objective: Objective,
+) -> tuple[HeadGradient, ...]:
+    """ParaGrad of every row of a batch, from the states before the head alone; arguments as in `observe`."""
+    _, final, raw = _seen(batch, replayer, n_layers, captured)
+    found = score_head(
+        final,
+        batch.targets(),
+        lengths=batch.lengths,
+        head=replayer.head,
+        transform=transform,
+        averages=objective.averages,
+        weighted=objective.weighted,
+        norm=objective.norm,
+        raw_logits=raw,
+        kept_bytes=replayer.memory.logits,
+        sampled_rows=objective.sampled_rows,
+        backward=False,
+    )
+    return tuple(
+        HeadGradient(value, error) if math.isfinite(value) else HeadGradient(None, reason="the gradient is not finite")
+        for value, error in zip(found.paragrad.tolist(), found.paragrad_errors, strict=True)
+    )
+
+
+def _seen(
+    batch: TokenBatch, replayer: Replayer, n_layers: int, captured: CapturedStates | None
+) -> tuple[torch.Tensor, torch.Tensor, list[torch.Tensor] | None]:
+    """For each response token: h^(k) and the state before the head that predicted it [n, d], and the head's output."""
+    layer = observed_layer(n_layers)
+    final = None if captured is None or captured.layer != layer else captured.final_states(batch)
+    if captured is not None and final is not None:
+        kept = by_token(captured.states_of(batch), 1)
+        return batch.predicting(kept, batch.cut), final, captured.raw_logits(batch)
+    seen = replayer.observed(batch, layer)
+    return batch.predicting(seen.hidden, seen.start), batch.predicting(seen.final, seen.start), None
 
 
 def without_states(log_probs: Sequence[float], entropies: Sequence[float], reason: str | None) -> Observation:

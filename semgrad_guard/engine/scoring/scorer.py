@@ -32,7 +32,13 @@ from semgrad_guard.engine.replay.token_batch import TokenBatch
 from semgrad_guard.engine.replay.weight_sharing_copy import weight_sharing_copy
 from semgrad_guard.engine.scoring.attention_reading import UNREADABLE, AttentionReading, read_attention, unread
 from semgrad_guard.engine.scoring.gradients import Rows
-from semgrad_guard.engine.scoring.observation import Observation, observe, without_states
+from semgrad_guard.engine.scoring.observation import (
+    HeadGradient,
+    Observation,
+    head_gradients,
+    observe,
+    without_states,
+)
 from semgrad_guard.engine.scoring.scores import GradientScores, Tier, unscored
 from semgrad_guard.engine.scoring.self_check import Exactness, self_check
 from semgrad_guard.engine.scoring.tier_scores import score_by
@@ -198,12 +204,40 @@ class Scorer:
                 found = self.score(batch, Objective(layers=(n_layers - 1,)))
                 return tuple(without_states(each.log_probs, each.entropies, each.reason) for each in found)
             replayer, way = self.current_replayer(), self.exactness()
-            kept = captured if captured is not None and self._left(captured) and captured.holds(batch) else None
-            return self._together(
+            return self._read_off(
                 batch,
-                lambda rows: observe(rows, replayer, n_layers, way.transform, kept if rows is batch else None),
+                captured,
+                lambda rows, kept: observe(rows, replayer, n_layers, way.transform, kept),
                 partial(without_states, (), ()),
             )
+
+    def head_gradients(
+        self, batch: TokenBatch, objective: Objective, captured: CapturedStates | None = None
+    ) -> tuple[HeadGradient, ...]:
+        """ParaGrad of every row, for which no layer is differentiated; `captured` is what the generation left."""
+        with self.lock, clean_slate():
+            n_layers = self.architecture.n_layers
+            if "prefix" not in self._tiers_at(batch.longest):
+                found = self.score(batch, replace(objective, layers=(n_layers - 1,)))
+                return tuple(HeadGradient(each.paragrad, each.paragrad_error, each.reason) for each in found)
+            replayer, way = self.current_replayer(), self.exactness()
+            return self._read_off(
+                batch,
+                captured,
+                lambda rows, kept: head_gradients(rows, replayer, n_layers, way.transform, kept, objective=objective),
+                lambda reason: HeadGradient(None, reason=reason),
+            )
+
+    def _read_off(
+        self,
+        batch: TokenBatch,
+        captured: CapturedStates | None,
+        work: Callable[[TokenBatch, CapturedStates | None], tuple[R, ...]],
+        without: Callable[[str], R],
+    ) -> tuple[R, ...]:
+        """What `work` finds in a batch, with what its generation left, where that is of use."""
+        kept = captured if captured is not None and self._left(captured) and captured.holds(batch) else None
+        return self._together(batch, lambda rows: work(rows, kept if rows is batch else None), without)
 
     def attention(self, batch: TokenBatch) -> tuple[AttentionReading, ...]:
         """How the tokens of every row's answer attend to each other in the middle layers."""

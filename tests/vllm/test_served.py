@@ -1,0 +1,113 @@
+"""`semgrad-guard` with `--engine vllm`: asked, calibrated and served, as it is run."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Generator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from semgrad_guard import GenerationOptions, LanguageModel
+
+from .conftest import ENVIRONMENT, made
+
+pytestmark = pytest.mark.heavy
+pytest.importorskip("vllm", reason="vLLM is not installed here: make check-vllm has an environment for it")
+
+ENGINE = ("--engine", 'vllm={"max_model_len": 256, "max_num_seqs": 8}', "--dtype", "float32")
+QUESTIONS = [f"What is {a} of {b}?" for a in ("a metal", "the river") for b in ("glass", "Mongolia", "1815")]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return made("llama", tmp_path_factory.mktemp("served") / "model")
+
+
+def command(*arguments: object) -> list[str]:
+    return [sys.executable, "-m", "semgrad_guard.cli", *map(str, arguments)]
+
+
+def done(*arguments: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command(*arguments), capture_output=True, text=True, env=os.environ | ENVIRONMENT)
+
+
+@contextmanager
+def serving(*arguments: object) -> Generator[str]:
+    """The URL of a server that ends with the block, and well."""
+    with subprocess.Popen(
+        command("serve", *arguments, "--port", 0, "--no-log", "--quiet"),
+        stdout=subprocess.PIPE,
+        text=True,
+        env=os.environ | ENVIRONMENT,
+    ) as process:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        assert line.startswith("Serving"), line
+        yield line.split()[-1]
+        os.kill(process.pid, signal.SIGTERM)
+        assert process.wait(60) == 0
+
+
+def answered(url: str, questions: Sequence[str], **given: Any) -> list[dict[str, Any]]:
+    """What the server says to all of them, asked at once."""
+
+    def ask(question: str) -> dict[str, Any]:
+        body = {"messages": [{"role": "user", "content": question}], "model": "model", **given}
+        response = httpx.post(f"{url}/chat/completions", json=body, timeout=120, trust_env=False)
+        assert response.status_code == 200, response.text
+        return response.json()
+
+    with ThreadPoolExecutor(len(questions)) as pool:
+        return list(pool.map(ask, questions))
+
+
+def test_requests_share_vllms_batch(folder: Path) -> None:
+    own = LanguageModel.from_pretrained(str(folder), dtype="float32")
+    with serving("--model", folder, "--mode", "annotate", *ENGINE) as url:
+        [model] = httpx.get(f"{url}/models", trust_env=False).json()["data"]
+        found = answered(url, QUESTIONS, model=model["id"], max_tokens=20)
+        for question, each in zip(QUESTIONS, found, strict=True):
+            alone = own.generate(question, GenerationOptions(max_tokens=20))
+            assert each["choices"][0]["message"]["content"] == alone.text
+            timed = alone.evidence.gradients()
+            assert timed is not None
+            assert each["semgrad_guard"]["uncertainty"] == pytest.approx(timed.scores.hybridgrad, rel=1e-4)
+        refused = httpx.post(
+            f"{url}/chat/completions",
+            json={
+                "model": model["id"],
+                "messages": [{"role": "user", "content": "x"}],
+                "response_format": {"type": "json_object"},
+            },
+            timeout=60,
+            trust_env=False,
+        )
+        assert refused.status_code == 400
+        assert "grammar" in refused.json()["error"]["message"]
+
+
+def test_a_calibration_is_one_engines(folder: Path, tmp_path: Path) -> None:
+    """Made with vLLM, it serves vLLM's answers, and is refused where transformers writes."""
+    data, calibration = tmp_path / "data.jsonl", tmp_path / "calibration.json"
+    rows = [{"question": f"What is {n}?", "references": ["e", "a"]} for n in range(60)]
+    data.write_text("\n".join(map(json.dumps, rows)))
+    options = ("--model", folder, "--max-tokens", 6, "--dtype", "float32")
+    run = done("calibrate", data, "--output", calibration, "--alpha", 0.9, *options, *ENGINE[:2], "--quiet")
+    assert run.returncode == 0, run.stdout + run.stderr
+    asked = ("ask", "What is 7?", "--calibration", calibration, *options, "--json")
+    own, other = done(*asked, *ENGINE[:2]), done(*asked)
+    assert own.returncode in (0, 3), own.stdout + own.stderr
+    assert json.loads(own.stdout)["uncertainty"] > 0
+    assert other.returncode not in (0, 3)
+    assert "fingerprint" in other.stderr
+    refused = done("ask", "x", *options, *ENGINE[:2], "--device", "cpu")
+    assert "--engine vllm takes neither --device" in " ".join(refused.stderr.replace("│", " ").split())
