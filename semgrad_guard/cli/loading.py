@@ -72,7 +72,7 @@ def _written_by_vllm(
         os.environ.setdefault(variable, value)  # read when vLLM is imported
     from semgrad_guard.vllm import VLLMLanguageModel
 
-    given = {**engine, **({} if dtype is None else {"dtype": dtype})}
+    given: dict[str, Any] = {**engine, **({} if dtype is None else {"dtype": dtype})}
     return VLLMLanguageModel.from_pretrained(name, semantic_token=token, **given)
 
 

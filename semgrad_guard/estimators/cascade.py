@@ -68,8 +68,9 @@ class Cascade(ReplayEstimator):
         """The score of an answer that was in doubt."""
         if gradient is None:
             return free
-        spent = round(free.details["scoring_ms"] + milliseconds, 3)
-        details = {**free.details, "paragrad": gradient.paragrad, "scoring_ms": spent}
+        known = dict(free.details or {})
+        spent = round(known.get("scoring_ms", 0) + milliseconds, 3)
+        details = {**known, "paragrad": gradient.paragrad, "scoring_ms": spent}
         return Score(self.of(free.uncertainty, gradient.paragrad), gradient.reason, details)
 
     def doubts(self, free: float | None) -> bool:

@@ -6,6 +6,7 @@ Requests are submitted as what they ask for, and not as code, so that the inside
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 import threading
 import time
@@ -30,6 +31,7 @@ from semgrad_guard.server.turns import Turn
 from semgrad_guard.server.writing import AnswerRequest, Assignment, Writer
 
 T = TypeVar("T")
+logger = logging.getLogger("semgrad_guard.server")
 _FIRST_GUESS = 5.0
 """Seconds from one finished request to the next, as long as none has been seen."""
 _WEIGHT = 0.2
@@ -193,9 +195,9 @@ class Scheduler:
     # The model's thread.
 
     def _run(self) -> None:
-        batcher = self._first_look()  # before anybody waits for it
+        batcher = self._look_early()
         while self._wait(idle=batcher is None or batcher.is_idle):
-            if batcher is None and (batcher := self._first_look()) is None:
+            if batcher is None and (batcher := self._look_for_a_request()) is None:
                 continue
             jobs = self._next(batcher)
             if jobs and jobs[0].work is not None:
@@ -205,15 +207,27 @@ class Scheduler:
             del jobs  # an idle thread holds no answer
             batcher.step()
 
-    def _first_look(self) -> Batcher | None:
-        """How requests share the model; where that cannot be found out, the first request is told why."""
+    def _look(self) -> Batcher:
+        """How requests share the model."""
+        self.batching, batcher = batcher_of(self._writer)
+        return batcher
+
+    def _look_early(self) -> Batcher | None:
+        """Look before anybody waits for it; what fails now is tried again with the first request."""
         try:
-            self.batching, batcher = batcher_of(self._writer)
+            return self._look()
+        except BaseException as error:  # noqa: BLE001 - told in the log, and again to a request
+            logger.warning("the model could not be looked at; the next request tries again: %r", error)
+            return None
+
+    def _look_for_a_request(self) -> Batcher | None:
+        """Look again; where that fails too, the request that waits is told why."""
+        try:
+            return self._look()
         except BaseException as error:  # noqa: BLE001 - raised by whoever waits
             if (job := self._head()) is not None and self._takes(job):
                 job.fail(error)
             return None
-        return batcher
 
     def _wait(self, *, idle: bool) -> bool:
         """Wait for something to do; not for ever, and in vain, once the scheduler is closed."""

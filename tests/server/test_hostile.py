@@ -231,13 +231,13 @@ def test_who_still_waits_when_the_server_ends_is_told_so(make_served: Make, capl
 
 
 async def test_a_look_at_the_model_that_fails_costs_one_request(
-    make_served: Make, monkeypatch: pytest.MonkeyPatch
+    make_served: Make, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     found, looks = scheduling.batcher_of, list[int]()
 
     def without_memory(writer: Any) -> Any:
         looks.append(1)
-        if len(looks) == 1:
+        if len(looks) <= 2:  # at the start, and for the first request
             raise MemoryError
         return found(writer)
 
@@ -246,3 +246,4 @@ async def test_a_look_at_the_model_that_fails_costs_one_request(
     with pytest.raises(MemoryError):
         await scheduler.work(lambda: 1)
     assert await scheduler.work(lambda: 2) == 2
+    assert "the next request tries again: MemoryError()" in caplog.text
