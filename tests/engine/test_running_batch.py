@@ -271,6 +271,22 @@ def test_stop_strings_at_and_inside_tokens(pocket: LanguageModel) -> None:
         require_all_alike(pocket, wanted, Random(seed))
 
 
+def test_what_the_text_does_not_hold_stops_nothing(pocket: LanguageModel) -> None:
+    """The space before the first word is spelled, and never shown; a prompt's last letters are not the answer's."""
+    question, brief = "Who wrote Hamlet?", Options(max_tokens=24)
+    whole = pocket.generate(question, brief)
+    begins = pocket.tokenizer.convert_ids_to_tokens(list(whole.response_ids[:1]))[0]
+    assert not whole.text.startswith(" ")
+    assert pocket.tokenizer.convert_tokens_to_string(["x", begins]).startswith("x "), "its first token spells a space"
+    asked = pocket.tokenizer.decode(list(pocket.render(question).ids))
+    for stop in (f" {whole.text[:4]}", asked[-1] + whole.text[:2], f"{asked[-3:]} {whole.text[:3]}"):
+        assert stop not in whole.text
+        options = Options(max_tokens=24, stop=(stop,))
+        cut = pocket.generate(question, options)
+        assert (cut.text, cut.response_ids, cut.finish_reason) == (whole.text, whole.response_ids, whole.finish_reason)
+        require_all_alike(pocket, [(question, options), ("What is the capital of Mongolia?", brief)], Random(0))
+
+
 NOTHING, ONE_WORD = one_of([text_rule("", {})]), one_of([text_rule("yes", {}), text_rule("no", {})])
 
 

@@ -98,15 +98,18 @@ def test_requests_share_vllms_batch(folder: Path) -> None:
 def test_a_calibration_is_one_engines(folder: Path, tmp_path: Path) -> None:
     """Made with vLLM, it serves vLLM's answers, and is refused where transformers writes."""
     data, calibration = tmp_path / "data.jsonl", tmp_path / "calibration.json"
-    rows = [{"question": f"What is {n}?", "references": ["e", "a"]} for n in range(60)]
+    own = LanguageModel.from_pretrained(str(folder), dtype="float32")
+    asked = [f"What is {n}?" for n in range(60)]
+    said = [answer.text.strip() or "nothing" for answer in own.generate_batch(asked, GenerationOptions(max_tokens=6))]
+    rows = [{"question": question, "answers": [text]} for question, text in zip(asked, said, strict=True)]
     data.write_text("\n".join(map(json.dumps, rows)))
     options = ("--model", folder, "--max-tokens", 6, "--dtype", "float32")
-    run = done("calibrate", data, "--output", calibration, "--alpha", 0.9, *options, *ENGINE[:2], "--quiet")
+    run = done("calibrate", "--data", data, "--output", calibration, "--alpha", 0.9, *options, *ENGINE[:2], "--quiet")
     assert run.returncode == 0, run.stdout + run.stderr
-    asked = ("ask", "What is 7?", "--calibration", calibration, *options, "--json")
-    own, other = done(*asked, *ENGINE[:2]), done(*asked)
-    assert own.returncode in (0, 3), own.stdout + own.stderr
-    assert json.loads(own.stdout)["uncertainty"] > 0
+    command_line = ("ask", "What is 7?", "--calibration", calibration, *options, "--json")
+    served, other = done(*command_line, *ENGINE[:2]), done(*command_line)
+    assert served.returncode in (0, 3), served.stdout + served.stderr
+    assert json.loads(served.stdout)["uncertainty"] > 0
     assert other.returncode not in (0, 3)
     assert "fingerprint" in other.stderr
     refused = done("ask", "x", *options, *ENGINE[:2], "--device", "cpu")

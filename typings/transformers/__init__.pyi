@@ -6,6 +6,8 @@ from transformers.generation.logits_process import LogitsProcessorList as Logits
 from transformers.generation.logits_process import TemperatureLogitsWarper as TemperatureLogitsWarper
 from transformers.generation.logits_process import TopKLogitsWarper as TopKLogitsWarper
 from transformers.generation.logits_process import TopPLogitsWarper as TopPLogitsWarper
+from transformers.generation.stopping_criteria import StoppingCriteria as StoppingCriteria
+from transformers.generation.stopping_criteria import StoppingCriteriaList as StoppingCriteriaList
 from transformers.generation.stopping_criteria import StopStringCriteria as StopStringCriteria
 from transformers.modeling_utils import AttentionInterface as AttentionInterface
 from transformers.modeling_utils import PreTrainedModel as PreTrainedModel

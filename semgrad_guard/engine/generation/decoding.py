@@ -12,7 +12,7 @@ from transformers import (
     GenerationConfig,
     LogitsProcessorList,
     PreTrainedTokenizerBase,
-    StopStringCriteria,
+    StoppingCriteriaList,
 )
 from transformers.generation.streamers import BaseStreamer
 
@@ -21,6 +21,7 @@ from semgrad_guard.engine.generation.generation import Generation, Visible, visi
 from semgrad_guard.engine.generation.options import GenerationOptions
 from semgrad_guard.engine.generation.sampling import ModelSampler
 from semgrad_guard.engine.generation.sampling_plans import SamplingPlan
+from semgrad_guard.engine.generation.stop_strings import StopStrings
 from semgrad_guard.engine.objective import Objective
 from semgrad_guard.engine.prompts.grammar import GrammarCompiler
 from semgrad_guard.engine.prompts.prompt import Prompt
@@ -196,14 +197,13 @@ class Decoder:
         if width > 1 and self._scorer.can_resume(batch.longest):
             owners = [row for row in range(len(prompts)) for _ in range(plan.count)]
             cache = replayer.prefilled(batch, width - 1, owners)
-        config, extra = self._config(room, stop)
         output = replayer.generate(
             batch.ids[:, :width].repeat_interleave(plan.count, dim=0),
             batch.mask[:, :width].repeat_interleave(plan.count, dim=0),
             cache=cache,
-            generation_config=config,
+            generation_config=self._config(room),
             logits_processor=plan.processors(prompts, self.end_tokens),
-            **extra,
+            stopping_criteria=self._stopping(stop, width),
         )
         return [self._produced(row)[0] for row in output.sequences[:, width:].tolist()]
 
@@ -217,7 +217,6 @@ class Decoder:
         """What `generate` returns, and how many columns of the prompt an earlier run had read."""
         ids, mask = self.padded(prompts)
         width = ids.shape[1]
-        config, extra = self._config(options.max_tokens, options.stop)
         replayer, budget = self._scorer.current_replayer(), self.prompt_budget(prompts, options, capture)
         cache = replayer.prompts.begin(prompts[0].ids, min(capture.start, width - 1)) if capture and budget else None
         reused = 0 if cache is None else cache.get_seq_length()
@@ -226,10 +225,10 @@ class Decoder:
             mask,
             capture,
             cache=cache,
-            generation_config=config,
+            generation_config=self._config(options.max_tokens),
             logits_processor=self.processors(options, len(prompts), width),
+            stopping_criteria=self._stopping(options.stop, width),
             streamer=streamer,
-            **extra,
         )
         if budget:
             replayer.prompts.keep(output.sequences[0].tolist(), output.past_key_values, budget)
@@ -249,18 +248,23 @@ class Decoder:
             return 0
         return budget if self._scorer.can_resume(len(prompts[0].ids) + options.max_tokens) else 0
 
-    def _config(self, max_tokens: int, stop: tuple[str, ...]) -> tuple[GenerationConfig, dict[str, Any]]:
-        """What every run is told, and the tokenizer where transformers watches for stop strings."""
-        watched = [string for string in stop if self._can_watch(string)]
-        config = GenerationConfig(
+    def _config(self, max_tokens: int) -> GenerationConfig:
+        """What every run is told."""
+        return GenerationConfig(
             max_new_tokens=max_tokens,
             do_sample=False,
             pad_token_id=self._pad,
             eos_token_id=list(self.end_tokens) or None,
             return_dict_in_generate=True,
-            stop_strings=watched or None,
         )
-        return config, {"tokenizer": self._tokenizer if watched else None}
+
+    def _stopping(self, stop: Sequence[str], width: int) -> StoppingCriteriaList:
+        """What ends a row of answers behind prompts of `width` columns."""
+        return StoppingCriteriaList([self.stop_strings(stop, width=width)] if stop else [])
+
+    def stop_strings(self, stop: Sequence[str], *, width: int = 0) -> StopStrings:
+        """What finds stop strings in answers behind prompts of `width` columns."""
+        return StopStrings(self._tokenizer, stop, decode=self.decode, width=width)
 
     def processors(self, options: GenerationOptions, rows: int, width: int) -> LogitsProcessorList:
         """The options' processors; a grammar goes first, so that sampling chooses among what it allows."""
@@ -272,22 +276,6 @@ class Decoder:
     @cached_property
     def _grammars(self) -> GrammarCompiler:
         return GrammarCompiler(self._tokenizer, end_tokens=self.end_tokens)
-
-    def _can_watch(self, stop: str) -> bool:
-        """Whether transformers can stop at this string; where it cannot, the text is cut there after the generation."""
-        try:
-            StopStringCriteria(self._tokenizer, [stop])
-        except ValueError:  # no token of the vocabulary matches a part of it
-            return False
-        return True
-
-    def stopped_by(self, stop: tuple[str, ...]) -> Callable[[Sequence[int]], bool]:
-        """Whether prompt and answer, as tokens, have come to one of these strings, as far as it can be watched for."""
-        watched = [string for string in stop if self._can_watch(string)]
-        if not watched:
-            return lambda _: False
-        criterion: Any = StopStringCriteria(self._tokenizer, watched)
-        return lambda ids: bool(criterion(torch.tensor([list(ids)]), None).all())
 
     def _produced(self, row: list[int]) -> tuple[list[int], bool]:
         """A row's tokens up to its end token, and whether there was one (rows that end early are padded)."""

@@ -63,7 +63,7 @@ class RunningAnswer:
         self.error: Exception | None = None
         self._certain = CertainText(decoder.decode, asked.options.stop)
         self._processors = decoder.processors(asked.options, 1, len(asked.prompt.ids))
-        self._is_stopped, self._end_tokens = decoder.stopped_by(asked.options.stop), decoder.end_tokens
+        self._stop, self._end_tokens = decoder.stop_strings(asked.options.stop), decoder.end_tokens
 
     def choose(self, logits: torch.Tensor, likeliest: int) -> int:
         """The next token, from the head's output [V] and its likeliest token."""
@@ -108,7 +108,7 @@ class RunningAnswer:
         self.ids.append(token)
         if self._heard is not None and (piece := self._certain.add(token)):
             self._heard(piece)
-        self.done = len(self.ids) >= self.options.max_tokens or self._is_stopped([*self.prompt.ids, *self.ids])
+        self.done = len(self.ids) >= self.options.max_tokens or self._stop.end(self.ids)
 
 
 class RunningBatch:
