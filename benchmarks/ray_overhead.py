@@ -24,9 +24,9 @@ from semgrad_guard import GenerationOptions, HybridGrad, LanguageModel
 from semgrad_guard.evaluation.questions.data import read_questions
 from semgrad_guard.evaluation.runs.run import Answering, Batch, Spread, collect_answers
 from semgrad_guard.evaluation.runs.run_file import Answer
+from semgrad_guard.loading import ModelSource
 from semgrad_guard.ray.cluster import cluster
 from semgrad_guard.ray.pool import Job, spread
-from semgrad_guard.ray.source import ModelSource
 
 ESTIMATORS = {"hybridgrad": HybridGrad()}
 OPTIONS = GenerationOptions(max_tokens=16)

@@ -19,6 +19,7 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from random import Random
 from typing import Any
 
 os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
@@ -57,7 +58,7 @@ def main() -> None:
     ways = ways_of(model, given.tokens)
     report: dict[str, Any] = {"machine": about(), "arguments": {**vars(given), "output": None}, "points": []}
     for rows in (given.rows, 1):
-        prompts = [each.question for each in closed_book()[: rows * (given.rounds + 1)]]
+        prompts = [each["question"] for each in closed_book(Random(0))[: rows * (given.rounds + 1)]]
         for number in range(given.rounds + 1):
             for name, way in ways.items():
                 some = prompts[number * rows : (number + 1) * rows]

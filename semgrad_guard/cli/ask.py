@@ -12,6 +12,7 @@ from semgrad_guard.cli.estimator_spec import EstimatorSpec
 from semgrad_guard.cli.help import ExitCode
 from semgrad_guard.cli.terminal import OUT, note, say, status
 from semgrad_guard.errors import BindingMismatchError, EmptyPromptError
+from semgrad_guard.loading import pocket_policy
 from semgrad_guard.named import POCKET
 
 if TYPE_CHECKING:
@@ -63,7 +64,7 @@ def ask(  # noqa: PLR0913  # a command's options are its arguments
     if not asked.strip():
         raise EmptyPromptError("The question is empty; ask something.")
     policy, token = loading.load_policy(calibration, threshold, on_unscored), loading.load_token(probe)
-    embedded = loading.pocket_policy(on_unscored) if policy is None and model == POCKET else None
+    embedded = pocket_policy(on_unscored) if policy is None and model == POCKET else None
     chosen = EstimatorSpec(estimator, variant, tau, beta, sampled_rows).estimator(policy or embedded)
     asker = _Asker(
         loading.load_model(model, dtype, device=device, quantization=quantization_config, token=token, engine=engine),

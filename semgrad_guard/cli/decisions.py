@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from semgrad_guard.cli import options, values
-from semgrad_guard.cli.log_options import LogAddress, log_address
+from semgrad_guard.cli.log_options import LogAddress
 from semgrad_guard.cli.terminal import OUT
 from semgrad_guard.errors import DecisionLogError
 
@@ -49,6 +49,7 @@ def decisions(
     if as_csv and as_json:
         raise typer.BadParameter("give --csv or --json, not both")
     from semgrad_guard.decision_log.database import Database
+    from semgrad_guard.decision_log.places import log_address
     from semgrad_guard.decision_log.summary import Summary, by_day, parse_since
 
     address, moment = log_address(log), parse_since(since)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import typer
 
-from semgrad_guard.cli import loading
+from semgrad_guard.loading import load_estimator
 
 if TYPE_CHECKING:
     from semgrad_guard.estimators import Estimator
@@ -34,7 +34,7 @@ class EstimatorSpec:
             InputError: a setting is out of its range.
             CalibrationError: the policy's own estimator cannot be made again from its calibration.
         """
-        return self.set_on(loading.load_estimator(self.name, policy))
+        return self.set_on(load_estimator(self.name, policy))
 
     def set_on(self, estimator: E) -> E:
         """The estimator with the settings that were given.

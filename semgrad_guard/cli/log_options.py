@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from semgrad_guard.cli import values
-from semgrad_guard.folders import state_folder
 
 LogAddress = Annotated[
     str | None,
@@ -23,15 +21,3 @@ LogAddress = Annotated[
         rich_help_panel="Decision log",
     ),
 ]
-
-
-def log_address(given: str | None) -> str | Path:
-    """What the option says, or the default file."""
-    if given is not None:
-        return given if "://" in given else Path(given)
-    return log_folder() / "decisions.db"
-
-
-def log_folder() -> Path:
-    """The folder of the log and its journal, where no other is named."""
-    return state_folder(otherwise="Name a file: --log decisions.db")

@@ -2,41 +2,23 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from datetime import timedelta
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 import typer
+from pydantic import ValidationError
 
 from semgrad_guard.cli import loading, options, values
-from semgrad_guard.cli.log_options import LogAddress, log_address, log_folder
+from semgrad_guard.cli.log_options import LogAddress
 from semgrad_guard.cli.terminal import note
-from semgrad_guard.errors import InputError, MissingExtraError
+from semgrad_guard.errors import MissingExtraError
 from semgrad_guard.guard.modes import ABSTAIN_MESSAGE, Mode
-from semgrad_guard.named import POCKET
-
-if TYPE_CHECKING:
-    from semgrad_guard.decision_log.decision_log import DecisionLog
-    from semgrad_guard.engine.generation.options import GenerationOptions
-    from semgrad_guard.guard import OnError, OnUnscored, Policy, Terms
-    from semgrad_guard.server.scheduler import Scheduler
-    from semgrad_guard.server.service import ServedModel
-    from semgrad_guard.server.tracing import Evaluations
-    from semgrad_guard.server.unguarded import Unguarded
-    from semgrad_guard.server.upstream import RemoteServer, RemoteTarget
+from semgrad_guard.server.settings import API_KEY, TARGET_KEY, UPSTREAM_KEY, ServerSettings
 
 SERVER = "Server"
 OTHERS = "Other servers"
 LOG = "Decision log"
-_KEY, _UPSTREAM_KEY, _TARGET_KEY = (
-    "SEMGRAD_GUARD_API_KEY",
-    "SEMGRAD_GUARD_UPSTREAM_API_KEY",
-    "SEMGRAD_GUARD_ESCALATION_API_KEY",
-)
 
 Models = Annotated[
     list[str] | None,
@@ -127,7 +109,7 @@ def serve(  # noqa: PLR0913  # a command's options are its arguments
         typer.Option(
             metavar="FILE",
             parser=values.path,
-            help=f"API keys that clients must send, one a line; or one in the environment, {_KEY}.",
+            help=f"API keys that clients must send, one a line; or one in the environment, {API_KEY}.",
             rich_help_panel=SERVER,
         ),
     ] = None,
@@ -189,7 +171,7 @@ def serve(  # noqa: PLR0913  # a command's options are its arguments
             metavar="URL",
             parser=values.source,
             help="A server with OpenAI's protocol that writes the answers (http://localhost:8000/v1); its key stands "
-            f"in the environment, {_UPSTREAM_KEY}. --model is then a name of its own.",
+            f"in the environment, {UPSTREAM_KEY}. --model is then a name of its own.",
             rich_help_panel=OTHERS,
         ),
     ] = None,
@@ -218,7 +200,7 @@ def serve(  # noqa: PLR0913  # a command's options are its arguments
             metavar="URL#MODEL",
             parser=values.source,
             help="Asked for what is not let through; passed on unscored. Its key stands in the environment, "
-            f"{_TARGET_KEY}.",
+            f"{TARGET_KEY}.",
             rich_help_panel=OTHERS,
         ),
     ] = None,
@@ -255,217 +237,58 @@ def serve(  # noqa: PLR0913  # a command's options are its arguments
     brings its calibration along; another model needs a calibration or a threshold, or a mode that only annotates.
     """
     _require_packages()
-    from semgrad_guard.server.app import Limits, make_app
+    from semgrad_guard.server.assembly import assemble, keys_of
     from semgrad_guard.server.hosting import allowed_hosts, listen, run, url_of
-    from semgrad_guard.server.keys import Keys
-    from semgrad_guard.server.service import Service
 
-    keys = Keys([*([os.environ[_KEY]] if _KEY in os.environ else []), *(_keys_in(api_key_file))])
-    hosts = allowed_hosts(host, has_keys=bool(keys), named=allow_host or ())
-    maker = _Maker(
+    settings = _settings(
+        model=tuple(model or ()) or None,
         dtype=dtype,
         device=device,
-        quantization=quantization_config,
-        vllm=engine,
+        quantization_config=quantization_config,
+        engine=engine,
         estimator=estimator,
-        calibrations=_by_model(calibration or [], model or [POCKET]),
+        calibration=tuple(calibration or ()),
         threshold=threshold,
         on_unscored=on_unscored,
         mode=mode,
         abstain_message=abstain_message,
         on_error=on_error,
+        allow_override=frozenset(allow_override or ()),
+        max_tokens=max_tokens,
+        api_key_file=api_key_file,
+        allow_host=tuple(allow_host or ()),
         timeout=timeout,
-        overridable=frozenset(allow_override or ()),
-        options=loading.decoding(max_tokens=max_tokens, temperature=0.0, seed=0),
         queue=queue,
-        prompt_limit=max_prompt_tokens,
-        target=_target(escalate_to),
+        connections=connections,
+        max_body=max_body,
+        max_prompt_tokens=max_prompt_tokens,
+        upstream=upstream,
+        scorer=scorer,
+        allow_unguarded=tuple(allow_unguarded or ()),
+        escalate_to=escalate_to,
+        log=log,
+        journal=journal,
+        log_text=log_text,
+        keep_log=keep_log,
+        no_log=no_log,
     )
-    server = _upstream(upstream, timeout)
-    unguarded = _unguarded(server, allow_unguarded)
-    models = _served(maker, model, server, scorer)
-    kept = None if no_log else _open_log(log, journal, text=log_text, days=keep_log)
-    app = make_app(
-        Service(models, log=kept, evaluations=_evaluations()),
-        keys=keys,
-        limits=Limits(body_bytes=max_body, connections=connections),
-        hosts=hosts,
-        unguarded=unguarded,
-    )
+    keys = keys_of(settings)
+    hosts = allowed_hosts(host, has_keys=bool(keys), named=settings.allow_host)
+    server = assemble(settings, keys=keys, hosts=hosts, load=loading.load)
     bound = listen(host, port)
-    typer.echo(f"Serving {', '.join(each.name for each in models)} at {url_of(bound)}")
+    typer.echo(f"Serving {', '.join(server.service.models)} at {url_of(bound)}")
     try:
-        run(app, bound, connections=connections)
+        run(server.app, bound, connections=connections)
     except KeyboardInterrupt:
         note("Requests that had begun are finished; the server has ended.")
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Maker:
-    """What all served models have in common."""
-
-    dtype: str | None
-    device: str | None
-    quantization: Mapping[str, Any] | None
-    vllm: Mapping[str, Any] | None
-    estimator: str | None
-    calibrations: dict[str, Path]
-    threshold: float | None
-    on_unscored: OnUnscored
-    mode: Mode
-    abstain_message: str
-    on_error: OnError
-    timeout: float | None
-    overridable: frozenset[str]
-    options: GenerationOptions
-    queue: int
-    prompt_limit: int | None
-    target: RemoteTarget | None
-
-    def engine(self, name: str) -> ServedModel:
-        """A model that answers itself."""
-        scheduler, terms = self._scheduler(name, served=False)
-        return self._model(scheduler.model.name, scheduler, terms)
-
-    def behind(self, server: RemoteServer, name: str, scorer: str) -> ServedModel:
-        """A model of another server, scored by a local one."""
-        from semgrad_guard.server.upstream import Upstream
-
-        scheduler, terms = self._scheduler(scorer, served=True)
-        return replace(self._model(name, scheduler, terms), upstream=Upstream(server, scheduler))
-
-    def _model(self, name: str, scheduler: Scheduler, terms: Terms) -> ServedModel:
-        from semgrad_guard.server.service import ServedModel
-
-        return ServedModel(
-            name=name,
-            scheduler=scheduler,
-            terms=terms,
-            options=self.options,
-            target=self.target,
-            overridable=self.overridable,
-            prompt_limit=self.prompt_limit,
-        )
-
-    def _scheduler(self, name: str, *, served: bool) -> tuple[Scheduler, Terms]:
-        from semgrad_guard.calibration import DriftMonitor
-        from semgrad_guard.guard import Answerer, Terms
-        from semgrad_guard.server.scheduler import Scheduler
-
-        policy = self._policy(name, served=served)
-        estimator = loading.load_estimator(self.estimator, policy)
-        model = loading.load_model(
-            name, self.dtype, device=self.device, quantization=self.quantization, engine=None if served else self.vllm
-        )
-        policy.check(Answerer(model, estimator, self.options, served=served).binding())
-        calibration = policy.calibration
-        terms = Terms(
-            policy=policy,
-            mode=self.mode,
-            can_escalate=self.target is not None,
-            abstain_message=self.abstain_message,
-            on_error=self.on_error,
-            timeout=self.timeout,
-            monitor=DriftMonitor(calibration) if calibration is not None and calibration.scores else None,
-        )
-        return Scheduler(model, estimator, limit=self.queue, served=served), terms
-
-    def _policy(self, name: str, *, served: bool) -> Policy:
-        policy = loading.load_policy(self.calibrations.get(name), self.threshold, self.on_unscored)
-        changed = any(each is not None for each in (self.estimator, self.dtype, self.quantization, self.vllm))
-        if policy is None and name == POCKET and not served and not changed:
-            policy = loading.pocket_policy(self.on_unscored)
-        if policy is not None:
-            return policy
-        if self.mode in ("annotate", "observe"):
-            from semgrad_guard.guard.policy import lets_every_score_through
-
-            return lets_every_score_through(self.on_unscored)
-        raise InputError(
-            f"nothing says which answers of {name} are let through: give --calibration or --threshold, or --mode "
-            "annotate to deliver every answer with its uncertainty"
-        )
-
-
-def _upstream(url: str | None, timeout: float | None) -> RemoteServer | None:
-    if url is None:
-        return None
-    from semgrad_guard.server.upstream import RemoteServer
-
-    return RemoteServer(url, api_key=os.environ.get(_UPSTREAM_KEY), timeout=timeout or 120.0)
-
-
-def _served(
-    maker: _Maker, models: Sequence[str] | None, upstream: RemoteServer | None, scorer: str | None
-) -> list[ServedModel]:
-    if upstream is None:
-        if scorer is not None:
-            raise typer.BadParameter("--scorer goes with --upstream; without one, --model answers and scores itself")
-        return [maker.engine(name) for name in models or [POCKET]]
-    if scorer is None:
-        raise typer.BadParameter("--upstream needs --scorer: a local copy of the weights that the upstream serves")
-    return [maker.behind(upstream, name, scorer) for name in models or [scorer]]
-
-
-def _unguarded(upstream: RemoteServer | None, routes: Sequence[str] | None) -> Unguarded | None:
-    if upstream is None:
-        if routes:
-            raise typer.BadParameter("--allow-unguarded goes with --upstream: it names routes of that server")
-        return None
-    from semgrad_guard.server.unguarded import Unguarded
-
-    return Unguarded(upstream, frozenset(routes or ()))
-
-
-def _evaluations() -> Evaluations | None:
-    """Where OpenTelemetry is installed, events go to it; whether they leave the process is its settings' to say."""
-    if find_spec("opentelemetry") is None or find_spec("opentelemetry._logs") is None:
-        return None
-    from semgrad_guard.server.tracing import Evaluations
-
-    return Evaluations()
-
-
-def _target(address: str | None) -> RemoteTarget | None:
-    if address is None:
-        return None
-    from semgrad_guard.server.upstream import RemoteServer, RemoteTarget
-
-    url, _, model = address.partition("#")
-    if not model:
-        raise typer.BadParameter("--escalate-to names a model behind the URL: http://localhost:9000/v1#large")
-    return RemoteTarget(RemoteServer(url, api_key=os.environ.get(_TARGET_KEY)), model)
-
-
-def _by_model(given: Sequence[str], models: Sequence[str]) -> dict[str, Path]:
-    """Whose calibration each file is."""
-    found: dict[str, Path] = {}
-    for each in given:
-        name, named, path = each.partition("=")
-        if named and name in models:
-            found[name] = Path(path)
-        elif len(models) == 1:
-            found[models[0]] = Path(each)
-        else:
-            raise typer.BadParameter("with several models, --calibration is NAME=FILE, NAME being one of them")
-    return found
-
-
-def _keys_in(path: Path | None) -> list[str]:
-    from semgrad_guard.server.keys import Keys
-
-    return [] if path is None else Keys.from_file(path)
-
-
-def _open_log(address: str | None, journal: Path | None, *, text: bool, days: int | None) -> DecisionLog:
-    from semgrad_guard.decision_log.decision_log import DecisionLog
-
-    found = log_address(address)
-    if journal is None and "://" in str(found) and not str(found).startswith("sqlite"):
-        journal = log_folder() / "journal"
-    if isinstance(found, Path):
-        found.parent.mkdir(parents=True, exist_ok=True)
-    return DecisionLog(found, journal=journal, text=text, keep=None if days is None else timedelta(days=days))
+def _settings(**given: Any) -> ServerSettings:
+    try:
+        return ServerSettings(**given)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        raise typer.BadParameter(first["msg"].removeprefix("Value error, ")) from error
 
 
 def _require_packages() -> None:

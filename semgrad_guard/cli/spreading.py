@@ -85,9 +85,9 @@ def spreading(
         return
     if loading.engine is not None:
         raise typer.BadParameter("--ray spreads answers of transformers; leave out --engine, or --ray")
+    from semgrad_guard.loading import ModelSource
     from semgrad_guard.ray.cluster import cluster as connected
     from semgrad_guard.ray.pool import Job, spread
-    from semgrad_guard.ray.source import ModelSource
 
     source = ModelSource.of(
         loading.name,

@@ -15,9 +15,9 @@ from semgrad_guard.estimators import Estimator
 from semgrad_guard.evaluation.questions.data import Question
 from semgrad_guard.evaluation.runs.scoring import TextScorer
 from semgrad_guard.guard import Policy, estimator_of
+from semgrad_guard.loading import ModelSource
 from semgrad_guard.named import POCKET
 from semgrad_guard.ray.cluster import library
-from semgrad_guard.ray.source import ModelSource
 from semgrad_guard.records import METADATA_KEY
 
 _TEXTS = ("status", "action", "estimator", "model", "fingerprint", "calibration_id", "prompt_template", "tier")

@@ -17,8 +17,8 @@ from semgrad_guard.engine.language_model import LanguageModel
 from semgrad_guard.errors import ClusterError, SemGradGuardError
 from semgrad_guard.evaluation.questions.data import Question
 from semgrad_guard.evaluation.runs.run import Batch
+from semgrad_guard.loading import ModelSource
 from semgrad_guard.ray.cluster import cpus_each, workers_for
-from semgrad_guard.ray.source import ModelSource
 
 R = TypeVar("R")
 Recipe = Callable[[LanguageModel], Callable[[Sequence[Question], int], R]]

@@ -8,4 +8,6 @@ gateway       LiteLLM's generic guardrail API
 tracing       verdicts as OpenTelemetry's evaluation events
 unguarded     routes of an upstream that the operator lets through as they are
 app           routes, errors, keys and limits
+settings      what a server is told, whoever starts it
+assembly      from settings to a server: models, policies, log, application
 """

@@ -154,6 +154,11 @@ class Scheduler:
                     stop.cancel()
                     self._drop(job)
 
+    @property
+    def is_alive(self) -> bool:
+        """Whether the thread that owns the model runs: without it nothing will ever be answered."""
+        return self._thread.is_alive()
+
     def retry_after(self) -> int:
         """Whole seconds after which there should be room again, at least 1."""
         return max(1, math.ceil(self._turn_seconds * (self.depth + 1)))

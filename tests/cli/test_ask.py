@@ -12,8 +12,7 @@ import pytest
 from click.testing import Result
 from safetensors.torch import load_file, save_file
 
-from semgrad_guard import Calibration, LanguageModel
-from semgrad_guard.cli import loading
+from semgrad_guard import Calibration, LanguageModel, loading
 
 from .helpers import ASKED, TOKENS, flat, saved
 

@@ -34,8 +34,8 @@ def model() -> LanguageModel:
 
 
 def collect(ray: Any, path: Path, model: LanguageModel, questions: list[Question], **changes: Any) -> list[Answer]:
+    from semgrad_guard.loading import ModelSource
     from semgrad_guard.ray.pool import Job, spread
-    from semgrad_guard.ray.source import ModelSource
 
     job = Job(ModelSource.of("pocket", identity=model.identity), Answering(model, ESTIMATORS, OPTIONS).recipe)
     return collect_answers(
@@ -125,8 +125,8 @@ def dying(model: LanguageModel) -> Any:
 
 
 def test_a_batch_that_kills_is_named(ray: Any, questions: list[Question], monkeypatch: pytest.MonkeyPatch) -> None:
+    from semgrad_guard.loading import ModelSource
     from semgrad_guard.ray import pool
-    from semgrad_guard.ray.source import ModelSource
 
     monkeypatch.setattr(pool, "_DEATHS", 3)
     job = pool.Job(ModelSource.of("pocket"), dying)
@@ -135,8 +135,8 @@ def test_a_batch_that_kills_is_named(ray: Any, questions: list[Question], monkey
 
 
 def test_errors_come_as_they_are(ray: Any, model: LanguageModel, questions: list[Question], tmp_path: Path) -> None:
+    from semgrad_guard.loading import ModelSource
     from semgrad_guard.ray.pool import Job, spread
-    from semgrad_guard.ray.source import ModelSource
 
     recipe = Answering(model, ESTIMATORS, OPTIONS).recipe
     for source, error in (

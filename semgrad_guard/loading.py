@@ -1,0 +1,161 @@
+"""From names to models, estimators and policies: what a command, a server and a worker elsewhere load alike."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+from semgrad_guard.errors import BindingMismatchError, InputError, MissingExtraError
+from semgrad_guard.named import NAMES
+
+if TYPE_CHECKING:
+    from semgrad_guard.engine.language_model import LanguageModel
+    from semgrad_guard.engine.loaded_model import ModelIdentity
+    from semgrad_guard.engine.prompts.token_choice import TokenChoice
+    from semgrad_guard.estimators import Estimator
+    from semgrad_guard.guard import OnUnscored, Policy
+
+
+@dataclass(frozen=True)
+class ModelSource:
+    """A model by name, and how it is loaded: weights do not travel.
+
+    `engine` are the arguments of `vllm.LLM`, where vLLM writes the answers. With `identity`, only a model that is the
+    same is taken.
+    """
+
+    name: str
+    dtype: str | None = None
+    device: str | None = None
+    quantization: Mapping[str, Any] | None = None
+    semantic_token: TokenChoice | None = None
+    engine: Mapping[str, Any] | None = None
+    identity: ModelIdentity | None = None
+
+    @classmethod
+    def of(cls, name: str, **settings: Any) -> Self:
+        """A folder is named by its whole path: workers start elsewhere."""
+        is_path = name not in NAMES and Path(name).exists()
+        return cls(str(Path(name).resolve()) if is_path else name, **settings)
+
+    @property
+    def on_gpu(self) -> bool:
+        """Whether it takes a GPU."""
+        return self.device is not None and self.device.startswith("cuda")
+
+    def load(self, *, verbose: bool = False) -> LanguageModel:
+        """The model; the libraries that load it say nothing, unless `verbose`.
+
+        Raises:
+            BindingMismatchError: what is found under this name is another model.
+            InputError: the device is none, or goes with transformers only.
+            SemGradGuardError: it cannot be loaded; see `LanguageModel.from_pretrained`.
+        """
+        if not verbose:
+            _keep_quiet()
+        model = self._by_transformers() if self.engine is None else self._by_vllm(self.engine, verbose=verbose)
+        if self.identity is not None and model.identity != self.identity:
+            raise BindingMismatchError(
+                f"A worker's {self.name} is another model than the one here ({model.identity} and not "
+                f"{self.identity}). Bring the same files onto every machine."
+            )
+        return model
+
+    def _by_transformers(self) -> LanguageModel:
+        from semgrad_guard.engine.language_model import LanguageModel
+
+        return LanguageModel.from_pretrained(
+            self.name,
+            dtype=self.dtype,
+            device_map=_place(self.device),
+            quantization_config=self.quantization,
+            semantic_token=self.semantic_token,
+        )
+
+    def _by_vllm(self, engine: Mapping[str, Any], *, verbose: bool) -> LanguageModel:
+        if self.device is not None or self.quantization is not None:
+            raise InputError(
+                "--engine vllm takes neither --device nor --quantization-config: vLLM goes where it was built for, and "
+                "scoring takes whole weights"
+            )
+        os.environ.setdefault("VLLM_LOGGING_LEVEL", "INFO" if verbose else "ERROR")  # read when vLLM is imported
+        os.environ.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")
+        from semgrad_guard.vllm import VLLMLanguageModel
+
+        given: dict[str, Any] = {**engine, **({} if self.dtype is None else {"dtype": self.dtype})}
+        return VLLMLanguageModel.from_pretrained(self.name, semantic_token=self.semantic_token, **given)
+
+
+def _keep_quiet() -> None:
+    from transformers.utils import logging
+
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+
+
+def _place(device: str | None) -> str | None:
+    """The device, if there is one of that name that can hold numbers, and what it takes to load a model there."""
+    if device is None:
+        return None
+    import torch
+
+    try:
+        with warnings.catch_warnings(action="ignore"):
+            torch.ones(1, device=device).add(1).item()  # "meta" makes tensors, and keeps nothing in them
+    except (RuntimeError, AssertionError, ImportError) as error:
+        line = str(error).strip().partition("\n")[0]
+        reason = line.partition(". ")[0].rstrip(".")[:200]  # what follows is a list of all that torch was built for
+        raise InputError(
+            f"There is no device {device!r} here that holds a model: {reason}. Try --device cpu."
+        ) from error
+    if find_spec("accelerate") is None:
+        raise MissingExtraError("accelerate", extra="accelerate")
+    return device
+
+
+def load_estimator(name: str | None, policy: Policy | None = None) -> Estimator:
+    """The estimator of that name, with its default settings; without a name the calibration's own, or HybridGrad."""
+    from semgrad_guard.estimators import KIND_OF
+    from semgrad_guard.guard.calibrated_estimator import estimator_of
+
+    if name is None:
+        return estimator_of(None if policy is None else policy.calibration)
+    return KIND_OF[name]()
+
+
+def load_policy(
+    calibration: Path | None, threshold: float | None, on_unscored: OnUnscored = "abstain"
+) -> Policy | None:
+    """What a calibration's file or a threshold asks for, if one of them is given.
+
+    Raises:
+        InputError: both are.
+        CalibrationError: the file cannot be read as one.
+    """
+    from semgrad_guard.calibration import Calibration
+    from semgrad_guard.guard import Policy
+
+    if calibration is not None and threshold is not None:
+        raise InputError("give --calibration or --threshold, not both: a calibration has its own threshold")
+    if calibration is not None:
+        return Policy.from_calibration(Calibration.load(calibration), on_unscored=on_unscored)
+    return None if threshold is None else Policy(threshold=threshold, on_unscored=on_unscored)
+
+
+def pocket_policy(on_unscored: OnUnscored = "abstain") -> Policy | None:
+    """A policy with the embedded model's own calibration, if it is there."""
+    path = pocket_calibration()
+    return None if path is None else load_policy(path, None, on_unscored)
+
+
+def pocket_calibration() -> Path | None:
+    """The calibration that comes with the embedded model, if it is there."""
+    from semgrad_guard import pocket
+
+    home: Path = getattr(pocket, "CALIBRATION_PATH", pocket.POCKET_PATH.parent / "calibration.json")
+    return home if home.is_file() else None

@@ -1,0 +1,186 @@
+"""From settings to a server: models are loaded, each with its policy, and the decision log is opened."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from functools import cached_property
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fastapi import FastAPI
+
+from semgrad_guard.calibration import DriftMonitor
+from semgrad_guard.decision_log.decision_log import DecisionLog
+from semgrad_guard.decision_log.places import journal_folder, log_address
+from semgrad_guard.engine.generation.options import GenerationOptions
+from semgrad_guard.engine.language_model import LanguageModel
+from semgrad_guard.errors import InputError
+from semgrad_guard.guard import Answerer, Policy, Terms
+from semgrad_guard.guard.policy import lets_every_score_through
+from semgrad_guard.loading import ModelSource, load_estimator, load_policy, pocket_policy
+from semgrad_guard.named import POCKET
+from semgrad_guard.server.app import Limits, make_app
+from semgrad_guard.server.keys import Keys
+from semgrad_guard.server.scheduler import Scheduler
+from semgrad_guard.server.service import ServedModel, Service
+from semgrad_guard.server.settings import API_KEY, TARGET_KEY, UPSTREAM_KEY, ServerSettings
+from semgrad_guard.server.unguarded import Unguarded
+from semgrad_guard.server.upstream import RemoteServer, RemoteTarget, Upstream
+
+if TYPE_CHECKING:
+    from semgrad_guard.server.tracing import Evaluations
+
+
+@dataclass(frozen=True)
+class Server:
+    """An application, and what answers in it."""
+
+    app: FastAPI
+    service: Service
+
+
+def keys_of(settings: ServerSettings) -> Keys:
+    """Who may come in: the key in the environment, and those in the file.
+
+    Raises:
+        InputError: the file cannot be read, or holds no key.
+    """
+    in_environment = [os.environ[API_KEY]] if API_KEY in os.environ else []
+    return Keys([*in_environment, *(Keys.from_file(settings.api_key_file) if settings.api_key_file else [])])
+
+
+def assemble(
+    settings: ServerSettings,
+    *,
+    keys: Keys,
+    hosts: frozenset[str] | None,
+    load: Callable[[ModelSource], LanguageModel] = ModelSource.load,
+) -> Server:
+    """Load the models, open the log, and make the application.
+
+    Args:
+        settings: what the server is told.
+        keys: who may come in.
+        hosts: the names under which it may be called; see `allowed_hosts`.
+        load: brings a model.
+
+    Raises:
+        SemGradGuardError: a model, a calibration, a log or another server cannot be had.
+    """
+    maker = _Maker(settings, load)
+    unguarded = None if maker.upstream is None else Unguarded(maker.upstream, frozenset(settings.allow_unguarded))
+    models = [maker.served(name) for name in settings.names]
+    service = Service(models, log=None if settings.no_log else _open_log(settings), evaluations=_evaluations())
+    limits = Limits(body_bytes=settings.max_body, connections=settings.connections)
+    return Server(make_app(service, keys=keys, limits=limits, hosts=hosts, unguarded=unguarded), service)
+
+
+@dataclass(frozen=True)
+class _Maker:
+    """Makes each model of what all of them have in common."""
+
+    settings: ServerSettings
+    load: Callable[[ModelSource], LanguageModel]
+
+    @cached_property
+    def upstream(self) -> RemoteServer | None:
+        """The server that writes the answers, if another one does."""
+        url = self.settings.upstream
+        if url is None:
+            return None
+        return RemoteServer(url, api_key=os.environ.get(UPSTREAM_KEY), timeout=self.settings.timeout or 120.0)
+
+    @cached_property
+    def target(self) -> RemoteTarget | None:
+        """Where answers that are not let through are asked for once more."""
+        if self.settings.escalate_to is None:
+            return None
+        url, _, model = self.settings.escalate_to.partition("#")
+        return RemoteTarget(RemoteServer(url, api_key=os.environ.get(TARGET_KEY)), model)
+
+    @property
+    def options(self) -> GenerationOptions:
+        """How answers are written, unless a request says otherwise."""
+        return GenerationOptions(max_tokens=self.settings.max_tokens, seed=0)
+
+    def served(self, name: str) -> ServedModel:
+        """A model that answers itself, or one of the upstream's, scored by a local one."""
+        target = self.target  # a URL that is none is refused before a model is loaded
+        scheduler, terms = self._scheduler(name)
+        found = ServedModel(
+            name=scheduler.model.name if self.upstream is None else name,
+            scheduler=scheduler,
+            terms=terms,
+            options=self.options,
+            target=target,
+            overridable=self.settings.allow_override,
+            prompt_limit=self.settings.max_prompt_tokens,
+        )
+        return found if self.upstream is None else replace(found, upstream=Upstream(self.upstream, scheduler))
+
+    def _scheduler(self, name: str) -> tuple[Scheduler, Terms]:
+        settings, scores_only = self.settings, self.upstream is not None
+        policy = self._policy(name)
+        estimator = load_estimator(settings.estimator, policy)
+        model = self.load(self._source(settings.scorer or name))
+        policy.check(Answerer(model, estimator, self.options, served=scores_only).binding())
+        calibration = policy.calibration
+        terms = Terms(
+            policy=policy,
+            mode=settings.mode,
+            can_escalate=self.target is not None,
+            abstain_message=settings.abstain_message,
+            on_error=settings.on_error,
+            timeout=settings.timeout,
+            monitor=DriftMonitor(calibration) if calibration is not None and calibration.scores else None,
+        )
+        return Scheduler(model, estimator, limit=settings.queue, served=scores_only), terms
+
+    def _source(self, name: str) -> ModelSource:
+        settings = self.settings
+        return ModelSource(
+            name,
+            settings.dtype,
+            device=settings.device,
+            quantization=settings.quantization_config,
+            engine=None if self.upstream is not None else settings.engine,
+        )
+
+    def _policy(self, name: str) -> Policy:
+        settings = self.settings
+        policy = load_policy(settings.calibrations.get(name), settings.threshold, settings.on_unscored)
+        changed = any(
+            each is not None
+            for each in (settings.estimator, settings.dtype, settings.quantization_config, settings.engine)
+        )
+        if policy is None and name == POCKET and self.upstream is None and not changed:
+            policy = pocket_policy(settings.on_unscored)
+        if policy is not None:
+            return policy
+        if settings.mode in ("annotate", "observe"):
+            return lets_every_score_through(settings.on_unscored)
+        raise InputError(
+            f"nothing says which answers of {name} are let through: give --calibration or --threshold, or --mode "
+            "annotate to deliver every answer with its uncertainty"
+        )
+
+
+def _evaluations() -> Evaluations | None:
+    """Where OpenTelemetry is installed, events go to it; whether they leave the process is its settings' to say."""
+    if find_spec("opentelemetry") is None or find_spec("opentelemetry._logs") is None:
+        return None
+    from semgrad_guard.server.tracing import Evaluations
+
+    return Evaluations()
+
+
+def _open_log(settings: ServerSettings) -> DecisionLog:
+    address = log_address(settings.log)
+    if isinstance(address, Path):
+        address.parent.mkdir(parents=True, exist_ok=True)
+    keep = None if settings.keep_log is None else timedelta(days=settings.keep_log)
+    return DecisionLog(address, journal=journal_folder(address, settings.journal), text=settings.log_text, keep=keep)

@@ -1,0 +1,113 @@
+"""A server that is put together from its settings, as the command and Ray Serve do it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("fastapi", reason="the extra `serve` is not installed")
+
+import httpx
+from pydantic import ValidationError
+
+from semgrad_guard import GenerationOptions, HybridGrad, LanguageModel, calibrate
+from semgrad_guard.errors import BindingMismatchError, InputError
+from semgrad_guard.guard import Answerer
+from semgrad_guard.server.assembly import Server, assemble
+from semgrad_guard.server.keys import Keys
+from semgrad_guard.server.settings import ServerSettings
+
+from .conftest import asking
+
+ELSEWHERE = "http://127.0.0.1:9/v1"
+
+
+@pytest.fixture
+def made() -> Iterator[Any]:
+    """`made(model=..., threshold=...)`: a server; its threads end with the test."""
+    servers: list[Server] = []
+
+    def make(**settings: Any) -> Server:
+        settings = {"max_tokens": 4, "no_log": True, **settings}
+        servers.append(assemble(ServerSettings(**settings), keys=Keys(), hosts=None))
+        return servers[-1]
+
+    yield make
+    for server in servers:
+        for served in server.service.models.values():
+            served.scheduler.close()
+
+
+def calibration_file(path: Path, checkpoint: Path, *, served: bool) -> Path:
+    """A calibration of the tiny model's own answers, or of what another server wrote."""
+    model = LanguageModel.from_pretrained(checkpoint)
+    answerer = Answerer(model, HybridGrad(), GenerationOptions(max_tokens=4, seed=0), served=served)
+    scores = [i / 100 for i in range(100)]
+    found = calibrate(scores, [score < 0.9 for score in scores], alpha=0.3, delta=0.1, binding=answerer.binding())
+    found.save(path)
+    return path
+
+
+def client_of(server: Server) -> httpx.AsyncClient:
+    return httpx.AsyncClient(transport=httpx.ASGITransport(server.app), base_url="http://127.0.0.1")
+
+
+async def test_a_server_of_settings_answers(made: Any, checkpoint: Path) -> None:
+    async with client_of(made(model=str(checkpoint), threshold=1e9)) as client:
+        found = (await client.post("/v1/chat/completions", json=asking() | {"model": checkpoint.name})).json()
+    model = LanguageModel.from_pretrained(checkpoint)
+    expected = model.generate("hello", GenerationOptions(max_tokens=4, seed=0)).text
+    assert found["choices"][0]["message"]["content"] == expected
+    assert found["semgrad_guard"]["action"] == "answer"
+
+
+def test_several_models_have_a_calibration_each(made: Any, checkpoint: Path, tmp_path: Path) -> None:
+    own = calibration_file(tmp_path / "c.json", checkpoint, served=False)
+    server = made(model=("pocket", str(checkpoint)), mode="annotate", calibration=(f"{checkpoint}={own}",))
+    thresholds = {name: each.terms.policy.threshold for name, each in server.service.models.items()}
+    assert set(thresholds) == {"pocket", checkpoint.name}
+    assert thresholds[checkpoint.name] != thresholds["pocket"] > 0
+
+
+def test_a_scorer_has_the_calibration_of_what_others_wrote(made: Any, checkpoint: Path, tmp_path: Path) -> None:
+    """Whether `model` names the upstream's model or it goes by the scorer's name."""
+    of_served = calibration_file(tmp_path / "served.json", checkpoint, served=True)
+    behind = {"upstream": ELSEWHERE, "scorer": str(checkpoint)}
+    for more, name in (({}, str(checkpoint)), ({"model": "large"}, "large")):
+        served = made(**behind, **more, calibration=str(of_served)).service.models[name]
+        assert served.terms.policy.calibration is not None
+    own = calibration_file(tmp_path / "own.json", checkpoint, served=False)
+    with pytest.raises(BindingMismatchError):
+        made(**behind, calibration=str(own))
+    with pytest.raises(BindingMismatchError):
+        made(model=str(checkpoint), calibration=str(of_served))
+
+
+def test_without_a_threshold_nothing_is_enforced(made: Any, checkpoint: Path) -> None:
+    with pytest.raises(InputError, match="--calibration or --threshold"):
+        made(model=str(checkpoint))
+    assert made(model=str(checkpoint), mode="observe").service.models[checkpoint.name].terms.mode == "observe"
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"queue": 0},
+        {"timeout": 0},
+        {"nothing": 1},
+        {"mode": "never"},
+        {"scorer": "x"},
+        {"upstream": ELSEWHERE},
+        {"threshold": 1, "calibration": "c.json"},
+        {"model": ("a", "b"), "calibration": "c.json"},
+        {"escalate_to": ELSEWHERE},
+        {"allow_override": ["model"]},
+        {"api_key": "secret"},
+    ],
+)
+def test_settings_that_are_refused(given: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError):
+        ServerSettings(**given)
