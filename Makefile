@@ -108,10 +108,10 @@ check-browser: $(STAMP) $(BROWSER)/.installed  ## the server's pages in a real C
 $(RAY)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(RAY)
 	$(RAY)/bin/pip install --quiet -c constraints.txt torch==2.13.0
-	$(RAY)/bin/pip install --quiet -c constraints.txt -e '.[ray,grammar,langchain,llama-index,eval]' 'pytest>=8.4' 'pytest-asyncio>=1.1'
+	$(RAY)/bin/pip install --quiet -c constraints.txt -e '.[ray,serve,langchain,llama-index,eval]' 'psycopg>=3.2' 'psycopg-binary>=3.2' 'pytest>=8.4' 'pytest-asyncio>=1.1'
 	touch $@
 
-check-ray: $(RAY)/.installed  ## --ray on a cluster of one: the single process's numbers, kills, memory (ten minutes; environment of its own)
+check-ray: $(RAY)/.installed  ## Ray Data and Ray Serve on a cluster of one: the single process's numbers, kills, memory (fifteen minutes; environment of its own)
 	$(RAY)/bin/python -m pytest tests/ray -m heavy --require
 
 $(VLLM)/.installed: pyproject.toml constraints.txt

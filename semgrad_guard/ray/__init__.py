@@ -1,7 +1,12 @@
-"""Answers and scores by many processes, on one machine or many: Ray loads a model in each, once (extra `ray`)."""
+"""Answers and scores by many processes, on one machine or many: Ray loads a model in each, once (extra `ray`).
+
+score    the rows of a Ray dataset, scored
+app      the server behind Ray Serve
+"""
 
 from __future__ import annotations
 
 from semgrad_guard.ray.dataset import score
+from semgrad_guard.ray.serving import app
 
-__all__ = ["score"]
+__all__ = ["app", "score"]

@@ -1,0 +1,58 @@
+"""A PostgreSQL server of a test's own."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+import tempfile
+from itertools import takewhile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+PLACES = os.pathsep.join([os.environ.get("PATH", ""), *map(str, Path("/usr/lib/postgresql").glob("*/bin"))])
+
+
+def require_postgresql() -> None:
+    """Skip where there is no server to start."""
+    if os.name != "posix" or shutil.which("initdb", path=PLACES) is None:
+        pytest.skip("there is no PostgreSQL server (initdb) on this machine")
+
+
+class Postgres:
+    """A server in a folder of its own, which listens at a free port of this machine."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder, root = folder, hasattr(os, "geteuid") and os.geteuid() == 0
+        self._user: dict[str, Any] = {"user": "postgres"} if root else {}  # it refuses to run as root
+        if root:
+            folder.mkdir()
+            shutil.chown(folder, "postgres")
+            for parent in takewhile(lambda each: each != Path(tempfile.gettempdir()), folder.parents):
+                parent.chmod(parent.stat().st_mode | 0o055)  # pytest's folders are closed to others
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self.port = free.getsockname()[1]
+        self.url = f"postgresql+psycopg://tester@127.0.0.1:{self.port}/postgres"
+        self._run("initdb", "-D", str(folder / "data"), "-U", "tester", "-A", "trust", "--no-sync")
+        self.start()
+
+    def start(self) -> None:
+        """Come back."""
+        options = f"-p {self.port} -c listen_addresses=127.0.0.1 -c unix_socket_directories={self._folder}"
+        self._run(
+            "pg_ctl", "-D", str(self._folder / "data"), "-o", options, "-l", str(self._folder / "l"), "-w", "start"
+        )
+
+    def stop(self) -> None:
+        """Go away."""
+        self._run("pg_ctl", "-D", str(self._folder / "data"), "-m", "immediate", "stop")
+
+    def _run(self, program: str, *arguments: str) -> None:
+        found = shutil.which(program, path=PLACES)
+        assert found is not None
+        null = subprocess.DEVNULL
+        subprocess.run([found, *arguments], check=True, cwd="/", stdout=null, stderr=null, timeout=120, **self._user)
