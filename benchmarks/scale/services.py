@@ -1,0 +1,282 @@
+"""How long the parts of answering take: as they were measured, or as arithmetic says. What the simulation is fed with.
+
+Units are seconds and tokens everywhere.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict
+
+
+class Services(Protocol):
+    """How long a model's thread takes for each thing that it does."""
+
+    def join(self, prompts: Sequence[int]) -> float:
+        """Reading prompts of so many tokens each, and writing each answer's first token."""
+        ...
+
+    def step(self, rows: int, width: float) -> float:
+        """One more token of so many answers, whose prompts and answers are `width` tokens long on average."""
+        ...
+
+    def score(self, answers: Sequence[int]) -> float:
+        """Scoring answers of so many tokens each, together."""
+        ...
+
+
+class _Plain(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Joined(_Plain):
+    """Prompts that were read together: how many, their tokens together, and how long it took."""
+
+    rows: int
+    tokens: int
+    seconds: float
+
+
+class Stepped(_Plain):
+    """The median of `count` steps of so many answers."""
+
+    rows: int
+    count: int
+    seconds: float
+
+
+class Scored(_Plain):
+    """Answers that were scored together."""
+
+    rows: int
+    tokens: int
+    seconds: float
+
+
+class Question(_Plain):
+    """How long one question and its answer are."""
+
+    prompt: int
+    answer: int
+
+
+class Parts(_Plain):
+    """What was measured of one estimator with so many threads, in a process that does nothing else."""
+
+    estimator: str
+    threads: int
+    joins: tuple[Joined, ...]
+    steps: tuple[Stepped, ...]
+    scores: tuple[Scored, ...]
+
+
+class Point(_Plain):
+    """What was measured of a server: `clients` that each wait for `each` answers, one after the other."""
+
+    server: str
+    threads: int
+    clients: int
+    each: int
+    answers_a_second: float
+    p50: float
+    p99: float
+
+
+class Host(_Plain):
+    """What passes through so many layers take where next to nothing is computed: Python, and calling kernels."""
+
+    layers: int
+    step: float
+    score: float
+
+
+class Measured(_Plain):
+    """A file of measurements: of the parts (`measure.py`), and of servers (`serving.py`)."""
+
+    machine: dict[str, str | int | float]
+    host: Host
+    model: str
+    questions: tuple[Question, ...]
+    parts: tuple[Parts, ...]
+    points: tuple[Point, ...] = ()
+
+    @classmethod
+    def load(cls, path: Path) -> Measured:
+        """Read a file.
+
+        Raises:
+            ValidationError: it is none.
+        """
+        return cls.model_validate_json(path.read_text(encoding="utf-8"))
+
+    def services(self, estimator: str, threads: int) -> MeasuredServices:
+        """The parts of one estimator with so many threads.
+
+        Raises:
+            KeyError: it was not measured.
+        """
+        for each in self.parts:
+            if (each.estimator, each.threads) == (estimator, threads):
+                return MeasuredServices.of(each)
+        raise KeyError(f"{estimator} with {threads} threads was not measured")
+
+
+@dataclass(frozen=True)
+class MeasuredServices:
+    """Measured times, with straight lines between them.
+
+    A step depends on the answers in it (their width was what it usually is). Joining and scoring are a share for
+    each pass, one for each row, and one for each token, by least squares with none of them negative.
+    """
+
+    rows: tuple[int, ...]
+    seconds: tuple[float, ...]
+    joining: tuple[float, float, float]
+    scoring: tuple[float, float, float]
+
+    @classmethod
+    def of(cls, parts: Parts) -> MeasuredServices:
+        """Lines through what was measured."""
+        steps = sorted(parts.steps, key=lambda each: each.rows)
+        return cls(
+            rows=tuple(each.rows for each in steps),
+            seconds=tuple(each.seconds for each in steps),
+            joining=_line([(each.rows, each.tokens, each.seconds) for each in parts.joins]),
+            scoring=_line([(each.rows, each.tokens, each.seconds) for each in parts.scores]),
+        )
+
+    def join(self, prompts: Sequence[int]) -> float:
+        """As in `Services`."""
+        return _on(self.joining, len(prompts), sum(prompts))
+
+    def step(self, rows: int, width: float) -> float:
+        """As in `Services`; the width plays no part."""
+        del width
+        return float(np.interp(rows, self.rows, self.seconds))
+
+    def score(self, answers: Sequence[int]) -> float:
+        """As in `Services`."""
+        return _on(self.scoring, len(answers), sum(answers))
+
+
+def _line(measured: Sequence[tuple[int, int, float]]) -> tuple[float, float, float]:
+    """What a pass, a row and a token take, so that relative errors are least."""
+    from scipy.optimize import nnls
+
+    weights = np.array([1 / seconds for _, _, seconds in measured])
+    table = np.array([(1.0, rows, tokens) for rows, tokens, _ in measured]) * weights[:, None]
+    found, _ = nnls(table, np.ones(len(measured)))
+    one, two, three = (float(each) for each in found)
+    return one, two, three
+
+
+def _on(line: tuple[float, float, float], rows: int, tokens: int) -> float:
+    return line[0] + line[1] * rows + line[2] * tokens if rows else 0.0
+
+
+def medians(steps: Sequence[tuple[int, float]], *, least: int = 3) -> tuple[Stepped, ...]:
+    """Steps by the number of answers in them, where there are enough; never faster with more answers."""
+    by_rows: dict[int, list[float]] = {}
+    for rows, seconds in steps:
+        by_rows.setdefault(rows, []).append(seconds)
+    found = [
+        Stepped(rows=rows, count=len(each), seconds=statistics.median(each))
+        for rows, each in sorted(by_rows.items())
+        if len(each) >= least
+    ]
+    assert all(one.rows < other.rows for one, other in pairwise(found))
+    return tuple(found)
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A decoder-only model's size: what its roofline depends on."""
+
+    name: str
+    layers: int
+    width: int
+    key_values: int
+    """Width of a layer's keys (and of its values)."""
+    layer_weights: float
+    """In all layers together."""
+    vocabulary: int
+    bytes_a_weight: float = 2.0
+
+    @property
+    def head_weights(self) -> float:
+        """Of the output head."""
+        return float(self.vocabulary * self.width)
+
+
+@dataclass(frozen=True)
+class Accelerator:
+    """What a GPU can do at most by its maker's data sheet, and which share of it is assumed to be reached."""
+
+    name: str
+    bytes_a_second: float
+    flops: float
+    """Operations a second in bfloat16, without sparsity."""
+    memory_share: float
+    compute_share: float
+
+
+LLAMA_8B = Shape("8B (Llama 3's)", layers=32, width=4096, key_values=1024, layer_weights=6.98e9, vocabulary=128_256)
+"""https://huggingface.co/meta-llama/Meta-Llama-3-8B/blob/main/config.json"""
+
+H100 = Accelerator("H100 SXM", bytes_a_second=3.35e12, flops=989e12, memory_share=0.7, compute_share=0.45)
+"""https://www.nvidia.com/en-us/data-center/h100/: 3.35 TB/s, 989 teraFLOPS. The shares are assumptions."""
+
+Cost = str
+"""Which score is computed: unguarded, max_probability, cascade, or hybridgrad."""
+
+
+@dataclass(frozen=True)
+class RooflineServices:
+    """Times of a model on a GPU by arithmetic: what its bytes take or its operations, if more, and the host's part.
+
+    HybridGrad, for each token of an answer: the replay and the backward pass through the upper half of the layers
+    (a forward pass from states that were kept, and gradients of activations alone), and three products with the head
+    (its output again, the seed of the backward pass, ParaGrad). The cascade: the head's part alone, for a share
+    `doubts` of the answers. Maximum probability: nothing, since writing has computed it.
+    """
+
+    shape: Shape
+    gpu: Accelerator
+    host: Host
+    cost: Cost
+    doubts: float = 0.25
+
+    def join(self, prompts: Sequence[int]) -> float:
+        """As in `Services`."""
+        weights = self.shape.layer_weights
+        operations = 2 * weights * sum(prompts) + 2 * self.shape.head_weights * len(prompts)
+        return self.host.step + self._computing(weights, operations)
+
+    def step(self, rows: int, width: float) -> float:
+        """As in `Services`."""
+        weights = self.shape.layer_weights + self.shape.head_weights
+        keys = 2 * self.shape.layers * self.shape.key_values * width * rows
+        return self.host.step + self._computing(weights + keys, 2 * weights * rows)
+
+    def score(self, answers: Sequence[int]) -> float:
+        """As in `Services`."""
+        tokens = sum(answers)
+        if self.cost == "hybridgrad":
+            upper, head = self.shape.layer_weights / 2, self.shape.head_weights
+            return self.host.score + self._computing(2 * upper + 3 * head, (4 * upper + 6 * head) * tokens)
+        if self.cost == "cascade" and tokens:
+            head = self.shape.head_weights
+            return self._computing(2 * head, 4 * head * tokens * self.doubts)
+        return 0.0
+
+    def _computing(self, numbers: float, operations: float) -> float:
+        gpu = self.gpu
+        memory = numbers * self.shape.bytes_a_weight / (gpu.bytes_a_second * gpu.memory_share)
+        return max(memory, operations / (gpu.flops * gpu.compute_share))
