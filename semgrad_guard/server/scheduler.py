@@ -27,6 +27,7 @@ from semgrad_guard.guard import Draft, ain_time, cancelling
 from semgrad_guard.records import Message
 from semgrad_guard.server.answers import Answer
 from semgrad_guard.server.batching import Batcher, Batching, batcher_of
+from semgrad_guard.server.model_queue import ModelQueue
 from semgrad_guard.server.turns import Turn
 from semgrad_guard.server.writing import AnswerRequest, Assignment, Writer
 
@@ -82,6 +83,11 @@ class Scheduler:
         self._closed, self._turn_seconds, self._since = False, _FIRST_GUESS, time.monotonic()
         self._thread = threading.Thread(target=self._run, daemon=True, name=f"semgrad-guard-{model.name}")
         self._thread.start()
+
+    @property
+    def name(self) -> str:
+        """The model's name."""
+        return self.model.name
 
     @property
     def depth(self) -> int:
@@ -288,7 +294,7 @@ class Scheduler:
 class LiveAnswers:
     """An answer that is being written, on the event loop: its pieces, then its scored draft (`AsyncLiveDraft`)."""
 
-    def __init__(self, scheduler: Scheduler, request: AnswerRequest) -> None:
+    def __init__(self, scheduler: ModelQueue, request: AnswerRequest) -> None:
         loop = asyncio.get_running_loop()
         self._pieces: asyncio.Queue[str | None] = asyncio.Queue()
 

@@ -20,6 +20,7 @@ from semgrad_guard.records import Verdict
 from semgrad_guard.server.answers import Answer
 from semgrad_guard.server.http_errors import HttpError
 from semgrad_guard.server.metrics import Metrics
+from semgrad_guard.server.model_queue import ModelQueue
 from semgrad_guard.server.protocol import (
     ChatRequest,
     DecisionsRequest,
@@ -27,7 +28,7 @@ from semgrad_guard.server.protocol import (
     ScoreRequest,
     SummaryRequest,
 )
-from semgrad_guard.server.scheduler import LiveAnswers, Scheduler
+from semgrad_guard.server.scheduler import LiveAnswers
 from semgrad_guard.server.upstream import Asked, RemoteTarget, Upstream
 from semgrad_guard.server.writing import AnswerRequest
 
@@ -58,7 +59,7 @@ class ServedModel:
     """
 
     name: str
-    scheduler: Scheduler
+    scheduler: ModelQueue
     terms: Terms
     options: GenerationOptions = field(default_factory=GenerationOptions)
     upstream: Upstream | None = None

@@ -20,7 +20,7 @@ from semgrad_guard.errors import InputError, UpstreamError
 from semgrad_guard.guard import Draft, Reply, Waiting
 from semgrad_guard.records import Message, ToolCall
 from semgrad_guard.server.answers import Answer
-from semgrad_guard.server.scheduler import Scheduler
+from semgrad_guard.server.model_queue import ModelQueue
 
 _LARGEST = 16 * 2**20
 """Bytes of an answer."""
@@ -209,7 +209,7 @@ class Upstream:
     """Another server that writes the drafts, and the local model that scores them."""
 
     server: RemoteServer
-    scheduler: Scheduler
+    scheduler: ModelQueue
 
     async def drafts(self, asked: Asked) -> Sequence[Draft[Answer]]:
         """The scored drafts of a request."""

@@ -7,10 +7,10 @@ from itertools import count
 from typing import Any
 
 from semgrad_guard.engine.generation.decoding import Decoder
-from semgrad_guard.engine.generation.options import GenerationOptions
 from semgrad_guard.engine.generation.running_batch import Asked, RunningAnswer
 from semgrad_guard.errors import AnswerInterruptedError, InputError, UnsupportedModelError
 from semgrad_guard.vllm.recorder import Record, Recorder
+from semgrad_guard.vllm.sampling import require_grammars, sampling_of
 from semgrad_guard.vllm.shared_weights import library
 
 _NUMBERS = count()
@@ -68,7 +68,9 @@ class Engine:
         Raises:
             InputError: vLLM does not take it.
         """
-        sampling = _sampling(answer.options)
+        if answer.options.grammar is not None:
+            require_grammars(self._engine.vllm_config)
+        sampling = sampling_of(answer.options, detokenize=False)  # where an answer ends is ours to see
         try:
             [prompt] = self._engine.renderer.render_cmpl([{"prompt_token_ids": list(answer.prompt.ids)}])
             answer.inner = self._engine.add_request(answer.name, prompt, sampling)
@@ -99,24 +101,3 @@ class Engine:
         if self._recorder is not None:
             for answer in gone:
                 self._recorder.records.pop(answer.inner, None)
-
-
-def _sampling(options: GenerationOptions) -> Any:
-    """vLLM's parameters for these options; a sampled answer is vLLM's for that seed, not our engine's.
-
-    Where an answer ends is ours to see, at the same tokens and strings as with our engine.
-
-    Raises:
-        InputError: the answer follows a grammar.
-    """
-    if options.grammar is not None:
-        raise InputError("an answer that follows a grammar is not written by vLLM here; leave the grammar out")
-    return library().SamplingParams(
-        max_tokens=options.max_tokens,
-        temperature=options.temperature,
-        top_p=options.top_p,
-        top_k=options.top_k or -1,
-        seed=options.seed,
-        ignore_eos=True,
-        detokenize=False,
-    )

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, Self, cast
 
-from transformers import AutoConfig
+from transformers import AutoConfig, AutoTokenizer, PreTrainedTokenizerBase
 
+from semgrad_guard.engine.generation.generation import Generation
+from semgrad_guard.engine.generation.running_batch import Asked
 from semgrad_guard.engine.language_model import LanguageModel
 from semgrad_guard.engine.loaded_model import ModelIdentity
 from semgrad_guard.engine.models.architecture import LogitTransform
@@ -20,16 +22,72 @@ from semgrad_guard.engine.scoring.observation import observed_layer
 from semgrad_guard.named import folder_of
 from semgrad_guard.vllm.decoder import VLLMDecoder
 from semgrad_guard.vllm.engine import Engine
-from semgrad_guard.vllm.running_batch import VLLMBatch
+from semgrad_guard.vllm.running_batch import VLLMBatch, WrittenAnswers
 from semgrad_guard.vllm.shared_weights import kept_weights, library, twin_of
 
 
-class VLLMLanguageModel(LanguageModel):
-    """A `LanguageModel` whose answers vLLM writes. It goes wherever one goes: into `Guard` and both doors.
+class TwinLanguageModel(LanguageModel):
+    """A `LanguageModel` on vLLM's own weights: what scores the answers that vLLM writes.
 
     Scores are those of our engine on the same weights. A calibration made with one engine does not fit the other: the
     model's fingerprint names the engine, for answers in half precision differ between them.
     """
+
+    _window: int | None = None
+
+    @classmethod
+    def on(
+        cls,
+        served: Any,
+        config: Any,
+        tokenizer: PreTrainedTokenizerBase | None = None,
+        *,
+        name: str | None = None,
+        semantic_token: int | TokenChoice | None = None,
+        template_options: Mapping[str, Any] | None = None,
+    ) -> Self:
+        """Wrap vLLM's model, which was made under `kept_weights`; `config` is vLLM's `ModelConfig`.
+
+        The tokenizer is the one that it names, unless there is one at hand.
+
+        Raises:
+            UnsupportedModelError: the layout of its weights is not known, or they are not whole.
+        """
+        twin = twin_of(served, config.hf_config, config.dtype)
+        cast(Any, twin.generation_config).update(**config.try_get_generation_config())  # it names tokens that end
+        made = cls(
+            twin,
+            tokenizer or AutoTokenizer.from_pretrained(config.tokenizer, revision=config.tokenizer_revision),
+            name=name or str(config.model),
+            semantic_token=semantic_token,
+            template_options=template_options,
+        )
+        made._window = int(config.max_model_len)
+        return made
+
+    @property
+    def end_tokens(self) -> tuple[int, ...]:
+        """The tokens that end an answer."""
+        return self._end_tokens
+
+    def written(self, answers: Sequence[tuple[Asked, Sequence[int]]]) -> list[Generation]:
+        """Answers that vLLM wrote to what was asked, by their tokens (the token that ended one included)."""
+        return WrittenAnswers(self._scorer, lambda: self._decoder, Objective()).generations_of(answers)
+
+    @property
+    def identity(self) -> ModelIdentity:
+        """That of the model, and in its fingerprint the engine that writes."""
+        found = super().identity
+        return replace(found, fingerprint=f"vllm-{found.fingerprint}")
+
+    @property
+    def context_window(self) -> int | None:
+        """Positions that vLLM was given room for."""
+        return self._window
+
+
+class VLLMLanguageModel(TwinLanguageModel):
+    """A `LanguageModel` whose answers vLLM writes, in this process. It goes wherever one goes: `Guard`, both doors."""
 
     _llm: Any = None
     _engine: Engine
@@ -51,13 +109,12 @@ class VLLMLanguageModel(LanguageModel):
             UnsupportedModelError: the layout of its weights is not known, or they are not whole.
             InputError: its engine runs in another process.
         """
-        engine, config = Engine(llm), llm.model_config
-        twin = twin_of(engine.model, config.hf_config, config.dtype)
-        cast(Any, twin.generation_config).update(**config.try_get_generation_config())  # it names tokens that end
-        made = cls(
-            twin,
+        engine = Engine(llm)
+        made = cls.on(
+            engine.model,
+            llm.model_config,
             llm.get_tokenizer(),
-            name=name or str(config.model),
+            name=name,
             semantic_token=semantic_token,
             template_options=template_options,
         )
@@ -92,16 +149,12 @@ class VLLMLanguageModel(LanguageModel):
             os.environ.setdefault(variable, value)
         vllm, place = library(), str(folder_of(name_or_path) or name_or_path)
         dtype: Any = AutoConfig.from_pretrained(place).dtype  # vLLM would make half precision of float32
-        known = {} if dtype is None else {"dtype": dtype}
+        known: dict[str, Any] = {"structured_outputs_config": {"backend": "guidance"}}  # what reads our grammars
+        if dtype is not None:
+            known["dtype"] = dtype
         with kept_weights():
             llm: Any = vllm.LLM(place, **{"enforce_eager": True, "load_format": "safetensors", **known, **engine})
         return cls.from_vllm(llm, name=name_or_path, semantic_token=semantic_token, template_options=template_options)
-
-    @property
-    def identity(self) -> ModelIdentity:
-        """That of the model, and in its fingerprint the engine that writes."""
-        found = super().identity
-        return replace(found, fingerprint=f"vllm-{found.fingerprint}")
 
     @property
     def joins(self) -> bool:
@@ -121,8 +174,3 @@ class VLLMLanguageModel(LanguageModel):
             render=partial(render, self.tokenizer, template_options=self._template_options),
             window=self.context_window,
         )
-
-    @property
-    def context_window(self) -> int | None:
-        """Positions that vLLM was given room for."""
-        return None if self._llm is None else int(self._llm.model_config.max_model_len)

@@ -7,6 +7,7 @@ from contextvars import Context
 from typing import cast
 
 from semgrad_guard.engine.generation.decoding import Decoder
+from semgrad_guard.engine.generation.generation import Generation
 from semgrad_guard.engine.generation.options import GenerationOptions
 from semgrad_guard.engine.generation.running_batch import Asked, RunningAnswer, RunningBatch
 from semgrad_guard.engine.interruption import current_stop
@@ -30,8 +31,9 @@ class VLLMBatch(RunningBatch):
         self._engine = engine
 
     def takes(self, prompt: Prompt, options: GenerationOptions) -> bool:
-        """Whether this answer can join: vLLM follows no grammar here."""
-        return options.grammar is None
+        """Whether this answer can join: vLLM takes every one."""
+        del prompt, options
+        return True
 
     def join(self, asked: Sequence[Asked]) -> list[RunningAnswer]:
         """Have answers written, from the next step on. Whatever it raises: none of them has joined.
@@ -89,3 +91,24 @@ class VLLMBatch(RunningBatch):
         lengths, layer = [len(row.ids) for row in rows], observed_layer(self._scorer.architecture.n_layers)
         with clean_slate():
             return unless_memory_runs_out(lambda: left_by(records, lengths, layer=layer, epoch=rows[0].epoch))
+
+
+class WrittenAnswers(RunningBatch):
+    """Answers that vLLM has written elsewhere: their tokens, and nothing of what its passes left."""
+
+    def generations_of(self, written: Sequence[tuple[Asked, Sequence[int]]]) -> list[Generation]:
+        """Each as it was asked for, with its tokens and the token that ended it; to be scored together."""
+        decoder, rows = self._get_decoder(), list[RunningAnswer]()
+        self.require_the_same_model()
+        for asked, tokens in written:
+            row = RunningAnswer(asked, decoder)
+            row.epoch = self._epoch
+            for token in tokens:
+                if not row.done:
+                    row.take(token)
+            rows.append(row)
+        return self.generations(rows)
+
+    def left_by(self, rows: Sequence[RunningAnswer]) -> CapturedStates | None:
+        """Nothing: they were written in another call."""
+        return None

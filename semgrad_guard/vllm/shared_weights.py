@@ -73,9 +73,8 @@ def shared(twin: nn.Module, served: nn.Module) -> int:
     return sum(each.untyped_storage().data_ptr() in storages for each in twin.parameters())
 
 
-@contextmanager
-def kept_weights() -> Generator[None]:
-    """For the time of a block, vLLM keeps a linear layer's weight beside the packed copy that a CPU computes with.
+def keep_weights() -> Callable[[], None]:
+    """From now on vLLM keeps a linear layer's weight beside the packed copy that a CPU computes with; how to undo it.
 
     On a CPU vLLM empties it after packing. (On CUDA nothing is packed: read in the code of vLLM 0.32, not run.)
     """
@@ -85,11 +84,21 @@ def kept_weights() -> Generator[None]:
     def keeping(layer: nn.Module, remove_weight: bool) -> None:
         dispatch(layer, remove_weight=False)
 
+    def undo() -> None:
+        utils.dispatch_cpu_unquantized_gemm = dispatch
+
     utils.dispatch_cpu_unquantized_gemm = keeping
+    return undo
+
+
+@contextmanager
+def kept_weights() -> Generator[None]:
+    """`keep_weights` for the time of a block."""
+    undo = keep_weights()
     try:
         yield
     finally:
-        utils.dispatch_cpu_unquantized_gemm = dispatch
+        undo()
 
 
 @contextmanager

@@ -16,7 +16,8 @@ from typing import Any
 import httpx
 import pytest
 
-from semgrad_guard import GenerationOptions, LanguageModel
+from semgrad_guard import GenerationOptions, LanguageModel, Message
+from semgrad_guard.adapters.answer_form import AnswerForm
 
 from .conftest import ENVIRONMENT, made
 
@@ -25,6 +26,21 @@ pytest.importorskip("vllm", reason="vLLM is not installed here: make check-vllm 
 
 ENGINE = ("--engine", 'vllm={"max_model_len": 256, "max_num_seqs": 8}', "--dtype", "float32")
 QUESTIONS = [f"What is {a} of {b}?" for a in ("a metal", "the river") for b in ("glass", "Mongolia", "1815")]
+
+
+SCHEMA = {
+    "type": "object",
+    "properties": {"ok": {"type": "boolean"}, "n": {"enum": [1, 23, 456]}},
+    "required": ["ok", "n"],
+}
+FORM = {"type": "json_schema", "json_schema": {"name": "found", "schema": SCHEMA}}
+
+
+def formed(own: LanguageModel, question: str, tokens: int) -> str:
+    """What our engine answers in that form."""
+    form = AnswerForm.of({"response_format": FORM})
+    conversation = form.instructed((Message(role="user", content=question),))
+    return own.generate(conversation, GenerationOptions(max_tokens=tokens, grammar=form.grammar(own))).text
 
 
 @pytest.fixture(scope="module")
@@ -81,18 +97,11 @@ def test_requests_share_vllms_batch(folder: Path) -> None:
             timed = alone.evidence.gradients()
             assert timed is not None
             assert each["semgrad_guard"]["uncertainty"] == pytest.approx(timed.scores.hybridgrad, rel=1e-4)
-        refused = httpx.post(
-            f"{url}/chat/completions",
-            json={
-                "model": model["id"],
-                "messages": [{"role": "user", "content": "x"}],
-                "response_format": {"type": "json_object"},
-            },
-            timeout=60,
-            trust_env=False,
-        )
-        assert refused.status_code == 400
-        assert "grammar" in refused.json()["error"]["message"]
+        form = answered(url, QUESTIONS, model=model["id"], max_tokens=40, response_format=FORM)
+        for question, each in zip(QUESTIONS, form, strict=True):
+            text = each["choices"][0]["message"]["content"]
+            assert text == formed(own, question, 40)
+            assert set(json.loads(text)) == {"ok", "n"}
 
 
 def test_a_calibration_is_one_engines(folder: Path, tmp_path: Path) -> None:

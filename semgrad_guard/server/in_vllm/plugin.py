@@ -1,0 +1,133 @@
+"""`GuardPlugin`: `vllm serve` answers with our routes. An endpoint plugin of vLLM's, which VLLM_PLUGINS has to name.
+
+vLLM goes on, unguarded, where a plugin cannot be imported or made. So this module imports next to nothing, and what can
+fail is done once vLLM has the plugin: from then on an error ends the server.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from semgrad_guard.errors import InputError
+
+if TYPE_CHECKING:
+    from semgrad_guard.server.assembly import Server
+    from semgrad_guard.server.settings import ServerSettings
+
+SETTINGS = "SEMGRAD_GUARD_SETTINGS"
+"""In the environment: a JSON file with the options of `semgrad-guard serve` by name."""
+_KEPT = frozenset({"/health", "/ping", "/version", "/load", "/metrics", "/tokenize", "/detokenize"})
+"""Routes of vLLM's that stay: none of them writes text."""
+_ALWAYS = "/semgrad-guard"
+"""Our routes are there as well, also those whose place vLLM's have (`/semgrad-guard/metrics`)."""
+_VLLM_S = ("model", "dtype", "device", "quantization_config", "engine", "upstream", "scorer", "allow_host")
+"""Settings that are said to `vllm serve` itself, or make no sense in it."""
+
+
+def register() -> None:
+    """What vLLM calls in each of its processes before it loads a model: keep what scoring will need.
+
+    vLLM does so whether VLLM_PLUGINS names the plugin or nothing; where it does not, nothing is changed.
+    """
+    if GuardPlugin.name in os.environ.get("VLLM_PLUGINS", "").split(","):
+        from semgrad_guard.vllm.shared_weights import keep_weights
+
+        keep_weights()
+
+
+class GuardPlugin:
+    """Our routes in the place of vLLM's; those of its own that write text and that nobody judges are gone.
+
+    `allow_unguarded` in the settings names what of them stays (`embeddings`).
+    """
+
+    name = "semgrad_guard"
+    required_tasks = ("generate",)
+
+    _settings: ServerSettings
+    _server: Server | None = None
+
+    def attach_router(self, app: Any) -> None:
+        """Put our application behind the routes that stay.
+
+        Raises:
+            InputError: the settings cannot be read; `vllm serve` does not start.
+        """
+        from starlette.routing import Mount
+
+        self._settings = settings_in(os.environ.get(SETTINGS))
+        kept = _KEPT | {f"/v1/{route}" for route in self._settings.allow_unguarded}
+        app.router.routes[:] = [each for each in app.router.routes if _path(each) in kept]
+        app.router.routes += [Mount(prefix, self._answer) for prefix in (_ALWAYS, "")]
+        inner = app.router.lifespan_context
+
+        @asynccontextmanager
+        async def lifespan(served: Any) -> AsyncGenerator[Any]:
+            async with inner(served) as state:
+                yield state
+            if self._server is not None:
+                await asyncio.to_thread(self._server.service.close)
+
+        app.router.lifespan_context = lifespan
+
+    async def init_state(self, engine_client: Any, state: Any, args: Any) -> None:
+        """Make the scoring model in the worker, and the application that asks it.
+
+        Raises:
+            SemGradGuardError: it cannot be made; `vllm serve` does not start.
+        """
+        from semgrad_guard.loading import load_estimator
+        from semgrad_guard.server.assembly import assemble, keys_of, policy_of
+        from semgrad_guard.server.in_vllm.queue import WorkerQueue
+
+        del state
+        if engine_client is None:
+            raise InputError("the guard needs vLLM's engine, which this server does not have")
+        name = (args.served_model_name or [args.model])[0]
+        settings = self._settings.model_copy(update={"model": name})
+        estimator = load_estimator(settings.estimator, policy_of(settings, name))
+        queue = WorkerQueue(engine_client, name, estimator, limit=settings.connections)
+        await queue.open(settings)
+        self._server = assemble(settings, keys=keys_of(settings), hosts=None, queue=queue)
+
+    async def _answer(self, scope: Any, receive: Any, send: Any) -> None:
+        if self._server is None:
+            raise InputError("the server has not begun yet")
+        await self._server.app(scope, receive, send)
+
+
+def settings_in(path: str | None) -> ServerSettings:
+    """The settings in a file.
+
+    Raises:
+        InputError: it is not named, cannot be read, or says what is said to `vllm serve`.
+    """
+    from pydantic import ValidationError
+
+    from semgrad_guard.server.settings import ServerSettings
+
+    if path is None:
+        raise InputError(
+            f'{SETTINGS} names no file: write one such as {{"calibration": "calibration.json"}}, or '
+            '{"mode": "annotate"} to deliver every answer with its uncertainty'
+        )
+    try:
+        settings = ServerSettings.model_validate_json(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InputError(f"{SETTINGS} names {path}, which cannot be read ({error.strerror})") from error
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        place = ".".join(map(str, first["loc"]))
+        raise InputError(f"{path}: {place or 'settings'}: {first['msg']}") from error
+    if said := sorted(settings.model_fields_set & set(_VLLM_S)):
+        raise InputError(f"{path}: leave {', '.join(said)} out; `vllm serve` says that")
+    return settings
+
+
+def _path(route: Any) -> str:
+    return str(getattr(route, "path", ""))

@@ -1,0 +1,138 @@
+"""`ScoringWorker`: in vLLM's worker, between two steps of its engine, answers are scored on its own weights."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from semgrad_guard.engine.generation.running_batch import Asked as AskedPrompt
+from semgrad_guard.errors import InputError, UnsupportedModelError
+from semgrad_guard.estimators.base import ReplayEstimator
+from semgrad_guard.guard import Draft
+from semgrad_guard.loading import load_estimator
+from semgrad_guard.server.assembly import options_of, policy_of
+from semgrad_guard.server.in_vllm.messages import (
+    ELSEWHERE,
+    OPEN,
+    READ,
+    SCORE,
+    SEGMENTS,
+    Asked,
+    Elsewhere,
+    Failed,
+    Opening,
+    Read,
+    ScoredDraft,
+    Segments,
+    Written,
+)
+from semgrad_guard.server.writing import AnswerRequest, Assignment, Writer
+from semgrad_guard.vllm.language_model import TwinLanguageModel
+from semgrad_guard.vllm.sampling import require_grammars
+
+
+class ScoringWorker:
+    """`vllm serve --worker-extension-cls semgrad_guard.server.in_vllm.worker.ScoringWorker`: one method more."""
+
+    def semgrad_guard(self, name: str, payload: str) -> str:
+        """Answer a message of the server's (see `messages`)."""
+        worker: Any = self
+        if name == OPEN.name:
+            return OPEN.answered(payload, lambda opening: _open(worker, opening))
+        scoring: Scoring = worker.semgrad_guard_scoring
+        return scoring.answered(name, payload)
+
+
+def _open(worker: Any, opening: Opening) -> str:
+    """Make the scoring model; what it writes with has been loaded."""
+    if (size := worker.parallel_config.world_size) > 1:
+        raise UnsupportedModelError(
+            f"vLLM spreads this model over {size} processes, and scoring takes whole weights: serve it with "
+            "--tensor-parallel-size 1 --pipeline-parallel-size 1"
+        )
+    model = TwinLanguageModel.on(worker.model_runner.model, worker.model_config)
+    worker.semgrad_guard_scoring = Scoring(model, opening, worker.vllm_config)
+    return model.identity.fingerprint
+
+
+class Scoring:
+    """One model, and everything that the server asks about it; `config` is vLLM's `VllmConfig`.
+
+    Raises:
+        BindingMismatchError: the calibration is not of this model, engine and estimator.
+    """
+
+    def __init__(self, model: TwinLanguageModel, opening: Opening, config: Any) -> None:
+        policy = policy_of(opening.settings, opening.name)
+        self._model, self._estimator = model, load_estimator(opening.settings.estimator, policy)
+        if self._estimator.objective.gradients:
+            self._estimator.objective.span(model.n_layers)  # refused here, and not at each request
+        self._writer, self._config = Writer(model, self._estimator), config
+        policy.check(self._writer.answerer(options_of(opening.settings)).binding())
+
+    @torch.inference_mode(False)
+    def answered(self, name: str, payload: str) -> str:
+        """The answer to a message."""
+        match name:
+            case READ.name:
+                return READ.answered(payload, self._read)
+            case SCORE.name:
+                return SCORE.answered(payload, self._score)
+            case SEGMENTS.name:
+                return SEGMENTS.answered(payload, self._segments)
+            case _:
+                return ELSEWHERE.answered(payload, self._elsewhere)
+
+    def _read(self, asked: Asked) -> Read:
+        assignment = self._assigned(asked)
+        if assignment.options[0].grammar is not None:
+            require_grammars(self._config)
+        return Read(
+            ids=tuple(assignment.prompt.ids), options=assignment.options, end_tokens=tuple(self._model.end_tokens)
+        )
+
+    def _assigned(self, asked: Asked) -> Assignment:
+        return self._writer.assigned(AnswerRequest(**vars(asked)))
+
+    def _score(self, written: list[Written]) -> list[list[ScoredDraft] | Failed]:
+        """Those that can be in one backward pass; where that fails, each request by itself."""
+        try:
+            return list(self._drafts(written))
+        except Exception as error:  # noqa: BLE001 - told to whose it is
+            return [Failed.of(error)] if len(written) == 1 else [self._score([each])[0] for each in written]
+
+    def _drafts(self, written: Sequence[Written]) -> Sequence[list[ScoredDraft]]:
+        with self._model.turn:  # in which the model is looked at once
+            assignments = [self._assigned(each.asked) for each in written]
+            answers = [
+                (AskedPrompt(assignment.prompt, options), tokens)
+                for assignment, each in zip(assignments, written, strict=True)
+                for options, tokens in zip(assignment.options, each.answers, strict=True)
+            ]
+            generations = iter(self._model.written(answers))
+            return [
+                [_record(each) for each in self._writer.drafts(one, [next(generations) for _ in one.options])]
+                for one in assignments
+            ]
+
+    def _elsewhere(self, text: Elsewhere) -> ScoredDraft:
+        answerer, options = self._writer.answerer(), text.form.template_options
+        if text.reason is not None:
+            return _record(Draft(answerer.unscored(text.text, text.reason), None))
+        return _record(answerer.scored(text.conversation, text.text, template_options=options, cut=text.cut))
+
+    def _segments(self, text: Elsewhere) -> Segments:
+        estimator = self._estimator
+        if not isinstance(estimator, ReplayEstimator) or text.by is None:
+            raise InputError(f"{estimator.name} compares whole answers; leave 'by' out, or serve with hybridgrad")
+        found = self._model.score(text.conversation, text.text, by=text.by, objective=estimator.objective)
+        return [
+            (each.text, each.start, each.end, None if each.scores is None else estimator.value(each.scores))
+            for each in found
+        ]
+
+
+def _record(draft: Draft[Any]) -> ScoredDraft:
+    return ScoredDraft(verdict=draft.verdict, answer=draft.answer, prompt=draft.prompt)

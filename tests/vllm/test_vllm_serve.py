@@ -1,0 +1,257 @@
+"""`vllm serve` with our plugin: the same answers, scores and decisions as everywhere, and no way around them."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Generator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from semgrad_guard import GenerationOptions, HybridGrad, LanguageModel
+
+from .conftest import ENVIRONMENT, made
+from .test_served import ENGINE, FORM, QUESTIONS, done, formed
+
+pytestmark = pytest.mark.heavy
+pytest.importorskip("vllm", reason="vLLM is not installed here: make check-vllm has an environment for it")
+
+WORKER = "semgrad_guard.server.in_vllm.worker.ScoringWorker"
+NAMED = ("--served-model-name", "model")
+FORMS = ("--structured-outputs-config.backend", "guidance")
+SIZE = ("--dtype", "float32", "--max-model-len", "256", "--max-num-seqs", "8", "--enforce-eager", *NAMED, *FORMS)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return made("llama", tmp_path_factory.mktemp("vllm-serve") / "model")
+
+
+@pytest.fixture(scope="module")
+def own(folder: Path) -> LanguageModel:
+    return LanguageModel.from_pretrained(str(folder), dtype="float32")
+
+
+@contextmanager
+def started(folder: Path, said: Path, settings: Any, *more: str) -> Generator[tuple[subprocess.Popen[bytes], str]]:
+    """The process of a `vllm serve` with these settings, and its URL; it may not have begun."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    named = said.with_suffix(".json")
+    named.write_text(settings if isinstance(settings, str) else json.dumps({"no_log": True, **settings}))
+    plugin = {"VLLM_PLUGINS": "semgrad_guard", "SEMGRAD_GUARD_SETTINGS": str(named), "VLLM_NO_USAGE_STATS": "1"}
+    # What `vllm serve` runs; the wheel for CPUs has another name than its own script looks for.
+    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(folder), *SIZE]
+    command += ["--port", str(port)]
+    command += ["--host", "127.0.0.1", *(more or ("--worker-extension-cls", WORKER))]
+    environment = os.environ | ENVIRONMENT | plugin
+    with (
+        said.open("wb") as out,
+        subprocess.Popen(command, stdout=out, stderr=out, env=environment, start_new_session=True) as process,
+    ):
+        try:
+            yield process, f"http://127.0.0.1:{port}"
+        finally:
+            os.killpg(process.pid, signal.SIGTERM)
+            process.wait(60)
+
+
+@contextmanager
+def serving(folder: Path, said: Path, **settings: Any) -> Generator[httpx.Client]:
+    """A client of a `vllm serve` that has begun."""
+    with started(folder, said, settings) as (process, url):
+        for _ in range(240):
+            assert process.poll() is None, said.read_text()[-4000:]
+            try:
+                if httpx.get(f"{url}/health", trust_env=False).status_code == 200:
+                    break
+            except httpx.HTTPError:
+                time.sleep(0.5)
+        with httpx.Client(base_url=url, timeout=120, trust_env=False) as client:
+            yield client
+
+
+@pytest.fixture(scope="module")
+def annotated(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Generator[httpx.Client]:
+    said = tmp_path_factory.mktemp("said") / "said.txt"
+    with serving(folder, said, mode="annotate", max_tokens=20, threshold=1.0, allow_override=["mode"]) as client:
+        yield client
+
+
+def ask(client: httpx.Client, question: str, **given: Any) -> dict[str, Any]:
+    body = {"model": "model", "messages": [{"role": "user", "content": question}], **given}
+    response = client.post("/v1/chat/completions", json=body)
+    assert response.status_code == 200, response.text
+    return response.json()
+
+
+def stream(client: httpx.Client, question: str, **given: Any) -> tuple[str, list[dict[str, Any]]]:
+    """The text of a stream, and its chunks."""
+    body = {"model": "model", "messages": [{"role": "user", "content": question}], "stream": True, **given}
+    with client.stream("POST", "/v1/chat/completions", json=body) as response:
+        lines = [line for line in response.iter_lines() if line]
+    assert lines[-1] == "data: [DONE]"
+    chunks = [json.loads(line.removeprefix("data: ")) for line in lines[:-1]]
+    pieces = [choice["delta"].get("content") or "" for chunk in chunks for choice in chunk["choices"]]
+    return "".join(pieces), chunks
+
+
+def test_answers_and_scores_are_our_engines(annotated: httpx.Client, own: LanguageModel) -> None:
+    """All at once, so that vLLM writes them in one batch, and they are scored in one pass or several."""
+    with ThreadPoolExecutor(len(QUESTIONS)) as pool:
+        found = list(pool.map(lambda question: ask(annotated, question), QUESTIONS))
+    estimator = HybridGrad()
+    for question, each in zip(QUESTIONS, found, strict=True):
+        alone = own.generate(question, GenerationOptions(max_tokens=20))
+        [choice] = each["choices"]
+        assert choice["message"]["content"] == alone.text
+        assert choice["finish_reason"] == alone.finish_reason
+        assert each["usage"]["completion_tokens"] == alone.completion_tokens
+        assert each["semgrad_guard"]["uncertainty"] == pytest.approx(estimator(alone.evidence).uncertainty, rel=1e-4)
+
+
+def test_stop_strings_seeds_and_several_answers(annotated: httpx.Client, own: LanguageModel) -> None:
+    whole = own.generate(QUESTIONS[0], GenerationOptions(max_tokens=20)).text
+    stop = whole[len(whole) // 2 :][:2]
+    expected = own.generate(QUESTIONS[0], GenerationOptions(max_tokens=20, stop=(stop,)))
+    found = ask(annotated, QUESTIONS[0], stop=[stop])
+    assert found["choices"][0]["message"]["content"] == expected.text
+    estimator = HybridGrad()
+    assert found["semgrad_guard"]["uncertainty"] == pytest.approx(estimator(expected.evidence).uncertainty, rel=1e-4)
+    several = [ask(annotated, QUESTIONS[1], n=3, temperature=1.0, seed=5)["choices"] for _ in range(2)]
+    texts = [[choice["message"]["content"] for choice in choices] for choices in several]
+    assert texts[0] == texts[1]
+    assert len(set(texts[0])) > 1
+
+
+def test_answers_in_a_form(annotated: httpx.Client, own: LanguageModel) -> None:
+    found = ask(annotated, QUESTIONS[0], response_format=FORM)
+    assert found["choices"][0]["message"]["content"] == formed(own, QUESTIONS[0], 20)
+    assert found["semgrad_guard"]["uncertainty"] > 0
+    impossible = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "no such type"}}}
+    body = {"model": "model", "messages": [{"role": "user", "content": "Hello"}], "response_format": impossible}
+    assert annotated.post("/v1/chat/completions", json=body).status_code == 400
+
+
+def test_streams(annotated: httpx.Client, own: LanguageModel) -> None:
+    text, chunks = stream(annotated, QUESTIONS[2])
+    assert text == own.generate(QUESTIONS[2], GenerationOptions(max_tokens=20)).text
+    assert len(chunks) > 3  # in pieces, for nothing is withheld
+    assert chunks[-1]["semgrad_guard"]["action"] == "answer"
+
+
+def test_texts_from_elsewhere(annotated: httpx.Client, own: LanguageModel) -> None:
+    body = {
+        "model": "model",
+        "messages": [{"role": "user", "content": QUESTIONS[0]}],
+        "text": "It is so. It is not.",
+        "by": "sentence",
+    }
+    found = annotated.post("/v1/score", json=body).json()
+    expected = own.score(QUESTIONS[0], "It is so. It is not.").hybridgrad
+    assert found["semgrad_guard"]["uncertainty"] == pytest.approx(expected, rel=1e-4)
+    assert [each["text"] for each in found["segments"]] == ["It is so. ", "It is not."]
+
+
+def test_nothing_else_writes(annotated: httpx.Client) -> None:
+    """No route of vLLM's own that writes is left, and ours refuse what they refuse everywhere."""
+    plain = {"model": "x", "prompt": "Hello", "max_tokens": 5}
+    chat = {"model": "x", "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 5}
+    for path, body in (
+        ("/v1/completions", plain),
+        ("/v1/responses", {"model": "x", "input": "Hello"}),
+        ("/v1/messages", chat),
+        ("/v1/chat/completions/", chat),
+        ("/v1/chat/completions/batch", chat),
+        ("/inference/v1/generate", {"token_ids": [1, 2], "sampling_params": {"max_tokens": 4}}),
+        ("/generate", plain),
+        ("/invocations", chat),
+        ("/v1/embeddings", {"model": "x", "input": "Hello"}),
+    ):
+        assert annotated.post(path, json=body).status_code in (403, 404, 405, 307), path
+    assert "semgrad_guard_" in annotated.get("/semgrad-guard/metrics").text
+    assert "vllm:" in annotated.get("/metrics").text
+    [model] = annotated.get("/v1/models").json()["data"]
+    assert model["semgrad_guard"]["mode"] == "annotate"
+    assert annotated.post("/v1/chat/completions", json={**chat, "model": "other"}).status_code == 404
+    too_long = {**chat, "model": model["id"], "messages": [{"role": "user", "content": "word " * 400}]}
+    assert annotated.post("/v1/chat/completions", json=too_long).status_code == 400
+
+
+def test_who_hangs_up_is_written_for_no_more(annotated: httpx.Client) -> None:
+    messages = [{"role": "user", "content": QUESTIONS[0]}]
+    body = {"model": "model", "messages": messages, "max_tokens": 20, "stream": True}
+    with annotated.stream("POST", "/v1/chat/completions", json=body) as one:
+        next(one.iter_lines())
+    for _ in range(50):
+        lines = annotated.get("/metrics").text.splitlines()
+        running = [line for line in lines if line.startswith("vllm:num_requests_running")]
+        if running and all(line.endswith(" 0.0") for line in running):
+            return
+        time.sleep(0.1)
+    raise AssertionError(running)
+
+
+def test_a_calibration_decides(folder: Path, own: LanguageModel, tmp_path: Path) -> None:
+    """One made with vLLM is taken, and withholds; one of our own engine's is refused before anything is answered."""
+    asked = [f"What is {n}?" for n in range(60)]
+    said = [answer.text.strip() or "nothing" for answer in own.generate_batch(asked, GenerationOptions(max_tokens=6))]
+    data = tmp_path / "data.jsonl"
+    data.write_text("\n".join(json.dumps({"question": q, "answers": [t]}) for q, t in zip(asked, said, strict=True)))
+    files = {name: tmp_path / f"{name}.json" for name in ("vllm", "own")}
+    for name, engine in (("vllm", ENGINE[:2]), ("own", ())):
+        options = ("--dtype", "float32", "--max-tokens", 6, "--alpha", 0.9, "--quiet", *engine)
+        run = done("calibrate", "--model", folder, "--data", data, "--output", files[name], *options)
+        assert run.returncode == 0, run.stdout + run.stderr
+    heard = tmp_path / "said.txt"
+    with serving(folder, heard, calibration=str(files["vllm"]), max_tokens=6) as client:
+        verdict = ask(client, asked[0])["semgrad_guard"]
+        assert verdict["threshold"] == json.loads(files["vllm"].read_text())["threshold"]
+        assert verdict["action"] in ("answer", "abstain")
+    with started(folder, heard, {"calibration": str(files["own"]), "max_tokens": 6}) as (process, _):
+        assert process.wait(120) != 0
+    assert "fingerprint" in heard.read_text()
+
+
+def test_what_is_withheld_is_nowhere(folder: Path, own: LanguageModel, tmp_path: Path) -> None:
+    said = tmp_path / "said.txt"
+    with serving(folder, said, threshold=-1.0, max_tokens=20, abstain_message="No.") as client:
+        draft = own.generate(QUESTIONS[0], GenerationOptions(max_tokens=20)).text
+        body = {"model": "model", "messages": [{"role": "user", "content": QUESTIONS[0]}]}
+        whole = client.post("/v1/chat/completions", json=body)
+        text, chunks = stream(client, QUESTIONS[0])
+        seen = whole.text + str(whole.headers) + json.dumps(chunks)
+        seen += client.get("/metrics").text + client.get("/semgrad-guard/metrics").text
+        assert whole.json()["choices"][0]["message"]["content"] == text == "No."
+        assert draft not in seen
+    assert draft not in said.read_text()
+
+
+@pytest.mark.parametrize(
+    ("settings", "more", "says"),
+    [
+        ('{"threshold": "much"}', (), "threshold"),
+        ({"threshold": 1.0, "model": "other"}, (), "leave model out"),
+        ({}, (), "nothing says which answers"),
+        ({"threshold": 1.0}, ("--seed", "0"), "--worker-extension-cls"),
+    ],
+)
+def test_without_the_guard_nothing_is_served(
+    folder: Path, tmp_path: Path, settings: Any, more: tuple[str, ...], says: str
+) -> None:
+    """A plugin that cannot work ends `vllm serve`; it must not go on unguarded."""
+    said = tmp_path / "said.txt"
+    with started(folder, said, settings, *more) as (process, _):
+        assert process.wait(120) != 0
+    assert says in said.read_text()
