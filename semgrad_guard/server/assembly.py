@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import cached_property
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
+from threading import Thread
+from typing import TYPE_CHECKING, TypeVar
 
 from fastapi import FastAPI
 
@@ -25,6 +27,7 @@ from semgrad_guard.loading import ModelSource, load_estimator, load_policy, pock
 from semgrad_guard.named import POCKET
 from semgrad_guard.server.app import Limits, make_app
 from semgrad_guard.server.keys import Keys
+from semgrad_guard.server.model_queue import ModelQueue
 from semgrad_guard.server.scheduler import Scheduler
 from semgrad_guard.server.service import ServedModel, Service
 from semgrad_guard.server.settings import API_KEY, TARGET_KEY, UPSTREAM_KEY, ServerSettings
@@ -33,6 +36,8 @@ from semgrad_guard.server.upstream import RemoteServer, RemoteTarget, Upstream
 
 if TYPE_CHECKING:
     from semgrad_guard.server.tracing import Evaluations
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -59,6 +64,7 @@ def assemble(
     keys: Keys,
     hosts: frozenset[str] | None,
     load: Callable[[ModelSource], LanguageModel] = ModelSource.load,
+    queue: ModelQueue | None = None,
 ) -> Server:
     """Load the models, open the log, and make the application.
 
@@ -67,16 +73,36 @@ def assemble(
         keys: who may come in.
         hosts: the names under which it may be called; see `allowed_hosts`.
         load: brings a model.
+        queue: the model's owner, where it was loaded by somebody else.
 
     Raises:
         SemGradGuardError: a model, a calibration, a log or another server cannot be had.
     """
-    maker = _Maker(settings, load)
+    maker = _Maker(settings, load, queue)
     unguarded = None if maker.upstream is None else Unguarded(maker.upstream, frozenset(settings.allow_unguarded))
-    models = [maker.served(name) for name in settings.names]
+    models = _aside(lambda: [maker.served(name) for name in settings.names])
     service = Service(models, log=None if settings.no_log else _open_log(settings), evaluations=_evaluations())
     limits = Limits(body_bytes=settings.max_body, connections=settings.connections)
     return Server(make_app(service, keys=keys, limits=limits, hosts=hosts, unguarded=unguarded), service)
+
+
+def _aside(work: Callable[[], T]) -> T:
+    """What `work` returns, done in a thread that ends with it.
+
+    OpenMP keeps the threads that compute for a thread as long as that one lives, and the more it keeps, the sooner they
+    go to sleep between two products. Those of whoever loaded the models would cost the models' own threads a quarter of
+    their speed (with two of them).
+    """
+    future = Future[T]()
+
+    def run() -> None:
+        try:
+            future.set_result(work())
+        except BaseException as error:  # noqa: BLE001 - raised by whoever waits
+            future.set_exception(error)
+
+    Thread(target=run, daemon=True, name="semgrad-guard-loading").start()
+    return future.result()
 
 
 @dataclass(frozen=True)
@@ -85,6 +111,7 @@ class _Maker:
 
     settings: ServerSettings
     load: Callable[[ModelSource], LanguageModel]
+    queue: ModelQueue | None
 
     @cached_property
     def upstream(self) -> RemoteServer | None:
@@ -102,34 +129,32 @@ class _Maker:
         url, _, model = self.settings.escalate_to.partition("#")
         return RemoteTarget(RemoteServer(url, api_key=os.environ.get(TARGET_KEY)), model)
 
-    @property
-    def options(self) -> GenerationOptions:
-        """How answers are written, unless a request says otherwise."""
-        return GenerationOptions(max_tokens=self.settings.max_tokens, seed=0)
-
     def served(self, name: str) -> ServedModel:
         """A model that answers itself, or one of the upstream's, scored by a local one."""
         target = self.target  # a URL that is none is refused before a model is loaded
-        scheduler, terms = self._scheduler(name)
+        policy = policy_of(self.settings, name)
+        scheduler = self.queue or self._scheduler(name, policy)
         found = ServedModel(
-            name=scheduler.model.name if self.upstream is None else name,
+            name=scheduler.name if self.upstream is None else name,
             scheduler=scheduler,
-            terms=terms,
-            options=self.options,
+            terms=self._terms(policy),
+            options=options_of(self.settings),
             target=target,
             overridable=self.settings.allow_override,
             prompt_limit=self.settings.max_prompt_tokens,
         )
         return found if self.upstream is None else replace(found, upstream=Upstream(self.upstream, scheduler))
 
-    def _scheduler(self, name: str) -> tuple[Scheduler, Terms]:
+    def _scheduler(self, name: str, policy: Policy) -> Scheduler:
         settings, scores_only = self.settings, self.upstream is not None
-        policy = self._policy(name)
         estimator = load_estimator(settings.estimator, policy)
         model = self.load(self._source(settings.scorer or name))
-        policy.check(Answerer(model, estimator, self.options, served=scores_only).binding())
-        calibration = policy.calibration
-        terms = Terms(
+        policy.check(Answerer(model, estimator, options_of(settings), served=scores_only).binding())
+        return Scheduler(model, estimator, limit=settings.queue, served=scores_only)
+
+    def _terms(self, policy: Policy) -> Terms:
+        settings, calibration = self.settings, policy.calibration
+        return Terms(
             policy=policy,
             mode=settings.mode,
             can_escalate=self.target is not None,
@@ -138,7 +163,6 @@ class _Maker:
             timeout=settings.timeout,
             monitor=DriftMonitor(calibration) if calibration is not None and calibration.scores else None,
         )
-        return Scheduler(model, estimator, limit=settings.queue, served=scores_only), terms
 
     def _source(self, name: str) -> ModelSource:
         settings = self.settings
@@ -150,23 +174,33 @@ class _Maker:
             engine=None if self.upstream is not None else settings.engine,
         )
 
-    def _policy(self, name: str) -> Policy:
-        settings = self.settings
-        policy = load_policy(settings.calibrations.get(name), settings.threshold, settings.on_unscored)
-        changed = any(
-            each is not None
-            for each in (settings.estimator, settings.dtype, settings.quantization_config, settings.engine)
-        )
-        if policy is None and name == POCKET and self.upstream is None and not changed:
-            policy = pocket_policy(settings.on_unscored)
-        if policy is not None:
-            return policy
-        if settings.mode in ("annotate", "observe"):
-            return lets_every_score_through(settings.on_unscored)
-        raise InputError(
-            f"nothing says which answers of {name} are let through: give --calibration or --threshold, or --mode "
-            "annotate to deliver every answer with its uncertainty"
-        )
+
+def options_of(settings: ServerSettings) -> GenerationOptions:
+    """How answers are written, unless a request says otherwise."""
+    return GenerationOptions(max_tokens=settings.max_tokens, seed=0)
+
+
+def policy_of(settings: ServerSettings, name: str) -> Policy:
+    """What decides about the answers of the model of that name.
+
+    Raises:
+        InputError: nothing does.
+        CalibrationError: a calibration's file cannot be read as one.
+    """
+    policy = load_policy(settings.calibrations.get(name), settings.threshold, settings.on_unscored)
+    changed = any(
+        each is not None for each in (settings.estimator, settings.dtype, settings.quantization_config, settings.engine)
+    )
+    if policy is None and name == POCKET and settings.upstream is None and not changed:
+        policy = pocket_policy(settings.on_unscored)
+    if policy is not None:
+        return policy
+    if settings.mode in ("annotate", "observe"):
+        return lets_every_score_through(settings.on_unscored)
+    raise InputError(
+        f"nothing says which answers of {name} are let through: give --calibration or --threshold, or --mode "
+        "annotate to deliver every answer with its uncertainty"
+    )
 
 
 def _evaluations() -> Evaluations | None:

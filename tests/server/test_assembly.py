@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,8 +15,9 @@ import httpx
 from pydantic import ValidationError
 
 from semgrad_guard import GenerationOptions, HybridGrad, LanguageModel, calibrate
-from semgrad_guard.errors import BindingMismatchError, InputError
+from semgrad_guard.errors import BindingMismatchError, InputError, ModelNotFoundError
 from semgrad_guard.guard import Answerer
+from semgrad_guard.loading import ModelSource
 from semgrad_guard.server.assembly import Server, assemble
 from semgrad_guard.server.keys import Keys
 from semgrad_guard.server.settings import ServerSettings
@@ -62,6 +64,24 @@ async def test_a_server_of_settings_answers(made: Any, checkpoint: Path) -> None
     expected = model.generate("hello", GenerationOptions(max_tokens=4, seed=0)).text
     assert found["choices"][0]["message"]["content"] == expected
     assert found["semgrad_guard"]["action"] == "answer"
+
+
+def test_whoever_loads_a_model_is_gone(checkpoint: Path) -> None:
+    """OpenMP keeps threads for each thread that has computed, and the model's own would be slower for it."""
+    seen: list[threading.Thread] = []
+
+    def load(source: ModelSource) -> LanguageModel:
+        seen.append(threading.current_thread())
+        return source.load()
+
+    server = assemble(
+        ServerSettings(model=str(checkpoint), threshold=1.0, no_log=True), keys=Keys(), hosts=None, load=load
+    )
+    server.service.close()
+    seen[0].join(10)
+    assert not seen[0].is_alive()
+    with pytest.raises(ModelNotFoundError):
+        assemble(ServerSettings(model="/nowhere", threshold=1.0, no_log=True), keys=Keys(), hosts=None)
 
 
 def test_several_models_have_a_calibration_each(made: Any, checkpoint: Path, tmp_path: Path) -> None:
