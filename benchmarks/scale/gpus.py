@@ -158,7 +158,7 @@ def draw(named: dict[str, World], target: Path, count: int) -> Path:
                 axes.plot(LOADS, waited, color=color, marker=mark, markersize=4, linewidth=1.4, label=cost)
             axes.set_title(f"{name}: {plain:.0f} a second unguarded", loc="left", fontsize=9)
             axes.xaxis.set_major_formatter(PercentFormatter(1.0))
-            axes.set_ylim(bottom=0)
+        panels[0].set_ylim(bottom=0)
         panels[0].set_ylabel("p99, seconds")
         panels[0].legend(frameon=False, fontsize=8, labelcolor=INK)
         figure.supxlabel(
@@ -179,14 +179,15 @@ def draw_sensitivity(named: dict[str, World], target: Path, count: int) -> Path:
             found = list(sensitivity(world, count))
             middle = cost_of(world, "hybridgrad", count)
             for place, (_, low, high) in enumerate(found):
-                axes.barh(place, abs(high - low), left=min(low, high), color=LINE, height=0.5)
+                axes.plot([low, high], [place, place], color=LINE, linewidth=7, solid_capstyle="butt")
                 for value, mark in ((low, "<"), (high, ">")):
                     axes.plot(value, place, mark, color=POINT, markersize=5)
             axes.axvline(middle, color=MUTED, linewidth=1, linestyle="--")
             axes.set_yticks(range(len(found)), [each for each, _, _ in found])
             axes.xaxis.set_major_formatter(PercentFormatter(1.0))
+            axes.margins(x=0.06)
             axes.set_title(f"{name}: {middle:.1%}", loc="left", fontsize=9)
-        figure.supxlabel(f"HybridGrad's cost where an assumption is {FACTOR} times lower (<) or higher (>)")
+        figure.supxlabel(f"HybridGrad's cost where an assumption is {FACTOR} times lower (<) or higher (>)", fontsize=9)
         return _saved(figure, target)
 
 

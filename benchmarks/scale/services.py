@@ -6,9 +6,8 @@ Units are seconds and tokens everywhere.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 from typing import Protocol
 
@@ -117,15 +116,20 @@ class Measured(_Plain):
         return cls.model_validate_json(path.read_text(encoding="utf-8"))
 
     def services(self, estimator: str, threads: int) -> MeasuredServices:
-        """The parts of one estimator with so many threads.
+        """The parts of one estimator with so many threads. Prompts and steps are the same work for all of them.
 
         Raises:
             KeyError: it was not measured.
         """
-        for each in self.parts:
-            if (each.estimator, each.threads) == (estimator, threads):
-                return MeasuredServices.of(each)
-        raise KeyError(f"{estimator} with {threads} threads was not measured")
+        alike = [each for each in self.parts if each.threads == threads]
+        own = [each for each in alike if each.estimator == estimator]
+        if not own:
+            raise KeyError(f"{estimator} with {threads} threads was not measured")
+        return MeasuredServices.of(
+            joins=[one for each in alike for one in each.joins],
+            steps=[one for each in alike for one in each.steps],
+            scores=[one for each in own for one in each.scores],
+        )
 
 
 @dataclass(frozen=True)
@@ -142,14 +146,14 @@ class MeasuredServices:
     scoring: tuple[float, float, float]
 
     @classmethod
-    def of(cls, parts: Parts) -> MeasuredServices:
-        """Lines through what was measured."""
-        steps = sorted(parts.steps, key=lambda each: each.rows)
+    def of(cls, *, joins: Sequence[Joined], steps: Sequence[Stepped], scores: Sequence[Scored]) -> MeasuredServices:
+        """Lines through what was measured, where something was measured more than once through the medians."""
+        by_rows = _grouped((each.rows, each.seconds) for each in steps)
         return cls(
-            rows=tuple(each.rows for each in steps),
-            seconds=tuple(each.seconds for each in steps),
-            joining=_line([(each.rows, each.tokens, each.seconds) for each in parts.joins]),
-            scoring=_line([(each.rows, each.tokens, each.seconds) for each in parts.scores]),
+            rows=tuple(by_rows),
+            seconds=tuple(statistics.median(each) for each in by_rows.values()),
+            joining=_line([(each.rows, each.tokens, each.seconds) for each in joins]),
+            scoring=_line([(each.rows, each.tokens, each.seconds) for each in scores]),
         )
 
     def join(self, prompts: Sequence[int]) -> float:
@@ -182,17 +186,19 @@ def _on(line: tuple[float, float, float], rows: int, tokens: int) -> float:
 
 
 def medians(steps: Sequence[tuple[int, float]], *, least: int = 3) -> tuple[Stepped, ...]:
-    """Steps by the number of answers in them, where there are enough; never faster with more answers."""
-    by_rows: dict[int, list[float]] = {}
-    for rows, seconds in steps:
-        by_rows.setdefault(rows, []).append(seconds)
-    found = [
+    """Steps by the number of answers in them, where there are enough."""
+    return tuple(
         Stepped(rows=rows, count=len(each), seconds=statistics.median(each))
-        for rows, each in sorted(by_rows.items())
+        for rows, each in _grouped(steps).items()
         if len(each) >= least
-    ]
-    assert all(one.rows < other.rows for one, other in pairwise(found))
-    return tuple(found)
+    )
+
+
+def _grouped(steps: Iterable[tuple[int, float]]) -> dict[int, list[float]]:
+    found: dict[int, list[float]] = {}
+    for rows, seconds in sorted(steps):
+        found.setdefault(rows, []).append(seconds)
+    return found
 
 
 @dataclass(frozen=True)
