@@ -162,7 +162,7 @@ def draw(named: dict[str, World], target: Path, count: int) -> Path:
         panels[0].set_ylabel("p99, seconds")
         panels[0].legend(frameon=False, fontsize=8, labelcolor=INK)
         figure.supxlabel(
-            "load, as a share of what an unguarded server answers at most (simulated; nothing ran on a GPU)"
+            "load, as a share of what an unguarded server answers at most (simulated; nothing ran on a GPU)", fontsize=9
         )
         return _saved(figure, target)
 

@@ -105,6 +105,7 @@ def draw(measured: Measured, fit: Fit, target: Path) -> Path:
         for axes, count in zip(panels, threads, strict=True):
             _panel(axes, measured, fit, count)
         panels[0].set_ylabel("answers a second")
+        panels[0].set_ylim(bottom=0)
         panels[0].legend(frameon=False, fontsize=8, labelcolor=INK)
         figure.supxlabel("clients at once", fontsize=9)
         return atomic_write(
@@ -129,7 +130,6 @@ def _panel(axes: Any, measured: Measured, fit: Fit, threads: int) -> None:
     axes.set_xscale("log", base=2)
     axes.set_xticks([1, 2, 4, 8, 16, 32])
     axes.xaxis.set_major_formatter(ScalarFormatter())
-    axes.set_ylim(bottom=0)
     axes.grid(color=FAINT)
     axes.spines[["top", "right"]].set_visible(False)
     axes.set_title(f"{threads} thread{'s' * (threads > 1)}: lines simulated, marks measured", loc="left", fontsize=9)
