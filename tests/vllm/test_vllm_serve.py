@@ -18,13 +18,14 @@ from typing import Any
 import httpx
 import pytest
 
+pytest.importorskip("vllm", reason="vLLM is not installed here: make check-vllm has an environment for it")
+
 from semgrad_guard import GenerationOptions, HybridGrad, LanguageModel
 
 from .conftest import ENVIRONMENT, made
 from .test_served import ENGINE, FORM, QUESTIONS, done, formed
 
 pytestmark = pytest.mark.heavy
-pytest.importorskip("vllm", reason="vLLM is not installed here: make check-vllm has an environment for it")
 
 WORKER = "semgrad_guard.server.in_vllm.worker.ScoringWorker"
 NAMED = ("--served-model-name", "model")
