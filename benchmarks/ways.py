@@ -13,6 +13,7 @@ from transformers import GenerationConfig
 from semgrad_guard.engine.objective import Objective
 from semgrad_guard.engine.replay.captured_states import Capture, CapturedStates
 from semgrad_guard.engine.replay.memory_budget import FRUGAL
+from semgrad_guard.engine.replay.prefix_cache import cache_of
 from semgrad_guard.engine.replay.token_batch import TokenBatch
 from semgrad_guard.engine.scoring.scorer import scorer_of
 
@@ -55,7 +56,7 @@ class Bench:
         output = self.scorer.current_replayer().generate(self.prompts, mask, capture, generation_config=options)
         self.ids, self.states = (
             output.sequences,
-            CapturedStates.of(output.past_key_values, capture),
+            CapturedStates.of(cache_of(output), capture),
         )
 
     def captured(self) -> Scores:

@@ -11,6 +11,7 @@ from transformers import GenerationConfig
 
 from semgrad_guard.engine.objective import Objective
 from semgrad_guard.engine.replay.captured_states import Capture, CapturedStates
+from semgrad_guard.engine.replay.prefix_cache import cache_of
 from semgrad_guard.engine.replay.token_batch import TokenBatch
 from semgrad_guard.engine.scoring.gradients import Rows
 from semgrad_guard.engine.scoring.scorer import Scorer, clean_slate
@@ -105,7 +106,7 @@ def generate(
     config = GenerationConfig(pad_token_id=0, return_dict_in_generate=True, **options)
     with clean_slate():
         output = Scorer(model).current_replayer().generate(ids, mask, capture, generation_config=config)
-    return output.sequences[:, width:].tolist(), CapturedStates.of(output.past_key_values, capture)
+    return output.sequences[:, width:].tolist(), CapturedStates.of(cache_of(output), capture)
 
 
 def answered(name: str, *, lengths: Sequence[int] = (6, 1, 4), **options: int) -> tuple[list[Case], CapturedStates]:

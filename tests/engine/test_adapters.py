@@ -7,10 +7,15 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
+from packaging.version import Version
 from transformers import PreTrainedTokenizerFast
+from transformers.integrations.peft import MIN_PEFT_VERSION
 
 from semgrad_guard import GenerationOptions, LanguageModel, gradient_scores
+from semgrad_guard.engine.models import architecture
 from semgrad_guard.engine.replay.memory_budget import Memory
+from semgrad_guard.errors import UnsupportedModelError
 
 from .scoring_paths import CASES, Case
 from .snapshots import unchanged
@@ -72,6 +77,13 @@ def test_every_switch_of_an_adapter_is_seen() -> None:
     assert len({round(value, 12) for value in seen.values()}) == 4 + (seen["deleted"] != seen["on"])
 
 
+needs_later_peft = pytest.mark.skipif(
+    Version(peft.__version__) < Version(MIN_PEFT_VERSION),
+    reason=f"transformers {transformers.__version__} asks for PEFT {MIN_PEFT_VERSION}; here is {peft.__version__}",
+)
+
+
+@needs_later_peft
 def test_adapters_of_transformers_own_making() -> None:
     model = build("llama")
     base = check(model)
@@ -93,6 +105,7 @@ TUNED: dict[str, Callable[[], Any]] = {
 }
 
 
+@needs_later_peft
 @pytest.mark.parametrize("kind", TUNED)
 def test_tuned_prompts(kind: str) -> None:
     plain = check(build("llama"))
@@ -103,7 +116,16 @@ def test_tuned_prompts(kind: str) -> None:
     assert check(model) == tuned
 
 
-@pytest.mark.parametrize("kind", ["adapter", *TUNED])
+@pytest.mark.parametrize("kind", TUNED)
+def test_tuned_prompts_are_refused_where_peft_would_lose_them(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(architecture, "MIN_PEFT_VERSION", "1000")
+    model = varied(peft.get_peft_model(build("llama"), TUNED[kind](), autocast_adapter_dtype=False))
+    with pytest.raises(UnsupportedModelError, match=r"that needs PEFT 1000 or later"):
+        gradient_scores(model, CASE.prompt, CASE.response, semantic_token=CASE.semantic_token)
+    check(adapted())
+
+
+@pytest.mark.parametrize("kind", ["adapter", *(pytest.param(kind, marks=needs_later_peft) for kind in TUNED)])
 def test_answers_and_their_scores_follow_the_switch(kind: str, tokenizer: PreTrainedTokenizerFast) -> None:
     changes = {"vocab_size": 258, "eos_token_id": None}
     config = peft.LoraConfig(task_type="CAUSAL_LM", **LORA) if kind == "adapter" else TUNED[kind]()

@@ -14,6 +14,7 @@ import torch
 from semgrad_guard import GenerationOptions, LanguageModel
 from semgrad_guard.engine.objective import Objective
 from semgrad_guard.engine.replay.captured_states import Capture, CapturedStates
+from semgrad_guard.engine.replay.prefix_cache import cache_of
 from semgrad_guard.engine.replay.token_batch import TokenBatch
 from semgrad_guard.engine.scoring.observation import Observation, observed_layer
 from semgrad_guard.engine.scoring.scorer import clean_slate, scorer_of
@@ -129,9 +130,7 @@ def test_models_that_do_it_in_their_own_way(name: str) -> None:
             **options,
             return_dict_in_generate=True,
         )
-        captured = (
-            CapturedStates.of(own.past_key_values, capture, scorer.epoch) if "captured" in scorer.tiers() else None
-        )
+        captured = CapturedStates.of(cache_of(own), capture, scorer.epoch) if "captured" in scorer.tiers() else None
     answer = own.sequences[0, len(prompt) :].tolist()
     batch = TokenBatch.of([prompt], [answer], [-1], scorer.device)
     padded = TokenBatch.of([token_ids(12, 2), prompt], [token_ids(4, 3), answer], [-1, -1], scorer.device)

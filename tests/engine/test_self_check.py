@@ -14,6 +14,7 @@ from transformers.models.llama import modeling_llama as llama
 from semgrad_guard.engine.objective import Objective
 from semgrad_guard.engine.replay import float_sample as float_sample_module
 from semgrad_guard.engine.replay.captured_states import CapturedStates
+from semgrad_guard.engine.replay.prefix_cache import CACHE
 from semgrad_guard.engine.scoring import scorer as scorer_module
 from semgrad_guard.engine.scoring.gradient_scores import gradient_scores
 from semgrad_guard.engine.scoring.scorer import Scorer, scorer_of
@@ -84,7 +85,7 @@ class ForgetfulCache(LlamaForCausalLM):
     """Attends to nothing it has cached."""
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        kwargs["past_key_values"] = None
+        kwargs[CACHE] = None
         kwargs.pop("attention_mask", None)
         return super().forward(*args, **kwargs)
 

@@ -27,6 +27,7 @@ from semgrad_guard.engine.prompts.grammar import GrammarCompiler
 from semgrad_guard.engine.prompts.prompt import Prompt
 from semgrad_guard.engine.replay.captured_states import Capture, CapturedStates
 from semgrad_guard.engine.replay.memory_budget import Memory, unless_memory_runs_out
+from semgrad_guard.engine.replay.prefix_cache import cache_of
 from semgrad_guard.engine.replay.token_batch import TokenBatch
 from semgrad_guard.engine.scoring.observation import observed_layer
 from semgrad_guard.engine.scoring.scorer import Scorer, clean_slate
@@ -109,7 +110,7 @@ class Decoder:
             captured = (
                 None
                 if capture is None or other
-                else unless_memory_runs_out(lambda: CapturedStates.of(output.past_key_values, capture, epoch))
+                else unless_memory_runs_out(lambda: CapturedStates.of(cache_of(output), capture, epoch))
             )
         written = [
             Written(prompt, options, tuple(ids), ended, reused)
@@ -231,7 +232,7 @@ class Decoder:
             streamer=streamer,
         )
         if budget:
-            replayer.prompts.keep(output.sequences[0].tolist(), output.past_key_values, budget)
+            replayer.prompts.keep(output.sequences[0].tolist(), cache_of(output), budget)
         return output, reused
 
     def padded(self, prompts: Sequence[Prompt]) -> tuple[torch.Tensor, torch.Tensor]:

@@ -5,12 +5,15 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from importlib.metadata import version
 from typing import Any, cast
 
 import torch
+from packaging.version import Version
 from torch import nn
 from transformers import PreTrainedModel
 from transformers.cache_utils import DynamicCache
+from transformers.integrations.peft import MIN_PEFT_VERSION
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from semgrad_guard.errors import UnsupportedModelError
@@ -161,8 +164,22 @@ def _refuse_impossible(model: nn.Module) -> None:
             "as a decoder, set is_decoder to true in its config.json; else use a decoder-only language model."
         )
     _refuse_places(model, name)
+    _refuse_forgotten_prompts(model)
     if any(parameter.is_inference() for parameter in model.parameters()):
         raise UnsupportedModelError(f"this {name} was loaded under torch.inference_mode(); load it outside")
+
+
+def _refuse_forgotten_prompts(model: nn.Module) -> None:
+    """Refuse a tuned prompt that PEFT would not hand on: an older one than the installed transformers asks for.
+
+    Such a PEFT gives a call's cache the name that it had, so that a prompt takes part in scoring and not in writing.
+    """
+    if virtual_tokens(model) != {0} and Version(found := version("peft")) < Version(MIN_PEFT_VERSION):
+        raise UnsupportedModelError(
+            f"this {type(model).__name__} has a tuned prompt, which PEFT {found} loses while transformers "
+            f"{version('transformers')} writes: that needs PEFT {MIN_PEFT_VERSION} or later. Install it; where there "
+            "is none yet, pip install 'transformers<5.24'."
+        )
 
 
 def reads_both_ways(model: nn.Module) -> bool:

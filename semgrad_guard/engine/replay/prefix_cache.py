@@ -6,8 +6,18 @@ from typing import Any
 
 import torch
 from transformers.cache_utils import Cache, DynamicCache, DynamicLayer
+from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from semgrad_guard.errors import UnsupportedModelError
+
+CACHE = "cache" if "cache" in CausalLMOutputWithPast.__dataclass_fields__ else "past_key_values"
+"""What the installed transformers calls a model's cache, in its arguments and its outputs."""
+
+
+def cache_of(output: Any) -> Cache:
+    """The cache that a model's `generate` left in its output."""
+    left: Cache = getattr(output, CACHE)
+    return left
 
 
 class PrefixLayer(DynamicLayer):

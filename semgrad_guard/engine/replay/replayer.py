@@ -29,7 +29,7 @@ from semgrad_guard.engine.replay.captured_states import Capture, CapturedStates
 from semgrad_guard.engine.replay.input_hooks import InputHook, LayerInputs, by_token, input_hooks, stoppable
 from semgrad_guard.engine.replay.memory_budget import Memory, activation_bytes, checkpointed
 from semgrad_guard.engine.replay.module_swaps import ModuleSwaps
-from semgrad_guard.engine.replay.prefix_cache import cut, growing_cache
+from semgrad_guard.engine.replay.prefix_cache import CACHE, cut, growing_cache
 from semgrad_guard.engine.replay.projections import Outputs, Projections
 from semgrad_guard.engine.replay.prompt_store import PromptStore
 from semgrad_guard.engine.replay.token_batch import TokenBatch
@@ -123,7 +123,7 @@ class Replayer:
         if batch.cut > 0:
             cache = growing_cache()
             with torch.no_grad(), self._swaps.headless() as recorder, self._projections.replaying():
-                self._call(batch.inputs(0, batch.cut), past_key_values=cache, use_cache=True)
+                self._call(batch.inputs(0, batch.cut), cache=cache)
                 recorder.take()
             cache = cut(cache, batch.cut)
         return self._run(batch, span, cache, injected=None)
@@ -171,7 +171,7 @@ class Replayer:
         options = {"logits_to_keep": 1} if self._architecture.takes_logits_to_keep else {}
         with torch.no_grad(), inputs.watched():
             columns = batch.inputs(0, batch.prompt_columns)
-            output = self._call(columns, use_cache=False, output_hidden_states=True, **options)
+            output = self._call(columns, cache=None, output_hidden_states=True, **options)
         hidden, axis = self._verified(inputs, output, batch.prompt_columns)
         return torch.stack([by_token(states, axis)[:, -count:] for states in hidden], dim=1)
 
@@ -194,7 +194,7 @@ class Replayer:
             capture.skip(cache.get_seq_length())
         with torch.no_grad(), self._capturing(capture), stoppable(self._stages()):
             model: Any = self._copy
-            return model.generate(input_ids=ids, attention_mask=mask, past_key_values=cache, **options)
+            return model.generate(input_ids=ids, attention_mask=mask, **{CACHE: cache}, **options)
 
     def step(self, ids: torch.Tensor, mask: torch.Tensor, cache: Cache, capture: Capture) -> torch.Tensor:
         """Read `ids` [B, n], the columns behind those of `cache`, which grows by them: the head's output [B, V] then.
@@ -205,7 +205,7 @@ class Replayer:
         inputs = {"input_ids": ids, "attention_mask": mask, "position_ids": positions}
         options = {"logits_to_keep": 1} if self._architecture.takes_logits_to_keep else {}
         with torch.no_grad(), self._capturing(capture):
-            return self._call(inputs, past_key_values=cache, use_cache=True, **options).logits[:, -1]
+            return self._call(inputs, cache=cache, **options).logits[:, -1]
 
     @contextmanager
     def _capturing(self, capture: Capture | None) -> Iterator[None]:
@@ -224,7 +224,7 @@ class Replayer:
         """A cache of columns [0, end) > 0 for several continuations: its row i continues the batch's row `rows[i]`."""
         cache = growing_cache()
         with torch.no_grad(), self._swaps.headless() as recorder:
-            self._call(batch.inputs(0, end), past_key_values=cache, use_cache=True)
+            self._call(batch.inputs(0, end), cache=cache)
             recorder.take()
         cache.reorder_cache(cast(torch.LongTensor, torch.tensor(rows, device=batch.ids.device)))
         return cache
@@ -242,7 +242,7 @@ class Replayer:
         options = {"logits_to_keep": keep} if self._architecture.takes_logits_to_keep else {}
         with torch.no_grad(), input_hooks(self.layers if table else [], table):
             inputs = batch.inputs(start, batch.end + 1)
-            output = self._call(inputs, past_key_values=cache, use_cache=cache is not None, **options)
+            output = self._call(inputs, cache=cache, **options)
         return output.logits[:, -keep:], seen[0][:, -keep:] if seen else None
 
     def observed(self, batch: TokenBatch, layer: int) -> Observed:
@@ -252,7 +252,7 @@ class Replayer:
             if alone := len(batch.lengths) == 1:
                 self._ordinary(batch)
             else:
-                self._call(batch.inputs(0, batch.end), use_cache=False)
+                self._call(batch.inputs(0, batch.end))
         final = recorder.take()
         return Observed(batch.end + alone - final.shape[1], final, by_token(seen[0], self._token_axis))
 
@@ -266,7 +266,7 @@ class Replayer:
             if len(batch.lengths) == 1:
                 self._ordinary(batch)
             else:
-                self._call(batch.inputs(0, batch.end + 1), use_cache=False)
+                self._call(batch.inputs(0, batch.end + 1))
         recorder.take()
         return watch.found
 
@@ -275,7 +275,7 @@ class Replayer:
         capture, cache = Capture.within(self.memory, layer=layer, start=batch.cut), growing_cache()
         with torch.no_grad(), self._swaps.headless() as recorder, input_hooks(self.layers, {layer: capture}):
             with self._projections.listening(capture.see_output):
-                self._call(batch.inputs(0, batch.end, told=True), past_key_values=cache, use_cache=True)
+                self._call(batch.inputs(0, batch.end, told=True), cache=cache)
             recorder.take()
         return CapturedStates.of(cache, capture)
 
@@ -296,7 +296,7 @@ class Replayer:
         replaying = partial(self._replaying, known)
         graph = self._graph(span[0], len(batch.segments) * (batch.end - batch.cut), replaying)
         with graph, self._swaps.headless() as recorder, input_hooks(self.layers, table), replaying():
-            self._call(batch.inputs(batch.cut, batch.end), past_key_values=prefix, use_cache=prefix is not None)
+            self._call(batch.inputs(batch.cut, batch.end), cache=prefix)
         states = tuple(hidden[layer] for layer in span)
         return Replayed(batch.cut, recorder.take(), states, batch.cut, token_axis=self._token_axis)
 
@@ -336,13 +336,14 @@ class Replayer:
         with stoppable(self._stages()):
             return self._copy(input_ids=row.ids[:, : row.end + 1], use_cache=False, **options)
 
-    def _call(self, inputs: dict[str, torch.Tensor], **options: Any) -> Any:
+    def _call(self, inputs: dict[str, torch.Tensor], *, cache: Cache | None = None, **options: Any) -> Any:
         if not self._architecture.takes_positions:
             inputs.pop("position_ids", None)
         for module in self._positioned:  # what a generation has left there belongs to its own positions
             cast(Any, module).rope_deltas = None
         with stoppable(self._stages()):
-            return self._copy(**inputs, **options)
+            held = {"use_cache": False} if cache is None else {"use_cache": True, CACHE: cache}
+            return self._copy(**inputs, **held, **options)
 
     def _verified(self, inputs: LayerInputs, output: Any, columns: int) -> tuple[tuple[torch.Tensor, ...], int]:
         # Columns of the model's own may stand before the batch's: the virtual tokens of a tuned prompt.
