@@ -101,3 +101,4 @@ def save_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
     )
     fast.chat_template = TEMPLATE
     fast.save_pretrained(folder, save_jinja_files=False)
+    fast.backend_tokenizer.save(str(folder / "tokenizer.json"), pretty=False)  # the wheel is small
