@@ -17,14 +17,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from matplotlib import rc_context
-from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter, ScalarFormatter
+from panels import drawn, legend
 from shapes import Setting
 
 from semgrad_guard.errors import InputError
-from semgrad_guard.evaluation.figures.plots import FAINT, INK, LINE, MUTED, POINT, PROMISE, STYLE, require_drawable
-from semgrad_guard.files import atomic_write
+from semgrad_guard.evaluation.figures.plots import LINE, MUTED, POINT, PROMISE
 
 Row = Mapping[str, Any]
 PROMPT = 60
@@ -100,16 +98,13 @@ def draw(report: Mapping[str, Any], dtype: str, target: Path) -> Path:
     Raises:
         InputError: no row of that dtype, or no picture format by that suffix.
     """
-    require_drawable(target)
     rows = [row for row in report["rows"] if row["dtype"] == dtype]
     if not rows:
         known = sorted({row["dtype"] for row in report["rows"]})
         raise InputError(f"no figures in {dtype}; there are some in {', '.join(known)}")
     answers, batches = by_answer(rows), by_batch(rows)
     length = setting_of(batches[0][1]["setting"]).answer if batches else ""
-    with rc_context({**STYLE, "svg.fonttype": "none"}):
-        figure: Any = Figure(figsize=(7.6, 5.4), dpi=120, layout="constrained")
-        grid = figure.subplots(2, 2, sharex="col", sharey="row")
+    with drawn(target, rows=2, columns=2, height=5.4) as (figure, grid):
         _panel(grid[0, 0], answers, SHARES, y="share of plain generation")
         _panel(grid[0, 1], batches, SHARES)
         _panel(grid[1, 0], answers, STEPS, y="decode steps", x="tokens in the answer")
@@ -125,9 +120,7 @@ def draw(report: Mapping[str, Any], dtype: str, target: Path) -> Path:
         figure.suptitle(
             f"{report['shape']} shape, {dtype}; {machine['cpu']}; {machine['date']}", fontsize=8, color=MUTED
         )
-        return atomic_write(
-            target, lambda path: figure.savefig(path, format=target.suffix[1:], metadata=_undated(target))
-        )
+    return target
 
 
 def _panel(axes: Any, cells: Sequence[tuple[int, Row]], curves: Sequence[Curve], *, x: str = "", y: str = "") -> None:
@@ -145,14 +138,8 @@ def _panel(axes: Any, cells: Sequence[tuple[int, Row]], curves: Sequence[Curve],
     axes.set_xticks(places, [str(at) for at in places])
     axes.xaxis.set_minor_formatter(ScalarFormatter())
     axes.minorticks_off()
-    axes.grid(color=FAINT)
-    axes.spines[["top", "right"]].set_visible(False)
     axes.set(xlabel=x, ylabel=y)
-    axes.legend(frameon=False, fontsize=8, labelcolor=INK)
-
-
-def _undated(target: Path) -> dict[str, Any]:
-    return {"Date": None} if target.suffix == ".svg" else {}
+    legend(axes)
 
 
 def main() -> None:

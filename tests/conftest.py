@@ -19,6 +19,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from semgrad_guard import LanguageModel
 
 from .engine.tiny_pair_models import save_pair_model
+from .postgresql import Postgres, require_postgresql
 from .warm_python import WarmPython, warm_python
 
 torch.set_num_threads(1)
@@ -158,6 +159,15 @@ def random_llama(*, seed: int = 0, **changes: object) -> LlamaForCausalLM:
     }
     torch.manual_seed(seed)
     return LlamaForCausalLM(LlamaConfig(**{**settings, **changes})).double().eval()
+
+
+@pytest.fixture(scope="module")
+def postgres(tmp_path_factory: pytest.TempPathFactory) -> Generator[Postgres]:
+    """A PostgreSQL server; skips where there is none to start."""
+    require_postgresql()
+    made = Postgres(tmp_path_factory.mktemp("postgres") / "server")
+    yield made
+    made.stop()
 
 
 @pytest.fixture(scope="session")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import socket
 import subprocess
 import tempfile
 from itertools import takewhile
@@ -12,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from .ports import free_port
 
 PLACES = os.pathsep.join([os.environ.get("PATH", ""), *map(str, Path("/usr/lib/postgresql").glob("*/bin"))])
 
@@ -33,9 +34,7 @@ class Postgres:
             shutil.chown(folder, "postgres")
             for parent in takewhile(lambda each: each != Path(tempfile.gettempdir()), folder.parents):
                 parent.chmod(parent.stat().st_mode | 0o055)  # pytest's folders are closed to others
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.port = free.getsockname()[1]
+        self.port = free_port()
         self.url = f"postgresql+psycopg://tester@127.0.0.1:{self.port}/postgres"
         self._run("initdb", "-D", str(folder / "data"), "-U", "tester", "-A", "trust", "--no-sync")
         self.start()

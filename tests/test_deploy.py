@@ -8,12 +8,12 @@ import os
 import re
 import shlex
 import shutil
-import socket
 import subprocess
 import sys
 import time
 import zipfile
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,8 @@ import typer.main
 import yaml
 
 from semgrad_guard.cli import app
+from semgrad_guard.decision_log.database import Database
+from tests.ports import free_port
 
 ROOT = Path(__file__).parents[1]
 DEPLOY = ROOT / "deploy"
@@ -97,9 +99,7 @@ def container(installed: Path, tmp_path: Path) -> Iterator[Callable[..., tuple[s
     begun: list[subprocess.Popen[str]] = []
 
     def start(*more: str, key: str | None = KEY) -> tuple[subprocess.Popen[str], int]:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
+        port = free_port()
         entry = [each.replace("8000", str(port)) for each in json.loads(instruction("ENTRYPOINT"))]
         assert entry[0] == "semgrad-guard"
         command = [sys.executable, "-m", "semgrad_guard.cli", *entry[1:], *json.loads(instruction("CMD")), *more]
@@ -133,7 +133,6 @@ def test_the_container_answers_is_healthy_and_drains(container: Any, tmp_path: P
     assert asked(port, None)[0] == 401
     status, answer = asked(port, KEY)
     assert (status, answer["choices"][0]["message"]["content"]) == (200, "Tokyo")
-    assert (tmp_path / "state" / "semgrad-guard" / "decisions.db").exists()
     late = http.client.HTTPConnection("127.0.0.1", port)
     body = question()
     late.putrequest("POST", "/v1/chat/completions")
@@ -148,6 +147,8 @@ def test_the_container_answers_is_healthy_and_drains(container: Any, tmp_path: P
     response = late.getresponse()
     assert (response.status, b"Tokyo" in response.read()) == (200, True), "what had begun is finished"
     assert process.wait(60) == 0
+    with closing(Database(tmp_path / "state" / "semgrad-guard" / "decisions.db")) as database:
+        assert len(database.decisions()) == 3, "the volume holds every answer"
 
 
 def question() -> bytes:

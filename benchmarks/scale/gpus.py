@@ -12,24 +12,21 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache
 from pathlib import Path
 from random import Random
-from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from matplotlib import rc_context
-from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
-from predict import LOOKS, MEASURED, undated
+from panels import drawn, legend
+from predict import LOOKS, MEASURED
 from services import H100, LLAMA_8B, Accelerator, Host, Measured, Question, RooflineServices
 from simulation import ROWS, Run, Server, closed, opened
 
-from semgrad_guard.evaluation.figures.plots import FAINT, INK, LINE, MUTED, POINT, STYLE, require_drawable
-from semgrad_guard.files import atomic_write
+from semgrad_guard.evaluation.figures.plots import LINE, MUTED, POINT
 
 GPUS = (1, 8, 64)
 LOADS = (0.3, 0.5, 0.7, 0.8, 0.9, 0.95)
@@ -40,7 +37,7 @@ _LEAST = 2000  # requests of which a 99th percentile is taken
 
 @dataclass(frozen=True)
 class World:
-    """Everything that is assumed. `engine_step` is what a decode step takes beside its arithmetic."""
+    """Everything that is assumed: machines, replicas and what is asked of them (lengths in tokens, on average)."""
 
     gpu: Accelerator
     host: Host
@@ -59,6 +56,7 @@ class World:
         prompt = random.uniform(0.5, 1.5) * self.prompt
         return Question(prompt=max(1, round(prompt)), answer=1 + round(random.expovariate(1 / self.answer)))
 
+    @cache  # noqa: B019  # a handful of frozen worlds, as long as the command runs
     def capacity(self, cost: str, *, count: int = 300) -> float:
         """Answers a second of one GPU that always has twice the requests that it can write at once."""
         random, clients = Random(0), 2 * self.rows
@@ -85,10 +83,9 @@ def worlds(host: Host) -> dict[str, World]:
 def capacities(world: World, count: int) -> str:
     """What one GPU answers at most, by score."""
     lines = ["| score | answers a second, at most | cost of guarding |", "| --- | --- | --- |"]
-    plain = world.capacity("unguarded", count=count)
     for cost in LOOKS:
         found = world.capacity(cost, count=count)
-        lines.append(f"| {cost} | {found:.1f} | {max(0.0, 1 - found / plain):.1%} |")
+        lines.append(f"| {cost} | {found:.1f} | {max(0.0, cost_of(world, cost, count)):.1%} |")
     return "\n".join(lines)
 
 
@@ -147,8 +144,7 @@ def draw(named: dict[str, World], target: Path, count: int) -> Path:
     Raises:
         InputError: no picture format by that suffix.
     """
-    require_drawable(target)
-    with _figure(len(named)) as (figure, panels):
+    with drawn(target, columns=len(named)) as (figure, [panels]):
         for axes, (name, world) in zip(panels, named.items(), strict=True):
             plain = world.capacity("unguarded", count=count)
             for cost, (color, mark) in LOOKS.items():
@@ -160,11 +156,11 @@ def draw(named: dict[str, World], target: Path, count: int) -> Path:
             axes.xaxis.set_major_formatter(PercentFormatter(1.0))
         panels[0].set_ylim(bottom=0)
         panels[0].set_ylabel("p99, seconds")
-        panels[0].legend(frameon=False, fontsize=8, labelcolor=INK)
+        legend(panels[0])
         figure.supxlabel(
             "load, as a share of what an unguarded server answers at most (simulated; nothing ran on a GPU)", fontsize=9
         )
-        return _saved(figure, target)
+    return target
 
 
 def draw_sensitivity(named: dict[str, World], target: Path, count: int) -> Path:
@@ -173,8 +169,7 @@ def draw_sensitivity(named: dict[str, World], target: Path, count: int) -> Path:
     Raises:
         InputError: no picture format by that suffix.
     """
-    require_drawable(target)
-    with _figure(len(named)) as (figure, panels):
+    with drawn(target, columns=len(named)) as (figure, [panels]):
         for axes, (name, world) in zip(panels, named.items(), strict=True):
             found = list(sensitivity(world, count))
             middle = cost_of(world, "hybridgrad", count)
@@ -188,34 +183,7 @@ def draw_sensitivity(named: dict[str, World], target: Path, count: int) -> Path:
             axes.margins(x=0.06)
             axes.set_title(f"{name}: {middle:.1%}", loc="left", fontsize=9)
         figure.supxlabel(f"HybridGrad's cost where an assumption is {FACTOR} times lower (<) or higher (>)", fontsize=9)
-        return _saved(figure, target)
-
-
-class _figure:  # noqa: N801 - used as a function
-    """A figure with panels side by side, in the style of the other pictures."""
-
-    def __init__(self, panels: int) -> None:
-        self._panels, self._context = panels, rc_context({**STYLE, "svg.fonttype": "none"})
-
-    def __enter__(self) -> tuple[Any, Sequence[Any]]:
-        self._context.__enter__()
-        figure: Any = Figure(figsize=(7.6, 3.4), dpi=120, layout="constrained")
-        panels = figure.subplots(1, self._panels, sharey=True, squeeze=False)[0]
-        for axes in panels:
-            axes.grid(color=FAINT)
-            axes.spines[["top", "right"]].set_visible(False)
-        return figure, panels
-
-    def __exit__(self, *error: object) -> None:
-        self._context.__exit__(None, None, None)
-
-
-def _saved(figure: Any, target: Path) -> Path:
-    return atomic_write(target, partial(_save, figure, target))
-
-
-def _save(figure: Any, target: Path, path: Path) -> None:
-    figure.savefig(path, format=target.suffix[1:], metadata=undated(target))
+    return target
 
 
 def main() -> None:

@@ -18,15 +18,13 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from matplotlib import rc_context
-from matplotlib.figure import Figure
 from matplotlib.ticker import ScalarFormatter
+from panels import drawn, legend
 from scipy.optimize import minimize
 from services import Measured, Point
 from simulation import Run, Server, closed
 
-from semgrad_guard.evaluation.figures.plots import FAINT, INK, LINE, MUTED, POINT, PROMISE, STYLE, require_drawable
-from semgrad_guard.files import atomic_write
+from semgrad_guard.evaluation.figures.plots import LINE, MUTED, POINT, PROMISE
 
 MEASURED = Path(__file__).with_name("measured.json")
 FITTED = ((1, 1), (1, 32))
@@ -97,20 +95,15 @@ def draw(measured: Measured, fit: Fit, target: Path) -> Path:
     Raises:
         InputError: no picture format by that suffix.
     """
-    require_drawable(target)
     threads = sorted({each.threads for each in measured.points})
-    with rc_context({**STYLE, "svg.fonttype": "none"}):
-        figure: Any = Figure(figsize=(7.6, 3.4), dpi=120, layout="constrained")
-        panels: Any = figure.subplots(1, len(threads), sharey=True, squeeze=False)[0]
+    with drawn(target, columns=len(threads)) as (figure, [panels]):
         for axes, count in zip(panels, threads, strict=True):
             _panel(axes, measured, fit, count)
         panels[0].set_ylabel("answers a second")
         panels[0].set_ylim(bottom=0)
-        panels[0].legend(frameon=False, fontsize=8, labelcolor=INK)
+        legend(panels[0])
         figure.supxlabel("clients at once", fontsize=9)
-        return atomic_write(
-            target, lambda path: figure.savefig(path, format=target.suffix[1:], metadata=undated(target))
-        )
+    return target
 
 
 def _panel(axes: Any, measured: Measured, fit: Fit, threads: int) -> None:
@@ -130,14 +123,7 @@ def _panel(axes: Any, measured: Measured, fit: Fit, threads: int) -> None:
     axes.set_xscale("log", base=2)
     axes.set_xticks([1, 2, 4, 8, 16, 32])
     axes.xaxis.set_major_formatter(ScalarFormatter())
-    axes.grid(color=FAINT)
-    axes.spines[["top", "right"]].set_visible(False)
     axes.set_title(f"{threads} thread{'s' * (threads > 1)}: lines simulated, marks measured", loc="left", fontsize=9)
-
-
-def undated(target: Path) -> dict[str, Any]:
-    """A picture's metadata without the hour, so that the same figures make the same file."""
-    return {"Date": None} if target.suffix == ".svg" else {}
 
 
 def main() -> None:

@@ -239,13 +239,12 @@ LLAMA_8B = Shape("8B (Llama 3's)", layers=32, width=4096, key_values=1024, layer
 H100 = Accelerator("H100 SXM", bytes_a_second=3.35e12, flops=989e12, memory_share=0.7, compute_share=0.45)
 """https://www.nvidia.com/en-us/data-center/h100/: 3.35 TB/s, 989 teraFLOPS. The shares are assumptions."""
 
-Cost = str
-"""Which score is computed: unguarded, max_probability, cascade, or hybridgrad."""
-
 
 @dataclass(frozen=True)
 class RooflineServices:
     """Times of a model on a GPU by arithmetic: what its bytes take or its operations, if more, and the host's part.
+
+    `cost` names the score that is computed: unguarded, max_probability, cascade, or hybridgrad.
 
     HybridGrad, for each token of an answer: the replay and the backward pass through the upper half of the layers
     (a forward pass from states that were kept, and gradients of activations alone), and three products with the head
@@ -256,7 +255,7 @@ class RooflineServices:
     shape: Shape
     gpu: Accelerator
     host: Host
-    cost: Cost
+    cost: str
     doubts: float = 0.25
 
     def join(self, prompts: Sequence[int]) -> float:

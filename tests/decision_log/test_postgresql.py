@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,31 +13,23 @@ pytest.importorskip("sqlalchemy", reason="the extra `log` is not installed")
 
 from semgrad_guard.decision_log.decision_log import DecisionLog
 from semgrad_guard.decision_log.sink import Facts
-from tests.postgresql import Postgres, require_postgresql
+from tests.postgresql import Postgres
 
 pytestmark = pytest.mark.slow
 
 VERDICT = Verdict(status="scored", action="answer", text="né", estimator="e", model="m" * 2000, uncertainty=0.1)
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Postgres]:
-    require_postgresql()
-    made = Postgres(tmp_path_factory.mktemp("postgres") / "server")
-    yield made
-    made.stop()
-
-
-def test_it_goes_away_and_comes_back(server: Postgres, tmp_path: Path) -> None:
-    with DecisionLog(server.url, journal=tmp_path / "journal", text=True) as log:
+def test_it_goes_away_and_comes_back(postgres: Postgres, tmp_path: Path) -> None:
+    with DecisionLog(postgres.url, journal=tmp_path / "journal", text=True) as log:
         ids = [log.write(VERDICT, facts=Facts(question="why\0?"), seconds=0.5) for _ in range(3)]
         log.feedback(str(ids[0]), right=True, sampling="all")
         assert log.flush()
-        server.stop()
+        postgres.stop()
         ids += [log.write(VERDICT) for _ in range(3)]
         assert None not in ids
         assert log.flush(timeout=0.5) is False
-        server.start()
+        postgres.start()
         assert log.flush(timeout=60)
         found = log.database.decisions()
         assert {decision.id for decision, _ in found} == set(ids)
@@ -47,5 +38,5 @@ def test_it_goes_away_and_comes_back(server: Postgres, tmp_path: Path) -> None:
         assert said is not None
         assert said.right
         assert [decision.id for decision, _ in log.database.decisions(before=str(ids[4]), limit=2)] == [ids[3], ids[2]]
-    with DecisionLog(server.url, journal=tmp_path / "journal") as log:  # the tables are there already
+    with DecisionLog(postgres.url, journal=tmp_path / "journal") as log:  # the tables are there already
         assert len(log.database.decisions()) == 6

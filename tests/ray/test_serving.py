@@ -6,7 +6,6 @@ import itertools
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -22,7 +21,8 @@ import pytest
 from pydantic import ValidationError
 
 from semgrad_guard.ray.serving import ReplicaSettings
-from tests.postgresql import Postgres, require_postgresql
+from tests.ports import free_port
+from tests.postgresql import Postgres
 
 from .processes import own_workers
 
@@ -37,20 +37,10 @@ Answered = tuple[str, float, str]
 
 
 @pytest.fixture(scope="module")
-def postgres(tmp_path_factory: pytest.TempPathFactory) -> Generator[Postgres]:
-    require_postgresql()
-    made = Postgres(tmp_path_factory.mktemp("postgres") / "server")
-    yield made
-    made.stop()
-
-
-@pytest.fixture(scope="module")
 def url(ray: Any) -> Generator[str]:
     """Where Ray's proxy listens."""
     serve = pytest.importorskip("ray.serve")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     serve.start(http_options={"host": "127.0.0.1", "port": port})
     yield f"http://127.0.0.1:{port}/v1"
     serve.shutdown()
@@ -230,9 +220,7 @@ def test_killed_replicas_mix_nothing_up_and_lose_no_decision(
 def test_it_is_run_from_the_command_line(tmp_path: Path) -> None:
     """As docs/ray.md says: a file for `serve run`, with the same options as `semgrad-guard serve`."""
     program = Path(sys.executable).with_name("serve")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     args = {"model": "pocket", "log": str(tmp_path / "log.db"), "max_tokens": "12"}
     application = {"name": "guard", "route_prefix": "/", "import_path": "semgrad_guard.ray:app", "args": args}
     config = {"http_options": {"host": "127.0.0.1", "port": port}, "applications": [application]}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -21,6 +20,7 @@ import pytest
 pytest.importorskip("vllm", reason="vLLM is not installed here: make check-vllm has an environment for it")
 
 from semgrad_guard import GenerationOptions, HybridGrad, LanguageModel
+from tests.ports import free_port
 
 from .conftest import ENVIRONMENT, made
 from .test_served import ENGINE, FORM, QUESTIONS, done, formed
@@ -46,9 +46,7 @@ def own(folder: Path) -> LanguageModel:
 @contextmanager
 def started(folder: Path, said: Path, settings: Any, *more: str) -> Generator[tuple[subprocess.Popen[bytes], str]]:
     """The process of a `vllm serve` with these settings, and its URL; it may not have begun."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     named = said.with_suffix(".json")
     named.write_text(settings if isinstance(settings, str) else json.dumps({"no_log": True, **settings}))
     plugin = {"VLLM_PLUGINS": "semgrad_guard", "SEMGRAD_GUARD_SETTINGS": str(named), "VLLM_NO_USAGE_STATS": "1"}

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import fields
 from secrets import token_hex
 from typing import Any, TypeVar
@@ -42,6 +43,7 @@ A = TypeVar("A")
 R = TypeVar("R")
 _RETRY = 5
 """Seconds after which a client that was sent away may ask again."""
+_ENDED = "vLLM's engine has ended; nothing is answered any more. Start it again"
 
 
 class WorkerQueue:
@@ -167,7 +169,7 @@ class WorkerQueue:
         except (ValueError, library("vllm.exceptions").VLLMClientError) as error:
             raise InputError(f"vLLM does not take this request: {error}") from error
         except library("vllm.v1.engine.exceptions").EngineDeadError as error:
-            raise ScoringError("vLLM's engine has ended; nothing is answered any more. Start it again") from error
+            raise ScoringError(_ENDED) from error
         finally:
             await outputs.aclose()
         return tuple(ids)
@@ -206,7 +208,7 @@ class WorkerQueue:
             (said,) = await self._client.collective_rpc(METHOD, args=(call.name, payload))
         except Exception as error:
             if self._client.errored:
-                raise ScoringError("vLLM's engine has ended; nothing is answered any more. Start it again") from error
+                raise ScoringError(_ENDED) from error
             raise InputError(
                 "vLLM's worker cannot score: start `vllm serve` with --worker-extension-cls "
                 f"semgrad_guard.server.in_vllm.worker.ScoringWorker ({type(error).__name__})"
@@ -214,16 +216,13 @@ class WorkerQueue:
         return call.read(said)
 
 
-class _first_error:  # noqa: N801 - used as a function
+@asynccontextmanager
+async def _first_error() -> AsyncGenerator[None]:
     """Of several tasks that failed together, the first error."""
-
-    async def __aenter__(self) -> None:
-        return None
-
-    async def __aexit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
-        found: Any = error
-        if isinstance(error, BaseExceptionGroup):
-            raise found.exceptions[0] from None
+    try:
+        yield
+    except BaseExceptionGroup as error:
+        raise error.exceptions[0] from None
 
 
 def _draft(found: ScoredDraft) -> Draft[Any]:

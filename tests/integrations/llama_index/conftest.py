@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -27,6 +29,21 @@ class Passages(BaseRetriever):
 
     def _retrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
         return [NodeWithScore(node=TextNode(text=text), score=1.0) for text in self._texts]
+
+
+@pytest.fixture(autouse=True)
+def _no_connection_left_open() -> Iterator[None]:
+    """Collects what LlamaIndex's own memory leaves open, before a later test's event loop runs.
+
+    A chat engine's default `Memory` opens a connection of aiosqlite and closes it only when it is collected. The
+    connection then answers the event loop of its thread: the next test's, which may be closed by the time. A thread
+    of its own has no event loop.
+    """
+    yield
+    if any("_connection_worker_thread" in thread.name for thread in threading.enumerate()):
+        collecting = threading.Thread(target=gc.collect)
+        collecting.start()
+        collecting.join()
 
 
 @pytest.fixture(scope="session")

@@ -17,6 +17,7 @@ from llama_index.core.chat_engine import (
 from llama_index.core.chat_engine.types import BaseChatEngine
 from llama_index.core.llms import MockLLM
 from llama_index.core.memory import ChatMemoryBuffer, Memory
+from sqlalchemy.ext.asyncio import create_async_engine
 
 from llama_index_semgrad_guard import (
     GuardedChatEngine,
@@ -146,7 +147,8 @@ async def test_annotated_turns_are_live_and_remembered_whole(kind: str, way: str
 
 
 def test_a_live_stream_comes_in_pieces_and_a_guarded_one_in_one(make_chat: Maker, wide: Any) -> None:
-    slow = SimpleChatEngine.from_defaults(llm=SemGradLLM.from_model(wide, max_tokens=12))
+    memory = ChatMemoryBuffer.from_defaults(token_limit=3000)
+    slow = SimpleChatEngine.from_defaults(llm=SemGradLLM.from_model(wide, max_tokens=12), memory=memory)
     live = GuardedChatEngine(slow, STOP, mode="annotate").stream_chat(FIRST)
     pieces = live.response_gen
     next(pieces)
@@ -194,10 +196,12 @@ async def test_eight_conversations_at_once_keep_their_answers_and_scores(make_ch
 
 
 def test_llama_index_default_memory_holds_no_draft(llm: SemGradLLM) -> None:
-    memory = Memory.from_defaults(token_limit=2000)
+    database = create_async_engine("sqlite+aiosqlite://")
+    memory = Memory.from_defaults(token_limit=2000, async_engine=database)
     guarded = GuardedChatEngine(SimpleChatEngine.from_defaults(llm=llm, memory=memory), STOP)
     guarded.chat(FIRST)
     assert [message.content for message in memory.get_all()] == [FIRST, "I don't know."]
+    asyncio.run(database.dispose())
 
 
 def test_what_cannot_be_guarded_is_named(make_chat: Maker, make_engine: Callable[..., Any], llm: SemGradLLM) -> None:
@@ -215,5 +219,5 @@ def test_what_cannot_be_guarded_is_named(make_chat: Maker, make_engine: Callable
     del simple._memory  # type: ignore[attr-defined]
     with pytest.raises(InputError, match="keeps no conversation"):
         GuardedChatEngine(simple, PASS)
-    other = SimpleChatEngine.from_defaults(llm=MockLLM())
+    other = SimpleChatEngine.from_defaults(llm=MockLLM(), memory=ChatMemoryBuffer.from_defaults(token_limit=3000))
     assert GuardedChatEngine(other, PASS).chat(FIRST).metadata["semgrad_guard"]["status"] == "unscored"  # type: ignore[index]
