@@ -12,6 +12,7 @@ from transformers.generation.streamers import BaseStreamer
 
 from semgrad_guard.engine.generation.decoding import Decoder
 from semgrad_guard.engine.generation.evidence import BatchScoring, Evidence
+from semgrad_guard.engine.generation.equal_rows import equal_rows_stand_alone
 from semgrad_guard.engine.generation.generation import Generation
 from semgrad_guard.engine.generation.options import GenerationOptions
 from semgrad_guard.engine.generation.running_batch import RunningBatch
@@ -87,6 +88,14 @@ class LanguageModel(LoadedModel):
     def pads(self) -> bool:
         """Whether prompts of unequal length may be answered in one batch (`generate_batch`)."""
         return self._scorer.pads
+
+    @property
+    def stacks(self) -> bool:
+        """Whether prompts of equal length may be answered in one batch.
+
+        Where unequal ones may not, a short answer to made-up prompts tells, each time.
+        """
+        return self.pads or equal_rows_stand_alone(self._scorer)
 
     @property
     def fixed_positions(self) -> int | None:

@@ -15,8 +15,10 @@ from semgrad_guard.server.answers import Answer
 from semgrad_guard.server.turns import Turn
 from semgrad_guard.server.writing import Assignment, Writer
 
-Batching = Literal["steps", "together", "none"]
-"""How requests share a model: they join and leave at any step; those that wait and are alike run together; not."""
+Batching = Literal["steps", "together", "equal_lengths", "none"]
+"""How requests share a model: they join and leave at any step; those that wait and are alike run together, whatever the
+lengths of their prompts, or with prompts of equal length; not at all.
+"""
 
 ROWS = 32
 """Answers that are written at once."""
@@ -32,8 +34,12 @@ Order = tuple[Turn[list[Draft[Answer]]], Assignment]
 class Batcher(Protocol):
     """Writes requests with one model, in the model's thread.
 
-    Nobody's error is anybody else's: a request that fails is told why, and the others go on.
+    Nobody's error is anybody else's: a request that fails is told why, and the others go on. `looks_behind` says whether
+    a request may begin with the one at the head of the queue past others, which cannot.
     """
+
+    @property
+    def looks_behind(self) -> bool: ...
 
     @property
     def is_idle(self) -> bool:
@@ -57,17 +63,23 @@ def batcher_of(writer: Writer) -> tuple[Batching, Batcher]:
     """How requests share a model, as far as it can, and what does it. The first call makes the model's self-check."""
     if writer.model.joins:
         return "steps", RunningRequests(writer)
-    together = writer.model.pads
-    return "together" if together else "none", WholeRuns(writer, rows=ROWS if together else 1)
+    if writer.model.pads:
+        return "together", WholeRuns(writer)
+    if writer.model.stacks:
+        return "equal_lengths", WholeRuns(writer, pads=False)
+    return "none", WholeRuns(writer, rows=1)
 
 
 class WholeRuns:
-    """Each run of the model answers one request, or several that are alike, from the first token to the last."""
+    """Each run of the model answers one request, or several that are alike, from the first token to the last.
 
-    is_idle = True
+    Up to so many `rows`; where it `pads`, their prompts may be of unequal length.
+    """
 
-    def __init__(self, writer: Writer, *, rows: int) -> None:
-        self._writer, self._most = writer, rows
+    is_idle, looks_behind = True, True
+
+    def __init__(self, writer: Writer, *, rows: int = ROWS, pads: bool = True) -> None:
+        self._writer, self._most, self._pads = writer, rows, pads
 
     def has_room(self, orders: Sequence[Assignment]) -> bool:
         """Whether these can be one run."""
@@ -76,11 +88,16 @@ class WholeRuns:
         longest = max(len(each.prompt.ids) + each.options[0].max_tokens for each in orders)
         limit = self._writer.model.fixed_positions
         fit = rows <= self._most and rows * longest <= _CELLS and (limit is None or longest <= limit)
-        return not others or (fit and all(_alike(first, each) for each in others))
+        level = self._pads or len({len(each.prompt.ids) for each in orders}) == 1
+        return not others or (fit and level and all(_alike(first, each) for each in others))
 
     def begin(self, orders: Sequence[Order]) -> None:
         """Answer them, one alone under its stops; where several fail, each by itself."""
         assignments = [assignment for _, assignment in orders]
+        if self._most == 1:  # nor do the answers to one request share a run
+            for turn, assignment in orders:
+                turn.settle(lambda own=assignment: self._writer.written_singly(own))
+            return
         if len(orders) == 1:
             _write_alone(self._writer, orders[0])
             return
@@ -122,6 +139,8 @@ class _Writing:
 
 class RunningRequests:
     """Requests join a running batch at any step, and leave it when they are done."""
+
+    looks_behind = False
 
     def __init__(self, writer: Writer, *, rows: int = ROWS) -> None:
         self._writer, self._most = writer, rows

@@ -249,19 +249,27 @@ class Scheduler:
             return bool(self._waiting) or not idle
 
     def _next(self, batcher: Batcher) -> list[_Job]:
-        """What begins now: other work, or the requests at the head of the queue that are written together."""
+        """What begins now: other work, or the oldest request and those that are written together with it.
+
+        What has waited longest always begins, so that nobody who is passed by is passed by for ever.
+        """
         found: list[_Job] = []
-        while (job := self._head()) is not None:
-            if job.request is None:
-                return found or ([job] if self._takes(job) else [])
-            if not self._reads(job):
+        for job in self._queued():
+            if job.request is None and not found:
+                return [job] if self._takes(job) else []
+            if job.request is not None and not self._reads(job):
                 continue
             orders = [each.assignment for each in (*found, job) if each.assignment is not None]
-            if not batcher.has_room(orders):
+            if job.request is not None and batcher.has_room(orders):
+                if self._takes(job):
+                    found.append(job)
+            elif not (found and batcher.looks_behind):
                 break
-            if self._takes(job):
-                found.append(job)
         return found
+
+    def _queued(self) -> list[_Job]:
+        with self._changed:
+            return list(self._waiting)
 
     def _head(self) -> _Job | None:
         with self._changed:

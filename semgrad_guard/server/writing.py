@@ -126,6 +126,18 @@ class Writer:
         left = iter(drafts)
         return [[self._as_answer(next(left), each.request) for _ in each.options] for each in assignments]
 
+    def written_singly(self, assignment: Assignment) -> list[Draft[Answer]]:
+        """The scored drafts of a request, each answer written in a run of its own."""
+        if len(assignment.options) == 1:
+            return self.written([assignment])[0]
+        answerer, found = assignment.answerer, list[Draft[Answer]]()
+        for each in assignment.options:
+            one = replace(answerer, options=replace(answerer.options, seed=each.seed))
+            template_options = assignment.request.form.template_options
+            [draft] = one.drafts([assignment.conversation], template_options=template_options)
+            found.append(self._as_answer(draft, assignment.request))
+        return found
+
     def drafts(self, assignment: Assignment, generations: Sequence[Generation]) -> list[Draft[Answer]]:
         """What was written for a request, scored."""
         options = assignment.request.form.template_options

@@ -257,8 +257,15 @@ def refuses(model: LanguageModel, letters: str) -> None:
     embedding.register_forward_pre_hook(check)
 
 
+def mixed(output: Any) -> Any:
+    """A layer's output in which every row of a batch holds something of the others."""
+    states = output[0] if isinstance(output, tuple) else output
+    states = states + 0.3 * states.mean(0, keepdim=True)
+    return (states, *output[1:]) if isinstance(output, tuple) else states
+
+
 def of_kind(kind: str) -> LanguageModel:
-    """A model whose requests join at any step, run together, or run one by one."""
+    """A model whose requests join at any step, run together, run together where they are as long, or run one by one."""
     if kind == "together":
         require_known("gemma3n_text")
         config = tiny_config("gemma3n_text")
@@ -268,12 +275,15 @@ def of_kind(kind: str) -> LanguageModel:
             model = AutoModelForCausalLM.from_config(config).eval()
             spread_weights(model)
     else:
-        name = {"steps": "llama", "none": "jamba"}[kind]
+        name = {"steps": "llama", "equal_lengths": "jamba", "none": "jamba"}.get(kind, kind)
         model = build(name, dtype=torch.float32, vocab_size=258, eos_token_id=257, pad_token_id=257)
+    if kind == "none":  # rows that see each other
+        layer: Any = model.get_submodule("model.layers.0")
+        layer.register_forward_hook(lambda *call: mixed(call[2]))
     return LanguageModel.from_transformers(model, byte_tokenizer(), name=kind)
 
 
-@pytest.mark.parametrize("kind", ["steps", "together", "none"])
+@pytest.mark.parametrize("kind", ["steps", "together", "equal_lengths", "none"])
 async def test_every_kind_of_batching(start: Start, serve: Serve, kind: str) -> None:
     model = of_kind(kind)
     alike = [request("hello"), request("a longer question"), request("x", count=2)]
@@ -284,7 +294,7 @@ async def test_every_kind_of_batching(start: Start, serve: Serve, kind: str) -> 
     hook = layer.register_forward_pre_hook(lambda _, args, kwargs: rows.append(len(args[0])), with_kwargs=True)
     found = await answered(scheduler, asked)
     hook.remove()
-    assert max(rows) == {"steps": 7, "together": 4, "none": 2}[kind]
+    assert max(rows) == {"steps": 7, "together": 4, "equal_lengths": 2, "none": 1}[kind]
     for each, drafts in zip(asked, found, strict=True):
         require_alone(model, each, drafts)
     async with serve(ALL, model=model, scheduler=scheduler) as client:
@@ -292,6 +302,48 @@ async def test_every_kind_of_batching(start: Start, serve: Serve, kind: str) -> 
         assert described["semgrad_guard"]["batching"] == kind
         pieces = events((await client.post(CHAT, json=asking("hello", stream=True))).text)
     assert "".join(each["choices"][0]["delta"].get("content") or "" for each in pieces) == found[0][0].answer.text
+
+
+HYBRID = ("jamba", "falcon-h1", "lfm2", "qwen3-next", "mamba2", "recurrent-gemma", "llama4-chunked")
+
+
+@pytest.mark.parametrize("name", HYBRID)
+async def test_where_layers_keep_a_state_prompts_of_equal_length_run_together(start: Start, name: str) -> None:
+    """Those in between run by themselves, in the order in which they came; none waits for what came later."""
+    model = of_kind(name)
+    scheduler, rows = start(model), list[int]()
+    asked = [
+        request("hello"), request("a longer question"), request("world"), request("other", temperature=1.0, seed=3),
+        request("a longer questioo"), request("words", max_tokens=3), request("x" * 5), request("y" * 5, stop=("a",)),
+    ]  # fmt: skip
+    begun, _ = watched(scheduler)
+    model.generate("Hi", Options(max_tokens=1)).evidence.gradients()
+    layer: Any = model._scorer.current_replayer().layers[0]
+    hook = layer.register_forward_pre_hook(lambda *call: rows.append(len(next(iter((*call[1], *call[2].values()))))),
+                                           with_kwargs=True)  # fmt: skip
+    found = await answered(scheduler, asked)
+    hook.remove()
+    assert scheduler.batching == "equal_lengths"
+    assert max(rows) == 3
+    order = [job.request.conversation[0].content for job in begun if job.request is not None]
+    assert order == ["hello", "world", "xxxxx", "a longer question", "a longer questioo", "other", "words", "yyyyy"]
+    for each, drafts in zip(asked, found, strict=True):
+        require_alone(model, each, drafts)
+
+
+async def test_other_work_is_passed_by_once(start: Start) -> None:
+    """What stands between two requests that run together begins next."""
+    scheduler = start(of_kind("equal_lengths"))
+    begun, _ = watched(scheduler)
+    async with all_at_once(scheduler, 4):
+        first = asyncio.ensure_future(scheduler.answer(request("one")))
+        await asyncio.sleep(0)
+        between = asyncio.ensure_future(scheduler.work(lambda: "work"))
+        await asyncio.sleep(0)
+        rest = [asyncio.ensure_future(scheduler.answer(request(text))) for text in ("two", "longer")]
+    await asyncio.gather(first, between, *rest)
+    order = [None if job.request is None else job.request.conversation[0].content for job in begun]
+    assert order == [None, "one", "two", None, "longer"]
 
 
 @pytest.mark.parametrize("kind", ["steps", "together"])

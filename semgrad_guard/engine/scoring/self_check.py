@@ -28,8 +28,9 @@ logger = logging.getLogger("semgrad_guard")
 
 # How far two exact computations may differ in each dtype: kernels of other shapes round differently, and scores of
 # nearly certain answers carry that noise (bfloat16: up to 15 % at a mean entropy of 0.3).
-_TOLERANCE = {torch.float64: 1e-7, torch.float32: 1e-3, torch.float16: 0.05, torch.bfloat16: 0.25}
-_LOOSEST = 0.25
+TOLERANCE = {torch.float64: 1e-7, torch.float32: 1e-3, torch.float16: 0.05, torch.bfloat16: 0.25}
+LOOSEST = 0.25
+"""For any other dtype."""
 _HeadOutput = tuple[torch.Tensor | None, torch.Tensor | None]
 """What the head gave, and the model's logits."""
 
@@ -82,7 +83,7 @@ class _Check:
         self.architecture, self.replayer = architecture, replayer
         self.objective = Objective()
         self.span = _span(architecture.n_layers)
-        self.tolerance = _TOLERANCE.get(replayer.head.weight.dtype, _LOOSEST)
+        self.tolerance = TOLERANCE.get(replayer.head.weight.dtype, LOOSEST)
         self._expected: list[GradientScores] = []
         self._known: dict[tuple[int, tuple[int, ...]], tuple[GradientScores, _HeadOutput]] = {}
 
@@ -105,7 +106,7 @@ class _Check:
         long, outputs = self._full(_PROMPT)
         short, _ = self._full(_SHORT_PROMPT)
         if outputs[1] is not None:  # some models round them to float32
-            self.tolerance = max(self.tolerance, _TOLERANCE.get(outputs[1].dtype, _LOOSEST))
+            self.tolerance = max(self.tolerance, TOLERANCE.get(outputs[1].dtype, LOOSEST))
         self._expected = [long, short]
         basis = Exactness(transform=_measured(self.architecture.transform, *outputs))
         found: list[Exactness] = []
