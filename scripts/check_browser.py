@@ -6,12 +6,16 @@ python scripts/check_browser.py --browser .venv-browser/bin/python [--require] [
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import secrets
 import subprocess
 import sys
 import tempfile
-from contextlib import ExitStack
+import threading
+from collections.abc import Generator
+from contextlib import ExitStack, contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -21,6 +25,43 @@ from check_server import server
 PAGES = Path(__file__).parent / "browser_pages"
 SERVERS = {"OPEN": (False, ()), "STRICT": (False, ("--threshold", "0")), "KEYED": (True, ())}
 """Whether a key is needed, and the options."""
+SENTENCES = "The capital of Japan is Tokyo. It lies on a bay! Nobody knows how many rivers it has."
+
+
+class Writer(BaseHTTPRequestHandler):
+    """Another server, whose every answer is those sentences: the embedded model writes no answer as long."""
+
+    def do_POST(self) -> None:
+        """Answer a chat completion, streamed or not."""
+        body = json.loads(self.rfile.read(int(self.headers["content-length"])))
+        said = {"role": "assistant", "content": SENTENCES}
+        part = {"delta" if body.get("stream") else "message": said, "index": 0, "finish_reason": "stop"}
+        text = json.dumps({"choices": [part], "usage": None})
+        kind, text = (
+            ("text/event-stream", f"data: {text}\n\ndata: [DONE]\n\n")
+            if body.get("stream")
+            else ("application/json", text)
+        )
+        self.send_response(200)
+        self.send_header("content-type", kind)
+        self.send_header("content-length", str(len(text)))
+        self.end_headers()
+        self.wfile.write(text.encode())
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Say nothing."""
+
+
+@contextmanager
+def another_server() -> Generator[str]:
+    """The URL of a server that writes sentences, as long as this lasts."""
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Writer)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}/v1"
+    finally:
+        server.shutdown()
+        server.server_close()
 
 
 def main() -> None:
@@ -32,7 +73,9 @@ def main() -> None:
     key = secrets.token_hex(16)
     with ExitStack() as stack:
         environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-        for name, (has_key, given) in SERVERS.items():
+        before = ("--upstream", stack.enter_context(another_server()), "--scorer", "pocket", "--model", "writer")
+        servers = SERVERS | {"SENTENCES": (False, (*before, "--threshold", "1e9"))}
+        for name, (has_key, given) in servers.items():
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
             environment[f"SEMGRAD_GUARD_TEST_{name}"] = stack.enter_context(
                 server(folder, key if has_key else "", *given)

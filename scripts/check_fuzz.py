@@ -1,9 +1,10 @@
 """Starts `semgrad-guard serve`, and has schemathesis send it what its OpenAPI schema allows, and what it does not.
 
-python scripts/check_fuzz.py --fuzzer .venv-fuzz/bin/python [--requests 100000] [--output output/fuzz.json]
+python scripts/check_fuzz.py --fuzzer .venv-fuzz/bin/python [--requests 100000] [--minutes 60]
 
 Fails where a request is answered with a server's error, in another form than OpenAI's, or not within a minute, and
-where the server's log names a bug.
+where the server's log names a bug. Rounds that are done stand in a file, and are not done again: the same command goes
+on where it was stopped. One that ends before so many requests were sent has not passed; its status is 2.
 """
 
 from __future__ import annotations
@@ -14,33 +15,44 @@ import subprocess
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from datetime import UTC, datetime
 from itertools import count, islice
 from pathlib import Path
-from typing import Any
 
 from load_checks.results import Check, report
 from load_checks.servers import serving
 from load_checks.small_model import small_model
+from pydantic import BaseModel
 
 FUZZ = Path(__file__).parent / "fuzzing" / "fuzz.py"
 EXAMPLES = 30
 """Requests of each kind to each route in one round."""
 
 
-def fuzzed(fuzzer: str, url: str, *, model: str, seed: int) -> dict[str, Any]:
-    """What became of the requests of one round."""
+class Round(BaseModel):
+    """What became of the requests of one round; `seed` repeats them, and is None for what the server itself did."""
+
+    seed: int | None
+    at: datetime
+    routes: int
+    statuses: dict[str, int]
+    problems: list[str]
+
+
+def fuzzed(fuzzer: str, url: str, *, model: str, seed: int) -> Round:
+    """One round."""
     command = [fuzzer, FUZZ, url.removesuffix("/v1"), "--model", model, "--seed", seed, "--examples", EXAMPLES]
     found = subprocess.run(list(map(str, command)), capture_output=True, text=True, check=False)  # noqa: S603
     if found.returncode != 0:
         raise SystemExit(f"the fuzzer ended with {found.returncode} at seed {seed}: {found.stderr[-2000:]}")
-    return json.loads(found.stdout.splitlines()[-1])
+    return Round(seed=seed, at=datetime.now(UTC), **json.loads(found.stdout.splitlines()[-1]))
 
 
-def rounds(fuzzer: str, url: str, *, model: str, workers: int) -> Iterator[dict[str, Any]]:
-    """Round after round, so many at once."""
-    seeds = count(1)
+def rounds(fuzzer: str, url: str, *, model: str, workers: int, done: set[int | None]) -> Iterator[Round]:
+    """Round after round, so many at once, without those that are done."""
+    seeds = (seed for seed in count(1) if seed not in done)
     with ThreadPoolExecutor(workers) as pool:
         while True:
             yield from (
@@ -51,33 +63,66 @@ def rounds(fuzzer: str, url: str, *, model: str, workers: int) -> Iterator[dict[
             )
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--fuzzer", required=True, help="the Python of the fuzzer's environment")
-    parser.add_argument("--requests", type=int, default=100_000, help="how many requests at least")
-    parser.add_argument("--minutes", type=float, default=600, help="end after so many minutes at the latest")
-    parser.add_argument("--workers", type=int, default=2, help="rounds at once")
-    parser.add_argument("--output", type=Path, default=Path("output/fuzz.json"))
-    options = parser.parse_args()
-    statuses, problems = Counter[str](), list[str]()
+def sent(done: Sequence[Round]) -> int:
+    """How many requests were sent."""
+    return sum(sum(each.statuses.values()) for each in done)
+
+
+def go_on(done: list[Round], options: argparse.Namespace) -> None:
+    """More rounds, until there are enough requests, or the time is over; each is written down when it is done."""
+    options.state.parent.mkdir(parents=True, exist_ok=True)
     ends = time.monotonic() + 60 * options.minutes
+
+    def add(found: Round) -> None:
+        done.append(found)
+        with options.state.open("a", encoding="utf-8") as file:
+            file.write(found.model_dump_json() + "\n")
+        print(f"{sent(done)} requests, {sum(len(each.problems) for each in done)} problems", flush=True)
+
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         model = small_model(folder / "small")
         given = ("--model", model, "--threshold", "0.5", "--max-tokens", 8, "--allow-override", "mode")
         with serving(folder, *given) as server:
-            for found in rounds(options.fuzzer, server.url, model=model.name, workers=options.workers):
-                statuses.update(found["statuses"])
-                problems += found["problems"]
-                print(f"{statuses.total()} requests, {len(problems)} problems: {dict(statuses)}", flush=True)
-                if statuses.total() >= options.requests or time.monotonic() > ends:
+            known = {each.seed for each in done}
+            for found in rounds(options.fuzzer, server.url, model=model.name, workers=options.workers, done=known):
+                add(found)
+                if sent(done) >= options.requests or time.monotonic() > ends:
                     break
-            bugs = sum(value for name, value in server.metrics().items() if name == "semgrad_guard_log_failures")
-            if server.end() != 0:
-                problems.append("the server did not end by itself")
-            problems += server.loud() + ([f"{bugs:g} decisions were not written down"] if bugs else [])
-    figures = {"requests": statuses.total(), **dict(sorted(statuses.items()))}
-    raise SystemExit(0 if report([Check("fuzzed", figures, problems)], options.output) else 1)
+            unwritten = server.metrics().get("semgrad_guard_log_failures", 0.0)
+            problems = [] if server.end() == 0 else ["the server did not end by itself"]
+            problems += server.loud() + ([f"{unwritten:g} decisions were not written down"] if unwritten else [])
+    if problems:
+        add(Round(seed=None, at=datetime.now(UTC), routes=0, statuses={}, problems=problems))
+
+
+def read(state: Path) -> list[Round]:
+    """The rounds that are done."""
+    if not state.exists():
+        return []
+    return [Round.model_validate_json(line) for line in state.read_text(encoding="utf-8").splitlines()]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--fuzzer", required=True, help="the Python of the fuzzer's environment")
+    parser.add_argument("--requests", type=int, default=100_000, help="how many requests at least")
+    parser.add_argument("--minutes", type=float, default=float("inf"), help="end after so many minutes, to go on later")
+    parser.add_argument("--workers", type=int, default=2, help="rounds at once")
+    parser.add_argument("--state", type=Path, default=Path("output/fuzz.jsonl"), help="where a run goes on")
+    parser.add_argument("--output", type=Path, default=Path("output/fuzz.json"))
+    options = parser.parse_args()
+    done = read(options.state)
+    if sent(done) < options.requests:
+        go_on(done, options)
+    statuses = sum((Counter(each.statuses) for each in done), Counter[str]())
+    figures = {"requests": sent(done), "of": options.requests, "routes": max((each.routes for each in done), default=0)}
+    problems = [problem for each in done for problem in each.problems]
+    holds = report([Check("fuzzed", figures | dict(sorted(statuses.items())), problems)], options.output)
+    if holds and sent(done) < options.requests:
+        print(f"not done: {sent(done)} of {options.requests} requests; the same command goes on from here")
+        raise SystemExit(2)
+    raise SystemExit(0 if holds else 1)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 from conftest import SIZES, Open
 from playwright.sync_api import Page, expect
 
+SENTENCES = "The capital of Japan is Tokyo. It lies on a bay! Nobody knows how many rivers it has."
 KNOWN, UNKNOWN, DRAFT = "What is the capital of Japan?", "What is the capital of Mongolia?", "Vienna"
 PASSAGE = "The library in Halden has two floors. Its roof was painted green in 1998. It opens at nine."
 
@@ -46,6 +48,40 @@ def test_an_answer_is_let_through_and_coloured_by_token(open_page: Open) -> None
     expect(answer.get_by_role("status")).to_contain_text("instead:")
     answer.get_by_role("button", name="Text").click()
     expect(answer.locator(".text span")).to_have_count(0)
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("size", SIZES)
+def test_an_answer_is_coloured_by_sentence(open_page: Open, axe: str, pictures: Path, size: str, scheme: str) -> None:
+    page = open_page("/", of="SENTENCES", size=size, scheme=scheme)
+    ask(page, KNOWN)
+    answer = page.locator("guard-answer")
+    expect(answer.get_by_role("button", name="By token")).to_have_count(0)
+    answer.get_by_role("button", name="By sentence").click()
+    expect(answer.get_by_role("button", name="By sentence")).to_have_attribute("aria-pressed", "true")
+    expect(answer.locator(".text")).to_have_text(SENTENCES)
+    spans = answer.locator(".text span")
+    said = {text.strip(): spans.nth(number) for number, text in enumerate(spans.all_text_contents()) if text.strip()}
+    assert [*said] == re.findall(r"\S.*?[.!]", SENTENCES)
+    values = list[float]()
+    for span in said.values():
+        span.hover()
+        told = answer.get_by_role("status")
+        expect(told).to_contain_text("Uncertainty of this sentence:")
+        values.append(float(told.inner_text().rpartition(" ")[2]))
+    shades = [span.get_attribute("class") or "" for span in said.values()]
+    assert shades[values.index(max(values))] == "heat-4"
+    assert shades[values.index(min(values))] == ""
+    colours = [span.evaluate("each => getComputedStyle(each).backgroundColor") for span in said.values()]
+    assert len(set(colours)) > 1
+    spans.first.focus()
+    for _ in range(spans.count() - 1):
+        page.keyboard.press("ArrowRight")
+    expect(spans.last).to_be_focused()
+    page.screenshot(path=pictures / f"sentences-{size}-{scheme}.png", full_page=True)
+    assert violations(page, axe) == []
+    answer.get_by_role("button", name="Text").click()
+    expect(spans).to_have_count(0)
 
 
 def test_a_withheld_draft_is_nowhere(open_page: Open) -> None:

@@ -114,13 +114,13 @@ def main() -> None:
     parser.add_argument("--examples", type=int, required=True)
     options = parser.parse_args()
     found, schema = Found(), schemathesis.openapi.from_url(f"{options.url}/openapi.json")
-    for each in schema.get_all_operations():
-        operation = each.ok()
+    operations = [each.ok() for each in schema.get_all_operations()]
+    for operation in operations:
         examples = options.examples * (_BUSY if operation.path == CHAT else 1)
         for mode in (GenerationMode.POSITIVE, GenerationMode.NEGATIVE):
             with suppress(hypothesis.errors.Unsatisfiable):  # nothing that some routes take can be wrong
                 fuzz(found, operation, mode, model=options.model, seed=options.seed, examples=examples)
-    print(json.dumps({"statuses": found.statuses, "problems": found.problems}))
+    print(json.dumps({"routes": len(operations), "statuses": found.statuses, "problems": found.problems}))
 
 
 if __name__ == "__main__":

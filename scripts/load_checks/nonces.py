@@ -1,7 +1,9 @@
 """Every draft carries a nonce, and no nonce of a withheld draft is found in anything that leaves the server.
 
 The run is cut into blocks, each with a server, a folder and a secret of its own; a block that is done stands in a file,
-and is not done again.
+and is not done again. In two blocks of four another server writes the drafts, as it is told to. In the other two
+our own engine does, in one running batch: each request's grammar allows its own nonce alone, so that an answer, or a
+part of one, that belongs to another row is seen.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from dataclasses import dataclass, field
 from itertools import count as counting
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, Literal
 
 import httpx
 from pydantic import BaseModel
@@ -26,7 +28,8 @@ from load_checks.results import Check
 from load_checks.scripted import LETTERS, Scripted, draft, nonce
 from load_checks.servers import Server, serving
 from load_checks.small_model import small_model
-from semgrad_guard import LanguageModel
+from semgrad_guard import GenerationOptions, LanguageModel, Message
+from semgrad_guard.adapters.answer_form import AnswerForm
 
 BLOCK, CLIENTS, TWINS = 1000, 16, 50
 """Requests in a block; clients at once; one request in so many has its score compared with a single process's."""
@@ -40,6 +43,11 @@ VARIANTS: Sequence[Mapping[str, Any]] = [
     {"semgrad_guard": {"mode": "raise"}}, {"semgrad_guard": {"mode": "raise"}, "stream": True},
     {"stream": True, "stream_options": {"include_usage": True}},
 ]  # fmt: skip
+OWN_VARIANTS: Sequence[Mapping[str, Any]] = [
+    {}, {"stream": True}, {"logprobs": True}, {"stream": True, "logprobs": True}, {"n": 2}, {"stream": True, "n": 2},
+    {"stop": ["!", "?"]}, {"temperature": 1.5, "seed": 7}, {"temperature": 1.5, "seed": 7, "stream": True},
+    {"semgrad_guard": {"mode": "raise"}}, {"semgrad_guard": {"mode": "raise"}, "stream": True},
+]  # fmt: skip
 FAULT = {11: "breaks", 23: "lies", 47: "fails", 71: "nonsense"}
 """Which of a hundred requests fail after the draft was said, and how."""
 _FRAGMENT = re.compile(f"[{LETTERS}]{{6,}}")
@@ -49,6 +57,7 @@ class Block(BaseModel):
     """What a block of requests led to."""
 
     number: int
+    written_by: Literal["upstream", "engine"] = "upstream"
     drafts: int
     delivered: int
     withheld: int
@@ -59,15 +68,31 @@ class Block(BaseModel):
     problems: list[str]
 
 
+def own_format(secret: bytes, number: int) -> dict[str, Any]:
+    """The `response_format` of a request to our own engine: the answer is the request's nonce, and nothing else."""
+    schema = {"const": nonce(secret, number, 0)}
+    return {"type": "json_schema", "json_schema": {"name": "word", "schema": schema}}
+
+
+def own_score(model: LanguageModel, secret: bytes, number: int) -> float | None:
+    """The score that a single process gives the answer to such a request."""
+    form = AnswerForm.of({"response_format": own_format(secret, number)})
+    options = GenerationOptions(grammar=form.grammar(model))
+    found = model.generate(form.instructed((Message("user", f"{number} "),)), options).evidence.gradients()
+    return None if found is None else found.scores.hybridgrad
+
+
 @dataclass(eq=False)
 class Run:
-    """The requests of one block, on their way."""
+    """The requests of one block, on their way; `own` says that our own engine writes the drafts."""
 
     secret: bytes
     threshold: float
     model: LanguageModel
+    own: bool = False
     open: set[str] = field(default_factory=set[str])  # nonces that may be read
     drafts: int = 0
+    delivered: int = 0
     failed: int = 0
     twins: int = 0
     problems: list[str] = field(default_factory=list[str])
@@ -75,12 +100,14 @@ class Run:
     async def client(self, http: httpx.AsyncClient, numbers: Iterator[int]) -> None:
         """Ask one question after the other."""
         for number in numbers:
-            variant, fault = VARIANTS[number % len(VARIANTS)], FAULT.get(number % 100, "")
+            variants = OWN_VARIANTS if self.own else VARIANTS
+            variant, fault = variants[number % len(variants)], "" if self.own else FAULT.get(number % 100, "")
             if fault == "breaks":
                 variant = {"stream": True}
             elif fault:
                 variant = {}
-            asked = asking("scripted", f"{number} {fault}", **variant)
+            form = {"response_format": own_format(self.secret, number)} if self.own else {}
+            asked = asking("scripted", f"{number} {fault}", **variant, **form)
             reply = await ask(http, asked)
             self.drafts += variant.get("n", 1)
             try:
@@ -105,9 +132,12 @@ class Run:
         allowed = set[str]()
         for index, (text, record) in enumerate(reply.choices):
             if record["action"] == "answer":
-                self._require(text == draft(self.secret, number, index), number, reply)
+                own = nonce(self.secret, number, 0)
+                said = f'"{own}"' if self.own else draft(self.secret, number, index)
+                self._require(text == said, number, reply)
                 self._require(record["uncertainty"] <= self.threshold, number, reply)
-                allowed.add(nonce(self.secret, number, index))
+                allowed.add(own if self.own else nonce(self.secret, number, index))
+                self.delivered += 1
             else:
                 self._require(text == INSTEAD[record["action"]], number, reply)
             if number % TWINS == 0 and record["uncertainty"] is not None:
@@ -116,7 +146,11 @@ class Run:
 
     def _compare(self, number: int, index: int, found: float) -> None:
         """Score the draft again in this process."""
-        expected = self.model.score(f"{number} ", draft(self.secret, number, index)).hybridgrad
+        expected = (
+            own_score(self.model, self.secret, number)
+            if self.own
+            else self.model.score(f"{number} ", draft(self.secret, number, index)).hybridgrad
+        )
         self.twins += 1
         if expected is None or abs(found - expected) > 1e-4 * expected:
             self.problems.append(f"{number}: {found}, and a single process says {expected}")
@@ -139,14 +173,37 @@ class Run:
                 self.problems.append(f"LEAK of {fragment} in {place}: {text[:300]}")
 
 
-async def block(folder: Path, model: Path, scorer: LanguageModel, *, number: int, threshold: float, size: int) -> Block:
+@dataclass(frozen=True)
+class Scorer:
+    """The model of a server, in this process, and the thresholds that let about half of the drafts through."""
+
+    folder: Path
+    model: LanguageModel
+    threshold: float
+    own_threshold: float
+
+    @classmethod
+    def of(cls, folder: Path) -> Scorer:
+        """A small model, which is made in `folder`."""
+        model = LanguageModel.from_pretrained(str(small_model(folder)))
+        scores = [model.score(f"{each} ", draft(b"sample", each)).hybridgrad or 0.0 for each in range(40)]
+        own = [own_score(model, b"sample", each) or 0.0 for each in range(40)]
+        return cls(folder, model, median(scores), median(own))
+
+
+async def block(folder: Path, scorer: Scorer, *, number: int, size: int) -> Block:
     """Answer the questions of one block, and look everywhere."""
-    run, escalates = Run(secrets.token_bytes(32), threshold, scorer), number % 2 == 1
+    escalates, own = number % 2 == 1, number % 4 >= 2
+    threshold = scorer.own_threshold if own else scorer.threshold
+    run = Run(secrets.token_bytes(32), threshold, scorer.model, own)
     began, places = time.monotonic(), 0
     async with Scripted(run.secret) as upstream:
+        writes = ["--model", scorer.folder]
+        if not own:
+            writes = ["--upstream", upstream.url, "--model", "scripted", "--scorer", scorer.folder]
         given = [
-            "--upstream", upstream.url, "--model", "scripted", "--scorer", model, "--threshold", threshold,
-            "--log-text", "--allow-override", "mode", *(["--escalate-to", f"{upstream.url}#large"] * escalates),
+            *writes, "--threshold", threshold, "--log-text", "--allow-override", "mode",
+            *(["--escalate-to", f"{upstream.url}#large"] * escalates),
         ]  # fmt: skip
         with serving(folder, *given) as server:
             numbers = iter(range(number * BLOCK, number * BLOCK + size))
@@ -160,9 +217,10 @@ async def block(folder: Path, model: Path, scorer: LanguageModel, *, number: int
             places += run.search(_files(folder))
     return Block(
         number=number,
+        written_by="engine" if own else "upstream",
         drafts=run.drafts,
-        delivered=len(run.open),
-        withheld=run.drafts - len(run.open),
+        delivered=run.delivered,
+        withheld=run.drafts - run.delivered,
         failed=run.failed,
         twins=run.twins,
         places=places,
@@ -186,23 +244,20 @@ def _files(folder: Path) -> Iterator[tuple[str, str]]:
 
 async def searched(folder: Path, state: Path, *, count: int) -> Check:
     """Go on with a run until so many drafts were judged."""
-    model = small_model(folder / "small")
-    scorer = LanguageModel.from_pretrained(str(model))
-    scores = [scorer.score(f"{each} ", draft(b"sample", each)).hybridgrad or 0.0 for each in range(40)]
+    scorer = Scorer.of(folder / "scripted")
     state.parent.mkdir(parents=True, exist_ok=True)
     done = _done(state)
     numbers = (each for each in counting() if each not in {one.number for one in done})
     while (left := count - sum(each.drafts for each in done)) > 0:
         with tempfile.TemporaryDirectory(dir=folder) as name:
-            found = await block(
-                Path(name), model, scorer, number=next(numbers), threshold=median(scores), size=min(BLOCK, left)
-            )
+            found = await block(Path(name), scorer, number=next(numbers), size=min(BLOCK, left))
         done.append(found)
         with state.open("a", encoding="utf-8") as file:
             file.write(found.model_dump_json() + "\n")
         print(f"{sum(each.drafts for each in done)} drafts: {found.model_dump_json()}"[:300], flush=True)
     names = ("drafts", "delivered", "withheld", "failed", "twins", "places", "seconds")
     figures = {name: round(sum(getattr(each, name) for each in done)) for name in names}
+    figures["by our own engine"] = sum(each.drafts for each in done if each.written_by == "engine")
     return Check("no nonce of a withheld draft anywhere", figures, [each for one in done for each in one.problems])
 
 

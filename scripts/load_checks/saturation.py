@@ -21,38 +21,59 @@ from semgrad_guard.decision_log.database import Database
 from semgrad_guard.pocket import CALIBRATION_PATH, QUESTIONS_PATH
 
 MODEL, QUESTIONS, QUEUE, TOLERANCE, GROWTH = "pocket", 100, 32, 1e-4, 0.05
+COARSE = 1e-3
+"""How far, relative to float64, a score in float32 may be off at most."""
 
 
 @dataclass(frozen=True)
 class Twin:
-    """What a single process answers to a question."""
+    """What a single process answers to a question; `exact` is the uncertainty in float64, 0 where there is none."""
 
     question: str
     text: str
     action: str
     uncertainty: float | None
+    exact: float = 0.0
 
     def differs(self, reply: Reply) -> str | None:
-        """What is not alike in a server's answer."""
+        """What is not alike in a server's answer.
+
+        Its uncertainty is as near to the single process's as `TOLERANCE`; or it is nearer than that one to what float64
+        gives: where float32 rounds coarsely, a single process may be further off than `TOLERANCE` itself.
+        """
         ((text, record),) = reply.choices
         near = (record["uncertainty"] is None) == (self.uncertainty is None) and (
-            self.uncertainty is None or abs(record["uncertainty"] - self.uncertainty) <= TOLERANCE * self.uncertainty
+            self.is_near(record["uncertainty"]) or self.is_surpassed(record["uncertainty"])
         )
         if text == self.text and record["action"] == self.action and near:
             return None
         return f"{self.question!r}: {text!r}, {record['action']}, {record['uncertainty']}, and not {self}"
 
+    def is_near(self, found: float | None) -> bool:
+        """Whether an uncertainty is the single process's to within `TOLERANCE`; without one, it always is."""
+        return (
+            found is None or self.uncertainty is None or abs(found - self.uncertainty) <= TOLERANCE * self.uncertainty
+        )
+
+    def is_surpassed(self, found: float | None) -> bool:
+        """Whether an uncertainty is no further from float64's than the single process's, which is off by little."""
+        if found is None or self.uncertainty is None or not self.exact:
+            return False
+        off = abs(self.uncertainty - self.exact)
+        return abs(found - self.exact) <= off and off <= COARSE * self.exact
+
 
 def twins() -> list[Twin]:
     """Questions of the embedded model's world, spread over all of them, and what one process answers to each."""
     lines = QUESTIONS_PATH.read_text(encoding="utf-8").splitlines()
-    model = LanguageModel.from_pretrained(MODEL)
+    model, exact = LanguageModel.from_pretrained(MODEL), LanguageModel.from_pretrained(MODEL, dtype="float64")
     guard = Guard(model, Policy.from_calibration(Calibration.load(CALIBRATION_PATH)), options=GenerationOptions())
     found: list[Twin] = []
     for line in lines[:: max(1, len(lines) // QUESTIONS)][:QUESTIONS]:
         question = json.loads(line)["question"]
         verdict = guard(question)
-        found.append(Twin(question, verdict.text, verdict.action, verdict.uncertainty))
+        value = exact.score(question, model.generate(question).text).hybridgrad
+        found.append(Twin(question, verdict.text, verdict.action, verdict.uncertainty, value or 0.0))
     return found
 
 
@@ -66,6 +87,7 @@ class Crowd:
     replies: Counter[str] = field(default_factory=Counter[str])
     wrong: list[str] = field(default_factory=list[str])
     ids: list[str] = field(default_factory=list[str])
+    nearer: int = 0
     resident: list[tuple[float, int]] = field(default_factory=list[tuple[float, int]])
     deepest: int = 0
 
@@ -89,6 +111,8 @@ class Crowd:
     def _compare(self, twin: Twin, reply: Reply) -> None:
         if difference := twin.differs(reply):
             self.wrong.append(f"mixed up: {difference}")
+        elif not twin.is_near(reply.choices[0][1]["uncertainty"]):
+            self.nearer += 1
         if len(reply.ids) != 1:
             self.wrong.append(f"one answer with the decisions {sorted(reply.ids)}")
         self.ids += reply.ids
@@ -141,7 +165,8 @@ def _answers(crowd: Crowd, folder: Path, minutes: float, status: int, loud: list
         problems.append("given twice: two answers carry the same decision")
     if lost := set(crowd.ids) - logged(folder / "log.db"):
         problems.append(f"{len(lost)} acknowledged decisions are not in the log")
-    figures = {"minutes": minutes, "answers": len(crowd.ids), **dict(sorted(crowd.replies.items()))}
+    figures = {"minutes": minutes, "answers": len(crowd.ids), "nearer to float64 than a single process": crowd.nearer}
+    figures |= sorted(crowd.replies.items())
     return Check("no answer lost, mixed up or given twice", figures, problems)
 
 

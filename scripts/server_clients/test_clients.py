@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any, Literal
 
@@ -186,6 +188,38 @@ def test_curl(url: str, key: str, question: str, text: str, action: str, stream:
     assert text in found
     assert DRAFT not in found
     assert found.endswith("data: [DONE]\n\n") == stream
+
+
+# llm
+
+
+@pytest.fixture
+def llm_home(url: str, tmp_path: Path) -> Path:
+    """The settings of `llm`, a program for the command line, with the server as a model of its own."""
+    pytest.importorskip("llm")
+    (tmp_path / "extra-openai-models.yaml").write_text(
+        f"- model_id: guarded\n  model_name: {MODEL}\n  api_base: {url}\n  api_key_name: guarded\n"
+    )
+    return tmp_path
+
+
+@BOTH
+@pytest.mark.parametrize("stream", [False, True])
+def test_llm(llm_home: Path, key: str, question: str, text: str, action: str, stream: bool) -> None:
+    environment = {**os.environ, "LLM_USER_PATH": str(llm_home)}
+
+    def run(*arguments: str) -> str:
+        command = [sys.executable, "-m", "llm", *arguments]
+        found = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=120)
+        assert found.returncode == 0, found.stderr
+        return found.stdout
+
+    said = run("-m", "guarded", "--key", key, question, *([] if stream else ["--no-stream"]))
+    logged = json.loads(run("logs", "--json", "-n", "1"))[0]
+    assert said.strip() == logged["response"] == text
+    assert DRAFT not in said + json.dumps(logged)
+    if not stream:  # of a stream it keeps the text alone
+        assert logged["response_json"]["semgrad_guard"]["action"] == action
 
 
 # openai-node

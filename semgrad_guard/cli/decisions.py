@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 
     from semgrad_guard.decision_log.summary import Row, Summary
 
-_COLUMNS = ("decisions", "answer", "escalate", "abstain", "unscored")
+_COLUMNS = ("decisions", "answer", "escalate", "abstain", "unscored", "drifted")
+"""`drifted` are those made while the drift alarm was on."""
 
 
 def decisions(

@@ -11,8 +11,8 @@ import torch
 from transformers.generation.streamers import BaseStreamer
 
 from semgrad_guard.engine.generation.decoding import Decoder
-from semgrad_guard.engine.generation.evidence import BatchScoring, Evidence
 from semgrad_guard.engine.generation.equal_rows import equal_rows_stand_alone
+from semgrad_guard.engine.generation.evidence import BatchScoring, Evidence
 from semgrad_guard.engine.generation.generation import Generation
 from semgrad_guard.engine.generation.options import GenerationOptions
 from semgrad_guard.engine.generation.running_batch import RunningBatch

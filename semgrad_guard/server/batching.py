@@ -34,8 +34,8 @@ Order = tuple[Turn[list[Draft[Answer]]], Assignment]
 class Batcher(Protocol):
     """Writes requests with one model, in the model's thread.
 
-    Nobody's error is anybody else's: a request that fails is told why, and the others go on. `looks_behind` says whether
-    a request may begin with the one at the head of the queue past others, which cannot.
+    Nobody's error is anybody else's: a request that fails is told why, and the others go on. `looks_behind`: a request
+    may begin with the one at the head of the queue past others, which cannot.
     """
 
     @property

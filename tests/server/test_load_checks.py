@@ -37,6 +37,15 @@ def test_an_answer_that_is_somebody_elses_is_seen() -> None:
         assert "question" in str(twin.differs(other))
 
 
+def test_a_score_that_is_nearer_to_float64_than_a_single_processs_is_no_mixture() -> None:
+    twin = saturation.Twin("question", "text", "answer", 0.5, exact=0.4999)
+    assert [twin.differs(reply("text", uncertainty=found)) for found in (0.4999, 0.49985, 0.50004)] == [None] * 3
+    for found in (0.4997, 0.5002, 0.51, None):
+        assert "question" in str(twin.differs(reply("text", uncertainty=found)))
+    coarse = saturation.Twin("question", "text", "answer", 0.5, exact=0.4)
+    assert "question" in str(coarse.differs(reply("text", uncertainty=0.45)))
+
+
 def test_a_part_of_a_draft_is_seen(language_model: LanguageModel) -> None:
     run = nonces.Run(b"secret", 0.5, language_model)
     word, other = (scripted.nonce(b"secret", number, 0) for number in (1, 2))

@@ -151,10 +151,10 @@ function drawn(curve, at, own) {
     if (text) made.textContent = text;
     return made;
   };
-  const x = (index) => 36 + (index / Math.max(1, curve.length - 1)) * 276, y = (share) => 130 - share * 118;
+  const x = (index) => 44 + (index / Math.max(1, curve.length - 1)) * 268, y = (share) => 130 - share * 118;
   const line = (name) => curve.map((point, index) => `${index ? "L" : "M"}${x(index).toFixed(1)} ${y(point[name]).toFixed(1)}`).join("");
   const made = svg("svg", { class: "curve", viewBox: "0 0 320 150", role: "img", "aria-label": "Coverage and risk against the threshold" });
-  for (const share of [0, 0.5, 1]) made.append(svg("path", { class: "axis", d: `M36 ${y(share)}H312` }), svg("text", { x: 2, y: y(share) + 4 }, `${100 * share} %`));
+  for (const share of [0, 0.5, 1]) made.append(svg("path", { class: "axis", d: `M44 ${y(share)}H312` }), svg("text", { x: 2, y: y(share) + 4 }, `${100 * share} %`));
   made.append(svg("path", { class: "coverage", d: line("coverage") }), svg("path", { class: "risk", d: line("risk") }));
   made.append(svg("path", { class: "here", d: `M${x(at)} 8V134` }));
   if (own !== null && own !== undefined) {
