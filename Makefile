@@ -92,9 +92,9 @@ $(UPSTREAMS)/.installed: scripts/upstreams/requirements.txt constraints.txt
 		< scripts/upstreams/requirements.txt
 	touch $@
 
-check-upstreams: $(STAMP) $(UPSTREAMS)/.installed  ## llama.cpp's server and transformers serve as upstreams, with a fetched SmolLM2 (minutes)
+check-upstreams: $(STAMP) $(UPSTREAMS)/.installed  ## llama.cpp's server, transformers serve and, where .venv-vllm is, vLLM as upstreams, with a fetched SmolLM2 (minutes)
 	$(BIN)/python -m pytest -c scripts/upstreams/pytest.ini scripts/upstreams \
-		--upstreams $(UPSTREAMS)/bin/python $(REQUIRE)
+		--upstreams $(UPSTREAMS)/bin/python --vllm $(VLLM)/bin/python $(REQUIRE)
 
 $(BROWSER)/.installed: scripts/browser_pages/requirements.txt scripts/browser_pages/package.json
 	$(PYTHON) -m venv $(BROWSER)

@@ -39,7 +39,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--clients", required=True, help="the Python of the clients' environment")
     parser.add_argument("--require", action="store_true", help="a skipped client is a failure")
-    options = parser.parse_args()
+    options, rest = parser.parse_known_args()
     key = secrets.token_hex(16)
     servers = {"URL": (), "LIVE_URL": ("--mode", "annotate", "--threshold", "0"), "STRICT_URL": ("--threshold", "0")}
     with ExitStack() as stack:
@@ -48,7 +48,7 @@ def main() -> None:
             folder = stack.enter_context(tempfile.TemporaryDirectory())
             environment[f"SEMGRAD_GUARD_TEST_{name}"] = stack.enter_context(server(Path(folder), key, *given))
         environment["SEMGRAD_GUARD_TEST_KEY"] = key
-        command = [options.clients, "-m", "pytest", "-c", str(CLIENTS / "pytest.ini"), str(CLIENTS)]
+        command = [options.clients, "-m", "pytest", "-c", str(CLIENTS / "pytest.ini"), str(CLIENTS), *rest]
         more = ["--require"] if options.require else []
         found = subprocess.run([*command, *more], env=environment, check=False)  # noqa: S603
     raise SystemExit(found.returncode)

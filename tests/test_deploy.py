@@ -71,10 +71,9 @@ def test_the_container_runs_as_nobody_in_particular_on_a_cpu() -> None:
     assert "KEY" not in str([text for name, text in instructions() if name in ("ENV", "ARG")])
 
 
-@pytest.fixture(scope="module")
-def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What the image's COPY and RUN steps install, without what it depends on, which the index would bring."""
-    source, built, site = (tmp_path_factory.mktemp(name) for name in ("src", "built", "site"))
+def copied_to(source: Path) -> None:
+    """Do the image's COPY steps."""
+    source.mkdir(exist_ok=True)
     for text in (text for name, text in instructions() if name == "COPY"):
         *origins, target = text.split()
         for origin in origins:
@@ -82,6 +81,13 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
                 shutil.copytree(ROOT / origin, source / target, ignore=shutil.ignore_patterns("__pycache__"))
             else:
                 shutil.copy(ROOT / origin, source / target)
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What the image's COPY and RUN steps install, without what it depends on, which the index would bring."""
+    source, built, site = (tmp_path_factory.mktemp(name) for name in ("src", "built", "site"))
+    copied_to(source)
     step = next(text for name, text in instructions() if name == "RUN" and "pip install -c" in text)
     (extras,) = re.findall(r"\.\[([a-z,-]+)\]", step)
     known = re.findall(r"^(\S+) = \[", (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
@@ -167,6 +173,38 @@ def asked(port: int, key: str | None) -> tuple[int, Any]:
     found = response.status, json.load(response)
     connection.close()
     return found
+
+
+@pytest.mark.heavy
+@pytest.mark.skipif(os.name == "nt", reason="containers of Linux")
+def test_the_images_steps_run_as_a_script(tmp_path: Path) -> None:
+    """What the Dockerfile installs, in an environment of its own (minutes); the index is this machine's."""
+    source, environment, answers = tmp_path / "src", tmp_path / "venv", tmp_path / "state"
+    answers.mkdir()
+    copied_to(source)
+    subprocess.run([sys.executable, "-m", "venv", environment], check=True)
+    homes = {"HOME": str(answers), "XDG_STATE_HOME": str(answers / "state"), "XDG_CACHE_HOME": str(answers / "cache")}
+    own = {**os.environ, "PATH": f"{environment / 'bin'}:{os.environ['PATH']}", "PIP_NO_CACHE_DIR": "1"}
+    own.pop("PYTHONPATH", None)
+    steps = [text for name, text in instructions() if name == "RUN" and text.startswith("pip install")]
+    assert len(steps) == 2
+    for step in steps:
+        command = shlex.split(step.replace("--index-url https://download.pytorch.org/whl/cpu ", ""))
+        found = subprocess.run(command, cwd=source, env=own, capture_output=True, text=True, check=False)
+        assert found.returncode == 0, (step, found.stdout[-2000:], found.stderr[-2000:])
+    port = free_port()
+    entry = [each.replace("8000", str(port)) for each in json.loads(instruction("ENTRYPOINT"))]
+    program = [str(environment / "bin" / entry[0]), *entry[1:], *json.loads(instruction("CMD"))]
+    served = {**own, **homes, "HF_HUB_OFFLINE": "1", "SEMGRAD_GUARD_API_KEY": KEY, "OMP_NUM_THREADS": "1"}
+    with subprocess.Popen(program, env=served, cwd=answers, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            assert "Serving pocket" in process.stdout.readline()
+            status, answer = asked(port, KEY)
+            assert (status, answer["choices"][0]["message"]["content"]) == (200, "Tokyo")
+        finally:
+            process.terminate()
+        assert process.wait(60) == 0
 
 
 @pytest.mark.slow

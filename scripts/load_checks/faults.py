@@ -113,7 +113,7 @@ async def _killed(folder: Path, options: list[object], *, kills: int) -> Check:
                 server.kill()
         acknowledged |= load.ids
     with serving(folder, *options) as server:  # takes up what the last one left
-        problems = [] if server.end() == 0 else ["the server did not end by itself"]
+        problems = [f"a server that was told to end ended with {status}"] if (status := server.end()) else []
     lost = acknowledged - logged(folder / "log.db")
     problems += [f"{len(lost)} acknowledged decisions are lost"] if lost else []
     return Check("killed under load", {"kills": kills, "acknowledged": len(acknowledged), "lost": len(lost)}, problems)

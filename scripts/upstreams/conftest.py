@@ -30,6 +30,7 @@ START = 300
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--upstreams", required=True, help="the Python of the upstreams' environment")
+    parser.addoption("--vllm", default=".venv-vllm/bin/python", help="the Python of vLLM's environment")
     parser.addoption("--require", action="store_true", help="a skipped test is a failure: nothing was left out")
 
 
@@ -73,24 +74,31 @@ def gguf() -> Path:
     return found
 
 
-@pytest.fixture(scope="session", params=["llama.cpp", "transformers serve"])
+PACKAGES = {"llama.cpp": "llama_cpp.server", "transformers serve": "transformers.cli.serve", "vllm": "vllm"}
+
+
+@pytest.fixture(scope="session", params=PACKAGES)
 def upstream(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     """A server with OpenAI's protocol, which knows nothing of us."""
-    python = Path(request.config.getoption("--upstreams"))
-    scorer = request.getfixturevalue("scorer")
-    package = {"llama.cpp": "llama_cpp.server", "transformers serve": "transformers.cli.serve"}[request.param]
+    python = Path(request.config.getoption("--vllm" if request.param == "vllm" else "--upstreams")).absolute()
+    scorer, package, more = request.getfixturevalue("scorer"), PACKAGES[request.param], dict[str, str]()
     if not python.exists() or subprocess.run([python, "-c", f"import {package}"], capture_output=True).returncode:
         pytest.skip(f"{package} is not installed for {python}")
     port = free_port()
     if request.param == "llama.cpp":
         model, path = "smollm2", ["/v1/models"]
         command = [python, "-m", package, "--model", request.getfixturevalue("gguf"), "--model_alias", model]
+    elif request.param == "vllm":
+        model, path, more = str(scorer), ["/health"], vllm_environment(python)
+        # What `vllm serve` runs; the wheel for CPUs has another name than its own script looks for.
+        command = [python, "-m", "vllm.entrypoints.openai.api_server", "--model", scorer, "--dtype", "float32"]
+        command += ["--max-model-len", "1024", "--max-num-seqs", "8", "--enforce-eager"]
     else:
         model, path = str(scorer), ["/health"]
         command = [python.parent / "transformers", "serve", scorer, "--dtype", "float32", "--device", "cpu"]
     said = tmp_path_factory.mktemp("upstream") / "said"
     command += ["--host", "127.0.0.1", "--port", str(port)]
-    with running([str(part) for part in command], said) as process:
+    with running([str(part) for part in command], said, **more) as process:
         wait_for(f"http://127.0.0.1:{port}{path[0]}", process, said)
         yield Running(f"http://127.0.0.1:{port}/v1", model, process)
 
@@ -124,6 +132,15 @@ def front(upstream: Running, tmp_path_factory: pytest.TempPathFactory) -> Front:
     return start
 
 
+def vllm_environment(python: Path) -> dict[str, str]:
+    """What vLLM needs on a CPU: its own OpenMP before any other, and a bound on the memory that it takes."""
+    return {
+        "LD_PRELOAD": str(python.parents[1] / "lib" / "libiomp5.so"),
+        "VLLM_CPU_KVCACHE_SPACE": "1",
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    }
+
+
 def free_port() -> int:
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
@@ -131,9 +148,9 @@ def free_port() -> int:
 
 
 @contextmanager
-def running(command: Sequence[str], said: Path) -> Generator[subprocess.Popen[bytes]]:
+def running(command: Sequence[str], said: Path, **more: str) -> Generator[subprocess.Popen[bytes]]:
     """A process that ends with this, and what it says in a file."""
-    environment = {"HF_HUB_OFFLINE": "1", **os.environ, "SEMGRAD_GUARD_UPSTREAM_API_KEY": KEY}
+    environment = {"HF_HUB_OFFLINE": "1", **os.environ, "SEMGRAD_GUARD_UPSTREAM_API_KEY": KEY, **more}
     with said.open("wb") as out, subprocess.Popen(command, stdout=out, stderr=out, env=environment) as process:
         try:
             yield process

@@ -20,8 +20,7 @@ if TYPE_CHECKING:
 
     from semgrad_guard.decision_log.summary import Row, Summary
 
-_COLUMNS = ("decisions", "answer", "escalate", "abstain", "unscored", "drifted")
-"""`drifted` are those made while the drift alarm was on."""
+_COLUMNS = ("decisions", "answer", "escalate", "abstain", "unscored")
 
 
 def decisions(
@@ -90,8 +89,9 @@ def _table(summaries: list[Summary]) -> Table:
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
-    table = Table("", *_COLUMNS, "coverage", box=SIMPLE_HEAD)
+    # "drift" are those made while the drift alarm was on. All columns fit into 80 characters.
+    table = Table("", *_COLUMNS, "drift", "coverage", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for each in summaries:
         numbers = [str(getattr(each, name)) for name in _COLUMNS]
-        table.add_row(each.label, *numbers, "-" if each.coverage is None else f"{each.coverage:.2f}")
+        table.add_row(each.label, *numbers, str(each.drifted), "-" if each.coverage is None else f"{each.coverage:.2f}")
     return table

@@ -276,9 +276,9 @@ def serve(  # noqa: PLR0913  # a command's options are its arguments
     hosts = allowed_hosts(host, has_keys=bool(keys), named=settings.allow_host)
     server = assemble(settings, keys=keys, hosts=hosts, load=loading.load)
     bound = listen(host, port)
-    typer.echo(f"Serving {', '.join(server.service.models)} at {url_of(bound)}")
+    line = f"Serving {', '.join(server.service.models)} at {url_of(bound)}"
     try:
-        run(server.app, bound, connections=connections)
+        run(server.app, bound, connections=connections, started=lambda: typer.echo(line))
     except KeyboardInterrupt:
         note("Requests that had begun are finished; the server has ended.")
 

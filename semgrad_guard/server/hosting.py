@@ -5,7 +5,7 @@ from __future__ import annotations
 import ipaddress
 import os
 import socket
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import uvicorn
 from fastapi import FastAPI
@@ -73,8 +73,22 @@ def url_of(bound: socket.socket) -> str:
     return f"http://[{host}]:{port}/v1" if ":" in host else f"http://{host}:{port}/v1"
 
 
-def run(app: FastAPI, bound: socket.socket, *, connections: int) -> None:
-    """Serve until a signal comes; requests that run then are finished first."""
+class _Announced(uvicorn.Server):
+    """Calls `started` once requests are answered, and once a signal ends it as it should."""
+
+    def __init__(self, config: uvicorn.Config, started: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._announce = started
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Begin to serve."""
+        await super().startup(sockets)
+        if self.started:
+            self._announce()
+
+
+def run(app: FastAPI, bound: socket.socket, *, connections: int, started: Callable[[], None] = lambda: None) -> None:
+    """Serve until a signal comes; requests that run then are finished first. `started` is called when it has begun."""
     config = uvicorn.Config(
         app,
         access_log=False,
@@ -87,4 +101,4 @@ def run(app: FastAPI, bound: socket.socket, *, connections: int) -> None:
         timeout_graceful_shutdown=_DRAIN,
         limit_concurrency=4 * connections,
     )
-    uvicorn.Server(config).run(sockets=[bound])
+    _Announced(config, started).run(sockets=[bound])

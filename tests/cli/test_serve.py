@@ -30,7 +30,9 @@ def test_a_server_from_start_to_end(model_folder: Path, tmp_path: Path, run: Run
     log = tmp_path / "log.db"
     command = [sys.executable, "-m", "semgrad_guard.cli", "serve", "--model", str(model_folder), "--threshold", "-1"]
     with subprocess.Popen(
-        [*command, "--port", "0", "--log", str(log), "--max-tokens", "4", "--quiet"], stdout=subprocess.PIPE, text=True
+        [*command, "--port", "0", "--log", str(log), "--max-tokens", "4", "--max-prompt-tokens", "100", "--quiet"],
+        stdout=subprocess.PIPE,
+        text=True,
     ) as process:
         assert process.stdout is not None
         line = process.stdout.readline()
@@ -41,6 +43,10 @@ def test_a_server_from_start_to_end(model_folder: Path, tmp_path: Path, run: Run
         decision_id = found.json()["semgrad_guard"]["decision_id"]
         assert found.headers["x-semgrad-guard-action"] == "abstain"
         assert "server" not in found.headers
+        long = body | {"messages": [{"role": "user", "content": "x" * 100}]}
+        refused = httpx.post(f"{url}/chat/completions", json=long, timeout=60)
+        assert (refused.status_code, refused.json()["error"]["code"]) == (400, "context_length_exceeded")
+        assert "this server takes 100" in refused.json()["error"]["message"]
         os.kill(process.pid, signal.SIGTERM)
         assert process.wait(60) == 0
     shown = run("decisions", "--log", log, "--json")
@@ -50,14 +56,24 @@ def test_a_server_from_start_to_end(model_folder: Path, tmp_path: Path, run: Run
     assert listed[1].startswith(decision_id)
 
 
+def test_a_server_ends_in_good_order_from_its_first_line_on(model_folder: Path) -> None:
+    command = [sys.executable, "-m", "semgrad_guard.cli", "serve", "--model", str(model_folder), "--threshold", "-1"]
+    with subprocess.Popen([*command, "--port", "0", "--no-log"], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert " at http://127.0.0.1:" in process.stdout.readline()
+        os.kill(process.pid, signal.SIGTERM)
+        assert process.wait(60) == 0
+
+
 def test_decisions_are_shown(tmp_path: Path, run: Run) -> None:
     verdict = Verdict(status="scored", action="answer", text="", estimator="e", model="m", uncertainty=0.25)
     with DecisionLog(tmp_path / "log.db") as log:
         first = str(log.write(verdict, facts=Facts(served="s")))
-        log.write(verdict.model_copy(update={"action": "abstain"}))
+        log.write(verdict.model_copy(update={"action": "abstain", "drift": True}))
         log.feedback(first, right=True, sampling="random")
     shown = flat(run("decisions", "--log", tmp_path / "log.db").stdout)
-    assert "since 7d" in shown
+    assert "decisions answer escalate abstain unscored drift coverage" in shown
+    assert "since 7d 2 1 0 1 0 1 0.50" in shown
     assert "Feedback (random): 1 right, 0 wrong." in shown
     assert json.loads(run("decisions", "--log", tmp_path / "log.db", "--json").stdout)["summary"]["coverage"] == 0.5
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import asyncio
+import hmac
+import inspect
 import json
 import logging
 from collections.abc import AsyncIterator, Callable
@@ -15,6 +18,7 @@ import pytest
 from semgrad_guard import GenerationOptions, HybridGrad, LanguageModel
 from semgrad_guard.errors import EmptyLayerSpanError, InputError
 from semgrad_guard.server import batching
+from semgrad_guard.server import keys as keys_module
 from semgrad_guard.server.app import Limits
 from semgrad_guard.server.hosting import allowed_hosts, is_loopback
 from semgrad_guard.server.keys import Keys
@@ -25,6 +29,7 @@ from .conftest import ALL, NONE, Serve, asking, watched
 
 CHAT = "/v1/chat/completions"
 KEY = "a-key-of-sixteen-letters"
+FORMAT = {"type": "json_schema", "json_schema": {"name": "it", "schema": {"enum": ["yes", "no"]}}}
 JSON = {"content-type": "application/json"}
 
 
@@ -41,6 +46,41 @@ async def test_a_key_opens_every_route_but_two(serve: Serve) -> None:
             assert (await client.get("/v1/models", headers=given)).status_code == 401, bad
         for good in (f"Bearer {KEY}", f"bearer {KEY} "):
             assert (await client.get("/v1/models", headers={"authorization": good})).status_code == 200
+
+
+def test_a_key_is_compared_in_constant_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With every key there is, by digests of one length, whichever of them fits, if any; and in no other way."""
+    compared, compare = list[tuple[bytes, bytes]](), hmac.compare_digest
+
+    def noting(one: bytes, other: bytes) -> bool:
+        compared.append((one, other))
+        return compare(one, other)
+
+    monkeypatch.setattr(hmac, "compare_digest", noting)
+    keys = Keys([KEY, "another-key-for-somebody", "and-one-for-a-third-person"])
+    said = (KEY, "and-one-for-a-third-person", KEY[:-1], "", "x" * 100_000)
+    assert [keys.open_to(f"Bearer {each}") for each in said] == [True, True, False, False, False]
+    assert [keys.open_to(each) for each in (None, f"Basic {KEY}", KEY)] == [False] * 3
+    assert len(compared) == 3 * (len(said) + 3)
+    assert {len(each) for pair in compared for each in pair} == {32}
+    tree = ast.parse(inspect.getsource(keys_module))
+    others = {ast.unparse(node) for node in ast.walk(tree) if isinstance(node, ast.Compare)}
+    assert others == {"len(key) < _SHORTEST", "scheme.lower() == 'bearer'"}
+
+
+async def test_a_prompt_may_not_have_more_tokens_than_the_operator_allows(
+    serve: Serve, language_model: LanguageModel
+) -> None:
+    own = len(language_model.render("hello").ids)
+    async with serve(ALL, prompt_limit=own) as client:
+        assert (await client.post(CHAT, json=asking("hello"))).is_success
+        for stream in (False, True):
+            for body in (asking("hello!", stream=stream), asking("hello", stream=stream, response_format=FORMAT)):
+                refused = await client.post(CHAT, json=body)
+                error = refused.json()["error"]
+                assert (error["code"], refused.status_code) == ("context_length_exceeded", 400), refused.text
+                assert f"this server takes {own}" in error["message"]
+                assert "hello" not in error["message"]
 
 
 def test_keys_are_not_kept(tmp_path: Path) -> None:

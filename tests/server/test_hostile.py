@@ -7,6 +7,7 @@ import itertools
 import json
 import logging
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -27,7 +28,7 @@ from semgrad_guard.server.app import make_app
 from semgrad_guard.server.hosting import listen
 from semgrad_guard.server.service import ServedModel, Service
 
-from .conftest import NONE, OPTIONS, asking, events, watched
+from .conftest import ALL, NONE, OPTIONS, asking, events, watched
 
 pytest.importorskip("sqlalchemy", reason="the extra `log` is not installed")
 
@@ -193,6 +194,75 @@ def test_wrong_types_everywhere(make_served: Make) -> None:
             assert response.status_code in (200, 400, 403, 404), (name, value, response.text)
             if response.status_code != 200:
                 assert set(response.json()["error"]) == {"message", "type", "param", "code"}
+
+
+@pytest.fixture
+def opened() -> Iterator[list[str]]:
+    """Every path that this process opens from now on."""
+    found, ends = list[str](), threading.Event()
+
+    def audit(event: str, given: tuple[Any, ...]) -> None:
+        if event == "open" and not ends.is_set():
+            found.append(str(given[0]))
+
+    sys.addaudithook(audit)  # for as long as the process lives; after the test it notes nothing
+    yield found
+    ends.set()
+
+
+def with_paths(path: str) -> list[dict[str, Any]]:
+    """What a request may hold to have a template run, or a file read."""
+    template = "{{ cycler.__init__.__globals__.os.popen('id').read() }}{% include '" + path + "' %}{{ 7919 * 7919 }}"
+    url = f"file://{path}"
+    contents: list[Any] = [
+        template, path, url, [{"type": "image_url", "image_url": {"url": url}}],
+        [{"type": "file", "file": {"file_id": path}}], [{"type": "input_audio", "input_audio": {"data": path}}],
+    ]  # fmt: skip
+    messages = [{"messages": [{"role": "user", "content": content}]} for content in contents]
+    unknown = ("chat_template", "template", "documents", "guided_grammar", "lora_path", "cache_dir", "images", "files")
+    fields = [{name: given} for name in unknown for given in (template, path)]
+    fields += [{"chat_template_kwargs": {"chat_template": template, "path": path}}]
+    schemas: list[Any] = [{"$ref": url}, {"$ref": path}, {"$id": url, "$ref": "#/x"}]
+    forms = [
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": each}}} for each in schemas
+    ]
+    tools = [{"type": "function", "function": {"name": "f", "description": template, "parameters": {"$ref": url}}}]
+    return [*messages, *fields, *forms, {"tools": tools}, {"model": path}, {"model": f"../../..{path}"}]
+
+
+def test_no_request_leads_to_a_file_or_a_template(make_served: Make, tmp_path: Path, opened: list[str]) -> None:
+    (tmp_path / "secret.jinja").write_text("a secret of the operator's")
+    path = str(tmp_path / "secret.jinja")
+    del opened[:]
+    with running(make_served(ALL)) as address, httpx.Client(base_url="http://{}:{}".format(*address)) as client:
+        for given in with_paths(path):
+            for stream in (False, True):
+                response = client.post(CHAT, json=asking(max_tokens=2, stream=stream) | given, timeout=30)
+                assert response.status_code in (200, 400, 404), (given, response.text)
+                if unknown := [name for name in given if name.startswith("chat_template")]:
+                    assert response.status_code == 400
+                    assert f"unknown field: '{unknown[0]}'" in response.json()["error"]["message"]
+                for found in ("a secret", "uid=", str(7919 * 7919)):
+                    assert found not in response.text
+        for route in (f"/static{path}", "/static/..%2f..%2fapp.py", "/static/%2e%2e/app.py", f"/v1/models/{path}"):
+            response = client.get(route)
+            assert response.status_code in (400, 404)
+            assert "import" not in response.text
+        assert client.post(
+            "/v1/score", json={"model": "tiny", "text": path, "messages": asking()["messages"]}
+        ).is_success
+    assert not [each for each in opened if "secret.jinja" in each]
+    (tmp_path / "secret.jinja").read_text()
+    assert [each for each in opened if "secret.jinja" in each], "what is opened is seen"
+
+
+def test_a_template_in_a_question_is_text(make_served: Make, language_model: LanguageModel) -> None:
+    """It is rendered as what was said, and not run."""
+    question = "{{ 7919 * 7919 }}{% for x in range(3) %}x{% endfor %}"
+    assert question in language_model.render(question).text
+    with running(make_served(ALL)) as address:
+        found = httpx.post("http://{}:{}".format(*address) + CHAT, json=asking(question), timeout=30).json()
+    assert found["choices"][0]["message"]["content"] == language_model.generate(question, OPTIONS).text
 
 
 def test_who_still_waits_when_the_server_ends_is_told_so(make_served: Make, caplog: pytest.LogCaptureFixture) -> None:
