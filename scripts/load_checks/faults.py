@@ -26,7 +26,7 @@ from load_checks.small_model import small_model
 
 CLIENTS, NAME, PATIENCE = 16, "small", 120.0
 PATIENT = 30
-"""Seconds that a request has before an upstream that may be slow: healthy ones are answered in it on a busy machine, too."""
+"""Seconds that a request has before an upstream that may be slow; on a busy machine, healthy ones take some."""
 _DISK = 32 * 2**20
 
 
