@@ -23,6 +23,7 @@ from load_checks.saturation import logged
 from load_checks.scripted import FAULTS, Scripted, draft
 from load_checks.servers import Server, serving
 from load_checks.small_model import small_model
+from semgrad_guard.server.batching import ROWS
 
 CLIENTS, NAME, PATIENCE = 16, "small", 120.0
 PATIENT = 30
@@ -122,11 +123,11 @@ async def _killed(folder: Path, options: list[object], *, kills: int) -> Check:
 
 
 async def _drained(folder: Path, options: list[object]) -> Check:
-    """SIGTERM: whoever was let in is answered, or told so where the time is over."""
+    """SIGTERM: whoever is written to, and whoever waits, is answered, or told so where the time is over."""
     waiting = 24
     with serving(folder, *options) as server:
         async with connected(server.url) as http:
-            bodies = [asking(NAME, f"question {number}", stream=number % 2 == 0) for number in range(waiting)]
+            bodies = [asking(NAME, f"question {number}", stream=number % 2 == 0) for number in range(ROWS + waiting)]
             tasks = [asyncio.ensure_future(ask(http, body)) for body in bodies]
             load = Load(server.url)
             await load.until(lambda: server.metrics()["semgrad_guard_queue_depth"] >= waiting - 4, "a full queue")
@@ -139,7 +140,8 @@ async def _drained(folder: Path, options: list[object]) -> Check:
     problems += [f"not answered: {each.status} {each.broken} {each.text[-200:]}" for each in left]
     if load.ids - logged(folder / "log.db"):
         problems.append("acknowledged decisions are lost")
-    return Check("SIGTERM drains", {"waiting": waiting, "answered": len(load.ids), "told": len(told)}, problems)
+    figures = {"asked": ROWS + waiting, "waiting": waiting, "answered": len(load.ids), "told": len(told)}
+    return Check("SIGTERM drains", figures, problems)
 
 
 def _good(reply: Reply) -> bool:
