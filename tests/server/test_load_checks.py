@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from semgrad_guard import LanguageModel
+from semgrad_guard import GenerationOptions, LanguageModel
+from semgrad_guard.adapters.answer_form import AnswerForm
 
 from .conftest import ALL, NONE, OPTIONS
 from .test_hostile import running
@@ -55,6 +56,23 @@ def test_a_part_of_a_draft_is_seen(language_model: LanguageModel) -> None:
     assert run.problems == []
     run.search([("metrics", f"model {other[3:12]}")])
     assert [other[3:12] in each for each in run.problems] == [True]
+
+
+def test_an_answer_of_another_row_is_seen(language_model: LanguageModel) -> None:
+    run = nonces.Run(b"secret", 0.5, language_model, own=True)
+    own, other = (f'"{scripted.nonce(b"secret", number, 0)}"' for number in (1, 2))
+    assert run._judged(1, "", {}, reply(own)) == {own[1:-1]}
+    assert run.problems == []
+    for mixed in (other, own[:-3] + other[-3:], own + other):
+        run._judged(1, "", {}, reply(mixed))
+    assert len(run.problems) == 3
+
+
+def test_the_grammar_of_a_request_allows_its_own_nonce_alone(language_model: LanguageModel) -> None:
+    body = clients.asking("tiny", "1 ", response_format=nonces.own_format(b"secret", 1))
+    form = AnswerForm.of({"response_format": body["response_format"]})
+    found = language_model.generate("1 ", GenerationOptions(max_tokens=40, grammar=form.grammar(language_model)))
+    assert found.text == f'"{scripted.nonce(b"secret", 1, 0)}"'
 
 
 @pytest.mark.parametrize("stream", [False, True])
