@@ -53,7 +53,8 @@ def evaluate(  # noqa: PLR0913  # a command's options are its arguments
             metavar="NAME",
             parser=values.one_of(options.METHOD_NAMES),
             autocompletion=values.completing(options.METHOD_NAMES),
-            help="A method to compare; several times for several.",
+            help=f"A method to compare; several times for several. There are {', '.join(options.METHOD_NAMES)}.",
+            show_default="all",
             rich_help_panel=options.UNCERTAINTY,
         ),
     ] = None,
@@ -120,6 +121,16 @@ def evaluate(  # noqa: PLR0913  # a command's options are its arguments
         ),
     ] = None,
     batch_size: options.BatchSize = 8,
+    sampled_questions: Annotated[
+        int,
+        typer.Option(
+            parser=values.whole(1, 2**62),
+            metavar="N",
+            help="How many questions of each kind the methods that draw samples take part in, a seeded choice; the "
+            "others take all. All of them together draw 55 answers a question.",
+            rich_help_panel=options.ANSWERS,
+        ),
+    ] = 300,
     sample_batch: Annotated[
         int | None,
         typer.Option(
@@ -198,7 +209,16 @@ def evaluate(  # noqa: PLR0913  # a command's options are its arguments
             run = steps.kept(files, questions)
         else:
             asked = steps.Asked(
-                wording, template, system, examples, tuple(stop or ()), max_tokens, batch_size, ablations, sample_batch
+                wording,
+                template,
+                system,
+                examples,
+                tuple(stop or ()),
+                max_tokens,
+                batch_size,
+                ablations,
+                sampled_questions,
+                sample_batch,
             )
             token = None if probed is None else probed.semantic_token
             loading = Loading(model, dtype, device, quantization_config, token, engine)

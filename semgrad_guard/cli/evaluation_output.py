@@ -177,5 +177,7 @@ def show(
     OUT.print(f"Everything is in {files.folder}: {places}.", soft_wrap=True, markup=False)
 
 
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)
+def _mean(values: Sequence[float | None]) -> float:
+    """Of those there are."""
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known else 0.0

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from semgrad_guard.evaluation.runs.evaluated import EvaluatedAnswer
     from semgrad_guard.evaluation.runs.experiment import Experiment
     from semgrad_guard.evaluation.runs.run import AnswerBatch
+    from semgrad_guard.evaluation.runs.sampled_questions import SampledQuestions
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,7 @@ class Asked:
     max_tokens: int
     batch_size: int
     ablations: bool
+    sampled_questions: int
     sample_batch: int | None
 
 
@@ -119,6 +121,7 @@ class Measuring:
 
     chosen: Chosen
     asked: Asked
+    sampled: SampledQuestions | None = None
 
     def __call__(self, model: LanguageModel) -> AnswerBatch[EvaluatedAnswer]:
         """What this model answers."""
@@ -140,6 +143,7 @@ class Measuring:
             system=asked.system,
             examples=asked.examples,
             ablations=semgrad_ablations(model.n_layers) if asked.ablations else {},
+            sampled=self.sampled,
             sample_batch=asked.sample_batch,
         )
 
@@ -149,12 +153,16 @@ def answer(
 ) -> Run:
     """Answer and measure what is missing; on Ctrl-C say how much is kept."""
     from semgrad_guard.evaluation.runs.measuring import price_of_samples
+    from semgrad_guard.evaluation.runs.sampled_questions import SampledQuestions
 
-    rows, measuring = () if questions is None else questions.rows, Measuring(chosen, asked)
+    rows = () if questions is None else questions.rows
+    sampled = SampledQuestions.of(rows, count=asked.sampled_questions, seed=chosen.seed)
+    measuring = Measuring(chosen, asked, sampled)
     estimators = chosen.estimators(asked.max_tokens)
     model = loading.load()
     experiment = measuring.experiment(model, estimators)
-    if (price := price_of_samples(estimators)) is not None:
+    drawn_for = len(rows) if sampled is None else len(sampled.keys)
+    if (price := price_of_samples(estimators, sampled=drawn_for, questions=len(rows))) is not None:
         say(price, label="Warning")
     with (
         kept_on_interrupt("Answering", f"answers are kept in {files.answers}") as tell,

@@ -304,3 +304,19 @@ def test_fusedgrad_is_left_out_where_there_are_too_few_labels(
     assert features is not None
     assert features["gnll"] == pytest.approx(answer.uncertainty("gnll"))
     assert table(tmp_path)[0]["FusedGrad"] == ""
+
+
+def test_samples_are_drawn_for_some_of_each_kind_and_what_that_costs_is_said(
+    evaluate: Run, mixed: Path, tmp_path: Path
+) -> None:
+    result = evaluate("--data", mixed, "--sampled-questions", 3)
+    assert result.exit_code == 0, result.stderr
+    assert "LN-PE draw 10 more answers to 6 of the 8 questions" in flat(result.stderr)
+    answers = kept(tmp_path)
+    asked = [answer for answer in answers if answer.uncertainty("ln_pe") is not None]
+    assert sorted(answer.kind or "" for answer in asked) == ["even"] * 3 + ["odd"] * 3
+    assert all(answer.uncertainty("hybridgrad") is not None for answer in answers)
+    assert [row["ms: LN-PE"] == "" for row in table(tmp_path)] == [answer not in asked for answer in answers]
+    refused = evaluate("--data", mixed, "--sampled-questions", 2)
+    assert refused.exit_code == 1
+    assert "sampled_questions" in refused.stderr
