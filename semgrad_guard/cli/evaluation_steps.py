@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from semgrad_guard.cli.evaluation_output import Files
-from semgrad_guard.cli.loading import prompt_template, quietly
+from semgrad_guard.cli.loading import quietly
 from semgrad_guard.cli.spreading import Cluster, Loading, spreading
 from semgrad_guard.cli.terminal import kept_on_interrupt, note, note_problems, say, say_problems, show_grades
 from semgrad_guard.errors import InputError
@@ -80,11 +80,6 @@ class Run:
 
     answers: Sequence[EvaluatedAnswer]
     settings: dict[str, Any]
-
-
-def worded(prompt: str) -> tuple[Wording, str | None, list[Path]]:
-    """The wording that a name stands for, or else "plain" with a template; and the file that the template is from."""
-    return (prompt, None, []) if prompt == "plain" or prompt == "paper" else ("plain", *prompt_template(prompt))
 
 
 def load_calibration(path: Path | None) -> Calibration | None:

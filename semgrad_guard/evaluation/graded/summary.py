@@ -69,14 +69,27 @@ class RunSummary:
     run_time: Mapping[str, Estimate]
     generation: Estimate | None
 
+    @property
+    def alphas(self) -> list[float]:
+        """The error rates whose promise was measured."""
+        return list(next(iter(self.methods.values())).guaranteed)
 
-def summarize(run: GradedRun, *, count: int = 1000, splits: int = SPLITS, tell: Report = lambda _: None) -> RunSummary:
+
+def summarize(
+    run: GradedRun,
+    *,
+    count: int = 1000,
+    splits: int = SPLITS,
+    alphas: Sequence[float] = ALPHAS,
+    tell: Report = lambda _: None,
+) -> RunSummary:
     """Measure a run.
 
     Args:
         run: the graded answers.
         count: bootstrap resamples.
         splits: halves for the coverage at a guaranteed error rate.
+        alphas: the error rates that are promised, each in (0, 1).
         tell: called with what is being measured, for a progress display.
     """
     methods: dict[str, MethodSummary] = {}
@@ -86,7 +99,7 @@ def summarize(run: GradedRun, *, count: int = 1000, splits: int = SPLITS, tell: 
         scores, correct = _put_to(run, title)
         quality = bootstrap(QUALITY, scores, correct, data=run.data, count=count)
         ours = quality if title == paper.OURS else ours
-        methods[title] = _method(run, title, quality, ours, count=count, splits=splits)
+        methods[title] = _method(run, title, quality, ours, count=count, splits=splits, alphas=alphas)
     tell(f"{run.title}: graders, kinds of questions and run times")
     return RunSummary(
         run=run,
@@ -110,6 +123,7 @@ def _method(
     *,
     count: int,
     splits: int,
+    alphas: Sequence[float],
 ) -> MethodSummary:
     scores = run.scores[title]
     asked, right = _put_to(run, title)
@@ -120,7 +134,7 @@ def _method(
         confidence=confidence,
         brier=brier(confidence, run.correct, data=run.data, count=count),
         ece=expected_calibration_error(confidence, run.correct, data=run.data, count=count),
-        guaranteed={a: guaranteed_coverage(asked, right, alpha=a, splits=splits) for a in ALPHAS},
+        guaranteed={a: guaranteed_coverage(asked, right, alpha=a, splits=splits) for a in alphas},
         unscored=sum(score is None for score in scores),
     )
 

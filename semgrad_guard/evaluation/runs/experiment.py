@@ -15,6 +15,7 @@ from semgrad_guard.engine.language_model import LanguageModel
 from semgrad_guard.engine.objective import Objective
 from semgrad_guard.errors import InputError
 from semgrad_guard.estimators import Estimator
+from semgrad_guard.estimators.sampled import AskingEstimator
 from semgrad_guard.evaluation.progress import Progress
 from semgrad_guard.evaluation.questions.data import Question
 from semgrad_guard.evaluation.questions.prompts import (
@@ -80,7 +81,8 @@ class Experiment:
         found = run_settings(self.model, self._named, options=self.options, template=template)
         for name, estimator in self._named.items():
             found["estimators"][name]["title"] = estimator.title
-        drawn = {} if self.sampled is None else {"sampled_questions": self.sampled.settings}
+        asking = any(isinstance(each, AskingEstimator) for each in self.estimators)
+        drawn = {"sampled_questions": self.sampled.settings} if asking and self.sampled is not None else {}
         asked = self.wording if worded is None else worded
         return {**found, **drawn, "prompt": asked, "ablations": list(self.ablations)}
 

@@ -83,7 +83,8 @@ A = TypeVar("A", bound=Kept)
 class RunFile(Generic[A]):
     """The answers at `path`, for runs with the same `settings` only; a context manager.
 
-    `record` is what a line holds: `Answer`, or more.
+    `record` is what a line holds: `Answer`, or more. A record that has scores of further estimators is read as well; as
+    new answers would lack those, it is not continued (`require_continuable`).
 
     Raises:
         BindingMismatchError: the file belongs to a run with other settings.
@@ -95,6 +96,7 @@ class RunFile(Generic[A]):
         self.path = path
         self.answers: dict[str, A] = {}
         self._record = record
+        self._further: tuple[str, ...] = ()
         mine: dict[str, Any] = json.loads(json.dumps(settings))
         with ExitStack() as opened:
             opened.enter_context(sole_writer(path))
@@ -112,6 +114,18 @@ class RunFile(Generic[A]):
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self._opened.close()
+
+    def require_continuable(self) -> None:
+        """Refuse to add answers to a record with scores of estimators that this run has not.
+
+        Raises:
+            BindingMismatchError: there are such estimators; the message names them.
+        """
+        if self._further:
+            raise BindingMismatchError(
+                f"{self.path} also holds scores by {', '.join(self._further)}, and not all of these questions. Answer "
+                "the others with the estimators that it was begun with, or start a new file of answers."
+            )
 
     def append(self, answers: Iterable[A]) -> None:
         """Write answers as whole lines."""
@@ -134,6 +148,11 @@ class RunFile(Generic[A]):
             self._write(json.dumps({_MARK: 1, "settings": settings}) + "\n")
 
     def _check(self, found: dict[str, Any], settings: dict[str, Any]) -> None:
+        wanted: Mapping[str, Any] = settings.get("estimators") or {}
+        scored: Mapping[str, Any] = found.get("estimators") or {}
+        if wanted and set(wanted) < set(scored):
+            self._further = tuple(name for name in scored if name not in wanted)
+            found = {**found, "estimators": {name: scored[name] for name in wanted}}
         theirs, mine = _flat(found), _flat(settings)
         changed = [key for key in {**theirs, **mine} if theirs.get(key) != mine.get(key)]
         if changed:
