@@ -20,13 +20,13 @@ _LARGEST = 256 * 2**20
 
 def packed(content: Mapping[str, Any]) -> dict[str, Any]:
     """The content of a calibration as its file holds it."""
-    choice = content.get("choice")
-    weights = choice.get("weights") if isinstance(choice, dict) else None
-    if weights is None or len(weights["columns"]) <= _MOST_PLAIN:
+    choice = _object(content.get("choice"))
+    weights = _object(choice.get("weights"))
+    if len(weights.get("columns", ())) <= _MOST_PLAIN:
         return dict(content)
     spelled = json.dumps(weights, separators=(",", ":")).encode()
     text = base64.b64encode(zlib.compress(spelled, 9)).decode("ascii")
-    return {**content, "choice": {**cast("dict[str, Any]", choice), "weights": {_PACKED: text}}}
+    return {**content, "choice": {**choice, "weights": {_PACKED: text}}}
 
 
 def spelled_out(content: Any) -> Any:
@@ -35,11 +35,17 @@ def spelled_out(content: Any) -> Any:
     Raises:
         ValueError: what is packed is cut short or something else.
     """
-    choice = cast("dict[str, Any]", content).get("choice") if isinstance(content, dict) else None
-    weights = cast("dict[str, Any]", choice).get("weights") if isinstance(choice, dict) else None
-    if not isinstance(weights, dict) or set(cast("dict[str, Any]", weights)) != {_PACKED}:
+    whole = _object(content)
+    choice = _object(whole.get("choice"))
+    weights = _object(choice.get("weights"))
+    if set(weights) != {_PACKED}:
         return content
-    return {**content, "choice": {**choice, "weights": _weights(cast("dict[str, Any]", weights)[_PACKED])}}
+    return {**whole, "choice": {**choice, "weights": _weights(weights[_PACKED])}}
+
+
+def _object(value: Any) -> dict[str, Any]:
+    """An object of JSON; an empty one where there is none."""
+    return cast("dict[str, Any]", value) if isinstance(value, dict) else {}
 
 
 def _weights(text: Any) -> Any:

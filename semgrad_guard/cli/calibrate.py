@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, get_args
+from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
 
@@ -237,7 +237,7 @@ class _Run:
         if asked.prompt is not None:
             require_prompt(asked.prompt, form)
         require_examples(asked.examples, rows)
-        worded = {"wording": asked.wording, "prompt": asked.prompt, "examples": asked.examples}
+        worded: dict[str, Any] = {"wording": asked.wording, "prompt": asked.prompt, "examples": asked.examples}
         template = prompt_name(form, system=asked.system, **worded)
         model = self.loading.load()
         grader = next(iter(graders), GRADERS[default_grader(template_name(model, template))])
