@@ -319,5 +319,5 @@ def test_a_record_with_more_scores_is_calibrated_by_one_of_them(calibrate: Run, 
     more = jsonl(tmp_path / "more.jsonl", [*right.read_text().splitlines(), '{"question": "new?", "answers": ["x"]}'])
     refused = calibrate(more, "--estimator", "max_probability", "--alpha", 0.3, *record)
     assert refused.exit_code == 1
-    assert "also holds scores by mean_entropy" in flat(refused.stderr)
+    assert "other settings: estimators.mean_entropy" in flat(refused.stderr)
     assert (tmp_path / "all.jsonl").read_bytes() == before

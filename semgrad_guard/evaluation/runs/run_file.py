@@ -96,7 +96,7 @@ class RunFile(Generic[A]):
         self.path = path
         self.answers: dict[str, A] = {}
         self._record = record
-        self._further: tuple[str, ...] = ()
+        self._further: BindingMismatchError | None = None
         mine: dict[str, Any] = json.loads(json.dumps(settings))
         with ExitStack() as opened:
             opened.enter_context(sole_writer(path))
@@ -121,11 +121,8 @@ class RunFile(Generic[A]):
         Raises:
             BindingMismatchError: there are such estimators; the message names them.
         """
-        if self._further:
-            raise BindingMismatchError(
-                f"{self.path} also holds scores by {', '.join(self._further)}, and not all of these questions. Answer "
-                "the others with the estimators that it was begun with, or start a new file of answers."
-            )
+        if self._further is not None:
+            raise self._further
 
     def append(self, answers: Iterable[A]) -> None:
         """Write answers as whole lines."""
@@ -150,17 +147,24 @@ class RunFile(Generic[A]):
     def _check(self, found: dict[str, Any], settings: dict[str, Any]) -> None:
         wanted: Mapping[str, Any] = settings.get("estimators") or {}
         scored: Mapping[str, Any] = found.get("estimators") or {}
-        if wanted and set(wanted) < set(scored):
-            self._further = tuple(name for name in scored if name not in wanted)
-            found = {**found, "estimators": {name: scored[name] for name in wanted}}
+        refused = self._differing(found, settings)
+        if refused is not None and wanted and set(wanted) < set(scored):
+            self._further = refused
+            refused = self._differing({**found, "estimators": {name: scored[name] for name in wanted}}, settings)
+        if refused is not None:
+            raise refused
+
+    def _differing(self, found: Mapping[str, Any], settings: Mapping[str, Any]) -> BindingMismatchError | None:
+        """Why a record with the settings `found` is none for a run with these."""
         theirs, mine = _flat(found), _flat(settings)
         changed = [key for key in {**theirs, **mine} if theirs.get(key) != mine.get(key)]
-        if changed:
-            named = "; ".join(f"{key} is {mine.get(key)!r} and was {theirs.get(key)!r}" for key in changed)
-            raise BindingMismatchError(
-                f"The answers in {self.path} come from a run with other settings: {named}. "
-                "Continue it with the same settings, or start a new file of answers."
-            )
+        if not changed:
+            return None
+        named = "; ".join(f"{key} is {mine.get(key)!r} and was {theirs.get(key)!r}" for key in changed)
+        return BindingMismatchError(
+            f"The answers in {self.path} come from a run with other settings: {named}. "
+            "Continue it with the same settings, or start a new file of answers."
+        )
 
     def _write(self, text: str) -> None:
         rest = memoryview(text.encode())
