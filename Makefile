@@ -157,9 +157,9 @@ demo: $(STAMP)  ## a guarded RAG chain on the embedded model (MODEL=smollm2: on 
 	$(BIN)/semgrad-guard demo --model $(MODEL) --output output/demo
 
 check-smollm2: $(STAMP)  ## a real model: fetched anew (93 MB), asked, calibrated, in the demo, the examples and the docs (half an hour)
-	rm -rf output/smollm2
-	SEMGRAD_GUARD_HOME=$(CURDIR)/output/smollm2 $(BIN)/semgrad-guard fetch smollm2
-	SEMGRAD_GUARD_HOME=$(CURDIR)/output/smollm2 $(BIN)/python -m pytest -m heavy -k smollm2 $(REQUIRE) tests
+	rm -rf output/check-smollm2
+	SEMGRAD_GUARD_HOME=$(CURDIR)/output/check-smollm2 $(BIN)/semgrad-guard fetch smollm2
+	SEMGRAD_GUARD_HOME=$(CURDIR)/output/check-smollm2 $(BIN)/python -m pytest -m heavy -k smollm2 $(REQUIRE) tests
 
 bench: $(STAMP)  ## what a score costs, held against the recorded ratios (minutes)
 	mkdir -p output

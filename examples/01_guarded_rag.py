@@ -18,13 +18,11 @@ from langchain_core.runnables import Runnable, RunnableLambda
 from langchain_semgrad_guard import ChatSemGrad, UncertaintyRouterCallback, get_verdict
 from langchain_semgrad_guard.demo.library import BM25Retriever, documents, questions
 from semgrad_guard import Policy
-from semgrad_guard.named import reading_prompt
 
 parser = ArgumentParser()
 parser.add_argument("--model", default="pocket", help="pocket, smollm2, a folder, a GGUF file, or a hub id")
-MODEL = parser.parse_args().model
 
-chat = ChatSemGrad(model=MODEL, max_tokens=24)
+chat = ChatSemGrad(model=parser.parse_args().model, max_tokens=24)
 retriever = BM25Retriever.over(documents())
 
 
@@ -32,7 +30,7 @@ def with_documents(messages: list[BaseMessage]) -> str:
     """The question with what the library says about it, if anything, in the form that this model reads."""
     question = messages[-1].text
     found = "\n\n".join(document.page_content for document in retriever.invoke(question))
-    return reading_prompt(MODEL).format(question=question, context=found) if found else question
+    return chat.reading_prompt.format(question=question, context=found) if found else question
 
 
 def guard(chain: Runnable[Any, AIMessage], *, share: int) -> Policy:

@@ -28,13 +28,11 @@ from langchain_core.messages.tool import tool_call
 from langchain_core.runnables import RunnableLambda
 
 from semgrad_guard import Policy
-from semgrad_guard.named import reading_prompt
 
 parser = ArgumentParser()
 parser.add_argument("--model", default="pocket", help="pocket, smollm2, a folder, a GGUF file, or a hub id")
-MODEL = parser.parse_args().model
 
-chat = ChatSemGrad(model=MODEL, max_tokens=24)
+chat = ChatSemGrad(model=parser.parse_args().model, max_tokens=24)
 retriever = BM25Retriever.over(documents())
 
 
@@ -57,7 +55,7 @@ def reading(request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], M
     """What the model sees: the question, and what was found."""
     question, found = request.messages[0].text, request.messages[-1]
     if isinstance(found, ToolMessage) and found.text:
-        question = reading_prompt(MODEL).format(question=question, context=found.text)
+        question = chat.reading_prompt.format(question=question, context=found.text)
     return handler(request.override(messages=[HumanMessage(question)], tools=[]))
 
 

@@ -16,7 +16,7 @@ from llama_index.core import Document, PromptTemplate, SummaryIndex
 
 from llama_index_semgrad_guard import GuardedQueryEngine, SemGradLLM, get_verdict
 from semgrad_guard import Calibration, Policy
-from semgrad_guard.named import POCKET, reading_prompt
+from semgrad_guard.named import POCKET
 from semgrad_guard.pocket import CALIBRATION_PATH
 
 parser = ArgumentParser()
@@ -29,7 +29,7 @@ if MODEL == POCKET:
     policy = Policy.from_calibration(Calibration.load(CALIBRATION_PATH))
 else:
     policy = Policy(threshold=median(get_verdict(llm.complete(question)).uncertainty for question in QUESTIONS))
-reading = PromptTemplate(reading_prompt(MODEL).format(question="{query_str}", context="{context_str}"))
+reading = PromptTemplate(llm.reading_prompt.format(question="{query_str}", context="{context_str}"))
 index = SummaryIndex.from_documents([Document(text="In short: The capital of Mongolia is Ulaanbaatar.")])
 engine = GuardedQueryEngine(
     index.as_query_engine(llm=llm, response_mode="generation"),

@@ -27,6 +27,7 @@ from semgrad_guard.adapters.logprobs import openai_logprobs
 from semgrad_guard.adapters.settings import loaded_weights, require_loaded
 from semgrad_guard.errors import InputError
 from semgrad_guard.guard import template_name
+from semgrad_guard.named import reading_prompt
 
 
 class ChatSemGrad(AnsweringChatModel):
@@ -68,6 +69,11 @@ class ChatSemGrad(AnsweringChatModel):
                 f"from_pipeline takes a pipeline('text-generation', ...), not {getattr(pipeline, 'task', pipeline)!r}"
             )
         return cls.from_model(LanguageModel.from_transformers(pipeline.model, pipeline.tokenizer), **fields)
+
+    @property
+    def reading_prompt(self) -> str:
+        """A prompt for answering from a passage that this model reads well, with {context} and {question} in it."""
+        return reading_prompt(self.model)
 
     def score(self, messages: LanguageModelInput, response: str | AIMessage) -> AIMessage:
         """An answer from anywhere (another server, a cache, an edit) with the verdict that this model gives it.

@@ -23,6 +23,7 @@ from semgrad_guard import LanguageModel, Verdict
 from semgrad_guard.adapters.settings import loaded_weights, require_loaded
 from semgrad_guard.errors import InputError
 from semgrad_guard.guard import assess
+from semgrad_guard.named import reading_prompt
 
 _TAKEN_OVER = {
     "max_tokens": "max_new_tokens",
@@ -94,6 +95,11 @@ class SemGradLLM(AnsweringLLM):
     def class_name(cls) -> str:
         """LlamaIndex's name for this class."""
         return "SemGradLLM"
+
+    @property
+    def reading_prompt(self) -> str:
+        """A prompt for answering from a passage that this model reads well, with {context} and {question} in it."""
+        return reading_prompt(self.model)
 
     @property
     def metadata(self) -> LLMMetadata:

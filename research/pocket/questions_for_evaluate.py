@@ -25,12 +25,15 @@ WANTED = {"known": 150, "rare": 100, "unknown": 100, "several": 100, "invented":
 """Questions of each kind, evenly spread over all there are."""
 
 
-def facts() -> Iterator[Row]:
-    """Every fact, asked in one held-out wording; the other one and those of the training are its paraphrases."""
+def facts(*, every: bool = False) -> Iterator[Row]:
+    """Facts, each asked in one held-out wording; the other one and those of the training are its paraphrases.
+
+    Those of several answers are asked where the embedded model learned them; with `every`, the others too.
+    """
     for split in (KNOWN, RARE, UNKNOWN):
         for number, fact in enumerate(of_split(split)):
             kind = "several" if fact.several else split
-            if kind != "several" or split == KNOWN:
+            if every or kind != "several" or split == KNOWN:
                 yield _fact(fact, kind, number % 2)
 
 

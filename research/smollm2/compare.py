@@ -74,6 +74,11 @@ def drawn(answers: LearningSet, labels: int, draw: int) -> tuple[LearningSet, Le
     return answers.part(sorted(order[:labels])), answers.part(sorted(order[labels:]))
 
 
+def apart(some: LearningSet, others: LearningSet) -> bool:
+    """Whether no question is in both."""
+    return set(some.questions).isdisjoint(others.questions)
+
+
 def bind(estimator: Estimator) -> Binding:
     """These calibrations are used here and nowhere else."""
     return Binding(model="compared", estimator=estimator.name, settings=estimator.settings())
@@ -154,20 +159,24 @@ class Job:
 
     def run(self, sets: Mapping[str, LearningSet]) -> Row:
         """The row of the file."""
+        return {"job": self.name, **self.work(*self.parts(sets))}
+
+    def parts(self, sets: Mapping[str, LearningSet]) -> tuple[LearningSet, LearningSet]:
+        """What is learned from, and what is tested on: no question is in both."""
         known, others = drawn(sets[self.learned_on], self.labels, self.draw)
-        return {
-            "job": self.name,
-            **self.work(known, others if self.learned_on == self.tested_on else sets[self.tested_on]),
-        }
+        return known, others if self.learned_on == self.tested_on else sets[self.tested_on]
 
 
 def jobs(sets: Mapping[str, LearningSet], *, draws: int, choices: int) -> Iterator[Job]:
-    """All draws for which a set is large enough: a hundred answers or more are left to test on."""
+    """All draws for which a set is large enough: a hundred answers or more are left to test on.
+
+    A shift is between sets that share no question. Half as many draws show it as show anything else.
+    """
     large = {name: len(answers.questions) for name, answers in sets.items()}
     for name, size in large.items():
         for labels in (most for most in LABELS if size - most >= 100):
             yield from (Job("learned", name, name, labels, draw, learned) for draw in range(draws))
-            others = [other for other in large if other != name]
+            others = [other for other in large if apart(sets[name], sets[other])]
             yield from (Job("shift", name, o, labels, draw, learned) for o in others for draw in range(draws // 2))
     enough = [name for name, size in large.items() if size - LABELS[-1] >= 100]
     for name in enough:

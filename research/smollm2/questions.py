@@ -1,41 +1,46 @@
 """The questions behind `docs/results/smollm2.md`, as data files for `semgrad-guard evaluate`.
 
-    python -m research.smollm2.questions [--sciq FILE --truthfulqa FILE] [--output output/smollm2] [--limit N]
+    python -m research.smollm2.questions [--sciq SOURCE] [--truthfulqa SOURCE] [--output output/smollm2] [--limit N]
 
-`facts.jsonl` (closed-book), `known.jsonl` (the facts of five relations, of which the model is right on about 60 %),
-`reading.jsonl` (a passage before every question: hand-written ones, written frames, and
+`facts.jsonl` (closed-book), `reading.jsonl` (a passage before every question: hand-written ones, written frames, and
 frames whose passage does not hold the answer), `natural.jsonl` (the hand-written ones alone, for LangChain's prompt,
-which is in `langchain.txt`) and, from files that the reader brings, `sciq.jsonl` and `truthfulqa.jsonl`: the same draw
-every time. A file of the reader's holds a question and its answers a line, as
-`{"question": ..., "answers": [...]}`.
+which is in `langchain.txt`) and, from copies that the reader brings, `sciq.jsonl` and `truthfulqa.jsonl`: the same
+draw every time. A SOURCE is whatever `evaluate --data` reads: `hub:allenai/sciq@validation`, say, or a file of it in
+JSON Lines, JSON or Parquet. Whether it asks what was asked for the page is said, by a checksum of its questions.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from hashlib import sha256
 from pathlib import Path
 from random import Random
 from typing import Any
 
 from research.pocket import questions_for_evaluate
 from research.pocket.frames import bank, plain
+from semgrad_guard.evaluation.questions.data import read_questions
 from semgrad_guard.named import reading_prompt
 
 Row = dict[str, Any]
 DATA = Path(__file__).parents[1] / "pocket" / "data"
-KNOWN = ("profession", "language", "class", "continent", "symbol")
 NATURAL = ("natural_first", "natural_second", "natural_third")
-WANTED = {"facts": 1182, "natural": 240, "with": 1000, "without": 1000, "sciq": 500, "truthfulqa": 400}
+WANTED = {"with": 1000, "without": 1000, "sciq": 500, "truthfulqa": 400}
+ASKED = {
+    "sciq": "4bceac44f1021f1eb41e03a7991df2f45dde7acaed0e9437f737f1b09944396f",
+    "truthfulqa": "d57fbf9b33cfd8f71a4c950d5b4c112b282ca1ac5ebd629543c90c3a06c7aad5",
+}
+"""SHA-256 of all questions of the sets that are brought, as `checksum` takes it."""
 SEED = 7
 
 
 def closed_book(random: Random) -> list[Row]:
-    """Checked facts, by relation."""
-    rows = [{**row, "kind": row["id"].split("/")[1]} for row in questions_for_evaluate.facts()]
+    """All checked facts, by relation."""
+    rows = [{**row, "kind": row["id"].split("/")[1]} for row in questions_for_evaluate.facts(every=True)]
     random.shuffle(rows)
-    return rows[: WANTED["facts"]]
+    return rows
 
 
 def reading(random: Random) -> list[Row]:
@@ -79,28 +84,41 @@ def _row(kind: str, number: int, filled: Any, passage: str) -> Row:
     return {"id": f"{kind}/{number}", "kind": kind, "question": question, "context": passage, "answers": [answer]}
 
 
-def brought(path: Path, kind: str, random: Random) -> list[Row]:
-    """A draw from a file of the reader's; `paraphrases` stay where there are some."""
-    rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+def brought(source: str, kind: str, random: Random) -> list[Row]:
+    """A draw from a set of the reader's; paraphrases stay where there are some."""
+    rows = [
+        {"question": straight(row.question), "answers": list(row.answers), "paraphrases": list(row.paraphrases)}
+        for row in read_questions(source, strict=True).rows
+    ]
+    same = checksum(row["question"] for row in rows) == ASKED[kind]
+    print(f"{source}: {len(rows)} questions, {'those' if same else 'NOT those'} of docs/results/smollm2.md")
     random.shuffle(rows)
     return [{**row, "kind": kind} for row in rows[: WANTED[kind]]]
 
 
+def checksum(questions: Iterable[str]) -> str:
+    """SHA-256 of the questions in their order, in UTF-8, a line feed after each."""
+    return sha256("".join(f"{question}\n" for question in questions).encode()).hexdigest()
+
+
+def straight(text: str) -> str:
+    """With straight quotation marks and single spaces: copies of a set differ in these."""
+    return " ".join(text.translate(str.maketrans("\u2018\u2019\u201c\u201d", "''\"\"")).split())
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--sciq", type=Path)
-    parser.add_argument("--truthfulqa", type=Path)
+    parser.add_argument("--sciq", metavar="SOURCE")
+    parser.add_argument("--truthfulqa", metavar="SOURCE")
     parser.add_argument("--output", type=Path, default=Path("output/smollm2"))
     parser.add_argument("--limit", type=int, help="the first so many of each file")
     options = parser.parse_args()
     options.output.mkdir(parents=True, exist_ok=True)
-    facts = closed_book(Random(SEED))
-    known = [row for row in facts if row["kind"] in KNOWN]
-    sets = {"facts": facts, "known": known, "reading": reading(Random(SEED)), "natural": list(natural())}
+    sets = {"facts": closed_book(Random(SEED)), "reading": reading(Random(SEED)), "natural": list(natural())}
     (options.output / "langchain.txt").write_text(reading_prompt("smollm2") + "\n", encoding="utf-8")
-    for kind, path in (("sciq", options.sciq), ("truthfulqa", options.truthfulqa)):
-        if path is not None:
-            sets[kind] = brought(path, kind, Random(SEED))
+    for kind, source in (("sciq", options.sciq), ("truthfulqa", options.truthfulqa)):
+        if source is not None:
+            sets[kind] = brought(source, kind, Random(SEED))
     for name, rows in sets.items():
         Random(SEED).shuffle(rows)  # kinds in turn: a run that is cut short has some of each
         kept = rows if options.limit is None else rows[: options.limit]

@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from semgrad_guard.calibration.binding import Binding
 from semgrad_guard.calibration.choice import EstimatorChoice
 from semgrad_guard.calibration.confidence import ConfidenceMap
+from semgrad_guard.calibration.packing import packed, spelled_out
 from semgrad_guard.calibration.prompt_shape import PromptShape
 from semgrad_guard.errors import CalibrationError, InputError
 from semgrad_guard.files import atomic_write
@@ -118,14 +119,11 @@ class Calibration(BaseModel):
         except ValueError as error:  # a null character
             raise CalibrationError(f"Cannot read the calibration {str(source)!r}: {error}.") from error
         try:
-            found = cls.model_validate_json(text, strict=True)
+            return cls.model_validate_json(_spelled_out(text), strict=True)
         except ValidationError as error:
             raise CalibrationError(f"{source} is not an intact calibration: {_first_fault(error)} {_EDITED}") from error
-        try:
-            json.loads(text, object_pairs_hook=_distinct)
         except (ValueError, RecursionError) as error:
             raise CalibrationError(f"{source} is not an intact calibration: {error}. {_EDITED}") from error
-        return found
 
     def require_intact(self) -> Self:
         """The calibration itself.
@@ -228,9 +226,24 @@ def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
+def _spelled_out(text: str) -> str:
+    """The text of a file, with what was packed in it; text that is no JSON as it is, for pydantic says where.
+
+    Raises:
+        ValueError: an object says something twice, or what is packed cannot be read.
+    """
+    try:
+        json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+    content = json.loads(text, object_pairs_hook=_distinct)
+    found = spelled_out(content)
+    return text if found is content else json.dumps(found)
+
+
 def _to_text(calibration: Calibration) -> str:
     """JSON with one line per field: readable, and small where a field is a long list."""
-    lines = [f"  {json.dumps(name)}: {json.dumps(value)}" for name, value in _content(calibration).items()]
+    lines = [f"  {json.dumps(name)}: {json.dumps(value)}" for name, value in packed(_content(calibration)).items()]
     return "{\n" + ",\n".join(lines) + "\n}\n"
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, get_args
+from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
 
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from semgrad_guard.evaluation.calibrating.outcome import Outcome
     from semgrad_guard.evaluation.graders import AnswerGrader
     from semgrad_guard.evaluation.questions.data import Question, QuestionFile
+    from semgrad_guard.evaluation.questions.prompts import Wording
     from semgrad_guard.evaluation.runs.run_file import Answer
 
 
@@ -107,16 +108,7 @@ def calibrate(  # noqa: PLR0913  # a command's options are its arguments
     temperature: options.Temperature = 0.0,
     seed: options.Seed = 0,
     system: options.System = None,
-    prompt: Annotated[
-        str | None,
-        typer.Option(
-            metavar="TEXT",
-            parser=values.text,
-            help="The user's turn as your program words it, with {question} and perhaps {context} in it, and other "
-            "braces doubled; @FILE reads it from a file.",
-            rich_help_panel=options.ANSWERS,
-        ),
-    ] = None,
+    prompt: options.Prompt = "plain",
     few_shot: options.FewShot = None,
     shots: options.Shots = None,
     stop: options.Stop = None,
@@ -167,7 +159,7 @@ def calibrate(  # noqa: PLR0913  # a command's options are its arguments
     cluster = Cluster.asked(ray, workers)
     files = Files(output, answers or beside(output, ".answers.jsonl"), plot, labels)
     spec = EstimatorSpec(estimator, variant, tau, beta, sampled_rows)
-    template, sources = loading.prompt_template(prompt)
+    wording, template, sources = loading.worded(prompt)
     _check_first(files, [data, Path(model), *sources, *(path for path in (probe, few_shot) if path)])
     questions = _read(data, strict=strict, alpha=alpha, delta=delta, context_field=context_field)
     learning.estimators_for(spec)  # refuses settings that they do not take, before any work
@@ -175,7 +167,7 @@ def calibrate(  # noqa: PLR0913  # a command's options are its arguments
     grading.check_labels(labels, begun_at=labels)
     examples = grading.read_examples(few_shot, shots)
     decoding = loading.decoding(max_tokens=max_tokens, temperature=temperature, seed=seed, stop=stop or ())
-    asked = _Asked(system, template, examples, decoding, batch_size)
+    asked = _Asked(system, wording, template, examples, decoding, batch_size)
     load = Loading(model, dtype, device, quantization_config, loading.load_token(probe), engine)
     run = _Run(load, spec, asked, cluster)
     with sole_writer(output):
@@ -203,6 +195,7 @@ class _Asked:
     """How questions are put to the model."""
 
     system: str | None
+    wording: Wording
     prompt: str | None
     examples: Sequence[Question]
     decoding: GenerationOptions
@@ -244,7 +237,8 @@ class _Run:
         if asked.prompt is not None:
             require_prompt(asked.prompt, form)
         require_examples(asked.examples, rows)
-        template = prompt_name(form, system=asked.system, prompt=asked.prompt, examples=asked.examples)
+        worded: dict[str, Any] = {"wording": asked.wording, "prompt": asked.prompt, "examples": asked.examples}
+        template = prompt_name(form, system=asked.system, **worded)
         model = self.loading.load()
         grader = next(iter(graders), GRADERS[default_grader(template_name(model, template))])
         answers = self._collect(rows, files.answers, model)
@@ -257,7 +251,7 @@ class _Run:
             )
 
         kept = [rows[i] for i in grades.rows]
-        forms = prompt_forms(kept, model.render, system=asked.system, prompt=asked.prompt, examples=asked.examples)
+        forms = prompt_forms(kept, model.render, system=asked.system, **worded)
         prompts = forms if any(forms) else None
         graded = learning.Graded(kept, [answers[i] for i in grades.rows], grades.correct, grades.grader, prompts)
         return learning.outcome_of(self.estimator, graded, bind, alpha=alpha, delta=delta)
@@ -268,7 +262,9 @@ class _Run:
 
         asked = self.asked
         estimators = {estimator.name: estimator for estimator in learning.estimators_for(self.estimator)}
-        answering = Answering(model, estimators, asked.decoding, asked.system, asked.prompt, asked.examples)
+        answering = Answering(
+            model, estimators, asked.decoding, asked.system, asked.wording, asked.prompt, asked.examples
+        )
         with (
             kept_on_interrupt("Answering", f"answers are kept in {path}") as tell,
             spreading(self.cluster, model, self.loading, answering.recipe) as spread,
@@ -280,6 +276,7 @@ class _Run:
                 estimators=estimators,
                 options=asked.decoding,
                 system=asked.system,
+                wording=asked.wording,
                 prompt=asked.prompt,
                 examples=asked.examples,
                 batch_size=asked.batch_size,

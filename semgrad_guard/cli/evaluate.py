@@ -9,7 +9,7 @@ import typer
 
 from semgrad_guard.cli import evaluation_output as writing
 from semgrad_guard.cli import evaluation_steps as steps
-from semgrad_guard.cli import grading, options, values
+from semgrad_guard.cli import grading, loading, options, values
 from semgrad_guard.cli.help import ExitCode
 from semgrad_guard.cli.spreading import Cluster, Loading
 from semgrad_guard.cli.terminal import say_unscored
@@ -53,7 +53,8 @@ def evaluate(  # noqa: PLR0913  # a command's options are its arguments
             metavar="NAME",
             parser=values.one_of(options.METHOD_NAMES),
             autocompletion=values.completing(options.METHOD_NAMES),
-            help="A method to compare; several times for several.",
+            help=f"A method to compare; several times for several. There are {', '.join(options.METHOD_NAMES)}.",
+            show_default="all",
             rich_help_panel=options.UNCERTAINTY,
         ),
     ] = None,
@@ -98,17 +99,7 @@ def evaluate(  # noqa: PLR0913  # a command's options are its arguments
         bool,
         typer.Option("--regrade", help="Grade the answers there are; no model is loaded.", rich_help_panel=_GRADING),
     ] = False,
-    prompt: Annotated[
-        str,
-        typer.Option(
-            metavar="TEXT",
-            parser=values.wording,
-            autocompletion=values.completing(("plain", "paper")),
-            help="plain, paper (answer in few words), or the user's turn as your program words it, with {question} and "
-            "perhaps {context} in it, and other braces doubled; @FILE reads it from a file.",
-            rich_help_panel=options.ANSWERS,
-        ),
-    ] = "plain",
+    prompt: options.Prompt = "plain",
     system: options.System = None,
     few_shot: options.FewShot = None,
     shots: options.Shots = None,
@@ -120,6 +111,16 @@ def evaluate(  # noqa: PLR0913  # a command's options are its arguments
         ),
     ] = None,
     batch_size: options.BatchSize = 8,
+    sampled_questions: Annotated[
+        int,
+        typer.Option(
+            parser=values.whole(1, 2**62),
+            metavar="N",
+            help="How many questions of each kind the methods that draw samples take part in, a seeded choice; the "
+            "others take all. All of them together draw 55 answers a question.",
+            rich_help_panel=options.ANSWERS,
+        ),
+    ] = 300,
     sample_batch: Annotated[
         int | None,
         typer.Option(
@@ -149,6 +150,16 @@ def evaluate(  # noqa: PLR0913  # a command's options are its arguments
             metavar="FOLDER",
             parser=values.path,
             help="Another finished evaluation for the same report.",
+            rich_help_panel=_REPORT,
+        ),
+    ] = None,
+    alpha: Annotated[
+        list[float] | None,
+        typer.Option(
+            metavar="X",
+            parser=values.number(0.0001, 0.9999),
+            help="An error rate to promise in the report; several times for several.",
+            show_default="0.05, 0.1, 0.2",
             rich_help_panel=_REPORT,
         ),
     ] = None,
@@ -186,32 +197,42 @@ def evaluate(  # noqa: PLR0913  # a command's options are its arguments
     others, held = writing.finished(beside or [], report=report), steps.load_calibration(calibration)
     probed = steps.load_probe(probe)
     models = [model, *(name for name in (nli, cross_encoder) if name), *(_model_of(name) for name in grader or ())]
-    wording, template, sources = steps.worded(prompt)
+    wording, template, sources = loading.worded(prompt)
     records = [path for path in (labels, calibration, probe, few_shot, *sources, *(beside or ())) if path is not None]
-    files.check([*records, *map(Path, [*models, *([data] if data else [])])], report=report)
-    graders = grading.load_graders(grader or (), nli=nli)
-    grading.check_labels(labels, begun_at=files.sheet)
-    examples = grading.read_examples(few_shot, shots)
-    questions = steps.read(data, limit=limit, strict=strict, optional=regrade)
-    with files.held():
-        if regrade:
-            run = steps.kept(files, questions)
-        else:
-            asked = steps.Asked(
-                wording, template, system, examples, tuple(stop or ()), max_tokens, batch_size, ablations, sample_batch
-            )
-            token = None if probed is None else probed.semantic_token
-            loading = Loading(model, dtype, device, quantization_config, token, engine)
-            chosen = steps.Chosen(methods, nli, cross_encoder, seed)
-            run = steps.answer(questions, files, asked, chosen, loading=loading, cluster=cluster)
-        results = steps.grade(run, graders, labels, files, questions)
-        writing.write(results, files)
-        if report:
-            writing.report(results, others, probed, files)
-    writing.show(results, files, held, as_json=as_json, reported=report)
-    say_unscored(run.answers)
-    broken = questions is not None and questions.problems
-    unscored = all(answer.unscored is not None for answer in run.answers)
+    with files.made():
+        files.check([*records, *map(Path, [*models, *([data] if data else [])])], report=report)
+        graders = grading.load_graders(grader or (), nli=nli)
+        grading.check_labels(labels, begun_at=files.sheet)
+        examples = grading.read_examples(few_shot, shots)
+        questions = steps.read(data, limit=limit, strict=strict, optional=regrade)
+        with files.held():
+            if regrade:
+                run = steps.kept(files, questions)
+            else:
+                asked = steps.Asked(
+                    wording,
+                    template,
+                    system,
+                    examples,
+                    tuple(stop or ()),
+                    max_tokens,
+                    batch_size,
+                    ablations,
+                    sampled_questions,
+                    sample_batch,
+                )
+                token = None if probed is None else probed.semantic_token
+                load = Loading(model, dtype, device, quantization_config, token, engine)
+                chosen = steps.Chosen(methods, nli, cross_encoder, seed)
+                run = steps.answer(questions, files, asked, chosen, loading=load, cluster=cluster)
+            results = steps.grade(run, graders, labels, files, questions)
+            writing.write(results, files)
+            if report:
+                writing.report(results, others, probed, files, alphas=alpha)
+        writing.show(results, files, held, as_json=as_json, reported=report)
+        say_unscored(run.answers)
+        broken = questions is not None and questions.problems
+        unscored = all(answer.unscored is not None for answer in run.answers)
     raise typer.Exit(ExitCode.UNSCORED if unscored else ExitCode.BROKEN_LINES if broken else ExitCode.OK)
 
 

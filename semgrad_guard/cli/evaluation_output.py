@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Generator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,7 +14,6 @@ from rich import box
 from rich.table import Table
 
 from semgrad_guard.cli.terminal import OUT, detail, status
-from semgrad_guard.errors import InputError
 
 if TYPE_CHECKING:
     from semgrad_guard.calibration import Calibration
@@ -30,20 +29,26 @@ class Files:
 
     folder: Path
 
+    @contextmanager
+    def made(self) -> Generator[None]:
+        """The folder is there; one that was made for this, and in which nothing came to lie, is gone at the end."""
+        from semgrad_guard.evaluation.files import make_folder
+
+        new = make_folder(self.folder)
+        try:
+            yield
+        finally:
+            if new and not any(self.folder.iterdir()):
+                self.folder.rmdir()
+
     def check(self, inputs: Sequence[Path], *, report: bool) -> None:
-        """Make the folder if need be; refuse, before any work, what cannot be written, or is an input.
+        """Refuse, before any work, what cannot be written, or is an input.
 
         The sheet for people is not among the outputs once it is there: it is read, and never overwritten.
         """
-        from semgrad_guard.evaluation.files import make_folder, require_outputs
+        from semgrad_guard.evaluation.files import require_outputs
 
-        made = make_folder(self.folder)
-        try:
-            require_outputs([*self._data(), *(self._pages() if report else [])], inputs=inputs)
-        except InputError:
-            if made:
-                self.folder.rmdir()
-            raise
+        require_outputs([*self._data(), *(self._pages() if report else [])], inputs=inputs)
 
     def _data(self) -> list[Output]:
         from semgrad_guard.evaluation.files import Output, read_by
@@ -129,13 +134,17 @@ def write(results: Results, files: Files) -> None:
     extend_sheet(files.sheet, results.answers)
 
 
-def report(results: Results, others: Sequence[GradedRun], probe: Probe | None, files: Files) -> None:
+def report(
+    results: Results, others: Sequence[GradedRun], probe: Probe | None, files: Files, *, alphas: Sequence[float] | None
+) -> None:
     """Tables, figures and the page, of this run and those beside it."""
+    from semgrad_guard.evaluation.metrics.guarantee import ALPHAS
     from semgrad_guard.evaluation.report import write_report
 
     with status("Writing the report …"):
         maps = None if probe is None else probe.maps
-        write_report([results.graded_run, *others], files.folder, probe=maps, tell=lambda what: detail(f"{what} …"))
+        runs = [results.graded_run, *others]
+        write_report(runs, files.folder, probe=maps, alphas=alphas or ALPHAS, tell=lambda what: detail(f"{what} …"))
 
 
 def show(
@@ -177,5 +186,7 @@ def show(
     OUT.print(f"Everything is in {files.folder}: {places}.", soft_wrap=True, markup=False)
 
 
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)
+def _mean(values: Sequence[float | None]) -> float:
+    """Of those there are."""
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known else 0.0

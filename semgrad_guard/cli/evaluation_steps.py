@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from semgrad_guard.cli.evaluation_output import Files
-from semgrad_guard.cli.loading import prompt_template, quietly
+from semgrad_guard.cli.loading import quietly
 from semgrad_guard.cli.spreading import Cluster, Loading, spreading
 from semgrad_guard.cli.terminal import kept_on_interrupt, note, note_problems, say, say_problems, show_grades
 from semgrad_guard.errors import InputError
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from semgrad_guard.evaluation.runs.evaluated import EvaluatedAnswer
     from semgrad_guard.evaluation.runs.experiment import Experiment
     from semgrad_guard.evaluation.runs.run import AnswerBatch
+    from semgrad_guard.evaluation.runs.sampled_questions import SampledQuestions
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,7 @@ class Asked:
     max_tokens: int
     batch_size: int
     ablations: bool
+    sampled_questions: int
     sample_batch: int | None
 
 
@@ -80,11 +82,6 @@ class Run:
     settings: dict[str, Any]
 
 
-def worded(prompt: str) -> tuple[Wording, str | None, list[Path]]:
-    """The wording that a name stands for, or else "plain" with a template; and the file that the template is from."""
-    return (prompt, None, []) if prompt == "plain" or prompt == "paper" else ("plain", *prompt_template(prompt))
-
-
 def load_calibration(path: Path | None) -> Calibration | None:
     """The calibration to hold against the run, before any work."""
     from semgrad_guard.calibration import Calibration
@@ -119,6 +116,7 @@ class Measuring:
 
     chosen: Chosen
     asked: Asked
+    sampled: SampledQuestions | None = None
 
     def __call__(self, model: LanguageModel) -> AnswerBatch[EvaluatedAnswer]:
         """What this model answers."""
@@ -140,6 +138,7 @@ class Measuring:
             system=asked.system,
             examples=asked.examples,
             ablations=semgrad_ablations(model.n_layers) if asked.ablations else {},
+            sampled=self.sampled,
             sample_batch=asked.sample_batch,
         )
 
@@ -149,12 +148,16 @@ def answer(
 ) -> Run:
     """Answer and measure what is missing; on Ctrl-C say how much is kept."""
     from semgrad_guard.evaluation.runs.measuring import price_of_samples
+    from semgrad_guard.evaluation.runs.sampled_questions import SampledQuestions
 
-    rows, measuring = () if questions is None else questions.rows, Measuring(chosen, asked)
+    rows = () if questions is None else questions.rows
+    sampled = SampledQuestions.of(rows, count=asked.sampled_questions, seed=chosen.seed)
+    measuring = Measuring(chosen, asked, sampled)
     estimators = chosen.estimators(asked.max_tokens)
     model = loading.load()
     experiment = measuring.experiment(model, estimators)
-    if (price := price_of_samples(estimators)) is not None:
+    drawn_for = len(rows) if sampled is None else len(sampled.keys)
+    if (price := price_of_samples(estimators, sampled=drawn_for, questions=len(rows))) is not None:
         say(price, label="Warning")
     with (
         kept_on_interrupt("Answering", f"answers are kept in {files.answers}") as tell,

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from semgrad_guard.engine.generation.options import GenerationOptions
     from semgrad_guard.engine.language_model import LanguageModel
     from semgrad_guard.engine.prompts.token_choice import TokenChoice
+    from semgrad_guard.evaluation.questions.prompts import Wording
     from semgrad_guard.guard import OnUnscored, Policy
 
 
@@ -78,14 +79,19 @@ def given_text(value: str) -> str:
     return read_text(STDIN).strip() if value == str(STDIN) else value
 
 
-def prompt_template(prompt: str | None) -> tuple[str | None, list[Path]]:
+def _prompt_template(prompt: str) -> tuple[str, list[Path]]:
     """The template of the user's turn, and the file that it was read from ("@FILE"), if it was."""
     from semgrad_guard.evaluation.files import read_text
 
-    if prompt is None or not prompt.startswith("@"):
+    if not prompt.startswith("@"):
         return prompt, []
     path = Path(prompt[1:])
     return read_text(path).removesuffix("\n"), [path]
+
+
+def worded(prompt: str) -> tuple[Wording, str | None, list[Path]]:
+    """The wording that a name stands for, or else "plain" with a template; and the file that the template is from."""
+    return (prompt, None, []) if prompt == "plain" or prompt == "paper" else ("plain", *_prompt_template(prompt))
 
 
 def load_token(probe: Path | None) -> TokenChoice | None:

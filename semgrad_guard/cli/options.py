@@ -220,6 +220,17 @@ System = Annotated[
         rich_help_panel=ANSWERS,
     ),
 ]
+Prompt = Annotated[
+    str,
+    typer.Option(
+        metavar="TEXT",
+        parser=values.wording,
+        autocompletion=values.completing(("plain", "paper")),
+        help="plain, paper (answer in few words), or the user's turn as your program words it, with {question} and "
+        "perhaps {context} in it, and other braces doubled; @FILE reads it from a file.",
+        rich_help_panel=ANSWERS,
+    ),
+]
 Stop = Annotated[
     list[str] | None,
     typer.Option(

@@ -25,6 +25,7 @@ from semgrad_guard.engine.scoring.scores import GradientScores
 from semgrad_guard.engine.scoring.segments import By, Segment, score_segments
 from semgrad_guard.engine.scoring.semantic_preservation import last_states
 from semgrad_guard.errors import EmptyResponseError, InputError, PromptTooLongError
+from semgrad_guard.named import reading_prompt
 from semgrad_guard.records import Conversation
 
 
@@ -83,6 +84,11 @@ class LanguageModel(LoadedModel):
                 return decoder.run([prompt], fitted, objective or Objective(), streamer=streamer)[0]
 
         return TextStream(work, decoder.decode, fitted.stop)
+
+    @property
+    def reading_prompt(self) -> str:
+        """A prompt for answering from a passage that this model reads well, with {context} and {question} in it."""
+        return reading_prompt(self.name)
 
     @property
     def pads(self) -> bool:

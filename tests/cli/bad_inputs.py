@@ -131,6 +131,7 @@ def numbers() -> Iterator[Bad]:
         ("calibrate", "--seed"): ("-1",),
         ("evaluate", "--limit"): ("0", "-1"),
         ("evaluate", "--batch-size"): ("0",),
+        ("evaluate", "--sampled-questions"): ("0",),
         ("evaluate", "--seed"): ("-1",),
         ("probe", "--tokens"): ("0", "-1"),
         ("probe", "--max-tokens"): ("0",),

@@ -16,6 +16,7 @@ from semgrad_guard.cli.estimator_spec import EstimatorSpec
 from semgrad_guard.cli.help import ExitCode
 from semgrad_guard.cli.learning import estimators_for
 from semgrad_guard.evaluation.calibrating.learning import CANDIDATES
+from semgrad_guard.evaluation.questions.prompts import PAPER_PROMPT
 
 from .helpers import ASKED, TOKENS, flat, jsonl, merged
 
@@ -250,7 +251,7 @@ def test_a_programs_own_prompts_are_calibrated_on(
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("--prompt", "Answer:"), "has no {question} in it"),
+        (("--prompt", "Answer:"), "neither plain, paper, nor a template with {question} in it"),
         (("--prompt", "{{question}}"), "has no {question} in it"),
         (("--prompt", "{question} {foo}"), "has {foo} in it, which is no place: there are {question} and {context}"),
         (("--prompt", "{question} {Context}"), "has {Context} in it"),
@@ -283,3 +284,40 @@ def test_learned_estimators_keep_the_shape_of_the_part_that_they_calibrate_on(
     assert made.choice is not None
     assert made.shape is not None
     assert made.shape.n == made.n == 60 - len(made.choice.questions)
+
+
+def test_the_papers_prompt_is_calibrated_as_evaluate_measures_it(
+    calibrate: Run, run: Run, language_model: LanguageModel, model_folder: Path, tmp_path: Path
+) -> None:
+    asked = [PAPER_PROMPT.replace("{query}", question) for question in ASKED]
+    texts = [language_model.generate(each, GenerationOptions(max_tokens=TOKENS)).text for each in asked]
+    data = jsonl(tmp_path / "data.jsonl", [{"question": q, "answers": [t]} for q, t in zip(ASKED, texts, strict=True)])
+    made = made_by(calibrate, data, tmp_path, "--prompt", "paper")
+    assert made.n_wrong == 0
+    assert made.binding is not None
+    assert str(made.binding.prompt_template).startswith("paper-chat")
+    assert made.shape == PromptShape.of(language_model.render(each).form for each in asked)
+    common = ("--model", model_folder, "--data", data, "--max-tokens", TOKENS, "--methods", "hybridgrad")
+    held = ("--no-report", "--no-ablations", "--calibration", tmp_path / "c.json", "--output", tmp_path / "e")
+    result = run("evaluate", *common, *held, "--prompt", "paper", "--grader", "exact-match")
+    assert result.exit_code == 0, result.stderr
+    assert "By the calibration" in result.stdout
+
+
+def test_a_record_with_more_scores_is_calibrated_by_one_of_them(calibrate: Run, right: Path, tmp_path: Path) -> None:
+    record = ("--answers", tmp_path / "all.jsonl")
+    calibrate(right, "--estimator", "auto", *record)
+    before = (tmp_path / "all.jsonl").read_bytes()
+    made = made_by(calibrate, right, tmp_path, "--estimator", "max_probability", "--alpha", 0.3, *record)
+    assert (tmp_path / "all.jsonl").read_bytes() == before
+    alone = made_by(
+        calibrate, right, tmp_path, "--estimator", "max_probability", "--alpha", 0.3, "--output", tmp_path / "d.json"
+    )
+    assert made.n == alone.n
+    assert made.threshold is not None
+    assert made.threshold == pytest.approx(alone.threshold or 0.0, rel=1e-5)
+    more = jsonl(tmp_path / "more.jsonl", [*right.read_text().splitlines(), '{"question": "new?", "answers": ["x"]}'])
+    refused = calibrate(more, "--estimator", "max_probability", "--alpha", 0.3, *record)
+    assert refused.exit_code == 1
+    assert "other settings: estimators.mean_entropy" in flat(refused.stderr)
+    assert (tmp_path / "all.jsonl").read_bytes() == before

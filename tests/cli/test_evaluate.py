@@ -87,6 +87,33 @@ def test_a_run_from_questions_to_a_table(evaluate: Run, mixed: Path, tmp_path: P
     )
 
 
+@pytest.mark.parametrize("reason", ["no such data", "no such model"])
+def test_a_folder_in_which_nothing_came_to_lie_is_gone(
+    run: Run, evaluate: Run, mixed: Path, tmp_path: Path, reason: str
+) -> None:
+    given = {"no such data": ("--data", tmp_path / "none.jsonl"), "no such model": ("--data", mixed, "--model", "./no")}
+    assert evaluate(*given[reason]).exit_code == 1
+    assert not (tmp_path / "out").exists()
+    (tmp_path / "out").mkdir()
+    assert evaluate(*given[reason]).exit_code == 1
+    assert (tmp_path / "out").exists()
+
+
+def test_the_help_names_the_methods(run: Run) -> None:
+    shown = flat(run("evaluate", "--help").stdout)
+    assert all(name in shown for name in ("hybridgrad", "semantic_entropy", "states"))
+
+
+def test_the_report_promises_what_is_asked_for(evaluate: Run, mixed: Path, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    result = evaluate("--data", mixed, "--report", "--alpha", 0.3, "--alpha", 0.425)
+    assert result.exit_code == 0, result.stderr
+    page = (tmp_path / "out" / "report.html").read_text()
+    assert "at most 30% wrong" in page
+    assert "at most 42.5% wrong" in page
+    assert "at most 20% wrong" not in page
+
+
 def test_json_and_the_first_of_a_csv_file(evaluate: Run, tmp_path: Path, texts: list[str]) -> None:
     data = tmp_path / "q.csv"
     data.write_text("question;answers\r\n" + "".join(f"{q};seven\r\n" for q in ASKED[:5]), encoding="utf-8-sig")
@@ -304,3 +331,19 @@ def test_fusedgrad_is_left_out_where_there_are_too_few_labels(
     assert features is not None
     assert features["gnll"] == pytest.approx(answer.uncertainty("gnll"))
     assert table(tmp_path)[0]["FusedGrad"] == ""
+
+
+def test_samples_are_drawn_for_some_of_each_kind_and_what_that_costs_is_said(
+    evaluate: Run, mixed: Path, tmp_path: Path
+) -> None:
+    result = evaluate("--data", mixed, "--sampled-questions", 3)
+    assert result.exit_code == 0, result.stderr
+    assert "LN-PE draw 10 more answers to 6 of the 8 questions" in flat(result.stderr)
+    answers = kept(tmp_path)
+    asked = [answer for answer in answers if answer.uncertainty("ln_pe") is not None]
+    assert sorted(answer.kind or "" for answer in asked) == ["even"] * 3 + ["odd"] * 3
+    assert all(answer.uncertainty("hybridgrad") is not None for answer in answers)
+    assert [row["ms: LN-PE"] == "" for row in table(tmp_path)] == [answer not in asked for answer in answers]
+    refused = evaluate("--data", mixed, "--sampled-questions", 2)
+    assert refused.exit_code == 1
+    assert "sampled_questions" in refused.stderr

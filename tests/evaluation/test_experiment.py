@@ -14,12 +14,14 @@ from semgrad_guard import GenerationOptions, LanguageModel
 from semgrad_guard.engine.generation.sampling import ModelSampler
 from semgrad_guard.errors import BindingMismatchError, InputError
 from semgrad_guard.estimators import SemanticDensity
+from semgrad_guard.estimators.sampled import AskingEstimator
 from semgrad_guard.estimators.suite import paper_suite
 from semgrad_guard.evaluation.questions.data import Question
 from semgrad_guard.evaluation.runs.ablations import semgrad_ablations
 from semgrad_guard.evaluation.runs.evaluated import EvaluatedAnswer
 from semgrad_guard.evaluation.runs.experiment import Experiment
 from semgrad_guard.evaluation.runs.run_file import read_run
+from semgrad_guard.evaluation.runs.sampled_questions import SampledQuestions
 
 TOKENS = 3
 QUESTIONS = [Question(question=f"item {'x' * (i % 3)} {i}?", answers=("a", "b"), id=str(i), kind="k") for i in range(5)]
@@ -235,3 +237,37 @@ def test_samples_are_read_once(experiment: Experiment, tmp_path: Path, monkeypat
     drawn = evidence.samples(density.plan, temperature=0.1)
     for tokens, sample in zip(kept["DiverseBeams"].log_probs, drawn, strict=True):
         assert tokens == pytest.approx(sample.log_probs, abs=1e-5)
+
+
+def test_samples_are_drawn_for_a_seeded_choice_of_each_kind(
+    experiment: Experiment, whole: list[EvaluatedAnswer], tmp_path: Path
+) -> None:
+    questions = [*QUESTIONS, Question(question="another kind?", answers=("a",), kind="j")]
+    chosen = SampledQuestions.of(questions, count=2, seed=0)
+    assert chosen is not None
+    assert len(chosen.keys) == 3
+    assert questions[-1].key in chosen.keys
+    fewer = replace(experiment, sampled=chosen)
+    found = fewer.run(questions, tmp_path / "run.jsonl", batch_size=3)
+    asking = {each.name for each in experiment.estimators if isinstance(each, AskingEstimator)}
+    for answer in found:
+        missing = {name for name, score in answer.scores.items() if score.uncertainty is None}
+        assert missing == (set() if answer.key in chosen.keys else asking)
+        assert set(answer.milliseconds) == set(answer.scores) - missing
+        assert len(answer.samples) == (6 if answer.key in chosen.keys else 0)
+    for answer, before in zip(found, whole, strict=False):
+        assert answer.uncertainty("hybridgrad") == pytest.approx(before.uncertainty("hybridgrad"), rel=1e-4)
+    with pytest.raises(BindingMismatchError, match="sampled_questions"):
+        experiment.run(questions, tmp_path / "run.jsonl", batch_size=3)
+
+
+def test_the_choice_follows_from_seed_and_questions() -> None:
+    questions = [Question(question=f"{i}?", answers=("a",), kind=str(i % 2)) for i in range(40)]
+    chosen = SampledQuestions.of(questions, count=5, seed=1)
+    assert chosen is not None
+    assert len(chosen.keys) == 10
+    assert chosen == SampledQuestions.of(questions[::-1], count=5, seed=1)
+    assert chosen != SampledQuestions.of(questions, count=5, seed=2)
+    assert SampledQuestions.of(questions, count=20, seed=1) is None
+    with pytest.raises(InputError, match="at least 1"):
+        SampledQuestions.of(questions, count=0, seed=1)

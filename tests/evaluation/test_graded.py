@@ -11,6 +11,7 @@ import pytest
 
 from semgrad_guard.errors import InputError
 from semgrad_guard.evaluation.graded import GradedRun, example_run, require_distinct
+from semgrad_guard.evaluation.graded.summary import summarize
 
 
 def run(**changes: Any) -> GradedRun:
@@ -53,3 +54,30 @@ def test_runs_of_one_report_have_titles_of_their_own() -> None:
         require_distinct([example_run(seed=0), example_run(seed=0)])
     with pytest.raises(InputError, match="no run"):
         require_distinct([])
+
+
+def test_shares_and_run_times_are_of_the_questions_that_were_put_to_a_method() -> None:
+    whole = example_run(n=60)
+    asked = range(0, 60, 2)
+    scores = {name: [each if i in asked else None for i, each in enumerate(s)] for name, s in whole.scores.items()}
+    times = {name: [each if i in asked else None for i, each in enumerate(s)] for name, s in whole.milliseconds.items()}
+    half = replace(
+        whole,
+        scores={k: v[::2] for k, v in whole.scores.items()},
+        correct=whole.correct[::2],
+        milliseconds={k: v[::2] for k, v in whole.milliseconds.items()},
+        generation_ms=(), mean_entropy=(), kinds=(), other_graders={}, ablations={},
+    )  # fmt: skip
+    some = summarize(replace(whole, scores=scores, milliseconds=times), count=50, splits=5)
+    alone = summarize(half, count=50, splits=5)
+    assert some.methods["G-NLL"].unscored == 30
+    for name, found in some.methods.items():
+        expected = alone.methods[name]
+        assert {k: e.value for k, e in found.quality.items()} == {k: e.value for k, e in expected.quality.items()}
+        assert found.quality["accuracy at 0.9"].value is not None
+        for alpha, covered in found.guaranteed.items():
+            other = expected.guaranteed[alpha]
+            assert covered is not None
+            assert other is not None
+            assert covered.coverage.tolist() == other.coverage.tolist()
+        assert some.run_time[name].value == pytest.approx(alone.run_time[name].value)

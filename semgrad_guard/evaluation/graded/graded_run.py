@@ -26,7 +26,8 @@ class GradedRun:
         data: the name of the questions.
         scores: method (the paper's spelling) -> uncertainty, higher = less certain, None where there is no score.
         correct: whether the answer is right, by the run's grader.
-        milliseconds: method -> additional run time beside plain generation, per question.
+        milliseconds: method -> additional run time beside plain generation, per question; None where the question was
+            not put to the method.
         generation_ms: run time of plain generation, per question.
         mean_entropy: mean token entropy in nats, per question; None where there is none.
         kinds: the kind of each question, for a look at shifts; None where it has none.
@@ -43,7 +44,7 @@ class GradedRun:
     data: str
     scores: Mapping[str, Sequence[float | None]]
     correct: Sequence[bool]
-    milliseconds: Mapping[str, Sequence[float]] = field(default_factory=dict[str, Sequence[float]])
+    milliseconds: Mapping[str, Sequence[float | None]] = field(default_factory=dict[str, Sequence[float | None]])
     generation_ms: Sequence[float] = ()
     mean_entropy: Sequence[float | None] = ()
     kinds: Sequence[str | None] = ()
@@ -60,7 +61,7 @@ class GradedRun:
             raise InputError(f"{self.title} has no answers: a graded run needs at least one question")
         if not self.scores:
             raise InputError(f"{self.title} has no scores: a graded run needs at least one method")
-        for name, read in (("scores", _number), ("ablations", _number), ("milliseconds", float)):
+        for name, read in (("scores", _number), ("ablations", _number), ("milliseconds", _number)):
             self._set(name, self._columns(name, read))
         self._set("other_graders", self._columns("other_graders", _label))
         for name, read in (("generation_ms", float), ("mean_entropy", _number), ("kinds", _kind)):
@@ -70,6 +71,11 @@ class GradedRun:
     def n(self) -> int:
         """How many questions."""
         return len(self.correct)
+
+    def put_to(self, method: str) -> list[int]:
+        """The questions that were put to the method: all of them, unless its run times say otherwise."""
+        times = self.milliseconds.get(method, [0.0] * self.n)
+        return [row for row, time in enumerate(times) if time is not None]
 
     @property
     def accuracy(self) -> float:

@@ -67,7 +67,7 @@ class Results:
             data=self.data,
             scores={t: [self._uncertainty(name, i) for i in self.kept] for name, t in self._measured.items()},
             correct=correct,
-            milliseconds={t: [a.milliseconds.get(name, 0.0) for a in answers] for name, t in self._measured.items()},
+            milliseconds={t: [_cost(a, name) for a in answers] for name, t in self._measured.items()},
             generation_ms=[a.generation_ms for a in answers],
             mean_entropy=[a.mean_entropy for a in answers],
             kinds=[a.kind for a in answers],
@@ -137,6 +137,11 @@ class Results:
             for i, answer in enumerate(self.answers)
         ]
         return write_table(path, header, rows)
+
+
+def _cost(answer: EvaluatedAnswer, name: str) -> float | None:
+    """A method's milliseconds; None where the question was not put to it, and nothing for one without an answer."""
+    return answer.milliseconds.get(name, 0.0 if answer.text is None else None)
 
 
 def is_graded_table(path: Path) -> bool:

@@ -43,7 +43,7 @@ class MethodSummary:
     `quality` has "auroc", "aurc", "prr" and "accuracy at 0.5" (and so on); `difference` "auroc" and "aurc" minus
     HybridGrad's, on the answers that both have scored (empty where HybridGrad is not there); `brier` and `ece` are of
     the cross-fitted P(correct), `confidence` [answers]; `guaranteed` is keyed by alpha, None where there is nothing to
-    split; `unscored` counts the answers without a score.
+    split; `unscored` counts the answers without a score. Shares are of the questions that were put to the method.
     """
 
     quality: Mapping[str, Estimate]
@@ -69,23 +69,37 @@ class RunSummary:
     run_time: Mapping[str, Estimate]
     generation: Estimate | None
 
+    @property
+    def alphas(self) -> list[float]:
+        """The error rates whose promise was measured."""
+        return list(next(iter(self.methods.values())).guaranteed)
 
-def summarize(run: GradedRun, *, count: int = 1000, splits: int = SPLITS, tell: Report = lambda _: None) -> RunSummary:
+
+def summarize(
+    run: GradedRun,
+    *,
+    count: int = 1000,
+    splits: int = SPLITS,
+    alphas: Sequence[float] = ALPHAS,
+    tell: Report = lambda _: None,
+) -> RunSummary:
     """Measure a run.
 
     Args:
         run: the graded answers.
         count: bootstrap resamples.
         splits: halves for the coverage at a guaranteed error rate.
+        alphas: the error rates that are promised, each in (0, 1).
         tell: called with what is being measured, for a progress display.
     """
     methods: dict[str, MethodSummary] = {}
     ours: dict[str, Estimate] | None = None
     for title in sorted(paper.in_order(run.scores), key=lambda method: method != paper.OURS):
         tell(f"{run.title}: {title}")
-        quality = bootstrap(QUALITY, run.scores[title], run.correct, data=run.data, count=count)
+        scores, correct = _put_to(run, title)
+        quality = bootstrap(QUALITY, scores, correct, data=run.data, count=count)
         ours = quality if title == paper.OURS else ours
-        methods[title] = _method(run, title, quality, ours, count=count, splits=splits)
+        methods[title] = _method(run, title, quality, ours, count=count, splits=splits, alphas=alphas)
     tell(f"{run.title}: graders, kinds of questions and run times")
     return RunSummary(
         run=run,
@@ -96,7 +110,7 @@ def summarize(run: GradedRun, *, count: int = 1000, splits: int = SPLITS, tell: 
             for grader, labels in run.other_graders.items()
         },
         kinds=_by_kind(run, count),
-        run_time={m: _mean_time(run, run.milliseconds[m], count) for m in paper.in_order(run.milliseconds)},
+        run_time={m: _run_time(run, m, count) for m in paper.in_order(run.milliseconds)},
         generation=_mean_time(run, run.generation_ms, count) if run.generation_ms else None,
     )
 
@@ -109,8 +123,10 @@ def _method(
     *,
     count: int,
     splits: int,
+    alphas: Sequence[float],
 ) -> MethodSummary:
     scores = run.scores[title]
+    asked, right = _put_to(run, title)
     confidence = crossfitted(scores, run.correct)
     return MethodSummary(
         quality=quality,
@@ -118,9 +134,15 @@ def _method(
         confidence=confidence,
         brier=brier(confidence, run.correct, data=run.data, count=count),
         ece=expected_calibration_error(confidence, run.correct, data=run.data, count=count),
-        guaranteed={a: guaranteed_coverage(scores, run.correct, alpha=a, splits=splits) for a in ALPHAS},
+        guaranteed={a: guaranteed_coverage(asked, right, alpha=a, splits=splits) for a in alphas},
         unscored=sum(score is None for score in scores),
     )
+
+
+def _put_to(run: GradedRun, title: str) -> tuple[Scores, Sequence[bool]]:
+    """The method's scores, and which answers are right, of the questions that were put to it."""
+    rows = run.put_to(title)
+    return [run.scores[title][row] for row in rows], [run.correct[row] for row in rows]
 
 
 def _difference(
@@ -147,6 +169,11 @@ def _within(run: GradedRun, scores: Scores, kind: str, count: int) -> Estimate:
 
 def _auroc(run: GradedRun, scores: Scores, correct: Sequence[bool], count: int) -> Estimate:
     return bootstrap(AUROC, scores, correct, data=run.data, count=count)["auroc"]
+
+
+def _run_time(run: GradedRun, method: str, count: int) -> Estimate:
+    """Of the questions that were put to the method."""
+    return _mean_time(run, [time for time in run.milliseconds[method] if time is not None], count)
 
 
 def _mean_time(run: GradedRun, milliseconds: Sequence[float], count: int) -> Estimate:

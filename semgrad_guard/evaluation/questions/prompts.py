@@ -112,7 +112,8 @@ def prompt_forms(
     render: Callable[[list[Message]], Rendered],
     *,
     system: str | None,
-    prompt: str | None,
+    wording: Wording = "plain",
+    prompt: str | None = None,
     examples: Sequence[Question] = (),
 ) -> list[PromptForm | None]:
     """What the questions' prompts look like to a model; `render` is its own (`LanguageModel.render`).
@@ -122,7 +123,9 @@ def prompt_forms(
 
     def form(row: Question) -> PromptForm | None:
         try:
-            turns = conversation(row.question, row.context, system=system, prompt=prompt, examples=examples)
+            turns = conversation(
+                row.question, row.context, system=system, wording=wording, prompt=prompt, examples=examples
+            )
             return render(turns).form
         except PromptTooLongError:
             return None

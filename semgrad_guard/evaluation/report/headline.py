@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from semgrad_guard.evaluation import paper
 from semgrad_guard.evaluation.graded.summary import RunSummary
-from semgrad_guard.evaluation.metrics.guarantee import ALPHAS, fewest_questions
+from semgrad_guard.evaluation.metrics.guarantee import fewest_questions
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ def standing(summary: RunSummary) -> Standing | None:
 def promises(summary: RunSummary) -> list[Promised]:
     """One entry per alpha; none where there is a single question, which cannot be split."""
     found: list[Promised] = []
-    for alpha in ALPHAS:
+    for alpha in summary.alphas:
         coverage = {m: g.mean_coverage for m, s in summary.methods.items() if (g := s.guaranteed[alpha]) is not None}
         if coverage:
             best = max(coverage, key=lambda method: (coverage[method], method == paper.OURS))

@@ -20,7 +20,7 @@ from semgrad_guard.evaluation.graded import GradedRun, require_distinct
 from semgrad_guard.evaluation.graded.summary import RunSummary, summarize
 from semgrad_guard.evaluation.highlight import Claim, highlighted_html
 from semgrad_guard.evaluation.metrics.bootstrap import LEVEL, RESAMPLES
-from semgrad_guard.evaluation.metrics.guarantee import DELTA, SPLITS
+from semgrad_guard.evaluation.metrics.guarantee import ALPHAS, DELTA, SPLITS
 from semgrad_guard.evaluation.report.headline import promises, standing
 from semgrad_guard.evaluation.report.paper_settings import deviations, flat
 from semgrad_guard.evaluation.tables import Table, all_tables, guaranteed_tables
@@ -53,6 +53,7 @@ def write_report(
     title: str = "How well the guard knows",
     count: int = RESAMPLES,
     splits: int = SPLITS,
+    alphas: Sequence[float] = ALPHAS,
     tell: Callable[[str], object] = lambda _: None,
 ) -> Path:
     """Write `report.html` and `tables/*.csv` into a folder, which is made if it is not there.
@@ -65,6 +66,7 @@ def write_report(
         title: the page's heading.
         count: bootstrap resamples behind every interval.
         splits: random halves behind the coverage at a guaranteed error rate.
+        alphas: the error rates that are promised, each in (0, 1).
         tell: called with what is being done, for a progress display.
 
     Returns:
@@ -80,7 +82,7 @@ def write_report(
     target = _make(Path(folder))
     require_drawable(target.with_suffix(".svg"))
     require_writable(target)
-    summaries = [summarize(run, count=count, splits=splits, tell=tell) for run in given]
+    summaries = [summarize(run, count=count, splits=splits, alphas=alphas, tell=tell) for run in given]
     promised, tables = guaranteed_tables(summaries), all_tables(summaries)
     for table in (*promised, *tables):
         tell(f"{table.key}.csv")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -15,6 +15,7 @@ from semgrad_guard.engine.language_model import LanguageModel
 from semgrad_guard.engine.objective import Objective
 from semgrad_guard.errors import InputError
 from semgrad_guard.estimators import Estimator
+from semgrad_guard.estimators.sampled import AskingEstimator
 from semgrad_guard.evaluation.progress import Progress
 from semgrad_guard.evaluation.questions.data import Question
 from semgrad_guard.evaluation.questions.prompts import (
@@ -39,6 +40,7 @@ from semgrad_guard.evaluation.runs.run import (
     why_too_long,
 )
 from semgrad_guard.evaluation.runs.run_file import AnswerScore, RunFile
+from semgrad_guard.evaluation.runs.sampled_questions import SampledQuestions
 from semgrad_guard.records import Message
 
 
@@ -55,7 +57,8 @@ class Experiment:
         system: a system message for every question.
         examples: questions with answers that go before every question, as turns.
         ablations: variants of SemGrad to record besides.
-        sample_batch: how many answers the methods that draw samples take at a time; by default a whole batch.
+        sampled: which questions the methods that draw samples take part in; all by default.
+        sample_batch: how many answers they take at a time; by default a whole batch.
     """
 
     model: LanguageModel
@@ -66,6 +69,7 @@ class Experiment:
     system: str | None = None
     examples: Sequence[Question] = ()
     ablations: Mapping[str, Ablation] = field(default_factory=dict[str, Ablation])
+    sampled: SampledQuestions | None = None
     sample_batch: int | None = None
 
     def settings(self, questions: Sequence[Question]) -> dict[str, Any]:
@@ -77,7 +81,10 @@ class Experiment:
         found = run_settings(self.model, self._named, options=self.options, template=template)
         for name, estimator in self._named.items():
             found["estimators"][name]["title"] = estimator.title
-        return {**found, "prompt": self.wording if worded is None else worded, "ablations": list(self.ablations)}
+        asking = any(isinstance(each, AskingEstimator) for each in self.estimators)
+        drawn = {"sampled_questions": self.sampled.settings} if asking and self.sampled is not None else {}
+        asked = self.wording if worded is None else worded
+        return {**found, **drawn, "prompt": asked, "ablations": list(self.ablations)}
 
     def run(
         self,
@@ -176,13 +183,19 @@ class Experiment:
         part.begin([question.key for question in questions], [each.response_ids for each in generations])
         answers = [generation.evidence for generation in generations]
         measured, drawn = measure(
-            answers, self._named, part, plans=self._plans, sample_batch=self.sample_batch, on_step=on_step
+            answers,
+            self._named,
+            part,
+            plans=self._plans,
+            sampled=None if self.sampled is None else _rows(questions, self.sampled.keys),
+            sample_batch=self.sample_batch,
+            on_step=on_step,
         )
         share = round(generating / len(questions), 3)
         return [
             EvaluatedAnswer(
                 **_facts(question, generation),
-                **_columns(row),
+                **_columns(row, self._named),
                 rows=len(questions),
                 generation_ms=share,
                 ablations={name: ablation(generation.evidence) for name, ablation in self.ablations.items()},
@@ -194,6 +207,9 @@ class Experiment:
     def _unanswered(self, question: Question, reason: str) -> EvaluatedAnswer:
         none = AnswerScore(uncertainty=None, reason=reason)
         return EvaluatedAnswer(**_asked(question), text=None, scores=dict.fromkeys(self._named, none))
+
+
+_NOT_ASKED = AnswerScore(uncertainty=None, reason="the question is not among those that samples are drawn for")
 
 
 def _asked(question: Question) -> dict[str, Any]:
@@ -220,8 +236,13 @@ def _facts(question: Question, generation: Generation) -> dict[str, Any]:
     }
 
 
-def _columns(row: Mapping[str, Cell]) -> dict[str, Any]:
+def _rows(questions: Sequence[Question], keys: frozenset[str]) -> list[int]:
+    return [row for row, question in enumerate(questions) if question.key in keys]
+
+
+def _columns(row: Mapping[str, Cell], names: Iterable[str]) -> dict[str, Any]:
+    """What was measured; methods that the question was not put to have no score, and no run time."""
     return {
-        "scores": {name: cell.score for name, cell in row.items()},
+        "scores": {name: row[name].score if name in row else _NOT_ASKED for name in names},
         "milliseconds": {name: cell.milliseconds for name, cell in row.items()},
     }

@@ -104,15 +104,17 @@ def measure(
     part: Part,
     *,
     plans: Mapping[Any, float],
+    sampled: Sequence[int] | None = None,
     sample_batch: int | None = None,
     on_step: Step | None = None,
 ) -> tuple[list[dict[str, Cell]], list[tuple[SampleSet, ...]]]:
     """For every answer each method's cell, by name, and what each plan drew, read at the temperature that `plans` name.
 
     Method after method, for what a batch shares is done for all its rows; those that draw samples take `sample_batch`
-    answers at a time (None: all). What `part` knows is not measured again.
+    answers at a time (None: all), and only the rows `sampled` (None: all): the others have no cell of theirs. What
+    `part` knows is not measured again.
     """
-    asking = [list(group) for group in _groups(answers, sample_batch)]
+    asking = [list(group) for group in _groups(answers, sampled, sample_batch)]
     whole = [list(enumerate(answers))]
     measured: list[dict[str, Cell]] = [{} for _ in answers]
     for name in observing_first(estimators):
@@ -131,11 +133,14 @@ def measure(
                 measured[row][name] = cell
     found = [[part.samples(plan, row) for plan in plans] for row in range(len(answers))]
     samples = [tuple(each for each in row if each is not None) for row in found]
-    return [{name: row[name] for name in estimators} for row in measured], samples
+    return [{name: row[name] for name in estimators if name in row} for row in measured], samples
 
 
-def price_of_samples(estimators: Sequence[Estimator]) -> str | None:
-    """What the methods that draw samples cost in further answers, in words; None where there is no such method."""
+def price_of_samples(estimators: Sequence[Estimator], *, sampled: int, questions: int) -> str | None:
+    """What the methods that draw samples cost in further answers, in words; None where there is no such method.
+
+    `sampled` of all `questions` take part.
+    """
     asking = [each for each in estimators if isinstance(each, AskingEstimator)]
     plans = {getattr(each, "plan", None) for each in asking} - {None}
     answers = sum(int(plan.count) for plan in plans if plan is not None)
@@ -143,9 +148,10 @@ def price_of_samples(estimators: Sequence[Estimator]) -> str | None:
         return None
     reading = next((each for each in asking if isinstance(each, MutualInformation)), None)
     more = "" if reading is None else f", and {reading.title} reads each of {reading.plan.count} after each other"
+    who = "every question" if sampled == questions else f"{sampled:,} of the {questions:,} questions"
     return (
-        f"{', '.join(each.title for each in asking)} draw {answers} more answers to every question{more}. "
-        "Choose others with --methods, fewer questions with --limit, or --sample-batch 1 where memory is short."
+        f"{', '.join(each.title for each in asking)} draw {answers} more answers to {who}{more}. Choose others with "
+        "--methods, fewer questions with --sampled-questions, or --sample-batch 1 where memory is short."
     )
 
 
@@ -168,11 +174,14 @@ def _short(value: float) -> float | None:
     return round(value, _DIGITS) if math.isfinite(value) else None
 
 
-def _groups(answers: Sequence[Evidence], size: int | None) -> Iterator[Sequence[tuple[int, Evidence]]]:
-    """The rows, so many at a time, each group a batch of its own; the batch itself where it is no larger."""
-    if size is None or size >= len(answers):
-        yield list(enumerate(answers))
-        return
-    for start in range(0, len(answers), size):
-        some = answers[start : start + size]
-        yield list(enumerate(BatchScoring.joined(some).evidence, start))
+def _groups(
+    answers: Sequence[Evidence], rows: Sequence[int] | None, size: int | None
+) -> Iterator[Sequence[tuple[int, Evidence]]]:
+    """The rows, so many at a time, each group a batch of its own; the batch itself where that is all of it."""
+    wanted = range(len(answers)) if rows is None else rows
+    most = size or len(answers)
+    for start in range(0, len(wanted), most):
+        some = wanted[start : start + most]
+        whole = len(some) == len(answers)
+        group = answers if whole else BatchScoring.joined([answers[row] for row in some]).evidence
+        yield list(zip(some, group, strict=True))

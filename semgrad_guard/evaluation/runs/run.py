@@ -25,6 +25,7 @@ from semgrad_guard.estimators import Estimator
 from semgrad_guard.evaluation.progress import Progress, unwatched
 from semgrad_guard.evaluation.questions.data import Question
 from semgrad_guard.evaluation.questions.prompts import (
+    Wording,
     conversation,
     form_of,
     prompt_name,
@@ -57,13 +58,21 @@ class Answering:
     estimators: Mapping[str, Estimator]
     options: GenerationOptions
     system: str | None = None
+    wording: Wording = "plain"
     prompt: str | None = None
     examples: Sequence[Question] = ()
 
     def __call__(self, batch: Sequence[Question], start: int) -> list[Answer]:
         """The answers to a batch, in its order."""
         turns = [
-            conversation(each.question, each.context, system=self.system, prompt=self.prompt, examples=self.examples)
+            conversation(
+                each.question,
+                each.context,
+                system=self.system,
+                wording=self.wording,
+                prompt=self.prompt,
+                examples=self.examples,
+            )
             for each in batch
         ]
         return _answer(batch, turns, self.model, self.estimators, options=seeded(self.options, start))
@@ -76,6 +85,7 @@ class Answering:
             estimators=self.estimators,
             options=self.options,
             system=self.system,
+            wording=self.wording,
             prompt=self.prompt,
             examples=self.examples,
         )
@@ -89,6 +99,7 @@ def collect_answers(
     estimators: Mapping[str, Estimator],
     options: GenerationOptions | None = None,
     system: str | None = None,
+    wording: Wording = "plain",
     prompt: str | None = None,
     examples: Sequence[Question] = (),
     batch_size: int = 8,
@@ -104,6 +115,7 @@ def collect_answers(
         estimators: score, each under a name of the caller's choice; they share a replay where their objectives agree.
         options: how to generate; greedy by default. Sampled runs need a seed.
         system: a system message for every question.
+        wording: the question as it stands, or after the paper's instruction.
         prompt: a template of the user's turn, with {question} and perhaps {context} in it.
         examples: questions with answers that go before every question, as turns.
         batch_size: questions answered and scored at once.
@@ -117,9 +129,9 @@ def collect_answers(
     form = form_of(questions)
     require_examples(examples, questions)
     worded = None if prompt is None else require_prompt(prompt, form)
-    template = prompt_name(form, system=system, prompt=worded, examples=examples)
+    template = prompt_name(form, system=system, wording=wording, prompt=worded, examples=examples)
     settings = run_settings(model, estimators, options=options, template=template)
-    answering = Answering(model, estimators, options, system, prompt, examples)
+    answering = Answering(model, estimators, options, system, wording, prompt, examples)
     with RunFile(path, settings, Answer) as record:
         return complete(record, questions, spread or in_turn(answering), batch_size=batch_size, on_progress=on_progress)
 
@@ -160,6 +172,8 @@ def complete(
         for batch in batches_of(questions, batch_size)
         if any(key(question) not in record.answers for question in batch.rows)
     ]
+    if missing:
+        record.require_continuable()
     for answers in spread(missing) if missing else ():
         new = [found for found in answers if found.key not in record.answers]
         record.append(new)

@@ -83,7 +83,8 @@ A = TypeVar("A", bound=Kept)
 class RunFile(Generic[A]):
     """The answers at `path`, for runs with the same `settings` only; a context manager.
 
-    `record` is what a line holds: `Answer`, or more.
+    `record` is what a line holds: `Answer`, or more. A record that has scores of further estimators is read as well; as
+    new answers would lack those, it is not continued (`require_continuable`).
 
     Raises:
         BindingMismatchError: the file belongs to a run with other settings.
@@ -95,6 +96,7 @@ class RunFile(Generic[A]):
         self.path = path
         self.answers: dict[str, A] = {}
         self._record = record
+        self._further: BindingMismatchError | None = None
         mine: dict[str, Any] = json.loads(json.dumps(settings))
         with ExitStack() as opened:
             opened.enter_context(sole_writer(path))
@@ -112,6 +114,15 @@ class RunFile(Generic[A]):
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self._opened.close()
+
+    def require_continuable(self) -> None:
+        """Refuse to add answers to a record with scores of estimators that this run has not.
+
+        Raises:
+            BindingMismatchError: there are such estimators; the message names them.
+        """
+        if self._further is not None:
+            raise self._further
 
     def append(self, answers: Iterable[A]) -> None:
         """Write answers as whole lines."""
@@ -134,14 +145,26 @@ class RunFile(Generic[A]):
             self._write(json.dumps({_MARK: 1, "settings": settings}) + "\n")
 
     def _check(self, found: dict[str, Any], settings: dict[str, Any]) -> None:
+        wanted: Mapping[str, Any] = settings.get("estimators") or {}
+        scored: Mapping[str, Any] = found.get("estimators") or {}
+        refused = self._differing(found, settings)
+        if refused is not None and wanted and set(wanted) < set(scored):
+            self._further = refused
+            refused = self._differing({**found, "estimators": {name: scored[name] for name in wanted}}, settings)
+        if refused is not None:
+            raise refused
+
+    def _differing(self, found: Mapping[str, Any], settings: Mapping[str, Any]) -> BindingMismatchError | None:
+        """Why a record with the settings `found` is none for a run with these."""
         theirs, mine = _flat(found), _flat(settings)
         changed = [key for key in {**theirs, **mine} if theirs.get(key) != mine.get(key)]
-        if changed:
-            named = "; ".join(f"{key} is {mine.get(key)!r} and was {theirs.get(key)!r}" for key in changed)
-            raise BindingMismatchError(
-                f"The answers in {self.path} come from a run with other settings: {named}. "
-                "Continue it with the same settings, or start a new file of answers."
-            )
+        if not changed:
+            return None
+        named = "; ".join(f"{key} is {mine.get(key)!r} and was {theirs.get(key)!r}" for key in changed)
+        return BindingMismatchError(
+            f"The answers in {self.path} come from a run with other settings: {named}. "
+            "Continue it with the same settings, or start a new file of answers."
+        )
 
     def _write(self, text: str) -> None:
         rest = memoryview(text.encode())

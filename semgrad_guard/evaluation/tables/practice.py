@@ -9,7 +9,7 @@ import numpy as np
 from semgrad_guard.evaluation import paper
 from semgrad_guard.evaluation.graded.summary import RunSummary
 from semgrad_guard.evaluation.metrics.bootstrap import Estimate, estimate, known
-from semgrad_guard.evaluation.metrics.guarantee import ALPHAS, DELTA, GuaranteedCoverage
+from semgrad_guard.evaluation.metrics.guarantee import DELTA, GuaranteedCoverage
 from semgrad_guard.evaluation.tables.quality import methods, why_undefined
 from semgrad_guard.evaluation.tables.table import NOTHING, Cell, Column, Row, Table, marked
 
@@ -18,14 +18,14 @@ def guaranteed(summary: RunSummary, *, key: str = "guaranteed_coverage") -> Tabl
     """Coverage at a guaranteed error rate of one run."""
     columns = [
         column
-        for alpha in ALPHAS
+        for alpha in summary.alphas
         for column in (
             Column("answered", _promise(alpha), better="higher"),
             Column("over", _promise(alpha), digits=0),
         )
     ]
     rows = [
-        Row(name, tuple(cell for alpha in ALPHAS for cell in _guaranteed_cells(found.guaranteed[alpha])))
+        Row(name, tuple(cell for alpha in summary.alphas for cell in _guaranteed_cells(found.guaranteed[alpha])))
         for name, found in summary.methods.items()
     ]
     text = (
@@ -137,7 +137,7 @@ def first_grader(summary: RunSummary) -> str:
 
 
 def _promise(alpha: float) -> str:
-    return f"at most {alpha:.0%} wrong"
+    return f"at most {100 * alpha:g}% wrong"
 
 
 def _guaranteed_cells(found: GuaranteedCoverage | None) -> tuple[Cell, Cell]:

@@ -10,7 +10,8 @@ from langchain_core.prompts import ChatPromptTemplate
 from langchain_core.runnables import RunnableLambda
 
 from langchain_semgrad_guard import ChatSemGrad, UncertaintyRouterCallback
-from semgrad_guard import Policy
+from semgrad_guard import LanguageModel, Policy
+from semgrad_guard.named import READING
 
 QUESTIONS = [
     "What is the capital of France?",
@@ -43,3 +44,9 @@ def test_a_guarded_chain_with_a_reading_stage() -> None:
 
     chain = ChatPromptTemplate.from_messages([("human", "{question}")]) | guarded | StrOutputParser()
     assert chain.batch([{"question": question} for question in QUESTIONS]) == [message.text for message in answers]
+
+
+def test_a_loaded_model_says_how_it_reads() -> None:
+    assert ChatSemGrad(model="pocket").reading_prompt.startswith("Question: {question}\nContext: {context}")
+    assert ChatSemGrad(model="smollm2").reading_prompt == READING
+    assert LanguageModel.from_pretrained("pocket").reading_prompt == ChatSemGrad(model="pocket").reading_prompt
