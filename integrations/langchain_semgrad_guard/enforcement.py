@@ -290,9 +290,9 @@ class EnforcingChatModel(BaseChatModel):
     # LangChain's cache, and whether a run is shown while it goes on.
 
     def _convert_cached_generations(self, cache_val: list[Generation]) -> list[ChatGeneration]:
-        """Drafts: an answer that was annotated live before an audience was cached with its annotation.
+        """Drafts: an answer that was annotated while it was streamed was cached with its annotation.
 
-        Here it is judged anew where it is replayed to another audience.
+        It is judged anew by the rules of the run that it is replayed to.
         """
         return [self._from_cache(each) for each in super()._convert_cached_generations(cache_val)]
 
