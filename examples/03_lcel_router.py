@@ -16,7 +16,7 @@ from langchain_core.output_parsers import StrOutputParser
 from langchain_core.prompts import ChatPromptTemplate
 from langchain_core.runnables import RunnableLambda
 
-from langchain_semgrad_guard import ChatSemGrad, LowConfidenceError, UncertaintyRouter, get_verdict
+from langchain_semgrad_guard import ChatSemGrad, GuardedChatModel, LowConfidenceError, get_verdict
 from semgrad_guard import Policy
 
 parser = ArgumentParser()
@@ -41,8 +41,8 @@ scores = sorted(get_verdict(answer).uncertainty for answer in (prompt | chat).ba
 policy = Policy(threshold=(scores[1] + scores[2]) / 2)
 
 reword = RunnableLambda(lambda messages: [HumanMessage("Do you know this? " + messages[-1].text)])
-second = reword | UncertaintyRouter(ChatSemGrad(model=MODEL, max_tokens=12), policy, abstain_message="Nobody knows.")
-router = UncertaintyRouter(chat, policy, escalate_to=second)
+second = reword | GuardedChatModel(ChatSemGrad(model=MODEL, max_tokens=12), policy, abstain_message="Nobody knows.")
+router = GuardedChatModel(chat, policy, escalate_to=second)
 
 print("The verdict stands beside the answer:")
 for asked, answer in zip(QUESTIONS, (prompt | router).batch(QUESTIONS), strict=True):
@@ -54,12 +54,12 @@ chain = prompt | router | StrOutputParser()
 print(" ", "".join(chain.stream(QUESTIONS[0])))
 
 print("Annotated, it streams live; the decision comes with the last chunk:")
-live = prompt | UncertaintyRouter(chat, policy, mode="annotate", escalate_to=second)
+live = prompt | GuardedChatModel(chat, policy, mode="annotate", escalate_to=second)
 for chunk in live.stream(QUESTIONS[-1]):
     print(f"  {chunk.text!r}", get_verdict(chunk).action if get_verdict(chunk) else "")
 
 print("As an error, it makes LangChain's own fallbacks go by confidence:")
 person = RunnableLambda(lambda asked: "I have passed your question on to a person.")
-certain = UncertaintyRouter(chat, policy, mode="raise")
+certain = GuardedChatModel(chat, policy, mode="raise")
 fallback = prompt | certain.with_fallbacks([person], exceptions_to_handle=(LowConfidenceError,)) | StrOutputParser()
 print(" ", fallback.invoke(QUESTIONS[-1]))

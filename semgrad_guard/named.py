@@ -17,6 +17,17 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from semgrad_guard.errors import ModelNotFoundError
 from semgrad_guard.folders import cache_folder
 
+__all__ = [
+    "FETCHABLE",
+    "NAMES",
+    "POCKET",
+    "NamedModel",
+    "Wheel",
+    "folder_of",
+    "home",
+    "reading_prompt",
+]
+
 POCKET = "pocket"
 """The embedded model."""
 HOME_VARIABLE = "SEMGRAD_GUARD_HOME"

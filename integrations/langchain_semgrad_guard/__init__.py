@@ -21,11 +21,10 @@ if find_spec("langchain_core") is None:
 from langchain_semgrad_guard.calibrating import acalibrate_chain, calibrate_chain
 from langchain_semgrad_guard.callback import UncertaintyRouterCallback
 from langchain_semgrad_guard.chat_model import ChatSemGrad
-from langchain_semgrad_guard.guarded_model import GuardedChatModel
+from langchain_semgrad_guard.guarded_model import GuardedChatModel, UncertaintyRouter
 from langchain_semgrad_guard.langsmith_tracer import UncertaintyLangChainTracer
 from langchain_semgrad_guard.messages import get_verdict
 from langchain_semgrad_guard.review import HumanReview
-from langchain_semgrad_guard.router import UncertaintyRouter
 
 if TYPE_CHECKING:
     from langchain_semgrad_guard.middleware import UncertaintyMiddleware

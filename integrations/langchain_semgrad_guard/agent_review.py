@@ -13,9 +13,9 @@ from langchain_core.messages import AIMessage, BaseMessage, RemoveMessage, messa
 from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
 from langchain_core.runnables import Runnable
 
+from langchain_semgrad_guard.answers import Rules
 from langchain_semgrad_guard.messages import as_chunk
 from langchain_semgrad_guard.review import HumanReview
-from langchain_semgrad_guard.rules import Rules
 from langchain_semgrad_guard.targets import Asked, Said
 from semgrad_guard import Verdict
 from semgrad_guard.guard import Refusal

@@ -16,12 +16,12 @@ from langgraph.types import Command
 from langchain_semgrad_guard import agent_review
 from langchain_semgrad_guard import messages as convert
 from langchain_semgrad_guard.agent_review import REVIEW_KEY, Review, ReviewDesk, SettledModel
-from langchain_semgrad_guard.around import AroundChatModel
+from langchain_semgrad_guard.answers import Rules
 from langchain_semgrad_guard.callback import UncertaintyRouterCallback
 from langchain_semgrad_guard.enforcement import EnforcingChatModel
+from langchain_semgrad_guard.guarded_model import AroundChatModel
 from langchain_semgrad_guard.hearing import handlers_of
 from langchain_semgrad_guard.review import HumanReview
-from langchain_semgrad_guard.rules import Rules
 from langchain_semgrad_guard.targets import Asked, RunnableTarget, Said, Target
 from semgrad_guard import Estimator, LanguageModel, Verdict
 from semgrad_guard.errors import InputError, LowConfidenceError, UnenforcedPolicyError

@@ -23,9 +23,9 @@ from semgrad_guard.adapters.calibrating import (
     acollect,
     collect,
 )
+from semgrad_guard.adapters.examples import AnyGrader, ExampleCalibration
 from semgrad_guard.calibration import Calibration
 from semgrad_guard.errors import CalibrationError, InputError
-from semgrad_guard.evaluation.calibrating.examples import AnyGrader, ExampleCalibration
 from semgrad_guard.guard import Recorder, recording
 
 Output = Callable[[Any], str]

@@ -1,20 +1,21 @@
-"""`UncertaintyRouterCallback`: a policy, attached to a chat model as a callback."""
+"""`UncertaintyRouterCallback`: a policy, attached to a chat model as a callback; and what an observing one reports."""
 
 from __future__ import annotations
 
+import logging
 from dataclasses import replace
 from typing import Any
 
-from langchain_core.callbacks import BaseCallbackHandler
+from langchain_core.callbacks import BaseCallbackHandler, CallbackManager
 from langchain_core.messages import AIMessage
 from langchain_core.outputs import ChatGeneration, LLMResult
 from langchain_core.runnables import Runnable
+from langchain_core.runnables.config import ensure_config
 
+from langchain_semgrad_guard.answers import NO_SCORE, Rules
 from langchain_semgrad_guard.messages import stage_verdict
-from langchain_semgrad_guard.observing import observe
-from langchain_semgrad_guard.rules import NO_SCORE, Rules
 from langchain_semgrad_guard.targets import is_escalating, target_of
-from semgrad_guard import DriftMonitor, Policy
+from semgrad_guard import METADATA_KEY, DriftMonitor, Policy, Verdict
 from semgrad_guard.errors import UnenforcedPolicyError
 from semgrad_guard.guard import (
     ABSTAIN_MESSAGE,
@@ -23,10 +24,14 @@ from semgrad_guard.guard import (
     Draft,
     Mode,
     OnError,
+    Pending,
     Terms,
+    one,
     undecided,
     unscored,
 )
+
+logger = logging.getLogger(METADATA_KEY)
 
 _REMEDY = (
     "Use ChatSemGrad(...), or put a guard around this model: GuardedChatModel(model, policy, scorer=...). Attach a "
@@ -160,6 +165,31 @@ def rules_of(owner: object, policy: Policy, escalate_to: Any, **terms: Any) -> R
     """
     target = target_of(escalate_to, policy)
     return Rules(owner, Terms(policy=policy, can_escalate=target is not None, **terms), target)
+
+
+def observe(rules: Rules, draft: Draft[AIMessage]) -> None:
+    """Log a decision, and dispatch it as a custom event where there is a run to belong to.
+
+    Answers let through are logged as INFO, others as WARNING; the record's attribute `semgrad_guard` holds the
+    verdict's metadata. An observer must not end what it observes: its own errors are logged, with their traces.
+    """
+    try:
+        verdict = one(Pending([draft], rules.terms).outcomes()).verdict
+        level = logging.INFO if verdict.action == "answer" else logging.WARNING
+        record = verdict.metadata()
+        logger.log(level, "%s would be the decision: %s", verdict.action, _why(verdict), extra={METADATA_KEY: record})
+        # A model that is not ours has no context in a batch: what is observed about it is reported to the log only.
+        manager = CallbackManager.configure(ensure_config().get("callbacks"))
+        if manager.parent_run_id is not None:
+            manager.on_custom_event(METADATA_KEY, record, run_id=manager.parent_run_id)
+    except Exception:
+        logger.exception("there is no decision about this answer")
+
+
+def _why(verdict: Verdict) -> str:
+    if verdict.reason is not None or verdict.uncertainty is None:
+        return verdict.reason or "the answer has no score"
+    return f"uncertainty {verdict.uncertainty:.4g} is within the threshold {verdict.threshold:.4g}"
 
 
 def _seen(response: LLMResult, *, can_escalate: bool) -> Draft[AIMessage]:

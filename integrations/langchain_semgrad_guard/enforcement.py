@@ -10,10 +10,10 @@ a copy of the model carries the rules of one call; and runs of one batch meet (`
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property, partial
-from typing import Any, Protocol, Self, cast
+from typing import Any, Self, cast
 
 from langchain_core.callbacks import (
     AsyncCallbackManagerForLLMRun,
@@ -21,126 +21,163 @@ from langchain_core.callbacks import (
     CallbackManagerForLLMRun,
     Callbacks,
 )
-from langchain_core.language_models import LanguageModelInput
 from langchain_core.language_models.chat_models import BaseChatModel
-from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage
-from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult, Generation
-from langchain_core.runnables import RunnableConfig
-from langchain_core.runnables.config import (
-    ensure_config,
-    run_in_executor,
-)
+from langchain_core.messages import AIMessage, BaseMessage
+from langchain_core.outputs import ChatGeneration, ChatResult, Generation, LLMResult
+from langchain_core.runnables.config import run_in_executor
 from langchain_core.utils.utils import LC_ID_PREFIX
-from langchain_core.utils.uuid import uuid7
 from pydantic import PrivateAttr
 
 from langchain_semgrad_guard import messages as convert
-from langchain_semgrad_guard.answers import Answers, Call
-from langchain_semgrad_guard.callback import EnforcingDescription, UncertaintyRouterCallback
+from langchain_semgrad_guard.answers import Answers, AsyncLiveAnswer, Call, LiveAnswer, Result, Rules, draft_verdict
+from langchain_semgrad_guard.callback import EnforcingDescription, UncertaintyRouterCallback, observe
 from langchain_semgrad_guard.gathering import take_seat
-from langchain_semgrad_guard.hearing import RunManager, handlers_of, inside, inside_stream
-from langchain_semgrad_guard.observing import observe
-from langchain_semgrad_guard.rules import Rules, draft_verdict
-from semgrad_guard.adapters.limits import Limit
-from semgrad_guard.errors import InputError, UnenforcedPolicyError
-from semgrad_guard.guard import (
-    Draft,
-    Outcome,
-    arun,
-    arun_stream,
-    current_recorder,
-    record_draft,
-    run,
-    run_stream,
-)
+from langchain_semgrad_guard.hearing import RunManager, handlers_of, inside
+from semgrad_guard.errors import UnenforcedPolicyError
+from semgrad_guard.guard import Draft, current_recorder, record_draft
 from semgrad_guard.records import PromptForm
-
-Result = ChatResult | Exception
-
-
-class LiveAnswer(Protocol):
-    """An answer that is being written: its pieces, its scored draft, and the chunks that close it."""
-
-    def __iter__(self) -> Iterator[ChatGenerationChunk]: ...
-
-    def draft(self) -> Draft[AIMessage]: ...
-
-    def last(self, message: AIMessage) -> list[ChatGenerationChunk]: ...
-
-    def close(self) -> None: ...
-
-
-class AsyncLiveAnswer(Protocol):
-    """Like `LiveAnswer`, on the event loop."""
-
-    def __aiter__(self) -> AsyncIterator[ChatGenerationChunk]: ...
-
-    async def draft(self) -> Draft[AIMessage]: ...
-
-    def last(self, message: AIMessage) -> list[ChatGenerationChunk]: ...
-
-    async def aclose(self) -> None: ...
 
 
 class EnforcingChatModel(BaseChatModel):
     """Subclasses say how to answer (`_generate`, `_live`, `_alive`); this class says what the runs end with.
 
-    A guarded stream is a buffered one: the score exists only when the answer is complete, so an answer that may still
-    be withheld arrives as one chunk. Without a router, and with one that only annotates or observes, streams are live.
+    An answer's way: a run asks here (`_generate_with_cache`); the model drafts (`_drafted`; `chat_model.py` or, for
+    somebody else's model, `served.py`); `answers.py` hands the drafts to the flow, `semgrad_guard/guard/flow.py`, which
+    settles them; and what that delivers is a message again.
     """
 
     _rules: Rules | None = PrivateAttr(default=None)
     _heard: CallbackManager | None = PrivateAttr(default=None)
     _origin: Any = PrivateAttr(default=None)
 
-    # What subclasses say.
+    # The way of an answer: a run asks, drafts are made and judged, the run ends with the outcome.
 
-    def _ready(self) -> None:
-        """Whatever blocks before the first answer; async paths call it off the event loop."""
+    def generate(
+        self, messages: list[list[BaseMessage]], stop: list[str] | None = None, *args: Any, **kwargs: Any
+    ) -> LLMResult:
+        """Answer each list of messages in a run of its own."""
+        self._ready()
+        with self._together([Call(each, stop, _options(kwargs)) for each in messages]):
+            return super().generate(messages, stop, *args, **kwargs)
 
-    def _live(self, call: Call) -> LiveAnswer:
-        """Answer piece by piece."""
-        raise NotImplementedError
+    async def agenerate(
+        self, messages: list[list[BaseMessage]], stop: list[str] | None = None, *args: Any, **kwargs: Any
+    ) -> LLMResult:
+        """Like `generate`, without blocking the event loop."""
+        await run_in_executor(None, self._ready)
+        with self._together([Call(each, stop, _options(kwargs)) for each in messages]):
+            return await super().agenerate(messages, stop, *args, **kwargs)
 
-    async def _alive(self, call: Call) -> AsyncLiveAnswer:
-        """Like `_live`, on the event loop."""
-        raise NotImplementedError
+    def _generate_with_cache(
+        self,
+        messages: list[BaseMessage],
+        stop: list[str] | None = None,
+        run_manager: CallbackManagerForLLMRun | None = None,
+        **kwargs: Any,
+    ) -> ChatResult:
+        call = self._call(messages, stop, run_manager, kwargs)
+        if not call.withholds and self._is_shown(run_manager, kwargs, is_async=False):
+            live = self if call.rules is None else self.guarded_by(call.rules, call.heard)
+            return super(EnforcingChatModel, live)._generate_with_cache(messages, stop, run_manager, **kwargs)
+        seat = take_seat(self._owner)  # in a batch, whose runs are answered together
+        result = seat.ask(call) if seat is not None else one_of(self._answers([call]))
+        if run_manager is None:
+            return result
+        result = self._own(result, run_manager)
+        if self._should_use_protocol_streaming(async_api=False, run_manager=run_manager, **kwargs):
+            self._replay_v2_events_for_cache_hit(result.generations, run_manager=run_manager, **kwargs)
+        elif self._should_stream(async_api=False, run_manager=run_manager, **kwargs):
+            for chunk in map(convert.whole_chunk, result.generations):
+                run_manager.on_llm_new_token(chunk.text, chunk=chunk)
+        return result
 
-    def _form(self, call: Call) -> PromptForm | None:
-        """What the prompt of a call looks like."""
-        return None
+    async def _agenerate_with_cache(
+        self,
+        messages: list[BaseMessage],
+        stop: list[str] | None = None,
+        run_manager: AsyncCallbackManagerForLLMRun | None = None,
+        **kwargs: Any,
+    ) -> ChatResult:
+        call = self._call(messages, stop, run_manager, kwargs)
+        if not call.withholds and self._is_shown(run_manager, kwargs, is_async=True):
+            live = self if call.rules is None else self.guarded_by(call.rules, call.heard)
+            return await super(EnforcingChatModel, live)._agenerate_with_cache(messages, stop, run_manager, **kwargs)
+        seat = take_seat(self._owner)  # in a batch, whose runs are answered together
+        result = await seat.ask(call) if seat is not None else one_of(await self._aanswers([call]))
+        if run_manager is None:
+            return result
+        result = self._own(result, run_manager)
+        if self._should_use_protocol_streaming(async_api=True, run_manager=run_manager, **kwargs):
+            await self._areplay_v2_events_for_cache_hit(result.generations, run_manager=run_manager, **kwargs)
+        elif self._should_stream(async_api=True, run_manager=run_manager, **kwargs):
+            for chunk in map(convert.whole_chunk, result.generations):
+                await run_manager.on_llm_new_token(chunk.text, chunk=chunk)
+        return result
 
-    def _drafted(self, call: Call) -> ChatResult:
-        """The answer to a call, with its record, from LangChain's cache or made anew. Nobody hears it."""
-        return BaseChatModel._generate_with_cache(self.bare, call.messages, call.stop, None, **call.options)
+    def _own(self, result: ChatResult, run: RunManager) -> ChatResult:
+        """The result as the run's: messages in this model's form, with the run's id unless their maker gave one."""
+        generations: list[ChatGeneration] = []
+        for generation in result.generations:
+            message = convert.in_form(cast("AIMessage", generation.message), self.output_version)
+            if message.id is None:
+                message = message.model_copy(update={"id": f"{LC_ID_PREFIX}-{run.run_id}"})
+            generations.append(ChatGeneration(message=message, generation_info=generation.generation_info))
+        return ChatResult(generations=generations, llm_output=result.llm_output)
 
-    async def _adrafted(self, call: Call) -> ChatResult:
-        return await BaseChatModel._agenerate_with_cache(self.bare, call.messages, call.stop, None, **call.options)
+    def _answers(self, calls: Sequence[Call]) -> list[Result]:
+        """Draft everything, judge it, ask each router's target for all that it does not let through."""
+        results: dict[int, Result] = {}
+        for rules, group in _by_rules(calls):
+            made = partial(self._made, group)
+            found = self._unjudged(group, made()) if rules is None else self._judging(rules, group).judged(made)
+            results.update(zip(map(id, group), found, strict=True))
+        return [results[id(call)] for call in calls]
 
-    def _together(self, calls: Sequence[Call]) -> AbstractContextManager[None]:
-        """The time during which these calls are answered one after the other."""
-        return nullcontext()
+    async def _aanswers(self, calls: Sequence[Call]) -> list[Result]:
+        results: dict[int, Result] = {}
+        for rules, group in _by_rules(calls):
+            made = partial(self._amade, group)
+            judged = rules and self._judging(rules, group).ajudged(made)
+            found = self._unjudged(group, await made()) if judged is None else await judged
+            results.update(zip(map(id, group), found, strict=True))
+        return [results[id(call)] for call in calls]
 
-    def _told(self, options: Mapping[str, Any]) -> Mapping[str, Any]:
-        """A call's options as a target is told them."""
-        return options
+    def _judging(self, rules: Rules, calls: Sequence[Call]) -> Answers:
+        return Answers(rules, calls, form=self._form_for, limit=self._limit)
 
-    @property
-    def _limit(self) -> float | None:
-        """Seconds that an answer may take where the router sets no limit."""
-        return None
+    def _made(self, calls: Sequence[Call]) -> list[Result]:
+        results: list[Result] = []
+        with self._together(calls):
+            for call in calls:
+                try:
+                    results.append(self._drafted(call))
+                except Exception as error:  # noqa: BLE001 - raised in this call's run
+                    results.append(error)
+        return results
 
-    def draft_of(self, message: AIMessage, call: Call) -> Draft[AIMessage]:
-        """A finished message as a draft, by the rules of its call, or those that this model holds to."""
-        rules = call.rules or self.rules
-        if rules is None:
-            return Draft(draft_verdict(message), message)
-        return rules.draft(message, self._form_for(rules, call), call.source)
+    async def _amade(self, calls: Sequence[Call]) -> list[Result]:
+        results: list[Result] = []
+        with self._together(calls):
+            for call in calls:
+                try:
+                    results.append(await self._adrafted(call))
+                except Exception as error:  # noqa: BLE001 - as above
+                    results.append(error)
+        return results
 
-    def _form_for(self, rules: Rules, call: Call) -> PromptForm | None:
-        """What the prompt of a call looks like, where somebody asks: a calibration, or whoever takes drafts down."""
-        asked = rules.terms.policy.calibration is not None or current_recorder() is not None
-        return self._form(call) if asked else None
+    def _unjudged(self, calls: Sequence[Call], results: list[Result]) -> list[Result]:
+        """Answers that nobody decides about."""
+        for call, result in zip(calls, results, strict=True):
+            for generation in [] if isinstance(result, Exception) else result.generations:
+                self._noticed(call, cast("AIMessage", generation.message))
+        return results
+
+    def _noticed(self, call: Call, message: AIMessage) -> None:
+        """Tell whoever takes drafts down, or observes through this very model."""
+        if current_recorder() is not None:
+            record_draft(draft_verdict(message), self._form(call), source=call.source)
+        if self.rules is not None:
+            observe(self.rules, self.draft_of(message, call))
 
     # Which rules hold.
 
@@ -201,246 +238,61 @@ class EnforcingChatModel(BaseChatModel):
         rules = self._rules_among(manager and list(manager.handlers))
         return Call(messages, stop, options, rules, heard, self._told(options))
 
-    # Whole answers.
+    # What subclasses say.
 
-    def _generate_with_cache(
-        self,
-        messages: list[BaseMessage],
-        stop: list[str] | None = None,
-        run_manager: CallbackManagerForLLMRun | None = None,
-        **kwargs: Any,
-    ) -> ChatResult:
-        call = self._call(messages, stop, run_manager, kwargs)
-        if not call.withholds and self._is_shown(run_manager, kwargs, is_async=False):
-            live = self if call.rules is None else self.guarded_by(call.rules, call.heard)
-            return super(EnforcingChatModel, live)._generate_with_cache(messages, stop, run_manager, **kwargs)
-        seat = take_seat(self._owner)
-        result = seat.ask(call) if seat is not None else _one(self._answers([call]))
-        if run_manager is None:
-            return result
-        result = self._own(result, run_manager)
-        if self._should_use_protocol_streaming(async_api=False, run_manager=run_manager, **kwargs):
-            self._replay_v2_events_for_cache_hit(result.generations, run_manager=run_manager, **kwargs)
-        elif self._should_stream(async_api=False, run_manager=run_manager, **kwargs):
-            for chunk in map(_whole_chunk, result.generations):
-                run_manager.on_llm_new_token(chunk.text, chunk=chunk)
-        return result
+    def _ready(self) -> None:
+        """Whatever blocks before the first answer; async paths call it off the event loop."""
 
-    async def _agenerate_with_cache(
-        self,
-        messages: list[BaseMessage],
-        stop: list[str] | None = None,
-        run_manager: AsyncCallbackManagerForLLMRun | None = None,
-        **kwargs: Any,
-    ) -> ChatResult:
-        call = self._call(messages, stop, run_manager, kwargs)
-        if not call.withholds and self._is_shown(run_manager, kwargs, is_async=True):
-            live = self if call.rules is None else self.guarded_by(call.rules, call.heard)
-            return await super(EnforcingChatModel, live)._agenerate_with_cache(messages, stop, run_manager, **kwargs)
-        seat = take_seat(self._owner)
-        result = await seat.ask(call) if seat is not None else _one(await self._aanswers([call]))
-        if run_manager is None:
-            return result
-        result = self._own(result, run_manager)
-        if self._should_use_protocol_streaming(async_api=True, run_manager=run_manager, **kwargs):
-            await self._areplay_v2_events_for_cache_hit(result.generations, run_manager=run_manager, **kwargs)
-        elif self._should_stream(async_api=True, run_manager=run_manager, **kwargs):
-            for chunk in map(_whole_chunk, result.generations):
-                await run_manager.on_llm_new_token(chunk.text, chunk=chunk)
-        return result
+    def _live(self, call: Call) -> LiveAnswer:
+        """Answer piece by piece."""
+        raise NotImplementedError
 
-    def _own(self, result: ChatResult, run: RunManager) -> ChatResult:
-        """The result as the run's: messages in this model's form, with the run's id unless their maker gave one."""
-        generations: list[ChatGeneration] = []
-        for generation in result.generations:
-            message = convert.in_form(cast("AIMessage", generation.message), self.output_version)
-            if message.id is None:
-                message = message.model_copy(update={"id": f"{LC_ID_PREFIX}-{run.run_id}"})
-            generations.append(ChatGeneration(message=message, generation_info=generation.generation_info))
-        return ChatResult(generations=generations, llm_output=result.llm_output)
+    async def _alive(self, call: Call) -> AsyncLiveAnswer:
+        """Like `_live`, on the event loop."""
+        raise NotImplementedError
 
-    def _answers(self, calls: Sequence[Call]) -> list[Result]:
-        """Draft everything, judge it, ask each router's target for all that it does not let through."""
-        results: dict[int, Result] = {}
-        for rules, group in _by_rules(calls):
-            if rules is None:
-                found = [self._unjudged(call, result) for call, result in zip(group, self._made(group), strict=True)]
-            else:
-                answers = Answers(rules, group)
-                outcomes = run(
-                    answers.terms(self._limit),
-                    lambda answers=answers, group=group: answers.drafts(
-                        self._made(group), partial(self._form_for, answers.rules)
-                    ),
-                    lambda waiting, answers=answers: answers.ask(waiting),
-                )
-                found = answers.delivered(outcomes)
-            results.update({id(call): result for call, result in zip(group, found, strict=True)})
-        return [results[id(call)] for call in calls]
+    def _form(self, call: Call) -> PromptForm | None:
+        """What the prompt of a call looks like."""
+        return None
 
-    async def _aanswers(self, calls: Sequence[Call]) -> list[Result]:
-        results: dict[int, Result] = {}
-        for rules, group in _by_rules(calls):
-            if rules is None:
-                made = await self._amade(group)
-                found = [self._unjudged(call, result) for call, result in zip(group, made, strict=True)]
-            else:
-                answers = Answers(rules, group)
+    def _drafted(self, call: Call) -> ChatResult:
+        """The answer to a call, with its record, from LangChain's cache or made anew. Nobody hears it."""
+        return BaseChatModel._generate_with_cache(self.bare, call.messages, call.stop, None, **call.options)
 
-                async def drafts(answers: Answers = answers, group: Sequence[Call] = group) -> Any:
-                    return answers.drafts(await self._amade(group), partial(self._form_for, answers.rules))
+    async def _adrafted(self, call: Call) -> ChatResult:
+        return await BaseChatModel._agenerate_with_cache(self.bare, call.messages, call.stop, None, **call.options)
 
-                outcomes = await arun(
-                    answers.terms(self._limit), drafts, lambda waiting, answers=answers: answers.aask(waiting)
-                )
-                found = answers.delivered(outcomes)
-            results.update({id(call): result for call, result in zip(group, found, strict=True)})
-        return [results[id(call)] for call in calls]
+    def _together(self, calls: Sequence[Call]) -> AbstractContextManager[None]:
+        """The time during which these calls are answered one after the other."""
+        return nullcontext()
 
-    def _made(self, calls: Sequence[Call]) -> list[Result]:
-        with self._together(calls):
-            return [_tried(partial(self._drafted, call)) for call in calls]
+    def _told(self, options: Mapping[str, Any]) -> Mapping[str, Any]:
+        """A call's options as a target is told them."""
+        return options
 
-    async def _amade(self, calls: Sequence[Call]) -> list[Result]:
-        results: list[Result] = []
-        with self._together(calls):
-            for call in calls:
-                try:
-                    results.append(await self._adrafted(call))
-                except Exception as error:  # noqa: BLE001 - raised in this call's run
-                    results.append(error)
-        return results
+    @property
+    def _limit(self) -> float | None:
+        """Seconds that an answer may take where the router sets no limit."""
+        return None
 
-    def _unjudged(self, call: Call, result: Result) -> Result:
-        """An answer that nobody decides about."""
-        if isinstance(result, ChatResult):
-            for generation in result.generations:
-                self._noticed(call, cast("AIMessage", generation.message))
-        return result
-
-    def _noticed(self, call: Call, message: AIMessage) -> None:
-        """Tell whoever takes drafts down, or observes through this very model."""
-        if current_recorder() is not None:
-            record_draft(draft_verdict(message), self._form(call), source=call.source)
-        if self.rules is not None:
-            observe(self.rules, self.draft_of(message, call))
-
-    # Streams.
-
-    def _stream(
-        self,
-        messages: list[BaseMessage],
-        stop: list[str] | None = None,
-        run_manager: CallbackManagerForLLMRun | None = None,
-        **kwargs: Any,
-    ) -> Iterator[ChatGenerationChunk]:
-        call = self._call(messages, stop, run_manager, kwargs)
-        if call.withholds:
-            yield _only_chunk(_one(self._answers([call])))
-            return
-        if call.rules is None:
-            limit = Limit(self._limit)
-            with limit.counting():
-                live = self._live(call)
-            try:
-                yield from live
-                with limit.counting():
-                    message = live.draft().answer
-            finally:
-                live.close()
-            self._noticed(call, message)
-            yield from live.last(message)
-            return
-        started: list[LiveAnswer] = []
-
-        def start() -> LiveAnswer:
-            started.append(self._live(call))
-            return started[0]
-
-        answers = Answers(call.rules, [call])
-        for step in run_stream(answers.terms(self._limit), start, lambda _: ()):
-            yield from started[0].last(answers.message(step)) if isinstance(step, Outcome) else (step,)
-
-    async def _astream(
-        self,
-        messages: list[BaseMessage],
-        stop: list[str] | None = None,
-        run_manager: AsyncCallbackManagerForLLMRun | None = None,
-        **kwargs: Any,
-    ) -> AsyncIterator[ChatGenerationChunk]:
-        call = self._call(messages, stop, run_manager, kwargs)
-        if call.withholds:
-            yield _only_chunk(_one(await self._aanswers([call])))
-            return
-        if call.rules is None:
-            limit = Limit(self._limit)
-            with limit.counting():
-                live = await self._alive(call)
-            try:
-                async for piece in live:
-                    yield piece
-                with limit.counting():
-                    message = (await live.draft()).answer
-            finally:
-                await live.aclose()
-            self._noticed(call, message)
-            for piece in live.last(message):
-                yield piece
-            return
-        started: list[AsyncLiveAnswer] = []
-
-        async def start() -> AsyncLiveAnswer:
-            started.append(await self._alive(call))
-            return started[0]
-
-        answers = Answers(call.rules, [call])
-        async for step in arun_stream(answers.terms(self._limit), start, _nobody):
-            for piece in started[0].last(answers.message(step)) if isinstance(step, Outcome) else (step,):
-                yield piece
-
-    def stream(
-        self,
-        input: LanguageModelInput,
-        config: RunnableConfig | None = None,
-        *,
-        stop: list[str] | None = None,
-        **kwargs: Any,
-    ) -> Iterator[AIMessageChunk]:
-        """Answer piece by piece; with a router that may withhold the answer, in one piece once it is let through."""
-        self._ready()
-        carrying, config = self._carrying(config)
-        yield from super(EnforcingChatModel, carrying).stream(input, config, stop=stop, **kwargs)
-
-    async def astream(
-        self,
-        input: LanguageModelInput,
-        config: RunnableConfig | None = None,
-        *,
-        stop: list[str] | None = None,
-        **kwargs: Any,
-    ) -> AsyncIterator[AIMessageChunk]:
-        """Like `stream`, without blocking the event loop."""
-        await run_in_executor(None, self._ready)
-        carrying, config = self._carrying(config)
-        async for chunk in super(EnforcingChatModel, carrying).astream(input, config, stop=stop, **kwargs):
-            yield chunk
-
-    def _carrying(self, config: RunnableConfig | None) -> tuple[Self, RunnableConfig]:
-        """A copy that knows the rules of one stream and its listeners, and the config for it."""
-        config = ensure_config(config)
-        rules = self._rules_among(config.get("callbacks"))
+    def draft_of(self, message: AIMessage, call: Call) -> Draft[AIMessage]:
+        """A finished message as a draft, by the rules of its call, or those that this model holds to."""
+        rules = call.rules or self.rules
         if rules is None:
-            return self, config
-        run_id = config.get("run_id") or uuid7()
-        outer, inner = inside_stream(config, run_id)
-        return self.guarded_by(rules, inner), cast("RunnableConfig", {**config, "callbacks": outer, "run_id": run_id})
+            return Draft(draft_verdict(message), message)
+        return rules.draft(message, self._form_for(rules, call), call.source)
+
+    def _form_for(self, rules: Rules, call: Call) -> PromptForm | None:
+        """What the prompt of a call looks like, where somebody asks: a calibration, or whoever takes drafts down."""
+        asked = rules.terms.policy.calibration is not None or current_recorder() is not None
+        return self._form(call) if asked else None
 
     # LangChain's cache, and whether a run is shown while it goes on.
 
     def _convert_cached_generations(self, cache_val: list[Generation]) -> list[ChatGeneration]:
-        """Drafts: an answer that was annotated live before an audience was cached with its annotation.
+        """Drafts: an answer that was annotated while it was streamed was cached with its annotation.
 
-        Here it is judged anew where it is replayed to another audience.
+        It is judged anew by the rules of the run that it is replayed to.
         """
         return [self._from_cache(each) for each in super()._convert_cached_generations(cache_val)]
 
@@ -451,10 +303,9 @@ class EnforcingChatModel(BaseChatModel):
         message = convert.decided(message, draft_verdict(message))
         rules = self.rules
         if rules is not None and rules.terms.mode == "annotate":
-            answers = Answers(rules, [Call([], None, {}, rules)])
+            answers = Answers(rules, [Call([], None, {}, rules)], form=_no_form)
             made = ChatResult(generations=[ChatGeneration(message=message)])
-            judged = run(answers.terms(None), lambda: answers.drafts([made], lambda _: None), lambda _: ())
-            message = _one(answers.delivered(judged)).generations[0].message
+            message = one_of(answers.judged(lambda: [made])).generations[0].message
         return ChatGeneration(message=message, generation_info=generation.generation_info)
 
     def _should_stream(self, *, async_api: bool, run_manager: Any = None, **kwargs: Any) -> bool:
@@ -471,42 +322,25 @@ class EnforcingChatModel(BaseChatModel):
         return self._should_use_protocol_streaming(**told) or self._should_stream(**told)
 
 
-async def _nobody(_: object) -> Sequence[Any]:
-    """A mode that delivers every answer asks no target."""
-    return ()
-
-
 def _by_rules(calls: Sequence[Call]) -> list[tuple[Rules | None, list[Call]]]:
     owners = dict.fromkeys(None if call.rules is None else call.rules.owner for call in calls)
     groups = [[call for call in calls if (call.rules and call.rules.owner) is owner] for owner in owners]
     return [(group[0].rules, group) for group in groups]
 
 
-def _tried(draft: Any) -> Result:
-    try:
-        return draft()
-    except Exception as error:  # noqa: BLE001 - raised in the run it belongs to
-        return error
+def _no_form(rules: Rules, call: Call) -> None:
+    """Of a call whose prompt is not at hand."""
 
 
-def _one(results: Sequence[Result]) -> ChatResult:
+def one_of(results: Sequence[Result]) -> ChatResult:
+    """The only result, or the error in its place, raised."""
     (result,) = results
     if isinstance(result, Exception):
         raise result
     return result
 
 
-def _only_chunk(result: ChatResult) -> ChatGenerationChunk:
-    """The one answer of a stream.
-
-    Raises:
-        InputError: there are several, whose pieces nobody could tell apart.
-    """
-    if len(result.generations) > 1:
-        raise InputError(convert.several_in_a_stream(len(result.generations)))
-    return _whole_chunk(result.generations[0])
-
-
-def _whole_chunk(generation: ChatGeneration) -> ChatGenerationChunk:
-    message = cast("AIMessage", generation.message)
-    return ChatGenerationChunk(message=convert.as_chunk(message))
+def _options(kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """What of `generate`'s arguments reaches the model."""
+    langchains = {"tags", "metadata", "run_name", "run_id", "callbacks"}
+    return {key: value for key, value in kwargs.items() if key not in langchains and "structured_output" not in key}

@@ -2,22 +2,267 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Annotated, Any, Self, cast
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Annotated, Any, NamedTuple, Self, cast
 
-from langchain_core.runnables import RunnableBinding
-from pydantic import PrivateAttr, SkipValidation, model_validator
+from langchain_core.callbacks import CallbackManagerForLLMRun
+from langchain_core.language_models import LanguageModelInput, ModelProfile
+from langchain_core.language_models.base import LangSmithParams
+from langchain_core.language_models.chat_models import BaseChatModel
+from langchain_core.messages import AIMessage, BaseMessage
+from langchain_core.outputs import ChatGeneration, ChatResult
+from langchain_core.runnables import Runnable, RunnableBinding
+from pydantic import BaseModel, BeforeValidator, ConfigDict, PrivateAttr, SkipValidation, model_validator
 
-from langchain_semgrad_guard.around import AroundChatModel, Inner, inner_of
+from langchain_semgrad_guard import served
+from langchain_semgrad_guard.answers import AsyncLiveAnswer, Call, LiveAnswer, Rules
 from langchain_semgrad_guard.callback import UncertaintyRouterCallback, rules_of
+from langchain_semgrad_guard.chat_model import ChatSemGrad
 from langchain_semgrad_guard.enforcement import EnforcingChatModel
 from langchain_semgrad_guard.hearing import handlers_of
-from langchain_semgrad_guard.rules import Rules
-from semgrad_guard import DriftMonitor, Policy, estimator_of
+from langchain_semgrad_guard.several import SeveralChatModel
+from langchain_semgrad_guard.structured_output import Method, structured, structured_by
+from langchain_semgrad_guard.tools import AnyTool
+from langchain_semgrad_guard.writing import (
+    AsyncJudged,
+    AsyncServedWriting,
+    Judged,
+    ServedWriting,
+    as_apieces,
+    as_pieces,
+)
+from semgrad_guard import DriftMonitor, Estimator, HybridGrad, LanguageModel, Policy, estimator_of
 from semgrad_guard.errors import InputError, UnenforcedPolicyError
-from semgrad_guard.guard import ABSTAIN_MESSAGE, AbstainMessage, DecisionSink, Mode, OnError, Promise, promise_along
+from semgrad_guard.guard import (
+    ABSTAIN_MESSAGE,
+    AbstainMessage,
+    Answerer,
+    DecisionSink,
+    Mode,
+    OnError,
+    Promise,
+    as_estimator,
+    off_loop,
+    promise_along,
+)
+from semgrad_guard.records import PromptForm
 
 _TERMS = ("mode", "abstain_message", "keep_draft", "on_error", "timeout", "monitor", "log")
+
+
+class Inner(NamedTuple):
+    """The chat model inside, and the options and the config that are bound to it."""
+
+    model: BaseChatModel
+    options: Mapping[str, Any]
+    config: Mapping[str, Any]
+
+
+class AroundChatModel(SeveralChatModel):
+    """A chat model that asks another one. What it delivers is its own run's; the other's is heard by tracers alone.
+
+    An answer of a served model is scored by the text, as if `scorer` had written it. `prompt_template` is therefore a
+    name of its own, so that a calibration made for answers of `scorer` itself is refused. An answer that cannot be
+    scored (no text, tool calls, too long for `scorer`, a prompt that is no text) is unscored, with the reason.
+    """
+
+    model_config = ConfigDict(extra="forbid", arbitrary_types_allowed=True, protected_namespaces=())
+
+    model: Annotated[Any, SkipValidation]
+    """A chat model, bound arguments included."""
+    scorer: Annotated[LanguageModel | None, SkipValidation] = None
+    """The local copy of the weights that `model` serves."""
+    estimator: Annotated[Estimator | None, SkipValidation, BeforeValidator(lambda e: e and as_estimator(e))] = None
+    """Of the scorer: an estimator; or a calibration or a policy, which stand for the one they were made for."""
+    prompt_template: str | None = None
+    """The scorer's name for the prompts' form, "served" by default."""
+
+    _bound_tools: tuple[Sequence[AnyTool], Mapping[str, Any]] | None = PrivateAttr(default=None)
+
+    @classmethod
+    def around(cls, model: BaseChatModel, **fields: Any) -> Self:
+        """Around a model that stays the same to users: its name, tags, metadata and listeners.
+
+        LangChain's cache is left to it: what it holds are drafts, scored anew each time.
+        """
+        own = {name: getattr(model, name) for name in ("tags", "metadata", "callbacks", "output_version")}
+        own["name"] = model.get_name()
+        return cls(model=model, cache=False, **own, **fields)
+
+    @property
+    def _inner(self) -> Inner:
+        return inner_of(self.model)
+
+    # How it answers.
+
+    def _drafted(self, call: Call) -> ChatResult:
+        model, inner = self._inner.model, self._inner_call(call)
+        if not isinstance(model, EnforcingChatModel):
+            return self._scored_result(call, served.asked(model, inner))
+        if model.rules is None:
+            return model._drafted(inner)
+        return model._generate_with_cache(inner.messages, inner.stop, None, **inner.options)
+
+    async def _adrafted(self, call: Call) -> ChatResult:
+        model, inner = self._inner.model, self._inner_call(call)
+        if not isinstance(model, EnforcingChatModel):
+            result = await served.aasked(model, inner)
+            return result if self.scorer is None else await off_loop(lambda: self._scored_result(call, result))
+        if model.rules is None:
+            return await model._adrafted(inner)
+        return await model._agenerate_with_cache(inner.messages, inner.stop, None, **inner.options)
+
+    def _live(self, call: Call) -> LiveAnswer:
+        model, inner = self._inner.model, self._inner_call(call)
+        if isinstance(model, EnforcingChatModel) and model.rules is None:
+            return Judged(self, call, model._live(inner))
+        if isinstance(model, EnforcingChatModel) or not model._should_stream(async_api=False, stream=True):
+            return ServedWriting(self, call, as_pieces(partial(self._drafted, call)), scored=True)
+        served.require_one_answer(model, inner)
+        return ServedWriting(self, call, model._stream(inner.messages, inner.stop, None, **inner.options))
+
+    async def _alive(self, call: Call) -> AsyncLiveAnswer:
+        model, inner = self._inner.model, self._inner_call(call)
+        if isinstance(model, EnforcingChatModel) and model.rules is None:
+            return AsyncJudged(self, call, await model._alive(inner))
+        if isinstance(model, EnforcingChatModel) or not model._should_stream(async_api=True, stream=True):
+            return AsyncServedWriting(self, call, as_apieces(partial(self._adrafted, call)), scored=True)
+        served.require_one_answer(model, inner)
+        return AsyncServedWriting(self, call, model._astream(inner.messages, inner.stop, None, **inner.options))
+
+    def _generate(
+        self,
+        messages: list[BaseMessage],
+        stop: list[str] | None = None,
+        run_manager: CallbackManagerForLLMRun | None = None,
+        **kwargs: Any,
+    ) -> ChatResult:
+        return self._drafted(self._call(messages, stop, run_manager, kwargs))
+
+    def _inner_call(self, call: Call) -> Call:
+        bound = dict(self._inner.options)
+        stop = bound.pop("stop", None)
+        return Call(
+            call.messages, stop if call.stop is None else call.stop, {**bound, **call.options}, call.rules, call.heard
+        )
+
+    # How the answers of a served model are scored.
+
+    def _scored_result(self, call: Call, result: ChatResult) -> ChatResult:
+        if self.scorer is None:
+            return result
+        scored = [
+            ChatGeneration(
+                message=self.scored(call, cast("AIMessage", generation.message)),
+                generation_info=generation.generation_info,
+            )
+            for generation in result.generations
+        ]
+        return ChatResult(generations=scored, llm_output=result.llm_output)
+
+    def scored(self, call: Call, message: AIMessage) -> AIMessage:
+        """A message with its record, where there is a scorer."""
+        if self.scorer is None:
+            return message
+        return served.scored(self._answerer(self.scorer), call.messages, message, self._shown(call))
+
+    def _answerer(self, scorer: LanguageModel) -> Answerer:
+        name = self.prompt_template
+        return Answerer(scorer, self.estimator or HybridGrad(), prompt_template=name or "served", served=name is None)
+
+    def _shown(self, call: Call) -> Mapping[str, Any]:
+        """A call's options as the scorer is shown them."""
+        return self._told(self._inner_call(call).options)
+
+    def _form(self, call: Call) -> PromptForm | None:
+        model, inner = self._inner.model, self._inner_call(call)
+        if isinstance(model, EnforcingChatModel):
+            return model._form(inner)
+        if self.scorer is None:
+            return None
+        return served.form_of(self.scorer, call.messages, self._shown(call))
+
+    def _told(self, options: Mapping[str, Any]) -> Mapping[str, Any]:
+        if self._bound_tools is None:
+            return options
+        tools, kwargs = self._bound_tools
+        return {**options, **kwargs, "tools": tools}
+
+    # What LangChain asks for.
+
+    def bind_tools(self, tools: Sequence[AnyTool], **kwargs: Any) -> Runnable[LanguageModelInput, AIMessage]:
+        """Show the model tools, in its own provider's form; the scorer and a target are shown the same tools.
+
+        Raises:
+            InputError: the model inside takes no tools.
+        """
+        try:
+            bound = inner_of(self._inner.model.bind_tools(tools, **kwargs))
+        except NotImplementedError as error:
+            raise InputError(f"{self._inner.model.get_name()} takes no tools") from error
+        options = {**self._inner.options, **bound.options}
+        copy = self.model_copy(update={"model": bound.model})
+        copy._bound_tools = (list(tools), kwargs)
+        return copy.bind(**options)
+
+    def with_structured_output(
+        self, schema: dict[str, Any] | type, *, include_raw: bool = False, method: Method | None = None, **kwargs: Any
+    ) -> Runnable[LanguageModelInput, dict[str, Any] | BaseModel]:
+        """Objects instead of text, in the way of the model inside. A withheld answer is a `LowConfidenceError`.
+
+        Raises:
+            InputError: the model inside builds its structured output in a way that cannot be guarded.
+        """
+        model = self._inner.model
+        if isinstance(model, ChatSemGrad):
+            return structured(self, schema, method=method or "json_schema", include_raw=include_raw)
+        chosen = kwargs if method is None else {**kwargs, "method": method}
+        made = model.with_structured_output(schema, include_raw=include_raw, **chosen)
+        return structured_by(made, model, self, include_raw=include_raw)
+
+    def _ready(self) -> None:
+        model = self._inner.model
+        if isinstance(model, EnforcingChatModel):
+            model._ready()
+        if self.scorer is not None:
+            _ = self.scorer.identity
+
+    @property
+    def _group_size(self) -> int | None:
+        model = self._inner.model
+        return model._group_size if isinstance(model, SeveralChatModel) else None
+
+    @property
+    def _limit(self) -> float | None:
+        model = self._inner.model
+        return model._limit if isinstance(model, EnforcingChatModel) else None
+
+    def _together(self, calls: Sequence[Call]) -> Any:
+        model = self._inner.model
+        inner = [self._inner_call(call) for call in calls]
+        return model._together(inner) if isinstance(model, EnforcingChatModel) else super()._together(inner)
+
+    @property
+    def model_name(self) -> str:
+        """The name of the model inside, as agents ask for it."""
+        model: Any = self._inner.model
+        name = getattr(model, "model_name", None) or getattr(model, "model", None)
+        return name if isinstance(name, str) and name else model.get_name()
+
+    @property
+    def _llm_type(self) -> str:
+        return f"semgrad-guard-{self._inner.model._llm_type}"
+
+    @property
+    def _identifying_params(self) -> dict[str, Any]:
+        return {**self._inner.model._identifying_params, **self._inner.options}
+
+    def _get_ls_params(self, stop: list[str] | None = None, **kwargs: Any) -> LangSmithParams:
+        return self._inner.model._get_ls_params(stop=stop, **kwargs)
+
+    def _resolve_model_profile(self) -> ModelProfile | None:
+        return self._inner.model.profile
 
 
 class GuardedChatModel(AroundChatModel):
@@ -75,7 +320,7 @@ class GuardedChatModel(AroundChatModel):
 
     @model_validator(mode="after")
     def _is_one_guard(self) -> Self:
-        inner, config = self._inner, _config_of(self.model)
+        inner, config = self._inner, self._inner.config
         heard = [*handlers_of(inner.model.callbacks), *handlers_of(config.get("callbacks"))]
         if any(isinstance(each, UncertaintyRouterCallback) and each.mode != "observe" for each in heard):
             raise UnenforcedPolicyError(
@@ -136,7 +381,7 @@ class GuardedChatModel(AroundChatModel):
                 or "estimator" not in type(model).model_fields
             ):
                 return inner
-            return Inner(model.model_copy(update={"estimator": estimator_of(calibration)}), inner.options)
+            return inner._replace(model=model.model_copy(update={"estimator": estimator_of(calibration)}))
         if self.scorer is None and self.mode != "observe":
             raise InputError(
                 f"the answers of {type(model).__name__} carry no score. Use ChatSemGrad, or give the weights that it "
@@ -150,10 +395,29 @@ class GuardedChatModel(AroundChatModel):
         return super()._answerer(scorer)
 
 
-def _config_of(model: Any) -> dict[str, Any]:
-    """What is configured by the bindings around a model."""
+class UncertaintyRouter(GuardedChatModel):
+    """`GuardedChatModel` under its old name, its first argument called `llm`."""
+
+    def __init__(self, llm: Any = None, policy: Policy | None = None, /, **fields: Any) -> None:
+        super().__init__(fields.pop("llm", llm), policy, **fields)
+
+
+def inner_of(model: Any) -> Inner:
+    """A chat model, or one with bound arguments.
+
+    Raises:
+        InputError: it is something else.
+    """
+    options: dict[str, Any] = {}
     config: dict[str, Any] = {}
-    while isinstance(model, RunnableBinding):
-        binding = cast("RunnableBinding[Any, Any]", model)
-        config, model = {**binding.config, **config}, binding.bound
-    return config
+    found: Any = model
+    while isinstance(found, RunnableBinding):
+        binding = cast("RunnableBinding[Any, Any]", found)
+        options, config, found = {**binding.kwargs, **options}, {**binding.config, **config}, binding.bound
+    if isinstance(found, BaseChatModel):
+        return Inner(found, options, config)
+    raise InputError(
+        f"a guard takes a chat model, not a {type(found).__name__}. Guard the model itself and build the rest around "
+        "the guard, which is a chat model too: GuardedChatModel(model, policy).with_retry(), .with_fallbacks([...]), "
+        ".configurable_fields(...)"
+    )

@@ -68,7 +68,7 @@ def inside_stream(config: RunnableConfig, run_id: UUID) -> tuple[CallbackManager
 
 
 @contextmanager
-def unheard(heard: CallbackManager) -> Generator[RunnableConfig]:
+def tracers_only(heard: CallbackManager) -> Generator[RunnableConfig]:
     """The time of inner runs, and their config: also of those that are made without passing a config on.
 
     What a user has configured goes with it (LangGraph's own entries would make a target part of the graph around it).

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from langchain_core.messages import (
     AIMessage,
@@ -14,9 +14,9 @@ from langchain_core.messages import (
     message_chunk_to_message,
 )
 from langchain_core.messages.ai import UsageMetadata, add_usage
-from langchain_core.outputs import ChatGeneration, LLMResult
+from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, LLMResult
 
-from langchain_semgrad_guard.tool_calls import CALL_BLOCKS, calls_of, unreadable_of
+from langchain_semgrad_guard.tools import CALL_BLOCKS, calls_of, unreadable_of
 from semgrad_guard import METADATA_KEY, Generation, Message, Verdict
 from semgrad_guard.adapters.call_ids import short_id
 from semgrad_guard.adapters.records import verdict_of_record
@@ -167,6 +167,17 @@ def as_chunk(message: AIMessage) -> AIMessageChunk:
     """A whole message as the only chunk of a stream."""
     fields = message.model_dump(exclude={"type", "usage_metadata"})
     return _with_usage(AIMessageChunk(**fields, chunk_position="last"), message)
+
+
+def whole_chunk(generation: ChatGeneration) -> ChatGenerationChunk:
+    """A whole answer as the only chunk of a stream."""
+    return ChatGenerationChunk(message=as_chunk(cast("AIMessage", generation.message)))
+
+
+def info_of(message: AIMessage) -> dict[str, Any]:
+    """What tracers and scorers look for beside the message."""
+    metadata = cast("Mapping[str, Any]", message.response_metadata)
+    return {key: metadata[key] for key in ("finish_reason", "logprobs") if key in metadata}
 
 
 def in_form(message: M, output_version: str | None) -> M:

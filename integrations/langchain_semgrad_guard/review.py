@@ -14,7 +14,7 @@ from langchain_core.messages import AIMessage, ToolCall
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from langchain_semgrad_guard import messages as convert
-from langchain_semgrad_guard.rules import Rules
+from langchain_semgrad_guard.answers import Rules
 from semgrad_guard import METADATA_KEY, Verdict
 from semgrad_guard.errors import InputError
 from semgrad_guard.guard import Escalate, Refusal, Reply, by_a_person, conclude

@@ -2,50 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any, cast
 
 from langchain_core.language_models import LanguageModelInput
-from langchain_core.messages import AIMessage, BaseMessage
-from langchain_core.outputs import LLMResult
+from langchain_core.messages import AIMessage
 from langchain_core.runnables import RunnableConfig
 from langchain_core.runnables.config import (
     get_config_list,
     get_executor_for_config,
-    run_in_executor,
     set_config_context,
 )
 from langchain_core.runnables.utils import coro_with_context, gather_with_concurrency
 
-from langchain_semgrad_guard.answers import Call
-from langchain_semgrad_guard.enforcement import EnforcingChatModel
 from langchain_semgrad_guard.gathering import agathered, gathered
+from langchain_semgrad_guard.streams import StreamingChatModel
 
 
-class SeveralChatModel(EnforcingChatModel):
+class SeveralChatModel(StreamingChatModel):
     """Every input has a run of its own; a local model generates what several runs ask for in one batch."""
 
     @property
     def _group_size(self) -> int | None:
         """How many runs of a batch are generated together; None: each by itself, side by side."""
         return None
-
-    def generate(
-        self, messages: list[list[BaseMessage]], stop: list[str] | None = None, *args: Any, **kwargs: Any
-    ) -> LLMResult:
-        """Answer each list of messages in a run of its own."""
-        self._ready()
-        with self._together([Call(each, stop, _options(kwargs)) for each in messages]):
-            return super().generate(messages, stop, *args, **kwargs)
-
-    async def agenerate(
-        self, messages: list[list[BaseMessage]], stop: list[str] | None = None, *args: Any, **kwargs: Any
-    ) -> LLMResult:
-        """Like `generate`, without blocking the event loop."""
-        await run_in_executor(None, self._ready)
-        with self._together([Call(each, stop, _options(kwargs)) for each in messages]):
-            return await super().agenerate(messages, stop, *args, **kwargs)
 
     def batch(
         self,
@@ -118,9 +99,3 @@ def _ended(ends: Sequence[AIMessage | Exception], *, return_exceptions: bool) ->
         if isinstance(end, Exception) and not return_exceptions:
             raise end
     return cast("list[AIMessage]", list(ends))
-
-
-def _options(kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """What of `generate`'s arguments reaches the model."""
-    langchains = {"tags", "metadata", "run_name", "run_id", "callbacks"}
-    return {key: value for key, value in kwargs.items() if key not in langchains and "structured_output" not in key}

@@ -15,7 +15,7 @@ from langchain_core.runnables import Runnable, RunnableConfig
 from langchain_core.runnables.base import RunnableBinding, RunnableBindingBase
 
 from langchain_semgrad_guard import messages as convert
-from langchain_semgrad_guard.hearing import unheard
+from langchain_semgrad_guard.hearing import tracers_only
 from semgrad_guard import Policy, Verdict
 from semgrad_guard.errors import InputError
 from semgrad_guard.guard import Refusal, Reply, require_policy, require_sequel
@@ -79,14 +79,14 @@ class RunnableTarget:
 
     def ask(self, asked: Sequence[Asked]) -> Sequence[Said]:
         """The answers to one batch of questions, or errors in their places."""
-        with unheard(asked[0].heard) as config:
+        with tracers_only(asked[0].heard) as config:
             runnable, options = self._formed(asked[0])
             inputs, configs = self._inputs(asked), self._configs(asked, config)
             return [_said(each) for each in runnable.batch(inputs, configs, return_exceptions=True, **options)]
 
     async def aask(self, asked: Sequence[Asked]) -> Sequence[Said]:
         """Like `ask`, without blocking the event loop."""
-        with unheard(asked[0].heard) as config:
+        with tracers_only(asked[0].heard) as config:
             runnable, options = self._formed(asked[0])
             inputs, configs = self._inputs(asked), self._configs(asked, config)
             return [_said(each) for each in await runnable.abatch(inputs, configs, return_exceptions=True, **options)]

@@ -24,9 +24,9 @@ from llama_index_semgrad_guard.routing import Guarded
 from llama_index_semgrad_guard.streams import awhole, whole
 from semgrad_guard import Policy
 from semgrad_guard.adapters.calibrating import Collecting, LabelledDraft, Progress, Ran, acollect, collect
+from semgrad_guard.adapters.examples import AnyGrader, ExampleCalibration
 from semgrad_guard.calibration import Calibration
 from semgrad_guard.errors import CalibrationError, InputError
-from semgrad_guard.evaluation.calibrating.examples import AnyGrader, ExampleCalibration
 from semgrad_guard.guard import Recorder, recording
 
 Engine = BaseQueryEngine | BaseChatEngine

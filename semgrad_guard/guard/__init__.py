@@ -21,26 +21,30 @@ if TYPE_CHECKING:
     )
     from semgrad_guard.guard.calibrated_estimator import as_estimator, estimator_of
     from semgrad_guard.guard.flow import (
+        Abstain,
+        Deliver,
         Draft,
+        Escalate,
         HandedOn,
         Outcome,
         Pending,
+        Raise,
         Refusal,
         Reply,
+        Settlement,
         Waiting,
         arun,
-        arun_stream,
         conclude,
         one,
         run,
-        run_stream,
+        settle,
     )
     from semgrad_guard.guard.guard import AsyncGuardedStream, Guard, GuardedStream, Target
     from semgrad_guard.guard.modes import ABSTAIN_MESSAGE, Mode, require_mode, withholds
     from semgrad_guard.guard.policy import OnUnscored, Policy, require_policy
     from semgrad_guard.guard.promise import Promise, combined_promise, promise_along, split_delta
     from semgrad_guard.guard.recorder import Recorder, current_recorder, record_draft, recording
-    from semgrad_guard.guard.settlement import Abstain, Deliver, Escalate, Raise, Settlement, settle
+    from semgrad_guard.guard.streams import AsyncLiveDraft, LiveDraft, arun_stream, run_stream
     from semgrad_guard.guard.terms import AbstainMessage, OnError, Terms
     from semgrad_guard.guard.timing import ain_time, cancelling, in_time, off_loop
     from semgrad_guard.guard.verdicts import (
@@ -71,19 +75,23 @@ _HOMES = {
         "estimator_of",
     ),
     "flow": (
+        "Abstain",
+        "Deliver",
         "Draft",
+        "Escalate",
         "HandedOn",
         "Outcome",
         "Pending",
+        "Raise",
         "Refusal",
         "Reply",
+        "Settlement",
         "Waiting",
         "arun",
-        "arun_stream",
         "conclude",
         "one",
         "run",
-        "run_stream",
+        "settle",
     ),
     "guard": (
         "AsyncGuardedStream",
@@ -114,13 +122,11 @@ _HOMES = {
         "record_draft",
         "recording",
     ),
-    "settlement": (
-        "Abstain",
-        "Deliver",
-        "Escalate",
-        "Raise",
-        "Settlement",
-        "settle",
+    "streams": (
+        "AsyncLiveDraft",
+        "LiveDraft",
+        "arun_stream",
+        "run_stream",
     ),
     "terms": (
         "AbstainMessage",
@@ -159,6 +165,7 @@ __all__ = [
     "Answerer",
     "AsyncGuardedStream",
     "AsyncLiveAnswer",
+    "AsyncLiveDraft",
     "DecisionSink",
     "Deliver",
     "Draft",
@@ -167,6 +174,7 @@ __all__ = [
     "GuardedStream",
     "HandedOn",
     "LiveAnswer",
+    "LiveDraft",
     "Mode",
     "OnError",
     "OnUnscored",

@@ -1,40 +1,40 @@
-"""The flow, once: draft, settle, ask the target, settle again, record. Drivers for calls, batches and streams.
+"""The flow, once: draft, settle, ask the target, settle again, record; and its drivers for calls and coroutines.
 
 A door (a framework, the command line, a server) says how the model is asked and how the target is asked; what is
-delivered is said here. Its own objects (messages, responses) travel beside the records as `answer`.
+delivered is said here. Its own objects (messages, responses) travel beside the records as `answer`. Streams are in
+`streams.py`.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import (
-    AsyncGenerator,
-    AsyncIterator,
-    Awaitable,
-    Callable,
-    Generator,
-    Iterator,
-    Sequence,
-)
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Generic, Protocol, TypeVar, cast
+from typing import Any, Generic, TypeVar, cast
 
 from semgrad_guard.calibration import DriftMonitor
 from semgrad_guard.calibration.prompt_shape import PromptForm
 from semgrad_guard.engine.interruption import Stop, current_stop, stopping
 from semgrad_guard.errors import DeadlineExceededError, InputError, LowConfidenceError, UpstreamError
+from semgrad_guard.guard.modes import Mode, withholds
+from semgrad_guard.guard.policy import Policy
 from semgrad_guard.guard.recorder import current_recorder
-from semgrad_guard.guard.settlement import Deliver, Escalate, Raise, Settlement, settle
 from semgrad_guard.guard.terms import Terms
 from semgrad_guard.guard.timing import ain_time, cancelling, in_time, off_loop
-from semgrad_guard.guard.verdicts import abstained, escalated, handed_on, late, rejected
+from semgrad_guard.guard.verdicts import (
+    abstained,
+    decide,
+    escalated,
+    handed_on,
+    is_withheld,
+    late,
+    rejected,
+    without_text,
+)
 from semgrad_guard.records import METADATA_KEY, Verdict
 
 A = TypeVar("A")
 """What a door delivers: a message, a response, or nothing beside the text."""
-P = TypeVar("P")
-"""What a door streams."""
-P_co = TypeVar("P_co", covariant=True)
 
 logger = logging.getLogger(METADATA_KEY)
 
@@ -102,6 +102,79 @@ class Outcome(Generic[A]):
     answer: A | None
 
 
+@dataclass(frozen=True)
+class Deliver:
+    """The draft goes out. Where the mode does not withhold, its verdict is advice (`enforced` is False)."""
+
+    verdict: Verdict
+
+
+@dataclass(frozen=True)
+class Escalate:
+    """The target is asked; nothing of the draft goes out."""
+
+    verdict: Verdict
+
+
+@dataclass(frozen=True)
+class Abstain:
+    """The abstain message goes out in the draft's place."""
+
+    verdict: Verdict
+
+
+@dataclass(frozen=True)
+class Raise:
+    """A `LowConfidenceError` goes out in the draft's place."""
+
+    verdict: Verdict
+
+
+Settlement = Deliver | Escalate | Abstain | Raise
+
+
+def settle(
+    draft: Verdict,
+    policy: Policy,
+    mode: Mode,
+    *,
+    can_escalate: bool,
+    prompt: PromptForm | None = None,
+    trusted: bool = False,
+    strange: tuple[str, ...] = (),
+) -> Settlement:
+    """What becomes of a draft. Pure: records in, a record out.
+
+    Args:
+        draft: the scored draft, undecided; its `text` is the answer.
+        policy: what to let through.
+        mode: what to do with the decision.
+        can_escalate: whether there is a target to ask.
+        prompt: what the prompt looked like; without it nothing is promised.
+        trusted: what the draft does may go out whatever its score (an agent's calls of harmless tools): the decision
+            about that is advice. Text that stands beside it is let through only by its score.
+        strange: why the question is unlike those of the calibration, beside what its prompt shows.
+
+    Raises:
+        BindingMismatchError: the policy was calibrated for another model, estimator, setting or template.
+        UnfamiliarPromptError: the prompt is unlike those calibrated on, and the policy is to raise.
+    """
+    if is_withheld(draft):  # by another guard: there is no answer left to judge
+        return Deliver(draft)
+    if not withholds(mode) and policy.on_unfamiliar == "raise":
+        policy = replace(policy, on_unfamiliar="abstain")  # advice is given, not raised
+    verdict = decide(draft, policy, can_escalate=can_escalate, prompt=prompt, strange=strange)
+    if not withholds(mode):
+        return Deliver(verdict.model_copy(update={"enforced": False}))
+    if trusted and verdict.action != "answer":
+        return Deliver(without_text(verdict))
+    if verdict.action == "answer":
+        return Deliver(verdict)
+    if mode == "raise":
+        return Raise(verdict)
+    return Escalate(verdict) if verdict.action == "escalate" else Abstain(verdict)
+
+
 class Pending(Generic[A]):
     """Drafts that have been settled, some of which wait for a target; or the errors that stand in drafts' places."""
 
@@ -155,8 +228,8 @@ class Pending(Generic[A]):
         self, draft: Draft[A] | Exception, settled: Settlement | Exception, said: Said[A] | None
     ) -> Outcome[A] | Exception:
         try:
-            if isinstance(settled, _UNWRITTEN):
-                return _not_written(settled, self._terms)
+            if isinstance(settled, UNWRITTEN):
+                return not_written(settled, self._terms)
             if isinstance(settled, Exception) or isinstance(draft, Exception):
                 return cast("Exception", settled)
             return conclude(settled, draft.answer, self._terms, said=said, irreplaceable=draft.irreplaceable)
@@ -242,7 +315,7 @@ def _recorded(verdict: Verdict, terms: Terms) -> Verdict:
     return verdict
 
 
-# Drivers: the same steps for calls, for coroutines and for streams.
+# Drivers: the same steps for calls and for coroutines.
 
 Ask = Callable[[Sequence[Waiting[A]]], Sequence[Said[A]]]
 AsyncAsk = Callable[[Sequence[Waiting[A]]], Awaitable[Sequence[Said[A]]]]
@@ -267,9 +340,9 @@ def run(
     with stopping(stop):
         try:
             pending = Pending(draft(), terms)
-        except _UNWRITTEN as error:
-            return [_not_written(error, terms) for _ in range(count)]
-        return _finished(pending, ask)
+        except UNWRITTEN as error:
+            return [not_written(error, terms) for _ in range(count)]
+        return finished(pending, ask)
 
 
 async def arun(
@@ -285,74 +358,9 @@ async def arun(
     with stopping(stop), cancelling(stop):
         try:
             pending = Pending(await draft(), terms)
-        except _UNWRITTEN as error:
-            return [_not_written(error, terms) for _ in range(count)]
-        return await _afinished(pending, ask)
-
-
-class LiveDraft(Protocol[P_co, A]):
-    """An answer that is being written: its pieces, and the scored draft once they have ended."""
-
-    def __iter__(self) -> Iterator[P_co]: ...
-
-    def draft(self) -> Draft[A]: ...
-
-    def close(self) -> None: ...
-
-
-class AsyncLiveDraft(Protocol[P_co, A]):
-    """Like `LiveDraft`, on the event loop."""
-
-    def __aiter__(self) -> AsyncIterator[P_co]: ...
-
-    async def draft(self) -> Draft[A]: ...
-
-    async def aclose(self) -> None: ...
-
-
-def run_stream(
-    terms: Terms, start: Callable[[], LiveDraft[P, A]], ask: Ask[A], *, stop: Stop | None = None
-) -> Generator[P | Outcome[A]]:
-    """The pieces as they come, where nothing may be withheld, and the outcome last; else the outcome alone.
-
-    Raises:
-        Exception: whatever drafting raises; what the outcome is, where it is to be raised.
-    """
-    stop = terms.stop() if stop is None else stop
-    with stopping(stop):
-        live = start()
-    try:
-        for piece in live:
-            if not terms.withholds:
-                yield piece
-        with stopping(stop):
-            outcome = one(_finished(Pending([live.draft()], terms), ask))
-    except _UNWRITTEN as error:
-        outcome = _not_written(error, terms)
-    finally:
-        live.close()
-    yield outcome
-
-
-async def arun_stream(
-    terms: Terms, start: Callable[[], Awaitable[AsyncLiveDraft[P, A]]], ask: AsyncAsk[A], *, stop: Stop | None = None
-) -> AsyncGenerator[P | Outcome[A]]:
-    """Like `run_stream`, on the event loop; closing it, or cancelling its task, stops the model."""
-    stop = terms.stop() if stop is None else stop
-    with cancelling(stop):
-        with stopping(stop):
-            live = await start()
-        try:
-            async for piece in live:
-                if not terms.withholds:
-                    yield piece
-            with stopping(stop):
-                outcome = one(await _afinished(Pending([await live.draft()], terms), ask))
-        except _UNWRITTEN as error:
-            outcome = _not_written(error, terms)
-        finally:
-            await live.aclose()
-    yield outcome
+        except UNWRITTEN as error:
+            return [not_written(error, terms) for _ in range(count)]
+        return await afinished(pending, ask)
 
 
 def one(outcomes: Sequence[Outcome[A] | Exception]) -> Outcome[A]:
@@ -367,7 +375,7 @@ def one(outcomes: Sequence[Outcome[A] | Exception]) -> Outcome[A]:
     return outcome
 
 
-def _finished(pending: Pending[A], ask: Ask[A]) -> list[Outcome[A] | Exception]:
+def finished(pending: Pending[A], ask: Ask[A]) -> list[Outcome[A] | Exception]:
     waiting = pending.waiting
     if not waiting:
         return pending.outcomes()
@@ -377,7 +385,7 @@ def _finished(pending: Pending[A], ask: Ask[A]) -> list[Outcome[A] | Exception]:
         return pending.outcomes([error] * len(waiting))
 
 
-async def _afinished(pending: Pending[A], ask: AsyncAsk[A]) -> list[Outcome[A] | Exception]:
+async def afinished(pending: Pending[A], ask: AsyncAsk[A]) -> list[Outcome[A] | Exception]:
     waiting = pending.waiting
     if not waiting:
         return await pending.aoutcomes()
@@ -388,11 +396,11 @@ async def _afinished(pending: Pending[A], ask: AsyncAsk[A]) -> list[Outcome[A] |
     return await pending.aoutcomes(replies)
 
 
-_UNWRITTEN = (DeadlineExceededError, UpstreamError)
+UNWRITTEN = (DeadlineExceededError, UpstreamError)
 """Why there is no draft: the model did not meet the deadline, or the server that was to write it failed."""
 
 
-def _not_written(error: DeadlineExceededError | UpstreamError, terms: Terms) -> Outcome[Any]:
+def not_written(error: DeadlineExceededError | UpstreamError, terms: Terms) -> Outcome[Any]:
     """What goes out where there is no draft.
 
     Raises:

@@ -18,21 +18,11 @@ from semgrad_guard.errors import InputError
 from semgrad_guard.estimators import Estimator
 from semgrad_guard.guard.answering import Answerer
 from semgrad_guard.guard.calibrated_estimator import estimator_of
-from semgrad_guard.guard.flow import (
-    Draft,
-    Outcome,
-    Reply,
-    Said,
-    Waiting,
-    arun,
-    arun_stream,
-    one,
-    run,
-    run_stream,
-)
+from semgrad_guard.guard.flow import Draft, Outcome, Reply, Said, Waiting, arun, one, run
 from semgrad_guard.guard.modes import ABSTAIN_MESSAGE, Mode
 from semgrad_guard.guard.policy import Policy
 from semgrad_guard.guard.promise import Promise, promise_along
+from semgrad_guard.guard.streams import arun_stream, run_stream
 from semgrad_guard.guard.terms import AbstainMessage, OnError, Terms
 from semgrad_guard.guard.timing import off_loop
 from semgrad_guard.guard.verdicts import require_sequel

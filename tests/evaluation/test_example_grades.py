@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from semgrad_guard.adapters.calibrating import AnsweredExample
+from semgrad_guard.adapters.examples import ExampleCalibration
 from semgrad_guard.calibration import Binding, Calibration
 from semgrad_guard.errors import GradingError
-from semgrad_guard.evaluation.calibrating.examples import ExampleCalibration
 from semgrad_guard.records import PromptForm
 
 COUNT = 60

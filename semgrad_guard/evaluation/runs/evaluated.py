@@ -29,7 +29,7 @@ class EvaluatedAnswer(Answer):
 
     `entropies` and `log_probs` (nats) have one entry per token of `token_ids`. `generation_ms` is the time of plain
     generation (that of the batch, divided by its `rows`), `milliseconds` what each method costs beyond it: everything
-    that it needs, even if it was there already because another method needs it too (see `engine.pricing`).
+    that it needs, even if it was there already because another method needs it too (see `engine.cost_accounting`).
     `ablations` are variants of SemGrad, by name.
     """
 

@@ -16,9 +16,10 @@ from langchain_core.output_parsers import StrOutputParser
 from langchain_core.prompts import ChatPromptTemplate
 from langchain_core.runnables import Runnable, RunnableLambda, RunnableParallel
 
-from langchain_semgrad_guard import ChatSemGrad, acalibrate_chain, calibrate_chain
+from langchain_semgrad_guard import ChatSemGrad, GuardedChatModel, acalibrate_chain, calibrate_chain, get_verdict
 from semgrad_guard import LanguageModel, Policy
 from semgrad_guard.errors import CalibrationError, InputError
+from semgrad_guard.evaluation.graders.words import TokenF1
 from semgrad_guard.guard import decide, recording
 from semgrad_guard.records import Verdict
 
@@ -71,14 +72,22 @@ def decisions(chain: Runnable[Any, Any], inputs: Sequence[Any], policy: Policy) 
     return [decide(draft.verdict, policy, can_escalate=False, prompt=draft.prompt) for draft in recorder.drafts]
 
 
+def doubtful(rng: random.Random) -> Example:
+    """Such a question; three passages in ten do not tell."""
+    asked, answers = invented(rng)
+    if rng.random() < 0.3:
+        asked["context"] = "Nobody remembers who built it, and no book tells of those years any more."
+    return asked, answers
+
+
 def test_the_chain_keeps_its_promise_and_other_prompts_have_none() -> None:
-    chat, rng = ChatSemGrad(model="pocket", max_tokens=16), random.Random(1)
+    chat, rng, alpha = ChatSemGrad(model="pocket", max_tokens=16), random.Random(1), 0.1
     chain = PROMPT | chat | StrOutputParser()
     calibration = calibrate_chain(
         chain,
-        [invented(rng) for _ in range(200)],
+        [doubtful(rng) for _ in range(300)],
         "token-f1",
-        alpha=0.2,
+        alpha=alpha,
         delta=0.1,
         max_concurrency=16,
         progress=False,
@@ -87,19 +96,26 @@ def test_the_chain_keeps_its_promise_and_other_prompts_have_none() -> None:
     assert calibration.binding is not None
     assert calibration.binding.grader == "token-f1>=0.5"
     assert calibration.binding.fingerprint == chat.language_model.identity.fingerprint
-    policy, later = Policy.from_calibration(calibration), [invented(rng)[0] for _ in range(200)]
-    verdicts = decisions(chain, later, policy)
-    answered = [verdict for verdict in verdicts if verdict.action == "answer"]
-    assert len(verdicts) == 200
-    assert sum(verdict.promised for verdict in answered) >= 0.99 * len(answered) > 100
+    policy, held_out = Policy.from_calibration(calibration), [doubtful(rng) for _ in range(500)]
+    later = [asked for asked, _ in held_out]
+    guarded = PROMPT | GuardedChatModel(chat, policy, keep_draft=True)
+    verdicts = [get_verdict(message) for message in guarded.batch(later, {"max_concurrency": 16})]
+    told = [(verdict, answers) for verdict, (_, answers) in zip(verdicts, held_out, strict=True) if verdict is not None]
+    assert len(told) == 500
+    answered = [(verdict, answers) for verdict, answers in told if verdict.action == "answer"]
+    is_right = TokenF1()
+    assert sum(verdict.promised for verdict, _ in answered) >= 0.99 * len(answered) > 250
+    assert sum(not is_right(verdict.text, answers) for verdict, answers in answered) <= alpha * len(answered)
+    unguarded = sum(not is_right(verdict.draft or verdict.text, answers) for verdict, answers in told)
+    assert unguarded > 2 * alpha * len(told), "without a guard the promise would be broken"
     system = ChatPromptTemplate.from_messages([("system", "Be brief."), *PROMPT.messages]) | chat
     closed_book = ChatPromptTemplate.from_template("{question}") | chat
     for other in (system, closed_book):
         assert not any(verdict.promised for verdict in decisions(other, later[:8], policy))
     renamed = decisions(PROMPT | chat.model_copy(update={"prompt_template": "other"}), later[:8], policy)
-    assert [verdict.promised for verdict in renamed] == [verdict.promised for verdict in verdicts[:8]], (
-        "a name is a name"
-    )
+    own = decisions(chain, later[:8], policy)
+    assert [verdict.promised for verdict in renamed] == [verdict.promised for verdict in own], "a name is a name"
+    assert any(verdict.promised for verdict in own)
 
 
 @pytest.mark.parametrize("at_once", [1, 3])

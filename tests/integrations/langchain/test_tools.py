@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from enum import Enum
 from typing import Any
 
 import pytest
 from langchain_core.messages import AIMessage, AIMessageChunk, HumanMessage, ToolMessage
 from langchain_core.tools import tool
+from langchain_core.utils.function_calling import convert_to_openai_tool
 from pydantic import BaseModel
 from transformers import AutoTokenizer, LlamaForCausalLM
 
-from langchain_semgrad_guard import ChatSemGrad, UncertaintyRouterCallback, get_verdict
+from langchain_semgrad_guard import ChatSemGrad, GuardedChatModel, UncertaintyRouterCallback, get_verdict
 from langchain_semgrad_guard.messages import to_conversation
-from semgrad_guard import LanguageModel, Message, ToolCall
+from semgrad_guard import HybridGrad, LanguageModel, Message, ToolCall, Verdict
 from semgrad_guard.errors import InputError, UnsupportedToolsError
+from semgrad_guard.guard import Answerer
 from tests.engine.chat_templates import template as published_or_own
 
+from .served import Served
 from .support import EVERYTHING, NOTHING, QUESTION, ROUTES, Wire, collect, text_of
 
 
@@ -271,3 +274,31 @@ def test_a_schema_that_cannot_be_followed_is_named(tooled: ChatSemGrad) -> None:
         tooled.invoke(QUESTION, response_format={"type": "json_schema", "json_schema": {"schema": schema}})
     with pytest.raises(InputError, match="response_format"):
         tooled.invoke(QUESTION, response_format={"type": "yaml"})
+
+
+class Telling(Served):
+    """A served model that takes tools and never calls one."""
+
+    def bind_tools(self, tools: Sequence[Any], **kwargs: Any) -> Any:
+        return self.bind(tools=[convert_to_openai_tool(tool) for tool in tools], **kwargs)
+
+    def _text(self, messages: Any) -> str:
+        return "Vienna"
+
+
+def test_a_scorer_that_knows_tools_is_shown_them(tooled: ChatSemGrad) -> None:
+    scorer = tooled.language_model
+    guard = GuardedChatModel(Telling(weights=None), EVERYTHING, scorer=scorer)
+    scored: list[Verdict] = []
+    for tools in ([], [wait], [wait, plant]):
+        verdict = get_verdict((guard.bind_tools(tools) if tools else guard).invoke(QUESTION))
+        assert verdict is not None
+        assert verdict.status == "scored"
+        scored.append(verdict)
+    assert len({verdict.prompt_template for verdict in scored}) == 3
+    assert len({verdict.uncertainty for verdict in scored}) == 3
+    shown = {"tools": [convert_to_openai_tool(wait)]}
+    alone = Answerer(scorer, HybridGrad(), prompt_template="served", served=True)
+    expected = alone.scored(QUESTION, "Vienna", template_options=shown).verdict
+    assert scored[1].uncertainty == pytest.approx(expected.uncertainty, rel=1e-4)
+    assert scored[1].prompt_template == expected.prompt_template

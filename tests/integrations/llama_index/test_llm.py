@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Awaitable, Callable
+from threading import Event
 from typing import Any
 
 import pytest
@@ -19,6 +19,8 @@ from llama_index_semgrad_guard import SemGradLLM
 from llama_index_semgrad_guard.calls import Turn
 from semgrad_guard import LanguageModel
 from semgrad_guard.errors import EmptyResponseError, InputError
+
+from .test_stopping import Steps
 
 QUESTION = "Where is Paris?"
 MESSAGES = [ChatMessage(role="user", content=QUESTION)]
@@ -118,15 +120,24 @@ async def test_the_async_methods_leave_the_event_loop_free(wide: LanguageModel) 
 
 
 async def test_a_cancelled_answer_stops_generating(wide: LanguageModel) -> None:
-    llm = SemGradLLM.from_model(wide, max_tokens=3000)
+    llm, short = SemGradLLM.from_model(wide, max_tokens=3000), SemGradLLM.from_model(wide, max_tokens=1)
+    loop, told, alone = asyncio.get_running_loop(), Event(), Steps(wide)
+    short.complete(QUESTION)
+    alone.remove()
+    steps = Steps(wide)
     task = asyncio.create_task(llm.acomplete(QUESTION))
-    await asyncio.sleep(0.3)
-    task.cancel()
+
+    def cancel() -> None:  # on the model's thread, which waits until the task has been told
+        loop.call_soon_threadsafe(lambda: (task.cancel(), loop.call_soon(told.set)))
+        told.wait(10)
+
+    steps.at(5, cancel)
     with pytest.raises(asyncio.CancelledError):
         await task
-    began = time.perf_counter()
-    SemGradLLM.from_model(wide, max_tokens=1).complete(QUESTION)  # waits for the model's lock
-    assert time.perf_counter() - began < 5
+    short.complete(QUESTION)  # waits until the model is free
+    steps.remove()
+    assert told.is_set()
+    assert steps.count - alone.count <= 5 + 2
 
 
 def test_collected_calls_are_scored_only_when_read(llm: SemGradLLM) -> None:

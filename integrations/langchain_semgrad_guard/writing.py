@@ -1,19 +1,83 @@
-"""Answers that other chat models are writing, judged by the rules of the model around them."""
+"""Answers that are being written, here or by a served model, and judged by the rules of the model around them."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
-from typing import Any, Protocol, cast
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from typing import Protocol, cast
 
 from langchain_core.messages import AIMessage, AIMessageChunk, message_chunk_to_message
 from langchain_core.outputs import ChatGenerationChunk, ChatResult
 
 from langchain_semgrad_guard import messages as convert
-from langchain_semgrad_guard.answers import Call
-from langchain_semgrad_guard.enforcement import AsyncLiveAnswer, LiveAnswer
-from semgrad_guard import METADATA_KEY
+from langchain_semgrad_guard.answers import AsyncLiveAnswer, Call, LiveAnswer
+from semgrad_guard import METADATA_KEY, Generation
 from semgrad_guard.errors import InputError
+from semgrad_guard.guard import AsyncLiveAnswer as AsyncLiveText
 from semgrad_guard.guard import Draft, off_loop
+from semgrad_guard.guard import LiveAnswer as LiveText
+
+
+class Writing:
+    """An answer that a local model is writing, as LangChain's chunks.
+
+    `draft` makes the scored draft of it. `end` says how much of the text may be shown: what may turn out to be a call
+    is held back.
+    """
+
+    def __init__(
+        self, live: LiveText, *, draft: Callable[[Generation], Draft[AIMessage]], end: Callable[[str], int]
+    ) -> None:
+        self.live, self._draft, self._end = live, draft, end
+        self._written, self._shown = "", 0
+
+    def __iter__(self) -> Iterator[ChatGenerationChunk]:
+        for piece in self.live:
+            yield from self.shown(piece)
+
+    def shown(self, piece: str) -> list[ChatGenerationChunk]:
+        """What may be shown once a piece is written."""
+        self._written += piece
+        end = self._end(self._written)
+        if end <= self._shown:
+            return []
+        text, self._shown = self._written[self._shown : end], end
+        return [_chunk(text)]
+
+    def draft(self) -> Draft[AIMessage]:
+        """The whole answer with its score."""
+        return self._draft(self.live.stream.generation)
+
+    def last(self, message: AIMessage) -> list[ChatGenerationChunk]:
+        """The rest of the text, and the chunk that says everything else."""
+        rest = convert.message_text(message)[self._shown :]
+        record = convert.as_chunk(message).model_copy(update={"content": ""})
+        last = ChatGenerationChunk(message=record, generation_info=convert.info_of(message))
+        return [*([_chunk(rest)] if rest else []), last]
+
+    def close(self) -> None:
+        """Stop the model."""
+        self.live.close()
+
+
+class AsyncWriting:
+    """Like `Writing`, on the event loop."""
+
+    def __init__(self, writing: Writing) -> None:
+        self._writing, self._live = writing, AsyncLiveText(writing.live)
+        self.last = writing.last
+
+    async def __aiter__(self) -> AsyncIterator[ChatGenerationChunk]:
+        async for piece in self._live:
+            for chunk in self._writing.shown(piece):
+                yield chunk
+
+    async def draft(self) -> Draft[AIMessage]:
+        """The whole answer with its score."""
+        return await off_loop(self._writing.draft)
+
+    async def aclose(self) -> None:
+        """Stop the model."""
+        await self._live.aclose()
 
 
 class Scoring(Protocol):
@@ -123,10 +187,15 @@ class AsyncJudged:
         return self._owner.draft_of((await self._live.draft()).answer, self._call)
 
 
-def as_piece(result: ChatResult) -> ChatGenerationChunk:
-    message = cast("AIMessage", result.generations[0].message)
-    return ChatGenerationChunk(message=convert.as_chunk(message))
+def as_pieces(drafted: Callable[[], ChatResult]) -> Iterator[ChatGenerationChunk]:
+    """A whole answer as the pieces of a stream: one."""
+    yield convert.whole_chunk(drafted().generations[0])
 
 
-async def awaited(drafted: Any, call: Call) -> AsyncIterator[ChatGenerationChunk]:
-    yield as_piece(await drafted(call))
+async def as_apieces(drafted: Callable[[], Awaitable[ChatResult]]) -> AsyncIterator[ChatGenerationChunk]:
+    """Like `as_pieces`, on the event loop."""
+    yield convert.whole_chunk((await drafted()).generations[0])
+
+
+def _chunk(text: str) -> ChatGenerationChunk:
+    return ChatGenerationChunk(message=AIMessageChunk(content=text))

@@ -1,0 +1,129 @@
+"""How a chat model that is not ours is asked, and how a local copy of its weights scores what it said."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, cast
+
+from langchain_core.language_models.chat_models import BaseChatModel
+from langchain_core.messages import AIMessage, BaseMessage
+from langchain_core.outputs import ChatGeneration, ChatResult, LLMResult
+
+from langchain_semgrad_guard import messages as convert
+from langchain_semgrad_guard.answers import Call
+from langchain_semgrad_guard.tools import openai_tools
+from semgrad_guard import LanguageModel
+from semgrad_guard.adapters.answer_form import AnswerForm
+from semgrad_guard.errors import InputError
+from semgrad_guard.guard import Answerer, ain_time, in_time
+from semgrad_guard.records import PromptForm
+
+_REASONING = frozenset({"thinking", "redacted_thinking", "reasoning", "reasoning_content"})
+
+
+def asked(model: BaseChatModel, call: Call) -> ChatResult:
+    """What the model says, from LangChain's cache or made anew; only tracers hear its run."""
+    inside: Any = model  # what asks without a run of LangChain's own has no public name
+    with _traced_run(model, call) as made:
+        made.append(in_time(lambda: inside._generate_with_cache(call.messages, call.stop, None, **call.options)))
+    return made[0]
+
+
+async def aasked(model: BaseChatModel, call: Call) -> ChatResult:
+    """Like `asked`, without blocking the event loop."""
+    inside: Any = model
+    with _traced_run(model, call) as made:
+        made.append(await ain_time(inside._agenerate_with_cache(call.messages, call.stop, None, **call.options)))
+    return made[0]
+
+
+def require_one_answer(model: BaseChatModel, call: Call) -> None:
+    """Raise an `InputError` for a stream of several answers, whose pieces nobody could tell apart."""
+    count: Any = call.options.get("n", getattr(model, "n", None))
+    if isinstance(count, int) and count > 1:
+        raise InputError(convert.several_in_a_stream(count))
+
+
+def scored(
+    answerer: Answerer, messages: Sequence[BaseMessage], message: AIMessage, told: Mapping[str, Any]
+) -> AIMessage:
+    """A message with its record: what came with it is somebody else's. `told` are the call's options."""
+    text = convert.message_text(message)
+    try:
+        _require_plain_text(message)
+        conversation, options = convert.to_conversation(messages), _template_options(told)
+    except InputError as error:
+        return convert.decided(message, answerer.unscored(text, str(error)))
+    draft = answerer.scored(conversation, text, template_options=options, cut=convert.was_cut(message))
+    return convert.decided(message, draft.verdict)
+
+
+def _template_options(told: Mapping[str, Any]) -> dict[str, Any]:
+    """What the scorer's chat template is to be told: the tools.
+
+    Raises:
+        InputError: they are described in a form that is not known here.
+    """
+    try:
+        tools = openai_tools(cast("Sequence[Any]", told.get("tools") or ()))
+    except Exception as error:
+        raise InputError(f"the model's tools cannot be shown to the scorer ({error})") from error
+    return AnswerForm.of(
+        {"tools": tools, "tool_choice": "none" if told.get("tool_choice") == "none" else None}
+    ).template_options
+
+
+def form_of(scorer: LanguageModel, messages: Sequence[BaseMessage], told: Mapping[str, Any]) -> PromptForm | None:
+    """What the scorer's prompt looks like; None where the answer is unscored, which says why."""
+    try:
+        return scorer.render(convert.to_conversation(messages), **_template_options(told)).form
+    except InputError:
+        return None
+
+
+def _require_plain_text(message: AIMessage) -> None:
+    """Raise an `InputError` for an answer whose tokens are not known from its text."""
+    if message.tool_calls or message.invalid_tool_calls:
+        raise InputError("the answer calls tools, and how its server wrote the calls is not known")
+    blocks = [] if isinstance(message.content, str) else message.content
+    if any(isinstance(block, dict) and block.get("type") in _REASONING for block in blocks):
+        raise InputError("the answer follows on reasoning, which is no part of its text")
+
+
+@contextmanager
+def _traced_run(model: BaseChatModel, call: Call) -> Generator[list[ChatResult]]:
+    """The run of a served model, for tracers: what it was asked, its tokens, its time; its text only as a kept draft.
+
+    It is opened here and not by LangChain, whose runs are heard by every handler of the context and end with the text.
+    """
+    made: list[ChatResult] = []
+    if not call.heard.handlers:
+        yield made
+        return
+    stop, options = call.stop, dict(call.options)
+    manager = call.heard.copy()
+    asked: Any = model  # what LangChain's own `generate` tells of a run has no public names
+    manager.add_metadata(dict(asked._get_ls_params(stop=stop, **options)), inherit=False)
+    (run,) = manager.on_chat_model_start(
+        asked._serialized,
+        [call.messages],
+        invocation_params=asked._get_invocation_params(stop=stop, **options),
+        options={"stop": stop},
+        name=model.get_name(),
+        batch_size=1,
+    )
+    try:
+        yield made
+    except BaseException as error:
+        run.on_llm_error(error, response=LLMResult(generations=[]))
+        raise
+    hidden = call.withholds and not (call.rules and call.rules.terms.keep_draft)
+    run.on_llm_end(LLMResult(generations=[[_traced(each, hidden=hidden) for each in made[0].generations]]))
+
+
+def _traced(generation: ChatGeneration, *, hidden: bool) -> ChatGeneration:
+    message = generation.message
+    return (
+        ChatGeneration(message=convert.textless(message)) if hidden and isinstance(message, AIMessage) else generation
+    )
