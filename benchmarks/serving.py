@@ -1,15 +1,19 @@
 """Servers side by side: answers a second, tokens a second, time to the first token, and what waits for how long.
 
     python benchmarks/serving.py --model smollm2 [--servers unguarded hybridgrad cascade max_probability transformers]
-        [--clients 1 8 32] [--threads 1 2] [--others PYTHON] [--output serving.json]
+        [--clients 1 8 32] [--threads 1 2] [--others PYTHON] [--rounds 3] [--output serving.json]
 
 Each server is a process of its own; this process is its clients. A client sends a question, waits for the whole answer,
 and sends the next one; all servers get the same questions. `unguarded` is our server with an estimator that looks at
-nothing. `generate` is no server: one padded batch of as many prompts after the other, in one process. `transformers` is
-`transformers serve`, from the environment whose Python is --others (`make check-upstreams` makes one), and
-`continuous` the same with `--continuous-batching`; `vllm` is `vllm serve` from there. The servers take turns, round by
-round. Time to the first token is a streamed request's, one client at a time, beside `model.stream` in a process of its
-own ("stream").
+nothing. `generate` is no server: one padded batch of as many prompts after the other, in one process.
+
+Other people's servers come from the environment whose Python is --others. `transformers` is `transformers serve` (`make
+check-upstreams` makes such an environment), and `continuous` the same with `--continuous-batching`. `vllm` is what
+`vllm serve` runs, and `vllm-hybridgrad` the same with our plugin (`make check-vllm`). `ray-hybridgrad` is our server
+behind Ray Serve, one replica (`make check-ray`).
+
+The servers take turns, round by round. Time to the first token is a streamed request's, one client at a time, beside
+`model.stream` in a process of its own ("stream").
 """
 
 from __future__ import annotations
@@ -18,6 +22,7 @@ import argparse
 import asyncio
 import json
 import os
+import signal
 import statistics
 import subprocess
 import sys
@@ -39,7 +44,10 @@ from semgrad_guard.named import folder_of
 
 OURS = ("unguarded", "hybridgrad", "cascade", "max_probability")
 INSIDE = ("generate",)
-THEIRS = ("transformers", "continuous", "vllm")
+WRITERS = ("transformers", "continuous", "vllm")
+GUARDED = tuple(f"{host}-{score}" for host in ("vllm", "ray") for score in ("hybridgrad", "cascade", "max_probability"))
+"""Our scores in other people's servers: `vllm serve` with the plugin, Ray Serve."""
+THEIRS = (*WRITERS, *GUARDED)
 _START = 300  # seconds in which a server has to answer
 _FIRST_TOKENS = 8  # streamed requests of which the time to the first token is the median
 Figures = dict[str, float]
@@ -191,33 +199,82 @@ def _questions(count: int) -> list[str]:
 @contextmanager
 def _server(name: str, given: argparse.Namespace, threads: int, folder: Path) -> Generator[tuple[str, str, int]]:
     """A server's address, its name of the model, and its process."""
-    port, environment = _free_port(), _environment(threads)
-    command, model = _command(name, given, port)
+    port = _free_port()
+    command, model, more = _command(name, given, port, folder)
     said = folder / "said.txt"
-    with said.open("wb") as out, subprocess.Popen(command, stdout=out, stderr=out, env=environment) as process:
+    with (
+        said.open("wb") as out,
+        subprocess.Popen(
+            command, stdout=out, stderr=out, env=_environment(threads) | more, start_new_session=True
+        ) as process,
+    ):
         try:
             _wait_for(f"http://127.0.0.1:{port}", process, said)
             yield f"http://127.0.0.1:{port}/v1", model, process.pid
         finally:
-            process.kill()
+            _end(process)
 
 
-def _command(name: str, given: argparse.Namespace, port: int) -> tuple[list[str], str]:
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """A server and what it has started."""
+    for how in (signal.SIGTERM, signal.SIGKILL):
+        with suppress(ProcessLookupError, subprocess.TimeoutExpired):
+            os.killpg(process.pid, how)
+            process.wait(30)
+
+
+Start = tuple[list[str], str, dict[str, str]]
+"""A command, the server's name of the model, and further variables of the environment."""
+
+
+def _command(name: str, given: argparse.Namespace, port: int, folder: Path) -> Start:
     own = given.model
     if name == "unguarded":
-        return [sys.executable, __file__, "--serve", "--model", own, "--port", str(port)], own
+        return [sys.executable, __file__, "--serve", "--model", own, "--port", str(port)], own, {}
     if name in OURS:
         options = ["--model", own, "--estimator", name, "--mode", "annotate", "--no-log", "--port", str(port)]
-        return [sys.executable, "-m", "semgrad_guard.cli", "serve", *options], own
+        return [sys.executable, "-m", "semgrad_guard.cli", "serve", *options], own, {}
     if given.others is None:
         raise SystemExit(f"{name} takes --others, the Python of an environment that has it")
+    host, _, score = name.partition("-")
+    settings = {"mode": "annotate", "estimator": score, "no_log": True, "max_tokens": given.tokens}
+    if host == "ray":
+        return _on_ray(given, {**settings, "model": own}, port, folder)
     weights = str(_folder(own))
     where = ["--host", "127.0.0.1", "--port", str(port)]
-    if name == "vllm":
-        return [str(given.others.parent / "vllm"), "serve", weights, "--dtype", "bfloat16", *where], weights
+    if host == "vllm":
+        command, more = _vllm(given, weights, settings if score else None, folder)
+        return [*command, *where], weights, more
     batching = ["--continuous-batching"] if name == "continuous" else []
     command = [str(given.others.parent / "transformers"), "serve", weights, "--dtype", "bfloat16", "--device", "cpu"]
-    return [*command, *batching, *where], weights
+    return [*command, *batching, *where], weights, {}
+
+
+def _vllm(
+    given: argparse.Namespace, weights: str, settings: dict[str, Any] | None, folder: Path
+) -> tuple[list[str], dict[str, str]]:
+    """What `vllm serve` runs (the wheel for CPUs has no such script that starts), with our plugin where there are
+    settings."""
+    command = [str(given.others), "-m", "vllm.entrypoints.openai.api_server", "--model", weights]
+    command += ["--dtype", "bfloat16", "--max-model-len", "1024", "--enforce-eager"]
+    openmp = given.others.parents[1] / "lib" / "libiomp5.so"
+    more = {"VLLM_NO_USAGE_STATS": "1", "VLLM_CPU_KVCACHE_SPACE": "2", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+    more |= {"LD_PRELOAD": str(openmp)} if openmp.exists() else {}
+    if settings is None:
+        return command, more | {"VLLM_PLUGINS": ""}
+    named = folder / "guard.json"
+    named.write_text(json.dumps(settings))
+    worker = ["--worker-extension-cls", "semgrad_guard.server.in_vllm.worker.ScoringWorker"]
+    return [*command, *worker], more | {"VLLM_PLUGINS": "semgrad_guard", "SEMGRAD_GUARD_SETTINGS": str(named)}
+
+
+def _on_ray(given: argparse.Namespace, settings: dict[str, Any], port: int, folder: Path) -> Start:
+    application = {"name": "guard", "route_prefix": "/", "import_path": "semgrad_guard.ray:app", "args": settings}
+    config = {"http_options": {"host": "127.0.0.1", "port": port}, "applications": [application]}
+    named = folder / "serve.yaml"
+    named.write_text(json.dumps(config))  # JSON is YAML
+    command = [str(given.others.parent / "serve"), "run", str(named)]
+    return command, str(settings["model"]), {"RAY_USAGE_STATS_ENABLED": "0"}
 
 
 def _folder(name: str) -> Path:

@@ -23,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from matplotlib.ticker import PercentFormatter
 from panels import drawn, legend
 from predict import LOOKS, MEASURED
-from services import H100, LLAMA_8B, Accelerator, Host, Measured, Question, RooflineServices
+from services import H100, LLAMA_8B, Accelerator, Host, Left, Measured, Question, RooflineServices
 from simulation import ROWS, Run, Server, closed, opened
 
 from semgrad_guard.evaluation.figures.plots import LINE, MUTED, POINT
@@ -37,7 +37,10 @@ _LEAST = 2000  # requests of which a 99th percentile is taken
 
 @dataclass(frozen=True)
 class World:
-    """Everything that is assumed: machines, replicas and what is asked of them (lengths in tokens, on average)."""
+    """Everything that is assumed: machines, replicas and what is asked of them (lengths in tokens, on average).
+
+    `left` is what writing leaves to a score (see `RooflineServices`).
+    """
 
     gpu: Accelerator
     host: Host
@@ -45,10 +48,11 @@ class World:
     prompt: float = 500
     answer: float = 100
     doubts: float = 0.25
+    left: Left = "states"
 
     def server(self, cost: str, *, gpus: int = 1) -> Server:
         """So many GPUs, each with a replica."""
-        services = RooflineServices(LLAMA_8B, self.gpu, self.host, cost, self.doubts)
+        services = RooflineServices(LLAMA_8B, self.gpu, self.host, cost, self.doubts, self.left)
         return Server(services, replicas=gpus, rows=self.rows, around=0.005)
 
     def draw(self, random: Random) -> Question:
@@ -72,11 +76,13 @@ class World:
 
 
 def worlds(host: Host) -> dict[str, World]:
-    """Our engine's own loop, and an engine whose steps are recorded once and played back (vLLM's CUDA graphs)."""
+    """Our engine's own loop, and an engine whose steps are recorded once and played back (vLLM's CUDA graphs): as the
+    plugin for `vllm serve` scores today, and as it would if scores could read what vLLM's own passes leave."""
     graphs = host.model_copy(update={"step": 0.001})
     return {
-        f"our engine, {ROWS} answers at once": World(H100, host),
-        "vLLM's, 256 answers at once": World(H100, graphs, rows=256),
+        f"our engine, {ROWS} at once": World(H100, host),
+        "vLLM's, scores read anew": World(H100, graphs, rows=256, left="nothing"),
+        "vLLM's, if from its cache": World(H100, graphs, rows=256, left="cache"),
     }
 
 
@@ -90,13 +96,15 @@ def capacities(world: World, count: int) -> str:
 
 
 def waits(world: World, count: int) -> str:
-    """How long requests take at the usual load, by score and number of GPUs."""
+    """How long requests take at the usual load, by score and number of GPUs; no number where queues grow for ever."""
     plain = world.capacity("unguarded", count=count)
     lines = ["| GPUs | score | requests a second | p50, s | p99, s |", "| --- | --- | --- | --- | --- |"]
     for gpus in GPUS:
         for cost in LOOKS:
-            run = world.under_load(cost, rate=USUAL * plain, gpus=gpus, count=count)
-            waited = " | ".join(f"{run.percentile(share):.2f}" for share in (0.5, 0.99))
+            waited = "the queue grows | "
+            if USUAL * plain < world.capacity(cost, count=count):
+                run = world.under_load(cost, rate=USUAL * plain, gpus=gpus, count=count)
+                waited = " | ".join(f"{run.percentile(share):.2f}" for share in (0.5, 0.99))
             lines.append(f"| {gpus} | {cost} | {USUAL * plain * gpus:.0f} | {waited} |")
     return "\n".join(lines)
 
@@ -139,7 +147,7 @@ def sensitivity(world: World, count: int) -> Iterator[tuple[str, float, float]]:
 
 
 def draw(named: dict[str, World], target: Path, count: int) -> Path:
-    """The 99th percentile against the load, a panel for each engine; one GPU.
+    """The 99th percentile against the load, a panel for each engine; one GPU. Lines end where queues would grow.
 
     Raises:
         InputError: no picture format by that suffix.
@@ -148,17 +156,18 @@ def draw(named: dict[str, World], target: Path, count: int) -> Path:
         for axes, (name, world) in zip(panels, named.items(), strict=True):
             plain = world.capacity("unguarded", count=count)
             for cost, (color, mark) in LOOKS.items():
+                loads = [load for load in LOADS if load * plain < world.capacity(cost, count=count)]
                 waited = [
-                    world.under_load(cost, rate=load * plain, gpus=1, count=count).percentile(0.99) for load in LOADS
+                    world.under_load(cost, rate=load * plain, gpus=1, count=count).percentile(0.99) for load in loads
                 ]
-                axes.plot(LOADS, waited, color=color, marker=mark, markersize=4, linewidth=1.4, label=cost)
-            axes.set_title(f"{name}: {plain:.0f} a second unguarded", loc="left", fontsize=9)
+                axes.plot(loads, waited, color=color, marker=mark, markersize=4, linewidth=1.4, label=cost)
+            axes.set_title(f"{name}\n{plain:.0f} a second unguarded", loc="left", fontsize=8)
             axes.xaxis.set_major_formatter(PercentFormatter(1.0))
         panels[0].set_ylim(bottom=0)
         panels[0].set_ylabel("p99, seconds")
         legend(panels[0])
         figure.supxlabel(
-            "load, as a share of what an unguarded server answers at most (simulated; nothing ran on a GPU)", fontsize=9
+            "load, as a share of what an unguarded server answers at most (simulated; nothing ran on a GPU)", fontsize=8
         )
     return target
 
@@ -181,7 +190,7 @@ def draw_sensitivity(named: dict[str, World], target: Path, count: int) -> Path:
             axes.set_yticks(range(len(found)), [each for each, _, _ in found])
             axes.xaxis.set_major_formatter(PercentFormatter(1.0))
             axes.margins(x=0.06)
-            axes.set_title(f"{name}: {middle:.1%}", loc="left", fontsize=9)
+            axes.set_title(f"{name}\n{middle:.1%}", loc="left", fontsize=8)
         figure.supxlabel(f"HybridGrad's cost where an assumption is {FACTOR} times lower (<) or higher (>)", fontsize=9)
     return target
 

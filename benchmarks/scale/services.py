@@ -9,7 +9,7 @@ import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Literal, Protocol
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict
@@ -26,8 +26,8 @@ class Services(Protocol):
         """One more token of so many answers, whose prompts and answers are `width` tokens long on average."""
         ...
 
-    def score(self, answers: Sequence[int]) -> float:
-        """Scoring answers of so many tokens each, together."""
+    def score(self, answered: Sequence[Question]) -> float:
+        """Scoring these answers together."""
         ...
 
 
@@ -165,9 +165,9 @@ class MeasuredServices:
         del width
         return float(np.interp(rows, self.rows, self.seconds))
 
-    def score(self, answers: Sequence[int]) -> float:
+    def score(self, answered: Sequence[Question]) -> float:
         """As in `Services`."""
-        return _on(self.scoring, len(answers), sum(answers))
+        return _on(self.scoring, len(answered), sum(each.answer for each in answered))
 
 
 def _line(measured: Sequence[tuple[int, int, float]]) -> tuple[float, float, float]:
@@ -240,6 +240,10 @@ H100 = Accelerator("H100 SXM", bytes_a_second=3.35e12, flops=989e12, memory_shar
 """https://www.nvidia.com/en-us/data-center/h100/: 3.35 TB/s, 989 teraFLOPS. The shares are assumptions."""
 
 
+Left = Literal["states", "cache", "nothing"]
+"""What writing leaves to a score: the layers' states and the KV cache; the cache alone; nothing that it can read."""
+
+
 @dataclass(frozen=True)
 class RooflineServices:
     """Times of a model on a GPU by arithmetic: what its bytes take or its operations, if more, and the host's part.
@@ -250,6 +254,10 @@ class RooflineServices:
     (a forward pass from states that were kept, and gradients of activations alone), and three products with the head
     (its output again, the seed of the backward pass, ParaGrad). The cascade: the head's part alone, for a share
     `doubts` of the answers. Maximum probability: nothing, since writing has computed it.
+
+    That is where writing has `left` the states. Where it left the cache alone, HybridGrad's replay takes each answer
+    through the lower layers as well. Where it left nothing, every score takes each prompt and each answer through all
+    layers once more, those that need no gradient included (whose pass takes the host a third of what a score does).
     """
 
     shape: Shape
@@ -257,6 +265,7 @@ class RooflineServices:
     host: Host
     cost: str
     doubts: float = 0.25
+    left: Left = "states"
 
     def join(self, prompts: Sequence[int]) -> float:
         """As in `Services`."""
@@ -270,16 +279,27 @@ class RooflineServices:
         keys = 2 * self.shape.layers * self.shape.key_values * width * rows
         return self.host.step + self._computing(weights + keys, 2 * weights * rows)
 
-    def score(self, answers: Sequence[int]) -> float:
+    def score(self, answered: Sequence[Question]) -> float:
         """As in `Services`."""
-        tokens = sum(answers)
+        written = sum(each.answer for each in answered)
+        if self.cost == "unguarded" or not written:
+            return 0.0
+        layers, head = self.shape.layer_weights, self.shape.head_weights
+        tokens = sum(each.prompt + each.answer for each in answered)
         if self.cost == "hybridgrad":
-            upper, head = self.shape.layer_weights / 2, self.shape.head_weights
-            return self.host.score + self._computing(2 * upper + 3 * head, (4 * upper + 6 * head) * tokens)
-        if self.cost == "cascade" and tokens:
-            head = self.shape.head_weights
-            return self._computing(2 * head, 4 * head * tokens * self.doubts)
-        return 0.0
+            passes, again = {
+                "states": (1.0, 0.0),
+                "cache": (1.5, layers * written),
+                "nothing": (2.5, layers * written + 2 * layers * (tokens - written)),
+            }[self.left]
+            operations = (2 * layers + 6 * head) * written + again
+            return self.host.score + self._computing(passes * layers + 3 * head, operations)
+        doubts = self.doubts if self.cost == "cascade" else 0.0
+        in_head = self._computing(2 * head, 4 * head * written * doubts) if doubts else 0.0
+        if self.left != "nothing":
+            return in_head
+        operations = 2 * layers * tokens + 2 * head * written
+        return self.host.score / 3 + self._computing(layers + head, operations) + in_head
 
     def _computing(self, numbers: float, operations: float) -> float:
         gpu = self.gpu

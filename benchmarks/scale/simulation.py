@@ -170,7 +170,7 @@ class _Replica:
         late = any(each.waited > LINGER for each in self._done)
         if self._done and (not self._batch or len(self._done) >= enough or late):
             done, self._done = self._done, []
-            yield from self._works(self._server.services.score([each.question.answer for each in done]))
+            yield from self._works(self._server.services.score([each.question for each in done]))
             for each in done:
                 each.answered.succeed()
 

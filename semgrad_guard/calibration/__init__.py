@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from semgrad_guard.calibration.binding import Binding
-from semgrad_guard.calibration.calibrating import calibrate
+from semgrad_guard.calibration.binding import Binding, EngineIdentity
+from semgrad_guard.calibration.calibrating import EngineAnswers, calibrate
 from semgrad_guard.calibration.calibration_record import Calibration
 from semgrad_guard.calibration.choice import EstimatorChoice
 from semgrad_guard.calibration.drift import Drift, DriftMonitor, drift
@@ -13,6 +13,8 @@ __all__ = [
     "Calibration",
     "Drift",
     "DriftMonitor",
+    "EngineAnswers",
+    "EngineIdentity",
     "EstimatorChoice",
     "calibrate",
     "drift",

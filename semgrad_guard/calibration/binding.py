@@ -16,11 +16,21 @@ ANSWER_TIME_FIELDS = ("model", "revision", "fingerprint", "estimator", "settings
 
 _OF_ESTIMATORS = frozenset({"estimator", "settings"})
 
-CALIBRATION_TIME_FIELDS = ("grader", "upstream", "max_tokens", "stop")
+CALIBRATION_TIME_FIELDS = ("grader", "upstream", "max_tokens", "stop", "also")
 """What only a calibration knows: an answer's record leaves them None."""
 
-_ENDS = frozenset({"max_tokens", "stop"})
-"""Where answers could be cut off: compared with the answers that were, see `Binding.cut_elsewhere`."""
+_NOT_COMPARED = frozenset({"max_tokens", "stop", "also"})
+"""Where answers could be cut off is compared with the answers that were (`Binding.cut_elsewhere`), `also` with the
+engine that gave them."""
+
+
+class EngineIdentity(BaseModel):
+    """In what the same model differs where another engine runs it, or runs it in another number format."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    fingerprint: str
+    dtype: str | None = None
 
 
 class Binding(BaseModel):
@@ -30,7 +40,8 @@ class Binding(BaseModel):
     `settings` are the estimator's (JSON scalars, lists and tables of them); `prompt_template` is a name or hash;
     `grader` decided what was correct. `upstream` is the id of the calibration of the stage before, when this one was
     made on the questions that that stage did not let through. `max_tokens` and `stop` are where answers were cut off:
-    after so many tokens (0: none was), at these strings.
+    after so many tokens (0: none was), at these strings. `also` are the same model in other engines or number formats,
+    whose answers the calibration was made with as well.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, protected_namespaces=())
@@ -45,14 +56,32 @@ class Binding(BaseModel):
     upstream: str | None = None
     max_tokens: int | None = None
     stop: tuple[str, ...] = ()
+    also: tuple[EngineIdentity, ...] = ()
+
+    @property
+    def engine(self) -> EngineIdentity | None:
+        """What gave the answers; None where that is not stated."""
+        if self.fingerprint is None:
+            return None
+        dtype = (self.settings or {}).get("dtype")
+        return EngineIdentity(fingerprint=self.fingerprint, dtype=None if dtype is None else str(dtype))
+
+    def in_engine(self, engine: EngineIdentity) -> Self:
+        """The same conditions in another engine."""
+        dtype: dict[str, Setting] = {} if engine.dtype is None else {"dtype": engine.dtype}
+        settings = None if self.settings is None else {**self.settings, **dtype}
+        return self.model_copy(update={"fingerprint": engine.fingerprint, "settings": settings})
 
     def differences(self, other: Binding) -> dict[str, tuple[Any, Any]]:
         """Field -> (mine, other's), for every field that both sides state and that differs.
 
         `other` is usually an answer's own record, whose grader and upstream are None: these are then not compared.
         """
+        mine = next((self.in_engine(each) for each in self.also if each == other.engine), self)
         pairs = {
-            name: (getattr(self, name), getattr(other, name)) for name in Binding.model_fields if name not in _ENDS
+            name: (getattr(mine, name), getattr(other, name))
+            for name in Binding.model_fields
+            if name not in _NOT_COMPARED
         }
         return {name: (a, b) for name, (a, b) in pairs.items() if a is not None and b is not None and a != b}
 

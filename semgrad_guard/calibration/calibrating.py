@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import datetime
 import operator
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any, SupportsIndex
 
 import numpy as np
@@ -33,7 +34,21 @@ _NOTHING: dict[str, Any] = {
 }
 
 
-def calibrate(
+@dataclass(frozen=True)
+class EngineAnswers:
+    """Answers to the same questions by the same model in another engine, or in another number format.
+
+    `uncertainties`, `correct` and `groups` are columns as in `calibrate`; `groups` names a question as the other
+    engine's do. `binding` differs from the other engine's in nothing but the engine (see `EngineIdentity`).
+    """
+
+    uncertainties: Iterable[float | None]
+    correct: Iterable[Any]
+    groups: Iterable[Hashable]
+    binding: Binding
+
+
+def calibrate(  # noqa: PLR0913  # a promise has these conditions, and each has its default
     uncertainties: Iterable[float | None],
     correct: Iterable[Any],
     *,
@@ -47,6 +62,7 @@ def calibrate(
     created: str | None = None,
     choice: EstimatorChoice | None = None,
     prompts: Iterable[PromptForm | None] | None = None,
+    also: Sequence[EngineAnswers] = (),
 ) -> Calibration:
     """Find the largest threshold whose error rate is at most alpha, with probability at least 1 - delta.
 
@@ -65,19 +81,24 @@ def calibrate(
     common shape is kept, and the promise is about prompts of that shape. Without them the calibration gives a threshold
     and promises nothing.
 
+    `also` are answers of other engines, for which the promise is to hold as well: with probability at least 1 - delta,
+    the error rate among what is let through is at most alpha for each of them. Then `groups` and `binding` are needed.
+
     Where no threshold keeps the promise, `threshold` is None and `reason` says why: nothing is then let through.
     """
     alpha, delta = read_rate(alpha, "alpha"), read_rate(delta, "delta")
     if confidence not in ("isotonic", "platt"):
         raise CalibrationError(f"confidence must be 'isotonic' or 'platt', not {confidence!r}.")
     seed = _whole(seed)
-    named = list(groups) if isinstance(groups, Iterable) else groups
-    answers = read_set(uncertainties, correct, groups=named)
+    own = _Engine.read(uncertainties, correct, groups=groups, binding=binding)
+    engines = [own, *_others(own, also)]
     if choice is not None:
-        choice.require_others(map(str, named or ()))
+        for each in engines:
+            choice.require_others(map(str, each.questions or ()))
     outside = None if grid is None else read_grid(grid)
-    tested, thresholds, first = _prepare(answers, outside, alpha=alpha, delta=delta, seed=seed)
-    outcome = _outcome(answers, tested, thresholds, first=first, alpha=alpha, delta=delta)
+    tested, thresholds, first = _prepare(engines, outside, alpha=alpha, delta=delta, seed=seed)
+    hardest, outcome = _outcome(engines, tested, thresholds, first=first, alpha=alpha, delta=delta)
+    answers = engines[hardest].answers
     return Calibration.seal(
         created=created or datetime.datetime.now(datetime.UTC).date().isoformat(),
         alpha=alpha,
@@ -86,14 +107,14 @@ def calibrate(
         n_wrong=int((~answers.correct).sum()) + answers.n_unscored_wrong,
         n_unscored=answers.n_unscored,
         n_duplicates=answers.n_duplicates,
-        n_tested=len(tested),
+        n_tested=len(tested[hardest]),
         split_seed=seed if outside is None else None,
         grid=tuple(thresholds.tolist()),
         scores=tuple(np.sort(answers.scores).tolist()),
         confidence_map=fit(answers.scores, answers.correct, confidence) if len(answers.scores) else None,
-        binding=binding,
+        binding=_bound(engines, hardest),
         choice=choice,
-        shape=None if prompts is None else PromptShape.of(read_prompts(prompts, answers)),
+        shape=None if prompts is None else PromptShape.of(read_prompts(prompts, own.answers)),
         **outcome,
     )
 
@@ -109,22 +130,116 @@ def _whole(seed: SupportsIndex) -> int:
     return found
 
 
+@dataclass(frozen=True)
+class _Engine:
+    """The answers of one engine; `questions` names them as the caller's rows are, None where they have no names."""
+
+    answers: CalibrationSet
+    questions: Sequence[Hashable] | None
+    binding: Binding | None
+
+    @classmethod
+    def read(
+        cls,
+        uncertainties: Iterable[float | None],
+        correct: Iterable[Any],
+        *,
+        groups: Iterable[Hashable] | None,
+        binding: Binding | None,
+    ) -> _Engine:
+        """The columns, checked."""
+        named = list(groups) if isinstance(groups, Iterable) else groups
+        return cls(read_set(uncertainties, correct, groups=named), named, binding)
+
+    @property
+    def scored(self) -> Sequence[Hashable]:
+        """What names the questions that have a score."""
+        rows = self.answers.scored
+        return rows if self.questions is None else [self.questions[row] for row in rows]
+
+
+def _others(own: _Engine, also: Sequence[EngineAnswers]) -> list[_Engine]:
+    """The further engines: the same as the first in all that a binding says, but for the engine."""
+    found: list[_Engine] = []
+    for each in also:
+        if own.binding is None or own.questions is None:
+            raise CalibrationError(
+                "Answers of several engines need a binding for each, and groups: which engine, and which question."
+            )
+        engine, taken = each.binding.engine, [own.binding.engine, *(x.binding.engine for x in also[: len(found)])]
+        if engine is None or engine in taken or None in taken:
+            raise CalibrationError(
+                "The bindings of several engines must name a fingerprint each, by which answers are told apart; "
+                f"{own.binding.fingerprint!r} and {each.binding.fingerprint!r} do not."
+            )
+        own.binding.in_engine(engine).require(each.binding)
+        found.append(_Engine.read(each.uncertainties, each.correct, groups=each.groups, binding=each.binding))
+    return found
+
+
+def _bound(engines: Sequence[_Engine], at: int) -> Binding | None:
+    """The binding of one engine, which names the others."""
+    own = engines[at].binding
+    others = tuple(x.binding.engine for i, x in enumerate(engines) if i != at and x.binding is not None)
+    return own.model_copy(update={"also": others}) if own is not None and others else own
+
+
 def _prepare(
-    answers: CalibrationSet, outside: NDArray[np.float64] | None, *, alpha: float, delta: float, seed: int
-) -> tuple[NDArray[np.intp], NDArray[np.float64], int]:
-    """(rows to test, rising thresholds, index of the first one to test); no label is looked at."""
-    n = len(answers.scores)
+    engines: Sequence[_Engine], outside: NDArray[np.float64] | None, *, alpha: float, delta: float, seed: int
+) -> tuple[list[NDArray[np.intp]], NDArray[np.float64], int]:
+    """(each engine's rows to test, rising thresholds, index of the first one to test); no label is looked at.
+
+    What is spent on the grid is questions: none of them is tested, whichever engine answered it.
+    """
+    columns = [each.answers.scores for each in engines]
     if outside is not None:
-        first = fixed_sequence.first_testable(answers.scores, outside, alpha=alpha, delta=delta)
-        return np.arange(n), outside, first
-    for_grid, tested = fixed_sequence.split(n, seed=seed)
-    if not len(for_grid):
+        firsts = [fixed_sequence.first_testable(scores, outside, alpha=alpha, delta=delta) for scores in columns]
+        return [np.arange(len(scores)) for scores in columns], outside, max(firsts)
+    questions = list(dict.fromkeys(question for each in engines for question in each.scored))
+    for_grid, _ = fixed_sequence.split(len(questions), seed=seed)
+    spent: set[Hashable] = {questions[int(i)] for i in for_grid}
+    is_spent = [np.array([question in spent for question in each.scored], dtype=np.bool_) for each in engines]
+    tested = [np.flatnonzero(~each) for each in is_spent]
+    if not spent:
         return tested, np.empty(0), 0
-    grid = fixed_sequence.split_grid(answers.scores[for_grid], n_tested=len(tested), alpha=alpha, delta=delta)
+    seen = np.concatenate([scores[rows] for scores, rows in zip(columns, is_spent, strict=True)])
+    grid = fixed_sequence.split_grid(seen, n_tested=min(map(len, tested)), alpha=alpha, delta=delta)
     return tested, grid, 0
 
 
 def _outcome(
+    engines: Sequence[_Engine],
+    tested: Sequence[NDArray[np.intp]],
+    grid: NDArray[np.float64],
+    *,
+    first: int,
+    alpha: float,
+    delta: float,
+) -> tuple[int, dict[str, Any]]:
+    """Which engine makes the threshold what it is, and the fields of a `Calibration` that depend on its walk.
+
+    Every engine walks the same thresholds, each at level delta, and all stop where the first of them stops. That the
+    promise then fails for any one of them has probability at most delta, not delta for each: to go past the first
+    threshold whose risk exceeds alpha for some engine, that engine's own test must fail (an intersection-union test:
+    Berger, Technometrics 24, 1982).
+    """
+
+    def walked(until: NDArray[np.float64]) -> list[dict[str, Any]]:
+        return [
+            _walked(each.answers, rows, until, first=first, alpha=alpha, delta=delta)
+            for each, rows in zip(engines, tested, strict=True)
+        ]
+
+    alone = walked(grid)
+    thresholds = [each["threshold"] for each in alone]
+    if None in thresholds:
+        return (at := thresholds.index(None)), alone[at]
+    together = walked(grid[grid <= min(thresholds)])
+    hardest = max(range(len(engines)), key=lambda i: together[i]["risk_bound"])
+    return hardest, together[hardest]
+
+
+def _walked(
     answers: CalibrationSet,
     tested: NDArray[np.intp],
     grid: NDArray[np.float64],
@@ -133,7 +248,7 @@ def _outcome(
     alpha: float,
     delta: float,
 ) -> dict[str, Any]:
-    """The fields of a `Calibration` that depend on the walk."""
+    """What comes of one engine's walk over the grid."""
     scores, wrong = answers.scores[tested], ~answers.correct[tested]
     fewest = binomial.fewest_answers(alpha=alpha, delta=delta)
     if len(scores) < fewest or not len(grid):

@@ -34,7 +34,8 @@ class Calibration(BaseModel):
     outside. `scores` are the calibration scores, rising, kept for `drift`. `choice` says how the estimator was
     chosen or fitted, where that was learned from labels (not those of the threshold). `shape` says what the prompts
     looked like; a calibration without one (all made by version 0.1.0) still gives a threshold and promises nothing.
-    `id` is a hash over all of it.
+    Where the answers of several engines were tested (`binding.also`), the promise holds for each of them, and all of
+    this is about the engine whose `risk_bound` is the largest. `id` is a hash over all of it.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
@@ -197,7 +198,7 @@ def _content_id(calibration: Calibration) -> str:
     return hashlib.sha256(canonical.encode()).hexdigest()[:16]
 
 
-_LATER = frozenset({"max_tokens", "stop", "rewritten"})
+_LATER = frozenset({"max_tokens", "stop", "also", "rewritten"})
 """What bindings and shapes state since version 0.2.0, where there is something to state."""
 
 

@@ -21,7 +21,7 @@ class CalibrationSet:
 
     `scores` and `correct` belong together, in the caller's order. `n_unscored_wrong` of the `n_unscored` answers
     without a finite score were wrong. `n_duplicates` repeats of an earlier question were left out. `rows` are the
-    caller's rows of the distinct questions.
+    caller's rows of the distinct questions, `scored` those of `scores`.
     """
 
     scores: NDArray[np.float64]
@@ -30,6 +30,7 @@ class CalibrationSet:
     n_unscored_wrong: int
     n_duplicates: int
     rows: tuple[int, ...]
+    scored: tuple[int, ...]
 
     @property
     def n(self) -> int:
@@ -58,6 +59,7 @@ def read_set(
         n_unscored_wrong=int((~kept_labels[~scored]).sum()),
         n_duplicates=len(scores) - len(first),
         rows=tuple(first),
+        scored=tuple(row for row, has_score in zip(first, scored.tolist(), strict=True) if has_score),
     )
 
 

@@ -13,6 +13,7 @@ from semgrad_guard.cli import grading, learning, loading, options, values
 from semgrad_guard.cli.calibrate_output import Files, draw, show
 from semgrad_guard.cli.estimator_spec import EstimatorSpec
 from semgrad_guard.cli.help import ExitCode
+from semgrad_guard.cli.other_runs import read_other
 from semgrad_guard.cli.spreading import Cluster, Loading, spreading
 from semgrad_guard.cli.terminal import kept_on_interrupt, note, note_problems, say, say_problems, say_unscored
 from semgrad_guard.named import POCKET
@@ -131,6 +132,16 @@ def calibrate(  # noqa: PLR0913  # a command's options are its arguments
             rich_help_panel=options.DATA,
         ),
     ] = None,
+    also: Annotated[
+        list[Path] | None,
+        typer.Option(
+            metavar="FILE",
+            parser=values.path,
+            help="Answers to the same questions by the model in another engine or number format (the .answers.jsonl of "
+            "its calibration): the promise then holds for both. Several times for several.",
+            rich_help_panel=options.DECISION,
+        ),
+    ] = None,
     upstream: Annotated[
         str | None,
         typer.Option(
@@ -156,11 +167,14 @@ def calibrate(  # noqa: PLR0913  # a command's options are its arguments
     from semgrad_guard.evaluation.files import beside, sole_writer
 
     values.one_from_stdin(data=data, prompt=prompt, labels=labels)
+    runs = tuple(also or ())
     cluster = Cluster.asked(ray, workers)
     files = Files(output, answers or beside(output, ".answers.jsonl"), plot, labels)
     spec = EstimatorSpec(estimator, variant, tau, beta, sampled_rows)
+    if runs:
+        _require_for_several(spec, labels)
     wording, template, sources = loading.worded(prompt)
-    _check_first(files, [data, Path(model), *sources, *(path for path in (probe, few_shot) if path)])
+    _check_first(files, [data, Path(model), *sources, *runs, *(path for path in (probe, few_shot) if path)])
     questions = _read(data, strict=strict, alpha=alpha, delta=delta, context_field=context_field)
     learning.estimators_for(spec)  # refuses settings that they do not take, before any work
     graders = grading.load_graders([] if grader is None else [grader])
@@ -169,7 +183,7 @@ def calibrate(  # noqa: PLR0913  # a command's options are its arguments
     decoding = loading.decoding(max_tokens=max_tokens, temperature=temperature, seed=seed, stop=stop or ())
     asked = _Asked(system, wording, template, examples, decoding, batch_size)
     load = Loading(model, dtype, device, quantization_config, loading.load_token(probe), engine)
-    run = _Run(load, spec, asked, cluster)
+    run = _Run(load, spec, asked, cluster, runs)
     with sole_writer(output):
         outcome = run(questions.rows, files, graders=graders, alpha=alpha, delta=delta, upstream=upstream)
         if outcome.calibration.choice is not None:
@@ -179,6 +193,16 @@ def calibrate(  # noqa: PLR0913  # a command's options are its arguments
             draw(plot, outcome)
     show(outcome, questions, files, as_json=as_json)
     raise typer.Exit(_code(outcome.calibration, questions))
+
+
+def _require_for_several(spec: EstimatorSpec, labels: Path | None) -> None:
+    """Refuse what does not go with the answers of several engines."""
+    from semgrad_guard.errors import InputError
+
+    if learning.learns(spec):
+        raise InputError(f"--also takes an estimator that learns nothing from labels, not {spec.name}")
+    if labels is not None:
+        raise InputError("--also takes a grader for the answers of every run; --labels are about those of one")
 
 
 def _code(calibration: Calibration, questions: QuestionFile) -> ExitCode:
@@ -210,6 +234,7 @@ class _Run:
     estimator: EstimatorSpec
     asked: _Asked
     cluster: Cluster
+    also: Sequence[Path] = ()
 
     def __call__(
         self,
@@ -230,7 +255,7 @@ class _Run:
             require_examples,
             require_prompt,
         )
-        from semgrad_guard.evaluation.runs.run import run_binding
+        from semgrad_guard.evaluation.runs.run import run_binding, run_settings
         from semgrad_guard.guard import template_name
 
         asked, form = self.asked, form_of(rows)
@@ -241,6 +266,8 @@ class _Run:
         template = prompt_name(form, system=asked.system, **worded)
         model = self.loading.load()
         grader = next(iter(graders), GRADERS[default_grader(template_name(model, template))])
+        settings = run_settings(model, self._estimators(), options=asked.decoding, template=template)
+        others = [read_other(path, rows, settings) for path in self.also]
         answers = self._collect(rows, files.answers, model)
         say_unscored(answers)
         grades = grading.grade(rows, answers, grader, labels=files.labels, others=files.answered, book=files.grades)
@@ -253,15 +280,24 @@ class _Run:
         kept = [rows[i] for i in grades.rows]
         forms = prompt_forms(kept, model.render, system=asked.system, **worded)
         prompts = forms if any(forms) else None
-        graded = learning.Graded(kept, [answers[i] for i in grades.rows], grades.correct, grades.grader, prompts)
+        of_others = [
+            learning.GradedOther(other, grading.grade(rows, other.answers, grader, book=files.grades))
+            for other in others
+        ]
+        graded = learning.Graded(
+            kept, [answers[i] for i in grades.rows], grades.correct, grades.grader, prompts, of_others
+        )
         return learning.outcome_of(self.estimator, graded, bind, alpha=alpha, delta=delta)
+
+    def _estimators(self) -> dict[str, Estimator]:
+        return {estimator.name: estimator for estimator in learning.estimators_for(self.estimator)}
 
     def _collect(self, rows: Sequence[Question], path: Path, model: LanguageModel) -> list[Answer]:
         """The answers; on Ctrl-C say how many are kept, and how to go on."""
         from semgrad_guard.evaluation.runs.run import Answering, collect_answers
 
         asked = self.asked
-        estimators = {estimator.name: estimator for estimator in learning.estimators_for(self.estimator)}
+        estimators = self._estimators()
         answering = Answering(
             model, estimators, asked.decoding, asked.system, asked.wording, asked.prompt, asked.examples
         )

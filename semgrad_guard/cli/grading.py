@@ -70,9 +70,9 @@ def grade(
     answers: Sequence[Answer],
     grader: AnswerGrader,
     *,
-    labels: Path | None,
-    others: Sequence[str],
     book: Path,
+    labels: Path | None = None,
+    others: Sequence[str] = (),
 ) -> Grades:
     """Grade by people where there are labels, else by the grader; show ten, and warn where they are in doubt.
 

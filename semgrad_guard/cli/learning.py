@@ -7,9 +7,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from semgrad_guard.cli.estimator_spec import EstimatorSpec
+from semgrad_guard.cli.grading import Grades
+from semgrad_guard.cli.other_runs import OtherRun
 
 if TYPE_CHECKING:
-    from semgrad_guard.calibration import Binding
+    from semgrad_guard.calibration import Binding, EngineAnswers
     from semgrad_guard.estimators import Estimator, HybridGrad
     from semgrad_guard.estimators.learned import LearnedEstimator
     from semgrad_guard.evaluation.calibrating.outcome import Outcome
@@ -31,40 +33,72 @@ def estimators_for(spec: EstimatorSpec) -> Sequence[Estimator]:
     return [spec.estimator()]
 
 
+def learns(spec: EstimatorSpec) -> bool:
+    """Whether the estimator is fitted, or chosen, on labels."""
+    from semgrad_guard.evaluation.calibrating.learned_columns import LEARNED
+
+    return spec.name == "auto" or spec.name in LEARNED
+
+
+@dataclass(frozen=True)
+class GradedOther:
+    """The answers of another engine, and their grades."""
+
+    run: OtherRun
+    grades: Grades
+
+    def answered(self, estimator: str, like: Binding) -> EngineAnswers:
+        """What a calibration takes of them; `like` is the binding of the first engine."""
+        from semgrad_guard.calibration import EngineAnswers
+
+        answers = [self.run.answers[i] for i in self.grades.rows]
+        return EngineAnswers(
+            [answer.uncertainty(estimator) for answer in answers],
+            self.grades.correct,
+            [answer.key for answer in answers],
+            like.in_engine(self.run.engine).model_copy(update={"grader": self.grades.grader}),
+        )
+
+
 @dataclass(frozen=True)
 class Graded:
-    """Answered questions with their grades, whose they are, and what the prompts looked like; all in one order."""
+    """Answered questions with their grades, whose they are, and what the prompts looked like; all in one order.
+
+    `also` are the answers of other engines to the same questions.
+    """
 
     rows: Sequence[Question]
     answers: Sequence[Answer]
     correct: Sequence[bool]
     grader: str
     prompts: Sequence[PromptForm | None] | None
+    also: Sequence[GradedOther] = ()
 
 
 def outcome_of(
     spec: EstimatorSpec, graded: Graded, bind: Callable[[Estimator], Binding], *, alpha: float, delta: float
 ) -> Outcome:
     """Calibrate on graded answers; for a learned estimator and "auto", learn on a part of them first."""
-    from semgrad_guard.evaluation.calibrating.learned_columns import LEARNED
     from semgrad_guard.evaluation.calibrating.learning import LearningSet, calibrate_best, calibrate_learned
     from semgrad_guard.evaluation.calibrating.outcome import calibrate_answers
 
-    if spec.name == "auto" or spec.name in LEARNED:
+    if learns(spec):
         known = LearningSet.of(graded.rows, graded.answers, graded.correct, prompts=graded.prompts)
         if spec.name == "auto":
             return calibrate_best(known, estimators_for(spec), bind=bind, alpha=alpha, delta=delta)
         return calibrate_learned(known, *_learned(spec), bind=bind, alpha=alpha, delta=delta)
     estimator = spec.estimator()
+    binding = bind(estimator)
     return calibrate_answers(
         graded.answers,
         estimator=estimator.name,
         correct=graded.correct,
         grader=graded.grader,
-        binding=bind(estimator),
+        binding=binding,
         alpha=alpha,
         delta=delta,
         prompts=graded.prompts,
+        also=[other.answered(estimator.name, binding) for other in graded.also],
     )
 
 

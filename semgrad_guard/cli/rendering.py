@@ -11,7 +11,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from semgrad_guard.calibration import Calibration, Drift
+from semgrad_guard.calibration import Binding, Calibration, Drift
 from semgrad_guard.cli.terminal import printable
 from semgrad_guard.evaluation.highlight import Claim, shades
 from semgrad_guard.records import Verdict
@@ -180,7 +180,16 @@ def _outcome(calibration: Calibration) -> list[tuple[str, str]]:
         ("threshold", f"uncertainty at most {figure(calibration.threshold)}"),
         ("coverage", f"{percent(calibration.coverage)} of the questions are answered"),
         ("upper bound", f"{percent(calibration.risk_bound)} of those are wrong at most ({seen})"),
+        *_engines(calibration.binding),
     ]
+
+
+def _engines(binding: Binding | None) -> list[tuple[str, str]]:
+    """Which engine the numbers are about, where the promise is about several."""
+    if binding is None or not binding.also:
+        return []
+    format_ = (binding.settings or {}).get("dtype", "")
+    return [("engines", f"{1 + len(binding.also)}; these are the numbers of {binding.fingerprint} {format_}".rstrip())]
 
 
 def _confidence_table(calibration: Calibration) -> Table:

@@ -5,12 +5,16 @@ from __future__ import annotations
 import math
 import os
 import signal
+import socket
 import threading
 from collections.abc import Generator
 from contextlib import contextmanager
 from typing import Any
 
 from semgrad_guard.errors import ClusterError, MissingExtraError
+
+_SECONDS = 10
+"""A machine that is there answers within these."""
 
 
 def library() -> Any:
@@ -47,18 +51,27 @@ def cluster(address: str = "local", *, verbose: bool = False, **options: Any) ->
         return
     local = {"include_dashboard": False} if address == "local" else {}
     try:
+        _require_listener(address)
         with _own_signals():
             ray.init(address=address, log_to_driver=verbose, logging_level="ERROR", **local, **options)
-    except (ConnectionError, ValueError, RuntimeError) as error:
+    except (OSError, ValueError, RuntimeError) as error:
         said = str(error).strip().partition("\n")[0].rstrip(".")
         raise ClusterError(
-            f"There is no Ray cluster at {address!r}: {said}. Start one (ray start --head), or leave the address away: "
-            "a cluster of one then starts in this process."
+            f"There is no Ray cluster at {address!r}: {said}. Start one (ray start --head), set RAY_AUTH_MODE=token "
+            "where it asks for a token, or leave the address away: a cluster of one then starts in this process."
         ) from error
     try:
         yield ray
     finally:
         ray.shutdown()
+
+
+def _require_listener(address: str) -> None:
+    """Raise an OSError where nothing listens at HOST:PORT: Ray would try again for minutes."""
+    host, colon, port = address.removeprefix("ray://").rpartition(":")
+    if colon and port.isdecimal():
+        with socket.create_connection((host.strip("[]"), int(port)), timeout=_SECONDS):
+            pass
 
 
 @contextmanager

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from semgrad_guard.calibration import Binding, Calibration, calibrate
+from semgrad_guard.calibration import Binding, Calibration, EngineIdentity, calibrate
 from semgrad_guard.calibration.binding import ANSWER_TIME_FIELDS, CALIBRATION_TIME_FIELDS
 from semgrad_guard.errors import BindingMismatchError, CalibrationError
 
@@ -34,7 +34,7 @@ OTHER: dict[str, Any] = {
 
 def test_every_field_is_either_known_while_answering_or_only_at_calibration() -> None:
     assert set(ANSWER_TIME_FIELDS) | set(CALIBRATION_TIME_FIELDS) == set(Binding.model_fields)
-    assert set(OTHER) | {"max_tokens", "stop"} == set(Binding.model_fields)
+    assert set(OTHER) | {"max_tokens", "stop", "also"} == set(Binding.model_fields)
 
 
 @pytest.mark.parametrize(("cut", "elsewhere"), [(None, False), (256, False), ("\n", False), (1, True), ("k", True)])
@@ -43,6 +43,21 @@ def test_where_answers_are_cut_off_counts_only_for_those_that_are(cut: int | str
     assert (bound.cut_elsewhere(cut) is not None) == elsewhere
     assert FULL.cut_elsewhere(cut) is None, "a calibration that does not state it is not compared"
     assert bound.differences(FULL.model_copy(update={"max_tokens": 1, "stop": ("k",)})) == {}
+
+
+def test_a_calibration_of_several_engines_is_for_each_of_them_and_no_other() -> None:
+    others = (EngineIdentity(fingerprint="f2"), EngineIdentity(fingerprint="f1", dtype="bfloat16"))
+    bound = FULL.model_copy(update={"also": others})
+    coarse = {"settings": {**(FULL.settings or {}), "dtype": "bfloat16"}}
+    for update in ({}, {"fingerprint": "f2"}, coarse):
+        assert bound.differences(FULL.model_copy(update=update)) == {}
+        assert bool(FULL.differences(FULL.model_copy(update=update))) == bool(update)
+    with pytest.raises(BindingMismatchError, match="fingerprint is 'f4' and was 'f1'"):
+        bound.require(FULL.model_copy(update={"fingerprint": "f4"}))
+    mixed = FULL.model_copy(update={"fingerprint": "f2", **coarse})
+    assert bound.differences(mixed).keys() == {"fingerprint", "settings"}, "both are named, and not together"
+    elsewhere = FULL.model_copy(update={"fingerprint": "f2", "model": "llama"})
+    assert bound.differences(elsewhere).keys() == {"model"}
 
 
 def test_equal_bindings_do_not_differ() -> None:

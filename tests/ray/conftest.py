@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Generator
@@ -15,6 +16,12 @@ from semgrad_guard.evaluation.questions.data import Question, read_questions
 
 OBJECT_STORE = 100_000_000
 """Bytes: small, so that what is not bounded would not fit."""
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _one_thread() -> None:
+    """For the program as for workers, and as here: numbers are equal to the last digit where threads are."""
+    os.environ["OMP_NUM_THREADS"] = "1"
 
 
 @pytest.fixture(scope="session")
@@ -54,8 +61,8 @@ def program() -> Callable[..., subprocess.CompletedProcess[str]]:
     """The program in a process of its own."""
     pytest.importorskip("ray")
 
-    def run(*arguments: object) -> subprocess.CompletedProcess[str]:
+    def run(*arguments: object, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "semgrad_guard.cli", *map(str, arguments)]
-        return subprocess.run(command, capture_output=True, text=True, check=False)
+        return subprocess.run(command, capture_output=True, text=True, check=False, env=env)
 
     return run

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import os
 import pickle
+import random
+import re
 import signal
 import threading
+from collections.abc import Generator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +22,7 @@ from semgrad_guard.evaluation.runs.experiment import Experiment
 from semgrad_guard.evaluation.runs.scoring import TextScorer
 
 from .conftest import OBJECT_STORE
-from .processes import own_workers
+from .processes import own_workers, resident
 
 pytestmark = pytest.mark.heavy
 
@@ -79,41 +83,77 @@ def test_columns(ray: Any) -> None:
 
 
 def test_a_dataset_larger_than_the_object_store(ray: Any, rows: list[dict[str, Any]]) -> None:
-    """Four times the store passes through it, and little of it is ever written to the disk."""
+    """Four times the store passes through it, and less than the store is written to the disk; no process holds it."""
     from semgrad_guard.ray import score
 
-    size, count = 500_000, 4 * OBJECT_STORE // 500_000
+    size, count = 100_000, 4 * OBJECT_STORE // 100_000
 
     def made(row: dict[str, Any]) -> dict[str, Any]:
         some = rows[int(row["id"]) % len(rows)]
         return {"id": row["id"], "question": some["question"], "response": some["response"], "note": "x" * size}
 
     given = ray.data.range(count, override_num_blocks=count // 20).map(made)
-    seen = [int(row["id"]) for row in score(given).iter_rows() if row["semgrad_guard"]["status"] == "scored"]
+    before, spilt = resident(os.getpid()), spilled()
+    seen, most_here, most_there = list[int](), 0, 0
+    for row in score(given).iter_rows():
+        if row["semgrad_guard"]["status"] == "scored":
+            seen.append(int(row["id"]))
+        if row["id"] % 100 == 0:
+            most_here = max(most_here, resident(os.getpid()) - before)
+            most_there = max([most_there, *map(resident, own_workers("MapWorker"))])
     assert seen == list(range(count))
+    assert most_here < OBJECT_STORE, "this process gathers what has passed"
+    assert 0 < most_there < WORKER + OBJECT_STORE, "a worker gathers what has passed"
+    assert spilled() - spilt < OBJECT_STORE
 
 
-def test_a_killed_worker_of_a_dataset_loses_nothing(ray: Any, rows: list[dict[str, Any]], alone: list[Verdict]) -> None:
+WORKER = 900_000_000
+"""Bytes that are more than a worker takes by itself: torch, Ray, pyarrow and the embedded model."""
+
+
+def spilled() -> int:
+    """Bytes that this cluster has ever written to the disk, since they did not fit its object store."""
+    from ray._private.internal_api import memory_summary
+
+    found = re.search(r"Spilled (\d+) MiB", memory_summary(stats_only=True))
+    return 1024**2 * int(found[1]) if found else 0
+
+
+KILLS = 6
+
+
+@contextmanager
+def killer(kills: list[int]) -> Generator[None]:
+    """Kills the worker at a random moment of its life, again and again; `kills` are their processes."""
+    ended, chance = threading.Event(), random.Random(0)
+
+    def run() -> None:
+        while len(kills) < KILLS and not ended.wait(chance.uniform(0.2, 3)):
+            alive = [number for number in own_workers("MapWorker") if number not in kills]
+            if alive:
+                kills.append(alive[0])
+                os.kill(alive[0], signal.SIGKILL)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+
+
+def test_killed_workers_of_a_dataset_lose_nothing(ray: Any, rows: list[dict[str, Any]], alone: list[Verdict]) -> None:
     from semgrad_guard.ray import score
 
-    many = [{**row, "turn": turn} for turn in range(10) for row in rows[:56]]
+    turns = 60
+    many = [{**row, "turn": turn} for turn in range(turns) for row in rows[:56]]
     killed: list[int] = []
-
-    def kill() -> None:
-        killed.extend(own_workers("MapWorker")[:1])
-        for number in killed:
-            os.kill(number, signal.SIGKILL)
-
-    found: list[dict[str, Any]] = []
-    for number, row in enumerate(score(ray.data.from_items(many, override_num_blocks=10)).iter_rows()):
-        if number == 64:
-            thread = threading.Thread(target=kill)
-            thread.start()
-            thread.join()
-        found.append(row)
-    assert killed
+    with killer(killed):
+        found = list(score(ray.data.from_items(many, override_num_blocks=turns)).iter_rows())
+    assert len(set(killed)) == KILLS
     assert [(each["turn"], each["id"]) for each in found] == [(each["turn"], each["id"]) for each in many]
-    assert numbers(found) == [verdict.uncertainty for verdict in alone[:56]] * 10
+    assert numbers(found) == [verdict.uncertainty for verdict in alone[:56]] * turns
 
 
 def test_records_travel(ray: Any, model: LanguageModel, questions: list[Question], tmp_path: Path) -> None:

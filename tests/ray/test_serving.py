@@ -20,6 +20,7 @@ import httpx
 import pytest
 from pydantic import ValidationError
 
+from semgrad_guard.errors import ClusterError
 from semgrad_guard.ray.serving import ReplicaSettings
 from tests.ports import free_port
 from tests.postgresql import Postgres
@@ -215,6 +216,70 @@ def test_killed_replicas_mix_nothing_up_and_lose_no_decision(
     ids = [decision for _, _, decision in load.answers]
     assert len(set(ids)) == len(ids)
     assert kept(postgres, ids) == ids
+
+
+def test_replicas_come_with_load(deploy: Callable[..., None], url: str) -> None:
+    alone = expected()
+    deploy(min_replicas=1, max_replicas=2, target_requests=1)
+    assert running() == 1
+    with Load(url, clients=6) as load:
+        deadline = time.monotonic() + 240  # Ray looks for half a minute before it starts one; then it loads the model
+        while running() < 2 and time.monotonic() < deadline:
+            time.sleep(1)
+        assert running() == 2
+        load.wait_for(30)
+    assert load.failures == []
+    assert [(q, alone[q], a) for q, a, _ in load.answers if not alike(alone[q], a)] == []
+
+
+def running() -> int:
+    """How many replicas answer requests."""
+    from ray import serve
+
+    found = serve.status().applications["guard"].deployments["guard"].replica_states
+    return next((count for state, count in found.items() if state == "RUNNING"), 0)
+
+
+def test_a_replica_whose_model_can_answer_nothing_is_replaced(
+    deploy: Callable[..., None], url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from ray import serve
+
+    from semgrad_guard.ray import serving
+
+    class Mortal(serving.Replica):
+        """A replica whose model's thread can be ended from outside."""
+
+        def end_thread(self) -> list[bool]:
+            schedulers = [each.scheduler for each in self._server.service.models.values()]
+            for each in schedulers:
+                each.close()
+            return [each.is_alive for each in schedulers]
+
+    monkeypatch.setattr(serving, "Replica", Mortal)
+    alone = expected()
+    deploy(min_replicas=1, max_replicas=1, health_check_seconds=1)
+    [before] = own_workers("ServeReplica")
+    assert serve.get_app_handle("guard").end_thread.remote().result(timeout_s=60) == [False]
+    deadline = time.monotonic() + 240
+    while before in own_workers("ServeReplica") and time.monotonic() < deadline:
+        time.sleep(0.5)
+    assert before not in own_workers("ServeReplica")
+    with Load(url, clients=1) as load:
+        load.wait_for(3)
+    assert load.answers
+    assert [(q, alone[q], a) for q, a, _ in load.answers if not alike(alone[q], a)] == []
+
+
+def test_a_healthy_replica_says_so_and_a_dead_one_which_model_it_is(url: str) -> None:
+    from semgrad_guard.ray.serving import Replica
+
+    replica = Replica(ReplicaSettings.model_validate({**PLAIN, "no_log": True}))
+    replica.check_health()
+    [served] = replica._server.service.models.values()
+    served.scheduler.close()
+    with pytest.raises(ClusterError, match="the thread of pocket has ended"):
+        replica.check_health()
 
 
 def test_it_is_run_from_the_command_line(tmp_path: Path) -> None:
