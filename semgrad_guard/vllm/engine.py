@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from itertools import count
 from typing import Any
 
 from semgrad_guard.engine.generation.decoding import Decoder
-from semgrad_guard.engine.generation.running_batch import Asked, RunningAnswer
+from semgrad_guard.engine.generation.running_batch import Asked
+from semgrad_guard.engine.objective import Objective
 from semgrad_guard.errors import AnswerInterruptedError, InputError, UnsupportedModelError
+from semgrad_guard.vllm.recorded_batch import RecordedAnswer
 from semgrad_guard.vllm.recorder import Record, Recorder
 from semgrad_guard.vllm.sampling import require_grammars, sampling_of
 from semgrad_guard.vllm.shared_weights import library
@@ -16,12 +18,12 @@ from semgrad_guard.vllm.shared_weights import library
 _NUMBERS = count()
 
 
-class VLLMAnswer(RunningAnswer):
-    """An answer that vLLM writes: under this name, and with what its passes left. Nothing of a prompt is kept."""
+class VLLMAnswer(RecordedAnswer):
+    """An answer that vLLM writes, under this name. Nothing of a prompt is kept but what scoring takes."""
 
-    def __init__(self, asked: Asked, decoder: Decoder) -> None:
-        super().__init__(asked, decoder)
-        self.name, self.record = f"semgrad-guard-{next(_NUMBERS)}", Record(len(asked.prompt.ids))
+    def __init__(self, asked: Asked, decoder: Decoder, objective: Objective) -> None:
+        super().__init__(asked, decoder, Record.for_scoring(asked.prompt, objective))
+        self.name = f"semgrad-guard-{next(_NUMBERS)}"
         self.inner = ""
         """The name that vLLM gives it inside."""
 
@@ -45,22 +47,11 @@ class Engine:
                 f"vLLM spreads this model over {size} processes, and scoring takes whole weights: load it with "
                 "tensor_parallel_size=1 and pipeline_parallel_size=1"
             )
-        (self._runner,) = llm.collective_rpc(lambda worker: worker.model_runner)
+        (self.runner,) = llm.collective_rpc(lambda worker: worker.model_runner)
+        """vLLM's model runner."""
+        self.recorder: Recorder | None = None
+        """What listens to its passes, once there is one."""
         self._running: dict[str, VLLMAnswer] = {}
-        self._recorder: Recorder | None = None
-
-    @property
-    def model(self) -> Any:
-        """vLLM's model."""
-        return self._runner.model
-
-    def record(self, layer: int, *, budget: Callable[[], int]) -> None:
-        """From now on keep what passes leave for observing answers: h^(layer), and what went into the head.
-
-        What came out of it as well, up to `budget` bytes at a time.
-        """
-        if layer > 0:  # what a model of one layer shows is the embeddings
-            self._recorder = Recorder(self._runner, layer, budget=budget)
 
     def add(self, answer: VLLMAnswer) -> None:
         """Have an answer written.
@@ -77,8 +68,8 @@ class Engine:
         except (ValueError, library("vllm.exceptions").VLLMClientError) as error:
             raise InputError(f"vLLM does not take this request: {error}") from error
         self._running[answer.name] = answer
-        if self._recorder is not None:
-            self._recorder.records[answer.inner] = answer.record
+        if self.recorder is not None:
+            self.recorder.records[answer.inner] = answer.record
 
     def step(self) -> None:
         """One step of the engine: one more token of each answer whose prompt has been read."""
@@ -98,6 +89,6 @@ class Engine:
         """Go on with these no more."""
         gone = [answer for answer in answers if self._running.pop(answer.name, None)]
         self._engine.abort_request([answer.name for answer in gone])
-        if self._recorder is not None:
+        if self.recorder is not None:
             for answer in gone:
-                self._recorder.records.pop(answer.inner, None)
+                self.recorder.records.pop(answer.inner, None)

@@ -22,7 +22,9 @@ from semgrad_guard.engine.scoring.observation import observed_layer
 from semgrad_guard.named import folder_of
 from semgrad_guard.vllm.decoder import VLLMDecoder
 from semgrad_guard.vllm.engine import Engine
-from semgrad_guard.vllm.running_batch import VLLMBatch, WrittenAnswers
+from semgrad_guard.vllm.recorded_batch import WrittenAnswers
+from semgrad_guard.vllm.recorder import Record, Recorder
+from semgrad_guard.vllm.running_batch import VLLMBatch
 from semgrad_guard.vllm.shared_weights import kept_weights, library, twin_of
 
 
@@ -70,9 +72,20 @@ class TwinLanguageModel(LanguageModel):
         """The tokens that end an answer."""
         return self._end_tokens
 
-    def written(self, answers: Sequence[tuple[Asked, Sequence[int]]]) -> list[Generation]:
+    def written(
+        self, answers: Sequence[tuple[Asked, Sequence[int], Record]], recorder: Recorder | None
+    ) -> list[Generation]:
         """Answers that vLLM wrote to what was asked, by their tokens (the token that ended one included)."""
-        return WrittenAnswers(self._scorer, lambda: self._decoder, Objective()).generations_of(answers)
+        return WrittenAnswers(self._scorer, lambda: self._decoder, recorder=recorder).generations_of(answers)
+
+    def listening(self, runner: Any) -> Recorder | None:
+        """From now on keep what the passes of vLLM's model runner leave for scoring; None for a model of one layer."""
+        layer, scorer = observed_layer(self.n_layers), self._scorer
+        if layer == 0:  # what such a model shows is the embeddings
+            return None
+        # vLLM's logits are what comes after the transform, and what is kept is what goes into it.
+        transforms = scorer.architecture.transform != LogitTransform()
+        return Recorder(runner, layer, memory=lambda: scorer.memory, transforms=transforms)
 
     @property
     def identity(self) -> ModelIdentity:
@@ -111,7 +124,7 @@ class VLLMLanguageModel(TwinLanguageModel):
         """
         engine = Engine(llm)
         made = cls.on(
-            engine.model,
+            engine.runner.model,
             llm.model_config,
             llm.get_tokenizer(),
             name=name,
@@ -119,12 +132,7 @@ class VLLMLanguageModel(TwinLanguageModel):
             template_options=template_options,
         )
         made._llm, made._engine = llm, engine
-        scorer = made._scorer
-        engine.record(
-            observed_layer(scorer.architecture.n_layers),
-            # vLLM's logits are what comes after the transform, and what is kept is what goes into it.
-            budget=lambda: scorer.memory.logits if scorer.architecture.transform == LogitTransform() else 0,
-        )
+        engine.recorder = made.listening(engine.runner)
         return made
 
     @classmethod

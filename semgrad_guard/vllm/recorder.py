@@ -1,32 +1,75 @@
-"""`Recorder`: what vLLM's own forward passes leave of each answer, so that observing it takes no second pass."""
+"""`Recorder`: what vLLM's own forward passes leave of each answer, so that a score reads nothing again."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 
 import torch
 import torch.nn.functional as F
 
+from semgrad_guard.engine.objective import Objective
+from semgrad_guard.engine.prompts.prompt import Prompt
 from semgrad_guard.engine.replay.captured_states import CapturedStates, by_step
+from semgrad_guard.engine.replay.memory_budget import Memory
 from semgrad_guard.engine.replay.prefix_cache import growing_cache
+from semgrad_guard.vllm.paged_cache import PagedCache
+from semgrad_guard.vllm.shared_weights import library
 
 
 @dataclass(eq=False)
 class Record:
-    """What passes left of an answer to a prompt of `prompt` tokens: for each token of it, what predicted that one.
+    """What passes left of an answer to a prompt of `prompt` tokens.
 
-    `states` is h^(k) in pieces [n, d]; `finals` are the states before the head [d] and `logits` its outputs [V], None
+    `states` is h^(k) in pieces [n, d], from the prompt's last `behind` positions on. `before` are the keys and values
+    of the layers from k on, of all positions before those [layers, n, 2, H, d], where they were asked for and there was
+    room. `finals` are the states before the head [d] and `logits` its outputs [V] for each token of the answer, None
     where not all were kept.
     """
 
     prompt: int
+    behind: int = 1
+    replayed: bool = False
+    """Whether `before` is asked for."""
     states: list[torch.Tensor] = field(default_factory=list[torch.Tensor])
+    before: torch.Tensor | None = None
     finals: list[torch.Tensor] = field(default_factory=list[torch.Tensor])
     logits: list[torch.Tensor] | None = field(default_factory=list[torch.Tensor])
     length: int = 0
-    """Tokens whose states are there."""
+    """Positions whose states are there."""
+
+    @property
+    def first(self) -> int:
+        """The position of the first state."""
+        return self.prompt - self.behind
+
+    @classmethod
+    def for_scoring(cls, prompt: Prompt, objective: Objective) -> Self:
+        """Where passes shall leave what scoring an answer to this prompt takes.
+
+        Raises:
+            InputError: the objective asks for a token that the prompt does not have.
+        """
+        if not objective.gradients:
+            return cls(len(prompt.ids))
+        first = min(objective.positions(prompt.semantic_token.offset, len(prompt.ids)))
+        return cls(len(prompt.ids), -first, replayed=True)
+
+    def reach(self, length: int) -> int:
+        """At how many of the prompt's last positions a score of an answer of `length` tokens may begin with this.
+
+        1: it can be observed. 0: something is missing.
+        """
+        if self.length < self.behind - 1 + length or len(self.finals) < length:
+            return 0
+        return 1 if self.before is None else self.behind
+
+    def begin(self, first: int) -> None:
+        """Positions before `first` are not computed any more: keep what observing takes."""
+        if first < self.prompt:
+            self.states, self.length, self.before = [], 0, None
+            self.behind, self.replayed = self.prompt - first, False
 
 
 @dataclass(frozen=True)
@@ -46,7 +89,9 @@ class _Part:
         """
         if self.record is None:
             return None
-        wanted = self.record.prompt - 1 + self.record.length
+        if self.record.first + self.record.length < self.first:  # it was found in the prefix cache
+            self.record.begin(self.first)
+        wanted = self.record.first + self.record.length
         begin, end = max(self.first, wanted), self.first + self.count
         return (self.start + begin - self.first, self.start + self.count) if wanted == begin < end else None
 
@@ -54,58 +99,93 @@ class _Part:
 class Recorder:
     """Listens to a model runner of vLLM's: to decoder layer k's output and to the head.
 
-    `records` are those that are kept, by vLLM's names of the requests. `budget` bounds the bytes of the head's outputs;
-    beyond it the head is computed again.
+    `records` are those that are kept, by the names of the requests: vLLM's own, which are the given ones with a random
+    end, or the given ones. Within the budgets of `memory`; beyond them the
+    head is computed again (`logits`; where it `transforms` its outputs, always), and prompts are read again
+    (`activations`: keys and values).
     """
 
-    def __init__(self, runner: Any, layer: int, *, budget: Callable[[], int]) -> None:
+    def __init__(self, runner: Any, layer: int, *, memory: Callable[[], Memory], transforms: bool) -> None:
         self.records: dict[str, Record] = {}
-        self._runner, self._budget = runner, budget
+        self.layer = layer
+        self._runner, self._memory, self._transforms = runner, memory, transforms
         self._scheduled: Any = None
+        self._due: list[tuple[Record, int]] = []  # whose keys and values are there after this pass, and their rows
+        self._tables: Any = None
+        layers = runner.model.model.layers
+        attentions = [each.self_attn.attn for each in layers[layer:]]
+        tried = all(each.attn_backend.get_name() == "CPU_ATTN" for each in attentions)  # no other backend was
+        self._pages = PagedCache.of(attentions, layer) if tried else None
         self._execute, self._compute_logits = runner.execute_model, runner.model.compute_logits
         runner.execute_model, runner.model.compute_logits = self._execute_model, self._see_head
-        runner.model.model.layers[layer - 1].register_forward_hook(self._see_layer)
+        layers[layer - 1].register_forward_hook(self._see_layer)
 
     def _execute_model(self, scheduled: Any, *args: Any, **kwargs: Any) -> Any:
         self._scheduled = scheduled
         try:
-            return self._execute(scheduled, *args, **kwargs)
+            output = self._execute(scheduled, *args, **kwargs)
+            self._read_due()
+            return output
         finally:
-            self._scheduled = None
+            self._scheduled, self._due, self._tables = None, [], None
 
     def _see_layer(self, _module: Any, _args: Any, output: Any) -> None:
-        """Keep the states of the positions that predict a token of an answer. A layer keeps the residual apart."""
-        wanted = [(part.record, rows) for part in self._parts() if part.record and (rows := part.new)]
+        """Keep the states of the positions that a replay begins with. A layer keeps the residual apart."""
+        wanted = [
+            (part.record, row, rows) for row, part in enumerate(self._parts()) if part.record and (rows := part.new)
+        ]
         if not wanted:
             return
         hidden, residual = output
-        rows = torch.cat([torch.arange(*each) for _, each in wanted]).to(hidden.device)
-        lengths = [end - begin for _, (begin, end) in wanted]
+        rows = torch.cat([torch.arange(*each) for *_, each in wanted]).to(hidden.device)
+        lengths = [end - begin for *_, (begin, end) in wanted]
         # A copy of these rows alone: a view would keep a whole prompt's states alive.
         kept = hidden.index_select(0, rows) + residual.index_select(0, rows)
-        for (record, _), piece, length in zip(wanted, kept.split(lengths), lengths, strict=True):
+        for (record, row, _), piece, length in zip(wanted, kept.split(lengths), lengths, strict=True):
+            if record.replayed and not record.states:
+                self._due.append((record, row))
             record.states.append(piece)
             record.length += length
+        if self._due:
+            self._tables = library("vllm.forward_context").get_forward_context().attn_metadata
+
+    def _read_due(self) -> None:
+        """Keep the keys and values before the states of those whose first state this pass has brought."""
+        if not self._due or self._pages is None:
+            return
+        budget, held = (
+            self._memory().activations,
+            sum(r.before.nbytes for r in self.records.values() if r.before is not None),
+        )
+        wanted = list[tuple[Record, int]]()
+        for record, row in self._due:
+            held += record.first * self._pages.bytes_per_position
+            if held > budget:
+                break
+            wanted.append((record, row))
+        if wanted:
+            found = self._pages.read(self._tables, [(row, record.first) for record, row in wanted])
+            for (record, _), before in zip(wanted, found, strict=True):
+                record.before = before
 
     def _see_head(self, hidden: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         """Keep what went into the head, and came out, where it is about the next token of an answer."""
         logits = self._compute_logits(hidden, *args, **kwargs)
         parts = list(self._parts())
-        if logits is not None and len(hidden) == len(parts):
-            budget, held = (
-                self._budget(),
-                sum(each.nbytes for record in self.records.values() for each in record.logits or ()),
-            )
-            for row, part in enumerate(parts):
-                record = part.record
-                if record is None or part.first + part.count != record.prompt + len(record.finals):
-                    continue  # a part of a prompt, or what had been written before
-                record.finals.append(hidden[row].clone())
-                if record.logits is not None and held + logits[row].nbytes <= budget:
-                    record.logits.append(logits[row].clone())  # the sampler writes into its own
-                    held += logits[row].nbytes
-                else:
-                    record.logits = None
+        if logits is None or len(hidden) != len(parts):
+            return logits
+        budget = 0 if self._transforms else self._memory().logits
+        held = sum(each.nbytes for record in self.records.values() for each in record.logits or ())
+        for row, part in enumerate(parts):
+            record = part.record
+            if record is None or part.first + part.count != record.prompt + len(record.finals):
+                continue  # a part of a prompt, or what had been written before
+            record.finals.append(hidden[row].clone())
+            if record.logits is not None and held + logits[row].nbytes <= budget:
+                record.logits.append(logits[row].clone())  # the sampler writes into its own
+                held += logits[row].nbytes
+            else:
+                record.logits = None
         return logits
 
     def _parts(self) -> Iterator[_Part]:
@@ -116,22 +196,29 @@ class Recorder:
         for request in batch.req_ids:
             count = self._scheduled.num_scheduled_tokens.get(request, 0)
             first = int(batch.num_computed_tokens_cpu[batch.req_id_to_index[request]])
-            yield _Part(self.records.get(request), start, first, count)
+            yield _Part(self._record_of(request), start, first, count)
             start += count
 
+    def _record_of(self, request: str) -> Record | None:
+        return self.records.get(request) or self.records.get(request.rpartition("-")[0])
 
-def left_by(records: Sequence[Record], lengths: Sequence[int], *, layer: int, epoch: object) -> CapturedStates | None:
-    """What passes left of answers of these lengths, as a batch to observe; None where not all of it is there."""
-    if not all(record.length >= length <= len(record.finals) for record, length in zip(records, lengths, strict=True)):
-        return None
-    states = [torch.cat(record.states) for record in records]
-    longest = max(map(len, states))
-    return CapturedStates(
-        growing_cache(),
-        layer,
-        max(record.prompt for record in records) - 1,
-        torch.stack([F.pad(each, (0, 0, 0, longest - len(each))) for each in states]),
-        by_step([record.logits or () for record in records]),
-        epoch=epoch,
-        finals=by_step([record.finals for record in records]),
-    )
+    def left_by(self, records: Sequence[Record], lengths: Sequence[int], epoch: object) -> CapturedStates | None:
+        """What passes left of answers of these lengths, all of one `reach`; None where not all of it is there.
+
+        Enough to observe them, and to replay them where there is `before`.
+        """
+        reach = records[0].reach(lengths[0])
+        if reach == 0:
+            return None
+        states = [torch.cat(record.states)[record.behind - reach :] for record in records]
+        befores, longest = [each.before for each in records if each.before is not None], max(map(len, states))
+        whole = self._pages is not None and len(befores) == len(records)
+        return CapturedStates(
+            self._pages.joined(befores) if self._pages is not None and whole else growing_cache(),
+            self.layer,
+            max(record.prompt for record in records) - reach,
+            torch.stack([F.pad(each, (0, 0, 0, longest - len(each))) for each in states]),
+            by_step([record.logits or () for record in records]),
+            epoch=epoch,
+            finals=by_step([record.finals for record in records]),
+        )

@@ -7,27 +7,23 @@ from contextvars import Context
 from typing import cast
 
 from semgrad_guard.engine.generation.decoding import Decoder
-from semgrad_guard.engine.generation.generation import Generation
 from semgrad_guard.engine.generation.options import GenerationOptions
-from semgrad_guard.engine.generation.running_batch import Asked, RunningAnswer, RunningBatch
+from semgrad_guard.engine.generation.running_batch import Asked, RunningAnswer
 from semgrad_guard.engine.interruption import current_stop
 from semgrad_guard.engine.objective import Objective
 from semgrad_guard.engine.prompts.prompt import Prompt
-from semgrad_guard.engine.replay.captured_states import CapturedStates
-from semgrad_guard.engine.replay.memory_budget import unless_memory_runs_out
-from semgrad_guard.engine.scoring.observation import observed_layer
-from semgrad_guard.engine.scoring.scorer import Scorer, clean_slate
+from semgrad_guard.engine.scoring.scorer import Scorer
 from semgrad_guard.vllm.engine import Engine, VLLMAnswer
-from semgrad_guard.vllm.recorder import left_by
+from semgrad_guard.vllm.recorded_batch import RecordedBatch
 
 
-class VLLMBatch(RunningBatch):
+class VLLMBatch(RecordedBatch):
     """A running batch that vLLM keeps: it reads prompts in pieces, shares what they have in common, makes room."""
 
     def __init__(
         self, engine: Engine, scorer: Scorer, decoder: Callable[[], Decoder], objective: Objective | None = None
     ) -> None:
-        super().__init__(scorer, decoder, objective or Objective())
+        super().__init__(scorer, decoder, objective, recorder=engine.recorder)
         self._engine = engine
 
     def takes(self, prompt: Prompt, options: GenerationOptions) -> bool:
@@ -46,7 +42,7 @@ class VLLMBatch(RunningBatch):
             current_stop().check()
             self.require_the_same_model()
             decoder = self._get_decoder()
-            rows = [VLLMAnswer(each, decoder) for each in asked]
+            rows = [VLLMAnswer(each, decoder, self._objective) for each in asked]
             try:
                 for row in rows:
                     row.epoch = self._epoch
@@ -84,31 +80,3 @@ class VLLMBatch(RunningBatch):
         with self._scorer.lock:
             self._engine.abort(cast(Sequence[VLLMAnswer], rows))
             self._rows = [row for row in self._rows if row not in rows]
-
-    def left_by(self, rows: Sequence[RunningAnswer]) -> CapturedStates | None:
-        """What vLLM's passes left of these answers: enough to observe them, and no cache to replay them from."""
-        records = [cast(VLLMAnswer, row).record for row in rows]
-        lengths, layer = [len(row.ids) for row in rows], observed_layer(self._scorer.architecture.n_layers)
-        with clean_slate():
-            return unless_memory_runs_out(lambda: left_by(records, lengths, layer=layer, epoch=rows[0].epoch))
-
-
-class WrittenAnswers(RunningBatch):
-    """Answers that vLLM has written elsewhere: their tokens, and nothing of what its passes left."""
-
-    def generations_of(self, written: Sequence[tuple[Asked, Sequence[int]]]) -> list[Generation]:
-        """Each as it was asked for, with its tokens and the token that ended it; to be scored together."""
-        decoder, rows = self._get_decoder(), list[RunningAnswer]()
-        self.require_the_same_model()
-        for asked, tokens in written:
-            row = RunningAnswer(asked, decoder)
-            row.epoch = self._epoch
-            for token in tokens:
-                if not row.done:
-                    row.take(token)
-            rows.append(row)
-        return self.generations(rows)
-
-    def left_by(self, rows: Sequence[RunningAnswer]) -> CapturedStates | None:
-        """Nothing: they were written in another call."""
-        return None

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,9 +15,11 @@ from typing import Any
 import torch
 
 from semgrad_guard import GenerationOptions, Guard, HybridGrad, LanguageModel, Policy
+from semgrad_guard.engine.generation.evidence import BatchScoring
 from semgrad_guard.engine.generation.generation import Generation
 from semgrad_guard.engine.generation.running_batch import Asked
 from semgrad_guard.engine.interruption import Stop, stopping
+from semgrad_guard.engine.objective import Objective
 from semgrad_guard.errors import AnswerCancelledError, BindingMismatchError, InputError
 from semgrad_guard.estimators import Cascade
 from semgrad_guard.guard import Answerer
@@ -28,6 +31,7 @@ QUESTIONS = [
     "Name a metal.",
     "Who wrote Hamlet, and when was it played for the first time? Answer in one sentence.",
 ]
+SAMPLED = Objective(sampled_rows=2000)
 LONG = GenerationOptions(max_tokens=24)
 
 
@@ -38,16 +42,28 @@ def found(folder: str, dtype: str) -> dict[str, object]:
     state = torch.random.get_rng_state()
     theirs, ours = served.generate_batch(QUESTIONS, LONG), own.generate_batch(QUESTIONS, LONG)
     again = served.generate_batch(QUESTIONS, LONG)
+    passes = passes_of(served)
     scores = [each.evidence.gradients().scores for each in theirs]
+    passes_of_scores = len(passes)
     after = served.generate_batch(QUESTIONS, LONG)
     text = theirs[0].text
     return {
-        "shared": [shared(served._model, served._engine.model), len(list(served._model.parameters()))],
+        "shared": [shared(served._model, served._engine.runner.model), len(list(served._model.parameters()))],
         "end_tokens": [served._end_tokens, own._end_tokens],
         "ids": [[list(each.response_ids) for each in answers] for answers in (theirs, again, after, ours)],
         "ends": [[each.finish_reason, each.cut, each.completion_tokens] for each in theirs],
         "own_ends": [[each.finish_reason, each.cut, each.completion_tokens] for each in ours],
         "scores": [[each.semgrad, each.paragrad, each.mean_entropy] for each in scores],
+        "tiers": sorted({each.tier for each in scores}),
+        "passes_of_scores": passes_of_scores,
+        "same_answers": [told(scores_by(own, theirs)), told(scores)],
+        "sampled_paragrad": [
+            [[each.paragrad, each.paragrad_error] for each in found]
+            for found in (
+                [each.evidence.alone().gradients(SAMPLED).scores for each in theirs],
+                scores_by(own, theirs, SAMPLED),
+            )
+        ],
         "own_answers_scores": [
             [each.semgrad, each.paragrad, each.mean_entropy] for each in (a.evidence.gradients().scores for a in ours)
         ],
@@ -61,6 +77,8 @@ def found(folder: str, dtype: str) -> dict[str, object]:
             for each in (served.score(q, a.text) for q, a in zip(QUESTIONS, theirs, strict=True))
         ],
         "observed": observed(served, own),
+        "half_apart": half_apart(served, own) if dtype == "bfloat16" else [],
+        "doors": doors(served),
         "cascade": cascaded(served, own),
         "refused": refused(served),
         "rng_untouched": torch.equal(state, torch.random.get_rng_state()),
@@ -74,14 +92,60 @@ def found(folder: str, dtype: str) -> dict[str, object]:
 
 def observed(served: LanguageModel, own: LanguageModel) -> dict[str, object]:
     """What is read off vLLM's own passes, how many passes of ours that took, and what our engine alone observes."""
-    passes = list[int]()
-    layer: Any = served._scorer.current_replayer().layers[0]
-    hook = layer.register_forward_pre_hook(lambda *_: passes.append(1))
     answers = served.generate_batch([*QUESTIONS, QUESTIONS[0] * 3], GenerationOptions(max_tokens=9))
-    told = [told_of(each) for each in answers]
-    hook.remove()
+    passes = passes_of(served)
+    found = [told_of(each) for each in answers]
+    count = len(passes)
     theirs = own.generate_batch([*QUESTIONS, QUESTIONS[0] * 3], GenerationOptions(max_tokens=9))
-    return {"told": told, "own": [told_of(each) for each in theirs], "passes": len(passes)}
+    return {"told": found, "own": [told_of(each) for each in theirs], "passes": count}
+
+
+def passes_of(served: LanguageModel) -> list[int]:
+    """Grows by one entry with each pass of the scoring model through its first layer."""
+    passes, served_tiers = list[int](), served._scorer.tiers()  # the self-check has passes of its own
+    assert served_tiers
+    layer: Any = served._scorer.current_replayer().layers[0]
+    layer.register_forward_pre_hook(lambda *_: passes.append(1))
+    return passes
+
+
+def scores_by(own: LanguageModel, answers: Sequence[Generation], objective: Objective | None = None) -> list[Any]:
+    """The scores of the same tokens, as our engine reads them, each by itself."""
+    scorings = [
+        BatchScoring(own._scorer, [a.prompt], [a.response_ids], texts=[a.text], sampler=own._decoder.sampler)
+        for a in answers
+    ]
+    return [scoring.scores(objective or Objective(), 0).scores for scoring in scorings]
+
+
+def told(scores: Sequence[Any]) -> list[list[float]]:
+    """SemGrad, ParaGrad, HybridGrad and mean entropy of each."""
+    return [[each.semgrad, each.paragrad, each.hybridgrad, each.mean_entropy] for each in scores]
+
+
+def half_apart(served: LanguageModel, own: LanguageModel) -> list[float]:
+    """How far HybridGrad of many answers is from our engine's for the same tokens, as a part of it."""
+    answers = served.generate_batch([f"What is {n} of {w}?" for n in range(8) for w in ("it", "glass")], LONG)
+    pairs = zip(answers, scores_by(own, answers), strict=True)
+    return [abs(each.evidence.gradients().scores.hybridgrad / its.hybridgrad - 1) for each, its in pairs]
+
+
+def doors(served: LanguageModel) -> dict[str, list[Any]]:
+    """What LangChain's and LlamaIndex's models say on it, and what the model itself says."""
+    from llama_index.core.llms import ChatMessage
+
+    from langchain_semgrad_guard import ChatSemGrad, get_verdict  # they are imported late: they take seconds
+    from llama_index_semgrad_guard import SemGradLLM
+    from llama_index_semgrad_guard import get_verdict as verdict_of
+
+    message = ChatSemGrad.from_model(served, max_tokens=9).invoke(QUESTIONS[0])
+    completion = SemGradLLM.from_model(served, max_tokens=9).chat([ChatMessage(role="user", content=QUESTIONS[0])])
+    [draft] = Answerer(served, HybridGrad(), options=GenerationOptions(max_tokens=9)).drafts([QUESTIONS[0]])
+    seen = [(message.content, get_verdict(message)), (completion.message.content, verdict_of(completion))]
+    return {
+        "answers": [draft.verdict.text, *(text for text, _ in seen)],
+        "uncertainties": [each and each.uncertainty for each in (draft.verdict, *(verdict for _, verdict in seen))],
+    }
 
 
 def told_of(answer: Generation) -> list[list[float]]:

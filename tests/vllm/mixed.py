@@ -38,7 +38,11 @@ class Found:
     cached: int = 0
     changed: list[int] = field(default_factory=list[int])
     near_ties: list[int] = field(default_factory=list[int])
+    unsteady: list[int] = field(default_factory=list[int])
+    """Those that vLLM alone does not write the same way twice."""
     second_passes: int = 0
+    replayed: int = 0
+    """Answers whose gradients were taken from what vLLM's passes had left."""
     observed_apart: list[float] = field(default_factory=list[float])
     scores_apart: list[float] = field(default_factory=list[float])
 
@@ -71,7 +75,8 @@ class Mixed:
 
     def run(self) -> Found:
         """All of them, in a batch that is never the same for long."""
-        alone, batch = self.written_alone(), self.served.running_batch()
+        alone, again, batch = self.written_alone(), self.written_alone(), self.served.running_batch()
+        self.found.unsteady = [n for n, (one, other) in enumerate(zip(alone, again, strict=True)) if one != other]
         waiting, running, done = iter(enumerate(self.asked)), dict[int, RunningAnswer](), dict[int, RunningAnswer]()
         while self.join(batch, waiting, running) or running:
             batch.step()
@@ -119,18 +124,30 @@ class Mixed:
         seen = [answer.evidence.observed() for answer in answers]
         self.found.second_passes += len(self.passes) - before
         for answer, number, mine in zip(answers, numbers, seen, strict=True):
-            if (theirs := list(answer.response_ids)) != alone[number]:
+            theirs = list(answer.response_ids)
+            if theirs != alone[number] and number not in self.found.unsteady:
                 tie = self.is_near_tie(answer, theirs, alone[number])
                 (self.found.near_ties if tie else self.found.changed).append(number)
-            if mine is not None and self.random.random() < 1 / 8:
+            if mine is not None:
                 its = self.again(answer, theirs).observed()
                 assert its is not None
                 told, true = ([*each.log_probs, *each.entropies, *each.state] for each in (mine, its))
                 self.found.observed_apart.append(apart(told, true))
-        if answers[-1].response_ids:
-            told, true = (e.gradients() for e in (answers[-1].evidence, self.again(answers[-1]).alone()))
+        written = [answer for answer in answers if answer.response_ids]
+        if not written:
+            return
+        scoring = BatchScoring(
+            self.own._scorer,
+            [each.prompt for each in written],
+            [each.response_ids for each in written],
+            texts=[each.text for each in written],
+            sampler=self.own._decoder.sampler,
+        )
+        for answer, its in zip(written, scoring.evidence, strict=True):
+            told, true = answer.evidence.gradients(), its.gradients()
             assert told is not None
             assert true is not None
+            self.found.replayed += told.scores.tier == "captured"
             pairs = [(each.scores.semgrad or 0.0, each.scores.paragrad or 0.0) for each in (told, true)]
             self.found.scores_apart.append(max(abs(a - b) / b for a, b in zip(*pairs, strict=True)))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import pytest
@@ -44,13 +45,42 @@ def test_answers_are_our_engines_and_scoring_changes_none(exact: dict[str, Any])
 def test_scores_are_our_engines(exact: dict[str, Any]) -> None:
     assert close(exact["scores"], exact["own_answers_scores"], 1e-5)
     assert close(exact["scored_again"], exact["own_scores"], 1e-5)
+    assert close(*exact["same_answers"], 1e-5)
     assert all(each > 0 for row in exact["scores"] for each in row)
 
 
-def test_in_half_precision_scores_are_close(found: Find) -> None:
-    half = found("smollm2", "bfloat16")
+def test_answers_are_replayed_from_what_vllm_has_left(exact: dict[str, Any], request: pytest.FixtureRequest) -> None:
+    """No prompt is read again, but where vLLM's attention is less exact than float32 (Gemma 2's soft cap)."""
+    capped = "gemma2" in request.node.name
+    assert exact["tiers"] == ["prefix" if capped else "captured"]
+    assert (exact["passes_of_scores"] > 0) == capped
+
+
+def test_sampled_paragrad_is_our_engines(exact: dict[str, Any]) -> None:
+    """The same draws: they follow from an answer's tokens."""
+    mine, its = exact["sampled_paragrad"]
+    assert close(mine, its, 1e-5)
+    assert all(error > 0 for _, error in mine)
+
+
+@pytest.mark.parametrize("kind", [*SUPPORTED, "smollm2"])
+def test_in_half_precision_scores_are_close(found: Find, kind: str) -> None:
+    """On weights alone to 2 %. From vLLM's states to what bfloat16 leaves open (ours: 2 % off float32)."""
+    half = found(kind, "bfloat16")
     assert half["shared"][0] == half["shared"][1]
+    assert half["tiers"] == ["captured"]
     assert close(half["scored_again"], half["own_scores"], 0.02)
+    apart = sorted(half["half_apart"])
+    print(f"{kind}: HybridGrad in bfloat16 is {median(apart):.4f} apart in the middle, {apart[-1]:.4f} at most")
+    assert median(apart) < (0.03 if kind == "smollm2" else 0.02)
+    assert apart[-1] < 0.1
+
+
+def test_both_doors_take_it(exact: dict[str, Any]) -> None:
+    text, *texts = exact["doors"]["answers"]
+    assert texts == [text, text]
+    value, *values = exact["doors"]["uncertainties"]
+    assert values == pytest.approx([value, value], rel=1e-5)
 
 
 def test_observing_reads_vllms_own_passes(exact: dict[str, Any]) -> None:
@@ -85,11 +115,15 @@ def test_ten_thousand_requests_with_too_little_room(tmp_path: Path) -> None:
     found = run("mixed.py", made("llama", tmp_path / "model"), 10_000, tmp_path / "found.json")
     assert found["answers"] + found["let_go"] == 10_000
     assert min(found["let_go"], found["preempted"], found["cached"]) > 0
+    counts = {name: len(found[name]) for name in ("unsteady", "near_ties", "changed")}
+    print(f"{found['answers']} answers, {found['replayed']} replayed without reading; {counts}")
     assert found["changed"] == []
     assert len(found["near_ties"]) < 20
     assert found["second_passes"] == 0
     assert max(found["observed_apart"]) < 1e-4
+    assert len(found["scores_apart"]) > 9_000
     assert max(found["scores_apart"]) < 1e-4
+    assert found["replayed"] > 9_000
 
 
 def test_streams_stops_and_seeds(exact: dict[str, Any]) -> None:

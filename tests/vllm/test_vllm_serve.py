@@ -20,9 +20,11 @@ import pytest
 pytest.importorskip("vllm", reason="vLLM is not installed here: make check-vllm has an environment for it")
 
 from semgrad_guard import GenerationOptions, HybridGrad, LanguageModel
+from semgrad_guard.estimators import MaxProbability
 from tests.ports import free_port
 
 from .conftest import ENVIRONMENT, made
+from .counting import COUNTED
 from .test_served import ENGINE, FORM, QUESTIONS, done, formed
 
 pytestmark = pytest.mark.heavy
@@ -44,7 +46,9 @@ def own(folder: Path) -> LanguageModel:
 
 
 @contextmanager
-def started(folder: Path, said: Path, settings: Any, *more: str) -> Generator[tuple[subprocess.Popen[bytes], str]]:
+def started(
+    folder: Path, said: Path, settings: Any, *more: str, worker: str = WORKER
+) -> Generator[tuple[subprocess.Popen[bytes], str]]:
     """The process of a `vllm serve` with these settings, and its URL; it may not have begun."""
     port = free_port()
     named = said.with_suffix(".json")
@@ -53,8 +57,8 @@ def started(folder: Path, said: Path, settings: Any, *more: str) -> Generator[tu
     # What `vllm serve` runs; the wheel for CPUs has another name than its own script looks for.
     command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(folder), *SIZE]
     command += ["--port", str(port)]
-    command += ["--host", "127.0.0.1", *(more or ("--worker-extension-cls", WORKER))]
-    environment = os.environ | ENVIRONMENT | plugin
+    command += ["--host", "127.0.0.1", *(more or ("--worker-extension-cls", worker))]
+    environment = os.environ | ENVIRONMENT | plugin | {COUNTED: str(said.with_name("counted.json"))}
     with (
         said.open("wb") as out,
         subprocess.Popen(command, stdout=out, stderr=out, env=environment, start_new_session=True) as process,
@@ -67,9 +71,9 @@ def started(folder: Path, said: Path, settings: Any, *more: str) -> Generator[tu
 
 
 @contextmanager
-def serving(folder: Path, said: Path, **settings: Any) -> Generator[httpx.Client]:
+def serving(folder: Path, said: Path, *, worker: str = WORKER, **settings: Any) -> Generator[httpx.Client]:
     """A client of a `vllm serve` that has begun."""
-    with started(folder, said, settings) as (process, url):
+    with started(folder, said, settings, worker=worker) as (process, url):
         for _ in range(240):
             assert process.poll() is None, said.read_text()[-4000:]
             try:
@@ -117,7 +121,30 @@ def test_answers_and_scores_are_our_engines(annotated: httpx.Client, own: Langua
         assert choice["message"]["content"] == alone.text
         assert choice["finish_reason"] == alone.finish_reason
         assert each["usage"]["completion_tokens"] == alone.completion_tokens
-        assert each["semgrad_guard"]["uncertainty"] == pytest.approx(estimator(alone.evidence).uncertainty, rel=1e-4)
+        assert each["semgrad_guard"]["uncertainty"] == pytest.approx(estimator(alone.evidence).uncertainty, rel=1e-5)
+
+
+@pytest.mark.parametrize("estimator", ["max_probability", "hybridgrad"])
+def test_scores_are_read_off_vllms_passes(folder: Path, own: LanguageModel, tmp_path: Path, estimator: str) -> None:
+    """No layer below the span runs again, all weights are vLLM's, and what nobody waits for is let go."""
+    said, settings = tmp_path / "said.txt", {"mode": "annotate", "max_tokens": 20, "estimator": estimator}
+    with serving(folder, said, worker="tests.vllm.counting.CountingWorker", **settings) as client:
+        messages = [{"role": "user", "content": QUESTIONS[0]}]
+        body = {"model": "model", "messages": messages, "max_tokens": 20, "stream": True}
+        with client.stream("POST", "/v1/chat/completions", json=body) as one:
+            next(one.iter_lines())
+        with ThreadPoolExecutor(len(QUESTIONS)) as pool:
+            found = list(pool.map(lambda question: ask(client, question), QUESTIONS))
+        several = ask(client, QUESTIONS[1], n=3, temperature=1.0, seed=5)
+    assert len(several["choices"]) == 3
+    for question, each in zip(QUESTIONS, found, strict=True):
+        evidence = own.generate(question, GenerationOptions(max_tokens=20)).evidence
+        expected = {"max_probability": MaxProbability(), "hybridgrad": HybridGrad()}[estimator](evidence).uncertainty
+        assert each["semgrad_guard"]["uncertainty"] == pytest.approx(expected, rel=1e-5)
+    counted = json.loads((tmp_path / "counted.json").read_text())
+    assert counted["passes"] == 0
+    assert counted["shared"] == counted["weights"] >= 27
+    assert counted["records"] == 0
 
 
 def test_stop_strings_seeds_and_several_answers(annotated: httpx.Client, own: LanguageModel) -> None:

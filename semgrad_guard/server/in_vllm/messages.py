@@ -47,6 +47,15 @@ class Asked:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ToRead:
+    """A request, the names under which vLLM will write its answers, and those of others that nobody waits for."""
+
+    asked: Asked
+    names: tuple[str, ...]
+    let_go: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
 class Read:
     """How it is written: the prompt's tokens, the options of each answer, and the tokens that end one."""
 
@@ -57,9 +66,10 @@ class Read:
 
 @dataclass(frozen=True, kw_only=True)
 class Written:
-    """The tokens of each answer to a request, those that ended them included."""
+    """The tokens of each answer to a request, those that ended them included, and its name."""
 
     asked: Asked
+    names: tuple[str, ...]
     answers: tuple[tuple[int, ...], ...]
 
 
@@ -136,7 +146,7 @@ Segments = list[tuple[str, int, int, float | None]]
 """Text, beginning, end and uncertainty of each."""
 
 OPEN = Call("open", TypeAdapter(Opening), TypeAdapter(str))
-READ = Call("read", TypeAdapter(Asked), TypeAdapter(Read))
+READ = Call("read", TypeAdapter(ToRead), TypeAdapter(Read))
 SCORE = Call("score", TypeAdapter(list[Written]), TypeAdapter(list[list[ScoredDraft] | Failed]))
 ELSEWHERE = Call("elsewhere", TypeAdapter(Elsewhere), TypeAdapter(ScoredDraft))
 SEGMENTS = Call("segments", TypeAdapter(Elsewhere), TypeAdapter(Segments))

@@ -32,6 +32,7 @@ from semgrad_guard.server.in_vllm.messages import (
     Opening,
     Read,
     ScoredDraft,
+    ToRead,
     Written,
 )
 from semgrad_guard.server.settings import ServerSettings
@@ -63,6 +64,7 @@ class WorkerQueue:
         self._client, self._running = client, 0
         self._waiting: list[tuple[Written, asyncio.Future[list[ScoredDraft] | Failed]]] = []
         self._scoring: asyncio.Task[None] | None = None
+        self._let_go: list[str] = []  # names of answers that nobody waits for any more
 
     @property
     def batching(self) -> Batching:
@@ -139,16 +141,24 @@ class WorkerQueue:
 
     async def _answered(self, request: AnswerRequest) -> list[Draft[Answer]]:
         asked = Asked(**{each.name: getattr(request, each.name) for each in fields(Asked)})
-        read = await self._ask(READ, asked)
-        # Text that may turn out to be a call is not shown before it is known to be none.
-        heard = None if request.form.tools or request.count > 1 else request.heard
-        async with _first_error(), asyncio.TaskGroup() as group:
-            tasks = [group.create_task(self._written(read, options, heard)) for options in read.options]
-        scored = await self._scored(Written(asked=asked, answers=tuple(task.result() for task in tasks)))
+        names = tuple(f"semgrad-guard-{token_hex(8)}" for _ in range(request.count))
+        try:
+            let_go, self._let_go = tuple(self._let_go), []
+            read = await self._ask(READ, ToRead(asked=asked, names=names, let_go=let_go))
+            # Text that may turn out to be a call is not shown before it is known to be none.
+            heard = None if request.form.tools or request.count > 1 else request.heard
+            async with _first_error(), asyncio.TaskGroup() as group:
+                each = zip(names, read.options, strict=True)
+                tasks = [group.create_task(self._written(name, read, options, heard)) for name, options in each]
+            answers = tuple(task.result() for task in tasks)
+            scored = await self._scored(Written(asked=asked, names=names, answers=answers))
+        except BaseException:
+            self._let_go += names  # the worker is told with the next request
+            raise
         return [_draft(each) for each in scored]
 
     async def _written(
-        self, read: Read, options: GenerationOptions, heard: Callable[[str], None] | None
+        self, name: str, read: Read, options: GenerationOptions, heard: Callable[[str], None] | None
     ) -> tuple[int, ...]:
         """The tokens of one answer; leaving early has vLLM let go of it."""
         vllm, ids = library("vllm.sampling_params"), list[int]()
@@ -159,7 +169,7 @@ class WorkerQueue:
             output_kind=vllm.RequestOutputKind.DELTA,
         )
         prompt = {"prompt_token_ids": list(read.ids)}
-        outputs = self._client.generate(prompt, sampling, f"semgrad-guard-{token_hex(8)}")
+        outputs = self._client.generate(prompt, sampling, name)
         try:
             async for output in outputs:
                 (completion,) = output.outputs

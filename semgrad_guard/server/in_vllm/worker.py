@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -26,10 +26,12 @@ from semgrad_guard.server.in_vllm.messages import (
     Read,
     ScoredDraft,
     Segments,
+    ToRead,
     Written,
 )
 from semgrad_guard.server.writing import AnswerRequest, Assignment, Writer
 from semgrad_guard.vllm.language_model import TwinLanguageModel
+from semgrad_guard.vllm.recorder import Record, Recorder
 from semgrad_guard.vllm.sampling import require_grammars
 
 
@@ -53,23 +55,28 @@ def _open(worker: Any, opening: Opening) -> str:
             "--tensor-parallel-size 1 --pipeline-parallel-size 1"
         )
     model = TwinLanguageModel.on(worker.model_runner.model, worker.model_config)
-    worker.semgrad_guard_scoring = Scoring(model, opening, worker.vllm_config)
+    # In compiled graphs there is nothing to listen to.
+    recorder = model.listening(worker.model_runner) if worker.model_config.enforce_eager else None
+    worker.semgrad_guard_scoring = Scoring(model, opening, worker.vllm_config, recorder)
     return model.identity.fingerprint
 
 
 class Scoring:
     """One model, and everything that the server asks about it; `config` is vLLM's `VllmConfig`.
 
+    `recorder` keeps what vLLM's passes leave of the answers, from the moment that a request is read until its answers
+    are scored, or are let go.
+
     Raises:
         BindingMismatchError: the calibration is not of this model, engine and estimator.
     """
 
-    def __init__(self, model: TwinLanguageModel, opening: Opening, config: Any) -> None:
+    def __init__(self, model: TwinLanguageModel, opening: Opening, config: Any, recorder: Recorder | None) -> None:
         policy = policy_of(opening.settings, opening.name)
         self._model, self._estimator = model, load_estimator(opening.settings.estimator, policy)
         if self._estimator.objective.gradients:
             self._estimator.objective.span(model.n_layers)  # refused here, and not at each request
-        self._writer, self._config = Writer(model, self._estimator), config
+        self._writer, self._config, self._recorder = Writer(model, self._estimator), config, recorder
         policy.check(self._writer.answerer(options_of(opening.settings)).binding())
 
     @torch.inference_mode(False)
@@ -85,33 +92,44 @@ class Scoring:
             case _:
                 return ELSEWHERE.answered(payload, self._elsewhere)
 
-    def _read(self, asked: Asked) -> Read:
-        assignment = self._assigned(asked)
+    def _read(self, request: ToRead) -> Read:
+        for name in request.let_go:
+            self._record(name)
+        assignment = self._assigned(request.asked)
+        if self._recorder is not None:
+            for name in request.names:
+                record = Record.for_scoring(assignment.prompt, self._estimator.objective)
+                self._recorder.records[name] = record
         if assignment.options[0].grammar is not None:
             require_grammars(self._config)
         return Read(
             ids=tuple(assignment.prompt.ids), options=assignment.options, end_tokens=tuple(self._model.end_tokens)
         )
 
+    def _record(self, name: str) -> Record | None:
+        """What passes left of an answer; it is kept here no longer."""
+        return None if self._recorder is None else self._recorder.records.pop(name, None)
+
     def _assigned(self, asked: Asked) -> Assignment:
         return self._writer.assigned(AnswerRequest(**vars(asked)))
 
     def _score(self, written: list[Written]) -> list[list[ScoredDraft] | Failed]:
-        """Those that can be in one backward pass; where that fails, each request by itself."""
+        """Those that can be in one backward pass; where that fails, each request by itself, and read again."""
+        records = {name: self._record(name) for each in written for name in each.names}
         try:
-            return list(self._drafts(written))
+            return list(self._drafts(written, records))
         except Exception as error:  # noqa: BLE001 - told to whose it is
             return [Failed.of(error)] if len(written) == 1 else [self._score([each])[0] for each in written]
 
-    def _drafts(self, written: Sequence[Written]) -> Sequence[list[ScoredDraft]]:
+    def _drafts(self, written: Sequence[Written], records: Mapping[str, Record | None]) -> Sequence[list[ScoredDraft]]:
         with self._model.turn:  # in which the model is looked at once
             assignments = [self._assigned(each.asked) for each in written]
             answers = [
-                (AskedPrompt(assignment.prompt, options), tokens)
+                (AskedPrompt(assignment.prompt, options), tokens, records[name] or Record(len(assignment.prompt.ids)))
                 for assignment, each in zip(assignments, written, strict=True)
-                for options, tokens in zip(assignment.options, each.answers, strict=True)
+                for options, tokens, name in zip(assignment.options, each.answers, each.names, strict=True)
             ]
-            generations = iter(self._model.written(answers))
+            generations = iter(self._model.written(answers, self._recorder))
             return [
                 [_record(each) for each in self._writer.drafts(one, [next(generations) for _ in one.options])]
                 for one in assignments

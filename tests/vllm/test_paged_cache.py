@@ -1,0 +1,75 @@
+"""Keys and values read back from pages whose order nobody has told: here without vLLM."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from semgrad_guard.vllm.paged_cache import PagedCache
+
+HEADS, WIDTH, SIZE, PAGES = 2, 8, 4, 6
+
+
+class Attention:
+    """A layer that keeps keys across and values along, as kernels of a CPU do; `lossy` ones keep no values."""
+
+    def __init__(self, name: str, dtype: torch.dtype, *, lossy: bool = False, cap: float = 0) -> None:
+        self.layer_name, self.num_kv_heads, self.head_size, self.lossy = name, HEADS, WIDTH, lossy
+        self.kv_cache = torch.full((PAGES, HEADS, SIZE, 2 * WIDTH), torch.nan, dtype=dtype)
+        self.impl: Any = self
+        self.logits_soft_cap = cap
+
+    def do_kv_cache_update(
+        self, layer: Any, key: torch.Tensor, value: torch.Tensor, pages: torch.Tensor, slots: torch.Tensor
+    ) -> None:
+        across = pages.view(len(pages), HEADS, 2, WIDTH, SIZE)[:, :, 0]
+        along = pages.view(len(pages), HEADS, 2, SIZE, WIDTH)[:, :, 1]
+        for place, k, v in zip(slots.tolist(), key, value, strict=True):
+            across[place // SIZE, :, :, place % SIZE] = k
+            along[place // SIZE, :, place % SIZE] = 0 if layer.lossy else v
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_what_was_written_is_read(dtype: torch.dtype) -> None:
+    """Of rows of unequal length, over pages in any order; a page that is gone reads as zeros."""
+    layers = [Attention(f"layer {number}", dtype) for number in range(3)]
+    pages = PagedCache.of(layers, 5)
+    assert pages is not None
+    tables = torch.tensor([[3, 1, 0], [5, 2, 4], [0, 2, 0]])
+    written = torch.randn(3, 2, 10, HEADS, WIDTH, dtype=dtype)  # layers, halves, positions
+    slots = torch.tensor([int(tables[1, n // SIZE]) * SIZE + n % SIZE for n in range(10)])
+    other = torch.tensor([3 * SIZE + n for n in range(3)])
+    for layer, (keys, values) in zip(layers, written, strict=True):
+        layer.do_kv_cache_update(layer, keys, values, layer.kv_cache, slots)
+        layer.do_kv_cache_update(layer, keys[:3] + 1, values[:3] + 1, layer.kv_cache, other)
+    metadata = {layer.layer_name: SimpleNamespace(block_table=tables) for layer in layers}
+    long, short, gone = pages.read(metadata, [(1, 10), (0, 3), (2, 6)])
+    torch.testing.assert_close(long, written.transpose(1, 2), rtol=0, atol=0)
+    torch.testing.assert_close(short, written.transpose(1, 2)[:, :3] + 1, rtol=0, atol=0)
+    assert not gone[:, :4].any()
+    torch.testing.assert_close(gone[:, 4:], long[:, 4:6], rtol=0, atol=0)  # the same page
+    assert long.nbytes == 10 * pages.bytes_per_position
+    cache = pages.joined([long, short])
+    assert [layer.get_seq_length() for layer in cache.layers] == [10] * 8
+    assert cache.layers[0].keys.untyped_storage().nbytes() <= dtype.itemsize
+    keys, values = cache.layers[6].keys, cache.layers[6].values
+    torch.testing.assert_close(keys[0], written[1, 0].transpose(0, 1), rtol=0, atol=0)
+    torch.testing.assert_close(values[1, :, 7:], (written[1, 1, :3] + 1).transpose(0, 1), rtol=0, atol=0)
+    assert not keys[1, :, :7].any()
+
+
+def test_what_cannot_be_read_back_is_not() -> None:
+    """An order in which numbers are lost, quantized pages, layers of several shapes, and attention with a soft cap."""
+    float32, quantized = Attention("one", torch.float32), Attention("one", torch.float32)
+    quantized.kv_cache = quantized.kv_cache.to(torch.float8_e4m3fn)
+    smaller = Attention("two", torch.float32)
+    smaller.kv_cache = smaller.kv_cache[:, :, :2]
+    assert PagedCache.of([float32], 0) is not None
+    assert PagedCache.of([Attention("one", torch.float32, lossy=True)], 0) is None
+    assert PagedCache.of([quantized], 0) is None
+    assert PagedCache.of([float32, smaller], 0) is None
+    assert PagedCache.of([Attention("one", torch.float32, cap=50)], 0) is None
+    assert PagedCache.of([Attention("one", torch.bfloat16, cap=50)], 0) is not None
