@@ -21,7 +21,7 @@ from semgrad_guard.guard import Answerer
 
 from .snapshots import unchanged
 from .switches import PREPARED, SWITCHES, Switch
-from .test_adapters import TUNED, adapted, peft, varied
+from .test_adapters import TUNED, adapted, needs_later_peft, peft, varied
 from .tiny_models import build
 
 SAME_NUMBERS = {"another kind of attention"}  # whose kernels agree up to rounding
@@ -157,6 +157,7 @@ def test_an_adapter_is_what_it_is_whenever_the_model_is_met(state: str) -> None:
     assert fingerprint(changed(met_before)) == fingerprint(met_after) != fingerprint(adapted())
 
 
+@needs_later_peft
 @pytest.mark.parametrize("kind", TUNED)
 def test_tuned_prompts(kind: str) -> None:
     model = varied(peft.get_peft_model(build("llama"), TUNED[kind](), autocast_adapter_dtype=False))

@@ -35,6 +35,7 @@ from semgrad_guard.server.in_vllm.messages import (
     Call,
     Elsewhere,
     Opening,
+    ToRead,
     Written,
 )
 from semgrad_guard.server.in_vllm.plugin import GuardPlugin, settings_in
@@ -53,9 +54,9 @@ def twin() -> TwinLanguageModel:
 
 @pytest.fixture(scope="module")
 def say(twin: TwinLanguageModel) -> Callable[..., Any]:
-    """`say(READ, asked)`: what the worker answers to a message."""
+    """`say(READ, to_read(request))`: what the worker answers to a message; it listens to no pass of vLLM's."""
     config = SimpleNamespace(structured_outputs_config=SimpleNamespace(backend="auto"))
-    scoring = Scoring(twin, Opening(settings=ServerSettings(mode="annotate"), name="tiny"), config)
+    scoring = Scoring(twin, Opening(settings=ServerSettings(mode="annotate"), name="tiny"), config, None)
 
     def ask(call: Call[Any, Any], sent: Any) -> Any:
         return call.read(scoring.answered(call.name, call.sent.dump_json(sent).decode()))
@@ -69,6 +70,14 @@ def asked(text: str, **given: Any) -> Asked:
     return Asked(conversation=(Message(role="user", content=text),), options=options, **{**plain, **given})
 
 
+def to_read(request: Asked) -> ToRead:
+    return ToRead(asked=request, names=("0",))
+
+
+def written_by_vllm(request: Asked, tokens: tuple[int, ...]) -> Written:
+    return Written(asked=request, names=("0",), answers=(tokens,))
+
+
 def tokens(model: LanguageModel, request: Asked) -> tuple[int, ...]:
     """The tokens of an answer as an engine hands them over: past a stop string's beginning, with the end token."""
     options = GenerationOptions(max_tokens=12)
@@ -78,13 +87,13 @@ def tokens(model: LanguageModel, request: Asked) -> tuple[int, ...]:
 def test_tokens_are_scored_as_one_process_scores_them(twin: TwinLanguageModel, say: Callable[..., Any]) -> None:
     """Several requests in one message: each draft is that of the whole answer, generated and scored here."""
     requests = [asked(text) for text in QUESTIONS]
-    for request, read in ((each, say(READ, each)) for each in requests):
+    for request, read in ((each, say(READ, to_read(each))) for each in requests):
         assert read.ids == tuple(twin.render(request.conversation).ids)
         assert read.end_tokens == twin.end_tokens
     whole = twin.generate(QUESTIONS[0], GenerationOptions(max_tokens=12))
     stop = whole.text[len(whole.text) // 2 :][:1]
     requests.append(asked(QUESTIONS[0], stop=(stop,)))
-    found = say(SCORE, [Written(asked=each, answers=(tokens(twin, each),)) for each in requests])
+    found = say(SCORE, [written_by_vllm(each, tokens(twin, each)) for each in requests])
     for request, [draft] in zip(requests, found, strict=True):
         alone = twin.generate(request.conversation, request.options)
         assert draft.verdict.text == draft.answer.text == alone.text
@@ -97,12 +106,12 @@ def test_tokens_are_scored_as_one_process_scores_them(twin: TwinLanguageModel, s
 def test_one_request_that_fails_is_nobody_elses(twin: TwinLanguageModel, say: Callable[..., Any]) -> None:
     long = asked("word " * 30, prompt_limit=5)
     with pytest.raises(PromptTooLongError, match="this server takes 5"):
-        say(READ, long)
+        say(READ, to_read(long))
     form = AnswerForm.of({"response_format": {"type": "json_object"}})
     with pytest.raises(InputError, match="backend guidance"):
-        say(READ, asked("hello", form=form))
+        say(READ, to_read(asked("hello", form=form)))
     good = asked(QUESTIONS[0])
-    bad, [draft] = say(SCORE, [Written(asked=long, answers=((1, 2),)), Written(asked=good, answers=((5, 6),))])
+    bad, [draft] = say(SCORE, [written_by_vllm(long, (1, 2)), written_by_vllm(good, (5, 6))])
     assert isinstance(bad.error(), PromptTooLongError)
     assert draft.verdict.uncertainty is not None
 
@@ -127,10 +136,10 @@ def test_texts_from_elsewhere(twin: TwinLanguageModel, say: Callable[..., Any]) 
 def test_errors_keep_their_kind(error: Exception, kind: type[Exception], says: str) -> None:
     """Ours also keep their words; the words of others may hold what was asked."""
 
-    def work(_: Asked) -> Any:
+    def work(_: ToRead) -> Any:
         raise error
 
-    answer = READ.answered(READ.sent.dump_json(asked("x")).decode(), work)
+    answer = READ.answered(READ.sent.dump_json(to_read(asked("x"))).decode(), work)
     with pytest.raises(kind, match=says):
         READ.read(answer)
     assert "secret" not in answer

@@ -111,6 +111,7 @@ class Experiment:
         settings = self.settings(questions)
         part = Part.beside(path, settings)
         with RunFile(path, settings, EvaluatedAnswer) as record:
+            record.require_continuable()  # a report is about the methods of its run, and no others
             if spread is None and any(question.key not in record.answers for question in questions):
                 self._warm_up()
             here = in_turn(partial(self._answer, part=part, on_step=on_step))
