@@ -35,15 +35,14 @@ def read_other(path: Path, rows: Sequence[Question], settings: Mapping[str, Any]
     """
     from semgrad_guard.calibration import EngineIdentity
     from semgrad_guard.errors import BindingMismatchError, InputError
-    from semgrad_guard.evaluation.runs.run_file import Answer, read_run
+    from semgrad_guard.evaluation.runs.run_file import Answer, differing, read_run
 
     theirs, kept = read_run(path, Answer)
     mine: dict[str, Any] = json.loads(json.dumps(settings))
-    changed = [name for name in {**theirs, **mine} if theirs.get(name) != mine.get(name)]
-    if foreign := [name for name in changed if name not in _OF_ENGINES]:
-        named = "; ".join(f"{name} is {mine.get(name)!r} and was {theirs.get(name)!r}" for name in foreign)
+    changed = differing(theirs, mine)
+    if foreign := [said for name, said in changed.items() if name not in _OF_ENGINES]:
         raise BindingMismatchError(
-            f"The answers in {path} come from a run that differs in more than its engine: {named}. "
+            f"The answers in {path} come from a run that differs in more than its engine: {'; '.join(foreign)}. "
             "Answer the questions there with the settings of this command."
         )
     if not changed:

@@ -100,9 +100,8 @@ class Recorder:
     """Listens to a model runner of vLLM's: to decoder layer k's output and to the head.
 
     `records` are those that are kept, by the names of the requests: vLLM's own, which are the given ones with a random
-    end, or the given ones. Within the budgets of `memory`; beyond them the
-    head is computed again (`logits`; where it `transforms` its outputs, always), and prompts are read again
-    (`activations`: keys and values).
+    end, or the given ones. They stay within the budgets of `memory`. Beyond these the head is computed again (`logits`;
+    where it `transforms` its outputs, always), and prompts are read again (`activations`: keys and values).
     """
 
     def __init__(self, runner: Any, layer: int, *, memory: Callable[[], Memory], transforms: bool) -> None:
@@ -153,10 +152,8 @@ class Recorder:
         """Keep the keys and values before the states of those whose first state this pass has brought."""
         if not self._due or self._pages is None:
             return
-        budget, held = (
-            self._memory().activations,
-            sum(r.before.nbytes for r in self.records.values() if r.before is not None),
-        )
+        budget = self._memory().activations
+        held = sum(each.before.nbytes for each in self.records.values() if each.before is not None)
         wanted = list[tuple[Record, int]]()
         for record, row in self._due:
             held += record.first * self._pages.bytes_per_position

@@ -3,13 +3,40 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+import random
+import signal
+import threading
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 
 def own_workers(name: str) -> list[int]:
     """Descendants of this process that Ray calls so: `ray::Worker` is an actor of that class, idle or at work."""
     return [number for number in _descendants(os.getpid()) if _title(number).startswith(f"ray::{name}")]
+
+
+@contextmanager
+def killer(name: str, kills: list[int], *, most: int, pauses: tuple[float, float]) -> Generator[None]:
+    """Kills processes that Ray calls so, no one twice, after pauses at random between these two, in seconds.
+
+    `kills` are their numbers.
+    """
+    ended, chance = threading.Event(), random.Random(0)
+
+    def run() -> None:
+        while len(kills) < most and not ended.wait(chance.uniform(*pauses)):
+            if alive := [number for number in own_workers(name) if number not in kills]:
+                kills.append(chance.choice(alive))
+                os.kill(kills[-1], signal.SIGKILL)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
 
 
 def resident(number: int) -> int:

@@ -4,12 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
-import random
 import re
-import signal
-import threading
-from collections.abc import Generator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +17,7 @@ from semgrad_guard.evaluation.runs.experiment import Experiment
 from semgrad_guard.evaluation.runs.scoring import TextScorer
 
 from .conftest import OBJECT_STORE
-from .processes import own_workers, resident
+from .processes import killer, own_workers, resident
 
 pytestmark = pytest.mark.heavy
 
@@ -122,34 +117,13 @@ def spilled() -> int:
 KILLS = 6
 
 
-@contextmanager
-def killer(kills: list[int]) -> Generator[None]:
-    """Kills the worker at a random moment of its life, again and again; `kills` are their processes."""
-    ended, chance = threading.Event(), random.Random(0)
-
-    def run() -> None:
-        while len(kills) < KILLS and not ended.wait(chance.uniform(0.2, 3)):
-            alive = [number for number in own_workers("MapWorker") if number not in kills]
-            if alive:
-                kills.append(alive[0])
-                os.kill(alive[0], signal.SIGKILL)
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    try:
-        yield
-    finally:
-        ended.set()
-        thread.join()
-
-
 def test_killed_workers_of_a_dataset_lose_nothing(ray: Any, rows: list[dict[str, Any]], alone: list[Verdict]) -> None:
     from semgrad_guard.ray import score
 
     turns = 60
     many = [{**row, "turn": turn} for turn in range(turns) for row in rows[:56]]
     killed: list[int] = []
-    with killer(killed):
+    with killer("MapWorker", killed, most=KILLS, pauses=(0.2, 3)):
         found = list(score(ray.data.from_items(many, override_num_blocks=turns)).iter_rows())
     assert len(set(killed)) == KILLS
     assert [(each["turn"], each["id"]) for each in found] == [(each["turn"], each["id"]) for each in many]

@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import os
-import random
 import signal
-import threading
 import time
-from collections.abc import Generator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +16,7 @@ from semgrad_guard.evaluation.questions.data import Question
 from semgrad_guard.evaluation.runs.run import Answering, Batch, collect_answers
 from semgrad_guard.evaluation.runs.run_file import Answer
 
-from .processes import own_workers
+from .processes import killer, own_workers
 
 pytestmark = pytest.mark.heavy
 KILLS = 20
@@ -50,27 +46,6 @@ def collect(ray: Any, path: Path, model: LanguageModel, questions: list[Question
     )
 
 
-@contextmanager
-def killer(kills: list[int]) -> Generator[None]:
-    """Kills a worker now and then; `kills` are their processes."""
-    ended, chance = threading.Event(), random.Random(0)
-
-    def run() -> None:
-        while not ended.wait(chance.uniform(0, 8)) and len(kills) < KILLS:
-            alive = [number for number in own_workers("Worker") if number not in kills]
-            if alive:
-                kills.append(chance.choice(alive))
-                os.kill(kills[-1], signal.SIGKILL)
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    try:
-        yield
-    finally:
-        ended.set()
-        thread.join()
-
-
 def test_twenty_kills(ray: Any, model: LanguageModel, questions: list[Question], tmp_path: Path) -> None:
     whole = collect_answers(
         questions,
@@ -88,7 +63,7 @@ def test_twenty_kills(ray: Any, model: LanguageModel, questions: list[Question],
         while len(kills) < KILLS * done // total and set(own_workers("Worker")) - set(kills):
             time.sleep(0.1)
 
-    with killer(kills):
+    with killer("Worker", kills, most=KILLS, pauses=(0, 8)):
         found = collect(ray, path, model, questions, on_progress=wait_for_kills)
     assert len(set(kills)) == KILLS
     assert found == whole

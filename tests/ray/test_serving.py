@@ -219,7 +219,10 @@ def test_killed_replicas_mix_nothing_up_and_lose_no_decision(
 
 
 def test_replicas_come_with_load(deploy: Callable[..., None], url: str) -> None:
+    from ray import serve
+
     alone = expected()
+    serve.delete("guard")  # the replicas of an application that is deployed already would stay
     deploy(min_replicas=1, max_replicas=2, target_requests=1)
     assert running() == 1
     with Load(url, clients=6) as load:

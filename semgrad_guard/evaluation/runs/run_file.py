@@ -156,13 +156,11 @@ class RunFile(Generic[A]):
 
     def _differing(self, found: Mapping[str, Any], settings: Mapping[str, Any]) -> BindingMismatchError | None:
         """Why a record with the settings `found` is none for a run with these."""
-        theirs, mine = _flat(found), _flat(settings)
-        changed = [key for key in {**theirs, **mine} if theirs.get(key) != mine.get(key)]
+        changed = differing(found, settings)
         if not changed:
             return None
-        named = "; ".join(f"{key} is {mine.get(key)!r} and was {theirs.get(key)!r}" for key in changed)
         return BindingMismatchError(
-            f"The answers in {self.path} come from a run with other settings: {named}. "
+            f"The answers in {self.path} come from a run with other settings: {'; '.join(changed.values())}. "
             "Continue it with the same settings, or start a new file of answers."
         )
 
@@ -225,6 +223,14 @@ def _read(path: Path, line: bytes, number: int, record: type[A]) -> A:
 
 def _foreign(path: Path) -> InputError:
     return InputError(f"{path} exists and is no record of a run; choose another path for the answers.")
+
+
+def differing(theirs: Mapping[str, Any], mine: Mapping[str, Any]) -> dict[str, str]:
+    """What is not the same in the settings of two runs, in words, by its dotted name."""
+    was, now = _flat(theirs), _flat(mine)
+    return {
+        key: f"{key} is {now.get(key)!r} and was {was.get(key)!r}" for key in was | now if was.get(key) != now.get(key)
+    }
 
 
 def _flat(settings: Any, prefix: str = "") -> dict[str, Any]:
