@@ -20,6 +20,7 @@ from semgrad_guard.errors import InputError, UpstreamError
 from semgrad_guard.guard import Draft, Reply, Waiting
 from semgrad_guard.records import Message, ToolCall
 from semgrad_guard.server.answers import Answer
+from semgrad_guard.server.event_stream import events
 from semgrad_guard.server.model_queue import ModelQueue
 
 _LARGEST = 16 * 2**20
@@ -53,17 +54,18 @@ class SentNames(_Sent):
 class SentCall(_Sent):
     """A call, or a piece of one."""
 
-    index: StrictInt = 0
+    index: StrictInt | None = None
     id: StrictStr | None = None
-    function: SentNames = SentNames()
+    function: SentNames | None = None
 
 
 class SentMessage(_Sent):
-    """An answer, or a piece of one."""
+    """An answer, or a piece of one. A call in the form that came before `tool_calls` would be lost: it is refused."""
 
     content: StrictStr | None = None
     refusal: StrictStr | None = None
     tool_calls: list[SentCall] | None = None
+    function_call: None = None
 
 
 class SentLogprobs(_Sent):
@@ -97,7 +99,8 @@ class SentCompletion(_Sent):
 class SentDelta(_Sent):
     """A piece of one answer."""
 
-    delta: SentMessage = SentMessage()
+    index: StrictInt = 0
+    delta: SentMessage | None = None
     finish_reason: StrictStr | None = None
     logprobs: SentLogprobs | None = None
 
@@ -105,7 +108,7 @@ class SentDelta(_Sent):
 class SentChunk(_Sent):
     """A chunk of a stream; the last one may hold no answer, and the tokens that were used."""
 
-    choices: list[SentDelta] = []
+    choices: list[SentDelta] | None = None
     usage: SentUsage | None = None
 
 
@@ -155,18 +158,12 @@ class RemoteServer:
             UpstreamError: it failed, or broke off.
         """
         async with self.asked(_CHAT, body) as response:
-            size, finished = 0, False
-            async for line in response.aiter_lines():
-                size += len(line)
-                if size > _LARGEST:
-                    raise UpstreamError(f"{self.url} sent more than {_LARGEST} bytes")
-                if not line.startswith("data:"):
-                    continue
-                data = line.removeprefix("data:").strip()
-                if data == "[DONE]":
+            finished = False
+            async for kind, data in events(_pieces(response)):
+                if data == b"[DONE]":
                     return
-                chunk = _json(data.encode())
-                if "error" in chunk:
+                chunk = _json(data)
+                if kind == b"error" or chunk.get("error") is not None or chunk.get("object") == "error":
                     raise UpstreamError(f"{self.url} failed while it answered")
                 finished = finished or _finishes(chunk)
                 yield chunk
@@ -250,7 +247,7 @@ class RemoteAnswer:
         self._upstream, self._asked = upstream, asked
         body = {**_forwarded(asked.body), "model": asked.model, "stream": True}
         self._chunks = upstream.server.chat_stream({**body, "stream_options": {"include_usage": True}})
-        self._text, self._calls = "", dict[int, SentFunction]()
+        self._text, self._calls, self._places = "", list[SentFunction](), dict[int | None, int]()
         self._finish, self._usage = "stop", SentUsage()
         self._logprobs: list[dict[str, Any]] = []
 
@@ -264,7 +261,7 @@ class RemoteAnswer:
         """The whole answer with its score."""
         answer = Answer(
             text=self._text,
-            tool_calls=tuple(_call(self._calls[index]) for index in sorted(self._calls)),
+            tool_calls=tuple(map(_call, self._calls)),
             finish_reason=self._finish,
             logprobs=self._logprobs or None,
             prompt_tokens=self._usage.prompt_tokens,
@@ -279,18 +276,30 @@ class RemoteAnswer:
     def _taken(self, chunk: SentChunk) -> str:
         """The text of one chunk; what else it says is kept."""
         self._usage = chunk.usage or self._usage
-        for choice in chunk.choices[:1]:
+        pieces: list[str] = []
+        for choice in chunk.choices or ():
+            if choice.index != 0:
+                raise UpstreamError(f"{self._upstream.server.url} sent several answers, and one was asked for")
+            delta = choice.delta or SentMessage()
             self._finish = choice.finish_reason or self._finish
             self._logprobs += (choice.logprobs and choice.logprobs.content) or []
-            for call in choice.delta.tool_calls or ():
-                known = self._calls.get(call.index, SentFunction())
-                self._calls[call.index] = SentFunction(
-                    id=call.id or known.id,
-                    name=known.name + (call.function.name or ""),
-                    arguments=known.arguments + (call.function.arguments or ""),
-                )
-            return choice.delta.content or choice.delta.refusal or ""
-        return ""
+            for call in delta.tool_calls or ():
+                self._add(call)
+            pieces.append(delta.content or delta.refusal or "")
+        return "".join(pieces)
+
+    def _add(self, sent: SentCall) -> None:
+        """Put a piece to its call. Some servers number no call (Gemini's), or all alike: a new id is a new call."""
+        place = self._places.get(sent.index, -1)
+        if place < 0 or (sent.id and self._calls[place].id not in ("", sent.id)):
+            place = self._places[sent.index] = len(self._calls)
+            self._calls.append(SentFunction())
+        known, more = self._calls[place], sent.function or SentNames()
+        self._calls[place] = SentFunction(
+            id=sent.id or known.id,
+            name=known.name + (more.name or ""),
+            arguments=known.arguments + (more.arguments or ""),
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -343,10 +352,8 @@ def _answers(found: Mapping[str, Any], count: int, url: str) -> list[Answer]:
 
 def _answer(choice: SentChoice, read: int | None, written: int | None) -> Answer:
     message = choice.message
-    calls = [
-        SentFunction(id=call.id or "", name=call.function.name or "", arguments=call.function.arguments or "")
-        for call in message.tool_calls or ()
-    ]
+    sent = [(call.id, call.function or SentNames()) for call in message.tool_calls or ()]
+    calls = [SentFunction(id=id or "", name=of.name or "", arguments=of.arguments or "") for id, of in sent]
     return Answer(
         text=message.content or message.refusal or "",
         tool_calls=tuple(map(_call, calls)),
@@ -383,18 +390,23 @@ def _finishes(chunk: Mapping[str, Any]) -> bool:
     return any(isinstance(each, dict) and cast("Any", each).get("finish_reason") for each in found)
 
 
-async def _limited(response: httpx.Response) -> bytes:
-    body = bytearray()
+async def _pieces(response: httpx.Response) -> AsyncIterator[bytes]:
+    size = 0
     async for piece in response.aiter_bytes():
-        body += piece
-        if len(body) > _LARGEST:
+        size += len(piece)
+        if size > _LARGEST:
             raise UpstreamError(f"{response.url.host} sent more than {_LARGEST} bytes")
-    return bytes(body)
+        yield piece
+
+
+async def _limited(response: httpx.Response) -> bytes:
+    return b"".join([piece async for piece in _pieces(response)])
 
 
 def _json(data: bytes) -> dict[str, Any]:
     try:
         found = json.loads(data)
+        json.dumps(found, allow_nan=False)  # what cannot be written as JSON cannot be passed on
     except (ValueError, RecursionError) as error:
         raise UpstreamError("the upstream sent what is no JSON") from error
     if not isinstance(found, dict):

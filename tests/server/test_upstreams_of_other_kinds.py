@@ -1,0 +1,175 @@
+"""Upstreams with an accent in OpenAI's protocol: what they mean is delivered, what cannot be meant is an error."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import pytest
+
+from semgrad_guard import HybridGrad, LanguageModel, Policy
+from semgrad_guard.server.event_stream import events as events_of
+from semgrad_guard.server.scheduler import Scheduler
+from semgrad_guard.server.upstream import RemoteServer, Upstream
+
+from .conftest import NONE, Serve, asking, events
+from .test_upstream import CHAT, answering, said, sends
+
+ANY = Policy(threshold=1e9, on_unscored="answer")
+END = {"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]}
+DONE = "data: [DONE]\n\n"
+
+
+@pytest.fixture
+def scorer(language_model: LanguageModel) -> Iterator[Scheduler]:
+    made = Scheduler(language_model, HybridGrad(), served=True)
+    yield made
+    made.close()
+
+
+def event(value: Any) -> str:
+    return f"data: {json.dumps(value, ensure_ascii=False)}\n\n"
+
+
+def piece(index: int = 0, **delta: Any) -> dict[str, Any]:
+    return {"choices": [{"index": index, "delta": delta, "finish_reason": None}]}
+
+
+def stream(*chunks: Any, end: str = DONE) -> str:
+    return "".join(map(event, (*chunks, END))) + end
+
+
+def call(of: str | None, name: str | None, arguments: str | None, **more: Any) -> dict[str, Any]:
+    function = None if name is arguments is None else {"name": name, "arguments": arguments}
+    return {"id": of, "type": "function", "function": function, **more}
+
+
+USUAL = [piece(role="assistant", content=""), piece(content="Vien"), piece(content="na")]
+CHARSET = "text/event-stream; charset=iso-8859-1"
+STREAMED: dict[str, tuple[str | bytes, str]] = {
+    "other ends of lines in JSON": (stream(piece(content="a\u2028b\x85c\x0bd")), "a\u2028b\x85c\x0bd"),
+    "a charset that is not so": (stream(piece(content="Köln 🙂")), "Köln 🙂"),
+    "CR LF": (stream(*USUAL).replace("\n", "\r\n"), "Vienna"),
+    "CR": (stream(*USUAL).replace("\n", "\r"), "Vienna"),
+    "a byte order mark": (b"\xef\xbb\xbf" + stream(*USUAL).encode(), "Vienna"),
+    "comments and other fields": (": hello\n\nid: 1\nretry: 5\n\n" + stream(*USUAL), "Vienna"),
+    "an event in several lines": (
+        "".join(f"data: {line}\n" for line in json.dumps(piece(content="Vienna"), indent=1).split("\n"))
+        + f"\n{event(END)}",
+        "Vienna",
+    ),
+    "no error": (stream(*({**each, "error": None} for each in USUAL)), "Vienna"),
+    "nothing": (stream(*USUAL, {"choices": None, "usage": None}, end="data:\n\n"), "Vienna"),
+    "no delta": (stream(*USUAL, {"choices": [{"index": 0, "delta": None, "finish_reason": None}]}), "Vienna"),
+    "Azure": (
+        stream({"choices": [], "prompt_filter_results": [{}]}, *USUAL, {"choices": [{"content_filter_offsets": {}}]}),
+        "Vienna",
+    ),
+    "thoughts": (stream(piece(reasoning_content="hm", content=None), *USUAL), "Vienna"),
+}
+F, G = ("f", {"a": 1}), ("g", {})
+CALLS: dict[str, tuple[list[Any], list[Any]]] = {
+    "no numbers": ([[call("a", "f", '{"a": 1}')], [call("b", "g", "{}")]], [F, G]),
+    "no numbers in one chunk": ([[call("a", "f", '{"a": 1}', index=None), call("b", "g", "{}", index=None)]], [F, G]),
+    "one number for all": ([[call("a", "f", '{"a": 1}', index=0)], [call("b", "g", "{}", index=0)]], [F, G]),
+    "pieces": (
+        [[call("a", "f", "", index=0)], [call(None, None, None, index=0)], [call(None, None, '{"a": 1}', index=0)]],
+        [F],
+    ),
+    "pieces of two": (
+        [
+            [call("a", "f", "", index=0), call("b", "g", "{", index=1)],
+            [call("", None, '{"a": 1}', index=0), call("", None, "}", index=1)],
+        ],
+        [F, G],
+    ),
+}
+OLD_CALL = {"function_call": {"name": "f", "arguments": "{}"}}
+INFINITE = said("text", logprobs={"content": [{"token": "t", "logprob": 0}]}).replace(
+    '"logprob": 0', '"logprob": 1e999'
+)
+BEGUN = event(piece(content="part of a secret"))
+REFUSED: dict[str, tuple[str | bytes, bool, str]] = {
+    "two answers": (stream(piece(content="A"), piece(1, content="B")), True, "several answers"),
+    "bytes that are no text": (stream(piece(content="XX")).encode().replace(b"XX", b"\xff\xfe"), True, "no JSON"),
+    "vLLM's error": (BEGUN + event({"object": "error", "message": "a secret"}) + DONE, True, "failed"),
+    "an event that is an error": (BEGUN + 'event: error\ndata: {"message": "a secret"}\n\n' + DONE, True, "failed"),
+    "a call of old": (stream(piece(**OLD_CALL)), True, "cannot be read"),
+    "a whole call of old": (json.dumps({"choices": [{"message": OLD_CALL}]}), False, "cannot be read"),
+    "a number without end": (INFINITE, False, "no JSON"),
+    "no number": (INFINITE.replace("1e999", "NaN"), False, "no JSON"),
+}
+
+
+@pytest.mark.parametrize("name", STREAMED)
+async def test_what_a_stream_means_is_delivered(serve: Serve, scorer: Scheduler, name: str) -> None:
+    sent, text = STREAMED[name]
+    async with answering(sends(sent, kind=CHARSET)) as url:
+        upstream = Upstream(RemoteServer(url), scorer)
+        async with serve(ANY, upstream=upstream, scheduler=scorer) as client:
+            response = await client.post(CHAT, json=asking(stream=True))
+        await upstream.server.close()
+    assert response.status_code == 200, response.text
+    assert "".join(c["delta"].get("content") or "" for e in events(response.text) for c in e["choices"]) == text
+
+
+@pytest.mark.parametrize("name", CALLS)
+async def test_calls_are_put_together(serve: Serve, scorer: Scheduler, name: str) -> None:
+    sent, expected = CALLS[name]
+    async with answering(sends(stream(*(piece(tool_calls=each) for each in sent)))) as url:
+        upstream = Upstream(RemoteServer(url), scorer)
+        async with serve(ANY, upstream=upstream, scheduler=scorer) as client:
+            found = events((await client.post(CHAT, json=asking(stream=True))).text)
+        await upstream.server.close()
+    calls = [each["function"] for e in found for c in e["choices"] for each in c["delta"].get("tool_calls", ())]
+    assert [(each["name"], json.loads(each["arguments"])) for each in calls] == expected
+
+
+@pytest.mark.parametrize("name", REFUSED)
+async def test_what_cannot_be_meant_is_an_error(serve: Serve, scorer: Scheduler, name: str) -> None:
+    sent, streamed, says = REFUSED[name]
+    async with answering(sends(sent)) as url:
+        upstream = Upstream(RemoteServer(url), scorer)
+        for policy in (ANY, NONE):
+            async with serve(policy, upstream=upstream, scheduler=scorer) as client:
+                response = await client.post(CHAT, json=asking(stream=streamed, logprobs=True))
+            assert response.status_code == 502, response.text
+            assert says in response.json()["error"]["message"]
+            assert "secret" not in response.text
+        await upstream.server.close()
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 7, 1000])
+async def test_events_are_the_same_however_they_are_cut(size: int) -> None:
+    text = "\ufeffdata: a\n\rdata:b\r\ndata:  c\r\n\r\nevent: error\rdata: 🙂\u2028\r\r: x\n\ndata\n\ndata: end"
+    data = text.encode()
+
+    async def pieces() -> AsyncIterator[bytes]:
+        for start in range(0, len(data), size):
+            yield data[start : start + size]
+            yield b""
+
+    found = [(kind.decode(), value.decode()) async for kind, value in events_of(pieces())]
+    assert found == [("", "a"), ("", "b\n c"), ("error", "🙂\u2028"), ("", "end")]
+
+
+async def test_a_line_without_end_is_not_kept(serve: Serve, scorer: Scheduler) -> None:
+    sent = 0
+
+    async def endless(writer: Any) -> None:
+        nonlocal sent
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n\r\ndata: ")
+        while True:
+            writer.write(b"x" * 2**16)
+            await writer.drain()
+            sent += 2**16
+
+    async with answering(endless) as url:
+        upstream = Upstream(RemoteServer(url), scorer)
+        async with serve(ANY, upstream=upstream, scheduler=scorer) as client:
+            response = await client.post(CHAT, json=asking(stream=True), timeout=60)
+        await upstream.server.close()
+    assert response.status_code == 502
+    assert "sent more than" in response.json()["error"]["message"]
+    assert sent < 2**26
