@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import csv
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from scipy.stats import spearmanr
@@ -25,11 +26,12 @@ def row(folder: Path) -> list[str]:
     with (folder / "graded.csv").open(encoding="utf-8-sig", newline="") as file:
         rows = [row for row in csv.DictReader(file) if row["correct: contains"]]
     lengths = [len(row["answer"].split()) for row in rows]
-    found = auroc(lengths, [row["correct: contains"] == "1" for row in rows])
-    cells = [folder.name, "" if found is None else f"{found:.2f}"]
+    own = auroc(lengths, [row["correct: contains"] == "1" for row in rows])
+    cells = [folder.name, "" if own is None else f"{own:.2f}"]
     for name in SCORES:
         values = np.array([float(row[name] or "nan") for row in rows])
-        cells.append(f"{spearmanr(values, lengths, nan_policy='omit').statistic:.2f}")
+        found: Any = spearmanr(values, lengths, nan_policy="omit")
+        cells.append(f"{found.statistic:.2f}")
     return cells
 
 

@@ -3,8 +3,9 @@
     python -m research.smollm2.questions [--sciq SOURCE] [--truthfulqa SOURCE] [--output output/smollm2] [--limit N]
 
 `facts.jsonl` (closed-book), `reading.jsonl` (a passage before every question: hand-written ones, written frames, and
-frames whose passage does not hold the answer), `natural.jsonl` (the hand-written ones alone, for LangChain's prompt,
-which is in `langchain.txt`) and, from copies that the reader brings, `sciq.jsonl` and `truthfulqa.jsonl`: the same
+frames whose passage does not hold the answer), `natural.jsonl` (the hand-written ones alone) and `told.jsonl` (facts,
+each told in its passage between two others of its relation), both for LangChain's prompt, which is in `langchain.txt`,
+and, from copies that the reader brings, `sciq.jsonl` and `truthfulqa.jsonl`: the same
 draw every time. A SOURCE is whatever `evaluate --data` reads: `hub:allenai/sciq@validation`, say, or a file of it in
 JSON Lines, JSON or Parquet. Whether it asks what was asked for the page is said, by a checksum of its questions.
 """
@@ -21,6 +22,7 @@ from typing import Any
 
 from research.pocket import questions_for_evaluate
 from research.pocket.frames import bank, plain
+from research.pocket.world import Fact, question, sentence, world
 from semgrad_guard.evaluation.questions.data import read_questions
 from semgrad_guard.named import reading_prompt
 
@@ -84,6 +86,26 @@ def _row(kind: str, number: int, filled: Any, passage: str) -> Row:
     return {"id": f"{kind}/{number}", "kind": kind, "question": question, "context": passage, "answers": [answer]}
 
 
+def told(random: Random) -> list[Row]:
+    """Facts of one answer, each told once in its passage, among two others of its relation.
+
+    The sentences are those of `research.pocket.relations`.
+    """
+    facts = [fact for fact in world() if not fact.several]
+    rows: list[Row] = []
+    for number, fact in enumerate(facts):
+        others = [other for other in facts if other.relation == fact.relation and other.entity != fact.entity]
+        sentences = [sentence(each, each.answers[0]) for each in (fact, *random.sample(others, 2))]
+        random.shuffle(sentences)
+        rows.append(_told(fact, question(fact, number % 2, held_out=True), " ".join(sentences)))
+    return rows
+
+
+def _told(fact: Fact, asked: str, passage: str) -> Row:
+    row = {"id": f"told/{fact.relation}/{fact.entity}", "kind": fact.relation, "question": asked}
+    return row | {"context": passage, "answers": list(fact.answers)}
+
+
 def brought(source: str, kind: str, random: Random) -> list[Row]:
     """A draw from a set of the reader's; paraphrases stay where there are some."""
     rows = [
@@ -115,6 +137,7 @@ def main() -> None:
     options = parser.parse_args()
     options.output.mkdir(parents=True, exist_ok=True)
     sets = {"facts": closed_book(Random(SEED)), "reading": reading(Random(SEED)), "natural": list(natural())}
+    sets["told"] = told(Random(SEED))
     (options.output / "langchain.txt").write_text(reading_prompt("smollm2") + "\n", encoding="utf-8")
     for kind, source in (("sciq", options.sciq), ("truthfulqa", options.truthfulqa)):
         if source is not None:

@@ -14,6 +14,7 @@ import torch
 from semgrad_guard import GenerationOptions, LanguageModel
 from semgrad_guard.engine.objective import Objective
 from semgrad_guard.engine.replay.captured_states import Capture, CapturedStates
+from semgrad_guard.engine.replay.memory_budget import Memory
 from semgrad_guard.engine.replay.prefix_cache import cache_of
 from semgrad_guard.engine.replay.token_batch import TokenBatch
 from semgrad_guard.engine.scoring.observation import Observation, observed_layer
@@ -169,3 +170,22 @@ def test_without_weights_it_collects(language_model: LanguageModel) -> None:
     assert "not fitted" in str(score.reason)
     assert score.features is not None
     assert sum(name.startswith("state/") for name in score.features) == 32
+
+
+@pytest.mark.parametrize("kept", [0, 1, 3])
+def test_beyond_the_budget_each_step_is_surveyed(language_model: LanguageModel, kept: int) -> None:
+    """The head is read once, while generating: no output of it is kept, and the numbers are the same."""
+    step = len(PROMPTS) * language_model._scorer.vocabulary * 4
+    language_model.memory = Memory(logits=kept * step)
+    generations = language_model.generate_batch(PROMPTS, LONG, objective=OBSERVING)
+    captured = generations[0].scoring._captured
+    assert captured is not None
+    assert (len(captured.logits), len(captured.surveys)) == (0, max(len(each.response_ids) for each in generations))
+    passes = list[int]()
+    head = language_model._scorer.current_replayer().head
+    hook = head.register_forward_pre_hook(lambda *_: passes.append(1))
+    for generation in generations:
+        expected = oracle(language_model._model, generation.prompt.ids, generation.response_ids)
+        require_equal(generation.evidence.observed(), expected)
+    hook.remove()
+    assert passes == []

@@ -510,15 +510,16 @@ def test_what_was_left_is_observed_without_another_pass() -> None:
 
 
 @pytest.mark.parametrize("memory", [FRUGAL, Memory(logits=5000, outputs=5000), Memory(logits=0)], ids=str)
-def test_small_budgets_change_no_score(memory: Memory) -> None:
+@pytest.mark.parametrize("objective", [Objective(), Objective(gradients=False)], ids=["replayed", "observed"])
+def test_small_budgets_change_no_score(memory: Memory, objective: Objective) -> None:
     model, random = wrapped("qwen2"), Random(5)
     wanted = [(question, Options(max_tokens=5 + n)) for n, (question, _) in enumerate(some(random, 6))]
-    singles = [model.generate(*each) for each in wanted]
+    singles = [model.generate(*each, objective=objective) for each in wanted]
     for single in singles:
-        numbers(single.evidence, Objective())
+        numbers(single.evidence, objective)
     model.memory = memory
-    for one, single in zip(written(model, wanted, random), singles, strict=True):
-        require_alike(one, single)
+    for one, single in zip(written(model, wanted, random, objective), singles, strict=True):
+        require_alike(one, single, objective)
 
 
 def test_all_answers_together_stay_within_the_budgets() -> None:

@@ -8,17 +8,29 @@ from random import Random
 
 import pytest
 
-from research.smollm2.questions import ASKED, brought, checksum, closed_book, natural, reading, straight
+from research.pocket.world import sentence, world
+from research.smollm2.questions import ASKED, brought, checksum, closed_book, natural, reading, straight, told
 
 
 def test_a_set_asks_every_question_once() -> None:
-    for rows in (closed_book(Random(7)), reading(Random(7)), list(natural())):
+    for rows in (closed_book(Random(7)), reading(Random(7)), list(natural()), told(Random(7))):
         assert len({(row["question"], row.get("context")) for row in rows}) == len(rows) >= 240
 
 
 def test_all_checked_facts_are_asked() -> None:
     lines = Path("research/pocket/data/facts.csv").read_text(encoding="utf-8").splitlines()
     assert len(closed_book(Random(7))) == len(lines) - 1 == 1293
+
+
+def test_what_is_told_is_in_the_passage_once() -> None:
+    facts = {f"told/{fact.relation}/{fact.entity}": fact for fact in world() if not fact.several}
+    rows = told(Random(7))
+    assert len(rows) == len(facts) > 1000
+    for row in rows:
+        fact = facts[row["id"]]
+        assert row["context"].count(sentence(fact, fact.answers[0])) == 1
+        others = [each for each in facts.values() if each.relation == fact.relation and each is not fact]
+        assert sum(sentence(each, each.answers[0]) in row["context"] for each in others) >= 2
 
 
 def test_a_copy_of_a_set_is_recognised_by_its_questions(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -29,6 +29,7 @@ from semgrad_guard.engine.replay.captured_states import Capture, CapturedStates
 from semgrad_guard.engine.replay.memory_budget import Memory, unless_memory_runs_out
 from semgrad_guard.engine.replay.prefix_cache import cache_of
 from semgrad_guard.engine.replay.token_batch import TokenBatch
+from semgrad_guard.engine.scoring.logits import surveyed_step
 from semgrad_guard.engine.scoring.observation import observed_layer
 from semgrad_guard.engine.scoring.scorer import Scorer, clean_slate
 from semgrad_guard.errors import UnsupportedModelError
@@ -164,7 +165,11 @@ class Decoder:
         if "captured" not in tiers:
             return None
         if not objective.gradients:
-            return Capture.within(replace(memory, outputs=0), layer=layer, start=width - 1)  # no layer is run again
+            head, transform = self._scorer.current_replayer().head, self._scorer.exactness().transform
+            survey = partial(
+                surveyed_step, head=head, transform=transform
+            )  # the head is not read again beyond the budget
+            return Capture.within(replace(memory, outputs=0), layer=layer, start=width - 1, survey=survey)
         firsts = [min(objective.positions(p.semantic_token.offset, len(p.ids))) for p in prompts]
         return Capture.within(memory, layer=layer, start=width + min(firsts))
 

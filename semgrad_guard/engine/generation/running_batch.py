@@ -295,7 +295,7 @@ class RunningBatch:
             first, left = self._rows[0].passes[0][0], self._left()
             if not self._objective.gradients:
                 left = replace(left, outputs=0)
-            self._capture = Capture.within(left, layer=first.layer, start=0)
+            self._capture = Capture.within(left, layer=first.layer, start=0, survey=first.survey)
             for number, row in enumerate(self._rows):
                 row.passes.append((self._capture, number))
         return self._capture

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
 from transformers.cache_utils import Cache
 
+from semgrad_guard.engine.cost_accounting import add_cost
 from semgrad_guard.engine.replay.memory_budget import Memory
 from semgrad_guard.engine.replay.prefix_cache import can_be_cut, growing_cache
 from semgrad_guard.engine.replay.projections import Outputs, Place
@@ -17,17 +19,23 @@ from semgrad_guard.engine.replay.token_batch import TokenBatch
 Steps = Sequence[Sequence[torch.Tensor] | torch.Tensor]
 """What each step gave for each row."""
 
+Survey = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+"""A few numbers [batch, few] about one step, from the states before the head [batch, d] and its output [batch, V]."""
+
 
 class Capture:
     """Keeps h^(k) at positions >= `start` while a model generates (prefill in any number of pieces, then tokens).
 
     It also keeps the states before the head at every step; the head's output, which spares scoring a pass through the
     head, as long as all of it stays within `logit_bytes`; and what the linear maps of the layers from k on gave, which
-    spares reading their weights once more: of as many maps as `output_bytes` hold.
+    spares reading their weights once more: of as many maps as `output_bytes` hold. With a `survey`, a head's output
+    that is not kept leaves what that makes of it.
     """
 
-    def __init__(self, layer: int, start: int, *, logit_bytes: int = 0, output_bytes: int = 0) -> None:
-        self.layer = layer
+    def __init__(
+        self, layer: int, start: int, *, logit_bytes: int = 0, output_bytes: int = 0, survey: Survey | None = None
+    ) -> None:
+        self.layer, self.survey = layer, survey
         self._logit_bytes, self._output_bytes = logit_bytes, output_bytes
         self.start = start
         self._seen, self._first, self._shape = 0, 0, torch.Size()
@@ -35,14 +43,16 @@ class Capture:
         self._joined = False  # whether the one piece is a copy of all there were
         self._steps: list[torch.Tensor] | None = []
         self._finals: list[torch.Tensor] = []
+        self._surveys: list[torch.Tensor] = []
+        self.survey_ms = 0.0  # a row
         self._outputs: dict[Place, list[tuple[torch.Tensor, int]]] = {}
         self._left_out: set[Place] = set()
         self._held = 0  # bytes of outputs
 
     @classmethod
-    def within(cls, memory: Memory, *, layer: int, start: int) -> Capture:
+    def within(cls, memory: Memory, *, layer: int, start: int, survey: Survey | None = None) -> Capture:
         """A capture that keeps as much as `memory` allows."""
-        return cls(layer, start, logit_bytes=memory.logits, output_bytes=memory.outputs)
+        return cls(layer, start, logit_bytes=memory.logits, output_bytes=memory.outputs, survey=survey)
 
     def skip(self, columns: int) -> None:
         """So many columns come from a cache; the first hidden states are those that follow."""
@@ -80,13 +90,14 @@ class Capture:
         The last position counts.
         """
         self._finals.append(final[:, -1].detach().clone())
-        if self._steps is None:
-            return
         last = raw[:, -1].detach()
-        if (len(self._steps) + 1) * last.numel() * last.itemsize > self._logit_bytes:
+        if self._steps is not None and (len(self._steps) + 1) * last.nbytes > self._logit_bytes:
+            self.surveys()
             self._steps = None
-            return
-        self._steps.append(last.clone() if raw.shape[1] > 1 else last)
+        if self._steps is not None:
+            self._steps.append(last.clone() if raw.shape[1] > 1 else last)
+        elif self.survey is not None:
+            self._look([last], self.survey)
 
     @property
     def positions(self) -> int:
@@ -111,6 +122,21 @@ class Capture:
     def finals(self) -> tuple[torch.Tensor, ...]:
         """The states before the head [batch, d] at every step."""
         return tuple(self._finals)
+
+    def surveys(self) -> tuple[torch.Tensor, ...]:
+        """What the survey made of the head's output at every step; empty without one."""
+        if self.survey is not None and self._steps is not None:
+            self._look(self._steps[len(self._surveys) :], self.survey)
+        return tuple(self._surveys)
+
+    def _look(self, steps: Sequence[torch.Tensor], survey: Survey) -> None:
+        """Survey the next steps. Their cost is that of whoever reads it, not the generation's."""
+        began = time.perf_counter()
+        for raw in steps:
+            self._surveys.append(survey(self._finals[len(self._surveys)], raw))
+        cost = (time.perf_counter() - began) * 1000
+        add_cost(-cost)
+        self.survey_ms += cost / self._finals[0].shape[0]
 
     def outputs(self) -> Outputs:
         """What each linear map gave at every position from `start` on: [batch, positions, out].
@@ -149,6 +175,11 @@ class RowPasses:
     def finals(self) -> list[torch.Tensor]:
         """The state before the head [d] at every step."""
         return [step[row] for capture, row in self.passes for step in capture.finals()]
+
+    def surveys(self) -> list[torch.Tensor]:
+        """What the survey made of every step; empty where one is missing."""
+        known = [[step[row] for step in capture.surveys()] for capture, row in self.passes]
+        return [step for steps in known for step in steps] if all(known) else []
 
 
 class _Layout:
@@ -191,7 +222,9 @@ class CapturedStates:
     Its KV cache, h^(layer) and what the linear maps of the layers from there on gave, both from column `begins` (the
     earliest t*) on, and the states before the head and its output at each step and row (maps and head as far as they
     were kept). Of the cache, only the columns before the first state are needed.
-    `epoch` is the model's own at that time (`Scorer.epoch`; None: whichever): what another one left is of no use.
+    `surveys` are there where the head's output is not, and a survey was asked for; they took `survey_ms` of the
+    generation's time. `epoch` is the model's own at that time (`Scorer.epoch`; None: whichever): what another one left
+    is of no use.
     """
 
     cache: Cache
@@ -202,13 +235,17 @@ class CapturedStates:
     outputs: Outputs = field(default_factory=dict[Place, torch.Tensor])
     epoch: object = None
     finals: Steps = ()
+    surveys: Steps = ()
+    survey_ms: float = 0.0
 
     @classmethod
     def of(cls, cache: Cache, capture: Capture, epoch: object = None) -> CapturedStates:
         """What a generation with this cache and capture left."""
         states, logits, outputs = capture.states(), capture.logits(), capture.outputs()
         begins = cache.get_seq_length() - states.shape[1]
-        return cls(cache, capture.layer, begins, states, logits, outputs, epoch, capture.finals())
+        surveys = () if logits else capture.surveys()
+        cost = capture.survey_ms * len(states)
+        return cls(cache, capture.layer, begins, states, logits, outputs, epoch, capture.finals(), surveys, cost)
 
     @classmethod
     def gathered(cls, rows: Sequence[RowPasses], epoch: object = None, *, padding: int = 0) -> CapturedStates:
@@ -221,15 +258,19 @@ class CapturedStates:
         captures = layout.captures
         outputs = [capture.outputs() for capture in captures]
         places = set[Place].intersection(*map(set, outputs))
+        logits = by_step([row.logits() for row in rows])
+        surveys = () if logits else by_step([row.surveys() for row in rows])
         return cls(
             cache,
             captures[0].layer,
             cache.get_seq_length(),
             layout.laid_out([capture.states() for capture in captures])[:, padding:],
-            by_step([row.logits() for row in rows]),
+            logits,
             {place: layout.laid_out([each[place] for each in outputs])[:, padding:] for place in places},
             epoch,
             by_step([row.finals() for row in rows]),
+            surveys,
+            sum(capture.survey_ms for row in rows for capture, _ in row.passes),
         )
 
     def part(self, rows: Sequence[int], *, skip: int) -> CapturedStates:
@@ -250,6 +291,8 @@ class CapturedStates:
             logits=[[step[row] for row in rows] for step in self.logits],
             outputs={place: of(output) for place, output in self.outputs.items()},
             finals=[[step[row] for row in rows] for step in self.finals],
+            surveys=[[step[row] for row in rows] for step in self.surveys],
+            survey_ms=self.survey_ms * len(rows) / len(self.states),
         )
 
     def holds(self, batch: TokenBatch) -> bool:
@@ -269,6 +312,11 @@ class CapturedStates:
         """The states that predict the batch's response tokens [n, d], before the head; None if not all were kept."""
         kept = _by_token(self.finals, batch)
         return None if kept is None else torch.stack(kept)
+
+    def surveyed(self, batch: TokenBatch) -> torch.Tensor | None:
+        """What the survey made of each of the batch's response tokens [n, few]; None where that is not known."""
+        known = _by_token(self.surveys, batch)
+        return None if known is None else torch.stack(known)
 
     def known_outputs(self, batch: TokenBatch) -> Outputs:
         """What the linear maps gave at the columns that are replayed [B, columns, out]."""

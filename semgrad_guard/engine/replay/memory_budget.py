@@ -20,8 +20,9 @@ class Memory:
     """Budgets in bytes. Beyond them scores cost time instead; they stay the same.
 
     `logits`: the head's outputs that a generation keeps, and those kept between the two passes over the vocabulary;
-    beyond it they are computed again. `activations`: what the replay keeps for its backward pass; beyond it only every
-    decoder layer's input is kept, and the layer is run once more (about a forward pass of the upper layers).
+    beyond it they are computed again for gradients, and surveyed while generating for scores without one.
+    `activations`: what the replay keeps for its backward pass; beyond it only every decoder layer's input is kept, and
+    the layer is run once more (about a forward pass of the upper layers).
     `outputs`: what the upper layers' linear maps gave while generating; those beyond it are computed again.
 
     `prompts`: keys and values kept from one generation to the next, so that the next turn of a chat, or another prompt

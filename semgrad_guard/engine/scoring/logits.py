@@ -79,7 +79,14 @@ class Logits:
 
     def survey(self) -> tuple[Distribution, torch.Tensor]:
         """The tokens' distributions, and the logits of the targets [n]."""
-        return self._by_block() if self._kept is None else self._by_row(self._kept)
+        return self._by_block() if self._kept is None else self._by_row(self._kept)[:2]
+
+    def surveyed(self, surveys: torch.Tensor) -> tuple[Distribution, torch.Tensor]:
+        """`survey` from what `surveyed_step` made of each token's step [n, 4]: of the head, targets alone are read."""
+        peak, rest, moment, mode = surveys.unbind(1)
+        aims = self._transform(self._exact(self._precise, self._targets[:, None])).squeeze(1)
+        aims = torch.where(self._targets == mode, peak, aims)  # so that a nearly certain token's 1 - p keeps its digits
+        return Distribution(peak, rest, moment), aims
 
     def _starts(self) -> range:
         return range(0, self._vocabulary, self._size)
@@ -108,10 +115,11 @@ class Logits:
             parts.append(Distribution.of(logits, _greatest(logits, 1)))
         return reduce(Distribution.joined, parts), aims
 
-    def _by_row(self, rows: Rows) -> tuple[Distribution, torch.Tensor]:
-        """Over the whole vocabulary, a few tokens at a time."""
+    def _by_row(self, rows: Rows) -> tuple[Distribution, torch.Tensor, torch.Tensor]:
+        """Over the whole vocabulary, a few tokens at a time; and each token's mode [n]."""
         parts: list[Distribution] = []
         aims: list[torch.Tensor] = []
+        modes: list[torch.Tensor] = []
         refined: list[_Refined] = []
         z, scratch = self._precise.new_empty(2, min(self._at_once, len(rows)), self._vocabulary)
         for begin in range(0, len(rows), len(z)):
@@ -129,14 +137,27 @@ class Logits:
             logits = self._transform(some)
             aims.append(logits.gather(1, targets).squeeze(1))
             parts.append(Distribution.of(logits, mode, scratch=scratch))
+            modes.append(mode.squeeze(1))
         self._refined = _Refined.joined(refined) if refined else None
-        return Distribution.stacked(parts), torch.cat(aims)
+        return Distribution.stacked(parts), torch.cat(aims), torch.cat(modes)
 
     def _exact(self, states: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
         """The head's output [m, k] for the vocabulary entries `columns` [m, k] of m tokens with `states` [m, d]."""
         weights = self._head.weight[columns].to(states.dtype)
         values = torch.bmm(weights, states[:, :, None]).squeeze(2)
         return values if self._head.bias is None else values + self._head.bias[columns]
+
+
+def surveyed_step(
+    states: torch.Tensor, raw: torch.Tensor, head: nn.Linear, *, transform: LogitTransform
+) -> torch.Tensor:
+    """What `Logits.surveyed` takes, from the states [n, d] and the head's output [n, V], which need not be kept.
+
+    Peak, rest and moment of each row's distribution, and its mode [n, 4].
+    """
+    unknown = torch.zeros(len(raw), dtype=torch.long, device=raw.device)  # the targets are yet to be chosen
+    found, _, modes = Logits(states, unknown, head, transform=transform, raw=raw)._by_row(raw)
+    return torch.stack([found.peak, found.rest, found.moment, modes.to(found.peak.dtype)], dim=1)
 
 
 def _columns(rows: Rows, columns: slice) -> torch.Tensor:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from semgrad_guard.engine.cost_accounting import add_cost
 from semgrad_guard.engine.models.architecture import LogitTransform
 from semgrad_guard.engine.objective import Objective
 from semgrad_guard.engine.replay.captured_states import CapturedStates
@@ -81,8 +82,11 @@ def observe(
     `transform` is what follows the model's head.
     """
     states, final, raw = _seen(batch, replayer, n_layers, captured)
+    surveys = None if raw is not None or captured is None else captured.surveyed(batch)
     logits = Logits(final, batch.targets(), replayer.head, transform=transform, raw=raw)
-    distribution, aims = logits.survey()
+    if captured is not None and surveys is not None:
+        add_cost(captured.survey_ms)
+    distribution, aims = logits.survey() if surveys is None else logits.surveyed(surveys)
     return tuple(
         _observation(*part)
         for part in zip(
