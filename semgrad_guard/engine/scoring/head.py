@@ -83,20 +83,23 @@ def score_head(  # noqa: PLR0913  # each is a part of the formulas above, or of 
     weights = distribution.entropies if weighted else torch.ones_like(aims)
     if averages:
         weights = weights / torch.cat([weights.new_full((n,), float(n)) for n in lengths])
+    # What sum_v |A_tv| is, or with a soft cap at most.
+    limits = 2 * abs(transform.scale) * weights * distribution.complements(aims)
     if sampled_rows is None or sampled_rows >= len(head.weight):
-        products = Products(states.to(factor_dtype(states)), lengths, norm)
+        means = None if transform.softcap else limits / len(head.weight)
+        products = Products(states.to(factor_dtype(states)), lengths, norm, means=means)
     else:
-        # What sum_v |A_tv| is, or with a soft cap at most.
-        limits = 2 * abs(transform.scale) * weights * distribution.complements(aims)
         seeds = [_seed_of(part.tolist(), seed) for part in targets.split(list(lengths))]
         products = SampledProducts(states.to(precision), lengths, limits=limits, draws=sampled_rows, seeds=seeds)
     by_states = torch.zeros_like(states, dtype=precision)
-    for start, block in logits:
-        sensitivity = _sensitivity(block, targets - start, aims, weights, distribution)
-        if transform != LogitTransform():
-            sensitivity.mul_(transform.derivative(block))
-        sensitivity = sensitivity.to(products.dtype)
-        rows = head.weight[start : start + block.shape[1]]
+    for columns, pieces in logits.blocks():
+        rows = head.weight[columns]
+        sensitivity = states.new_empty(len(states), len(rows), dtype=products.dtype)
+        for some, block in pieces:
+            slopes = None if transform == LogitTransform() else transform.derivative(block)
+            local = targets[some] - columns.start
+            piece = _sensitivity(block, local, aims[some], weights[some], distribution.part(some))
+            sensitivity[some] = piece if slopes is None else piece.mul_(slopes)
         if backward:
             add_product(by_states, sensitivity.to(factor_dtype(rows)), rows)
         products.add(sensitivity)
@@ -107,10 +110,10 @@ def score_head(  # noqa: PLR0913  # each is a part of the formulas above, or of 
 def _sensitivity(
     logits: torch.Tensor, local: torch.Tensor, aims: torch.Tensor, weights: torch.Tensor, distribution: Distribution
 ) -> torch.Tensor:
-    """w_t (1[v = y_t] - p_tv) for one block [n, block]; `local` [n] are the targets as columns of it."""
+    """w_t (1[v = y_t] - p_tv) for one block [n, block], which is overwritten; `local` [n] are the targets in it."""
     hit = ((local >= 0) & (local < logits.shape[1])).nonzero().squeeze(1)
     total = 1 + distribution.rest
-    block = (logits - distribution.peak[:, None]).exp_().mul_((-weights / total)[:, None])
+    block = logits.sub_(distribution.peak[:, None]).exp_().mul_((-weights / total)[:, None])
     block[hit, local[hit]] = (weights * distribution.complements(aims))[hit]
     return block
 

@@ -10,7 +10,6 @@ certain tokens by 1e-3.)
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from functools import reduce
 
 import torch
@@ -22,8 +21,10 @@ from semgrad_guard.engine.replay.skinny_linear import factor_dtype, precise_dtyp
 from semgrad_guard.engine.scoring.distribution import Distribution
 
 _BLOCK = 8192  # vocabulary entries a step on a CPU, fewer where many tokens share it:
-_ELEMENTS = 1 << 20  # n x block logits stay in its cache,
-_FRUGAL_ELEMENTS = 1 << 18  # or take little room where so little is granted that none can be kept
+_ELEMENTS = 1 << 22  # n x block of logits that were kept,
+_FRUGAL_ELEMENTS = 1 << 18  # or of those that are computed, where so little is granted that none can be kept
+_PIECE = 1 << 17  # of them those of a few tokens at a time in float32, which stay in a core's cache
+_ROWS = 1 << 18  # the same of whole rows
 _ELEMENTS_ELSEWHERE = 1 << 22  # where a step costs its launch, and there is no such cache
 _REFINED = 32  # logits of a token that are computed again in float32
 _CHUNK = 64  # vocabulary entries that are first searched for their greatest alone
@@ -58,24 +59,37 @@ class Logits:
         n, self._vocabulary = len(states), len(head.weight)
         factor = states.to(factor_dtype(states))
         keeps = raw is None and n * self._vocabulary * factor.element_size() <= kept_bytes
-        if states.device.type == "cpu":
+        if on_cpu := states.device.type == "cpu":
             elements = _ELEMENTS if keeps or raw is not None else _FRUGAL_ELEMENTS
-            self._size, self._at_once = max(1, min(_BLOCK, elements // n)), 1
+            self._size = max(1, min(_BLOCK, elements // n))
         else:
             self._size = max(1, _ELEMENTS_ELSEWHERE // n)
-            self._at_once = max(1, _ELEMENTS_ELSEWHERE // self._vocabulary)  # tokens, over the whole vocabulary
-        self._refined: _Refined | None = None
+        self._at_once = max(1, (_ROWS if on_cpu else _ELEMENTS_ELSEWHERE) // self._vocabulary)
+        """Tokens over the whole vocabulary,"""
+        self._together = max(1, _PIECE // self._size) if on_cpu else n
+        """and over a block."""
+        self._refined: tuple[torch.Tensor, torch.Tensor] | None = None
+        """Entries [n, k] of the vocabulary, and their logits in float32."""
         self._kept: Rows | None = raw
         if keeps:
             self._kept = kept = factor.new_empty(n, self._vocabulary)
-            for start in self._starts():
-                current_stop().check()
-                kept[:, start : start + self._size] = self._computed(factor, start)
+            for columns, _ in self.blocks():
+                kept[:, columns] = self._computed(factor, columns)
 
     def __iter__(self) -> Iterator[tuple[int, torch.Tensor]]:
-        for start in self._starts():
+        for columns, pieces in self.blocks():
+            parts = [piece for _, piece in pieces]
+            yield columns.start, parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def blocks(self) -> Iterator[tuple[slice, Iterator[tuple[slice, torch.Tensor]]]]:
+        """Successive blocks of the vocabulary: its entries, and (tokens, logits [tokens, block]) of all tokens.
+
+        The logits are the caller's to overwrite.
+        """
+        for start in range(0, self._vocabulary, self._size):
             current_stop().check()
-            yield start, self._transform(self._block(start))
+            columns = slice(start, min(start + self._size, self._vocabulary))
+            yield columns, self._pieces(columns)
 
     def survey(self) -> tuple[Distribution, torch.Tensor]:
         """The tokens' distributions, and the logits of the targets [n]."""
@@ -88,22 +102,26 @@ class Logits:
         aims = torch.where(self._targets == mode, peak, aims)  # so that a nearly certain token's 1 - p keeps its digits
         return Distribution(peak, rest, moment), aims
 
-    def _starts(self) -> range:
-        return range(0, self._vocabulary, self._size)
-
-    def _block(self, start: int) -> torch.Tensor:
-        """The head's output [n, block] from vocabulary entry `start` on."""
+    def _pieces(self, columns: slice) -> Iterator[tuple[slice, torch.Tensor]]:
+        n = len(self._precise)
         if self._kept is None:
-            return self._computed(self._precise, start)
-        z = _columns(self._kept, slice(start, start + self._size)).to(self._precise.dtype)
-        if self._refined is not None:
-            self._refined.put(z, start)
-        return z
+            yield slice(0, n), self._transform(self._computed(self._precise, columns))
+            return
+        for begin in range(0, n, self._together):
+            tokens = slice(begin, min(begin + self._together, n))
+            z = _filled(
+                self._precise.new_empty(tokens.stop - begin, columns.stop - columns.start), self._kept[tokens], columns
+            )
+            if self._refined is not None:
+                places, values = (each[tokens] for each in self._refined)
+                inside = (places >= columns.start) & (places < columns.stop)
+                z[inside.nonzero()[:, 0], places[inside] - columns.start] = values[inside]
+            yield tokens, self._transform(z)
 
-    def _computed(self, factor: torch.Tensor, start: int) -> torch.Tensor:
-        """The same from the states, in their dtype."""
-        z = product(factor, self._head.weight[start : start + self._size])
-        return z if self._head.bias is None else z + self._head.bias[start : start + self._size]
+    def _computed(self, factor: torch.Tensor, columns: slice) -> torch.Tensor:
+        """The head's output [n, block] from the states, in their dtype."""
+        z = product(factor, self._head.weight[columns])
+        return z if self._head.bias is None else z + self._head.bias[columns]
 
     def _by_block(self) -> tuple[Distribution, torch.Tensor]:
         parts: list[Distribution] = []
@@ -120,31 +138,34 @@ class Logits:
         parts: list[Distribution] = []
         aims: list[torch.Tensor] = []
         modes: list[torch.Tensor] = []
-        refined: list[_Refined] = []
+        refined: list[tuple[torch.Tensor, torch.Tensor]] = []
         z, scratch = self._precise.new_empty(2, min(self._at_once, len(rows)), self._vocabulary)
         for begin in range(0, len(rows), len(z)):
             current_stop().check()
-            kept, targets = _columns(rows[begin : begin + len(z)], slice(None)), self._targets[begin:][: len(z), None]
-            some, scratch = z[: len(kept)].copy_(kept), scratch[: len(kept)]
-            if kept.dtype == z.dtype:
-                mode = _greatest(kept, 1)
+            kept, targets = rows[begin : begin + len(z)], self._targets[begin:][: len(z), None]
+            some, scratch = _filled(z[: len(kept)], kept, slice(None)), scratch[: len(kept)]
+            if kept[0].dtype == z.dtype:
+                mode = _greatest(some, 1)
             else:
-                columns = torch.cat([_greatest(kept, min(_REFINED, self._vocabulary)), targets], dim=1)
+                columns = torch.cat([_greatest(some, min(_REFINED, self._vocabulary)), targets], dim=1)
                 values = self._exact(self._precise[begin:][: len(z)], columns)
-                refined.append(_Refined.of(columns, values, first=begin))
+                refined.append((columns, values))
                 some.scatter_(1, columns, values)
                 mode = columns.gather(1, values.argmax(1, keepdim=True))
             logits = self._transform(some)
             aims.append(logits.gather(1, targets).squeeze(1))
             parts.append(Distribution.of(logits, mode, scratch=scratch))
             modes.append(mode.squeeze(1))
-        self._refined = _Refined.joined(refined) if refined else None
+        if refined:
+            places, values = map(torch.cat, zip(*refined, strict=True))
+            self._refined = places, values
         return Distribution.stacked(parts), torch.cat(aims), torch.cat(modes)
 
     def _exact(self, states: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
         """The head's output [m, k] for the vocabulary entries `columns` [m, k] of m tokens with `states` [m, d]."""
-        weights = self._head.weight[columns].to(states.dtype)
-        values = torch.bmm(weights, states[:, :, None]).squeeze(2)
+        # (Indexing by a matrix takes four times as long, and so does a product of several small matrices.)
+        weights = self._head.weight.index_select(0, columns.flatten()).to(states.dtype)
+        values = weights.view(*columns.shape, -1).mul_(states[:, None]).sum(2)
         return values if self._head.bias is None else values + self._head.bias[columns]
 
 
@@ -160,52 +181,28 @@ def surveyed_step(
     return torch.stack([found.peak, found.rest, found.moment, modes.to(found.peak.dtype)], dim=1)
 
 
-def _columns(rows: Rows, columns: slice) -> torch.Tensor:
-    """Some vocabulary entries of all rows [n, columns]."""
-    return rows[:, columns] if isinstance(rows, torch.Tensor) else torch.stack([row[columns] for row in rows])
+def _filled(z: torch.Tensor, rows: Rows, columns: slice) -> torch.Tensor:
+    """`z` [n, block] with some vocabulary entries of all rows."""
+    if isinstance(rows, torch.Tensor):
+        return z.copy_(rows[:, columns])
+    for own, row in zip(z, rows, strict=True):
+        own.copy_(row[columns])
+    return z
 
 
 def _greatest(rows: torch.Tensor, count: int) -> torch.Tensor:
     """Where the greatest entries of each row [m, V] are: [m, count], in any order.
 
-    They lie in the chunks with the greatest maxima. (`topk` takes six times as long over bfloat16's many equal values,
-    and `argmax` over any.)
+    They lie in the chunks with the greatest maxima, a chunk being every `stride`-th entry. (`topk` takes six times as
+    long over bfloat16's many equal values, `argmax` over any, and maxima of neighbours.)
     """
     m, vocabulary = rows.shape
     if vocabulary < 2 * _CHUNK:
         return rows.topk(count).indices
-    whole = vocabulary // _CHUNK * _CHUNK
-    maxima = rows[:, :whole].unflatten(1, (-1, _CHUNK)).amax(2)
-    chunks = maxima.topk(min(count, maxima.shape[1])).indices
-    within = torch.arange(_CHUNK, device=rows.device)
+    stride = vocabulary // _CHUNK
+    whole = stride * _CHUNK
+    chunks = rows[:, :whole].unflatten(1, (_CHUNK, stride)).amax(1).topk(min(count, stride)).indices
+    within = torch.arange(0, whole, stride, device=rows.device)
     rest = torch.arange(whole, vocabulary, device=rows.device).expand(m, -1)
-    places = torch.cat([(chunks[:, :, None] * _CHUNK + within).flatten(1), rest], dim=1)
+    places = torch.cat([(chunks[:, :, None] + within).flatten(1), rest], dim=1)
     return places.gather(1, rows.gather(1, places).topk(count).indices)
-
-
-@dataclass(frozen=True)
-class _Refined:
-    """Single logits, in the order of the vocabulary: `values[i]` is that of token `rows[i]` at `columns[i]`."""
-
-    rows: torch.Tensor
-    columns: torch.Tensor
-    values: torch.Tensor
-
-    @classmethod
-    def of(cls, columns: torch.Tensor, values: torch.Tensor, *, first: int) -> _Refined:
-        """From columns and values [m, k] of the tokens from `first` on."""
-        rows = torch.arange(first, first + len(columns), device=columns.device)
-        return cls(rows.repeat_interleave(columns.shape[1]), columns.flatten(), values.flatten())
-
-    @classmethod
-    def joined(cls, parts: Sequence[_Refined]) -> _Refined:
-        """Those of all parts."""
-        columns, order = torch.cat([part.columns for part in parts]).sort()
-        rows, values = torch.cat([part.rows for part in parts]), torch.cat([part.values for part in parts])
-        return cls(rows[order], columns, values[order])
-
-    def put(self, z: torch.Tensor, start: int) -> None:
-        """Write those of the vocabulary entries from `start` on into their place in a block z [n, block]."""
-        ends = torch.tensor([start, start + z.shape[1]], device=z.device)
-        begin, end = torch.searchsorted(self.columns, ends).tolist()
-        z[self.rows[begin:end], self.columns[begin:end] - start] = self.values[begin:end]
