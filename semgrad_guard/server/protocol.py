@@ -22,9 +22,14 @@ from semgrad_guard.records import Message, ToolCall
 
 DEPTH = 64
 """How deeply a body may be nested."""
+LONGEST_STOP = 256
+"""Characters of a stop string: the model waits while it is spelled in every way that the vocabulary can."""
 _SEEDS = 2**62
 _HARMLESS = frozenset(
-    {"user", "metadata", "store", "service_tier", "prompt_cache_key", "safety_identifier", "parallel_tool_calls"}
+    (
+        *("user", "metadata", "store", "service_tier", "prompt_cache_key", "prompt_cache_retention"),
+        *("safety_identifier", "parallel_tool_calls"),
+    )
 )
 """Fields of OpenAI's that change no answer here."""
 _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
@@ -57,14 +62,20 @@ class Tool(_Sent):
     function: Function
 
 
-class CalledFunction(_Sent):
+class _Said(BaseModel):
+    """Of an earlier turn. Fields that other servers or clients have added are left out of the prompt."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+
+class CalledFunction(_Said):
     """Which function an earlier answer called; `arguments` are JSON in a text."""
 
     name: StrictStr
     arguments: StrictStr
 
 
-class Call(_Sent):
+class Call(_Said):
     """An earlier answer's call."""
 
     id: StrictStr | None = None
@@ -72,10 +83,8 @@ class Call(_Sent):
     function: CalledFunction
 
 
-class ChatMessage(BaseModel):
-    """One turn. Fields that other servers have added to their answers are left out of the prompt."""
-
-    model_config = ConfigDict(frozen=True, extra="ignore")
+class ChatMessage(_Said):
+    """One turn."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: StrictStr | list[dict[str, Any]] | None = None
@@ -201,6 +210,8 @@ class ChatRequest(BaseModel):
         stop = [self.stop] if isinstance(self.stop, str) else self.stop
         if stop is not None and len(stop) > 4:
             raise InputError(f"stop takes up to 4 strings, not {len(stop)}")
+        if stop is not None and max(map(len, stop), default=0) > LONGEST_STOP:
+            raise InputError(f"a stop string has up to {LONGEST_STOP} characters")
         longest = self.max_completion_tokens or self.max_tokens
         if longest is not None and longest > usual.max_tokens:
             raise InputError(f"max_tokens is {longest}, and this server writes up to {usual.max_tokens} tokens")
@@ -264,7 +275,7 @@ def parse_json(body: bytes) -> dict[str, Any]:
     """
     try:
         found: Any = json.loads(body.decode(), parse_constant=_no_number)
-        json.dumps(found, ensure_ascii=False).encode()  # an escaped half of a character is no text
+        json.dumps(found, ensure_ascii=False, allow_nan=False).encode()  # no half of a character, no 1e999
     except RecursionError as error:
         raise InputError("the body is nested too deeply") from error
     except UnicodeError as error:

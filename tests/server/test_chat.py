@@ -155,6 +155,8 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"temperature": -1}, "temperature"),
     ({"stop": ["a"] * 5}, "up to 4"),
     ({"stop": ""}, "stop string"),
+    ({"stop": ["a", "b" * 257]}, "up to 256 characters"),
+    ({"temperature": 1e-300}, "temperature"),
     ({"frequency_penalty": 1}, "frequency_penalty"),
     ({"telepathy": True}, "telepathy"),
     ({"response_format": {"type": "poem"}}, "response_format"),
@@ -176,6 +178,7 @@ async def test_bad_requests_have_openais_form(serve: Serve) -> None:
                 assert set(error) == {"message", "type", "param", "code"}
                 assert says in error["message"], error
         fine = {"frequency_penalty": 0, "user": "me", "metadata": {}, "logit_bias": None, "presence_penalty": 0.0}
+        fine["prompt_cache_retention"] = "24h"
         assert (await client.post(CHAT, json=asking(**fine))).status_code == 200
 
 

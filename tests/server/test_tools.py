@@ -90,7 +90,7 @@ async def test_a_call_is_answered_in_the_next_turn(serve: Serve, tooled: Make, n
     async with serve(ALL, **served(model)) as client:
         first = (await client.post(CHAT, json=asking(**FORCED))).json()["choices"][0]["message"]
         if call_id != "given":
-            first["tool_calls"][0]["id"] = call_id
+            first["tool_calls"][0] |= {"id": call_id, "index": 0, "extra_content": {"signature": "x"}}
         (call,) = first["tool_calls"]
         result = {"role": "tool", "tool_call_id": call["id"], "content": "painted"}
         history = [{"role": "user", "content": "hello"}, first, result]

@@ -20,13 +20,15 @@ from transformers import (
 from semgrad_guard.engine.generation.spelling import has_max_tokens
 from semgrad_guard.errors import InputError
 
+_COLDEST = 1e-6
+
 
 @has_max_tokens
 @dataclass(frozen=True, kw_only=True)
 class GenerationOptions:
     """How to generate. Greedy by default, as in the paper; a model's own sampling defaults play no part.
 
-    `max_tokens` >= 1; `temperature` >= 0, where 0 is greedy; `top_p` in (0, 1]; `top_k` >= 0, where 0 means all;
+    `max_tokens` >= 1; `temperature` >= 1e-6, or 0, which is greedy; `top_p` in (0, 1]; `top_k` >= 0, where 0 means all;
     `seed` repeats a sampled answer (row i of a batch draws from seed + i); `stop` strings end an answer before
     themselves; `grammar` (Lark, as llguidance reads it) is what an answer must follow. Scores always use the raw,
     untempered and unconstrained distribution.
@@ -43,7 +45,10 @@ class GenerationOptions:
     def __post_init__(self) -> None:
         checks = (
             (self.max_tokens >= 1, f"max_tokens must be at least 1, not {self.max_tokens}"),
-            (0 <= self.temperature < math.inf, f"temperature must be 0 (greedy) or more, not {self.temperature}"),
+            (
+                self.temperature == 0 or _COLDEST <= self.temperature < math.inf,  # below, logits leave float32
+                f"temperature must be 0 (greedy) or {_COLDEST} or more, not {self.temperature}",
+            ),
             (0 < self.top_p <= 1, f"top_p must lie in (0, 1], not {self.top_p}"),
             (self.top_k >= 0, f"top_k must be 0 (all tokens) or more, not {self.top_k}"),
             (all(self.stop), "a stop string must hold at least one character"),

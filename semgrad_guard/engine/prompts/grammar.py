@@ -81,7 +81,8 @@ class GrammarCompiler:
 
         matcher: Any = LLMatcher(self._tokenizer, LLMatcher.grammar_from_lark(grammar), log_level=0)
         if matcher.is_error():
-            raise InputError(f"no answer can be made to follow this schema: {matcher.get_error()}")
+            said = matcher.get_error().partition("\n")[0]
+            raise InputError(f"no answer can be made to follow this schema: {said}")
         return GrammarProcessor([matcher.deep_copy() for _ in range(rows)], width, self._end_tokens)
 
 
@@ -103,7 +104,8 @@ class GrammarProcessor(LogitsProcessor):
     def _take(self, row: int, token: int) -> None:
         self._ended[row] = self._ended[row] or token in self._end_tokens
         if not self._ended[row] and not self._matchers[row].consume_token(token):
-            raise InputError(f"the answer left its grammar: {self._matchers[row].get_error()}")
+            # llguidance's own words hold the answer so far, which may be one that must be withheld.
+            raise InputError("this model's tokens cannot follow this schema or call; leave its form to the model")
 
     def _allowed(self, row: int, vocabulary: int) -> np.ndarray[Any, np.dtype[np.bool_]]:
         """Which tokens may come next [vocabulary]; where the grammar is complete, only an end."""
