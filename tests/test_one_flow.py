@@ -13,7 +13,6 @@ GUARD = ROOT / "semgrad_guard" / "guard"
 DECIDING = {"decide", "decide_unscored", "abstained", "escalated", "rejected", "late", "without_text"}
 ELSEWHERE = {
     "semgrad_guard/records.py": "`Verdict.delivered` tells an escalation from the target's side, its action unchanged",
-    "semgrad_guard/ray/dataset.py": "a row that holds no answer is recorded so; nothing is delivered there",
     "integrations/langchain_semgrad_guard/demo/stages.py": "shows what a target of somebody else's may return",
 }
 """Who writes an action outside the guard, and why that is no decision."""

@@ -44,6 +44,12 @@ class ModelIdentity:
     template: str
 
 
+def name_of(name_or_path: str) -> str:
+    """What a model is called, whichever engine loads it: a folder by its own name."""
+    is_path = name_or_path not in NAMES and Path(name_or_path).exists()
+    return Path(name_or_path).resolve().name if is_path else name_or_path
+
+
 class LoadedModel:
     """A causal LM with its tokenizer, however it was loaded; `LanguageModel` is what it does."""
 
@@ -114,13 +120,11 @@ class LoadedModel:
             attn_implementation=attn_implementation,
             local_files_only=local_files_only,
         )
-        is_path = name_or_path not in NAMES and Path(name_or_path).exists()
-        name = Path(name_or_path).resolve().name if is_path else name_or_path
         found_revision = revision or getattr(model.config, "_commit_hash", None)
         return cls(
             model,
             tokenizer,
-            name=name,
+            name=name_of(name_or_path),
             revision=found_revision,
             semantic_token=semantic_token,
             template_options=template_options,

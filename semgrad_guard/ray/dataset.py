@@ -148,13 +148,12 @@ class _RowScorer:
         questions = [_question(row) for row in rows]
         good = [each for each in questions if isinstance(each, Question)]
         found = self._score(good)
-        records = {id(row): _fields(verdict.metadata()) for row, verdict in found.scored}
-        records |= {id(row): self._unscored(str(error)) for row, error in found.too_long}
-        return [records[id(each)] if isinstance(each, Question) else self._unscored(each) for each in questions]
-
-    def _unscored(self, reason: str) -> dict[str, Any]:
-        record = {"status": "unscored", "action": "abstain", "estimator": self._score.estimator.name, "reason": reason}
-        return _fields({**record, "model": self._score.model.name, "promised": False, "scored_tokens": 0})
+        verdicts = {id(row): verdict for row, verdict in found.scored}
+        verdicts |= {id(row): self._score.unscored(row.response or "", str(error)) for row, error in found.too_long}
+        told = [
+            verdicts[id(each)] if isinstance(each, Question) else self._score.unscored("", each) for each in questions
+        ]
+        return [_fields(verdict.metadata()) for verdict in told]
 
 
 def _question(row: Mapping[str, Any]) -> Question | str:

@@ -13,7 +13,7 @@ from transformers import AutoConfig, AutoTokenizer, PreTrainedTokenizerBase
 from semgrad_guard.engine.generation.generation import Generation
 from semgrad_guard.engine.generation.running_batch import Asked
 from semgrad_guard.engine.language_model import LanguageModel
-from semgrad_guard.engine.loaded_model import ModelIdentity
+from semgrad_guard.engine.loaded_model import ModelIdentity, name_of
 from semgrad_guard.engine.models.architecture import LogitTransform
 from semgrad_guard.engine.objective import Objective
 from semgrad_guard.engine.prompts.prompt import render
@@ -26,6 +26,8 @@ from semgrad_guard.vllm.recorded_batch import WrittenAnswers
 from semgrad_guard.vllm.recorder import Record, Recorder
 from semgrad_guard.vllm.running_batch import VLLMBatch
 from semgrad_guard.vllm.shared_weights import kept_weights, library, twin_of
+
+_OUTPUTS = 256 << 20  # of `Memory`: vLLM writes many answers at once (32 of SmolLM2-135M, 35 positions each: 174 MB)
 
 
 class TwinLanguageModel(LanguageModel):
@@ -60,11 +62,12 @@ class TwinLanguageModel(LanguageModel):
         made = cls(
             twin,
             tokenizer or AutoTokenizer.from_pretrained(config.tokenizer, revision=config.tokenizer_revision),
-            name=name or str(config.model),
+            name=name or name_of(str(config.model)),
             semantic_token=semantic_token,
             template_options=template_options,
         )
         made._window = int(config.max_model_len)
+        made._scorer.memory = replace(made._scorer.memory, outputs=_OUTPUTS)
         return made
 
     @property
@@ -85,7 +88,8 @@ class TwinLanguageModel(LanguageModel):
             return None
         # vLLM's logits are what comes after the transform, and what is kept is what goes into it.
         transforms = scorer.architecture.transform != LogitTransform()
-        return Recorder(runner, layer, memory=lambda: scorer.memory, transforms=transforms)
+        twins: Any = self._model.get_submodule(scorer.architecture.layers or "")
+        return Recorder(runner, layer, twins, memory=lambda: scorer.memory, transforms=transforms)
 
     @property
     def identity(self) -> ModelIdentity:
@@ -162,7 +166,9 @@ class VLLMLanguageModel(TwinLanguageModel):
             known["dtype"] = dtype
         with kept_weights():
             llm: Any = vllm.LLM(place, **{"enforce_eager": True, "load_format": "safetensors", **known, **engine})
-        return cls.from_vllm(llm, name=name_or_path, semantic_token=semantic_token, template_options=template_options)
+        return cls.from_vllm(
+            llm, name=name_of(name_or_path), semantic_token=semantic_token, template_options=template_options
+        )
 
     @property
     def joins(self) -> bool:

@@ -8,12 +8,14 @@ from typing import Any, Self
 
 import torch
 import torch.nn.functional as F
+from torch import nn
 
 from semgrad_guard.engine.objective import Objective
 from semgrad_guard.engine.prompts.prompt import Prompt
 from semgrad_guard.engine.replay.captured_states import CapturedStates, by_step
 from semgrad_guard.engine.replay.memory_budget import Memory
 from semgrad_guard.engine.replay.prefix_cache import growing_cache
+from semgrad_guard.vllm.kept_outputs import KeptOutputs, Piece
 from semgrad_guard.vllm.paged_cache import PagedCache
 from semgrad_guard.vllm.shared_weights import library
 
@@ -24,8 +26,8 @@ class Record:
 
     `states` is h^(k) in pieces [n, d], from the prompt's last `behind` positions on. `before` are the keys and values
     of the layers from k on, of all positions before those [layers, n, 2, H, d], where they were asked for and there was
-    room. `finals` are the states before the head [d] and `logits` its outputs [V] for each token of the answer, None
-    where not all were kept.
+    room. `outputs` says where the outputs of linear maps are, piece by piece as the states. `finals` are the states
+    before the head [d] and `logits` its outputs [V] for each token of the answer, None where not all were kept.
     """
 
     prompt: int
@@ -33,6 +35,7 @@ class Record:
     replayed: bool = False
     """Whether `before` is asked for."""
     states: list[torch.Tensor] = field(default_factory=list[torch.Tensor])
+    outputs: list[Piece] = field(default_factory=list[Piece])
     before: torch.Tensor | None = None
     finals: list[torch.Tensor] = field(default_factory=list[torch.Tensor])
     logits: list[torch.Tensor] | None = field(default_factory=list[torch.Tensor])
@@ -61,14 +64,14 @@ class Record:
 
         1: it can be observed. 0: something is missing.
         """
-        if self.length < self.behind - 1 + length or len(self.finals) < length:
+        if not self.states or self.length < self.behind - 1 + length or len(self.finals) < length:
             return 0
         return 1 if self.before is None else self.behind
 
     def begin(self, first: int) -> None:
         """Positions before `first` are not computed any more: keep what observing takes."""
         if first < self.prompt:
-            self.states, self.length, self.before = [], 0, None
+            self.states, self.outputs, self.length, self.before = [], [], 0, None
             self.behind, self.replayed = self.prompt - first, False
 
 
@@ -97,14 +100,25 @@ class _Part:
 
 
 class Recorder:
-    """Listens to a model runner of vLLM's: to decoder layer k's output and to the head.
+    """Listens to a model runner of vLLM's: to decoder layer k's output, to linear maps above it and to the head.
+
+    `twins` are the decoder layers of the scoring model.
 
     `records` are those that are kept, by the names of the requests: vLLM's own, which are the given ones with a random
     end, or the given ones. They stay within the budgets of `memory`. Beyond these the head is computed again (`logits`;
-    where it `transforms` its outputs, always), and prompts are read again (`activations`: keys and values).
+    where it `transforms` its outputs, always), prompts are read again (`activations`: keys and values), and linear maps
+    multiply again (`outputs`).
     """
 
-    def __init__(self, runner: Any, layer: int, *, memory: Callable[[], Memory], transforms: bool) -> None:
+    def __init__(
+        self,
+        runner: Any,
+        layer: int,
+        twins: Sequence[nn.Module],
+        *,
+        memory: Callable[[], Memory],
+        transforms: bool,
+    ) -> None:
         self.records: dict[str, Record] = {}
         self.layer = layer
         self._runner, self._memory, self._transforms = runner, memory, transforms
@@ -115,6 +129,7 @@ class Recorder:
         attentions = [each.self_attn.attn for each in layers[layer:]]
         tried = all(each.attn_backend.get_name() == "CPU_ATTN" for each in attentions)  # no other backend was
         self._pages = PagedCache.of(attentions, layer) if tried else None
+        self._outputs = None if self._pages is None else KeptOutputs(layers, twins, layer)
         self._execute, self._compute_logits = runner.execute_model, runner.model.compute_logits
         runner.execute_model, runner.model.compute_logits = self._execute_model, self._see_head
         layers[layer - 1].register_forward_hook(self._see_layer)
@@ -127,6 +142,8 @@ class Recorder:
             return output
         finally:
             self._scheduled, self._due, self._tables = None, [], None
+            if self._outputs is not None:
+                self._outputs.end()
 
     def _see_layer(self, _module: Any, _args: Any, output: Any) -> None:
         """Keep the states of the positions that a replay begins with. A layer keeps the residual apart."""
@@ -145,8 +162,22 @@ class Recorder:
                 self._due.append((record, row))
             record.states.append(piece)
             record.length += length
+        self._keep_outputs(rows, [(record, length) for (record, *_), length in zip(wanted, lengths, strict=True)])
         if self._due:
             self._tables = library("vllm.forward_context").get_forward_context().attn_metadata
+
+    def _keep_outputs(self, rows: torch.Tensor, wanted: Sequence[tuple[Record, int]]) -> None:
+        """Keep what linear maps give at the rows of those that can be replayed."""
+        replayed = [record.replayed for record, _ in wanted]
+        if self._outputs is None or not any(replayed):
+            return
+        some = torch.cat([part for part, own in zip(rows.split([n for _, n in wanted]), replayed, strict=True) if own])
+        held = [record.outputs for record in self.records.values()]
+        kept, begin = self._outputs.begin(some, held, self._memory().outputs), 0
+        for record, count in wanted:
+            if record.replayed:
+                record.outputs.append((kept, begin, count))
+                begin += count
 
     def _read_due(self) -> None:
         """Keep the keys and values before the states of those whose first state this pass has brought."""
@@ -216,6 +247,7 @@ class Recorder:
             max(record.prompt for record in records) - reach,
             torch.stack([F.pad(each, (0, 0, 0, longest - len(each))) for each in states]),
             by_step([record.logits or () for record in records]),
-            epoch=epoch,
-            finals=by_step([record.finals for record in records]),
+            self._outputs.joined([record.outputs for record in records], longest) if self._outputs and whole else {},
+            epoch,
+            by_step([record.finals for record in records]),
         )

@@ -101,6 +101,11 @@ def kept_weights() -> Generator[None]:
         undo()
 
 
+def parts_of(fused: str) -> tuple[str, ...]:
+    """The maps that one of vLLM's holds, in their order; none where it is no fused one."""
+    return tuple(part for part, (whole, _) in _FUSED.items() if whole == fused)
+
+
 @contextmanager
 def _parameters_on_meta() -> Generator[None]:
     """For the time of a block, new parameters keep no memory; buffers (rotary frequencies) are computed as usual."""

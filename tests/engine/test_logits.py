@@ -16,6 +16,7 @@ from semgrad_guard.engine.scoring import logits
 from semgrad_guard.engine.scoring.distribution import Distribution
 from semgrad_guard.engine.scoring.head import score_head
 from semgrad_guard.engine.scoring.logits import Logits
+from semgrad_guard.engine.scoring.products import Products
 
 VOCABULARY, WIDTH, TOKENS = 6000, 48, 12
 PLAIN = LogitTransform()
@@ -128,3 +129,25 @@ def test_a_distribution_is_that_of_its_parts(seed: int, cuts: list[int], sharpne
     assert torch.allclose(joined.entropies, -(log_p.exp() * log_p).sum(1), rtol=1e-9, atol=1e-12)
     assert torch.allclose(joined.log_probs(whole[:, 7]), log_p[:, 7], rtol=1e-9, atol=1e-12)
     assert torch.allclose(joined.complements(whole[:, 7]), 1 - log_p[:, 7].exp(), rtol=1e-7, atol=1e-12)
+
+
+@pytest.mark.parametrize("sharpness", [1.0, 4.0])
+def test_rows_that_rounding_would_hide_are_estimated(sharpness: float) -> None:
+    """In half precision alone: together they are at most its rounding's part, and what stands for them is near."""
+    generator = torch.Generator().manual_seed(2)
+    p = (torch.randn(TOKENS, VOCABULARY, generator=generator) * sharpness).softmax(1)
+    a = -p
+    a[:, 17] += 1
+    states = torch.randn(TOKENS, WIDTH, generator=generator)
+    lengths, means = [5, TOKENS - 5], a.abs().sum(1) / VOCABULARY
+    found = {}
+    for dtype in (torch.float64, torch.float32, torch.bfloat16):
+        found[dtype] = products = Products(states.to(dtype), lengths, "l1", means=means)
+        for block in a.to(dtype).split(1000, dim=1):
+            products.add(block)
+    exact = found[torch.float64].means(1)
+    assert worst(found[torch.float32].means(1), exact) < 1e-6
+    assert worst(found[torch.bfloat16].means(1), exact) < 1e-3
+    multiplied, every = found[torch.bfloat16]._bounds.unbind(1)
+    assert bool((every * (1 - 2**-8) <= multiplied).all())
+    assert bool((multiplied < every).all()) == (sharpness > 1)

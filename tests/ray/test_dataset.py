@@ -63,6 +63,7 @@ def test_rows_that_cannot_be_scored_stay_and_say_why(ray: Any, rows: list[dict[s
     found = score(ray.data.from_items([plain[0], *odd, plain[1]])).take_all()
     said = [(each["semgrad_guard"]["status"], each["semgrad_guard"]["reason"]) for each in found]
     assert [status for status, _ in said] == ["scored", *["unscored"] * 3, "scored"]
+    assert {each["semgrad_guard"]["action"] for each in found[1:4]} == {"abstain"}
     assert said[1][1] == "the row has no usable question"
     assert said[2][1] == "the row has no response to score"
     assert "context window" in said[3][1]

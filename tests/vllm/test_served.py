@@ -105,20 +105,25 @@ def test_requests_share_vllms_batch(folder: Path) -> None:
 
 
 def test_a_calibration_is_one_engines(folder: Path, tmp_path: Path) -> None:
-    """Made with vLLM, it serves vLLM's answers, and is refused where transformers writes."""
-    data, calibration = tmp_path / "data.jsonl", tmp_path / "calibration.json"
+    """Made with vLLM, it serves vLLM's answers, and is refused where transformers writes; made with both, it is not."""
+    data, calibration, both = (tmp_path / name for name in ("data.jsonl", "calibration.json", "both.json"))
     own = LanguageModel.from_pretrained(str(folder), dtype="float32")
     asked = [f"What is {n}?" for n in range(60)]
     said = [answer.text.strip() or "nothing" for answer in own.generate_batch(asked, GenerationOptions(max_tokens=6))]
     rows = [{"question": question, "answers": [text]} for question, text in zip(asked, said, strict=True)]
     data.write_text("\n".join(map(json.dumps, rows)))
     options = ("--model", folder, "--max-tokens", 6, "--dtype", "float32")
-    run = done("calibrate", "--data", data, "--output", calibration, "--alpha", 0.9, *options, *ENGINE[:2], "--quiet")
-    assert run.returncode == 0, run.stdout + run.stderr
-    command_line = ("ask", "What is 7?", "--calibration", calibration, *options, "--json")
-    served, other = done(*command_line, *ENGINE[:2]), done(*command_line)
-    assert served.returncode in (0, 3), served.stdout + served.stderr
-    assert json.loads(served.stdout)["uncertainty"] > 0
+    calibrate = ("calibrate", "--data", data, "--alpha", 0.9, *options, "--quiet", "--output")
+    for run in (
+        done(*calibrate, calibration, *ENGINE[:2]),
+        done(*calibrate, both, "--also", tmp_path / "calibration.answers.jsonl"),
+    ):
+        assert run.returncode == 0, run.stdout + run.stderr
+    ask = ("ask", "What is 7?", *options, "--json", "--calibration")
+    for served in (done(*ask, calibration, *ENGINE[:2]), done(*ask, both, *ENGINE[:2]), done(*ask, both)):
+        assert served.returncode in (0, 3), served.stdout + served.stderr
+        assert json.loads(served.stdout)["uncertainty"] > 0
+    other = done(*ask, calibration)
     assert other.returncode not in (0, 3)
     assert "fingerprint" in other.stderr
     refused = done("ask", "x", *options, *ENGINE[:2], "--device", "cpu")

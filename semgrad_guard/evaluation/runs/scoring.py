@@ -18,9 +18,9 @@ from semgrad_guard.evaluation.questions.data import Question, identity
 from semgrad_guard.evaluation.questions.prompts import conversation, form_of, prompt_name
 from semgrad_guard.evaluation.runs.run import Spread, complete, in_turn
 from semgrad_guard.evaluation.runs.run_file import RunFile
-from semgrad_guard.guard import Policy, assess, settle
+from semgrad_guard.guard import Policy, assess, settle, unscored
 from semgrad_guard.guard.policy import lets_every_score_through
-from semgrad_guard.records import Verdict
+from semgrad_guard.records import PromptForm, Verdict
 
 Scored = tuple[Question, Verdict]
 
@@ -61,8 +61,15 @@ class TextScorer:
     def _verdict(self, row: Question, evidence: Evidence) -> Verdict:
         template = prompt_name(form_of([row]), system=self.system)
         draft = assess(self.model, self.estimator, evidence, text=evidence.text, prompt_template=template)
+        return self._settled(draft, evidence.prompt.form)
+
+    def unscored(self, text: str, reason: str) -> Verdict:
+        """The verdict on a text that cannot be scored."""
+        return self._settled(unscored(text, reason=reason, model=self.model.name), None)
+
+    def _settled(self, draft: Verdict, prompt: PromptForm | None) -> Verdict:
         policy = self.policy or lets_every_score_through("abstain")
-        verdict = settle(draft, policy, "enforce", can_escalate=False, prompt=evidence.prompt.form).verdict
+        verdict = settle(draft, policy, "enforce", can_escalate=False, prompt=prompt).verdict
         return verdict if self.policy is not None else verdict.model_copy(update={"threshold": None})
 
 
