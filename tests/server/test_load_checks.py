@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,7 +22,7 @@ from .test_hostile import running
 pytest.importorskip("sqlalchemy", reason="the extra `log` is not installed")
 sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
 
-from load_checks import clients, nonces, saturation, scripted
+from load_checks import clients, nonces, pauses, saturation, scripted
 
 Make = Callable[..., Any]
 RECORD = {"action": "answer", "uncertainty": 0.5}
@@ -96,3 +99,24 @@ async def test_those_that_mean_it_ill_get_what_they_may(make_served: Make) -> No
             assert await way(*address, clients.asking("tiny", "hello")) in allowed, way.__name__
         async with clients.connected("http://{}:{}/v1".format(*address)) as http:
             assert (await clients.ask(http, clients.asking("tiny", "hello"))).status == 200
+
+
+def test_a_process_that_was_stopped_knows_it() -> None:
+    code = (
+        "import time; from pauses import Pauses; p, began = Pauses(tick=0.05, long=1.0), time.monotonic(); "
+        "print(p.since(began), flush=True); input(); print(p.since(began), p.since(time.monotonic()), flush=True)"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code],
+        cwd=Path(pauses.__file__).parent,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        before = process.stdout.readline()
+        process.send_signal(signal.SIGSTOP)
+        time.sleep(2)
+        process.send_signal(signal.SIGCONT)
+        after, _ = process.communicate("\n", timeout=60)
+    assert (before, after) == ("False\n", "True False\n")
