@@ -27,6 +27,7 @@ _FRUGAL_ELEMENTS = 1 << 18  # or take little room where so little is granted tha
 _ELEMENTS_ELSEWHERE = 1 << 22  # where a step costs its launch, and there is no such cache
 _REFINED = 32  # logits of a token that are computed again in float32
 _CHUNK = 64  # vocabulary entries that are first searched for their greatest alone
+_TOGETHER = 4  # tokens that share a pass over the whole vocabulary on a CPU: fewer calls, and still in its cache
 
 Rows = torch.Tensor | Sequence[torch.Tensor]
 """The head's output for n tokens: [n, V], or n times [V]."""
@@ -60,7 +61,7 @@ class Logits:
         keeps = raw is None and n * self._vocabulary * factor.element_size() <= kept_bytes
         if states.device.type == "cpu":
             elements = _ELEMENTS if keeps or raw is not None else _FRUGAL_ELEMENTS
-            self._size, self._at_once = max(1, min(_BLOCK, elements // n)), 1
+            self._size, self._at_once = max(1, min(_BLOCK, elements // n)), _TOGETHER
         else:
             self._size = max(1, _ELEMENTS_ELSEWHERE // n)
             self._at_once = max(1, _ELEMENTS_ELSEWHERE // self._vocabulary)  # tokens, over the whole vocabulary
@@ -147,18 +148,19 @@ def _columns(rows: Rows, columns: slice) -> torch.Tensor:
 def _greatest(rows: torch.Tensor, count: int) -> torch.Tensor:
     """Where the greatest entries of each row [m, V] are: [m, count], in any order.
 
-    They lie in the chunks with the greatest maxima. (`topk` takes six times as long over bfloat16's many equal values,
-    and `argmax` over any.)
+    They lie in the chunks with the greatest maxima: every so manyth entry is one, whose maxima a CPU finds three times
+    as fast as those of neighbours. (`topk` takes six times as long over bfloat16's many equal values, and `argmax` over
+    any.)
     """
     m, vocabulary = rows.shape
     if vocabulary < 2 * _CHUNK:
         return rows.topk(count).indices
     whole = vocabulary // _CHUNK * _CHUNK
-    maxima = rows[:, :whole].unflatten(1, (-1, _CHUNK)).amax(2)
+    maxima = rows[:, :whole].unflatten(1, (_CHUNK, -1)).amax(1)
     chunks = maxima.topk(min(count, maxima.shape[1])).indices
-    within = torch.arange(_CHUNK, device=rows.device)
+    within = torch.arange(0, whole, whole // _CHUNK, device=rows.device)
     rest = torch.arange(whole, vocabulary, device=rows.device).expand(m, -1)
-    places = torch.cat([(chunks[:, :, None] * _CHUNK + within).flatten(1), rest], dim=1)
+    places = torch.cat([(chunks[:, :, None] + within).flatten(1), rest], dim=1)
     return places.gather(1, rows.gather(1, places).topk(count).indices)
 
 
