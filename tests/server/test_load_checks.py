@@ -50,6 +50,15 @@ def test_a_score_that_is_nearer_to_float64_than_a_single_processs_is_no_mixture(
     assert "question" in str(coarse.differs(reply("text", uncertainty=0.45)))
 
 
+def test_a_score_may_be_off_by_what_single_processes_are_in_other_questions() -> None:
+    twin = saturation.Twin("question", "text", "answer", 3.2e-6, exact=3.2e-6, rounding=3e-4)
+    assert [twin.differs(reply("text", uncertainty=3.2e-6 * (1 + off))) for off in (1.4e-4, -2.9e-4)] == [None] * 2
+    for off in (3.1e-4, -3.1e-4, 0.01):
+        assert "question" in str(twin.differs(reply("text", uncertainty=3.2e-6 * (1 + off))))
+    wild = saturation.Twin("question", "text", "answer", 0.5, exact=0.5, rounding=0.1)
+    assert "question" in str(wild.differs(reply("text", uncertainty=0.5006)))
+
+
 def test_a_part_of_a_draft_is_seen(language_model: LanguageModel) -> None:
     run = nonces.Run(b"secret", 0.5, language_model)
     word, other = (scripted.nonce(b"secret", number, 0) for number in (1, 2))
