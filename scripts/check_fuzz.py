@@ -65,7 +65,7 @@ def rounds(fuzzer: str, url: str, *, model: str, workers: int, done: set[int | N
 
 def sent(done: Sequence[Round]) -> int:
     """How many requests were sent."""
-    return sum(sum(each.statuses.values()) for each in done)
+    return sum(number for each in done for status, number in each.statuses.items() if status != "sent again")
 
 
 def go_on(done: list[Round], options: argparse.Namespace) -> None:

@@ -24,6 +24,7 @@ import httpx
 from pydantic import BaseModel
 
 from load_checks.clients import Reply, ask, asking, connected
+from load_checks.pauses import Pauses
 from load_checks.results import Check
 from load_checks.scripted import LETTERS, Scripted, draft, nonce
 from load_checks.servers import Server, serving
@@ -63,6 +64,7 @@ class Block(BaseModel):
     withheld: int
     failed: int
     twins: int
+    repeated: int = 0
     places: int
     seconds: float
     problems: list[str]
@@ -90,6 +92,8 @@ class Run:
     threshold: float
     model: LanguageModel
     own: bool = False
+    pauses: Pauses = field(default_factory=Pauses)
+    repeated: int = 0
     open: set[str] = field(default_factory=set[str])  # nonces that may be read
     drafts: int = 0
     delivered: int = 0
@@ -108,7 +112,7 @@ class Run:
                 variant = {}
             form = {"response_format": own_format(self.secret, number)} if self.own else {}
             asked = asking("scripted", f"{number} {fault}", **variant, **form)
-            reply = await ask(http, asked)
+            reply = await self._asked(http, asked, number)
             self.drafts += variant.get("n", 1)
             try:
                 allowed = self._judged(number, fault, variant, reply)
@@ -117,6 +121,18 @@ class Run:
                 self.problems.append(f"{number} {asked}: {error!r} {reply.status} {reply.broken} {reply.text[-300:]}")
             self.open |= allowed
             self._search(f"the answer to {number}", f"{reply.headers} {reply.text}", allowed)
+
+    async def _asked(self, http: httpx.AsyncClient, asked: Mapping[str, Any], number: int) -> Reply:
+        """What is answered; asked once more where no time was left because this process stood still."""
+        while True:
+            began = time.monotonic()
+            reply = await ask(http, dict(asked))
+            late = reply.broken is not None or reply.status >= 500
+            if not late or not await asyncio.to_thread(self.pauses.since, began):
+                return reply
+            self.repeated += 1
+            own = {nonce(self.secret, number, index) for index in range(2)}
+            self._search(f"the broken answer to {number}", f"{reply.headers} {reply.text}", own)
 
     def _judged(self, number: int, fault: str, variant: Mapping[str, Any], reply: Reply) -> set[str]:
         """The nonces that a reply may hold; what is wrong with its answers is taken down."""
@@ -223,6 +239,7 @@ async def block(folder: Path, scorer: Scorer, *, number: int, size: int) -> Bloc
         withheld=run.drafts - run.delivered,
         failed=run.failed,
         twins=run.twins,
+        repeated=run.repeated,
         places=places,
         seconds=time.monotonic() - began,
         problems=run.problems,
@@ -255,7 +272,7 @@ async def searched(folder: Path, state: Path, *, count: int) -> Check:
         with state.open("a", encoding="utf-8") as file:
             file.write(found.model_dump_json() + "\n")
         print(f"{sum(each.drafts for each in done)} drafts: {found.model_dump_json()}"[:300], flush=True)
-    names = ("drafts", "delivered", "withheld", "failed", "twins", "places", "seconds")
+    names = ("drafts", "delivered", "withheld", "failed", "twins", "repeated", "places", "seconds")
     figures = {name: round(sum(getattr(each, name) for each in done)) for name in names}
     figures["by our own engine"] = sum(each.drafts for each in done if each.written_by == "engine")
     return Check("no nonce of a withheld draft anywhere", figures, [each for one in done for each in one.problems])

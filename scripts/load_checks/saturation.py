@@ -8,7 +8,7 @@ import random
 import time
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import httpx
@@ -27,23 +27,33 @@ COARSE = 1e-3
 
 @dataclass(frozen=True)
 class Twin:
-    """What a single process answers to a question; `exact` is the uncertainty in float64, 0 where there is none."""
+    """What a single process answers to a question; `exact` is the uncertainty in float64, 0 where there is none.
+
+    `rounding` is how far, relative to float64, single processes are off in any of the questions.
+    """
 
     question: str
     text: str
     action: str
     uncertainty: float | None
     exact: float = 0.0
+    rounding: float = 0.0
+
+    @property
+    def off(self) -> float:
+        """How far this single process is off, relative to float64; 0 where that is not known."""
+        known = self.uncertainty is not None and self.exact
+        return abs((self.uncertainty or 0.0) - self.exact) / self.exact if known else 0.0
 
     def differs(self, reply: Reply) -> str | None:
         """What is not alike in a server's answer.
 
-        Its uncertainty is as near to the single process's as `TOLERANCE`; or it is nearer than that one to what float64
-        gives: where float32 rounds coarsely, a single process may be further off than `TOLERANCE` itself.
+        Its uncertainty is as near to the single process's as `TOLERANCE`; or it is as near to what float64 gives as
+        single processes are: where float32 rounds coarsely, they are further off than `TOLERANCE` themselves.
         """
         ((text, record),) = reply.choices
         near = (record["uncertainty"] is None) == (self.uncertainty is None) and (
-            self.is_near(record["uncertainty"]) or self.is_surpassed(record["uncertainty"])
+            self.is_near(record["uncertainty"]) or self.is_as_exact(record["uncertainty"])
         )
         if text == self.text and record["action"] == self.action and near:
             return None
@@ -55,12 +65,12 @@ class Twin:
             found is None or self.uncertainty is None or abs(found - self.uncertainty) <= TOLERANCE * self.uncertainty
         )
 
-    def is_surpassed(self, found: float | None) -> bool:
-        """Whether an uncertainty is no further from float64's than the single process's, which is off by little."""
+    def is_as_exact(self, found: float | None) -> bool:
+        """Whether an uncertainty is no further from float64's than single processes are, which are off by little."""
         if found is None or self.uncertainty is None or not self.exact:
             return False
-        off = abs(self.uncertainty - self.exact)
-        return abs(found - self.exact) <= off and off <= COARSE * self.exact
+        bound = max(self.off, self.rounding)
+        return self.off <= COARSE and abs(found - self.exact) <= min(bound, COARSE) * self.exact
 
 
 def twins() -> list[Twin]:
@@ -74,7 +84,8 @@ def twins() -> list[Twin]:
         verdict = guard(question)
         value = exact.score(question, model.generate(question).text).hybridgrad
         found.append(Twin(question, verdict.text, verdict.action, verdict.uncertainty, value or 0.0))
-    return found
+    rounding = max(twin.off for twin in found)
+    return [replace(twin, rounding=rounding) for twin in found]
 
 
 @dataclass(eq=False)
@@ -165,7 +176,8 @@ def _answers(crowd: Crowd, folder: Path, minutes: float, status: int, loud: list
         problems.append("given twice: two answers carry the same decision")
     if lost := set(crowd.ids) - logged(folder / "log.db"):
         problems.append(f"{len(lost)} acknowledged decisions are not in the log")
-    figures = {"minutes": minutes, "answers": len(crowd.ids), "nearer to float64 than a single process": crowd.nearer}
+    figures = {"minutes": minutes, "answers": len(crowd.ids), "as near to float64 as single processes": crowd.nearer}
+    figures["single processes beside float64"] = f"{crowd.twins[0].rounding:.1e}"
     figures |= sorted(crowd.replies.items())
     return Check("no answer lost, mixed up or given twice", figures, problems)
 

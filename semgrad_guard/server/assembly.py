@@ -20,12 +20,14 @@ from semgrad_guard.decision_log.decision_log import DecisionLog
 from semgrad_guard.decision_log.places import journal_folder, log_address
 from semgrad_guard.engine.generation.options import GenerationOptions
 from semgrad_guard.engine.language_model import LanguageModel
+from semgrad_guard.engine.replay.memory_budget import Memory
 from semgrad_guard.errors import InputError
 from semgrad_guard.guard import Answerer, Policy, Terms
 from semgrad_guard.guard.policy import lets_every_score_through
 from semgrad_guard.loading import ModelSource, load_estimator, load_policy, pocket_policy
 from semgrad_guard.named import POCKET
 from semgrad_guard.server.app import Limits, make_app
+from semgrad_guard.server.batching import MEMORY
 from semgrad_guard.server.keys import Keys
 from semgrad_guard.server.model_queue import ModelQueue
 from semgrad_guard.server.scheduler import Scheduler
@@ -150,6 +152,8 @@ class _Maker:
         estimator = load_estimator(settings.estimator, policy)
         model = self.load(self._source(settings.scorer or name))
         policy.check(Answerer(model, estimator, options_of(settings), served=scores_only).binding())
+        if model.memory == Memory():
+            model.memory = MEMORY
         return Scheduler(model, estimator, limit=settings.queue, served=scores_only)
 
     def _terms(self, policy: Policy) -> Terms:

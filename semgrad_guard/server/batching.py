@@ -9,6 +9,7 @@ from typing import Literal, Protocol
 
 from semgrad_guard.engine.generation.running_batch import Asked, RunningAnswer
 from semgrad_guard.engine.interruption import Stops, current_stop
+from semgrad_guard.engine.replay.memory_budget import Memory
 from semgrad_guard.errors import AnswerInterruptedError
 from semgrad_guard.guard import Draft
 from semgrad_guard.server.answers import Answer
@@ -22,6 +23,8 @@ lengths of their prompts, or with prompts of equal length; not at all.
 
 ROWS = 32
 """Answers that are written at once."""
+MEMORY = Memory(logits=256 << 20, activations=1 << 30, outputs=512 << 20)
+"""What a batch of so many answers may hold for their scores (ADR 0178)."""
 _CELLS = 1 << 16  # tokens of a batch, padding counted: what bounds its memory
 _READ = 2048  # tokens of prompts that are read between two steps of those that are being written
 _LINGER = 4  # steps that an answer which is done waits for others to be scored with

@@ -15,11 +15,14 @@ import httpx
 from pydantic import ValidationError
 
 from semgrad_guard import GenerationOptions, HybridGrad, LanguageModel, calibrate
+from semgrad_guard.engine.replay.memory_budget import FRUGAL
 from semgrad_guard.errors import BindingMismatchError, InputError, ModelNotFoundError
 from semgrad_guard.guard import Answerer
 from semgrad_guard.loading import ModelSource
 from semgrad_guard.server.assembly import Server, assemble
+from semgrad_guard.server.batching import MEMORY
 from semgrad_guard.server.keys import Keys
+from semgrad_guard.server.scheduler import Scheduler
 from semgrad_guard.server.settings import ServerSettings
 
 from .conftest import asking
@@ -82,6 +85,23 @@ def test_whoever_loads_a_model_is_gone(checkpoint: Path) -> None:
     assert not seen[0].is_alive()
     with pytest.raises(ModelNotFoundError):
         assemble(ServerSettings(model="/nowhere", threshold=1.0, no_log=True), keys=Keys(), hosts=None)
+
+
+def test_a_server_holds_what_a_whole_batch_leaves_for_its_scores(made: Any, checkpoint: Path) -> None:
+    (served,) = made(model=str(checkpoint), threshold=1.0).service.models.values()
+    assert served.scheduler.model.memory == MEMORY
+
+    def load(source: ModelSource) -> LanguageModel:
+        model = source.load()
+        model.memory = FRUGAL
+        return model
+
+    settings = ServerSettings(model=str(checkpoint), threshold=1.0, no_log=True)
+    server = assemble(settings, keys=Keys(), hosts=None, load=load)
+    (chosen,) = server.service.models.values()
+    server.service.close()
+    assert isinstance(chosen.scheduler, Scheduler)
+    assert chosen.scheduler.model.memory == FRUGAL  # its owner's choice is left alone
 
 
 def test_several_models_have_a_calibration_each(made: Any, checkpoint: Path, tmp_path: Path) -> None:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,7 +22,7 @@ from .test_hostile import running
 pytest.importorskip("sqlalchemy", reason="the extra `log` is not installed")
 sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
 
-from load_checks import clients, nonces, saturation, scripted
+from load_checks import clients, nonces, pauses, saturation, scripted
 
 Make = Callable[..., Any]
 RECORD = {"action": "answer", "uncertainty": 0.5}
@@ -45,6 +48,15 @@ def test_a_score_that_is_nearer_to_float64_than_a_single_processs_is_no_mixture(
         assert "question" in str(twin.differs(reply("text", uncertainty=found)))
     coarse = saturation.Twin("question", "text", "answer", 0.5, exact=0.4)
     assert "question" in str(coarse.differs(reply("text", uncertainty=0.45)))
+
+
+def test_a_score_may_be_off_by_what_single_processes_are_in_other_questions() -> None:
+    twin = saturation.Twin("question", "text", "answer", 3.2e-6, exact=3.2e-6, rounding=3e-4)
+    assert [twin.differs(reply("text", uncertainty=3.2e-6 * (1 + off))) for off in (1.4e-4, -2.9e-4)] == [None] * 2
+    for off in (3.1e-4, -3.1e-4, 0.01):
+        assert "question" in str(twin.differs(reply("text", uncertainty=3.2e-6 * (1 + off))))
+    wild = saturation.Twin("question", "text", "answer", 0.5, exact=0.5, rounding=0.1)
+    assert "question" in str(wild.differs(reply("text", uncertainty=0.5006)))
 
 
 def test_a_part_of_a_draft_is_seen(language_model: LanguageModel) -> None:
@@ -96,3 +108,24 @@ async def test_those_that_mean_it_ill_get_what_they_may(make_served: Make) -> No
             assert await way(*address, clients.asking("tiny", "hello")) in allowed, way.__name__
         async with clients.connected("http://{}:{}/v1".format(*address)) as http:
             assert (await clients.ask(http, clients.asking("tiny", "hello"))).status == 200
+
+
+def test_a_process_that_was_stopped_knows_it() -> None:
+    code = (
+        "import time; from pauses import Pauses; p, began = Pauses(tick=0.05, long=1.0), time.monotonic(); "
+        "print(p.since(began), flush=True); input(); print(p.since(began), p.since(time.monotonic()), flush=True)"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code],
+        cwd=Path(pauses.__file__).parent,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        before = process.stdout.readline()
+        process.send_signal(signal.SIGSTOP)
+        time.sleep(2)
+        process.send_signal(signal.SIGCONT)
+        after, _ = process.communicate("\n", timeout=60)
+    assert (before, after) == ("False\n", "True False\n")

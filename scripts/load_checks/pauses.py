@@ -1,0 +1,33 @@
+"""`Pauses`: when this process stood still, as on a machine whose other work stops or starves it."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+
+class Pauses:
+    """Watches the clock from now on: a client's time may be over only because nobody ran, neither it nor the server.
+
+    Args:
+        tick: seconds between two looks at the clock.
+        long: seconds from one look to the next after which the process stood still.
+    """
+
+    def __init__(self, *, tick: float = 1.0, long: float = 20.0) -> None:
+        self._ended, self._tick, self._long = -1.0, tick, long
+        threading.Thread(target=self._watch, daemon=True, name="pauses").start()
+
+    def since(self, moment: float) -> bool:
+        """Whether there was a pause that ended after a moment (`time.monotonic`)."""
+        time.sleep(2 * self._tick)  # the one that ended just now is seen
+        return self._ended >= moment
+
+    def _watch(self) -> None:
+        looked = time.monotonic()
+        while True:
+            time.sleep(self._tick)
+            now = time.monotonic()
+            if now - looked > self._long:
+                self._ended = now
+            looked = now
