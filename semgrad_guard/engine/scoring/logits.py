@@ -28,7 +28,6 @@ _ROWS = 1 << 18  # the same of whole rows
 _ELEMENTS_ELSEWHERE = 1 << 22  # where a step costs its launch, and there is no such cache
 _REFINED = 32  # logits of a token that are computed again in float32
 _CHUNK = 64  # vocabulary entries that are first searched for their greatest alone
-_TOGETHER = 4  # tokens that share a pass over the whole vocabulary on a CPU: fewer calls, and still in its cache
 
 Rows = torch.Tensor | Sequence[torch.Tensor]
 """The head's output for n tokens: [n, V], or n times [V]."""
