@@ -107,8 +107,8 @@ LearnedEstimatorOption = Annotated[
         parser=values.one_of(LEARNED_NAMES),
         autocompletion=values.completing(LEARNED_NAMES),
         metavar="NAME",
-        help=f"How uncertainty is measured: {_NAMES}; fused, which is fitted on a part of the answers; or auto, the "
-        "best of these on that part.",
+        help=f"How uncertainty is measured: {_NAMES}; states or fused, which are fitted on a part of the answers "
+        "(states needs no gradients); or auto, the best of these on that part.",
         rich_help_panel=UNCERTAINTY,
     ),
 ]

@@ -7,7 +7,7 @@ from dataclasses import fields
 from typing import Any, cast
 
 from semgrad_guard.calibration import Calibration
-from semgrad_guard.errors import CalibrationError
+from semgrad_guard.errors import CalibrationError, InputError
 from semgrad_guard.estimators import KIND_OF, Estimator, HybridGrad
 from semgrad_guard.estimators.base import ReplayEstimator
 from semgrad_guard.estimators.learned import LearnedEstimator
@@ -43,8 +43,14 @@ def as_estimator(given: Estimator | Calibration | Policy) -> Estimator:
     """An estimator as it is; of a calibration, or of a policy with one, the estimator that it was made for.
 
     Raises:
+        InputError: it is a name or a class.
         CalibrationError: as `estimator_of`.
     """
+    if isinstance(given, (str, type)):
+        kind = given if isinstance(given, type) else KIND_OF.get(given, HybridGrad)
+        raise InputError(
+            f"{given!r} is no estimator; pass an object, such as {kind.__name__}(), a calibration or a policy"
+        )
     if isinstance(given, Policy):
         return estimator_of(given.calibration)
     return estimator_of(given) if isinstance(given, Calibration) else given

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from peft import LoraConfig, get_peft_model
 from torch import nn
 from transformers import PreTrainedTokenizerFast
 
@@ -27,6 +28,7 @@ from .tiny_models import build
 
 BRIEF = GenerationOptions(max_tokens=6)
 SAMPLED = GenerationOptions(max_tokens=6, temperature=20.0, seed=0)  # tokens that differ
+LONGER = GenerationOptions(max_tokens=60, temperature=2.0, seed=1)
 PROMPT = "What is tea?"
 CASE = CASES[0]
 
@@ -177,6 +179,30 @@ def test_end_tokens_are_those_of_the_next_call(tokenizer: PreTrainedTokenizerFas
         found.append(model.stream(PROMPT, SAMPLED).generation if streamed else model.generate(PROMPT, SAMPLED))
     assert [each.response_ids for each in found] == [whole[:cut], (), whole]
     assert [each.finish_reason for each in found] == ["stop", "stop", "length"]
+
+
+@pytest.mark.parametrize(
+    "default",
+    [
+        {"repetition_penalty": 50.0},
+        {"no_repeat_ngram_size": 1},
+        {"suppress_tokens": list(range(200))},
+        {"guidance_scale": 9.0},
+    ],
+    ids=lambda default: next(iter(default)),
+)
+@pytest.mark.parametrize("adapted", [False, True], ids=["plain", "with an adapter"])
+def test_generation_defaults_of_a_checkpoint_play_no_part(
+    default: dict[str, Any], adapted: bool, tokenizer: PreTrainedTokenizerFast
+) -> None:
+    """Qwen2.5 brings a repetition penalty; answers would be others than those of the server's own loop."""
+    bare, found = build("llama", vocab_size=258), []
+    model = get_peft_model(bare, LoraConfig(target_modules=["q_proj"])) if adapted else bare
+    for settings in ({}, default):
+        model.generation_config.update(**settings)
+        bare.generation_config.update(**settings)
+        found.append(LanguageModel.from_transformers(model, tokenizer).generate(PROMPT, LONGER).response_ids)
+    assert found[0] == found[1] != ()
 
 
 @pytest.mark.parametrize("name", ["forward of the whole", "forward of an mlp", "a compiled forward", "a hook"])

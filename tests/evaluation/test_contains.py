@@ -171,6 +171,69 @@ def test_kinds_of_references(question: str, text: str, reference: str, *, right:
     assert says(question, text, [reference]) is right
 
 
+ORGAN, BONES = "What is the largest organ of the human body?", "How many bones are in the adult human body?"
+
+
+@pytest.mark.parametrize(
+    ("question", "text", "reference", "right"),
+    [
+        (ORGAN, "The largest organ is the liver, which lies under the skin.", "skin", False),
+        (ORGAN, "The largest organ is the skin, which lies above the liver.", "skin", True),
+        ("What is the currency?", "The currency is the euro, although many accept francs.", "franc", False),
+        (
+            "What is the capital of Turkey?",
+            "The capital of Turkey is Istanbul, while Ankara is smaller.",
+            "Ankara",
+            False,
+        ),
+        ("What is the capital of Turkey?", "Although Istanbul is larger, the capital is Ankara.", "Ankara", True),
+        (
+            "Who was the first president?",
+            "Jefferson, who succeeded Washington, was the first president.",
+            "Washington",
+            False,
+        ),
+        ("Which element is number 1?", "The number 1 is helium, and hydrogen has the number 2.", "hydrogen", False),
+        ("Who painted Guernica?", "It was Dalí, together with Picasso.", "Picasso", True),
+        ("Who painted Guernica?", "Guernica was painted by Dalí, together with Picasso.", "Picasso", False),
+        (
+            "Which language is spoken?",
+            "They speak Spanish, unlike people there who speak Portuguese.",
+            "Portuguese",
+            False,
+        ),
+        ("Who was she married to?", "She was a physicist, who married Pierre in 1895.", "Pierre", True),
+        ("What does it produce?", "It is the process in leaves, which produces oxygen.", "oxygen", True),
+        ("Who wrote it?", "It was written by Tolstoy's contemporary, Gogol.", "Leo Tolstoy", False),
+        ("What is the capital of Mongolia?", "The capital of Mongolia is Ulan Bator.", "Ulaanbaatar", True),
+        ("Who composed it?", "It was composed by Stravinski.", "Igor Stravinsky", True),
+        ("Who composed it?", "It was composed by Strauss.", "Igor Stravinsky", False),
+        ("Who made it?", "It was made by Anton Reilly.", "Anton Reyl", False),
+        ("Who wrote it?", "It was written by Joanne Rowling.", "J. K. Rowling", True),
+        ("Who wrote it?", "It was written by Peter Rowling.", "J. K. Rowling", False),
+        ("Which ocean is the largest?", "The largest ocean is the Pacific.", "Pacific Ocean", True),
+        ("Which ocean is the largest?", "The largest ocean is the Indian Ocean.", "Pacific Ocean", False),
+        ("How high is it?", "It is 8,848.86 meters high.", "8,849 m", True),
+        ("How high is it?", "It is 8,848.3 meters high.", "8,849 m", False),
+        ("What is pi?", "About 3.14.", "3.14159", True),
+        ("What is pi?", "About 3.1.", "3.14159", False),
+        ("How long is it?", "It is 26.2 miles (42.2 kilometers) long.", "42.195 km", True),
+        (BONES, "Babies have 270 bones. The adult human body has 206 bones.", "206", True),
+        (BONES, "The adult human body has 270 bones. A baby has 206 bones.", "206", False),
+        ("When did the wall fall?", "It was built in 1961 and fell in 1989.", "1989", True),
+        ("When did the wall fall?", "It was built in 1989.", "1989", False),
+        ("When was the wall built?", "It was built in 1961 and fell in 1989.", "1961", True),
+        ("What is the smallest prime?", "Primes are 2, 3 and 5. The smallest prime is 3.", "2", False),
+        ("Can penguins fly?", "Penguins are birds. They cannot fly.", "no", True),
+    ],
+)
+def test_what_is_said_beside_the_answer_and_other_spellings(
+    question: str, text: str, reference: str, *, right: bool
+) -> None:
+    """From answers written in the style of small chat models, 25 November 2026."""
+    assert says(question, text, [reference]) is right
+
+
 @given(st.sampled_from(["Paris", "Jane Austen", "carbon dioxide", "42", "18 weeks", "Brasília", "K", "the Nile"]))
 def test_a_reference_by_itself_is_right_and_denied_wrong(reference: str) -> None:
     for right in (reference, reference.upper(), f"It is {reference}.", f"The answer is {reference}, of course."):

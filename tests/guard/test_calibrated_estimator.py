@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from semgrad_guard import Binding, Calibration, Guard, LanguageModel, Policy, calibrate
 from semgrad_guard.calibration import EstimatorChoice
-from semgrad_guard.errors import BindingMismatchError, CalibrationError
-from semgrad_guard.estimators import ESTIMATORS, Estimator, FusedGrad, HybridGrad, LengthNormalisedEntropy, SemGrad
-from semgrad_guard.guard.calibrated_estimator import estimator_of
+from semgrad_guard.errors import BindingMismatchError, CalibrationError, InputError
+from semgrad_guard.estimators import (
+    ESTIMATORS,
+    Estimator,
+    FusedGrad,
+    HybridGrad,
+    LengthNormalisedEntropy,
+    MeanEntropy,
+    SemGrad,
+)
+from semgrad_guard.guard.calibrated_estimator import as_estimator, estimator_of
 
 ASKED = [f"What is item {i}?" for i in range(6)]
 
@@ -111,3 +120,12 @@ def test_a_calibration_with_sampled_rows_is_another_calibration(language_model: 
     assert Guard(language_model, policy=policy).estimator == sampled
     with pytest.raises(BindingMismatchError, match="sampled_rows"):
         Guard(language_model, policy, estimator=HybridGrad())(ASKED[0])
+
+
+@pytest.mark.parametrize(
+    ("given", "example"),
+    [("mean_entropy", r"MeanEntropy\(\)"), ("nonsense", r"HybridGrad\(\)"), (MeanEntropy, r"MeanEntropy\(\)")],
+)
+def test_a_name_or_a_class_is_no_estimator(given: Any, example: str) -> None:
+    with pytest.raises(InputError, match=f"is no estimator; pass an object, such as {example}"):
+        as_estimator(given)

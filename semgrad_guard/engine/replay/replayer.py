@@ -20,6 +20,7 @@ from typing import Any, cast
 
 import torch
 from torch import nn
+from transformers import GenerationConfig
 from transformers.cache_utils import Cache
 
 from semgrad_guard.engine.models.architecture import Architecture, virtual_tokens
@@ -75,6 +76,9 @@ class Replayer:
         self._bytes_per_position: dict[int, int] = {}  # from a first layer on; a walk over all weights otherwise
         self._architecture = architecture
         self._copy = model_copy
+        for module in model_copy.modules():  # `generate` fills up what it is not told from there
+            if "generation_config" in vars(module):
+                vars(module)["generation_config"] = GenerationConfig()
         self._swaps = ModuleSwaps(self._copy, architecture)
         layers = () if architecture.layers is None else self.layers
         self._projections, self._attentions = Projections(layers), Attentions(layers)

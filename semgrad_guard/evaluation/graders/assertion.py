@@ -23,7 +23,9 @@ _MISTAKEN = _any(r"""confused? (?:it )?with, mistaken? (?:it )?for, misconceptio
     incorrectly, (?:wrong|mistake|incorrect|false) to (?:say|think|believe|claim),
     (?:false|incorrect|wrong|untrue) that, not true that, doubt (?:that|whether|if), used to be, no longer,
     (?:some|many|most|others|several)(?: \w+)? (?:say|says|believe|think|claim|assume|guess)(?: that)?""")
-_SET_AGAINST = re.compile(rf"\b{_INSTEAD}(?: \w+){{0,2}}$|\b{_MISTAKEN}(?: \w+){{0,4}}$")
+_SET_AGAINST = re.compile(
+    rf"\b{_INSTEAD}(?: \w+){{0,2}}$|\b{_MISTAKEN}(?: \w+){{0,4}}$|^unlike(?: (?!(?:is|are|was|were)\b)\w+)+$"
+)
 """What stands before a mention that is denied; some words may stand between."""
 
 _IS = _any("is, are, was, were, be, would be, seems, sounds")

@@ -17,9 +17,9 @@ from semgrad_guard.evaluation.graders.assertion import asserted, denied
 from semgrad_guard.evaluation.graders.base import AnswerToGrade, Verdicts, WordGrader
 from semgrad_guard.evaluation.graders.quantity import says_quantity
 from semgrad_guard.evaluation.graders.reading import ARTICLES, Reading, read
-from semgrad_guard.evaluation.graders.rivals import claims_another, offered_with_others, other_of_its_kind
+from semgrad_guard.evaluation.graders.rivals import claims_another, offered_with_others, other_of_its_kind, said_aside
 from semgrad_guard.evaluation.graders.short_answers import says_letter, says_symbol, says_yes
-from semgrad_guard.evaluation.graders.word_forms import MONTHS, UNITS, same_word, words_of
+from semgrad_guard.evaluation.graders.word_forms import MONTHS, UNITS, same_word, transliterates, words_of
 
 _LEADING = words_of(
     """in on at for by to from with of because so every up until about around under over out our my his her its
@@ -27,6 +27,8 @@ _LEADING = words_of(
 )
 _FILLERS = words_of("of in on at to and or is are was were that this it its his her their with from by for as be")
 _TITLES = words_of("mr mrs miss ms dr sir lady lord president king queen saint then so and by but since because")
+_RELATIONS = words_of("""brother sister wife husband father mother son daughter friend rival student teacher successor
+    predecessor contemporary colleague assistant""")
 _JOINED_FROM = 8
 _LONG = 6
 _MENTIONS = 20
@@ -88,7 +90,13 @@ def _says_phrase(asked: Asked, answer: Reading, reference: str, references: Sequ
     if not found or any(denied(answer, *span) for span in found):
         return False
     known = tuple(_reference_words(each) for each in references)
-    said = [span for span in found if asserted(answer, *span) and not offered_with_others(asked, answer, span, known)]
+    said = [
+        span
+        for span in found
+        if asserted(answer, *span)
+        and not offered_with_others(asked, answer, span, known)
+        and not said_aside(asked, answer, span)
+    ]
     return (
         bool(said)
         and not other_of_its_kind(answer, said[0], _reference_words(reference))
@@ -134,6 +142,7 @@ def _mentions(asked: Asked, answer: Reading, reference: str) -> Iterator[tuple[i
         spans = list(_together(answer, content))
     if not spans and asked.is_about_a_person:
         spans = list(_surname(answer, reference))
+    spans = spans or list(_without_its_kind(asked, answer, reference)) or list(_transliterated(answer, reference))
     yield from spans
 
 
@@ -165,8 +174,10 @@ def _joined(answer: Reading, wanted: Sequence[str]) -> Iterator[tuple[int, int]]
 
 
 def _as_answer(answer: Reading, span: tuple[int, int], reference: str) -> bool:
-    """Not another word in the same form: the plural of a name (Persians), or a genitive (an author's thoughts)."""
+    """Not another word in the same form: the plural of a name (Persians), or a genitive (Bach's son)."""
     last, wanted = answer.words[span[1] - 1], read(reference).words[-1]
+    if last.raw.lower().endswith(("'s", "’s")) and _RELATIONS & set(answer.forms[span[1] : span[1] + 2]):
+        return False
     if wanted.is_capital:
         plural = last.raw.lower().endswith("s") and not wanted.raw.lower().endswith("s")
         return not (plural and "'" not in last.raw and "’" not in last.raw) or last.form != wanted.form
@@ -196,8 +207,30 @@ def _surname(answer: Reading, reference: str) -> Iterator[tuple[int, int]]:
     for index, word in enumerate(answer.words):
         before = answer.words[index - 1] if index else None
         another = before is not None and before.is_capital and before.form not in own | _TITLES and not word.gap.strip()
-        if word.is_capital and word.form == name[-1].form and not another:
+        if another and before is not None and len(name[0].form) == 1:  # "J. K." is short for "Joanne"
+            another = before.form[0] != name[0].form
+        same = word.form == name[-1].form or transliterates(word.form, name[-1].form)
+        if word.is_capital and same and not another and _as_answer(answer, (index, index + 1), reference):
             yield index, index + 1
+
+
+def _without_its_kind(asked: Asked, answer: Reading, reference: str) -> Iterator[tuple[int, int]]:
+    """A name without what the question asks for: the "Pacific", where it asks which ocean."""
+    name = [word for word in read(reference).words if word.form not in ARTICLES]
+    rest = [word.form for word in name if word.form not in asked.content]
+    if rest and len(rest) < len(name) and all(word.is_capital for word in name):
+        yield from (span for span in _spans(answer, rest) if answer.words[span[0]].is_capital)
+
+
+def _transliterated(answer: Reading, reference: str) -> Iterator[tuple[int, int]]:
+    """A name of one word in another spelling: "Ulan Bator" for "Ulaanbaatar"."""
+    name = [word for word in read(reference).words if word.form not in ARTICLES]
+    if len(name) != 1 or not name[0].is_capital:
+        return
+    for start, word in enumerate(answer.words):
+        for end in range(start + 1, min(start + 3, len(answer.words)) + 1) if word.is_capital else ():
+            if answer.words[end - 1].is_capital and transliterates("".join(answer.forms[start:end]), name[0].form):
+                yield start, end
 
 
 @lru_cache(maxsize=4096)

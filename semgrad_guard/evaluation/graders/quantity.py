@@ -11,6 +11,11 @@ from semgrad_guard.evaluation.graders.word_forms import MONTHS, UNITS, words_of
 
 _YEARS = range(1000, 2101)
 _BEHIND = 3
+_DIGITS = 3
+_EVENTS = (
+    words_of("born birth begin began begun start started built erected constructed founded established opened"),
+    words_of("die died death end ended fall fell fallen close closed destroyed demolished abolished"),
+)
 _CLAIMS = words_of("is are was were = equal equals has have of")
 
 
@@ -26,17 +31,32 @@ def says_quantity(asked: Asked, answer: Reading, wanted: Sequence[str], dates: S
         if (_counts(answer, i, number) and answer.forms[i] not in asked.reading.forms) or answer.forms[i] == number
     ]
     numbers = [
-        i for i in numbers if not (answer.forms[i] in asked.reading.forms and asked.repeated(answer, (i, i + 1)))
+        i
+        for i in numbers
+        if not (answer.forms[i] in asked.reading.forms and asked.repeated(answer, (i, i + 1)))
+        and not _of_another_event(asked, answer, i)
     ]
-    counted = [i for i in numbers if (units or asked.counted) & set(answer.forms[i + 1 : i + 1 + _BEHIND])]
-    first = next(iter(counted or numbers), None)
-    if first is None or answer.forms[first] != number or not asserted(answer, first, first + 1):
+    counted = [i for i in numbers if (units or asked.counted) & _behind(answer, i)]
+    about = asked.content - {"many", "much"}
+    restating = [i for i in counted if about and about <= set(answer.forms[slice(*answer.sentence(i))])]
+    numbers = restating or numbers
+    first = next(iter(restating or counted or numbers), None)
+    if first is None or not _equal(answer.forms[first], number) or not asserted(answer, first, first + 1):
         return False
     if not _unit_fits(answer, first, units) or _is_range(answer, first):
         return False
     if _is_year(number) and dates and any(word in MONTHS for word in answer.forms[max(0, first - 3) : first + 3]):
         return any(set(date) <= set(answer.forms[max(0, first - 4) : first + 4]) for date in dates)
-    return not _claims_other(answer, numbers, first)
+    return not _claims_other(asked, answer, numbers, first)
+
+
+def _equal(one: str, other: str) -> bool:
+    """Equal, or equal once the longer one is rounded to the decimals of the shorter, which has three digits or more."""
+    short, long = sorted((one, other), key=lambda number: len(number.partition(".")[2]))
+    decimals = len(short.partition(".")[2])
+    if one == other or "." not in long or len(short.replace(".", "").lstrip("0")) < _DIGITS:
+        return one == other
+    return abs(round(float(long), decimals) - float(short)) < 10.0 ** -(decimals + 2)
 
 
 def _telling(units: Sequence[str]) -> frozenset[str]:
@@ -72,9 +92,24 @@ def _is_year(number: str) -> bool:
 
 def _unit_fits(answer: Reading, i: int, units: frozenset[str]) -> bool:
     """Where the reference has a unit and another stands behind the number, it is another quantity."""
-    behind = set(answer.forms[i + 1 : i + 1 + _BEHIND]) & UNITS
+    behind = _behind(answer, i) & UNITS
     near = set(answer.forms[i + 1 : i + 3]) & UNITS - {"degree"}
     return not units or not near or bool(units & behind)
+
+
+def _of_another_event(asked: Asked, answer: Reading, i: int) -> bool:
+    """The question asks for an end and this dates a beginning ("built in 1961 and fell in 1989"), or the other way."""
+    wanted = [event for event in _EVENTS if event & asked.content]
+    said = next(
+        (w for w in answer.forms[answer.sentence(i)[0] : i][::-1] if any(w in event for event in _EVENTS)), None
+    )
+    return len(wanted) == 1 and said is not None and said not in wanted[0]
+
+
+def _behind(answer: Reading, i: int) -> set[str]:
+    """The words behind a number, up to the next one."""
+    words = answer.words[i + 1 : i + 1 + _BEHIND]
+    return {word.form for word in words[: next((k for k, word in enumerate(words) if word.is_number), _BEHIND)]}
 
 
 def _is_range(answer: Reading, i: int) -> bool:
@@ -92,12 +127,13 @@ def _is_range(answer: Reading, i: int) -> bool:
     return after or (answer.words[i].gap.strip() in ("-", "–") and i > 0 and answer.words[i - 1].is_number)
 
 
-def _claims_other(answer: Reading, numbers: Sequence[int], first: int) -> bool:
+def _claims_other(asked: Asked, answer: Reading, numbers: Sequence[int], first: int) -> bool:
     """An earlier sentence gives another number as the answer, or a later one says that the answer is another."""
     for i in numbers:
         if i == first or answer.forms[i] == answer.forms[first] or answer.sentence_of[i] == answer.sentence_of[first]:
             continue
-        if "answer" in answer.forms[max(0, i - 8) : i] and answer.forms[i - 1] in _CLAIMS:
+        restated = bool(asked.content) and asked.content <= set(answer.forms[answer.sentence(i)[0] : i])
+        if answer.forms[i - 1] in _CLAIMS and (restated or "answer" in answer.forms[max(0, i - 8) : i]):
             return True
         same = set(answer.forms[i + 1 : i + 2]) & set(answer.forms[first + 1 : first + 2]) - {"of", "and", "to", "in"}
         if same and i < first:

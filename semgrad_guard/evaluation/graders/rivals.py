@@ -15,7 +15,12 @@ _DAYS = words_of("monday tuesday wednesday thursday friday saturday sunday")
 _COVERED = 0.5
 _FULLY = 0.99
 _LISTED = 2
+_STEM = 4
 _PRONOUNS = words_of("it this that he she they there which what")
+_ASIDES = words_of("although though whereas while unlike followed together alongside who which and")
+_CONCEDING = words_of("although though whereas while")
+_CALLED = words_of("is are was were called named known has means and")
+_HAS = words_of("is are was were has have had")
 
 
 def offered_with_others(asked: Asked, answer: Reading, span: Span, references: Sequence[Sequence[str]]) -> bool:
@@ -79,6 +84,7 @@ def claims_another(asked: Asked, answer: Reading, references: Sequence[Sequence[
     if answer.sentence_of[found[0][0]] == 0 and answer.words[found[0][0]].form == answer.words[found[0][0]].raw:
         return False
     own = {word for reference in references for word in reference}
+    own.update(word for span in found for word in answer.forms[slice(*span)])
     at = 0
     while at < len(answer.words):
         start, end = answer.sentence(at)
@@ -113,6 +119,38 @@ def _names_another(asked: Asked, answer: Reading, start: int, end: int, own: set
         name = answer.forms[place]
         return name not in asked.content and not subject & own
     return False
+
+
+def said_aside(asked: Asked, answer: Reading, span: Span) -> bool:
+    """The sentence answers with another, and this stands in an aside: "It is the liver, which lies under the skin"."""
+    first, last = answer.sentence(span[0])
+    aside = next((i for i in range(span[0] - 1, first, -1) if "," in answer.words[i].gap), first)
+    opener, between = answer.forms[aside], answer.forms[aside + 1 : span[0]]
+    if aside == first or opener not in _ASIDES or any(_akin(word, asked) for word in between):
+        return False
+    if opener in ("who", "which") and (not between or between[0] in _CALLED):
+        return False
+    if opener == "and" and (set(between) - ARTICLES or span[1] >= last or answer.forms[span[1]] not in _HAS):
+        return False
+    copula = next((i for i in range(first + 1, aside) if answer.forms[i] in _COPULAS), None)
+    behind = next((i for i in range(span[1], last) if "," in answer.words[i].gap), last)
+    main = set(answer.forms[first:aside]) | set(answer.forms[behind:last] if copula is None else ())
+    needed = 1 if opener in _CONCEDING else _COVERED * len(asked.content)
+    if not asked.content or len(main & asked.content) < needed:
+        return False
+    if copula is None:
+        return all(word.is_capital for word in answer.words[first:aside]) and bool(
+            set(answer.forms[behind:]) & _COPULAS
+        )
+    place = answer.words[copula + 1 : aside]
+    return bool(place) and place[0].form not in ("a", "an") and not {word.form for word in place} <= asked.content
+
+
+def _akin(word: str, asked: Asked) -> bool:
+    """A word of the question, perhaps with another ending."""
+    return any(
+        word == other or (len(word) > _STEM <= len(other) and word[:_STEM] == other[:_STEM]) for other in asked.content
+    )
 
 
 def other_of_its_kind(answer: Reading, said: Span, wanted: Sequence[str]) -> bool:

@@ -19,6 +19,7 @@ _VERB = re.compile(
 _DENIES = re.compile(
     r"\b(?:not|isnt|arent|wasnt|werent|doesnt|dont|didnt|cannot|cant|couldnt|hasnt|havent|never|unable|false|incorrect|myth|misconception)\b"
 )
+_PRONOUNS = words_of("it they he she")
 _SENTENCES_READ = 4
 _SHORT = 4
 _RESTATED = 0.6
@@ -50,7 +51,8 @@ def _polarity(asked: Asked, answer: Reading) -> bool | None:
         start, end = answer.sentence(at)
         at = end
         said = answer.plain(start, end)
-        restated = len(asked.content & set(answer.forms[start:end])) >= _RESTATED * len(asked.content)
+        held = len(asked.content & set(answer.forms[start:end])) + (answer.forms[start] in _PRONOUNS)
+        restated = held >= _RESTATED * len(asked.content)
         if _YES.match(said) or _NO.match(said):
             found.append(bool(_YES.match(said)))
             explicit.append(found[-1])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from difflib import SequenceMatcher
 
 
 def words_of(text: str) -> frozenset[str]:
@@ -12,6 +13,8 @@ def words_of(text: str) -> frozenset[str]:
 
 
 _LETTERS = str.maketrans({"ł": "l", "ø": "o", "đ": "d", "ð": "d", "æ": "ae", "œ": "oe", "þ": "th", "ı": "i"})
+
+_SOUNDS = str.maketrans("vwcqzd", "ffkkst")
 
 _BELOW_TWENTY = """zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen
     seventeen eighteen nineteen"""
@@ -59,6 +62,7 @@ _ONLY_AFTER_A_NUMBER = words_of("""m g l h s c f mi min sec""")
 """Abbreviations that mean a unit behind a number and something else everywhere else."""
 
 _FUZZY_FROM = 7
+_SOUNDS_NEEDED, _ALIKE = 4, 0.7
 
 
 def plain(text: str) -> str:
@@ -114,3 +118,16 @@ def same_word(one: str, other: str) -> bool:
     if len(short) < _FUZZY_FROM or len(long) != len(short) + 1 or one[0] != other[0] or not (one + other).isalpha():
         return False
     return not long.endswith("s") and any(long[:i] + long[i + 1 :] == short for i in range(1, len(long)))
+
+
+def transliterates(one: str, other: str) -> bool:
+    """Two spellings of one name: other vowels between the same consonants, of which there are four or more."""
+    if one == other or one[:1] != other[:1] or SequenceMatcher(None, one, other).ratio() < _ALIKE:
+        return False
+    return len(_consonants(one)) >= _SOUNDS_NEEDED and _consonants(one) == _consonants(other)
+
+
+def _consonants(name: str) -> str:
+    """A name's consonants, those that sound alike under one letter, none doubled."""
+    sounds = re.sub(r"[aeiouy]", "", name.replace("ph", "f")).translate(_SOUNDS)
+    return re.sub(r"(.)\1+", r"\1", sounds)
