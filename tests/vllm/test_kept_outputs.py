@@ -15,8 +15,8 @@ WIDTH, INNER = 4, 6
 class Fused(nn.Linear):
     """A map as vLLM calls it: it answers with its output and a bias that was not added."""
 
-    def forward(self, states: torch.Tensor) -> Any:
-        return super().forward(states), None
+    def forward(self, input: torch.Tensor) -> Any:
+        return super().forward(input), None
 
 
 def layers(kind: type[nn.Linear], names: dict[str, tuple[int, int]]) -> Any:

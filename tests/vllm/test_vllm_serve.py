@@ -74,7 +74,7 @@ def started(
 def serving(folder: Path, said: Path, *, worker: str = WORKER, **settings: Any) -> Generator[httpx.Client]:
     """A client of a `vllm serve` that has begun."""
     with started(folder, said, settings, worker=worker) as (process, url):
-        for _ in range(240):
+        for _ in range(1800):
             assert process.poll() is None, said.read_text()[-4000:]
             try:
                 if httpx.get(f"{url}/health", trust_env=False).status_code == 200:
@@ -246,7 +246,7 @@ def test_a_calibration_decides(folder: Path, own: LanguageModel, tmp_path: Path)
         assert verdict["threshold"] == json.loads(files["vllm"].read_text())["threshold"]
         assert verdict["action"] in ("answer", "abstain")
     with started(folder, heard, {"calibration": str(files["own"]), "max_tokens": 6}) as (process, _):
-        assert process.wait(120) != 0
+        assert process.wait(900) != 0
     assert "fingerprint" in heard.read_text()
 
 
@@ -279,5 +279,5 @@ def test_without_the_guard_nothing_is_served(
     """A plugin that cannot work ends `vllm serve`; it must not go on unguarded."""
     said = tmp_path / "said.txt"
     with started(folder, said, settings, *more) as (process, _):
-        assert process.wait(120) != 0
+        assert process.wait(900) != 0
     assert says in said.read_text()
