@@ -37,8 +37,8 @@ def calibrate(  # noqa: PLR0913  # a command's options are its arguments
         typer.Option(
             metavar="FILE",
             parser=values.stream,
-            help='JSON Lines with "question" and "answers"; "-" reads them from stdin, "pocket" are questions about '
-            "the embedded model's world.",
+            help='A file or folder of JSON Lines, JSON, CSV or Parquet with "question" and "answers"; "-" is stdin, '
+            '"pocket" are questions about the embedded model\'s world.',
             show_default=False,
             rich_help_panel=options.DATA,
         ),

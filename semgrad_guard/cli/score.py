@@ -32,7 +32,7 @@ def score(  # noqa: PLR0913  # a command's options are its arguments
         typer.Option(
             metavar="FILE",
             parser=values.stream,
-            help='JSON Lines with "question" and "response"; "-" reads them from stdin.',
+            help='A file or folder of JSON Lines, JSON, CSV or Parquet with "question" and "response"; "-" is stdin.',
             rich_help_panel=options.DATA,
         ),
     ] = None,
