@@ -245,14 +245,27 @@ class LoadedModel:
         return count_tokens(self.tokenizer, conversation, template_options=options)
 
     @property
+    def departures(self) -> dict[str, Any]:
+        """Where answers and scores depart from what the model's configuration says: an own t*, other end tokens.
+
+        Plain JSON, by name; it belongs into what a calibration is bound to, and into what a run is.
+        """
+        token = {} if self.semantic_token is None else {"semantic_token": self.semantic_token}
+        config: Any = self._model.config.get_text_config(decoder=True)
+        usual = self._end_tokens == tuple(sorted(_token_ids(getattr(config, "eos_token_id", None))))
+        return token if usual else {**token, "end_tokens": list(self._end_tokens)}
+
+    @property
     def _end_tokens(self) -> tuple[int, ...]:
         """Every token that ends an answer: the generation config's (chat models list several) and the tokenizer's."""
-        own: Any = self.tokenizer.eos_token_id
-        return tuple(sorted({*self._model_end_tokens, *([] if own is None else [int(own)])}))
+        return tuple(sorted({*self._model_end_tokens, *_token_ids(self.tokenizer.eos_token_id)}))
 
     @property
     def _model_end_tokens(self) -> tuple[int, ...]:
-        config: Any = getattr(self._model, "generation_config", None)
-        listed: Any = getattr(config, "eos_token_id", None)
-        ids = list(listed) if isinstance(listed, (list, tuple)) else [listed]
-        return tuple(int(i) for i in ids if i is not None)
+        return _token_ids(getattr(getattr(self._model, "generation_config", None), "eos_token_id", None))
+
+
+def _token_ids(listed: Any) -> tuple[int, ...]:
+    """Ids as configurations list them: one, several, or none."""
+    ids = listed if isinstance(listed, (list, tuple)) else [listed]
+    return tuple(int(each) for each in ids if each is not None)

@@ -258,13 +258,19 @@ def _calls_tools(conversation: Conversation) -> bool:
 def scoring_settings(
     model: LanguageModel, estimator: Estimator, options: GenerationOptions, *, served: bool = False
 ) -> dict[str, Any]:
-    """Everything but the model that moves scores: the estimator's settings, an own t*, the dtype and the decoding."""
+    """Everything but the weights that moves scores: the estimator's settings, the dtype, an own t* and the decoding."""
     decoding = {"temperature": options.temperature, "top_p": options.top_p, "top_k": options.top_k}
     sampled = {} if options.temperature == 0 else decoding
     grammar = {} if options.grammar is None else {"grammar": sha256(options.grammar.encode()).hexdigest()[:12]}
-    token = {} if model.semantic_token is None else {"semantic_token": model.semantic_token}
     elsewhere = {"served": True} if served else {}
-    return {**estimator.settings(), "dtype": model.identity.dtype, **token, **sampled, **grammar, **elsewhere}
+    return {
+        **estimator.settings(),
+        "dtype": model.identity.dtype,
+        **model.departures,
+        **sampled,
+        **grammar,
+        **elsewhere,
+    }
 
 
 def template_name(model: LanguageModel, name: str, template_options: Mapping[str, Any] | None = None) -> str:

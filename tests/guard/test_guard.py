@@ -186,6 +186,21 @@ def test_a_calibration_for_something_else_is_refused(
     assert guard(language_model, policy)("q")
 
 
+@pytest.mark.parametrize("where", ["generation config", "tokenizer"])
+def test_answers_that_end_at_other_tokens_are_promised_nothing(
+    language_model: LanguageModel, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    policy, tokenizer = Policy.from_calibration(calibrated(guard(language_model, ALL))), language_model.tokenizer
+    with monkeypatch.context() as changed:
+        if where == "tokenizer":
+            changed.setattr(tokenizer, "eos_token", tokenizer.convert_ids_to_tokens(7))
+        else:
+            changed.setattr(language_model._model.generation_config, "eos_token_id", [7])
+        with pytest.raises(BindingMismatchError, match="end_tokens"):
+            guard(language_model, policy)("q")
+    assert guard(language_model, policy)("q").familiar
+
+
 def test_a_name_for_the_prompts_binds_only_where_their_shape_is_not_known(language_model: LanguageModel) -> None:
     known = calibrated(guard(language_model, ALL))
     content = {name: value for name, value in known if name not in ("id", "schema_version", "shape")}

@@ -74,12 +74,12 @@ def _binding(estimator: Estimator, settings: Mapping[str, Any]) -> Binding:
     measured = {key: value for key, value in stated.items() if key not in ("name", "title")}
     if isinstance(estimator, LearnedEstimator):  # the run kept what its weights read
         measured["weights"] = estimator.settings()["weights"]
-    token = {name: settings[name] for name in ("semantic_token",) if name in settings}
+    departures = {name: settings[name] for name in ("semantic_token", "end_tokens") if name in settings}
     return Binding(
         model=settings["model"],
         revision=settings["revision"],
         fingerprint=settings["fingerprint"],
         estimator=estimator.name,
-        settings={**measured, "dtype": settings["dtype"], **token},
+        settings={**measured, "dtype": settings["dtype"], **departures},
         prompt_template=settings["prompt_template"],
     )

@@ -187,13 +187,12 @@ def run_settings(
 ) -> dict[str, Any]:
     """Everything that answers and scores depend on, as plain JSON; two runs may share a file if this is the same."""
     identity = model.identity
-    token = {} if model.semantic_token is None else {"semantic_token": model.semantic_token}
     return {
         "model": identity.name,
         "revision": identity.revision,
         "fingerprint": identity.fingerprint,
         "dtype": identity.dtype,
-        **token,
+        **model.departures,
         "prompt_template": template_name(model, template),
         "estimators": {name: {"name": each.name, **each.settings()} for name, each in estimators.items()},
         "generation": {
