@@ -142,7 +142,9 @@ def _mentions(asked: Asked, answer: Reading, reference: str) -> Iterator[tuple[i
         spans = list(_together(answer, content))
     if not spans and asked.is_about_a_person:
         spans = list(_surname(answer, reference))
-    spans = spans or list(_without_its_kind(asked, answer, reference)) or list(_transliterated(answer, reference))
+    spans = (
+        spans or list(_without_its_kind(asked, answer, reference)) or list(_transliterated(asked, answer, reference))
+    )
     yield from spans
 
 
@@ -222,14 +224,19 @@ def _without_its_kind(asked: Asked, answer: Reading, reference: str) -> Iterator
         yield from (span for span in _spans(answer, rest) if answer.words[span[0]].is_capital)
 
 
-def _transliterated(answer: Reading, reference: str) -> Iterator[tuple[int, int]]:
-    """A name of one word in another spelling: "Ulan Bator" for "Ulaanbaatar"."""
+def _transliterated(asked: Asked, answer: Reading, reference: str) -> Iterator[tuple[int, int]]:
+    """A name of one word in another spelling: "Ulan Bator" for "Ulaanbaatar". (Brazil, asked about, is no Brasilia.)"""
     name = [word for word in read(reference).words if word.form not in ARTICLES]
     if len(name) != 1 or not name[0].is_capital:
         return
     for start, word in enumerate(answer.words):
         for end in range(start + 1, min(start + 3, len(answer.words)) + 1) if word.is_capital else ():
-            if answer.words[end - 1].is_capital and transliterates("".join(answer.forms[start:end]), name[0].form):
+            joined = "".join(answer.forms[start:end])
+            if (
+                answer.words[end - 1].is_capital
+                and joined not in asked.content
+                and transliterates(joined, name[0].form)
+            ):
                 yield start, end
 
 

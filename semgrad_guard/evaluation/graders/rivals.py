@@ -84,7 +84,7 @@ def claims_another(asked: Asked, answer: Reading, references: Sequence[Sequence[
     if answer.sentence_of[found[0][0]] == 0 and answer.words[found[0][0]].form == answer.words[found[0][0]].raw:
         return False
     own = {word for reference in references for word in reference}
-    own.update(word for span in found for word in answer.forms[slice(*span)])
+    own.update(word for span in found for word in answer.forms[slice(*span)] if not _akin(word, asked))
     at = 0
     while at < len(answer.words):
         start, end = answer.sentence(at)
@@ -128,7 +128,9 @@ def said_aside(asked: Asked, answer: Reading, span: Span) -> bool:
     opener, between = answer.forms[aside], answer.forms[aside + 1 : span[0]]
     if aside == first or opener not in _ASIDES or any(_akin(word, asked) for word in between):
         return False
-    if opener in ("who", "which") and (not between or between[0] in _CALLED):
+    if opener in ("who", "which") and (
+        not between or between[0] in _CALLED or answer.forms[aside - 1] in asked.content  # of whom it was asked
+    ):
         return False
     if opener == "and" and (set(between) - ARTICLES or span[1] >= last or answer.forms[span[1]] not in _HAS):
         return False

@@ -121,13 +121,17 @@ def same_word(one: str, other: str) -> bool:
 
 
 def transliterates(one: str, other: str) -> bool:
-    """Two spellings of one name: other vowels between the same consonants, of which there are four or more."""
-    if one == other or one[:1] != other[:1] or SequenceMatcher(None, one, other).ratio() < _ALIKE:
+    """Two spellings of one name: other vowels between the same consonants, of which there are four or more.
+
+    Not a word and one that is made of it, such as a country and its language.
+    """
+    if one[:1] != other[:1] or one.startswith(other) or other.startswith(one):
+        return False
+    if SequenceMatcher(None, one, other).ratio() < _ALIKE:
         return False
     return len(_consonants(one)) >= _SOUNDS_NEEDED and _consonants(one) == _consonants(other)
 
 
 def _consonants(name: str) -> str:
-    """A name's consonants, those that sound alike under one letter, none doubled."""
-    sounds = re.sub(r"[aeiouy]", "", name.replace("ph", "f")).translate(_SOUNDS)
-    return re.sub(r"(.)\1+", r"\1", sounds)
+    """A name's consonants, those that sound alike under one letter, doubled letters once."""
+    return re.sub(r"[aeiouy]", "", re.sub(r"(.)\1+", r"\1", name.replace("ph", "f").translate(_SOUNDS)))
