@@ -26,6 +26,7 @@ from semgrad_guard.engine.prompts.token_choice import TokenChoice
 from semgrad_guard.engine.prompts.tool_format import ToolFormat, tool_format
 from semgrad_guard.engine.replay.memory_budget import Memory
 from semgrad_guard.engine.scoring.scorer import scorer_of
+from semgrad_guard.errors import InputError
 from semgrad_guard.named import NAMES, POCKET
 from semgrad_guard.records import Conversation
 
@@ -141,7 +142,15 @@ class LoadedModel:
         semantic_token: int | TokenChoice | None = None,
         template_options: Mapping[str, Any] | None = None,
     ) -> Self:
-        """Wrap a model and tokenizer that are already loaded; both stay exactly as they are."""
+        """Wrap a model and tokenizer that are already loaded; both stay exactly as they are.
+
+        Raises:
+            InputError: no tokenizer.
+            UnsupportedModelError: no decoder-only causal LM, or one whose layers are spread over devices.
+        """
+        if not callable(getattr(tokenizer, "decode", None)):
+            found = type(cast("object", tokenizer)).__name__
+            raise InputError(f"a {found} is no tokenizer; pass what AutoTokenizer.from_pretrained gives")
         known = name or str(getattr(model, "name_or_path", "") or type(model).__name__)
         return cls(
             model,

@@ -136,6 +136,8 @@ class Routes:
         )
         for path, route in get:
             app.add_api_route(path, route, methods=["GET"], response_model=None)
+        for path, probe in get[:2]:  # load balancers ask for heads
+            app.add_api_route(path, probe, methods=["HEAD"], include_in_schema=False)
         pages = Pages()
         for path in PATHS:
             app.add_api_route(path, partial(pages.response, path), methods=["GET"], include_in_schema=False)

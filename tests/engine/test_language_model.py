@@ -255,3 +255,8 @@ def test_semantic_token_can_be_overridden(language_model: LanguageModel, tokeniz
 def test_bad_options(bad: dict[str, object]) -> None:
     with pytest.raises(InputError):
         GenerationOptions(**bad)  # type: ignore[arg-type]
+
+
+def test_no_tokenizer_is_refused(language_model: LanguageModel) -> None:
+    with pytest.raises(InputError, match="a NoneType is no tokenizer"):
+        LanguageModel.from_transformers(model_of(language_model), None)  # type: ignore[arg-type]

@@ -97,6 +97,7 @@ async def test_metrics_and_health(serve: Serve, tmp_path: Path) -> None:
             ):
                 assert line in text, line
             assert (await client.get("/healthz")).json() == {"status": "ok"}
+            assert [(await client.head(path)).status_code for path in ("/healthz", "/readyz")] == [200, 200]
             assert (await client.get("/readyz")).json() == {"status": "ready", "models": ["tiny"]}
 
 

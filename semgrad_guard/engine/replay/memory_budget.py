@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Memory:
-    """Budgets in bytes. Beyond them scores cost time instead; they stay the same.
+    """Budgets in bytes. Beyond them scores cost time instead; they stay the same, but for roundings of half precision.
 
     `logits`: the head's outputs that a generation keeps, and those kept between the two passes over the vocabulary;
     beyond it they are computed again for gradients, and surveyed while generating for scores without one.
