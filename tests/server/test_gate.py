@@ -8,6 +8,7 @@ import hmac
 import inspect
 import json
 import logging
+import socket
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from semgrad_guard.errors import EmptyLayerSpanError, InputError
 from semgrad_guard.server import batching
 from semgrad_guard.server import keys as keys_module
 from semgrad_guard.server.app import Limits
-from semgrad_guard.server.hosting import allowed_hosts, is_loopback
+from semgrad_guard.server.hosting import allowed_hosts, is_loopback, listen
 from semgrad_guard.server.keys import Keys
 from semgrad_guard.server.protocol import parse_json
 from semgrad_guard.server.scheduler import Scheduler
@@ -266,3 +267,18 @@ async def test_a_client_that_goes_away_stops_the_model(
         while len(ended) < 2:
             await asyncio.sleep(0.002)
         assert ended == ["AnswerCancelledError", "NoneType"]
+
+
+async def test_small_packets_leave_at_once() -> None:
+    """With Nagle's algorithm a stream's first piece waits 40 ms for the client to acknowledge the head."""
+    known = asyncio.get_running_loop().create_future()
+
+    async def connected(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        known.set_result(writer.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
+        writer.close()
+
+    bound = listen("127.0.0.1", 0)
+    async with await asyncio.start_server(connected, sock=bound):
+        _, writer = await asyncio.open_connection(*bound.getsockname())
+        assert await known
+        writer.close()
