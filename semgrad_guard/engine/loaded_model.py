@@ -30,6 +30,9 @@ from semgrad_guard.errors import InputError
 from semgrad_guard.named import NAMES, POCKET
 from semgrad_guard.records import Conversation
 
+DEPARTURES = ("semantic_token", "end_tokens")
+"""The names in `LoadedModel.departures`."""
+
 
 @dataclass(frozen=True)
 class ModelIdentity:

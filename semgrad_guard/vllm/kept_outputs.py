@@ -70,7 +70,7 @@ class KeptOutputs:
 
     def begin(self, rows: torch.Tensor, held: Iterable[Sequence[Piece]], budget: int) -> PassOutputs:
         """Keep what maps give at these rows of the pass that has begun, beside what is `held`."""
-        passes = {id(each): each for pieces in held for each, *_ in pieces}.values()
+        passes = _passes(held)
         positions = sum(len(each.rows) for each in passes)
         self._used = len(self._maps) if positions == 0 else self._used
         while self._used and (positions + len(rows)) * self._widths[self._used] * self._itemsize > budget:
@@ -93,15 +93,14 @@ class KeptOutputs:
 
         Without those of which something is missing. What is beyond an answer's end is zero.
         """
-        passes = list({id(each): each for pieces in rows for each, *_ in pieces}.values())
+        passes = _passes(rows)
         if not passes:
             return {}
         starts = dict(zip(map(id, passes), accumulate([0, *(len(each.rows) for each in passes)]), strict=False))
         nothing = sum(len(each.rows) for each in passes)
         index = torch.full((len(rows), longest), nothing)
         for row, pieces in zip(index, rows, strict=True):
-            places = [torch.arange(count) + starts[id(each)] + begin for each, begin, count in pieces]
-            own = torch.cat(places)
+            own = torch.cat([torch.arange(count) + starts[id(each)] + begin for each, begin, count in pieces])
             row[: len(own)] = own
         outputs: dict[Place, torch.Tensor] = {}
         for number, each in enumerate(self._maps):
@@ -113,3 +112,8 @@ class KeptOutputs:
             for (path, _), part in zip(each.parts, whole.split([width for _, width in each.parts], 2), strict=True):
                 outputs[each.layer, path] = part
         return outputs
+
+
+def _passes(records: Iterable[Sequence[Piece]]) -> list[PassOutputs]:
+    """The passes that some records have positions in, each once."""
+    return list({id(each): each for pieces in records for each, *_ in pieces}.values())

@@ -14,6 +14,7 @@ from semgrad_guard.evaluation.graders.contains import says
 
 READ = Path(__file__).parents[1] / "fixtures" / "chat_answers" / "answers.jsonl"
 CAPITAL = "What is the capital of France?"
+ORGAN, BONES = "What is the largest organ of the human body?", "How many bones are in the adult human body?"
 
 
 @pytest.mark.parametrize(
@@ -165,18 +166,7 @@ def test_a_mention_is_no_assertion(text: str) -> None:
         ("How many moons does Mars have?", "Mars has more than 2 moons.", "2", False),
         ("What do cows drink?", "Waterproof coats.", "water", False),
         ("What causes it?", "The human papillomavirus.", "human papilloma virus", True),
-    ],
-)
-def test_kinds_of_references(question: str, text: str, reference: str, *, right: bool) -> None:
-    assert says(question, text, [reference]) is right
-
-
-ORGAN, BONES = "What is the largest organ of the human body?", "How many bones are in the adult human body?"
-
-
-@pytest.mark.parametrize(
-    ("question", "text", "reference", "right"),
-    [
+        # From answers written in the style of small chat models, 25 November 2026:
         (ORGAN, "The largest organ is the liver, which lies under the skin.", "skin", False),
         (ORGAN, "The largest organ is the skin, which lies above the liver.", "skin", True),
         ("What is the currency?", "The currency is the euro, although many accept francs.", "franc", False),
@@ -242,10 +232,7 @@ ORGAN, BONES = "What is the largest organ of the human body?", "How many bones a
         ("Can penguins fly?", "Penguins are birds. They cannot fly.", "no", True),
     ],
 )
-def test_what_is_said_beside_the_answer_and_other_spellings(
-    question: str, text: str, reference: str, *, right: bool
-) -> None:
-    """From answers written in the style of small chat models, 25 November 2026."""
+def test_kinds_of_references(question: str, text: str, reference: str, *, right: bool) -> None:
     assert says(question, text, [reference]) is right
 
 

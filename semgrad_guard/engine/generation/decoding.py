@@ -166,9 +166,8 @@ class Decoder:
             return None
         if not objective.gradients:
             head, transform = self._scorer.current_replayer().head, self._scorer.exactness().transform
-            survey = partial(
-                surveyed_step, head=head, transform=transform
-            )  # the head is not read again beyond the budget
+            # Beyond the budget for its outputs, the head is not read again.
+            survey = partial(surveyed_step, head=head, transform=transform)
             return Capture.within(replace(memory, outputs=0), layer=layer, start=width - 1, survey=survey)
         firsts = [min(objective.positions(p.semantic_token.offset, len(p.ids))) for p in prompts]
         return Capture.within(memory, layer=layer, start=width + min(firsts))

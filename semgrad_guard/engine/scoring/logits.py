@@ -34,10 +34,7 @@ Rows = torch.Tensor | Sequence[torch.Tensor]
 
 
 class Logits:
-    """The transformed logits of n tokens in float32 (float64 for float64).
-
-    Iterating gives (start, [n, block]) for successive blocks of the vocabulary.
-    """
+    """The transformed logits of n tokens in float32 (float64 for float64)."""
 
     def __init__(
         self,
@@ -75,11 +72,6 @@ class Logits:
             self._kept = kept = factor.new_empty(n, self._vocabulary)
             for columns, _ in self.blocks():
                 kept[:, columns] = self._computed(factor, columns)
-
-    def __iter__(self) -> Iterator[tuple[int, torch.Tensor]]:
-        for columns, pieces in self.blocks():
-            parts = [piece for _, piece in pieces]
-            yield columns.start, parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def blocks(self) -> Iterator[tuple[slice, Iterator[tuple[slice, torch.Tensor]]]]:
         """Successive blocks of the vocabulary: its entries, and (tokens, logits [tokens, block]) of all tokens.
@@ -126,8 +118,9 @@ class Logits:
     def _by_block(self) -> tuple[Distribution, torch.Tensor]:
         parts: list[Distribution] = []
         aims = torch.zeros_like(self._precise[:, 0])
-        for start, logits in self:
-            local = (self._targets - start)[:, None]
+        for columns, pieces in self.blocks():
+            ((_, logits),) = pieces  # none are kept, so those of all tokens are computed together
+            local = (self._targets - columns.start)[:, None]
             inside = local.clamp(0, logits.shape[1] - 1)
             aims = torch.where(local == inside, logits.gather(1, inside), aims[:, None]).squeeze(1)
             parts.append(Distribution.of(logits, _greatest(logits, 1)))

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from semgrad_guard.calibration import Binding, Calibration, Drift, drift
+from semgrad_guard.engine.loaded_model import DEPARTURES
 from semgrad_guard.errors import InputError
 from semgrad_guard.estimators import Estimator
 from semgrad_guard.estimators.learned import LearnedEstimator
@@ -74,7 +75,7 @@ def _binding(estimator: Estimator, settings: Mapping[str, Any]) -> Binding:
     measured = {key: value for key, value in stated.items() if key not in ("name", "title")}
     if isinstance(estimator, LearnedEstimator):  # the run kept what its weights read
         measured["weights"] = estimator.settings()["weights"]
-    departures = {name: settings[name] for name in ("semantic_token", "end_tokens") if name in settings}
+    departures = {name: settings[name] for name in DEPARTURES if name in settings}
     return Binding(
         model=settings["model"],
         revision=settings["revision"],
