@@ -6,6 +6,7 @@ STAMP := $(VENV)/.installed
 LOWEST := .venv-lowest
 POLYGRAPH := .venv-polygraph
 CLIENTS := .venv-clients
+GATEWAY := .venv-gateway
 BROWSER := .venv-browser
 RAY := .venv-ray
 VLLM := .venv-vllm
@@ -81,8 +82,13 @@ $(CLIENTS)/.installed: scripts/server_clients/requirements.txt scripts/server_cl
 	if command -v npm > /dev/null; then npm install --silent --no-package-lock --prefix scripts/server_clients; fi
 	touch $@
 
-check-server: $(STAMP) $(CLIENTS)/.installed  ## real clients (openai, LangChain, LlamaIndex, litellm, node, curl) against the server
-	$(BIN)/python scripts/check_server.py --clients $(CLIENTS)/bin/python $(REQUIRE)
+$(GATEWAY)/.installed: scripts/server_clients/gateway.txt
+	$(PYTHON) -m venv $(GATEWAY)
+	$(GATEWAY)/bin/pip install --quiet --only-binary :all: -r scripts/server_clients/gateway.txt
+	touch $@
+
+check-server: $(STAMP) $(CLIENTS)/.installed $(GATEWAY)/.installed  ## real clients (openai, LangChain, LlamaIndex, litellm, node, curl) against the server
+	$(BIN)/python scripts/check_server.py --clients $(CLIENTS)/bin/python --gateway $(GATEWAY)/bin/python $(REQUIRE)
 
 # llama-cpp-python is built here, which takes a C++ compiler and some minutes.
 $(UPSTREAMS)/.installed: scripts/upstreams/requirements.txt constraints.txt

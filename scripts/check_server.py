@@ -1,6 +1,6 @@
 """Starts `semgrad-guard serve` (calibrated, live, letting nothing through), and has real clients talk to it.
 
-python scripts/check_server.py --clients .venv-clients/bin/python [--require]
+python scripts/check_server.py --clients .venv-clients/bin/python --gateway .venv-gateway/bin/python [--require]
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import secrets
 import subprocess
 import sys
 import tempfile
-from collections.abc import Generator
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -35,9 +35,16 @@ def server(folder: Path, key: str, *options: str) -> Generator[str]:
                 raise SystemExit(f"the server ended with {process.returncode}, and not with 0")
 
 
+def pytest(python: str, arguments: Sequence[str | Path], environment: Mapping[str, str]) -> int:
+    """The status of the tests in one environment."""
+    command = [python, "-m", "pytest", "-c", CLIENTS / "pytest.ini", *arguments]
+    return subprocess.run(command, env=environment, check=False).returncode  # noqa: S603
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--clients", required=True, help="the Python of the clients' environment")
+    parser.add_argument("--gateway", required=True, help="the Python of LiteLLM's proxy, which pins what it needs")
     parser.add_argument("--require", action="store_true", help="a skipped client is a failure")
     options, rest = parser.parse_known_args()
     key = secrets.token_hex(16)
@@ -48,10 +55,11 @@ def main() -> None:
             folder = stack.enter_context(tempfile.TemporaryDirectory())
             environment[f"SEMGRAD_GUARD_TEST_{name}"] = stack.enter_context(server(Path(folder), key, *given))
         environment["SEMGRAD_GUARD_TEST_KEY"] = key
-        command = [options.clients, "-m", "pytest", "-c", str(CLIENTS / "pytest.ini"), str(CLIENTS), *rest]
-        more = ["--require"] if options.require else []
-        found = subprocess.run([*command, *more], env=environment, check=False)  # noqa: S603
-    raise SystemExit(found.returncode)
+        given = [*(["--require"] if options.require else []), *rest]
+        gateway = CLIENTS / "test_gateway.py"
+        tests = [(options.clients, [CLIENTS, f"--ignore={gateway}"]), (options.gateway, [gateway])]
+        failed = [python for python, which in tests if pytest(python, [*which, *given], environment) != 0]
+    raise SystemExit(1 if failed else 0)
 
 
 if __name__ == "__main__":

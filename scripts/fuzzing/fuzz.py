@@ -12,6 +12,7 @@ import json
 import sys
 import time
 from collections import Counter
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,6 @@ import hypothesis
 import requests
 import schemathesis
 from hypothesis import HealthCheck, Phase
-from hypothesis import strategies as st
 from schemathesis.generation import GenerationMode
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "load_checks"))
@@ -83,20 +83,23 @@ def _has_form(response: Any) -> bool:
         return False
 
 
-def nudged(case: Any, model: str, how: int) -> None:
-    """Change a body so that it comes further in: the model that there is, no unknown fields, a question that is one."""
+def further_in(case: Any, model: str) -> Iterator[None]:
+    """Change a body step by step so that it comes further in: no unknown fields, the model that there is, a question.
+
+    Writing a request takes longer than answering it, so each is sent after every step.
+    """
     body = case.body
-    if not isinstance(body, dict) or not how:
+    if not isinstance(body, dict):
         return
     known = case.operation.definition.raw["requestBody"]["content"]["application/json"]["schema"]["properties"]
-    for name in [name for name in body if name not in known]:
-        del body[name]
-    if "model" in known:
-        body["model"] = model
-    if how > 1 and "messages" in known:
-        body["messages"] = _ASKED
-    if how > 2 and "text" in known:
-        body["text"] = "an answer"
+    steps = [{"model": model}, {"messages": _ASKED}, {"text": "an answer"}]
+    for step in steps:
+        before = dict(body)
+        for name in [name for name in body if name not in known]:
+            del body[name]
+        body.update({name: value for name, value in step.items() if name in known})
+        if body != before:
+            yield
 
 
 def fuzz(found: Found, operation: Any, mode: GenerationMode, *, model: str, seed: int, examples: int) -> None:
@@ -110,10 +113,11 @@ def fuzz(found: Found, operation: Any, mode: GenerationMode, *, model: str, seed
         phases=[Phase.generate],
         suppress_health_check=list(HealthCheck),
     )
-    @hypothesis.given(case=operation.as_strategy(generation_mode=mode), how=st.integers(0, 3))
-    def send(case: Any, how: int) -> None:
-        nudged(case, model, how)
+    @hypothesis.given(case=operation.as_strategy(generation_mode=mode))
+    def send(case: Any) -> None:
         found.send(case)
+        for _ in further_in(case, model):
+            found.send(case)
 
     send()
 
