@@ -16,6 +16,7 @@ import yaml
 
 from semgrad_guard import errors
 from semgrad_guard.cli import app
+from semgrad_guard.estimators import KIND_OF
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -63,6 +64,14 @@ def test_every_public_name_is_in_the_reference(package: str) -> None:
     pages = "\n".join(page.read_text(encoding="utf-8") for page in (DOCS / "api").glob("*.md"))
     documented = set(re.findall(r"^::: \S+\.(\w+)$", pages, re.MULTILINE)) | ERRORS
     assert set(importlib.import_module(package).__all__) - documented == set()
+
+
+def test_every_estimator_is_explained() -> None:
+    reference, glossary = ((DOCS / page).read_text(encoding="utf-8") for page in ("api/estimators.md", "glossary.md"))
+    terms = " ".join(re.findall(r"^\*\*(.+?)\*\*", glossary, re.MULTILINE)).lower()
+    for kind in KIND_OF.values():
+        assert f"::: semgrad_guard.estimators.{kind.__name__}\n" in reference
+        assert kind.title.lower() in terms, kind.title
 
 
 def test_troubleshooting_names_every_error() -> None:

@@ -161,8 +161,8 @@ def calibrate(  # noqa: PLR0913  # a command's options are its arguments
     The model answers every question of the file, the estimator scores the answers, the grader compares them with the
     references. The promise holds with probability 1 - delta, for questions drawn like those of the file and asked in
     the same way: give the system message, the prompt and the passages that your program sends. If no threshold keeps
-    it, the command says so and what would help. An estimator that learns from labels (fused, auto) does so on a quarter
-    of the answers, and the threshold is chosen on the rest.
+    it, the command says so and what would help. An estimator that learns from labels (states, fused, auto) does so on a
+    quarter of the answers, and the threshold is chosen on the rest.
     """
     from semgrad_guard.evaluation.files import beside, sole_writer
 

@@ -32,7 +32,7 @@ def demo(
             metavar="NAME",
             parser=values.one_of(NAMES),
             autocompletion=values.completing(NAMES),
-            help=f"{' or '.join(NAMES)}; all but the first have to be fetched before.",
+            help=f"{POCKET}, or {', '.join(NAMES[1:])} (once `fetch` has brought it).",
             rich_help_panel=options.MODEL,
         ),
     ] = POCKET,

@@ -36,7 +36,7 @@ def evaluate(  # noqa: PLR0913  # a command's options are its arguments
         typer.Option(
             metavar="SOURCE",
             parser=values.source,
-            help="JSON Lines, a JSON list, CSV, hub:NAME, hub:NAME:CONFIG or hub:NAME@SPLIT, - for stdin, or "
+            help="A file or folder of JSON Lines, JSON, CSV or Parquet; hub:NAME[:CONFIG][@SPLIT]; - for stdin; or "
             "pocket (questions about the embedded model's world); not needed to --regrade.",
             show_default=False,
             rich_help_panel=options.DATA,

@@ -182,7 +182,7 @@ OnUnscored = Annotated[
     Literal["abstain", "answer"],
     typer.Option(
         metavar="ACTION",
-        help="What becomes of an answer that cannot be scored: abstain (exit code 6), or answer, outside any promise.",
+        help="What becomes of an answer that cannot be scored: abstain, or answer, outside any promise.",
         rich_help_panel=DECISION,
     ),
 ]

@@ -51,7 +51,7 @@ def test_empty_questions(refused: Refused, question: str) -> None:
 
 
 def test_unknown_models(refused: Refused, tmp_path: Path) -> None:
-    assert "there is no folder './nowhere'" in refused("ask", "q", "--model", "./nowhere")
+    assert "there is no folder './nowhere'. Is the path right?" in refused("ask", "q", "--model", "./nowhere")
     (tmp_path / "file").write_text("")
     assert "is a file; give the folder" in refused("ask", "q", "--model", tmp_path / "file")
     assert "holds no *.safetensors" in refused("ask", "q", "--model", tmp_path)

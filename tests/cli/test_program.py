@@ -44,6 +44,12 @@ def test_every_command_has_examples_and_exit_codes(run: Run, command: str) -> No
     assert "Exit codes 0 " in shown
 
 
+def test_help_says_what_holds_for_each_command(run: Run) -> None:
+    assert "evaluate, probe and score --ray go on where they stopped" in flat(run("--help").stdout)
+    assert "CSV or Parquet" in flat(run("evaluate", "--help").stdout)  # as calibrate and score
+    assert "exit code 6" not in flat(run("serve", "--help").stdout)  # a server has none for each answer
+
+
 def test_help_fits_eighty_columns(run: Run) -> None:
     for command in ((), ("ask",), ("score",), ("calibrate",), ("demo",)):
         assert max(map(len, run(*command, "--help").stdout.splitlines())) <= 80

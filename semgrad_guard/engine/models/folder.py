@@ -29,7 +29,7 @@ def require_checkpoint(path: Path, name: str) -> None:
     """
     if not exists(path):
         if path.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1:
-            raise ModelNotFoundError(f"there is no folder {name!r}")
+            raise ModelNotFoundError(f"there is no folder {name!r}. Is the path right?")
         return
     if not path.is_dir():
         raise ModelNotFoundError(
