@@ -39,8 +39,8 @@ EXIT_CODES = """
 4  calibrate: no threshold keeps the promise (it is saved all the same)
 5  some lines of the data were broken and left out (goes before 4)
 6  ask, score: an answer has no score; calibrate, evaluate: none has one
-130  interrupted by Ctrl-C (143, 129: ended by SIGTERM, SIGHUP); run again: calibrate, evaluate, probe and score --ray go
-     on where they stopped, and the others begin anew
+130  interrupted by Ctrl-C (143, 129: ended by SIGTERM, SIGHUP); run again: calibrate, evaluate, probe and score --ray
+     go on where they stopped, and the others begin anew
 """.strip()
 
 ASK = """
@@ -65,8 +65,7 @@ cat answers.jsonl | semgrad-guard score --data - --json
 {"question": "Who wrote Emma?", "response": "Jane Austen"}
 
 [bold]Exit codes[/]
-0 done, 5 some texts were left out, 6 some have no score, 1 error, 2 wrong usage, 130 interrupted (what was done is kept
-with --ray only)
+0 done, 5 some texts were left out, 6 some have no score, 1 error, 2 wrong usage, 130 interrupted (kept with --ray)
 """.strip()
 
 CALIBRATE = """
