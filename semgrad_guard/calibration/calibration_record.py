@@ -90,7 +90,7 @@ class Calibration(BaseModel):
         """
         if self.shape is None:
             return (
-                "the calibration does not know what its prompts looked like (version 0.1.0 did not record it); make "
+                "the calibration does not know what its prompts looked like (it was given none, or is of 0.1.0); make "
                 "it anew with `semgrad-guard calibrate`, or calibrate(..., prompts=...)",
             )
         return ("the prompt is not known",) if prompt is None else self.shape.differences(prompt)
