@@ -17,6 +17,7 @@ import yaml
 from semgrad_guard import errors
 from semgrad_guard.cli import app
 from semgrad_guard.estimators import KIND_OF
+from semgrad_guard.evaluation.calibrating.learning import CANDIDATES
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -72,6 +73,14 @@ def test_every_estimator_is_explained() -> None:
     for kind in KIND_OF.values():
         assert f"::: semgrad_guard.estimators.{kind.__name__}\n" in reference
         assert kind.title.lower() in terms, kind.title
+
+
+def test_the_page_names_what_auto_compares() -> None:
+    page = (DOCS / "estimators.md").read_text(encoding="utf-8")
+    told = re.search(r"`auto` compares (.+?) on a quarter", page, re.DOTALL)
+    assert told is not None
+    assert re.findall(r"`(\w+)`", told[1]) == [each.name for each in CANDIDATES]
+    assert len(CANDIDATES) == 8  # as the help of --estimator says
 
 
 def test_troubleshooting_names_every_error() -> None:

@@ -108,7 +108,7 @@ LearnedEstimatorOption = Annotated[
         autocompletion=values.completing(LEARNED_NAMES),
         metavar="NAME",
         help=f"How uncertainty is measured: {_NAMES}; states or fused, which are fitted on a part of the answers "
-        "(states needs no gradients); or auto, the best of these on that part.",
+        "(states needs no gradients); or auto, the best of eight of these on that part.",
         rich_help_panel=UNCERTAINTY,
     ),
 ]
