@@ -2,7 +2,7 @@
 
     python examples/03_lcel_router.py [--model smollm2]
 
-Both models here are the same one; the second is shown the question in other words. In earnest it would be larger:
+Both models here are the same one; the second is shown the question in other words. In real use it would be larger:
 `ChatSemGrad(model="Qwen/Qwen2.5-7B-Instruct")`. The thresholds come from a few questions and promise nothing;
 `semgrad-guard calibrate` makes one that does.
 """

@@ -26,7 +26,7 @@ parser = ArgumentParser()
 parser.add_argument("--model", default="pocket", help="pocket, smollm2, a folder, a GGUF file, or a hub id")
 MODEL = parser.parse_args().model
 
-decisions: dict[str, dict[str, Any]] = {  # in earnest: a form, a ticket, a chat with the person on duty
+decisions: dict[str, dict[str, Any]] = {  # in real use: a form, a ticket, a chat with the person on duty
     "What is the capital of France?": {"type": "approve"},
     "What is the capital of Mongolia?": {
         "type": "edit",
