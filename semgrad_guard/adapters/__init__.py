@@ -1,1 +1,1 @@
-"""What the doors to other frameworks share: loading a model by its settings, call options, records in traces."""
+"""What the integrations share: loading a model by its settings, call options, records in traces."""

@@ -1,6 +1,6 @@
 """A user's own chain or engine over graded examples, every scored draft taken down: what a calibration is made from.
 
-A door says how its chain runs several inputs (`RunAll`); what is kept of them, and how a run goes on where it stopped,
+An integration says how its chain runs inputs (`RunAll`); what is kept of them, and how a run goes on where it stopped,
 is said here. Grading and calibrating come after it (`semgrad_guard.adapters.examples`).
 """
 

@@ -23,7 +23,7 @@ _SWEEP = 3600.0
 
 
 class DecisionLog:
-    """Every decision a row; `Guard(log=...)`, the doors and the server write to one.
+    """Every decision a row; `Guard(log=...)`, the integrations and the server write to one.
 
         log = DecisionLog("decisions.db")
         guard = Guard(model, policy, log=log)

@@ -10,7 +10,7 @@ from semgrad_guard.records import Verdict
 
 @dataclass(frozen=True, kw_only=True)
 class Facts:
-    """What a door knows of a decision beside its verdict.
+    """What a frontend knows of a decision beside its verdict.
 
     `request_id` names the request, `served` is the name under which the model was asked for. `question` is written down
     only by a log that keeps text.

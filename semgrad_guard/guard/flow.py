@@ -1,6 +1,6 @@
 """The flow, once: draft, settle, ask the target, settle again, record; and its drivers for calls and coroutines.
 
-A door (a framework, the command line, a server) says how the model is asked and how the target is asked; what is
+A frontend (a framework, the command line, a server) says how the model is asked and how the target is asked; what is
 delivered is said here. Its own objects (messages, responses) travel beside the records as `answer`. Streams are in
 `streams.py`.
 """
@@ -34,19 +34,19 @@ from semgrad_guard.guard.verdicts import (
 from semgrad_guard.records import METADATA_KEY, Verdict
 
 A = TypeVar("A")
-"""What a door delivers: a message, a response, or nothing beside the text."""
+"""What a frontend delivers: a message, a response, or nothing beside the text."""
 
 logger = logging.getLogger(METADATA_KEY)
 
 
 @dataclass(frozen=True)
 class Draft(Generic[A]):
-    """A scored draft: its undecided verdict, what the door would deliver, and what its prompt looked like.
+    """A scored draft: its undecided verdict, what the frontend would deliver, and what its prompt looked like.
 
     `trusted` drafts are delivered whatever their score; `can_escalate` set to False holds this one back from the
     target (it *is* the target's). `irreplaceable` says why no text can stand in this answer's place (it is a
     structure): where it would be withheld, and no target answers instead, a `LowConfidenceError` goes out. `strange`
-    says in what the question is none of those that the policy was calibrated on, as far as the door knows. `source`
+    says in what the question is none of those that the policy was calibrated on, as far as the frontend knows. `source`
     names the call that made it, for whoever records.
     """
 
@@ -62,7 +62,7 @@ class Draft(Generic[A]):
 
 @dataclass(frozen=True)
 class Waiting(Generic[A]):
-    """A draft that a target must be asked about: its place among the drafts, its decided verdict, the door's object."""
+    """A draft that a target must be asked about: its place among the drafts, its verdict, and what would go out."""
 
     index: int
     verdict: Verdict
@@ -71,7 +71,7 @@ class Waiting(Generic[A]):
 
 @dataclass(frozen=True)
 class Reply(Generic[A]):
-    """What a target said: its own verdict, or its text where it is not scored; and what the door would deliver."""
+    """What a target said: its own verdict, or its text where it is not scored; and what the frontend would deliver."""
 
     said: Verdict | str
     answer: A | None = None
@@ -96,7 +96,7 @@ Said = Reply[A] | Refusal | HandedOn | Exception
 @dataclass(frozen=True)
 class Outcome(Generic[A]):
     """What goes out. `verdict.text` is the delivered text; `answer` the draft's or the target's object, None where an
-    abstention stands in its place, which the door words from the verdict."""
+    abstention stands in its place, which the frontend words from the verdict."""
 
     verdict: Verdict
     answer: A | None

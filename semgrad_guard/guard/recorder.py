@@ -14,7 +14,7 @@ from semgrad_guard.records import Verdict
 
 @dataclass(frozen=True)
 class RecordedDraft:
-    """One scored draft, and what its prompt looked like. `source` names the call that made it, in its door's words."""
+    """One scored draft, and what its prompt looked like. `source` is its frontend's name for the call."""
 
     verdict: Verdict
     prompt: PromptForm | None

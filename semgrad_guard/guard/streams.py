@@ -22,9 +22,9 @@ from semgrad_guard.guard.terms import Terms
 from semgrad_guard.guard.timing import cancelling
 
 A = TypeVar("A")
-"""What a door delivers."""
+"""What a frontend delivers."""
 P = TypeVar("P")
-"""What a door streams."""
+"""What a frontend streams."""
 P_co = TypeVar("P_co", covariant=True)
 
 

@@ -1,4 +1,4 @@
-"""Verdicts as OpenTelemetry's evaluation events, as the doors emit them. Needs the extra `tracing`."""
+"""Verdicts as OpenTelemetry's evaluation events, as the integrations emit them. Needs the extra `tracing`."""
 
 from __future__ import annotations
 

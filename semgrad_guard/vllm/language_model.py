@@ -104,7 +104,7 @@ class TwinLanguageModel(LanguageModel):
 
 
 class VLLMLanguageModel(TwinLanguageModel):
-    """A `LanguageModel` whose answers vLLM writes, in this process. It goes wherever one goes: `Guard`, both doors."""
+    """A `LanguageModel` whose answers vLLM writes, in this process. It can be used wherever one can."""
 
     _llm: Any = None
     _engine: Engine

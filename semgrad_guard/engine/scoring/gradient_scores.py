@@ -1,4 +1,4 @@
-"""The engine's front door for token ids: any response of an unmodified Hugging Face causal LM."""
+"""The engine's entry for token ids: any response of an unmodified Hugging Face causal LM."""
 
 from __future__ import annotations
 
