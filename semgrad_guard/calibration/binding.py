@@ -124,4 +124,5 @@ def _named(field: str, mine: Any, theirs: Any) -> str:
         mine = {key: mine[key] for key in keys if key in mine}
         theirs = {key: theirs[key] for key in keys if key in theirs}
     follows = " (it follows the weights and what is switched, patched or hooked in the model)"
-    return f"{field} is {theirs!r} and was {mine!r} at calibration{follows if field == 'fingerprint' else ''}"
+    now, then = (repr(each) if each != {} else "not set" for each in (theirs, mine))
+    return f"{field} is {now} and was {then} at calibration{follows if field == 'fingerprint' else ''}"

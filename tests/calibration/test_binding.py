@@ -1,5 +1,6 @@
 """Bindings: what differs is named, what is unknown is not compared."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -89,6 +90,9 @@ def test_a_setting_that_only_one_side_has_is_a_difference() -> None:
         with pytest.raises(BindingMismatchError, match="layers"):
             one.require(other)
     assert "settings" in FULL.differences(FULL.model_copy(update={"settings": {}}))
+    sampled = FULL.model_copy(update={"settings": {**(FULL.settings or {}), "temperature": 0.5}})
+    with pytest.raises(BindingMismatchError, match=re.escape("settings is {'temperature': 0.5} and was not set at")):
+        FULL.require(sampled)
     with_none = FULL.model_copy(update={"settings": {**(FULL.settings or {}), "extra": None}})
     with pytest.raises(BindingMismatchError, match="extra"):
         FULL.require(with_none)
