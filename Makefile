@@ -146,7 +146,7 @@ $(FUZZER)/.installed: scripts/fuzzing/requirements.txt
 	$(FUZZER)/bin/pip install --quiet -r scripts/fuzzing/requirements.txt
 	touch $@
 
-check-fuzz: $(STAMP) $(FUZZER)/.installed  ## the server against schemathesis (hours; REQUESTS=1000: minutes)
+check-fuzz: $(STAMP) $(FUZZER)/.installed  ## the server against schemathesis (an hour; REQUESTS=1000: minutes)
 	$(BIN)/python scripts/check_fuzz.py --fuzzer $(FUZZER)/bin/python --requests $(REQUESTS)
 
 serve: $(STAMP)  ## the embedded model with OpenAI's protocol, at http://127.0.0.1:8000/v1
