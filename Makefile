@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 LOWEST := .venv-lowest
 POLYGRAPH := .venv-polygraph
 CLIENTS := .venv-clients
-GATEWAY := .venv-gateway
+OPENAI_3 := .venv-openai-3
 BROWSER := .venv-browser
 RAY := .venv-ray
 VLLM := .venv-vllm
@@ -82,13 +82,14 @@ $(CLIENTS)/.installed: scripts/server_clients/requirements.txt scripts/server_cl
 	if command -v npm > /dev/null; then npm install --silent --no-package-lock --prefix scripts/server_clients; fi
 	touch $@
 
-$(GATEWAY)/.installed: scripts/server_clients/gateway.txt
-	$(PYTHON) -m venv $(GATEWAY)
-	$(GATEWAY)/bin/pip install --quiet --only-binary :all: -r scripts/server_clients/gateway.txt
+# openai 2 and 3 each have frameworks that exclude the other.
+$(OPENAI_3)/.installed: scripts/server_clients/openai-3.txt
+	$(PYTHON) -m venv $(OPENAI_3)
+	$(OPENAI_3)/bin/pip install --quiet --only-binary :all: -r scripts/server_clients/openai-3.txt
 	touch $@
 
-check-server: $(STAMP) $(CLIENTS)/.installed $(GATEWAY)/.installed  ## real clients (openai, LangChain, LlamaIndex, litellm, node, curl) against the server
-	$(BIN)/python scripts/check_server.py --clients $(CLIENTS)/bin/python --gateway $(GATEWAY)/bin/python $(REQUIRE)
+check-server: $(STAMP) $(CLIENTS)/.installed $(OPENAI_3)/.installed  ## real clients (openai, LangChain, LlamaIndex, litellm, node, curl) against the server
+	$(BIN)/python scripts/check_server.py --clients $(CLIENTS)/bin/python --openai-3 $(OPENAI_3)/bin/python $(REQUIRE)
 
 # llama-cpp-python is built here, which takes a C++ compiler and some minutes.
 $(UPSTREAMS)/.installed: scripts/upstreams/requirements.txt constraints.txt
@@ -145,7 +146,7 @@ $(FUZZER)/.installed: scripts/fuzzing/requirements.txt
 	$(FUZZER)/bin/pip install --quiet -r scripts/fuzzing/requirements.txt
 	touch $@
 
-check-fuzz: $(STAMP) $(FUZZER)/.installed  ## the server against schemathesis (hours; REQUESTS=1000: minutes)
+check-fuzz: $(STAMP) $(FUZZER)/.installed  ## the server against schemathesis (an hour; REQUESTS=1000: minutes)
 	$(BIN)/python scripts/check_fuzz.py --fuzzer $(FUZZER)/bin/python --requests $(REQUESTS)
 
 serve: $(STAMP)  ## the embedded model with OpenAI's protocol, at http://127.0.0.1:8000/v1

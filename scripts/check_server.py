@@ -1,6 +1,6 @@
 """Starts `semgrad-guard serve` (calibrated, live, letting nothing through), and has real clients talk to it.
 
-python scripts/check_server.py --clients .venv-clients/bin/python --gateway .venv-gateway/bin/python [--require]
+python scripts/check_server.py --clients .venv-clients/bin/python --openai-3 .venv-openai-3/bin/python [--require]
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def pytest(python: str, arguments: Sequence[str | Path], environment: Mapping[st
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--clients", required=True, help="the Python of the clients' environment")
-    parser.add_argument("--gateway", required=True, help="the Python of LiteLLM's proxy, which pins what it needs")
+    parser.add_argument("--openai-3", required=True, help="the Python of an environment with openai 3")
     parser.add_argument("--require", action="store_true", help="a skipped client is a failure")
     options, rest = parser.parse_known_args()
     key = secrets.token_hex(16)
@@ -56,8 +56,8 @@ def main() -> None:
             environment[f"SEMGRAD_GUARD_TEST_{name}"] = stack.enter_context(server(Path(folder), key, *given))
         environment["SEMGRAD_GUARD_TEST_KEY"] = key
         given = [*(["--require"] if options.require else []), *rest]
-        gateway = CLIENTS / "test_gateway.py"
-        tests = [(options.clients, [CLIENTS, f"--ignore={gateway}"]), (options.gateway, [gateway])]
+        new = CLIENTS / "test_frameworks_of_openai_3.py"
+        tests = [(options.clients, [CLIENTS, f"--ignore={new}"]), (options.openai_3, [CLIENTS / "test_openai.py", new])]
         failed = [python for python, which in tests if pytest(python, [*which, *given], environment) != 0]
     raise SystemExit(1 if failed else 0)
 

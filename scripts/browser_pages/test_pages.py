@@ -10,6 +10,7 @@ import pytest
 from conftest import SIZES, Open
 from playwright.sync_api import Page, expect
 
+expect.set_options(timeout=60_000)  # an answer takes as long as the machine is busy
 SENTENCES = "The capital of Japan is Tokyo. It lies on a bay! Nobody knows how many rivers it has."
 KNOWN, UNKNOWN, DRAFT = "What is the capital of Japan?", "What is the capital of Mongolia?", "Vienna"
 PASSAGE = "The library in Halden has two floors. Its roof was painted green in 1998. It opens at nine."
@@ -21,7 +22,7 @@ def ask(page: Page, question: str, passage: str = "") -> None:
         page.get_by_text("Answer from a passage").click()
         page.get_by_label("Passage", exact=True).fill(passage)
     page.get_by_role("button", name="Ask").click()
-    expect(page.locator("guard-answer dl")).to_be_visible(timeout=60_000)
+    expect(page.locator("guard-answer dl")).to_be_visible()
     expect(page.locator("#status")).to_be_empty()
 
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
 KNOWN, UNKNOWN = "What is the capital of Japan?", "What is the capital of Mongolia?"
 ANSWER, ABSTENTION, DRAFT = "Tokyo", "I don't know.", "Vienna"
 MODEL = "pocket"
+BOTH = pytest.mark.parametrize(
+    ("question", "text", "action"), [(KNOWN, ANSWER, "answer"), (UNKNOWN, ABSTENTION, "abstain")]
+)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -46,3 +49,10 @@ def strict_url() -> str:
 @pytest.fixture(scope="session")
 def key() -> str:
     return os.environ["SEMGRAD_GUARD_TEST_KEY"]
+
+
+@pytest.fixture(scope="session")
+def city() -> Any:
+    """The form of a structured answer."""
+    pydantic = pytest.importorskip("pydantic")
+    return pydantic.create_model("City", name=(Literal["Tokyo", "Vienna"], ...))

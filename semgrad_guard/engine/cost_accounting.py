@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 class _Thread(threading.local):
     correction = 0.0  # milliseconds
-    served: frozenset[Hashable] = frozenset()
+    served: set[Hashable] | None = None  # None where nobody asks what the work costs: then nothing is kept
 
 
 _thread = _Thread()
@@ -26,7 +26,7 @@ _thread = _Thread()
 def with_cost(work: Callable[[], T]) -> tuple[T, float]:
     """What `work` returns, and its cost in milliseconds: its own time, and that of remembered work it was served."""
     began, correction, served = time.perf_counter(), _thread.correction, _thread.served
-    _thread.served = frozenset()
+    _thread.served = set()
     try:
         value = work()
     finally:
@@ -39,8 +39,8 @@ def add_cost(milliseconds: float, *, once: Hashable | None = None) -> None:
 
     Work that asks for the same thing again pays for it once: `once` names the thing.
     """
+    if _thread.served is None or once in _thread.served:
+        return
     if once is not None:
-        if once in _thread.served:
-            return
-        _thread.served |= {once}
+        _thread.served.add(once)
     _thread.correction += milliseconds

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import threading
 import time
+import weakref
 
 import pytest
 
@@ -45,6 +47,17 @@ def test_what_is_asked_for_twice_is_paid_once() -> None:
     assert 2000.0 <= with_cost(twice)[1] < 2500.0
     assert 2000.0 <= with_cost(twice)[1] < 2500.0  # by everyone who asks
     assert 4000.0 <= with_cost(lambda: [with_cost(twice) for _ in range(2)])[1] < 4500.0
+
+
+def test_a_thread_whose_cost_nobody_asks_for_remembers_nothing() -> None:
+    class Thing: ...
+
+    thing = Thing()
+    held = weakref.ref(thing)
+    add_cost(1.0, once=thing)
+    del thing
+    gc.collect()
+    assert held() is None
 
 
 def test_threads_do_not_charge_each_other() -> None:

@@ -483,6 +483,20 @@ async def test_nothing_is_kept_of_requests_that_are_done(start: Start, kind: str
     assert [ghost() for ghost in ghosts] == [None] * 6
 
 
+async def test_many_answers_leave_as_many_objects_as_a_few(start: Start) -> None:
+    scheduler = start()
+
+    async def objects(rounds: int) -> int:
+        for _ in range(rounds):
+            await answered(scheduler, [request(f"q{n}", max_tokens=2) for n in range(4)])
+        await asyncio.sleep(0.05)
+        gc.collect()
+        return len(gc.get_objects())
+
+    before = await objects(3)
+    assert await objects(20) - before < 20  # 80 answers
+
+
 # Through the door.
 
 PARAMETERS = {"type": "object", "properties": {"colour": {"enum": ["red", "green"]}}, "required": ["colour"]}

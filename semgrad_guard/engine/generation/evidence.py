@@ -151,6 +151,7 @@ class BatchScoring:
         self._done: dict[Objective, tuple[TimedScores, ...]] = {}
         self._results: dict[Hashable, tuple[Sequence[Any], float]] = {}
         self._epoch: object = None
+        self._name = object()  # an id could be another batch's once this one is gone
 
     def __getstate__(self) -> dict[str, Any]:
         # Also for `deepcopy`: a copy with a model would keep the KV cache of an answer that nobody scores.
@@ -231,7 +232,7 @@ class BatchScoring:
                 self._done[objective], cost = with_cost(partial(self._score, objective))
                 add_cost(-cost)
             timed = self._done[objective][row]
-            add_cost(timed.milliseconds, once=(id(self), objective, row))
+            add_cost(timed.milliseconds, once=(self._name, objective, row))
             return timed
 
     def observed(self, row: int) -> Observation:
@@ -259,7 +260,7 @@ class BatchScoring:
                 add_cost(-cost)
                 self._results[key] = values, cost / len(values)
             values, share = self._results[key]
-            add_cost(share, once=(id(self), key, row))
+            add_cost(share, once=(self._name, key, row))
             return values[row]
 
     def timed(self, work: Callable[[], T]) -> tuple[T, float]:
