@@ -57,9 +57,7 @@ def doubt(correct: Sequence[bool], grader: str) -> str | None:
     if grader == NAME:
         return f"{found} column 'correct' does not say what it should: compare some rows with their answers."
     cause = "misses right answers in another form" if right < n / 2 else "lets wrong answers pass"
-    return (
-        f"{found} grader {cause}: read the answers. Choose another grader, or grade by hand with a file of labels."
-    )
+    return f"{found} grader {cause}: read the answers. Choose another grader, or grade by hand with a file of labels."
 
 
 def _short(text: str) -> str:
