@@ -29,7 +29,7 @@ from pydantic import BaseModel
 from llama_index_semgrad_guard.calls import RETRIEVING, ModelCall, Step, Turn, is_ours
 from semgrad_guard import Policy, Verdict
 from semgrad_guard.errors import InputError
-from semgrad_guard.guard import Draft, binding_of, current_recorder, unscored
+from semgrad_guard.guard import Draft, binding_of, current_recorder, unlike, unscored
 from semgrad_guard.records import PromptForm
 
 Aggregate = Literal["max", "mean"]
@@ -111,13 +111,14 @@ class Counting:
             verdict = unscored(delivery.text, reason=found.reason, model="unknown" if turn.others else "none")
             return Draft(verdict, delivery.holder, irreplaceable=irreplaceable)
         if found.several or self.aggregate is not None:
-            verdict, prompt = self._aggregated(turn, found.calls, policy)
+            verdict, prompt, strange = self._aggregated(turn, found.calls, policy)
         else:
-            verdict, prompt = found.calls[0].verdict, turn.form(found.calls[0], found.calls)
+            verdict, prompt, strange = found.calls[0].verdict, turn.form(found.calls[0], found.calls), ()
         changes: dict[str, Any] = {"text": delivery.text}
         if self.answering is not None:
             changes["settings"] = {**(verdict.settings or {}), "answering": _name_of(self.answering)}
-        return Draft(verdict.model_copy(update=changes), delivery.holder, prompt, irreplaceable=irreplaceable)
+        verdict = verdict.model_copy(update=changes)
+        return Draft(verdict, delivery.holder, prompt, irreplaceable=irreplaceable, strange=strange)
 
     def _authors(self, turn: Turn, delivery: Delivery) -> Authors:
         """The calls that count."""
@@ -130,10 +131,13 @@ class Counting:
             return found
         return Authors.of([] if turn.others else turn.calls, NOBODY)
 
-    def _aggregated(self, turn: Turn, calls: Sequence[ModelCall], policy: Policy) -> tuple[Verdict, PromptForm]:
+    def _aggregated(
+        self, turn: Turn, calls: Sequence[ModelCall], policy: Policy
+    ) -> tuple[Verdict, PromptForm, tuple[str, ...]]:
         """Several calls in one verdict; the way is part of the settings, as calibrations for single answers differ.
 
-        Nothing is promised where one prompt is unfamiliar, or one answer was cut off: that one stands for all.
+        Nothing is promised where one prompt is unfamiliar, or one answer was cut off elsewhere: that one stands for
+        all, and in what it is unlike those of the calibration is returned as well.
         """
         aggregate = self.aggregate or "max"
         marked = [_marked(call.verdict, aggregate) for call in calls]
@@ -141,15 +145,15 @@ class Counting:
             for verdict in marked:
                 policy.check(binding_of(verdict))
         prompts = [turn.form(call, calls) for call in calls]
-        known = [
-            not policy.unfamiliar(prompt, cut=verdict.cut) for prompt, verdict in zip(prompts, marked, strict=True)
-        ]
+        unlikes = [unlike(call.verdict, policy, prompt) for prompt, call in zip(prompts, calls, strict=True)]
+        stranger = next((index for index, found in enumerate(unlikes) if found), None)
+        strange = () if stranger is None else unlikes[stranger]
         without = [index for index, verdict in enumerate(marked) if verdict.uncertainty is None]
         if without:
-            return marked[without[0]], prompts[without[0] if all(known) else known.index(False)]
+            return marked[without[0]], prompts[without[0] if stranger is None else stranger], strange
         scores = [verdict.uncertainty for verdict in marked if verdict.uncertainty is not None]
         worst = scores.index(max(scores))
-        shown = worst if all(known) else known.index(False)
+        shown = worst if stranger is None else stranger
         changes: dict[str, Any] = {
             "cut": marked[shown].cut,
             "scored_tokens": sum(verdict.scored_tokens for verdict in marked),
@@ -158,7 +162,7 @@ class Counting:
         if aggregate == "mean":
             mean = sum(scores) / len(scores)
             changes |= {"uncertainty": mean, "semgrad": None, "paragrad": None, "mean_entropy": None}
-        return marked[worst].model_copy(update=changes), prompts[shown]
+        return marked[worst].model_copy(update=changes), prompts[shown], strange
 
 
 @dataclass(frozen=True)

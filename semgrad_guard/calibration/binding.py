@@ -85,13 +85,20 @@ class Binding(BaseModel):
         }
         return {name: (a, b) for name, (a, b) in pairs.items() if a is not None and b is not None and a != b}
 
-    def cut_elsewhere(self, cut: int | str | None) -> str | None:
-        """In words, that an answer was cut off where those of the calibration were not; None where that is not so.
+    def cut_elsewhere(self, cut: int | str | None, *, tokens: int = 0, text: str = "") -> str | None:
+        """In words, that an answer was cut off where those of the calibration were not, or was not where they would
+        have been; None where that is not so.
 
         What a model says in one token is not what it says in two hundred, and an answer that ended by itself is the
-        same whatever the limit.
+        same whatever the limit, as long as it keeps within it. `tokens` and `text` are the answer's, where known.
         """
-        if cut is None or self.max_tokens is None or cut == self.max_tokens or cut in self.stop:
+        if self.max_tokens is None:
+            return None
+        if 0 < self.max_tokens < tokens:
+            return f"the answer has {tokens} tokens; those of the calibration were cut off after {self.max_tokens}"
+        if (stop := next((each for each in self.stop if each in text), None)) is not None:
+            return f"the answer goes on behind {stop!r}, where those of the calibration were cut off"
+        if cut is None or cut == self.max_tokens or cut in self.stop:
             return None
         where = f"after {cut} tokens" if isinstance(cut, int) else f"at {cut!r}"
         known = (
@@ -110,6 +117,8 @@ class Binding(BaseModel):
         if not found:
             return
         named = "; ".join(_named(field, mine, theirs) for field, (mine, theirs) in found.items())
+        if "model" in found and self.fingerprint is not None and self.fingerprint == other.fingerprint:
+            named += " (the weights are the same: a folder has moved; give it its name again)"
         raise BindingMismatchError(
             f"The calibration was made for something else: {named}. "
             "Calibrate again with what answers now, or answer with what was calibrated"

@@ -52,6 +52,7 @@ def ask(  # noqa: PLR0913  # a command's options are its arguments
     max_tokens: options.MaxTokens = 256,
     temperature: options.Temperature = 0.0,
     seed: options.Seed = 0,
+    stop: options.Stop = None,
     system: options.System = None,
     as_json: options.AsJson = False,
 ) -> None:
@@ -69,7 +70,7 @@ def ask(  # noqa: PLR0913  # a command's options are its arguments
     asker = _Asker(
         loading.load_model(model, dtype, device=device, quantization=quantization_config, token=token, engine=engine),
         chosen,
-        loading.decoding(max_tokens=max_tokens, temperature=temperature, seed=seed),
+        loading.decoding(max_tokens=max_tokens, temperature=temperature, seed=seed, stop=stop or ()),
         system,
     )
     if policy is not None:

@@ -186,8 +186,10 @@ def calibrate(  # noqa: PLR0913  # a command's options are its arguments
     run = _Run(load, spec, asked, cluster, runs)
     with sole_writer(output):
         outcome = run(questions.rows, files, graders=graders, alpha=alpha, delta=delta, upstream=upstream)
-        if outcome.calibration.choice is not None:
-            note(outcome.calibration.choice.reason, label=outcome.calibration.choice.estimator)
+        if (choice := outcome.calibration.choice) is not None:
+            # Another estimator than was asked for is no mere note.
+            tell = note if choice.asked in ("auto", choice.estimator) else say
+            tell(choice.reason, label=choice.estimator)
         outcome.calibration.save(output)
         if plot is not None:
             draw(plot, outcome)

@@ -76,6 +76,28 @@ class LoadedModel:
         self.semantic_token = semantic_token
         self._scorer = scorer_of(model)
 
+    def __copy__(self) -> Self:
+        """Another one around the same weights."""
+        copied = type(self).__new__(type(self))
+        copied.__dict__.update(self.__dict__)
+        return copied
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        """Itself: deep copies of whoever holds it share the weights."""
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A loaded model is not pickled.
+
+        Raises:
+            InputError: always; it says what to send instead.
+        """
+        raise InputError(
+            f"The loaded model {self.name!r} cannot be pickled, nor what holds it (a Guard): weights are named, not "
+            "carried. Send its name and the policy, which pickles, and load it there: "
+            "Guard(LanguageModel.from_pretrained(name), policy)."
+        )
+
     @classmethod
     def from_pretrained(
         cls,

@@ -58,6 +58,7 @@ if TYPE_CHECKING:
         is_withheld,
         require_sequel,
         undecided,
+        unlike,
         unscored,
     )
 
@@ -153,6 +154,7 @@ _HOMES = {
         "is_withheld",
         "require_sequel",
         "undecided",
+        "unlike",
         "unscored",
     ),
 }
@@ -226,6 +228,7 @@ __all__ = [
     "stopping",
     "template_name",
     "undecided",
+    "unlike",
     "unscored",
     "withholds",
 ]

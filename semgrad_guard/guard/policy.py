@@ -96,12 +96,14 @@ class Policy:
             return elsewhere if self.on_unscored == "escalate" else self.on_unscored
         return "answer" if self.lets_through(uncertainty) else elsewhere
 
-    def unfamiliar(self, prompt: PromptForm | None, *, cut: int | str | None = None) -> tuple[str, ...]:
-        """In what a prompt, or where its answer was cut off, differs from the calibration's, in words; empty if in
-        nothing, or without a calibration."""
+    def unfamiliar(
+        self, prompt: PromptForm | None, *, cut: int | str | None = None, tokens: int = 0, text: str = ""
+    ) -> tuple[str, ...]:
+        """In what a prompt, or where its answer ends (see `Binding.cut_elsewhere`), differs from the calibration's, in
+        words; empty if in nothing, or without a calibration."""
         if self.calibration is None:
             return ()
-        elsewhere = None if self.binding is None else self.binding.cut_elsewhere(cut)
+        elsewhere = None if self.binding is None else self.binding.cut_elsewhere(cut, tokens=tokens, text=text)
         return (*self.calibration.unfamiliar(prompt), *(() if elsewhere is None else (elsewhere,)))
 
     def lets_through(self, uncertainty: float | None) -> bool:

@@ -33,7 +33,7 @@ def decide(
     if draft.estimator != UNSCORED:  # nobody scored it: there is nothing to bind to, and `on_unscored` decides
         policy.check(binding_of(draft))
     calibrated = policy.calibration is not None
-    unfamiliar = (*policy.unfamiliar(prompt, cut=draft.cut), *strange) if calibrated else ()
+    unfamiliar = tuple(dict.fromkeys((*unlike(draft, policy, prompt), *strange))) if calibrated else ()
     action = _action(draft, policy, can_escalate=can_escalate, unfamiliar=unfamiliar)
     let_through = action == "answer"
     changes: dict[str, Any] = {
@@ -47,6 +47,17 @@ def decide(
         "reason": draft.reason if let_through or draft.reason else _withheld(draft, policy),
     }
     return _with_promise(draft.model_copy(update=changes))
+
+
+def unlike(draft: Verdict, policy: Policy, prompt: PromptForm | None) -> tuple[str, ...]:
+    """In what an answer and its prompt differ from those that the policy was calibrated on, in words.
+
+    Of several answers in one verdict only the prompt, and where it was cut, is looked at here: whoever joined them
+    looks at each.
+    """
+    joined = "aggregate" in (draft.settings or {})
+    tokens, text = (0, "") if joined else (draft.scored_tokens, draft.text)
+    return policy.unfamiliar(prompt, cut=draft.cut, tokens=tokens, text=text)
 
 
 def _action(draft: Verdict, policy: Policy, *, can_escalate: bool, unfamiliar: tuple[str, ...]) -> Action:

@@ -46,6 +46,27 @@ def test_where_answers_are_cut_off_counts_only_for_those_that_are(cut: int | str
     assert bound.differences(FULL.model_copy(update={"max_tokens": 1, "stop": ("k",)})) == {}
 
 
+def test_weights_in_a_folder_of_another_name_are_told_from_other_weights() -> None:
+    moved = FULL.model_copy(update={"model": "copied"})
+    with pytest.raises(BindingMismatchError, match="give it its name again"):
+        FULL.require(moved)
+    with pytest.raises(BindingMismatchError) as caught:
+        FULL.require(moved.model_copy(update={"fingerprint": "f2"}))
+    assert "its name again" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "text", "elsewhere"), [(256, "one line", False), (257, "one line", True), (9, "two\nlines", True)]
+)
+def test_an_answer_that_ended_by_itself_keeps_within_the_limits_of_the_calibration(
+    tokens: int, text: str, *, elsewhere: bool
+) -> None:
+    bound = FULL.model_copy(update={"max_tokens": 256, "stop": ("\n",)})
+    assert (bound.cut_elsewhere(None, tokens=tokens, text=text) is not None) == elsewhere
+    unlimited = FULL.model_copy(update={"max_tokens": 0})
+    assert unlimited.cut_elsewhere(None, tokens=tokens, text=text) is None
+
+
 def test_a_calibration_of_several_engines_is_for_each_of_them_and_no_other() -> None:
     others = (EngineIdentity(fingerprint="f2"), EngineIdentity(fingerprint="f1", dtype="bfloat16"))
     bound = FULL.model_copy(update={"also": others})

@@ -63,6 +63,13 @@ def test_a_calibration_gives_confidence_and_a_threshold(ask: Run, calibration: P
     assert record["promised"] is (record["action"] == "answer")
 
 
+def test_an_answer_ends_at_the_stop_strings_of_the_calibration(ask: Run) -> None:
+    whole = json.loads(ask("What is item 2?", "--json").stdout)["text"]
+    stop = whole[-1]
+    record = json.loads(ask("What is item 2?", "--json", "--stop", stop).stdout)
+    assert (record["text"], record["cut"]) == (whole.partition(stop)[0].strip(), stop)
+
+
 @pytest.mark.parametrize(("threshold", "code", "action"), [("1e9", 0, "answer"), ("0", 3, "abstain")])
 def test_the_exit_code_tells_the_action(ask: Run, threshold: str, code: int, action: str) -> None:
     result = ask("What is item 1?", "--threshold", threshold, "--json")

@@ -72,9 +72,12 @@ def test_another_estimator_is_refused_with_it(fused: tuple[Result, Path], run: R
     assert "estimator is 'hybridgrad' and was 'fused' at calibration" in flat(result.stderr)
 
 
-def test_too_few_questions_fall_back_in_words(calibrate: Run, data: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("loudness", [(), ("--quiet",)])
+def test_too_few_questions_fall_back_in_words(
+    calibrate: Run, data: Path, tmp_path: Path, loudness: tuple[str, ...]
+) -> None:
     few = jsonl(tmp_path / "few.jsonl", data.read_text().splitlines()[:60])
-    result = calibrate(tmp_path / "c.json", "--estimator", "fused", "--data", few)
+    result = calibrate(tmp_path / "c.json", "--estimator", "fused", "--data", few, *loudness)
     said = flat(result.stderr)
     assert "hybridgrad: HybridGrad takes the place of FusedGrad. FusedGrad takes at least 50 graded answers" in said
     made = Calibration.load(tmp_path / "c.json")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from semgrad_guard.evaluation.graders.labels import NAME
 from semgrad_guard.evaluation.graders.look import GradedAnswer, doubt, some_of
 
 
@@ -35,6 +36,14 @@ def test_fewer_than_ten_are_all_shown() -> None:
 def test_a_share_that_can_hardly_be_is_doubted(right: int, n: int, said: str | None) -> None:
     found = doubt([True] * right + [False] * (n - right), "exact-match")
     assert (found is None) if said is None else (found is not None and said in found and "exact-match" in found)
+
+
+@pytest.mark.parametrize("right", [0, 100])
+def test_people_who_graded_are_not_told_to_grade(right: int) -> None:
+    found = doubt([True] * right + [False] * (100 - right), NAME)
+    assert found is not None
+    assert "column 'correct'" in found
+    assert "grader" not in found
 
 
 def test_a_line_is_short_and_one() -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import math
+import pickle
 from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
@@ -283,3 +285,18 @@ def test_policies_and_monitors_need_a_calibration(given: Any) -> None:
         Policy.from_calibration(given)
     with pytest.raises(InputError, match=r"Calibration\.load"):
         DriftMonitor(given)
+
+
+@pytest.mark.parametrize("held_by", ["the model", "a guard"])
+def test_a_loaded_model_is_named_and_not_pickled(language_model: LanguageModel, held_by: str) -> None:
+    holder = guard(language_model, ALL) if held_by == "a guard" else language_model
+    with pytest.raises(InputError, match="Send its name and the policy"):
+        pickle.dumps(holder)
+    assert pickle.loads(pickle.dumps(ALL)) == ALL  # noqa: S301 - just written
+
+
+def test_a_deep_copy_of_a_guard_shares_its_model(language_model: LanguageModel) -> None:
+    base = guard(language_model, ALL)
+    assert copy.deepcopy({"guard": base})["guard"](QUESTIONS[0]).text == base(QUESTIONS[0]).text
+    assert copy.deepcopy(language_model) is language_model
+    assert vars(copy.copy(language_model)) == vars(language_model)

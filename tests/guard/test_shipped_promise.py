@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from semgrad_guard import Calibration, GenerationOptions, Guard, LanguageModel, Message, Policy
+from semgrad_guard import Calibration, GenerationOptions, Guard, LanguageModel, Message, Policy, calibrate
+from semgrad_guard.guard import binding_of, recording
 from semgrad_guard.pocket import CALIBRATION_PATH
 from semgrad_guard.records import in_context
 
@@ -70,4 +71,30 @@ def test_an_answer_that_is_cut_off_elsewhere_is_not_promised(guard: Guard, optio
     assert where in verdict.unfamiliar[0]
     stream = cut.stream("What is the capital of Japan?")
     assert "".join(stream) == verdict.text
+    assert stream.verdict.unfamiliar == verdict.unfamiliar
+
+
+@pytest.mark.parametrize(
+    ("ends", "where"),
+    [
+        ({"max_tokens": 1}, "has 3 tokens; those of the calibration were cut off after 1"),
+        ({"stop": ("k",)}, "behind 'k'"),
+    ],
+)
+def test_an_answer_that_goes_on_where_the_calibration_cut_is_not_promised(
+    guard: Guard, ends: dict[str, Any], where: str
+) -> None:
+    with recording() as recorder:
+        guard("What is the capital of Japan?")
+    (one,) = recorder.drafts
+    binding = binding_of(one.verdict).model_copy(update={"max_tokens": 256, **ends})
+    made = calibrate(
+        range(100), [True] * 100, alpha=0.1, delta=0.1, grid=[50], prompts=[one.prompt] * 100, binding=binding
+    )
+    longer = Guard(guard.model, Policy.from_calibration(made))
+    verdict = longer("What is the capital of Japan?")
+    assert (verdict.action, verdict.promised, verdict.familiar) == ("answer", False, False)
+    assert where in verdict.unfamiliar[0]
+    stream = longer.stream("What is the capital of Japan?")
+    assert "".join(stream) == verdict.text == "Tokyo"
     assert stream.verdict.unfamiliar == verdict.unfamiliar

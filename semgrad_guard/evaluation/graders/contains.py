@@ -15,7 +15,7 @@ from semgrad_guard.engine.texts.words import normalise
 from semgrad_guard.evaluation.graders.asked import Asked, ask
 from semgrad_guard.evaluation.graders.assertion import asserted, denied
 from semgrad_guard.evaluation.graders.base import AnswerToGrade, Verdicts, WordGrader
-from semgrad_guard.evaluation.graders.quantity import says_quantity
+from semgrad_guard.evaluation.graders.quantity import says_quantity, year_spans
 from semgrad_guard.evaluation.graders.reading import ARTICLES, Reading, read
 from semgrad_guard.evaluation.graders.rivals import claims_another, offered_with_others, other_of_its_kind, said_aside
 from semgrad_guard.evaluation.graders.short_answers import says_letter, says_symbol, says_yes
@@ -145,7 +145,14 @@ def _mentions(asked: Asked, answer: Reading, reference: str) -> Iterator[tuple[i
     spans = (
         spans or list(_without_its_kind(asked, answer, reference)) or list(_transliterated(asked, answer, reference))
     )
-    yield from spans
+    yield from spans or _from_year_to_year(answer, reference)
+
+
+def _from_year_to_year(answer: Reading, reference: str) -> Iterator[tuple[int, int]]:
+    """The years of a reference that is nothing else than from one to another."""
+    wanted = read(reference)
+    years = [of for (start, end), of in year_spans(wanted) if end == len(wanted.words) and start <= 1]
+    yield from (span for span, of in year_spans(answer) if of in years)
 
 
 def _spans(answer: Reading, wanted: Sequence[str]) -> Iterator[tuple[int, int]]:

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from semgrad_guard.evaluation.graders.labels import NAME
+
 SHOWN = 10
 _AT_LEAST_OF_EACH = 3
 FEWEST, MOST = 0.05, 0.95
@@ -51,11 +53,11 @@ def doubt(correct: Sequence[bool], grader: str) -> str | None:
     if not n or FEWEST <= right / n <= MOST:
         return None
     seen = "less than 5 %" if right < n / 2 else "more than 95 %"
+    found = f"{right} of {n} answers are right by {grader}, {seen}. Either the model is like that, or the"
+    if grader == NAME:
+        return f"{found} column 'correct' does not say what it should: compare some rows with their answers."
     cause = "misses right answers in another form" if right < n / 2 else "lets wrong answers pass"
-    return (
-        f"{right} of {n} answers are right by {grader}, {seen}. Either the model is like that, or the grader {cause}: "
-        "read the answers. Choose another grader, or grade by hand with a file of labels."
-    )
+    return f"{found} grader {cause}: read the answers. Choose another grader, or grade by hand with a file of labels."
 
 
 def _short(text: str) -> str:

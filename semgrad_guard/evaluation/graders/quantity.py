@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from semgrad_guard.evaluation.graders.asked import Asked
 from semgrad_guard.evaluation.graders.assertion import asserted
+from semgrad_guard.evaluation.graders.measures import is_convertible, same_quantity
 from semgrad_guard.evaluation.graders.reading import Reading
 from semgrad_guard.evaluation.graders.word_forms import MONTHS, UNITS, words_of
 
@@ -16,6 +17,9 @@ _EVENTS = (
     words_of("born birth begin began begun start started built erected constructed founded established opened"),
     words_of("die died death end ended fall fell fallen close closed destroyed demolished abolished"),
 )
+_UNTIL = MONTHS | words_of("to until till through and in on of")
+_CENTURY = 100
+_APART = 8
 _CLAIMS = words_of("is are was were = equal equals has have of")
 
 
@@ -40,14 +44,39 @@ def says_quantity(asked: Asked, answer: Reading, wanted: Sequence[str], dates: S
     about = asked.content - {"many", "much"}
     restating = [i for i in counted if about and about <= set(answer.forms[slice(*answer.sentence(i))])]
     numbers = restating or numbers
-    first = next(iter(restating or counted or numbers), None)
-    if first is None or not _equal(answer.forms[first], number) or not asserted(answer, first, first + 1):
+    convertible = units if not asked.content & UNITS else frozenset[str]()  # who asks for kilometres wants these
+    converted = [i for i in numbers if _in_another_unit(answer, i, convertible)]
+    first = next(iter(restating or counted or converted or numbers), None)
+    if first is None or not asserted(answer, first, first + 1) or _is_range(answer, first):
         return False
-    if not _unit_fits(answer, first, units) or _is_range(answer, first):
+    if other := _in_another_unit(answer, first, convertible):
+        return same_quantity(answer.forms[first], other, number, *units) and not _claims_other(
+            asked, answer, numbers, first
+        )
+    if not _equal(answer.forms[first], number) or not _unit_fits(answer, first, units):
         return False
     if _is_year(number) and dates and any(word in MONTHS for word in answer.forms[max(0, first - 3) : first + 3]):
         return any(set(date) <= set(answer.forms[max(0, first - 4) : first + 4]) for date in dates)
     return not _claims_other(asked, answer, numbers, first)
+
+
+def year_spans(reading: Reading) -> list[tuple[tuple[int, int], tuple[int, int]]]:
+    """Where years stand from one to another, and which: "1939-45", "from 1939 to 1945", "begun 1939 and ended 1945"."""
+    found: list[tuple[tuple[int, int], tuple[int, int]]] = []
+    near = ((i, k) for i in range(len(reading.words)) for k in range(i + 1, min(i + _APART + 1, len(reading.words))))
+    for start, end in near:
+        first, last, between = reading.forms[start], reading.forms[end], reading.forms[start + 1 : end]
+        dash = end == start + 1 and reading.words[end].gap.strip() in ("-", "–", "—")
+        if dash and len(last) == 2:
+            last = first[:2] + last
+        if not (_is_year(first) and _is_year(last) and int(first) < int(last)):
+            continue
+        bounds = start > 0 and reading.forms[start - 1] == "between"
+        joined = "and" not in between or bounds or _EVENTS[1] & {*between}
+        known = all(word in _UNTIL | _EVENTS[1] or (word.isdigit() and int(word) < _CENTURY) for word in between)
+        if dash or (between and joined and known):
+            found.append(((start - bounds, end + 1), (int(first), int(last))))
+    return found
 
 
 def _equal(one: str, other: str) -> bool:
@@ -95,6 +124,12 @@ def _unit_fits(answer: Reading, i: int, units: frozenset[str]) -> bool:
     behind = _behind(answer, i) & UNITS
     near = set(answer.forms[i + 1 : i + 3]) & UNITS - {"degree"}
     return not units or not near or bool(units & behind)
+
+
+def _in_another_unit(answer: Reading, i: int, units: frozenset[str]) -> str | None:
+    """The unit behind the number, where it is another of the same kind as the reference's only one."""
+    found = [unit for unit in answer.forms[i + 1 : i + 3] if unit in UNITS - {"degree"}]
+    return next((unit for unit in found[:1] if len(units) == 1 and is_convertible(unit, *units)), None)
 
 
 def _of_another_event(asked: Asked, answer: Reading, i: int) -> bool:

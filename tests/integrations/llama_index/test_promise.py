@@ -162,12 +162,20 @@ def test_one_part_that_is_cut_off_is_enough(pocket: LanguageModel) -> None:
         GuardedQueryEngine(Both(limits=(16, 15)), Policy(threshold=0), aggregate="max").query(question)
     (one,) = recorder.drafts
     binding = binding_of(one.verdict).model_copy(update={"max_tokens": 16})
-    made = calibrate(
-        range(100), [True] * 100, alpha=0.1, delta=0.1, grid=[50], prompts=[one.prompt] * 100, binding=binding
-    )
-    policy = Policy.from_calibration(made)
+
+    def ends(**limits: Any) -> Policy:
+        bound = binding.model_copy(update=limits)
+        made = calibrate(
+            range(100), [True] * 100, alpha=0.1, delta=0.1, grid=[50], prompts=[one.prompt] * 100, binding=bound
+        )
+        return Policy.from_calibration(made)
+
+    policy = ends()
     assert promised(GuardedQueryEngine(Both(limits=(16, 15)), policy, aggregate="max").query(question))
     assert not promised(GuardedQueryEngine(Both(limits=(16, 1)), policy, aggregate="max").query(question))
+    for cut in (ends(max_tokens=1), ends(stop=("v",))):  # the parts go on where those of the calibration ended
+        assert not promised(GuardedQueryEngine(Both(limits=(16, 15)), cut, aggregate="max").query(question))
+    assert promised(GuardedQueryEngine(Both(limits=(16, 15)), ends(stop=(";",)), aggregate="max").query(question))
 
 
 @pytest.mark.parametrize("limits", [{"max_tokens": 1}, {"stop": ["k"]}])
