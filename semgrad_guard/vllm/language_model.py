@@ -18,6 +18,7 @@ from semgrad_guard.engine.models.architecture import LogitTransform
 from semgrad_guard.engine.objective import Objective
 from semgrad_guard.engine.prompts.prompt import render
 from semgrad_guard.engine.prompts.token_choice import TokenChoice
+from semgrad_guard.engine.scoring.logits import surveyed_step
 from semgrad_guard.engine.scoring.observation import observed_layer
 from semgrad_guard.named import folder_of
 from semgrad_guard.vllm.decoder import VLLMDecoder
@@ -27,7 +28,8 @@ from semgrad_guard.vllm.recorder import Record, Recorder
 from semgrad_guard.vllm.running_batch import VLLMBatch
 from semgrad_guard.vllm.shared_weights import kept_weights, library, twin_of
 
-_OUTPUTS = 256 << 20  # of `Memory`: vLLM writes many answers at once (32 of SmolLM2-135M, 35 positions each: 174 MB)
+_BUDGET = 512 << 20
+"""Of `Memory`, for logits and outputs: vLLM writes many answers at once (32 of 32 tokens, 0.5B: 311 MB of each)."""
 
 
 class TwinLanguageModel(LanguageModel):
@@ -67,7 +69,7 @@ class TwinLanguageModel(LanguageModel):
             template_options=template_options,
         )
         made._window = int(config.max_model_len)
-        made._scorer.memory = replace(made._scorer.memory, outputs=_OUTPUTS)
+        made._scorer.memory = replace(made._scorer.memory, logits=_BUDGET, outputs=_BUDGET)
         return made
 
     @property
@@ -86,10 +88,12 @@ class TwinLanguageModel(LanguageModel):
         layer, scorer = observed_layer(self.n_layers), self._scorer
         if layer == 0:  # what such a model shows is the embeddings
             return None
-        # vLLM's logits are what comes after the transform, and what is kept is what goes into it.
-        transforms = scorer.architecture.transform != LogitTransform()
+        head: Any = self._model.get_submodule(scorer.architecture.head)
         twins: Any = self._model.get_submodule(scorer.architecture.layers or "")
-        return Recorder(runner, layer, twins, memory=lambda: scorer.memory, transforms=transforms)
+        # vLLM's logits are what comes after the transform, and scores take what goes into it.
+        transforms = scorer.architecture.transform != LogitTransform()
+        survey = None if transforms else partial(surveyed_step, head=head, transform=LogitTransform())
+        return Recorder(runner, layer, twins, memory=lambda: scorer.memory, survey=survey)
 
     @property
     def identity(self) -> ModelIdentity:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Sequence
+from contextvars import Context
 from dataclasses import dataclass, field
 from typing import Any, Self
 
@@ -10,9 +12,10 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from semgrad_guard.engine.cost_accounting import add_cost
 from semgrad_guard.engine.objective import Objective
 from semgrad_guard.engine.prompts.prompt import Prompt
-from semgrad_guard.engine.replay.captured_states import CapturedStates, by_step
+from semgrad_guard.engine.replay.captured_states import CapturedStates, Survey, by_step
 from semgrad_guard.engine.replay.memory_budget import Memory
 from semgrad_guard.engine.replay.prefix_cache import growing_cache
 from semgrad_guard.vllm.kept_outputs import KeptOutputs, Piece
@@ -27,7 +30,8 @@ class Record:
     `states` is h^(k) in pieces [n, d], from the prompt's last `behind` positions on. `before` are the keys and values
     of the layers from k on, of all positions before those [layers, n, 2, H, d], where they were asked for and there was
     room. `outputs` says where the outputs of linear maps are, piece by piece as the states. `finals` are the states
-    before the head [d] and `logits` its outputs [V] for each token of the answer, None where not all were kept.
+    before the head [d] and `logits` its outputs [V] for each token of the answer, None where not all were kept. Then
+    `surveys` are what a survey made of each, where no gradient is asked for.
     """
 
     prompt: int
@@ -39,6 +43,8 @@ class Record:
     before: torch.Tensor | None = None
     finals: list[torch.Tensor] = field(default_factory=list[torch.Tensor])
     logits: list[torch.Tensor] | None = field(default_factory=list[torch.Tensor])
+    surveys: list[torch.Tensor] = field(default_factory=list[torch.Tensor])
+    survey_ms: float = 0.0
     length: int = 0
     """Positions whose states are there."""
 
@@ -105,9 +111,10 @@ class Recorder:
     `twins` are the decoder layers of the scoring model.
 
     `records` are those that are kept, by the names of the requests: vLLM's own, which are the given ones with a random
-    end, or the given ones. They stay within the budgets of `memory`. Beyond these the head is computed again (`logits`;
-    where it `transforms` its outputs, always), prompts are read again (`activations`: keys and values), and linear maps
-    multiply again (`outputs`).
+    end, or the given ones. They stay within the budgets of `memory`. Beyond these the head is computed again or, where
+    no gradient is asked for, surveyed in the pass (`logits`), prompts are read again (`activations`: keys and values),
+    and linear maps multiply again (`outputs`). `survey` is None where what vLLM's head gives is of no use to a score:
+    then the head is always computed again.
     """
 
     def __init__(
@@ -117,11 +124,11 @@ class Recorder:
         twins: Sequence[nn.Module],
         *,
         memory: Callable[[], Memory],
-        transforms: bool,
+        survey: Survey | None,
     ) -> None:
         self.records: dict[str, Record] = {}
         self.layer = layer
-        self._runner, self._memory, self._transforms = runner, memory, transforms
+        self._runner, self._memory, self._survey = runner, memory, survey
         self._scheduled: Any = None
         self._due: list[tuple[Record, int]] = []  # whose keys and values are there after this pass, and their rows
         self._tables: Any = None
@@ -202,8 +209,9 @@ class Recorder:
         parts = list(self._parts())
         if logits is None or len(hidden) != len(parts):
             return logits
-        budget = 0 if self._transforms else self._memory().logits
+        budget = 0 if self._survey is None else self._memory().logits
         held = sum(each.nbytes for record in self.records.values() for each in record.logits or ())
+        beyond = list[tuple[Record, int]]()
         for row, part in enumerate(parts):
             record = part.record
             if record is None or part.first + part.count != record.prompt + len(record.finals):
@@ -213,8 +221,30 @@ class Recorder:
                 record.logits.append(logits[row].clone())  # the sampler writes into its own
                 held += logits[row].nbytes
             else:
-                record.logits = None
+                beyond.append((record, row))
+        self._look(beyond, hidden, logits)
         return logits
+
+    def _look(self, beyond: Sequence[tuple[Record, int]], hidden: torch.Tensor, logits: torch.Tensor) -> None:
+        """Survey what is not kept, after what had been kept before it."""
+        began = time.perf_counter()
+        for record, _ in beyond:
+            self._let_logits_go(record)
+        surveyed = [(record, row) for record, row in beyond if not record.replayed]
+        if surveyed and self._survey is not None:
+            rows = torch.tensor([row for _, row in surveyed], device=logits.device)
+            found = _unstopped(self._survey, hidden.index_select(0, rows), logits.index_select(0, rows))
+            cost = (time.perf_counter() - began) * 1000  # that of their scores, and not of writing
+            add_cost(-cost)
+            for (record, _), each in zip(surveyed, found, strict=True):
+                record.surveys.append(each)
+                record.survey_ms += cost / len(surveyed)
+
+    def _let_logits_go(self, record: Record) -> None:
+        if record.logits and not record.replayed and self._survey is not None:
+            states = torch.stack(record.finals[: len(record.logits)])
+            record.surveys.extend(_unstopped(self._survey, states, torch.stack(record.logits)))
+        record.logits = None
 
     def _parts(self) -> Iterator[_Part]:
         """The requests of the pass, in the order of its rows."""
@@ -241,13 +271,23 @@ class Recorder:
         states = [torch.cat(record.states)[record.behind - reach :] for record in records]
         befores, longest = [each.before for each in records if each.before is not None], max(map(len, states))
         whole = self._pages is not None and len(befores) == len(records)
+        logits = by_step([record.logits or () for record in records])
+        for record in () if logits else records:
+            self._let_logits_go(record)
         return CapturedStates(
             self._pages.joined(befores) if self._pages is not None and whole else growing_cache(),
             self.layer,
             max(record.prompt for record in records) - reach,
             torch.stack([F.pad(each, (0, 0, 0, longest - len(each))) for each in states]),
-            by_step([record.logits or () for record in records]),
+            logits,
             self._outputs.joined([record.outputs for record in records], longest) if self._outputs and whole else {},
             epoch,
             by_step([record.finals for record in records]),
+            by_step([record.surveys for record in records]),
+            sum(record.survey_ms for record in records),
         )
+
+
+def _unstopped(survey: Survey, states: torch.Tensor, raw: torch.Tensor) -> torch.Tensor:
+    """A survey under no stop: in the middle of a pass nobody's end may be everybody's."""
+    return Context().run(survey, states, raw)

@@ -77,6 +77,7 @@ def found(folder: str, dtype: str) -> dict[str, object]:
             for each in (served.score(q, a.text) for q, a in zip(QUESTIONS, theirs, strict=True))
         ],
         "observed": observed(served, own),
+        "beyond": beyond(served),
         "half_apart": half_apart(served, own) if dtype == "bfloat16" else [],
         "doors": doors(served),
         "cascade": cascaded(served, own),
@@ -98,6 +99,25 @@ def observed(served: LanguageModel, own: LanguageModel) -> dict[str, object]:
     count = len(passes)
     theirs = own.generate_batch([*QUESTIONS, QUESTIONS[0] * 3], GenerationOptions(max_tokens=9))
     return {"told": found, "own": [told_of(each) for each in theirs], "passes": count}
+
+
+def beyond(served: LanguageModel) -> list[object]:
+    """What is observed where some or all of the head's outputs are not kept, and whether each step was surveyed."""
+    memory, objective, found = served._scorer.memory, Objective(gradients=False), list[object]()
+    prompts, options = [*QUESTIONS, QUESTIONS[0] * 3], GenerationOptions(max_tokens=9)
+    whole = served.generate_batch(prompts, options, objective=objective)
+    own: Any = whole[0].evidence.scoring._captured
+    step = sum(each.nbytes for steps in own.logits[:1] for each in steps)  # 0: vLLM's are transformed, and not kept
+    for kept in (0, step, 3 * step, 20 * step):
+        try:
+            served._scorer.memory = replace(memory, logits=kept)
+            answers = served.generate_batch(prompts, options, objective=objective)
+        finally:
+            served._scorer.memory = memory
+        captured: Any = answers[0].evidence.scoring._captured
+        sides = [[each.completion_tokens for each in answers], len(captured.logits), len(captured.surveys)]
+        found.append([sides, [told_of(each) for each in answers], [told_of(each) for each in whole]])
+    return found
 
 
 def passes_of(served: LanguageModel) -> list[int]:

@@ -91,6 +91,18 @@ def test_observing_reads_vllms_own_passes(exact: dict[str, Any]) -> None:
             assert mine == pytest.approx(its, rel=1e-4, abs=1e-4 * max(map(abs, its)))
 
 
+def test_beyond_the_budget_each_step_is_surveyed(exact: dict[str, Any], request: pytest.FixtureRequest) -> None:
+    """Not where vLLM gives what comes after a transform (Gemma 2's soft cap)."""
+    *less, ((lengths, kept, surveyed), *_) = exact["beyond"]
+    capped = "gemma2" in request.node.name
+    assert (kept, surveyed) == (0 if capped else max(lengths), 0)
+    for (lengths, kept, surveyed), told, whole in less:
+        assert (kept, surveyed) == (0, 0 if capped else max(lengths))
+        for mine, its in zip(told, whole, strict=True):
+            for numbers, others in zip(mine, its, strict=True):
+                assert numbers == pytest.approx(others, rel=1e-5, abs=1e-5 * max(map(abs, others)))
+
+
 def test_a_cascade_takes_gradients_where_it_must(exact: dict[str, Any]) -> None:
     mine, its = exact["cascade"]
     assert mine == pytest.approx(its, rel=1e-4)
