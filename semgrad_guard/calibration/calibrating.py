@@ -275,8 +275,8 @@ def _too_few(answers: CalibrationSet, n_tested: int, fewest: int, *, alpha: floa
     return (
         f"Too few answers ({counts}): even without a single error, an error rate of at most {alpha:g} with probability "
         f"{1 - delta:g} takes {fewest} tested answers, and about three times as many to allow for errors. "
-        "Label more answers, pass a grid made from unlabelled scores so that none are spent on it, "
-        "or promise less (a larger alpha or delta)."
+        "Label more answers, or promise less (a larger alpha or delta). In Python, a grid made from unlabelled scores "
+        "(calibrate(..., grid=...)) spends none on it."
     )
 
 
@@ -286,7 +286,8 @@ def _not_kept(walk: fixed_sequence.Walk, threshold: float, fewest: int, *, alpha
         return (
             f"Only {walk.answered} tested answers are at or below the threshold to begin with ({threshold:g}); "
             f"{fewest} without an error are the fewest that could show an error rate of at most {alpha:g} with "
-            f"probability {1 - delta:g}. Label more answers, or pass a grid that reaches higher uncertainties."
+            f"probability {1 - delta:g}. Label more answers. In Python, calibrate(..., grid=...) takes a grid that "
+            "reaches higher uncertainties."
         )
     allowed = binomial.most_errors(walk.answered, alpha=alpha, delta=delta)
     seen = (

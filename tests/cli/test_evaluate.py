@@ -338,7 +338,7 @@ def test_samples_are_drawn_for_some_of_each_kind_and_what_that_costs_is_said(
 ) -> None:
     result = evaluate("--data", mixed, "--sampled-questions", 3)
     assert result.exit_code == 0, result.stderr
-    assert "LN-PE draw 10 more answers to 6 of the 8 questions" in flat(result.stderr)
+    assert "LN-PE draws 10 more answers to 6 of the 8 questions" in flat(result.stderr)
     answers = kept(tmp_path)
     asked = [answer for answer in answers if answer.uncertainty("ln_pe") is not None]
     assert sorted(answer.kind or "" for answer in asked) == ["even"] * 3 + ["odd"] * 3

@@ -149,8 +149,9 @@ def price_of_samples(estimators: Sequence[Estimator], *, sampled: int, questions
     reading = next((each for each in asking if isinstance(each, MutualInformation)), None)
     more = "" if reading is None else f", and {reading.title} reads each of {reading.plan.count} after each other"
     who = "every question" if sampled == questions else f"{sampled:,} of the {questions:,} questions"
+    draw = f"{', '.join(each.title for each in asking)} draw{'s' if len(asking) == 1 else ''}"
     return (
-        f"{', '.join(each.title for each in asking)} draw {answers} more answers to {who}{more}. Choose others with "
+        f"{draw} {answers} more answers to {who}{more}. Choose others with "
         "--methods, fewer questions with --sampled-questions, or --sample-batch 1 where memory is short."
     )
 
