@@ -101,4 +101,7 @@ def save_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
     )
     fast.chat_template = TEMPLATE
     fast.save_pretrained(folder, save_jinja_files=False)
-    fast.backend_tokenizer.save(str(folder / "tokenizer.json"), pretty=False)  # the wheel is small
+    written = json.loads(fast.backend_tokenizer.to_str())
+    written["model"]["merges"] = [" ".join(pair) for pair in written["model"]["merges"]]  # the wheel is small
+    text = json.dumps(written, ensure_ascii=False, separators=(",", ":"))
+    (folder / "tokenizer.json").write_text(text, encoding="utf-8")
