@@ -92,13 +92,12 @@ def further_in(case: Any, model: str) -> Iterator[None]:
     if not isinstance(body, dict):
         return
     known = case.operation.definition.raw["requestBody"]["content"]["application/json"]["schema"]["properties"]
-    steps = [{"model": model}, {"messages": _ASKED}, {"text": "an answer"}]
-    for step in steps:
-        before = dict(body)
-        for name in [name for name in body if name not in known]:
-            del body[name]
-        body.update({name: value for name, value in step.items() if name in known})
-        if body != before:
+    asked = {"model": model}, {"messages": _ASKED}, {"text": "an answer"}
+    for step in asked:
+        further = {name: value for name, value in (body | step).items() if name in known}
+        if further != body:
+            body.clear()
+            body.update(further)
             yield
 
 

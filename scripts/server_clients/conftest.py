@@ -15,6 +15,11 @@ BOTH = pytest.mark.parametrize(
 )
 
 
+def turn(question: str) -> list[Any]:
+    """A conversation of one question."""
+    return [{"role": "user", "content": question}]
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--require", action="store_true", help="a skipped test is a failure: nothing was left out")
 

@@ -11,13 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import BOTH, DRAFT, MODEL
+from conftest import BOTH, DRAFT, MODEL, turn
 
 HERE = Path(__file__).parent
-
-
-def turn(question: str) -> list[Any]:
-    return [{"role": "user", "content": question}]
 
 
 # langchain-openai

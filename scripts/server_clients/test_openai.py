@@ -5,11 +5,7 @@ from __future__ import annotations
 from typing import Any, Literal
 
 import pytest
-from conftest import ABSTENTION, BOTH, DRAFT, KNOWN, MODEL, UNKNOWN
-
-
-def turn(question: str) -> list[Any]:
-    return [{"role": "user", "content": question}]
+from conftest import ABSTENTION, BOTH, DRAFT, KNOWN, MODEL, UNKNOWN, turn
 
 
 @pytest.fixture
