@@ -50,6 +50,11 @@ def load(source: ModelSource) -> LanguageModel:
         model = source.load(verbose=is_verbose())
     for doubt in model.doubts:
         note(doubt, label="Warning")
+    if (slow := model.slow_dtype) is not None:
+        note(
+            f"This processor has no instructions for {slow}: prompts and batches take several times as long as with "
+            "--dtype float32. A calibration belongs to one dtype."
+        )
     if is_verbose():
         identity = model.identity
         detail(

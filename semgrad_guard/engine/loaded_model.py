@@ -25,6 +25,7 @@ from semgrad_guard.engine.prompts.prompt import (
 from semgrad_guard.engine.prompts.token_choice import TokenChoice
 from semgrad_guard.engine.prompts.tool_format import ToolFormat, tool_format
 from semgrad_guard.engine.replay.memory_budget import Memory
+from semgrad_guard.engine.replay.skinny_linear import lacks_units
 from semgrad_guard.engine.scoring.scorer import scorer_of
 from semgrad_guard.errors import InputError
 from semgrad_guard.named import NAMES, POCKET
@@ -248,6 +249,12 @@ class LoadedModel:
             end_tokens=self._model_end_tokens,
             has_template=self.template_fingerprint() != PLAIN,
         )
+
+    @property
+    def slow_dtype(self) -> str | None:
+        """The weights' dtype, where this processor has no instructions for it and float32 is several times faster."""
+        slow = lacks_units(cast(torch.dtype, self._model.dtype), self._model.device)
+        return self.identity.dtype if slow else None
 
     @property
     def n_layers(self) -> int:

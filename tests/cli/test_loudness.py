@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import subprocess
 import sys
 from collections.abc import Callable
@@ -107,3 +108,15 @@ def test_options_stand_in_groups(run: Run, monkeypatch: pytest.MonkeyPatch, comm
     assert "─ Options ─" not in shown
     for option in ("--quiet", "--verbose", "--help"):
         assert option in shown.partition("What is shown")[2]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_a_dtype_that_this_processor_lacks_is_named(run: Run, dtype: str) -> None:
+    """What is true differs between machines: /proc/cpuinfo says it of this one."""
+    if not Path("/proc/cpuinfo").exists() or platform.machine() != "x86_64":
+        pytest.skip("the flags of an x86 processor are read from /proc/cpuinfo")
+    flags = Path("/proc/cpuinfo").read_text().split()
+    units = {"bfloat16": {"avx512_bf16", "amx_bf16"}, "float16": {"avx512_fp16", "amx_fp16"}, "float32": {"fpu"}}
+    said = run("ask", "What is the capital of Norway?", "--dtype", dtype, "--max-tokens", "3")
+    assert ("--dtype float32" in said.stderr) == units[dtype].isdisjoint(flags)
+    assert f"no instructions for {dtype}" in flat(said.stderr) or units[dtype] & set(flags)
