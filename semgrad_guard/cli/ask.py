@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from semgrad_guard.cli import loading, options, values
+from semgrad_guard.cli import grading, loading, options, values
 from semgrad_guard.cli.estimator_spec import EstimatorSpec
 from semgrad_guard.cli.help import ExitCode
 from semgrad_guard.cli.terminal import OUT, note, say, status
@@ -20,8 +22,10 @@ if TYPE_CHECKING:
     from semgrad_guard.engine.generation.options import GenerationOptions
     from semgrad_guard.engine.language_model import LanguageModel
     from semgrad_guard.estimators import Estimator
+    from semgrad_guard.evaluation.questions.data import Question
+    from semgrad_guard.evaluation.questions.prompts import Wording
     from semgrad_guard.guard import OnUnscored, Policy
-    from semgrad_guard.records import Verdict
+    from semgrad_guard.records import Message, Verdict
 
 
 def ask(  # noqa: PLR0913  # a command's options are its arguments
@@ -54,16 +58,33 @@ def ask(  # noqa: PLR0913  # a command's options are its arguments
     seed: options.Seed = 0,
     stop: options.Stop = None,
     system: options.System = None,
+    prompt: options.Prompt = "plain",
+    context: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TEXT",
+            parser=values.text,
+            help="The passage to answer from; @FILE reads it from a file.",
+            rich_help_panel=options.ANSWERS,
+        ),
+    ] = None,
+    few_shot: options.FewShot = None,
+    shots: options.Shots = None,
     as_json: options.AsJson = False,
 ) -> None:
     """Ask a local model, and see how uncertain its answer is.
 
-    With a calibration, or a threshold, answers that are too uncertain are withheld. The embedded model brings its
-    calibration along; it is used unless you give another or change what it was made for.
+    With a calibration, or a threshold, answers that are too uncertain are withheld. Ask as the calibration asked: with
+    its system message, prompt, examples, stop strings and longest answer, and with a passage if its questions had one.
+    The embedded model brings its calibration along; it is used unless you give another or change what it was made for.
     """
+    values.one_from_stdin(question=question, prompt=prompt, context=context)
     asked = loading.given_text(question)
     if not asked.strip():
         raise EmptyPromptError("The question is empty; ask something.")
+    turns = _turns(
+        asked, system=system, prompt=prompt, context=context, examples=grading.read_examples(few_shot, shots)
+    )
     policy, token = loading.load_policy(calibration, threshold, on_unscored), loading.load_token(probe)
     embedded = pocket_policy(on_unscored) if policy is None and model == POCKET else None
     chosen = EstimatorSpec(estimator, variant, tau, beta, sampled_rows).estimator(policy or embedded)
@@ -71,33 +92,72 @@ def ask(  # noqa: PLR0913  # a command's options are its arguments
         loading.load_model(model, dtype, device=device, quantization=quantization_config, token=token, engine=engine),
         chosen,
         loading.decoding(max_tokens=max_tokens, temperature=temperature, seed=seed, stop=stop or ()),
-        system,
+        turns,
     )
     if policy is not None:
         policy.check(asker.binding)
     elif embedded is not None:
         policy = _if_it_fits(embedded, asker.binding)
-    verdict = asker(asked, policy, on_unscored)
+    verdict = asker(policy, on_unscored)
     _show(verdict, asked, as_json=as_json)
     raise typer.Exit(_code(verdict))
+
+
+@dataclass(frozen=True)
+class _Turns:
+    """How the question is put: in the forms of prompt that `calibrate` knows."""
+
+    row: Question
+    system: str | None
+    wording: Wording
+    prompt: str | None
+    examples: Sequence[Question]
+
+    @property
+    def _form(self) -> dict[str, Any]:
+        return {"system": self.system, "wording": self.wording, "prompt": self.prompt, "examples": self.examples}
+
+    @property
+    def name(self) -> str:
+        """What a calibration calls such prompts."""
+        from semgrad_guard.evaluation.questions.prompts import form_of, prompt_name
+
+        return prompt_name(form_of([self.row]), **self._form)
+
+    @property
+    def conversation(self) -> list[Message]:
+        """The messages that the model is asked."""
+        from semgrad_guard.evaluation.questions.prompts import conversation
+
+        return conversation(self.row.question, self.row.context, **self._form)
+
+
+def _turns(
+    question: str, *, system: str | None, prompt: str, context: str | None, examples: Sequence[Question]
+) -> _Turns:
+    """The question as the options put it; refuses what does not go together."""
+    from semgrad_guard.evaluation.questions.data import Question
+    from semgrad_guard.evaluation.questions.prompts import form_of, require_examples, require_prompt
+
+    wording, template, _ = loading.worded(prompt)
+    row = Question(question=question, context=None if context is None else loading.text_or_file(context)[0])
+    if template is not None:
+        require_prompt(template, form_of([row]))
+    return _Turns(row, system, wording, template, require_examples(examples, [row]))
 
 
 class _Asker:
     """A model, an estimator and the form of prompt: what a calibration must have been made for."""
 
-    def __init__(
-        self, model: LanguageModel, estimator: Estimator, decoding: GenerationOptions, system: str | None
-    ) -> None:
-        from semgrad_guard.evaluation.questions.prompts import prompt_name
+    def __init__(self, model: LanguageModel, estimator: Estimator, decoding: GenerationOptions, turns: _Turns) -> None:
         from semgrad_guard.guard import Answerer
 
-        self._system = system
-        self._answerer = Answerer(model, estimator, decoding, prompt_template=prompt_name(system=system))
+        self._conversation = turns.conversation
+        self._answerer = Answerer(model, estimator, decoding, prompt_template=turns.name)
         self.binding = self._answerer.binding()
 
-    def __call__(self, question: str, policy: Policy | None, on_unscored: OnUnscored) -> Verdict:
+    def __call__(self, policy: Policy | None, on_unscored: OnUnscored) -> Verdict:
         """Answer; without a policy nothing that has a score is withheld."""
-        from semgrad_guard.evaluation.questions.prompts import conversation
         from semgrad_guard.guard import Guard
         from semgrad_guard.guard.policy import lets_every_score_through
 
@@ -110,7 +170,7 @@ class _Asker:
                 options=answerer.options,
                 prompt_template=answerer.prompt_template,
             )
-            verdict = guard(conversation(question, system=self._system))
+            verdict = guard(self._conversation)
         return verdict if policy is not None else verdict.model_copy(update={"threshold": None})
 
 

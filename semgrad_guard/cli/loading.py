@@ -84,19 +84,19 @@ def given_text(value: str) -> str:
     return read_text(STDIN).strip() if value == str(STDIN) else value
 
 
-def _prompt_template(prompt: str) -> tuple[str, list[Path]]:
-    """The template of the user's turn, and the file that it was read from ("@FILE"), if it was."""
+def text_or_file(given: str) -> tuple[str, list[Path]]:
+    """A text, and the file that it was read from ("@FILE"), if it was."""
     from semgrad_guard.evaluation.files import read_text
 
-    if not prompt.startswith("@"):
-        return prompt, []
-    path = Path(prompt[1:])
+    if not given.startswith("@"):
+        return given, []
+    path = Path(given[1:])
     return read_text(path).removesuffix("\n"), [path]
 
 
 def worded(prompt: str) -> tuple[Wording, str | None, list[Path]]:
     """The wording that a name stands for, or else "plain" with a template; and the file that the template is from."""
-    return (prompt, None, []) if prompt == "plain" or prompt == "paper" else ("plain", *_prompt_template(prompt))
+    return (prompt, None, []) if prompt == "plain" or prompt == "paper" else ("plain", *text_or_file(prompt))
 
 
 def load_token(probe: Path | None) -> TokenChoice | None:

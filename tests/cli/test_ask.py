@@ -13,8 +13,9 @@ from click.testing import Result
 from safetensors.torch import load_file, save_file
 
 from semgrad_guard import Calibration, LanguageModel, loading
+from semgrad_guard.cli.help import ExitCode
 
-from .helpers import ASKED, TOKENS, flat, saved
+from .helpers import ASKED, TOKENS, flat, jsonl, saved
 
 Run = Callable[..., Result]
 
@@ -68,6 +69,56 @@ def test_an_answer_ends_at_the_stop_strings_of_the_calibration(ask: Run) -> None
     stop = whole[-1]
     record = json.loads(ask("What is item 2?", "--json", "--stop", stop).stdout)
     assert (record["text"], record["cut"]) == (whole.partition(stop)[0].strip(), stop)
+
+
+@pytest.fixture
+def told(run: Run, model_folder: Path, tmp_path: Path) -> tuple[Path, list[str]]:
+    """A calibration on questions about passages, put in words of its own after examples, and the options for that."""
+    rows = [{"question": q, "context": f"{q} It is seven.", "answers": ["x"]} for q in ASKED]
+    shown = [{"question": "What is two?", "context": "Two is even.", "answers": ["even"]}, *rows[:1]]
+    (tmp_path / "prompt.txt").write_text("Read {context} and say: {question}\n")
+    way = ["--prompt", f"@{tmp_path / 'prompt.txt'}", "--system", "Be terse."]
+    way += ["--few-shot", str(jsonl(tmp_path / "shown.jsonl", shown)), "--shots", "1"]
+    fixed = ["--model", model_folder, "--max-tokens", TOKENS, "--batch-size", 60, "--alpha", 0.3]
+    answers, path = tmp_path / "answers.jsonl", tmp_path / "told.json"
+    run("calibrate", *fixed, "--data", jsonl(tmp_path / "t.jsonl", rows), "--output", path, "--answers", answers, *way)
+    said = [json.loads(line).get("text") for line in answers.read_text().splitlines()[1:]]
+    right = [row | {"answers": [text]} for row, text in zip(rows, said, strict=True)]
+    result = run("calibrate", *fixed, "--data", jsonl(tmp_path / "t.jsonl", right), "--output", path, *way)
+    assert result.exit_code == 0, result.output
+    return path, way
+
+
+def test_a_question_is_put_as_the_calibration_put_its_own(
+    ask: Run, told: tuple[Path, list[str]], tmp_path: Path
+) -> None:
+    calibration, way = told
+    (tmp_path / "passage.txt").write_text("What is item 3? It is seven.\n")
+    passage = ("--context", f"@{tmp_path / 'passage.txt'}")
+    record = json.loads(ask("What is item 3?", *way, *passage, "--json", "--calibration", calibration).stdout)
+    assert record["promised"] is (record["action"] == "answer") is True
+    for other in (way, [*way[2:], *passage], [*way[:4], *passage]):
+        result = ask("What is item 3?", *other, "--json", "--calibration", calibration)
+        assert result.exit_code == ExitCode.ERROR or not json.loads(result.stdout)["promised"]
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (("--prompt", "Say {question} of {context}"), "--context"),
+        (("--prompt", "Say {question}", "--context", "Seven."), "no {context} in it"),
+        (("--prompt", "Say it"), "neither plain, paper"),
+        (("--shots", "2"), "--few-shot"),
+        (("--prompt", "@-", "--context", "@-"), "stdin can be read once"),
+        (("--context", "@/nowhere"), "/nowhere"),
+    ],
+)
+def test_ways_of_putting_a_question_that_do_not_go_together_are_refused(
+    ask: Run, given: tuple[str, ...], said: str
+) -> None:
+    result = ask("What is item 1?", *given)
+    assert result.exit_code in (ExitCode.ERROR, ExitCode.USAGE)
+    assert said in flat(result.stderr)
 
 
 @pytest.mark.parametrize(("threshold", "code", "action"), [("1e9", 0, "answer"), ("0", 3, "abstain")])

@@ -102,7 +102,8 @@ def require_prompt(prompt: str, form: Form) -> str:
         raise InputError(
             "the questions have a context and the prompt has no {context} in it: write it where the context is to stand"
             if form == "context"
-            else "the prompt has a {context} in it and the questions have none: name the field that holds it"
+            else "the prompt has a {context} in it and the questions have none: say where it is (--context of ask, "
+            "--context-field of the other commands)"
         )
     return prompt
 
