@@ -45,11 +45,11 @@ def says_quantity(asked: Asked, answer: Reading, wanted: Sequence[str], dates: S
     restating = [i for i in counted if about and about <= set(answer.forms[slice(*answer.sentence(i))])]
     numbers = restating or numbers
     convertible = units if not asked.content & UNITS else frozenset[str]()  # who asks for kilometres wants these
-    converted = [i for i in numbers if _in_another_unit(answer, i, convertible)]
+    converted = {i: unit for i in numbers if (unit := _in_another_unit(answer, i, convertible))}
     first = next(iter(restating or counted or converted or numbers), None)
     if first is None or not asserted(answer, first, first + 1) or _is_range(answer, first):
         return False
-    if other := _in_another_unit(answer, first, convertible):
+    if other := converted.get(first):
         return same_quantity(answer.forms[first], other, number, *units) and not _claims_other(
             asked, answer, numbers, first
         )
@@ -128,8 +128,8 @@ def _unit_fits(answer: Reading, i: int, units: frozenset[str]) -> bool:
 
 def _in_another_unit(answer: Reading, i: int, units: frozenset[str]) -> str | None:
     """The unit behind the number, where it is another of the same kind as the reference's only one."""
-    found = [unit for unit in answer.forms[i + 1 : i + 3] if unit in UNITS - {"degree"}]
-    return next((unit for unit in found[:1] if len(units) == 1 and is_convertible(unit, *units)), None)
+    unit = next((unit for unit in answer.forms[i + 1 : i + 3] if unit in UNITS - {"degree"}), None)
+    return unit if unit and len(units) == 1 and is_convertible(unit, *units) else None
 
 
 def _of_another_event(asked: Asked, answer: Reading, i: int) -> bool:
