@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
 from semgrad_guard.evaluation.graders.reading import ARTICLES, Reading, Word, read
-from semgrad_guard.evaluation.graders.word_forms import words_of
+from semgrad_guard.evaluation.graders.word_forms import same_word, words_of
 
 _SMALL = words_of(
     """what which who whom whose when where why how is are was were do does did can could the a an of in on at to
     for by from with and or it its i you me my tell give name please there has have had be been that this these
-    their his her"""
+    their his her he she they we him them our us"""
 )
 _PERSON = re.compile(
     r"\b(?:who|whom|whose|which (?:person|author|writer|artist|composer|scientist|president|king|queen))\b",
@@ -85,11 +85,11 @@ class Asked:
         return False
 
     def holds_variant(self, reference: str, wanted: Sequence[str]) -> bool:
-        """The question has the reference in another form (mouse for mice): only its own form counts then."""
+        """The question has the reference in another form (mouse for mice, Georgia for Georgian): only its own counts."""
         raw = read(reference).plain(0, 99).split()
         return (
             len(wanted) == 1
-            and wanted[0] in self.reading.forms
+            and any(same_word(wanted[0], word) for word in self.reading.forms)
             and raw[-1] not in self.reading.plain(0, len(self.reading.words)).split()
         )
 

@@ -224,11 +224,22 @@ def _surname(answer: Reading, reference: str) -> Iterator[tuple[int, int]]:
 
 
 def _without_its_kind(asked: Asked, answer: Reading, reference: str) -> Iterator[tuple[int, int]]:
-    """A name without what the question asks for: the "Pacific", where it asks which ocean."""
+    """A reference without what the question asks for: the "Pacific", where it asks which ocean.
+
+    Words that are no name must end there: "thermal insulation" is no thermal energy.
+    """
     name = [word for word in read(reference).words if word.form not in ARTICLES]
     rest = [word.form for word in name if word.form not in asked.content]
-    if rest and len(rest) < len(name) and all(word.is_capital for word in name):
-        yield from (span for span in _spans(answer, rest) if answer.words[span[0]].is_capital)
+    if rest and len(rest) < len(name):
+        is_name = all(word.is_capital for word in name)
+        for start, end in _spans(answer, rest):
+            if answer.words[start].is_capital if is_name else _ends_a_phrase(answer, end):
+                yield start, end
+
+
+def _ends_a_phrase(answer: Reading, end: int) -> bool:
+    """Whether what stands before `end` is not the beginning of a longer name of something."""
+    return end == len(answer.words) or bool(answer.words[end].gap.strip()) or answer.forms[end] in _FILLERS
 
 
 def _transliterated(asked: Asked, answer: Reading, reference: str) -> Iterator[tuple[int, int]]:
