@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from semgrad_guard import GenerationOptions, LanguageModel
+from semgrad_guard.engine.generation.options import sampling_processors
 from semgrad_guard.engine.generation.reading import middle_layer, read
 from semgrad_guard.engine.generation.sampling_plans import DiverseBeams, DiversityPenalty, Sampling
 from semgrad_guard.engine.scoring.scorer import scorer_of
@@ -86,6 +87,29 @@ def test_samples_follow_the_tempered_distribution(language_model: LanguageModel)
         share = found[(token,)] / plan.count
         assert share == pytest.approx(p, abs=4 * math.sqrt(p * (1 - p) / plan.count))
     assert sum(found.values()) == plan.count
+
+
+@settings(deadline=None)
+@given(
+    rows=st.lists(
+        st.lists(st.sampled_from([-math.inf, -80.0, -1.0, 0.0, 2.5, 30.0]), min_size=7, max_size=7), min_size=1
+    ),
+    seed=st.integers(0, 2**31),
+    temperature=st.sampled_from([1e-6, 0.5, 1.0, 100.0]),
+)
+def test_a_uniform_number_falls_into_the_drawn_tokens_share(
+    rows: list[list[float]], seed: int, temperature: float
+) -> None:
+    """Against sums in exact order, for each row by itself; a token that is ruled out is never drawn."""
+    scores = torch.tensor([[0.0, *row] for row in rows])
+    seeds = range(seed, seed + len(rows))
+    before, drawn = scores.clone(), sampling_processors(seeds, temperature=temperature)(None, scores).argmax(-1)
+    assert torch.equal(scores, before)
+    for row, token, own in zip(scores, drawn.tolist(), seeds, strict=True):
+        uniform = torch.rand(1, generator=torch.Generator().manual_seed(own), dtype=torch.float64).item()
+        shares = (row.double() / temperature).softmax(-1).tolist()
+        assert row[token] > -math.inf
+        assert sum(shares[:token]) - 1e-6 <= uniform <= sum(shares[: token + 1]) + 1e-6
 
 
 def test_samples_end_as_answers_do(language_model: LanguageModel) -> None:

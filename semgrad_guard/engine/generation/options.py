@@ -76,13 +76,13 @@ def sampling_processors(
         chain.append(TopKLogitsWarper(top_k))
     if top_p < 1:
         chain.append(TopPLogitsWarper(top_p))
-    return LogitsProcessorList([*chain, GumbelNoise(seeds)])
+    return LogitsProcessorList([*chain, Draw(seeds)])
 
 
-class GumbelNoise(LogitsProcessor):
-    """Makes the most likely token a sample: argmax(logits + Gumbel noise) is distributed as softmax(logits).
+class Draw(LogitsProcessor):
+    """Leaves one token a row, drawn from softmax(logits): where a uniform number falls among the summed probabilities.
 
-    The noise comes from generators of our own, one per row, so that the caller's random state is never read or moved,
+    The numbers come from generators of our own, one per row, so that the caller's random state is never read or moved,
     concurrent generations do not disturb each other, and a row does not depend on its batch. They live where the
     scores do: a seed repeats an answer on the same kind of device.
     """
@@ -90,10 +90,18 @@ class GumbelNoise(LogitsProcessor):
     def __init__(self, seeds: Sequence[int]) -> None:
         self._seeds = tuple(seeds)
         self._generators: list[torch.Generator] = []
+        self._sums = torch.empty(0)
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> Any:
-        self._generators = self._generators or [torch.Generator(scores.device).manual_seed(s) for s in self._seeds]
-        exponential = torch.empty_like(scores, dtype=torch.float64)
-        for row, generator in zip(exponential, self._generators, strict=True):
-            row.exponential_(generator=generator)
-        return scores.double() - exponential.log_()
+        if not self._generators:
+            self._generators = [torch.Generator(scores.device).manual_seed(seed) for seed in self._seeds]
+            # Kept from step to step: to get and clear these megabytes anew takes several times as long as to fill them.
+            self._sums = torch.empty_like(scores, dtype=torch.float64)
+        uniform = torch.stack(
+            [torch.rand(1, generator=each, dtype=torch.float64, device=scores.device) for each in self._generators]
+        )
+        weights = scores.sub_(scores.amax(-1, keepdim=True)).exp_()  # in place: the temperature has made them anew
+        sums = torch.cumsum(weights, -1, dtype=torch.float64, out=self._sums)
+        drawn = torch.searchsorted(sums, uniform * sums[:, -1:], right=True)
+        drawn.clamp_(max=scores.shape[-1] - 1)  # a number that was rounded up to the whole sum
+        return scores.fill_(-math.inf).scatter_(1, drawn, 0.0)

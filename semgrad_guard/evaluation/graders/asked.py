@@ -85,7 +85,7 @@ class Asked:
         return False
 
     def holds_variant(self, reference: str, wanted: Sequence[str]) -> bool:
-        """The question has the reference in another form (mouse for mice, Georgia for Georgian): only its own counts."""
+        """The question has the reference in another form (mouse, mice; Georgia, Georgian): only its own counts."""
         raw = read(reference).plain(0, 99).split()
         return (
             len(wanted) == 1
