@@ -30,7 +30,7 @@ class FusedStates(LearnedEstimator):
     weights: FusedWeights | None = None
     name: ClassVar[str] = "states"
     title: ClassVar[str] = "FusedStates"
-    shrinkage: ClassVar[Shrinkage] = Shrinkage(c=1.7, plain=1 / 6, yields=0.005)
+    shrinkage: ClassVar[Shrinkage] = Shrinkage(c=1.7, plain=1 / 6, yields=0.02)
 
     @property
     def objective(self) -> Objective:
