@@ -30,6 +30,14 @@ def test_without_a_template():
     assert render(tokenizer, QUESTION, semantic_token=-2).semantic_token == SemanticToken(-2, "override")
 
 
+def test_without_a_template_an_answer_begins_as_those_before_it():
+    tokenizer = fresh()
+    tokenizer.chat_template = None
+    asked = [Message("user", "Q: 1?\nA:"), Message("assistant", "2"), Message("user", "Q: 3?\nA:")]
+    assert render(tokenizer, asked).text == "Q: 1?\nA:\n\n2\n\nQ: 3?\nA:\n\n"
+    assert render(tokenizer, asked[:2]).text == "Q: 1?\nA:\n\n2"  # an answer that goes on
+
+
 def test_plain_prompts_keep_the_tokenizers_ordinary_special_tokens():
     tokenizer = ByT5Tokenizer(extra_ids=0)  # closes every text with </s>
     assert render(tokenizer, "ab").ids == tuple(tokenizer("ab")["input_ids"])

@@ -76,7 +76,8 @@ def render(
 
     With a chat template, messages are rendered with the generation prompt (a plain string being one user turn) and
     tokenised once, without adding the special tokens that the template already writes. Without one, the contents,
-    joined by blank lines, are tokenised as ordinary text and t* is the last token. `semantic_token` overrides t*,
+    joined by blank lines (and one behind them, after earlier answers), are tokenised as ordinary text and t* is the
+    last token. `semantic_token` overrides t*,
     counting from the prompt's end (-1 is its last token); `template_options` go to the template (`enable_thinking`).
     `window` is how many tokens the model can attend over, None if it states no limit.
 
@@ -281,8 +282,14 @@ def _plain_prompt(
 
 
 def _joined(turns: Sequence[Turn]) -> str:
-    """The prompt of a model that has no chat template."""
-    return "\n\n".join(turn["content"] for turn in turns)
+    """The prompt of a model that has no chat template.
+
+    Where answers have gone before (few-shot examples), the one that is asked for begins as they did: otherwise the
+    model would write the blank line itself, and a stop string of line breaks would end every answer before it begins.
+    """
+    contents = [turn["content"] for turn in turns]
+    goes_on = turns[-1]["role"] != "assistant" and any(turn["role"] == "assistant" for turn in turns)
+    return "\n\n".join([*contents, ""] if goes_on else contents)
 
 
 def tokenize(tokenizer: _Untyped, text: str, *, add_special_tokens: bool) -> TokenizedText:
