@@ -233,7 +233,7 @@ def _surname(answer: Reading, reference: str) -> Iterator[tuple[int, int]]:
     name = read(reference).words
     if len(name) < 2 or not all(word.is_capital for word in (name[0], name[-1])):
         return
-    own = {word.form for word in name}
+    own = {word.form for word in name if word.is_capital}
     for index, word in enumerate(answer.words):
         same = word.form == name[-1].form or transliterates(word.form, name[-1].form)
         if word.is_capital and same and _as_answer(answer, (index, index + 1), reference):

@@ -121,7 +121,7 @@ def _is_year(number: str) -> bool:
 
 def _unit_fits(answer: Reading, i: int, units: frozenset[str]) -> bool:
     """Where the reference has a unit and another stands behind the number, it is another quantity."""
-    near = set(answer.forms[i + 1 : i + 3]) & UNITS - {"degree"}
+    near = set(answer.forms[i + 1 : i + 3]) & UNITS - {"degree"} | set(answer.forms[i + 1 : i + 2]) & MONTHS
     return not units or not near or bool(units & near)
 
 
