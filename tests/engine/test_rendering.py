@@ -81,6 +81,9 @@ def test_what_the_template_says_is_passed_on():
         render(with_template("{{ messages[0].content + 3 }}"), "Hi")
     with pytest.raises(InputError, match="refused"):
         render(with_template("{% if %}"), "Hi")
+    gemma = with_template("{% if messages[0].role == 'system' %}{{ raise_exception('No system role.') }}{% endif %}")
+    with pytest.raises(InputError, match=r"It said: No system role\. Put the system message into the question"):
+        render(gemma, [SYSTEM, Message("user", "Hi")])
 
 
 def test_options_that_rendering_decides():

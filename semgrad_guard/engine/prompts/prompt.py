@@ -247,8 +247,12 @@ def _apply_template(
             list(turns), tokenize=False, add_generation_prompt=add_generation_prompt, **options
         )
     except _TEMPLATE_FAILURES as error:
-        roles = ", ".join(turn["role"] for turn in turns)
-        raise InputError(f"The chat template refused the conversation (roles: {roles}). It said: {error}") from error
+        roles = [turn["role"] for turn in turns]
+        hint = " Put the system message into the question, or leave it out." if "system" in roles else ""
+        raise InputError(
+            f"The chat template refused the conversation (roles: {', '.join(roles)}). "
+            f"It said: {str(error).strip().rstrip('.')}.{hint}"
+        ) from error
 
 
 def _described(conversation: Conversation, turns: Sequence[Turn], options: Mapping[str, Any]) -> dict[str, Any]:
