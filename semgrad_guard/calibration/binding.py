@@ -116,9 +116,10 @@ class Binding(BaseModel):
         found = self.differences(other)
         if not found:
             return
-        named = "; ".join(_named(field, mine, theirs) for field, (mine, theirs) in found.items())
+        differences = {field: _named(field, mine, theirs) for field, (mine, theirs) in found.items()}
         if "model" in found and self.fingerprint is not None and self.fingerprint == other.fingerprint:
-            named += " (the weights are the same: a folder has moved; give it its name again)"
+            differences["model"] += " (the weights are the same: a folder has moved; give it its name again)"
+        named = "; ".join(differences.values())
         raise BindingMismatchError(
             f"The calibration was made for something else: {named}. "
             "Calibrate again with what answers now, or answer with what was calibrated"

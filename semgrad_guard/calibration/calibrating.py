@@ -270,7 +270,10 @@ def _walked(
 def _too_few(answers: CalibrationSet, n_tested: int, fewest: int, *, alpha: float, delta: float) -> str:
     """Why a set is too small, whatever its labels."""
     if not len(answers.scores):
-        return f"None of the {answers.n} answers has a finite score, so none could be let through. Score them first."
+        return (
+            f"None of the {answers.n} answers has a finite score, so none could be let through. "
+            "Look at why: an empty answer has none."
+        )
     counts = f"{answers.n} answers, {len(answers.scores)} of them scored, {n_tested} left to test"
     return (
         f"Too few answers ({counts}): even without a single error, an error rate of at most {alpha:g} with probability "

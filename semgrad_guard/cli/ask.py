@@ -190,7 +190,8 @@ def _code(verdict: Verdict) -> ExitCode:
         return ExitCode.OK
     if verdict.status == "scored":
         return ExitCode.ABSTAINED
-    say(f"The answer cannot be scored: {verdict.reason or 'no reason is known'}. Is the model intact?", label="Warning")
+    doubt = " Is the model intact?" if verdict.status == "failed" else ""
+    say(f"The answer cannot be scored: {verdict.reason or 'no reason is known'}.{doubt}", label="Warning")
     return ExitCode.UNSCORED
 
 

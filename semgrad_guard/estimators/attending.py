@@ -34,7 +34,7 @@ class AttendingEstimator:
     def __call__(self, evidence: Evidence) -> Score:
         (seen, read), milliseconds = evidence.timed(lambda: (evidence.observed(), evidence.attention()))
         if seen is None or read is None:
-            return Score(None, "the response is empty")
+            return Score(None, evidence.why_empty)
         details = observed_details(seen, milliseconds)
         if reason := seen.reason or read.reason:
             return Score(None, reason, details)

@@ -86,7 +86,7 @@ def read_off(evidence: Evidence, objective: Objective, value: Callable[[Gradient
     """Score an answer by one number of its replay, with the parts as details."""
     timed = evidence.gradients(objective)
     if timed is None:
-        return Score(None, "the response is empty")
+        return Score(None, evidence.why_empty)
     scores = timed.scores
     details = {
         "semgrad": scores.semgrad,

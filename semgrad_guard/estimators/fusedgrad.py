@@ -71,7 +71,7 @@ class FusedGrad(LearnedEstimator):
     def __call__(self, evidence: Evidence) -> Score:
         timed = evidence.gradients(self.objective)
         if timed is None:
-            return Score(None, "the response is empty")
+            return Score(None, evidence.why_empty)
         features = replay_features(timed.scores)
         number, reason = self.uncertainty(features)
         parts = read_off(evidence, self.objective, lambda _: number)

@@ -44,7 +44,7 @@ class FusedStates(LearnedEstimator):
     def __call__(self, evidence: Evidence) -> Score:
         seen, milliseconds = evidence.timed(evidence.observed)
         if seen is None:
-            return Score(None, "the response is empty")
+            return Score(None, evidence.why_empty)
         details = observed_details(seen, milliseconds)
         if not seen.state:
             return Score(None, seen.reason or "this architecture's layers are not known, so there is no state", details)

@@ -26,7 +26,7 @@ class ObservedEstimator(ReplayEstimator):
     def __call__(self, evidence: Evidence) -> Score:
         seen, milliseconds = evidence.timed(evidence.observed)
         if seen is None:
-            return Score(None, "the response is empty")
+            return Score(None, evidence.why_empty)
         number, details = self.value(seen), observed_details(seen, milliseconds)
         if number is None or not math.isfinite(number):
             return Score(None, seen.reason or "the score is not finite", details)

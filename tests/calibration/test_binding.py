@@ -161,3 +161,9 @@ def test_a_calibration_of_answers_that_all_ended_by_themselves_says_so(tmp_path:
     kept = Calibration.load(made.save(tmp_path / "made.json")).binding
     assert kept is not None
     assert kept.max_tokens == 0
+
+
+def test_what_a_moved_folder_takes_is_said_beside_its_name() -> None:
+    moved = FULL.model_copy(update={"model": "copy", "prompt_template": "zephyr"})
+    with pytest.raises(BindingMismatchError, match=r"model is 'copy'.* give it its name again\); prompt_template is"):
+        FULL.require(moved)

@@ -319,5 +319,8 @@ def test_a_record_with_more_scores_is_calibrated_by_one_of_them(calibrate: Run, 
     more = jsonl(tmp_path / "more.jsonl", [*right.read_text().splitlines(), '{"question": "new?", "answers": ["x"]}'])
     refused = calibrate(more, "--estimator", "max_probability", "--alpha", 0.3, *record)
     assert refused.exit_code == 1
-    assert "other settings: estimators.mean_entropy" in flat(refused.stderr)
+    assert "have scores of other estimators as well (fused, " in flat(refused.stderr)
+    assert "Run the command that began the file on all the questions, then this one again" in flat(refused.stderr)
     assert (tmp_path / "all.jsonl").read_bytes() == before
+    assert calibrate(more, "--estimator", "auto", *record).exit_code in (0, 4)
+    assert calibrate(more, "--estimator", "max_probability", "--alpha", 0.3, *record).exit_code in (0, 4)

@@ -159,6 +159,15 @@ def test_several_files_in_a_folder(file: Path, tmp_path: Path) -> None:
         LanguageModel.from_pretrained(str(tmp_path))
 
 
+def test_a_file_whose_name_does_not_say_what_it_is(file: Path, tmp_path: Path) -> None:
+    """Ollama keeps its files so. Capital letters are no other suffix."""
+    blob = shutil.copy(file, tmp_path / "sha256-0123")
+    with pytest.raises(ModelNotFoundError, match=r"is a GGUF file, and its name does not say so. Rename it"):
+        LanguageModel.from_pretrained(str(blob))
+    blob.rename(tmp_path / "M.GGUF")
+    assert LanguageModel.from_pretrained(str(tmp_path)).identity.name == tmp_path.name
+
+
 @pytest.mark.parametrize("name", ["nowhere.gguf", "/no/where.gguf", "./model.GGUF", "C:\\models\\m.gguf"])
 def test_no_such_file(name: str) -> None:
     with pytest.raises(ModelNotFoundError, match=r"there is no file.*org/repository:file\.gguf"):

@@ -30,6 +30,14 @@ def test_without_a_template():
     assert render(tokenizer, QUESTION, semantic_token=-2).semantic_token == SemanticToken(-2, "override")
 
 
+def test_without_a_template_an_answer_begins_as_those_before_it():
+    tokenizer = fresh()
+    tokenizer.chat_template = None
+    asked = [Message("user", "Q: 1?\nA:"), Message("assistant", "2"), Message("user", "Q: 3?\nA:")]
+    assert render(tokenizer, asked).text == "Q: 1?\nA:\n\n2\n\nQ: 3?\nA:\n\n"
+    assert render(tokenizer, asked[:2]).text == "Q: 1?\nA:\n\n2"  # an answer that goes on
+
+
 def test_plain_prompts_keep_the_tokenizers_ordinary_special_tokens():
     tokenizer = ByT5Tokenizer(extra_ids=0)  # closes every text with </s>
     assert render(tokenizer, "ab").ids == tuple(tokenizer("ab")["input_ids"])
@@ -73,6 +81,9 @@ def test_what_the_template_says_is_passed_on():
         render(with_template("{{ messages[0].content + 3 }}"), "Hi")
     with pytest.raises(InputError, match="refused"):
         render(with_template("{% if %}"), "Hi")
+    gemma = with_template("{% if messages[0].role == 'system' %}{{ raise_exception('No system role.') }}{% endif %}")
+    with pytest.raises(InputError, match=r"It said: No system role\. Put the system message into the question"):
+        render(gemma, [SYSTEM, Message("user", "Hi")])
 
 
 def test_options_that_rendering_decides():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -82,6 +83,10 @@ def test_an_empty_answer_has_no_score(make_language_model) -> None:
     model._decoder.end_tokens = tuple(range(258))
     empty = model.generate("q", GenerationOptions(max_tokens=3)).evidence
     assert {estimator(empty).reason for estimator in FREE} == {"the response is empty"}
+    cut = replace(empty, cut="\n")
+    assert {estimator(cut).reason for estimator in FREE} == {
+        "the response is empty: the model began with '\\n', where it was to stop"
+    }
 
 
 def test_states_that_are_not_known_have_no_spread() -> None:

@@ -35,6 +35,10 @@ WORDS = st.lists(st.sampled_from("uvw"), max_size=6)
         ("It's\nan\tapple", "its apple"),
         ("A", "a"),
         ("  +  ", "+"),
+        ("$1,000.50.", "1000.50"),
+        ("−1.5 °C", "-1.5 °c"),
+        ("2,54 or 2,540", "2.54 or 2540"),
+        ("1939-45", "193945"),
         ("", ""),
     ],
 )
@@ -49,6 +53,7 @@ def test_exact_match_with_several_references() -> None:
     assert not grade("", ["UK"])
     assert not grade(" ", [" "])
     assert not grade("UK", [])
+    assert not grade("15", ["1.5", "-15"])
 
 
 @pytest.mark.parametrize(

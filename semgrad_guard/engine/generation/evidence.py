@@ -311,6 +311,13 @@ class Evidence:
     row: int = 0
     cut: int | str | None = None
 
+    @property
+    def why_empty(self) -> str:
+        """Why there is nothing to score: a stop string may have ended the answer before it began."""
+        if isinstance(self.cut, str):
+            return f"the response is empty: the model began with {self.cut!r}, where it was to stop"
+        return "the response is empty"
+
     def gradients(self, objective: Objective | None = None) -> TimedScores | None:
         """The gradient scores of the answer, None if it holds no token."""
         if not self.response_ids:

@@ -8,6 +8,7 @@ from semgrad_guard.errors import ModelNotFoundError
 
 _ADAPTER = "adapter_config.json"
 _POINTER = b"version https://git-lfs"
+_GGUF = b"GGUF"
 _TOKENIZERS = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json", "vocab.txt", "tekken.json")
 
 
@@ -31,6 +32,10 @@ def require_checkpoint(path: Path, name: str) -> None:
         if path.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1:
             raise ModelNotFoundError(f"there is no folder {name!r}. Is the path right?")
         return
+    if _is_unnamed_gguf(path):
+        raise ModelNotFoundError(
+            f"{name!r} is a GGUF file, and its name does not say so. Rename it, or link to it, with .gguf at the end."
+        )
     if not path.is_dir():
         raise ModelNotFoundError(
             f"{name!r} is a file; give the folder that holds config.json and *.safetensors, or a *.gguf"
@@ -54,6 +59,17 @@ def require_checkpoint(path: Path, name: str) -> None:
             f"{name!r} holds weights, but no config.json, which says what they are. Copy it from where the weights "
             "come from, or save the model with model.save_pretrained(folder)."
         )
+
+
+def _is_unnamed_gguf(path: Path) -> bool:
+    """A GGUF file by its first bytes: other programs (Ollama) store them without the suffix."""
+    if not path.is_file():
+        return False
+    try:
+        with path.open("rb") as file:
+            return file.read(len(_GGUF)) == _GGUF
+    except OSError:
+        return False
 
 
 def exists(path: Path) -> bool:

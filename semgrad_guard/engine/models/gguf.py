@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
 
+import torch
 from huggingface_hub import hf_hub_download
 from huggingface_hub.errors import EntryNotFoundError, HFValidationError, LocalEntryNotFoundError
 from tokenizers import Tokenizer
@@ -68,6 +69,8 @@ def load_gguf(path: Path, name: str, **options: Any) -> tuple[PreTrainedModel, P
         )
     kept = ("dtype", "device_map", "attn_implementation")  # the others say where to find the file, which is found
     chosen = {key: options[key] for key in kept if options.get(key) is not None}
+    if chosen.get("dtype", "auto") == "auto":  # as transformers decides, which for "M.GGUF" reads the file as a pickle
+        chosen["dtype"] = torch.float32
     at: dict[str, Any] = {"pretrained_model_name_or_path": str(path.parent), "gguf_file": path.name}
     with _reading(name, header), without_weight_bar():
         config: Any = AutoConfig.from_pretrained(**at)
@@ -126,7 +129,7 @@ def _forget_invented_tokens(tokenizer: Any, header: GgufHeader) -> None:
 
 
 def _only_one_in(folder: Path) -> Path | None:
-    found = sorted(folder.glob("*.gguf"))
+    found = sorted(path for path in folder.iterdir() if path.suffix.lower() == ".gguf")
     if len(found) > 1 and not all(map(is_part, found)):
         raise ModelNotFoundError(
             f"{str(folder)!r} holds {len(found)} GGUF files ({', '.join(path.name for path in found)}). Name the one "

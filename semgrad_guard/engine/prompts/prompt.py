@@ -76,7 +76,8 @@ def render(
 
     With a chat template, messages are rendered with the generation prompt (a plain string being one user turn) and
     tokenised once, without adding the special tokens that the template already writes. Without one, the contents,
-    joined by blank lines, are tokenised as ordinary text and t* is the last token. `semantic_token` overrides t*,
+    joined by blank lines (and one behind them, after earlier answers), are tokenised as ordinary text and t* is the
+    last token. `semantic_token` overrides t*,
     counting from the prompt's end (-1 is its last token); `template_options` go to the template (`enable_thinking`).
     `window` is how many tokens the model can attend over, None if it states no limit.
 
@@ -246,8 +247,12 @@ def _apply_template(
             list(turns), tokenize=False, add_generation_prompt=add_generation_prompt, **options
         )
     except _TEMPLATE_FAILURES as error:
-        roles = ", ".join(turn["role"] for turn in turns)
-        raise InputError(f"The chat template refused the conversation (roles: {roles}). It said: {error}") from error
+        roles = [turn["role"] for turn in turns]
+        hint = " Put the system message into the question, or leave it out." if "system" in roles else ""
+        raise InputError(
+            f"The chat template refused the conversation (roles: {', '.join(roles)}). "
+            f"It said: {str(error).strip().rstrip('.')}.{hint}"
+        ) from error
 
 
 def _described(conversation: Conversation, turns: Sequence[Turn], options: Mapping[str, Any]) -> dict[str, Any]:
@@ -281,8 +286,14 @@ def _plain_prompt(
 
 
 def _joined(turns: Sequence[Turn]) -> str:
-    """The prompt of a model that has no chat template."""
-    return "\n\n".join(turn["content"] for turn in turns)
+    """The prompt of a model that has no chat template.
+
+    Where answers have gone before (few-shot examples), the one that is asked for begins as they did: otherwise the
+    model would write the blank line itself, and a stop string of line breaks would end every answer before it begins.
+    """
+    contents = [turn["content"] for turn in turns]
+    goes_on = turns[-1]["role"] != "assistant" and any(turn["role"] == "assistant" for turn in turns)
+    return "\n\n".join([*contents, ""] if goes_on else contents)
 
 
 def tokenize(tokenizer: _Untyped, text: str, *, add_special_tokens: bool) -> TokenizedText:

@@ -16,8 +16,7 @@ _SMALL = words_of(
     their his her he she they we him them our us"""
 )
 _PERSON = re.compile(
-    r"\b(?:who|whom|whose|which (?:person|author|writer|artist|composer|scientist|president|king|queen))\b",
-    re.IGNORECASE,
+    r"\b(?:[Ww]ho|[Ww]hom|[Ww]hose|[Ww]hich (?:person|author|writer|artist|composer|scientist|president|king|queen))\b"
 )
 _SEVERAL = re.compile(r"^\W*(?:name|list|give)\b|\b(?:an? example|can you (?:name|tell me an?|give))\b", re.IGNORECASE)
 _COUNTED = re.compile(r"\bhow (?:many|much) ((?:[\w'-]+ ?){1,3})|\b(?:number|amount) of ([\w'-]+)", re.IGNORECASE)

@@ -37,7 +37,11 @@ _UNTRUE = _any(r"""not (?!only|just|merely|to be|without), wrong\b, incorrect\b,
     a misconception, a mistake, no\b""")
 _IS_NOT = _any("""isnt, arent, wasnt, werent, cannot be, cant be, is not, would not, wouldnt, doesnt, does not, did not,
     didnt, has never, was never, wrong, incorrect, false""")
-_AFTER = re.compile(rf"^(?:(?:\w+ ){{0,4}}?{_IS} (?:{_ADVERBS} )?{_UNTRUE}|{_IS_NOT}\b)")
+_TAKEN_FOR = _any("mistaken, mistakenly, confused with, wrongly, incorrectly, falsely, erroneously")
+_AFTER = re.compile(
+    rf"^(?:(?:\w+ ){{0,4}}?{_IS} (?:{_ADVERBS} )?{_UNTRUE}|{_IS_NOT}\b(?! (?:only|just|merely)\b)"
+    rf"|{_IS} (?:\w+ )?{_TAKEN_FOR}\b)"
+)
 """What follows a mention that is denied."""
 
 _TURNS = _any("""but, however, though, although, yet, rather, instead, actually, because, since, so, and, while,

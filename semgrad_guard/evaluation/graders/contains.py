@@ -16,10 +16,18 @@ from semgrad_guard.evaluation.graders.asked import Asked, ask
 from semgrad_guard.evaluation.graders.assertion import asserted, denied
 from semgrad_guard.evaluation.graders.base import AnswerToGrade, Verdicts, WordGrader
 from semgrad_guard.evaluation.graders.quantity import says_quantity, year_spans
-from semgrad_guard.evaluation.graders.reading import ARTICLES, Reading, read
+from semgrad_guard.evaluation.graders.reading import ARTICLES, Reading, Word, read
 from semgrad_guard.evaluation.graders.rivals import claims_another, offered_with_others, other_of_its_kind, said_aside
 from semgrad_guard.evaluation.graders.short_answers import says_letter, says_symbol, says_yes
-from semgrad_guard.evaluation.graders.word_forms import MONTHS, UNITS, same_word, transliterates, words_of
+from semgrad_guard.evaluation.graders.word_forms import (
+    MONTHS,
+    UNITS,
+    form,
+    is_number,
+    same_word,
+    transliterates,
+    words_of,
+)
 
 _LEADING = words_of(
     """in on at for by to from with of because so every up until about around under over out our my his her its
@@ -29,11 +37,14 @@ _FILLERS = words_of("of in on at to and or is are was were that this it its his 
 _TITLES = words_of("mr mrs miss ms dr sir lady lord president king queen saint then so and by but since because")
 _RELATIONS = words_of("""brother sister wife husband father mother son daughter friend rival student teacher successor
     predecessor contemporary colleague assistant""")
+_PREFERRING = words_of("than not but whereas while though although followed")
 _JOINED_FROM = 8
 _LONG = 6
 _MENTIONS = 20
 _LONG_RECALL = 0.75
 _SHORT = 5
+_INITIALS = 3
+_LIKE_WORDS = words_of("us it who in is or no as at me he so go am to if")
 
 
 @dataclass(frozen=True)
@@ -105,7 +116,7 @@ def _says_phrase(asked: Asked, answer: Reading, reference: str, references: Sequ
 
 
 def _chosen(asked: Asked, answer: Reading, reference: str, found: Sequence[tuple[int, int]]) -> bool:
-    """Of the alternatives in the question, the answer takes this one: alone, or before "than", "not" or "but"."""
+    """Of the alternatives in the question, the answer takes this one: alone, or before "than", "not" or the like."""
     others = [span for other in asked.choice_against(_reference_words(reference)) for span in _spans(answer, other)]
     for span in found:
         number = answer.sentence_of[span[0]]
@@ -119,9 +130,7 @@ def _chosen(asked: Asked, answer: Reading, reference: str, found: Sequence[tuple
                 return True
             continue
         between = answer.forms[span[1] : rivals[0][0]] if rivals[0][0] >= span[1] else ()
-        return (
-            any(word in ("than", "not", "but", "whereas", "while") for word in between) and "both" not in answer.forms
-        )
+        return bool(_PREFERRING.intersection(between)) and "both" not in answer.forms
     return False
 
 
@@ -136,7 +145,8 @@ def _mentions(asked: Asked, answer: Reading, reference: str) -> Iterator[tuple[i
         )
         return
     spans = [span for span in _spans(answer, wanted) if _as_answer(answer, span, reference)]
-    spans = spans or list(_joined(answer, wanted))
+    spans = spans or [span for span in _joined(answer, wanted) if _as_answer(answer, span, reference)]
+    spans = spans or list(_numbered(answer, wanted))
     content = [word for word in wanted if word not in _FILLERS]
     if not spans and len(content) > 1 and (len(content) > 2 or set(wanted) & {"and", "or"} or set(wanted) & MONTHS):
         spans = list(_together(answer, content))
@@ -145,7 +155,7 @@ def _mentions(asked: Asked, answer: Reading, reference: str) -> Iterator[tuple[i
     spans = (
         spans or list(_without_its_kind(asked, answer, reference)) or list(_transliterated(asked, answer, reference))
     )
-    yield from spans or _from_year_to_year(answer, reference)
+    yield from spans or list(_by_initials(asked, answer, reference)) or _from_year_to_year(answer, reference)
 
 
 def _from_year_to_year(answer: Reading, reference: str) -> Iterator[tuple[int, int]]:
@@ -182,9 +192,20 @@ def _joined(answer: Reading, wanted: Sequence[str]) -> Iterator[tuple[int, int]]
                 yield start, end
 
 
+def _numbered(answer: Reading, wanted: Sequence[str]) -> Iterator[tuple[int, int]]:
+    """A name with its number said the other way: "World War 2" for "World War II"."""
+    turned = [
+        f"{word}th" if word.isdigit() else word.removesuffix("th") if word[0].isdigit() else word for word in wanted
+    ]
+    if len(wanted) > 1 and turned != list(wanted):
+        yield from _spans(answer, turned)
+
+
 def _as_answer(answer: Reading, span: tuple[int, int], reference: str) -> bool:
     """Not another word in the same form: the plural of a name (Persians), or a genitive (Bach's son)."""
     last, wanted = answer.words[span[1] - 1], read(reference).words[-1]
+    if wanted.raw.isupper() and last.raw.islower() and last.form in _LIKE_WORDS:  # the "US" is not "us"
+        return False
     if last.raw.lower().endswith(("'s", "’s")) and _RELATIONS & set(answer.forms[span[1] : span[1] + 2]):
         return False
     if wanted.is_capital:
@@ -212,15 +233,37 @@ def _surname(answer: Reading, reference: str) -> Iterator[tuple[int, int]]:
     name = read(reference).words
     if len(name) < 2 or not all(word.is_capital for word in (name[0], name[-1])):
         return
-    own = {word.form for word in name}
+    own = {word.form for word in name if word.is_capital}
     for index, word in enumerate(answer.words):
-        before = answer.words[index - 1] if index else None
-        another = before is not None and before.is_capital and before.form not in own | _TITLES and not word.gap.strip()
-        if another and before is not None and len(name[0].form) == 1:  # "J. K." is short for "Joanne"
-            another = before.form[0] != name[0].form
         same = word.form == name[-1].form or transliterates(word.form, name[-1].form)
-        if word.is_capital and same and not another and _as_answer(answer, (index, index + 1), reference):
-            yield index, index + 1
+        if word.is_capital and same and _as_answer(answer, (index, index + 1), reference):
+            given = _given_names(answer, index)
+            if (
+                not given
+                or _is_short_for(given[0], name[0])
+                or own & {each.form for each in given if len(each.form) > 1}
+            ):
+                yield index, index + 1
+
+
+def _given_names(answer: Reading, surname: int) -> list[Word]:
+    """The first names and initials before a surname, titles aside."""
+    first = surname
+    while first > 0 and answer.words[first - 1].is_capital:
+        gap = answer.words[first].gap.strip()
+        if gap and not (gap == "." and _is_initial(answer.words[first - 1])):
+            break
+        first -= 1
+    return [word for word in answer.words[first:surname] if word.form not in _TITLES]
+
+
+def _is_short_for(one: Word, other: Word) -> bool:
+    """One of the two is an initial of the other: "J. K." and "Joanne"."""
+    return one.form[0] == other.form[0] and (_is_initial(one) or _is_initial(other))
+
+
+def _is_initial(word: Word) -> bool:
+    return len(word.raw) <= _INITIALS and word.raw.isupper()
 
 
 def _without_its_kind(asked: Asked, answer: Reading, reference: str) -> Iterator[tuple[int, int]]:
@@ -240,6 +283,30 @@ def _without_its_kind(asked: Asked, answer: Reading, reference: str) -> Iterator
 def _ends_a_phrase(answer: Reading, end: int) -> bool:
     """Whether what stands before `end` is not the beginning of a longer name of something."""
     return end == len(answer.words) or bool(answer.words[end].gap.strip()) or answer.forms[end] in _FILLERS
+
+
+def _by_initials(asked: Asked, answer: Reading, reference: str) -> Iterator[tuple[int, int]]:
+    """ "USA" for the "United States", "JFK" for "John F. Kennedy", and the other way round.
+
+    What the question says itself ("What does NATO stand for?") is no answer.
+    """
+    name = read(reference).words
+    wanted = name[0].form if len(name) == 1 and name[0].raw.isupper() else _initials(name)
+    for start, word in enumerate(answer.words) if wanted else ():
+        for end in range(start + 1, start + 2 if len(name) > 1 else min(start + _LONG, len(answer.words)) + 1):
+            part = answer.words[start:end]
+            said = word.form if end == start + 1 and word.raw.isupper() else _initials(part)
+            if said == wanted and not {each.form for each in part if each.is_capital} & {*asked.reading.forms}:
+                yield start, end
+
+
+def _initials(words: Sequence[Word]) -> str | None:
+    """The form of the first letters of two or more words with capitals; between them may stand "of the"."""
+    capitals = [word for word in words if word.is_capital]
+    small = [word for word in words if not word.is_capital and word.form not in _FILLERS | ARTICLES]
+    if len(capitals) <= 1 or small or not words[-1].is_capital:
+        return None
+    return form("".join(word.raw[0] for word in capitals))
 
 
 def _transliterated(asked: Asked, answer: Reading, reference: str) -> Iterator[tuple[int, int]]:
@@ -269,9 +336,7 @@ def _reference_words(reference: str) -> tuple[str, ...]:
 
 def _is_quantity(wanted: Sequence[str]) -> bool:
     """A number alone, or with a unit behind it."""
-    return wanted[0].replace(".", "", 1).isdigit() and all(
-        word in UNITS or word in ("square", "cubic", "per") for word in wanted[1:]
-    )
+    return is_number(wanted[0]) and all(word in UNITS or word in ("square", "cubic", "per") for word in wanted[1:])
 
 
 def _dates(references: Sequence[str]) -> list[tuple[str, ...]]:

@@ -121,9 +121,8 @@ def _is_year(number: str) -> bool:
 
 def _unit_fits(answer: Reading, i: int, units: frozenset[str]) -> bool:
     """Where the reference has a unit and another stands behind the number, it is another quantity."""
-    behind = _behind(answer, i) & UNITS
-    near = set(answer.forms[i + 1 : i + 3]) & UNITS - {"degree"}
-    return not units or not near or bool(units & behind)
+    near = set(answer.forms[i + 1 : i + 3]) & UNITS - {"degree"} | set(answer.forms[i + 1 : i + 2]) & MONTHS
+    return not units or not near or bool(units & near)
 
 
 def _in_another_unit(answer: Reading, i: int, units: frozenset[str]) -> str | None:

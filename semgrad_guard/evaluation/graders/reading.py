@@ -8,15 +8,32 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
-from semgrad_guard.evaluation.graders.word_forms import CARDINALS, MONTHS, SCALES, form, plain, words_of
+from semgrad_guard.engine.texts.words import with_points
+from semgrad_guard.evaluation.graders.word_forms import (
+    CARDINALS,
+    MONTH_NAMES,
+    MONTHS,
+    SCALES,
+    form,
+    is_number,
+    plain,
+    roman,
+    words_of,
+)
 
 ARTICLES = frozenset({"a", "an", "the"})
 
 _WORD = re.compile(
-    r"\d[\d,]*(?:\.\d+)?(?:st|nd|rd|th)?(?![^\W\d_])|(?:[A-Z]\.){2,}|[^\W_]+(?:['’][^\W_]+)*['’]?|[%$€£¥°&]"
+    r"\d[\d,]*(?:\.\d+)?(?:st|nd|rd|th)?(?![^\W\d_])|(?:[A-Z]\.){2,}|[ap]\.m\b\.?|[^\W_]+(?:['’][^\W_]+)*['’]?|[%$€£¥°&]"
 )
 _UNIT_AT_NUMBER = re.compile(r"(?<=\d)()(?=(?:[kmc]?m|[km]?g|m?l|[kMGT]B|ft|h|s|hr|min|mph)\b)")
-_ABBREVIATED = words_of("dr mr mrs ms prof st approx ca vs jr sr")
+_ISO_DATE = re.compile(r"\b(\d{4})-(0[1-9]|1[0-2])-(0[1-9]|[12]\d|3[01])\b")
+_GROUPED = re.compile(r"(?<![\d.,])\d{1,3}(?:[ '’\u00a0\u2009\u202f]\d{3})+(?![.,]?\d)")
+_SIGN = re.compile(r"[ (=:*][-−–]$")
+_FULL_HOUR = re.compile(r"(?<=\d):00(?![\d:])")
+_RATE = re.compile(r"(?<![^\W\d_])(km|m|mi|ft)/(?=(?:h|hr|s|min)\b)")
+_PER_HOUR = re.compile(r"(?<![^\W\d_])(k|m)ph\b")
+_ABBREVIATED = words_of("dr mr mrs ms prof st mt approx ca vs jr sr jan feb mar apr jun jul aug sep sept oct nov dec")
 _END = re.compile(r"[.!?。]+|\n\s*\n|;")
 _REACH = 40
 _MONEY = frozenset("$€£¥")
@@ -38,7 +55,7 @@ class Word:
     @property
     def is_number(self) -> bool:
         """It is a number in digits."""
-        return self.form[:1].isdigit() and self.form.replace(".", "", 1).isdigit()
+        return is_number(self.form)
 
 
 @dataclass(frozen=True)
@@ -84,16 +101,37 @@ class Reading:
 @lru_cache(maxsize=4096)
 def read(text: str) -> Reading:
     """Read a text."""
-    text = _UNIT_AT_NUMBER.sub(r"\1 ", text)
+    text = _UNIT_AT_NUMBER.sub(r"\1 ", _rates_written_out(_one_spelling_of_numbers(text)))
     words: list[Word] = []
     at = 0
     for found in _WORD.finditer(text):
         raw = found.group()
-        raw = raw.replace(".", "") if re.fullmatch(r"(?:[A-Z]\.){2,}", raw) else raw.rstrip("'’")
-        after_number = bool(words) and (words[-1].is_number or words[-1].form == "degree")
-        words.append(Word(raw, form(raw, after_number=after_number), text[at : found.start()]))
+        raw = raw.replace(".", "") if re.fullmatch(r"(?:[A-Z]\.){2,}|[ap]\.m\.?", raw) else raw.rstrip("'’")
+        after_number = bool(words) and (words[-1].is_number or words[-1].form in ("degree", "per"))
+        gap, said = text[at : found.start()], form(raw, after_number=after_number)
+        words.append(Word(raw, f"-{said}" if is_number(said) and _is_minus(gap, words) else said, gap))
         at = found.end()
-    return Reading(tuple(_days(_money_behind(_numbers_joined(words)))), text[at:])
+    return Reading(tuple(_days(_money_behind(_numerals(_numbers_joined(words))))), text[at:])
+
+
+def _is_minus(gap: str, before: Sequence[Word]) -> bool:
+    """A sign stands before the number ("-5", "minus 5"): no bullet, no dash, and no number to take it from."""
+    if gap.isspace() and before:
+        taken_from = len(before) > 1 and before[-2].is_number
+        return before[-1].form in ("minus", "negative") and not taken_from
+    after_number = bool(before) and before[-1].is_number and not set(gap) & set("=:")
+    return bool(_SIGN.search(gap if before else f" {gap}")) and "\n" not in gap and not after_number
+
+
+def _one_spelling_of_numbers(text: str) -> str:
+    """Dates as in "1989-11-09", thousands apart ("8 849"), commas ("2,54") and full hours as mostly written."""
+    text = _ISO_DATE.sub(lambda of: f"{int(of[3])} {MONTH_NAMES[int(of[2]) - 1].title()} {of[1]}", with_points(text))
+    return _FULL_HOUR.sub("", _GROUPED.sub(lambda number: re.sub(r"\D", "", number[0]), text))
+
+
+def _rates_written_out(text: str) -> str:
+    """ "km/h" and "kph" as "km per h"."""
+    return _RATE.sub(r"\1 per ", _PER_HOUR.sub(lambda of: {"k": "km", "m": "mi"}[of[1]] + " per h", text))
 
 
 def _ends(before: Word, word: Word) -> bool:
@@ -153,6 +191,16 @@ def _scaled(words: Sequence[Word], index: int) -> bool:
 
 def _continues(words: Sequence[Word], index: int) -> bool:
     return index < len(words) and plain(words[index].raw) in CARDINALS
+
+
+def _numerals(words: Sequence[Word]) -> list[Word]:
+    """Roman numerals as ordinals, those of one letter behind a name only: "Henry VIII" is "Henry the Eighth"."""
+    return [
+        Word(word.raw, f"{number}th", word.gap)
+        if (number := roman(word.raw)) and (len(word.raw) > 1 or (i and words[i - 1].is_capital and word.gap == " "))
+        else word
+        for i, word in enumerate(words)
+    ]
 
 
 def _days(words: Sequence[Word]) -> list[Word]:

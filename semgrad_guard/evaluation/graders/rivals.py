@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from semgrad_guard.evaluation.graders.asked import Asked
@@ -12,9 +13,11 @@ Span = tuple[int, int]
 _COPULAS = words_of("is are was were")
 _SKIPPED = ARTICLES | words_of("called named actually indeed known as probably also currently officially city town")
 _DAYS = words_of("monday tuesday wednesday thursday friday saturday sunday")
+_BULLET = re.compile(r"(?:^|\n)\s*[-*•] +\W*$")
 _COVERED = 0.5
 _FULLY = 0.99
 _LISTED = 2
+_BEFORE_A_NAME = words_of("of in for from at on")
 _STEM = 4
 _PRONOUNS = words_of("it this that he she they there which what")
 _ASIDES = words_of("although though whereas while unlike followed together alongside who which and")
@@ -41,16 +44,28 @@ def offered_with_others(asked: Asked, answer: Reading, span: Span, references: S
         before = _back(answer, start - 1) - 1
         if before >= 0 and forms[before] not in own and not _opened(answer, _back(answer, start - 1)):
             return True
-    return _in_list_of_names(asked, answer, span, own) or _in_numbered_list(asked, answer, span)
+    return _in_list_of_names(asked, answer, span, own) or _in_list_of_items(asked, answer, span)
 
 
-def _in_numbered_list(asked: Asked, answer: Reading, span: Span) -> bool:
-    """One item of three or more, where the question asks for no list."""
-    marks = [i for i, word in enumerate(answer.words) if word.is_number and answer.gap_after(i)[:2] in (". ", ") ")]
-    items = [i for i in marks if "\n" in answer.words[i].gap or ":" in answer.words[i].gap]
+def _in_list_of_items(asked: Asked, answer: Reading, span: Span) -> bool:
+    """One item of three or more, where the question asks for no list; not a step that says what was asked."""
+    items = [i for i in range(len(answer.words)) if _begins_item(answer, i)]
     ends = [*items[1:], len(answer.words)][: len(items)]
-    holding = [i for i, end in zip(items, ends, strict=True) if i < span[0] and span[1] <= end]
-    return len(items) > _LISTED and bool(holding) and not asked.wants_several
+    holding = [i for i, end in zip(items, ends, strict=True) if i <= span[0] and span[1] <= end]
+    if len(items) <= _LISTED or not holding or asked.wants_several:
+        return False
+    item = range(holding[0], dict(zip(items, ends, strict=True))[holding[0]])
+    labelled = any(":" in answer.words[i].gap for i in range(holding[0] + 1, span[0] + 1))
+    return not labelled and not {answer.forms[i] for i in item} & (asked.content | _COPULAS)
+
+
+def _begins_item(answer: Reading, i: int) -> bool:
+    """It is the number of an item ("1. ", "2) "), or the first word behind a bullet."""
+    word = answer.words[i]
+    opened = i == 0 or "\n" in word.gap or ":" in word.gap
+    if word.is_number and answer.gap_after(i)[:2] in (". ", ") "):
+        return opened
+    return opened and bool(_BULLET.search(word.gap))
 
 
 def _in_list_of_names(asked: Asked, answer: Reading, span: Span, own: set[str]) -> bool:
@@ -117,8 +132,19 @@ def _names_another(asked: Asked, answer: Reading, start: int, end: int, own: set
         if place == end or not answer.words[place].is_capital or own & set(answer.forms[place:end]):
             return False
         name = answer.forms[place]
-        return name not in asked.content and not subject & own
+        return name not in asked.content and not subject & own and not _of_another(asked, answer, start, copula)
     return False
+
+
+def _of_another(asked: Asked, answer: Reading, start: int, copula: int) -> bool:
+    """The subject has a name that the question has not: "The capital of Austria is Vienna", asked about Switzerland."""
+    asked_names = {word.form for word in asked.reading.words[1:] if word.is_capital}
+    said = {
+        answer.forms[i]
+        for i in range(start + 1, copula)
+        if answer.words[i].is_capital and answer.forms[i - 1] in _BEFORE_A_NAME
+    }
+    return bool(said - asked.content) and bool(asked_names) and not said & asked_names
 
 
 def said_aside(asked: Asked, answer: Reading, span: Span) -> bool:

@@ -109,12 +109,12 @@ def says_letter(asked: Asked, answer: Reading, reference: str, says: Says) -> bo
 
 
 def says_symbol(answer: Reading, reference: str) -> bool | None:
-    """Where the reference is a symbol of one or two letters, whether the answer gives it as one; else None.
+    """Where the reference is a symbol of one or two letters (not "UK"), whether the answer gives it as one; else None.
 
     Its case counts, and it stands behind a word like "is", between marks, or alone.
     """
     wanted = reference.strip()
-    if not (wanted.isalpha() and wanted.isascii() and len(wanted) <= 2):
+    if not (wanted.isalpha() and wanted.isascii() and len(wanted) <= 2) or (len(wanted) > 1 and wanted.isupper()):
         return None
     given = [
         i

@@ -31,10 +31,11 @@ _ORDINALS = {
 }  # fmt: skip
 
 _MONTHS = "january february march april may june july august september october november december"
-MONTHS = frozenset(_MONTHS.split())
+MONTH_NAMES = tuple(_MONTHS.split())
+MONTHS = frozenset(MONTH_NAMES)
 
 _SAME = {
-    **{month[:3]: month for month in _MONTHS.split()}, "sept": "september",
+    **{month[:3]: month for month in MONTH_NAMES}, "sept": "september",
     "km": "kilometer", "kilometre": "kilometer", "m": "meter", "metre": "meter", "cm": "centimeter",
     "centimetre": "centimeter", "mm": "millimeter", "millimetre": "millimeter", "kg": "kilogram", "g": "gram",
     "gramme": "gram", "mg": "milligram", "l": "liter", "litre": "liter", "ml": "milliliter", "millilitre": "milliliter",
@@ -45,9 +46,10 @@ _SAME = {
     "men": "man", "women": "woman", "children": "child", "teeth": "tooth", "geese": "goose", "mice": "mouse",
     "people": "person", "leaves": "leaf", "wolves": "wolf", "knives": "knife", "lives": "life", "halves": "half",
     "mitochondrion": "mitochondria", "bacterium": "bacteria", "nucleus": "nuclei",
-    "colour": "color", "grey": "gray", "centre": "center", "theatre": "theater", "harbour": "harbor",
+    "grey": "gray", "centre": "center", "theatre": "theater", "bce": "bc", "ce": "ad",
+    "st": "saint", "mt": "mountain", "mount": "mountain",
     "novelist": "writer", "author": "writer", "riyal": "rial", "usa": "us",
-    "storey": "story", "storeys": "story", "organize": "organise",
+    "storey": "story", "storeys": "story",
 }  # fmt: skip
 """One spelling for words that are written in several ways; both sides go through it."""
 
@@ -60,6 +62,10 @@ UNITS = words_of(
 
 _ONLY_AFTER_A_NUMBER = words_of("""m g l h s c f mi min sec""")
 """Abbreviations that mean a unit behind a number and something else everywhere else."""
+
+_BRITISH = re.compile(r"(?<=[a-z]{3})(?:(i)s(?=(?:e|ed|er|ing|ation)$)|(o)ur(?=(?:ed|ing|ful)?$))")
+"""Endings that British and American writers spell differently: organise, colour."""
+_ROMAN = re.compile(r"X{0,3}(?:IX|IV|V?I{0,3})")
 
 _FUZZY_FROM = 7
 _SOUNDS_NEEDED, _ALIKE = 4, 0.7
@@ -79,7 +85,8 @@ def form(raw: str, *, after_number: bool = False) -> str:
         return number
     if word in _ONLY_AFTER_A_NUMBER and not after_number:
         return word
-    return _SAME.get(word) or _SAME.get(singular(word), singular(word))
+    one = singular(word)
+    return _SAME.get(word) or _SAME.get(one) or _BRITISH.sub(lambda end: "iz" if end[1] else "or", one)
 
 
 def _number(word: str) -> str | None:
@@ -94,6 +101,20 @@ def _number(word: str) -> str | None:
     if word in CARDINALS:
         return str(CARDINALS[word])
     return f"{_ORDINALS[word]}th" if word in _ORDINALS else None
+
+
+def is_number(form_of_a_word: str) -> bool:
+    """Digits, perhaps with a sign and a decimal point."""
+    digits = form_of_a_word.removeprefix("-")
+    return digits[:1].isdigit() and digits.replace(".", "", 1).isdigit()
+
+
+def roman(raw: str) -> int | None:
+    """The number that a Roman numeral below forty stands for; None where it is none."""
+    if not raw or not _ROMAN.fullmatch(raw):
+        return None
+    values = [{"I": 1, "V": 5, "X": 10}[letter] for letter in raw]
+    return sum(-one if one < after else one for one, after in zip(values, [*values[1:], 0], strict=True))
 
 
 def singular(word: str) -> str:

@@ -149,7 +149,7 @@ class RunFile(Generic[A]):
         scored: Mapping[str, Any] = found.get("estimators") or {}
         refused = self._differing(found, settings)
         if refused is not None and wanted and set(wanted) < set(scored):
-            self._further = refused
+            self._further = self._lacking(set(scored) - set(wanted))
             refused = self._differing({**found, "estimators": {name: scored[name] for name in wanted}}, settings)
         if refused is not None:
             raise refused
@@ -162,6 +162,14 @@ class RunFile(Generic[A]):
         return BindingMismatchError(
             f"The answers in {self.path} come from a run with other settings: {'; '.join(changed.values())}. "
             "Continue it with the same settings, or start a new file of answers."
+        )
+
+    def _lacking(self, others: set[str]) -> BindingMismatchError:
+        """Why a record with scores of other estimators, too, takes no further answers of this run."""
+        return BindingMismatchError(
+            f"The answers in {self.path} have scores of other estimators as well ({', '.join(sorted(others))}), which "
+            "further answers would lack. Run the command that began the file on all the questions, then this one "
+            "again; or start a new file of answers."
         )
 
     def _write(self, text: str) -> None:
