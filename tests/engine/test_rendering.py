@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from transformers import ByT5Tokenizer
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import ByT5Tokenizer, PreTrainedTokenizerFast
 
 from semgrad_guard.engine.prompts.prompt import render, template_fingerprint
 from semgrad_guard.errors import EmptyPromptError, InputError
@@ -36,6 +37,20 @@ def test_without_a_template_an_answer_begins_as_those_before_it():
     asked = [Message("user", "Q: 1?\nA:"), Message("assistant", "2"), Message("user", "Q: 3?\nA:")]
     assert render(tokenizer, asked).text == "Q: 1?\nA:\n\n2\n\nQ: 3?\nA:\n\n"
     assert render(tokenizer, asked[:2]).text == "Q: 1?\nA:\n\n2"  # an answer that goes on
+
+
+def test_without_a_template_line_breaks_are_tokens_as_before_a_word():
+    """At a text's end such a tokenizer writes both as one token, which the answers before were not behind."""
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = {token: i for i, token in enumerate([*letters, "ĊĊ"])}
+    bpe = Tokenizer(models.BPE(vocabulary, [("Ċ", "Ċ")]))
+    bpe.pre_tokenizer, bpe.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=bpe)
+    asked = [Message("user", "1?"), Message("assistant", "2"), Message("user", "3?")]
+    found = render(tokenizer, asked)
+    assert tokenizer("3?\n\n")["input_ids"][-1] == vocabulary["ĊĊ"]
+    assert found.ids == tuple(tokenizer("1?\n\n2\n\n3?\n\nA")["input_ids"][:-1])
+    assert tokenizer.decode(found.ids) == found.text
 
 
 def test_plain_prompts_keep_the_tokenizers_ordinary_special_tokens():

@@ -279,7 +279,7 @@ def _plain_prompt(
     described: Mapping[str, Any],
 ) -> Prompt:
     text = _joined(turns)
-    ids = tokenize(tokenizer, text, add_special_tokens=True).ids
+    ids = _before_a_word(tokenizer, text) or tokenize(tokenizer, text, add_special_tokens=True).ids
     if semantic_token is not None:
         return Prompt(text, ids, _override(semantic_token, len(ids)), **described)
     return Prompt(text, ids, SemanticToken(-1, "last_token"), **described)
@@ -294,6 +294,20 @@ def _joined(turns: Sequence[Turn]) -> str:
     contents = [turn["content"] for turn in turns]
     goes_on = turns[-1]["role"] != "assistant" and any(turn["role"] == "assistant" for turn in turns)
     return "\n\n".join([*contents, ""] if goes_on else contents)
+
+
+def _before_a_word(tokenizer: _Untyped, text: str) -> tuple[int, ...] | None:
+    """The tokens of a text that ends in white space, as they are where a word follows; None where nothing shows them.
+
+    Tokenizers like GPT-2's write two line breaks as one token at a text's end and as two before a word. A model that
+    has seen the latter before every answer writes another break, or no answer, behind the former.
+    """
+    if not (tokenizer.is_fast and text[-1:].isspace()):
+        return None
+    longer = tokenize(tokenizer, f"{text}A", add_special_tokens=True)
+    word = longer.first_token_of(len(text))
+    straddles = longer.spans is None or longer.spans[word][0] != len(text)  # it holds the white space and the letter
+    return None if straddles else longer.ids[:word]
 
 
 def tokenize(tokenizer: _Untyped, text: str, *, add_special_tokens: bool) -> TokenizedText:
