@@ -28,7 +28,7 @@ from .tiny_models import build
 
 BRIEF = GenerationOptions(max_tokens=6)
 SAMPLED = GenerationOptions(max_tokens=6, temperature=20.0, seed=0)  # tokens that differ
-LONGER = GenerationOptions(max_tokens=60, temperature=2.0, seed=1)
+LONGER = GenerationOptions(max_tokens=60, temperature=2.0, seed=5)
 PROMPT = "What is tea?"
 CASE = CASES[0]
 
@@ -202,7 +202,8 @@ def test_generation_defaults_of_a_checkpoint_play_no_part(
         model.generation_config.update(**settings)
         bare.generation_config.update(**settings)
         found.append(LanguageModel.from_transformers(model, tokenizer).generate(PROMPT, LONGER).response_ids)
-    assert found[0] == found[1] != ()
+    assert found[0] == found[1]
+    assert len(found[0]) > 20
 
 
 @pytest.mark.parametrize("name", ["forward of the whole", "forward of an mlp", "a compiled forward", "a hook"])
