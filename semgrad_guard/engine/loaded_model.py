@@ -199,7 +199,7 @@ class LoadedModel:
             name=self.name,
             revision=self.revision,
             fingerprint=self._scorer.fingerprint,
-            dtype=str(self._model.dtype).removeprefix("torch."),
+            dtype=self._dtype,
             template=self.template_fingerprint(),
         )
 
@@ -253,8 +253,11 @@ class LoadedModel:
     @property
     def slow_dtype(self) -> str | None:
         """The weights' dtype, where this processor has no instructions for it and float32 is several times faster."""
-        slow = lacks_units(cast(torch.dtype, self._model.dtype), self._model.device)
-        return self.identity.dtype if slow else None
+        return self._dtype if lacks_units(cast(torch.dtype, self._model.dtype), self._model.device) else None
+
+    @property
+    def _dtype(self) -> str:
+        return str(self._model.dtype).removeprefix("torch.")
 
     @property
     def n_layers(self) -> int:

@@ -20,9 +20,8 @@ from torch import nn
 _FEW = range(5, 64)  # rows for which W x^T is the faster order, measured
 _LARGE = 1 << 16  # entries of a weight below which the detour costs more than it saves
 _PIECE = 1 << 18  # entries of a weight converted at a time
-
-
 _UNITS = {torch.bfloat16: ("amx_bf16", "avx512_bf16"), torch.float16: ("amx_fp16", "avx512_fp16")}
+"""What an x86 processor calls its instructions for a half-precision dtype."""
 
 
 def lacks_units(dtype: torch.dtype, device: torch.device) -> bool:
@@ -31,7 +30,11 @@ def lacks_units(dtype: torch.dtype, device: torch.device) -> bool:
     There products of several rows take up to seven times as long as in float32 (measured with 40 rows).
     """
     known = device.type == "cpu" and _capabilities().get("architecture") == "x86_64"
-    return known and dtype in _UNITS and not any(_capabilities().get(unit) for unit in _UNITS[dtype])
+    return known and dtype in _UNITS and not _has_units(dtype)
+
+
+def _has_units(dtype: torch.dtype) -> bool:
+    return any(_capabilities().get(unit) for unit in _UNITS[dtype])
 
 
 def multiplies_well(tensor: torch.Tensor) -> bool:
@@ -40,7 +43,7 @@ def multiplies_well(tensor: torch.Tensor) -> bool:
     float16 would lose small probabilities and overflow sums. CPUs without bfloat16 units take it ten times as long.
     """
     if tensor.dtype == torch.bfloat16 and tensor.device.type == "cpu":
-        return bool(_capabilities().get("amx_bf16") or _capabilities().get("avx512_bf16"))
+        return _has_units(tensor.dtype)
     return tensor.dtype != torch.float16
 
 
