@@ -201,7 +201,8 @@ class Verdict(BaseModel):
     standard error of a sampled ParaGrad. `mean_entropy`, `gnll` and `max_probability` are the numbers of these
     estimators, which cost nothing beside any other. `deviation` is the largest relative error that the self-check found
     in the way these scores were computed. `cut` is where the scored answer was cut off: after so many tokens, or at
-    this stop string; None where its model ended it, or where that is not known. `decision_id` names the row of the
+    this stop string; None where its model ended it, or where that is not known. `reasoning` is what the model wrote
+    before the text, which is no part of it: the answer is then unscored. `decision_id` names the row of the
     decision log; there is one as soon as the row is safe.
 
     `schema_version` is 1 as long as every field keeps its name, type and meaning: a reader of version 1 must accept
@@ -246,6 +247,7 @@ class Verdict(BaseModel):
     tier: str | None = None
     reason: str | None = None
     draft: str | None = None
+    reasoning: str | None = None
     drift: bool | None = None
     decision_id: str | None = None
     escalated: Verdict | None = None
@@ -277,7 +279,7 @@ class Verdict(BaseModel):
         `digest` names the text that it belongs to (see `digest_of`).
         """
         record = self.model_dump(
-            mode="json", exclude={"text", "tool_calls", "schema_version", "escalated", "escalated_from"}
+            mode="json", exclude={"text", "reasoning", "tool_calls", "schema_version", "escalated", "escalated_from"}
         )
         if not keep_draft:
             record["draft"] = None

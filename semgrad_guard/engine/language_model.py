@@ -16,10 +16,11 @@ from semgrad_guard.engine.generation.evidence import BatchScoring, Evidence
 from semgrad_guard.engine.generation.generation import Generation
 from semgrad_guard.engine.generation.options import GenerationOptions
 from semgrad_guard.engine.generation.running_batch import RunningBatch
-from semgrad_guard.engine.generation.stream import TextStream
+from semgrad_guard.engine.generation.stream import CertainText, TextStream
 from semgrad_guard.engine.loaded_model import LoadedModel
 from semgrad_guard.engine.objective import Objective
 from semgrad_guard.engine.prompts.prompt import Prompt, render, require_bounded, tokenize
+from semgrad_guard.engine.prompts.reasoning import taken_apart
 from semgrad_guard.engine.prompts.tool_format import ToolAnswer
 from semgrad_guard.engine.scoring.scores import GradientScores
 from semgrad_guard.engine.scoring.segments import By, Segment, score_segments
@@ -83,7 +84,7 @@ class LanguageModel(LoadedModel):
                 self._require_known([prompt])
                 return decoder.run([prompt], fitted, objective or Objective(), streamer=streamer)[0]
 
-        return TextStream(work, decoder.decode, fitted.stop)
+        return TextStream(work, CertainText(decoder.decode, fitted, prompt.thinking))
 
     @property
     def reading_prompt(self) -> str:
@@ -141,15 +142,26 @@ class LanguageModel(LoadedModel):
             UnsupportedToolsError: the chat template knows no tools, or an unknown form of calls.
         """
         raw = self._decoder.decode(generation.response_ids, special=True)
+        if generation.reasoning is not None and self.tool_format.reads_thoughts:
+            raw = self._decoder.decode((*generation.reasoning.ids, *generation.response_ids), special=True)
         found = self.tool_format.parse(raw, generation.prompt.text)
         return found if found.calls or found.broken else ToolAnswer(generation.text)
 
     def evidence(
-        self, conversation: Conversation, text: str, *, template_options: Mapping[str, Any] | None = None
+        self,
+        conversation: Conversation,
+        text: str,
+        *,
+        template_options: Mapping[str, Any] | None = None,
+        cut: bool = False,
+        reasoned: bool = False,
     ) -> Evidence:
         """Evidence about an answer that came from anywhere: another server, an edit, a cache.
 
-        The text is tokenised as a continuation of the rendered prompt, without an end token.
+        The text is tokenised as a continuation of the rendered prompt, without an end token. A text that holds its
+        reasoning by the template's marks is taken apart; `reasoned` says that its author wrote some that it does not
+        hold. Either way the answer has no score, for the reason that `why_empty` tells. `cut` says that a limit ended
+        the text.
 
         Raises:
             EmptyResponseError: the text holds nothing but white space.
@@ -165,8 +177,16 @@ class LanguageModel(LoadedModel):
             raise PromptTooLongError(
                 f"prompt ({len(prompt.ids)} tokens) and response ({len(encoded)}) exceed the context window of {window}"
             )
-        scoring = BatchScoring(self._scorer, [prompt], [encoded], texts=[text], sampler=self._decoder.sampler)
-        return Evidence(prompt, tuple(encoded), scoring)
+        text, reasoning = taken_apart(text, prompt.thinking, cut=cut, reasoned=reasoned)
+        scoring = BatchScoring(
+            self._scorer,
+            [prompt],
+            [() if reasoning else encoded],
+            texts=[text],
+            sampler=self._decoder.sampler,
+            reasoning=[reasoning],
+        )
+        return replace(scoring.evidence[0], cut=len(encoded) if cut else None)
 
     def last_states(self, prompts: Sequence[Prompt], count: int) -> torch.Tensor:
         """Hidden states h^(0) .. h^(L-1) of the prompts' last `count` tokens, in one batch: [prompts, L, count, d].
@@ -194,6 +214,8 @@ class LanguageModel(LoadedModel):
         With `by="sentence"` or `by="clause"`, the text's segments with scores of their own (see `Segment`).
         """
         evidence = self.evidence(conversation, text)
+        if evidence.reasoning is not None:
+            raise InputError(f"the text cannot be scored: {evidence.why_empty}")
         if by is not None:
             encoded = tokenize(self.tokenizer, text, add_special_tokens=False)
             return score_segments(self._scorer, evidence.prompt, encoded, by=by, objective=objective or Objective())

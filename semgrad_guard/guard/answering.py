@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import Any
 
@@ -116,24 +116,26 @@ class Answerer:
         *,
         template_options: TemplateOptions | None = None,
         cut: bool = False,
+        reasoned: bool = False,
     ) -> Draft[None]:
         """A text from anywhere as this model's answer to a conversation; unscored, with the reason, if it has none.
 
-        `cut` says that whoever wrote it was stopped by a limit.
+        `cut` says that a limit stopped its author, `reasoned` that its author reasoned before it. Reasoning that the
+        text holds by the template's marks goes from `verdict.text` into `verdict.reasoning`.
         """
         try:
             if (template_options and template_options.get("tools")) or _calls_tools(conversation):
                 _ = self.model.tool_format  # a template that knows no tools would leave them out in silence
-            evidence = self.model.evidence(conversation, text, template_options=template_options)
+            evidence = self.model.evidence(
+                conversation, text, template_options=template_options, cut=cut, reasoned=reasoned
+            )
         except (InputError, UnsupportedToolsError) as error:
             return Draft(self.unscored(text, str(error), template_options), None)
-        if cut:
-            evidence = replace(evidence, cut=len(evidence.response_ids))
         verdict = assess(
             self.model,
             self.estimator,
             evidence,
-            text=text,
+            text=evidence.text,
             options=self.options,
             prompt_template=self.prompt_template,
             template_options=template_options,
@@ -231,6 +233,7 @@ def assess(
         semantic_token=token.offset,
         semantic_token_source=token.source,
         cut=evidence.cut,
+        reasoning=None if evidence.reasoning is None else evidence.reasoning.text or None,
         reason=score.reason,
         **(score.details or {}),
     )

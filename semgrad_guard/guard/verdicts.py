@@ -127,7 +127,7 @@ def is_withheld(verdict: Verdict) -> bool:
 
 def without_text(decided: Verdict) -> Verdict:
     """The verdict on a draft whose tool calls go out, the decision being advice, and whose text does not."""
-    return decided.model_copy(update={"enforced": False, "text": "", "draft": decided.text or None})
+    return decided.model_copy(update={"enforced": False, "text": "", "reasoning": None, "draft": decided.text or None})
 
 
 def late(policy: Policy, reason: str) -> Verdict:
@@ -156,7 +156,14 @@ def unscored(text: str, *, reason: str, model: str = "unknown", estimator: str =
 
 def abstained(decided: Verdict, message: str) -> Verdict:
     """The verdict with its answer withheld: the message instead, the answer as `draft`."""
-    changes: dict[str, Any] = {"action": "abstain", "text": message, "tool_calls": (), "draft": decided.text or None}
+    draft = decided.text or None
+    changes: dict[str, Any] = {
+        "action": "abstain",
+        "text": message,
+        "reasoning": None,
+        "tool_calls": (),
+        "draft": draft,
+    }
     return decided.model_copy(update=changes)
 
 
@@ -174,6 +181,7 @@ def escalated(decided: Verdict, answer: str | Verdict) -> Verdict:
     changes = {
         "action": "escalate",
         "text": answer.text,
+        "reasoning": answer.reasoning,
         "tool_calls": answer.tool_calls,
         "draft": decided.text,
         "escalated": answer,
@@ -202,7 +210,8 @@ def _keeps(verdict: Verdict) -> bool:
 
 def handed_on(decided: Verdict) -> Verdict:
     """The verdict with its answer withheld and no other in its place: somebody else answers, later."""
-    return decided.model_copy(update={"text": "", "tool_calls": (), "draft": decided.text or None, "promised": False})
+    changes: dict[str, Any] = {"text": "", "reasoning": None, "tool_calls": (), "draft": decided.text or None}
+    return decided.model_copy(update={**changes, "promised": False})
 
 
 def binding_of(verdict: Verdict) -> Binding:

@@ -17,7 +17,7 @@ from transformers import (
 from transformers.generation.streamers import BaseStreamer
 
 from semgrad_guard.engine.generation.evidence import BatchScoring
-from semgrad_guard.engine.generation.generation import Generation, Visible, visible
+from semgrad_guard.engine.generation.generation import Generation, Visible, answered
 from semgrad_guard.engine.generation.options import GenerationOptions
 from semgrad_guard.engine.generation.sampling import ModelSampler
 from semgrad_guard.engine.generation.sampling_plans import SamplingPlan
@@ -105,18 +105,18 @@ class Decoder:
                 output, reused = self._generate(prompts, options, capture, streamer)
         width = max(len(prompt.ids) for prompt in prompts)
         produced = [self._produced(row) for row in output.sequences[:, width:].tolist()]
+        written = [
+            Written(prompt, options, tuple(ids), ended, reused)
+            for prompt, (ids, ended) in zip(prompts, produced, strict=True)
+        ]
         # What was captured belongs to the tokens produced: a batch with other tokens is replayed as a whole.
-        other = any(visible(ids, options.stop, self).retokenized for ids, _ in produced)
+        other = any(self.read(each).retokenized for each in written)
         with clean_slate():  # a caller's inference mode would make tensors that nothing can be replayed from
             captured = (
                 None
                 if capture is None or other
                 else unless_memory_runs_out(lambda: CapturedStates.of(cache_of(output), capture, epoch))
             )
-        written = [
-            Written(prompt, options, tuple(ids), ended, reused)
-            for prompt, (ids, ended) in zip(prompts, produced, strict=True)
-        ]
         return self.generations(written, captured)
 
     def generations(self, written: Sequence[Written], captured: CapturedStates | None) -> list[Generation]:
@@ -125,15 +125,16 @@ class Decoder:
         Their options name the same stop strings.
         """
         stop = written[0].options.stop
-        answers = [visible(each.ids, stop, self) for each in written]
+        answers = [self.read(each) for each in written]
         scoring = BatchScoring(
             self._scorer,
             [each.prompt for each in written],
-            [answer.ids for answer in answers],
+            [answer.scored_ids for answer in answers],
             captured,
             texts=[answer.text for answer in answers],
             sampler=self.sampler,
             stop=stop,
+            reasoning=[answer.reasoning for answer in answers],
         )
         return [
             Generation(
@@ -146,9 +147,15 @@ class Decoder:
                 reused_tokens=each.reused,
                 scoring=scoring,
                 row=row,
+                reasoning=answer.reasoning,
             )
             for row, (each, answer) in enumerate(zip(written, answers, strict=True))
         ]
+
+    def read(self, written: Written) -> Visible:
+        """The answer among the tokens produced. What a grammar has formed holds no thought."""
+        thinking = None if written.options.grammar else written.prompt.thinking
+        return answered(written.ids, written.options.stop, self, thinking, cut=not written.ended)
 
     def capture(self, prompts: Sequence[Prompt], objective: Objective, memory: Memory | None = None) -> Capture | None:
         """Keep h^(k) from the earliest token that will be asked for, where this model's captured tier is exact.

@@ -16,6 +16,7 @@ from semgrad_guard.engine.generation.reading import Ids, Reading
 from semgrad_guard.engine.generation.sampling_plans import Sample, SamplingPlan
 from semgrad_guard.engine.objective import Objective
 from semgrad_guard.engine.prompts.prompt import Prompt
+from semgrad_guard.engine.prompts.reasoning import Reasoning
 from semgrad_guard.engine.replay.captured_states import CapturedStates
 from semgrad_guard.engine.replay.token_batch import TokenBatch
 from semgrad_guard.engine.scoring.attention_reading import AttentionReading
@@ -127,7 +128,8 @@ class BatchScoring:
 
     `captured` is what the batch's generation left (KV cache and captured states); it is freed once the batch is scored,
     and a second objective prefills again. `texts` are the answers as read, `sampler` asks the model for more, and
-    `stop` are the strings that ended the answers and end samples as well.
+    `stop` are the strings that ended the answers and end samples as well. `reasoning` is what each answer follows on;
+    behind some there is nothing to score, and its response is empty.
     """
 
     def __init__(
@@ -140,9 +142,11 @@ class BatchScoring:
         texts: Sequence[str],
         sampler: Sampler,
         stop: tuple[str, ...] = (),
+        reasoning: Sequence[Reasoning | None] = (),
     ) -> None:
         self._live: tuple[BatchScorer, Sampler] | None = (scorer, sampler)
         self.prompts, self.texts, self.stop = tuple(prompts), tuple(texts), stop
+        self.reasoning = tuple(reasoning) or (None,) * len(self.prompts)
         self._ids = [tuple(response) for response in responses]
         self._offsets = [prompt.semantic_token.offset for prompt in prompts]
         # An empty answer keeps its row with a filler token: rows must stay aligned with the captured states.
@@ -197,6 +201,7 @@ class BatchScoring:
             texts=[answer.text for answer in answers],
             sampler=first.sampler,
             stop=first.stop,
+            reasoning=[answer.reasoning for answer in answers],
         )
 
     def part(self, rows: Sequence[int]) -> BatchScoring:
@@ -215,6 +220,7 @@ class BatchScoring:
             texts=[self.texts[row] for row in rows],
             sampler=self.sampler,
             stop=self.stop,
+            reasoning=[self.reasoning[row] for row in rows],
         )
 
     @property
@@ -313,7 +319,9 @@ class Evidence:
 
     @property
     def why_empty(self) -> str:
-        """Why there is nothing to score: a stop string may have ended the answer before it began."""
+        """Why there is nothing to score: it follows on reasoning, or a stop string ended it before it began."""
+        if self.reasoning is not None:
+            return self.reasoning.why_unscored
         if isinstance(self.cut, str):
             return f"the response is empty: the model began with {self.cut!r}, where it was to stop"
         return "the response is empty"
@@ -353,6 +361,11 @@ class Evidence:
     def likeliest(self, count: int) -> Sequence[tuple[tuple[int, float], ...]]:
         """The `count` likeliest tokens at each place and their log-probabilities in nats, the likeliest first."""
         return self.sampler.likeliest(self.prompt, self.response_ids, count) if self.response_ids else ()
+
+    @property
+    def reasoning(self) -> Reasoning | None:
+        """What was written before the answer; where there is some, no token of the answer is scored."""
+        return self.scoring.reasoning[self.row]
 
     @property
     def text(self) -> str:

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from transformers.cache_utils import Cache
 
 from semgrad_guard.engine.generation.decoding import Decoder, Written
-from semgrad_guard.engine.generation.generation import Generation, visible
+from semgrad_guard.engine.generation.generation import Generation
 from semgrad_guard.engine.generation.options import GenerationOptions
 from semgrad_guard.engine.generation.stream import CertainText
 from semgrad_guard.engine.objective import Objective
@@ -61,9 +61,14 @@ class RunningAnswer:
         self.before: Cache = growing_cache()
         self.behind, self.epoch = 0, object()
         self.error: Exception | None = None
-        self._certain = CertainText(decoder.decode, asked.options.stop)
+        self._certain = CertainText(decoder.decode, asked.options, asked.prompt.thinking)
         self._processors = decoder.processors(asked.options, 1, len(asked.prompt.ids))
         self._stop, self._end_tokens = decoder.stop_strings(asked.options.stop), decoder.end_tokens
+
+    @property
+    def written(self) -> Written:
+        """Its tokens."""
+        return Written(self.prompt, self.options, tuple(self.ids), self.ended, self.reused)
 
     def choose(self, logits: torch.Tensor, likeliest: int) -> int:
         """The next token, from the head's output [V] and its likeliest token."""
@@ -227,11 +232,10 @@ class RunningBatch:
         singly = self._scorer.architecture.fixed_positions is not None
         for row in rows:
             # Tokens that were replaced, at a stop string, are not those that the states belong to.
-            other = visible(row.ids, row.options.stop, decoder).retokenized
+            other = decoder.read(row.written).retokenized
             groups[row.behind, row.options.stop, id(row.epoch), other, id(row) if singly else 0].append(row)
         for (*_, other, _), group in groups.items():
-            written = [Written(r.prompt, r.options, tuple(r.ids), r.ended, r.reused) for r in group]
-            answers = decoder.generations(written, None if other else self.left_by(group))
+            answers = decoder.generations([row.written for row in group], None if other else self.left_by(group))
             for row, answer in zip(group, answers, strict=True):
                 row.finish(answer.text)
             found.update(zip(map(id, group), answers, strict=True))

@@ -12,7 +12,9 @@ import torch
 from transformers.generation.streamers import BaseStreamer
 
 from semgrad_guard.engine.generation.generation import Generation
+from semgrad_guard.engine.generation.options import GenerationOptions
 from semgrad_guard.engine.interruption import Stop, Stops, current_stop, stopping
+from semgrad_guard.engine.prompts.reasoning import AnswerTokens, Decode, Thinking, answer_tokens
 from semgrad_guard.errors import AnswerCancelledError, AnswerInterruptedError
 
 _END = object()
@@ -30,13 +32,12 @@ class TextStream(Iterator[str]):
     def __init__(
         self,
         work: Callable[[BaseStreamer], Generation],
-        decode: Callable[[Sequence[int]], str],
-        stop: Sequence[str],
+        certain: CertainText,
     ) -> None:
         # The thread and the iterator hold the worker and not the stream: else a stream that nobody holds any more
         # would live until its answer is complete.
         self._worker = _Worker(work)
-        self._pieces = _pieces(self._worker, decode, stop)
+        self._pieces = _pieces(self._worker, certain)
 
     def __iter__(self) -> TextStream:
         return self
@@ -104,11 +105,11 @@ class _Worker:
             self.tokens.put(_END)
 
 
-def _pieces(worker: _Worker, decode: Callable[[Sequence[int]], str], stop: Sequence[str]) -> Iterator[str]:
+def _pieces(worker: _Worker, certain: CertainText) -> Iterator[str]:
     """The text of a worker's tokens as soon as it is certain."""
     if worker.closed.cancelled:
         return
-    thread, certain = worker.start(), CertainText(decode, stop)
+    thread = worker.start()
     while (token := worker.tokens.get()) is not _END:
         if piece := certain.add(token):
             yield piece
@@ -122,22 +123,37 @@ def _pieces(worker: _Worker, decode: Callable[[Sequence[int]], str], stop: Seque
 
 
 class CertainText:
-    """The text of tokens as they come, as far as later ones can no longer change it."""
+    """An answer's text as its tokens come, as far as later ones can no longer change it. Reasoning is no part of it."""
 
-    def __init__(self, decode: Callable[[Sequence[int]], str], stop: Sequence[str]) -> None:
-        self._decode, self._stop = decode, stop
+    def __init__(self, decode: Decode, options: GenerationOptions, thinking: Thinking | None) -> None:
+        self._decode, self._stop = decode, options.stop
+        self._thinking = None if options.grammar else thinking
         self._ids: list[int] = []
+        self._answer: AnswerTokens | None = None
         self._sent = 0
 
     def add(self, token: int) -> str:
         """What has become certain with one more token."""
         self._ids.append(token)
-        text = self._decode(self._ids)
-        return self._send(text, _safe_length(text, self._stop))
+        if self._thinking is None:
+            text = self._decode(self._ids)
+            return self._send(text, _safe_length(text, self._stop))
+        self._answer = answer = self._answer or self._found(self._thinking)
+        if answer is None:
+            return ""
+        text = self._decode(self._ids[answer.begin :])
+        text = answer.clean(text) if answer.begin else text
+        return self._send(text, _safe_length(text, (*self._stop, *self._thinking.ends)))
 
     def rest(self, text: str) -> str:
         """What is left of the whole text."""
         return self._send(text, len(text))
+
+    def _found(self, thinking: Thinking) -> AnswerTokens | None:
+        """The tokens with which the answer begins, once that is certain."""
+        whole = self._decode(self._ids, special=True)
+        start = thinking.begins(whole)
+        return None if start is None else answer_tokens(self._ids, whole, (start, len(whole)), self._decode)
 
     def _send(self, text: str, end: int) -> str:
         piece, self._sent = text[self._sent : end], max(self._sent, end)

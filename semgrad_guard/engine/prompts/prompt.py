@@ -11,7 +11,8 @@ from typing import Any, cast
 from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
-from semgrad_guard.engine.prompts.semantic_token import MARK, TokenizedText, find_semantic_token
+from semgrad_guard.engine.prompts.reasoning import Thinking, has_marks, thinking_of
+from semgrad_guard.engine.prompts.semantic_token import MARK, TokenizedText, find_semantic_token, header_text
 from semgrad_guard.errors import EmptyPromptError, InputError, PromptTooLongError, UnsupportedModelError
 from semgrad_guard.records import Conversation, Message, PromptForm, SemanticToken, ToolCall
 
@@ -44,7 +45,8 @@ class Prompt:
 
     `question` is the last text the user wrote (the last text at all if no user spoke), or what its `Message` names as
     the bare question; `context` is the passage that it names, if it does. `roles` are those of the turns, `asked` is
-    the whole turn that asks, and `tools` the fingerprint of the template's tools.
+    the whole turn that asks, and `tools` the fingerprint of the template's tools. `thinking` says how the model writes
+    thoughts behind it, None where the template names no marks of thoughts.
     """
 
     text: str
@@ -55,6 +57,7 @@ class Prompt:
     roles: tuple[str, ...] = ("user",)
     asked: str = ""
     tools: str | None = None
+    thinking: Thinking | None = None
 
     @property
     def form(self) -> PromptForm:
@@ -89,27 +92,29 @@ def render(
     turns = _turns(conversation)
     options = dict(template_options or {})
     described = _described(conversation, turns, options)
-    if chat_template(tokenizer, options) is None:
+    template = chat_template(tokenizer, options)
+    if template is None:
         require_bounded(_joined(turns), window, name="prompt")
         return _plain_prompt(tokenizer, turns, semantic_token, described)
     text = _apply_template(tokenizer, turns, options)
     require_bounded(text, window, name="prompt")
     prompt = tokenize(tokenizer, text, add_special_tokens=False)
-    if semantic_token is not None:
-        return Prompt(text, prompt.ids, _override(semantic_token, len(prompt.ids)), **described)
+    own = None if semantic_token is None else _override(semantic_token, len(prompt.ids))
+    thinks = has_marks(tokenizer, template)
+    if own is not None and not thinks:
+        return Prompt(text, prompt.ids, own, **described)
     marked = _apply_template(tokenizer, _marked(turns), options)
-    if marked == text:
+    if marked == text and own is None:
         raise UnsupportedModelError(
             "The chat template leaves out the text that asks, so the model would answer something else. Mend the "
             "tokenizer's chat_template, or use another model."
         )
-    place = find_semantic_token(
-        prompt,
-        unprompted=_apply_template(tokenizer, turns, options, add_generation_prompt=False),
-        marked=marked,
-        special_tokens=[token.content for token in tokenizer.added_tokens_decoder.values()],
-    )
-    return Prompt(text, prompt.ids, place, **described)
+    unprompted = _apply_template(tokenizer, turns, options, add_generation_prompt=False)
+    special = [token.content for token in tokenizer.added_tokens_decoder.values()]
+    place = own or find_semantic_token(prompt, unprompted=unprompted, marked=marked, special_tokens=special)
+    header = header_text(text, unprompted, marked, special_tokens=special) if thinks else ""
+    thinking = thinking_of(tokenizer, template, header) if thinks else None
+    return Prompt(text, prompt.ids, place, **described, thinking=thinking)
 
 
 def require_bounded(text: str, window: int | None, *, name: str) -> None:

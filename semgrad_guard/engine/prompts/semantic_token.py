@@ -80,6 +80,12 @@ def header_start(prompted: str, unprompted: str, *, special_tokens: Iterable[str
     return len(prompted) - len(header) if header else None
 
 
+def header_text(prompted: str, unprompted: str, marked: str, *, special_tokens: Iterable[str] = ()) -> str:
+    """The assistant header: what the template wrote behind the last message to ask for an answer; "" if nothing."""
+    start = header_start(prompted, unprompted, special_tokens=special_tokens)
+    return "" if start is None else prompted[max(start, user_text_end(prompted, marked) or 0) :]
+
+
 def user_text_end(prompted: str, marked: str) -> int | None:
     """Where the marked text ends in `prompted` (exclusive); None if the template left it out."""
     return None if prompted == marked else _shared(prompted, marked)

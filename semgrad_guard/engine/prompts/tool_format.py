@@ -35,7 +35,8 @@ class ToolFormat:
     """How one family of templates writes calls. `parse` takes the answer, special tokens and all, and its prompt.
 
     `around` is what stands before and after a call's JSON, None where an answer cannot be made to be a call.
-    `listed` says whether that JSON is a list of calls.
+    `listed` says whether that JSON is a list of calls, `reads_thoughts` that `parse` takes the thoughts before the
+    answer as well.
     """
 
     name: str
@@ -43,6 +44,7 @@ class ToolFormat:
     around: tuple[str, str] | None
     arguments: str = "arguments"
     listed: bool = False
+    reads_thoughts: bool = False
 
     def rule(self, tools: Sequence[Tool], special_tokens: Mapping[str, int]) -> str:
         """The grammar rule of an answer that is exactly one call of one of these tools.
@@ -103,7 +105,7 @@ def tool_format(tokenizer: Any, template: str | None) -> ToolFormat:
             "this model's chat template writes tool calls in a form that is not known here, and its tokenizer brings "
             "no response_template to read them by; set tokenizer.response_template"
         )
-    return ToolFormat("response_template", partial(_parse_by_template, tokenizer), None)
+    return ToolFormat("response_template", partial(_parse_by_template, tokenizer), None, reads_thoughts=True)
 
 
 def _parse_tagged(text: str, prompt: str) -> ToolAnswer:

@@ -71,7 +71,7 @@ def collect_grids(
 def _answered(question: Question, generation: Generation, objective: Objective) -> GridAnswer:
     timed = generation.evidence.gradients(objective)
     grid = timed.scores.grid if timed is not None else ()
-    reason = "the response is empty" if timed is None else timed.scores.reason or "a gradient is not finite"
+    reason = generation.evidence.why_empty if timed is None else timed.scores.reason or "a gradient is not finite"
     return GridAnswer(
         key=question.key,
         id=question.id,

@@ -231,7 +231,7 @@ def _facts(question: Question, generation: Generation) -> dict[str, Any]:
         **_asked(question),
         "text": generation.text,
         "finish_reason": generation.finish_reason,
-        "token_ids": generation.response_ids,
+        "token_ids": generation.evidence.response_ids,
         "entropies": timed.scores.entropies if timed else (),
         "log_probs": timed.scores.log_probs if timed else (),
     }

@@ -1,0 +1,230 @@
+"""Where an answer begins behind its reasoning: marks of documented families, in tokens as tokenizers have them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from transformers import PreTrainedTokenizerFast
+
+from semgrad_guard.engine.generation.generation import Visible, answered
+from semgrad_guard.engine.generation.options import GenerationOptions
+from semgrad_guard.engine.generation.stream import CertainText
+from semgrad_guard.engine.prompts.prompt import Prompt, render
+from semgrad_guard.engine.prompts.reasoning import Thinking, taken_apart
+
+from .chat_templates import with_template
+
+THINK = ("<think>", "</think>")
+QWEN = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content.split('</think>') | last }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n"
+    "{% if enable_thinking is false %}<think>\n\n</think>\n\n{% endif %}{% endif %}"
+)
+
+
+def turns(user: str, end: str, header: str) -> str:
+    """A template with these marks around what the user says, and this header."""
+    return (
+        f"{{% for m in messages %}}{user}{{{{ m.content }}}}{end}{{% endfor %}}"
+        f"{{% if add_generation_prompt %}}{header}{{% endif %}}"
+    )
+
+
+@dataclass(frozen=True)
+class Family:
+    """A template, the tokens of its marks (seen in text, or control tokens), and its options."""
+
+    template: str
+    seen: tuple[str, ...] = ()
+    control: tuple[str, ...] = ()
+    options: tuple[tuple[str, Any], ...] = ()
+
+
+FAMILIES = {
+    "qwen3": Family(QWEN, THINK, ("<|im_start|>", "<|im_end|>")),
+    "qwen3 off": Family(QWEN, THINK, ("<|im_start|>", "<|im_end|>"), (("enable_thinking", False),)),
+    "r1": Family(turns("<u>", "", "<a><think>\n") + "{# </think> #}", THINK, ("<u>", "<a>")),
+    "r1 first": Family(turns("<u>", "", "<a>") + "{# </think> #}", THINK, ("<u>", "<a>")),
+    "v3.1 off": Family(turns("<u>", "", "<a></think>") + "{# <think> #}", THINK, ("<u>", "<a>")),
+    "magistral": Family(turns("[INST]", "[/INST]", "") + "{# [THINK][/THINK] #}", (), ("[THINK]", "[/THINK]")),
+    "seed-oss": Family(turns("<u>", "", "<a>") + "{# <seed:think></seed:think> #}", ("<seed:think>", "</seed:think>")),
+    "seed-oss, budget 0": Family(
+        turns("<u>", "", "<a><seed:think><seed:cot_budget_reflect>0</seed:cot_budget_reflect>") + "{# </seed:think> #}",
+        ("<seed:think>", "</seed:think>"),
+    ),
+    "gpt-oss": Family(
+        turns("<|start|>user<|message|>", "<|end|>", "<|start|>assistant") + "{# <|channel|> #}",
+        (),
+        ("<|start|>", "<|channel|>", "<|message|>", "<|end|>"),
+    ),
+    "gemma 4": Family(turns("<u>", "", "<a>") + "{# <|channel>thought <channel|> #}", (), ("<|channel>", "<channel|>")),
+    "granite": Family(turns("<u>", "", "<a>") + "{# <think></think><response></response> #}"),
+    "nemotron": Family(turns("<u>", "", "<a><think>\n") + "{# </think> #}"),
+    "apriel": Family(turns("<u>", "", "<a>Here are my reasoning steps:\n") + "{# [BEGIN FINAL RESPONSE] #}"),
+    "plain": Family(turns("<u>", "", "<a>")),
+}
+
+THOUGHT = "It is Rome."
+CASES: tuple[tuple[str, str, str, str | None, bool], ...] = (
+    # family, what was written, the answer, the thought (None: no reasoning), whether a limit ended it
+    ("qwen3", f"<think>\n{THOUGHT}\n</think>\n\nMilan", "Milan", THOUGHT, False),
+    ("qwen3", f"\n <think>{THOUGHT}</think>Milan", "Milan", THOUGHT, False),
+    ("qwen3", "<think>\nIt is", "", "It is", True),
+    ("qwen3", "<think>\n\n</think>\n\nMilan", "Milan", None, False),
+    ("qwen3", "<think>\n\n</think>\n\n<think>a</think>Milan", "Milan", "a", False),
+    ("qwen3", f"{THOUGHT}\n</think>\n\nMilan", "Milan", THOUGHT, False),
+    ("qwen3", "Milan", "Milan", None, True),
+    ("qwen3", "Write <think> and </think> around it", "Write <think> and </think> around it", None, False),
+    ("qwen3", f"<think>{THOUGHT}</think>Write </think> behind", "Write </think> behind", THOUGHT, False),
+    ("qwen3 off", " Milan </think> Rome", " Milan </think> Rome", None, False),
+    ("qwen3 off", f"<think>{THOUGHT}</think>Milan", "Milan", THOUGHT, False),
+    ("r1", f"{THOUGHT}\n</think>\n\nMilan", "Milan", THOUGHT, False),
+    ("r1", "It is", "", "It is", True),
+    ("r1", "\n</think>\n\nMilan", "Milan", None, False),
+    ("r1", f"<think>{THOUGHT}</think>Milan", "Milan", THOUGHT, False),
+    ("r1 first", f"{THOUGHT}</think>Milan", "Milan", THOUGHT, False),
+    ("r1 first", "It is", "", "It is", True),
+    ("r1 first", "Milan", "Milan", None, False),
+    ("v3.1 off", "Milan", "Milan", None, True),
+    ("magistral", f"[THINK]{THOUGHT}[/THINK]Milan", "Milan", THOUGHT, False),
+    ("magistral", "Milan", "Milan", None, False),
+    (
+        "seed-oss",
+        f"<seed:think>{THOUGHT}<seed:cot_budget_reflect>Half.</seed:cot_budget_reflect></seed:think>Milan",
+        "Milan",
+        f"{THOUGHT}<seed:cot_budget_reflect>Half.</seed:cot_budget_reflect>",
+        False,
+    ),
+    ("seed-oss, budget 0", "</seed:think>Milan", "Milan", None, False),
+    (
+        "gpt-oss",
+        f"<|channel|>analysis<|message|>{THOUGHT}<|end|><|start|>assistant<|channel|>final<|message|>Milan",
+        "Milan",
+        THOUGHT,
+        False,
+    ),
+    (
+        "gpt-oss",
+        "<|channel|>analysis<|message|>a<|end|><|start|>assistant<|channel|>analysis<|message|>b<|end|>"
+        "<|start|>assistant<|channel|>final<|message|>Milan<|end|>",
+        "Milan",
+        "a\n\nb",
+        False,
+    ),
+    ("gpt-oss", "<|channel|>analysis<|message|>The user", "", "The user", True),
+    ("gpt-oss", "<|channel|>analysis<|message|>a<|end|><|start|>assistant<|channel|>fin", "", "a", True),
+    ("gpt-oss", '<|channel|>commentary to=functions.f<|message|>{"a": 1}', "", "", False),
+    ("gpt-oss", "<|channel|>final<|message|>Milan", "Milan", None, False),
+    ("gpt-oss", "Milan", "Milan", None, False),
+    ("gemma 4", f"<|channel>thought\n{THOUGHT}<channel|>Milan", "Milan", THOUGHT, False),
+    ("granite", f"<think>{THOUGHT}</think><response>Milan</response>", "Milan", THOUGHT, False),
+    ("granite", f"<think>{THOUGHT}</think> Milan", "Milan", THOUGHT, False),
+    ("granite", "<thi", "", "<thi", True),
+    ("nemotron", f"{THOUGHT}</think>\n\nMilan", "Milan", THOUGHT, False),
+    ("apriel", f"{THOUGHT}\n[BEGIN FINAL RESPONSE]\nMilan\n[END FINAL RESPONSE]", "Milan\n", THOUGHT, False),
+    ("plain", f"<think>{THOUGHT}</think>Milan", f"<think>{THOUGHT}</think>Milan", None, True),
+)
+
+
+class Codec:
+    """A tokenizer, as a decoder uses it."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerFast) -> None:
+        self.tokenizer = tokenizer
+
+    def encode(self, text: str) -> tuple[int, ...]:
+        return tuple(self.tokenizer(text, add_special_tokens=False)["input_ids"])
+
+    def decode(self, ids: Any, *, special: bool = False) -> str:
+        return self.tokenizer.decode(list(ids), skip_special_tokens=not special, clean_up_tokenization_spaces=False)
+
+
+def asked(name: str, question: str = "What is it?", **how: Any) -> tuple[Prompt, Codec]:
+    family = FAMILIES[name]
+    tokenizer = with_template(family.template, family.control)
+    tokenizer.add_tokens(list(family.seen))
+    return render(tokenizer, question, template_options=dict(family.options), **how), Codec(tokenizer)
+
+
+def read(name: str, text: str, *, cut: bool, stop: tuple[str, ...] = ()) -> tuple[Visible, list[int], Codec]:
+    prompt, codec = asked(name)
+    ids = list(codec.encode(text))
+    return answered(ids, stop, codec, prompt.thinking, cut=cut), ids, codec
+
+
+@pytest.mark.parametrize(("name", "text", "answer", "thought", "cut"), CASES)
+def test_an_answer_begins_behind_its_reasoning(
+    name: str, text: str, answer: str, thought: str | None, cut: bool
+) -> None:
+    found, ids, codec = read(name, text, cut=cut)
+    assert found.text == answer
+    assert (None if found.reasoning is None else found.reasoning.text) == thought
+    if found.reasoning is None:
+        assert found.scored_ids == tuple(ids[: len(found.ids)]), "scored as today"
+    else:
+        assert found.scored_ids == ()
+        assert found.reasoning.finished == bool(answer)
+        assert codec.decode(found.ids).strip() == answer.strip()
+        assert not answer or tuple(ids)[: len(found.reasoning.ids) + len(found.ids)] == found.reasoning.ids + found.ids
+
+
+@pytest.mark.parametrize(("name", "text", "answer", "thought", "cut"), CASES)
+def test_a_stream_shows_the_answer_alone(name: str, text: str, answer: str, thought: str | None, cut: bool) -> None:
+    prompt, codec = asked(name)
+    certain = CertainText(codec.decode, GenerationOptions(), prompt.thinking)
+    pieces = [certain.add(token) for token in codec.encode(text)]
+    assert "".join([*pieces, certain.rest(answer)]) == answer
+    if thought and answer:
+        assert len([piece for piece in pieces if piece]) > 1, "it streams once the thought has ended"
+
+
+@pytest.mark.parametrize(
+    "question", ["Is </think> a mark?", "</think>", "<think>", "<|channel|>final<|message|>", "[/THINK]", "[THINK]"]
+)
+@pytest.mark.parametrize("how", [{}, {"semantic_token": -1}], ids=["own", "override"])
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_mark_that_the_user_writes_moves_no_border(name: str, question: str, how: dict[str, int]) -> None:
+    assert asked(name, question, **how)[0].thinking == asked(name)[0].thinking
+
+
+def test_a_stop_string_ends_the_answer_and_is_no_part_of_it() -> None:
+    found, _, _ = read("qwen3", "<think>\na.\n</think>\n\nMilan. Or", cut=False, stop=(".",))
+    assert (found.text, found.cut) == ("Milan", "."), "the thought's own full stop is another"
+    found, _, _ = read("qwen3", "<think>\na.", cut=False, stop=(".",))
+    assert (found.text, found.cut, found.reasoning and found.reasoning.finished) == ("", ".", False)
+
+
+def test_a_response_template_names_the_marks() -> None:
+    fields = {
+        "thinking": {"open": "<t>", "close": "</t>", "content": "text"},
+        "content": {"open": "<r>", "close": "</r>"},
+    }
+    tokenizer = with_template(turns("<u>", "", "<a>"))
+    tokenizer.response_template = {"fields": fields}
+    thinking = render(tokenizer, "Hi").thinking
+    assert isinstance(thinking, Thinking)
+    text = "<t>It is Rome.</t><r>Milan"
+    assert [
+        text[begin:end] for begin, end in (*thinking.parts(text).thoughts, thinking.parts(text).answer or (0, 0))
+    ] == [
+        "It is Rome.",
+        "Milan",
+    ]
+
+
+def test_a_text_from_elsewhere_is_taken_apart() -> None:
+    qwen, opened = asked("qwen3")[0].thinking, asked("r1")[0].thinking
+    for thinking, text, reasoned, found in (
+        (qwen, "<think>a</think>\n\nMilan", False, ("Milan", "a")),
+        (qwen, "Milan", False, ("Milan", None)),
+        (qwen, "Milan", True, ("Milan", "")),
+        (opened, "a</think>\n\nMilan", False, ("Milan", "a")),
+        (opened, "Milan", False, ("Milan", "")),
+        (opened, "<think>a</think>Milan", False, ("Milan", "a")),
+        (None, "Milan", True, ("Milan", "")),
+        (None, "<think>Milan", False, ("<think>Milan", None)),
+    ):
+        answer, reasoning = taken_apart(text, thinking, cut=False, reasoned=reasoned)
+        assert (answer, None if reasoning is None else reasoning.text) == found

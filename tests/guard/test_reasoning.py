@@ -1,0 +1,93 @@
+"""Reasoning is never taken for an answer: not by the score, the decision, the promise, the grader, nor the delivery."""
+
+from __future__ import annotations
+
+import pytest
+
+from semgrad_guard import GenerationOptions, Guard, HybridGrad, LanguageModel, Policy
+from semgrad_guard.engine.generation.running_batch import Asked
+from semgrad_guard.errors import InputError
+from semgrad_guard.estimators import MeanEntropy
+from semgrad_guard.guard import Answerer
+from tests.thinking import ANSWERS, THOUGHTS, UNTHOUGHT, thinking_model, written
+
+OFF = {"enable_thinking": False}
+QUESTIONS = list(ANSWERS)
+ALL = Policy(threshold=1e9)
+
+
+@pytest.fixture(scope="module")
+def model() -> LanguageModel:
+    return thinking_model()
+
+
+def test_a_generation_knows_its_reasoning_and_its_answer(model: LanguageModel) -> None:
+    for question, generation in zip(QUESTIONS, model.generate_batch(QUESTIONS), strict=True):
+        reasoning = generation.reasoning
+        assert reasoning is not None
+        assert (generation.text, reasoning.text) == (ANSWERS[question], THOUGHTS[question])
+        whole = model.tokenizer.decode([*reasoning.ids, *generation.response_ids])
+        assert whole == written(question)
+        assert generation.evidence.gradients() is None
+        assert generation.evidence.observed() is None
+
+
+@pytest.mark.parametrize("estimator", [HybridGrad(), MeanEntropy()])
+@pytest.mark.parametrize("max_tokens", [64, 6], ids=["whole", "cut in mid-thought"])
+def test_an_answer_behind_a_thought_is_unscored(
+    model: LanguageModel, estimator: HybridGrad | MeanEntropy, max_tokens: int
+) -> None:
+    guard = Guard(model, ALL, estimator=estimator, options=GenerationOptions(max_tokens=max_tokens))
+    for question, verdict in zip(QUESTIONS, guard.batch(QUESTIONS), strict=True):
+        assert (verdict.status, verdict.action, verdict.promised) == ("unscored", "abstain", False)
+        assert verdict.draft == (ANSWERS[question] if max_tokens == 64 else None)
+        assert verdict.reasoning is None, "a thought names the answer: it is withheld with the draft"
+        assert "enable_thinking" in (verdict.reason or "")
+        assert ("cut off within its reasoning" in (verdict.reason or "")) == (max_tokens == 6)
+
+
+@pytest.mark.parametrize("policy", [ALL, Policy(threshold=1e9, on_unscored="answer")], ids=["observe", "answer"])
+def test_a_delivered_answer_is_the_text_behind_the_thought(model: LanguageModel, policy: Policy) -> None:
+    guard = Guard(model, policy, estimator=HybridGrad(), mode="observe" if policy is ALL else "enforce")
+    verdict = guard(QUESTIONS[0])
+    assert (verdict.text, verdict.reasoning) == (ANSWERS[QUESTIONS[0]], THOUGHTS[QUESTIONS[0]])
+    assert not verdict.promised
+    assert "It is" not in str(verdict.metadata())
+    pieces = list(stream := guard.stream(QUESTIONS[0]))
+    assert "".join(pieces) == stream.verdict.text == ANSWERS[QUESTIONS[0]]
+
+
+def test_answers_without_a_thought_are_scored_as_before(model: LanguageModel) -> None:
+    mixed = [QUESTIONS[0], UNTHOUGHT, QUESTIONS[1]]
+    (first, plain, last), alone = model.generate_batch(mixed), model.generate(UNTHOUGHT)
+    assert (first.reasoning is None, plain.reasoning, last.reasoning is None) == (False, None, False)
+    assert plain.text == "yes"
+    scores = [HybridGrad()(each.evidence).uncertainty for each in (plain, alone)]
+    assert scores[0] == pytest.approx(scores[1], rel=1e-4)
+    off = model.generate(QUESTIONS[1], template_options=OFF)
+    assert (off.text, off.reasoning) == (ANSWERS[QUESTIONS[1]], None)
+    assert HybridGrad()(off.evidence).uncertainty is not None
+
+
+def test_a_running_batch_keeps_the_rule(model: LanguageModel) -> None:
+    heard: list[str] = []
+    batch, prompt = model.running_batch(), model.render(QUESTIONS[0])
+
+    rows = batch.join([Asked(prompt, GenerationOptions(), heard.append)])
+    while batch.rows:
+        batch.step()
+    (generation,) = batch.generations(rows)
+    assert (generation.text, "".join(heard)) == (ANSWERS[QUESTIONS[0]], ANSWERS[QUESTIONS[0]])
+    assert generation.evidence.gradients() is None
+
+
+def test_a_text_from_elsewhere_is_read_by_the_same_rule(model: LanguageModel) -> None:
+    question, answerer = QUESTIONS[0], Answerer(model, HybridGrad(), served=True)
+    raw = answerer.scored(question, written(question)).verdict
+    assert (raw.status, raw.text, raw.reasoning) == ("unscored", ANSWERS[question], THOUGHTS[question])
+    told = answerer.scored(question, ANSWERS[question], reasoned=True).verdict
+    assert (told.status, told.text) == ("unscored", ANSWERS[question])
+    assert answerer.scored(question, ANSWERS[question]).verdict.status == "scored"
+    for by in (None, "sentence"):
+        with pytest.raises(InputError, match="reasoning"):
+            model.score(question, written(question), by=by)  # type: ignore[call-overload]
