@@ -3,8 +3,8 @@
 A `Stop` is made where a call begins and set for the calls below with `stopping`; a context variable carries it down, so
 that no function needs a parameter for it. Code that runs a model asks `current_stop().check()` between two pieces of
 work: at each decoder layer, between blocks of the vocabulary, while it waits for a lock. `check` raises; whoever holds
-something lets it go in the usual way, and no result is changed. A new thread begins without any stop: run its work in
-`contextvars.copy_context()`.
+something lets it go in the usual way, and no result is changed. A new thread begins without the stops of its maker: see
+`model_threads.start`.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
+from typing import ClassVar
+from weakref import WeakSet
 
 from semgrad_guard.errors import AnswerCancelledError, DeadlineExceededError, InputError
 
@@ -139,14 +141,36 @@ class InterruptibleLock:
     `turn` counts how often it was taken by a thread that did not hold it; `leaving` is called at the end of each turn.
     """
 
+    _all: ClassVar[WeakSet[InterruptibleLock]] = WeakSet()
+    _all_lock: ClassVar[threading.Lock] = threading.Lock()
+
     def __init__(self, leaving: Callable[[], None] | None = None) -> None:
         self._lock = threading.RLock()
         self._leaving, self._depth = leaving, 0
+        self._holder: threading.Thread | None = None
         self.turn = 0
+        with self._all_lock:
+            self._all.add(self)
+
+    @classmethod
+    def keep_all(cls) -> None:
+        """Take all locks for good, each at the end of the turn that it is in: only this thread runs a model now."""
+        with cls._all_lock:
+            locks = list(cls._all)
+        for lock in locks:
+            while not lock._lock.acquire(timeout=_SLICE):
+                if lock._holder is not None and not lock._holder.is_alive():
+                    break  # it ended within its turn, and nobody will get the lock
+
+    @classmethod
+    def forget_all(cls) -> None:
+        """After a fork: who holds a lock that was made before it is not in this process."""
+        cls._all, cls._all_lock = WeakSet(), threading.Lock()
 
     def __enter__(self) -> None:
         self._acquire()
         self._depth += 1
+        self._holder = threading.current_thread()
         self.turn += self._depth == 1
 
     def __exit__(self, *_: object) -> None:
@@ -155,6 +179,8 @@ class InterruptibleLock:
                 self._leaving()
         finally:
             self._depth -= 1
+            if not self._depth:
+                self._holder = None
             self._lock.release()
 
     def _acquire(self) -> None:

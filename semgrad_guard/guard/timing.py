@@ -9,9 +9,9 @@ from concurrent.futures import TimeoutError as FutureTimeoutError
 from contextlib import contextmanager
 from contextvars import copy_context
 from functools import partial
-from threading import Thread
 from typing import TypeVar
 
+from semgrad_guard.engine import model_threads
 from semgrad_guard.engine.interruption import Stop, current_stop, stopping
 
 T = TypeVar("T")
@@ -74,19 +74,18 @@ async def off_loop(work: Callable[[], T]) -> T:
 
 
 def _in_a_thread(work: Callable[[], T]) -> Future[T]:
-    """The future of work in a daemon thread: it must not keep a process alive that nobody waits in."""
+    """The future of work in a thread that does not keep the process alive."""
     future: Future[T] = Future()
-    context = copy_context()
 
     def run() -> None:
         try:
-            result = context.run(work)
+            result = work()
         except BaseException as error:  # noqa: BLE001 - raised by whoever waits
             _settle(partial(future.set_exception, error))
         else:
             _settle(partial(future.set_result, result))
 
-    Thread(target=run, daemon=True, name="semgrad-guard-work").start()
+    model_threads.start(run, name="semgrad-guard-work", context=copy_context())
     return future
 
 

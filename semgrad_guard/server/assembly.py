@@ -10,7 +10,6 @@ from datetime import timedelta
 from functools import cached_property
 from importlib.util import find_spec
 from pathlib import Path
-from threading import Thread
 from typing import TYPE_CHECKING, TypeVar
 
 from fastapi import FastAPI
@@ -18,6 +17,7 @@ from fastapi import FastAPI
 from semgrad_guard.calibration import DriftMonitor
 from semgrad_guard.decision_log.decision_log import DecisionLog
 from semgrad_guard.decision_log.places import journal_folder, log_address
+from semgrad_guard.engine import model_threads
 from semgrad_guard.engine.generation.options import GenerationOptions
 from semgrad_guard.engine.language_model import LanguageModel
 from semgrad_guard.engine.replay.memory_budget import Memory
@@ -103,7 +103,7 @@ def _aside(work: Callable[[], T]) -> T:
         except BaseException as error:  # noqa: BLE001 - raised by whoever waits
             future.set_exception(error)
 
-    Thread(target=run, daemon=True, name="semgrad-guard-loading").start()
+    model_threads.start(run, name="semgrad-guard-loading")
     return future.result()
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextvars import Context
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
@@ -189,7 +188,7 @@ class RunningRequests:
     def _join(self, orders: Sequence[Order]) -> None:
         """Read prompts in one pass, or where that fails one by one.
 
-        The pass that reads one prompt ends when its client goes away; one that reads several ends by itself.
+        The pass that reads one prompt ends when its client goes away; one that reads several, only with the server.
         """
         joined = [_Writing(turn, assignment, turn.context.run(current_stop)) for turn, assignment in orders]
         asked = [
@@ -199,8 +198,7 @@ class RunningRequests:
         every = [one for each in asked for one in each]
         rows: Sequence[RunningAnswer] = ()
         try:
-            alone = joined[0].turn.context if len(joined) == 1 else Context()
-            rows = alone.run(self._batch.join, every)
+            rows = joined[0].turn.run(lambda: self._batch.join(every)) if len(joined) == 1 else self._batch.join(every)
         except BaseException as error:  # noqa: BLE001 - raised by whoever waits
             if len(joined) == 1:
                 joined[0].turn.fail(error)

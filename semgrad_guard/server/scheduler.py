@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from semgrad_guard.adapters.answer_form import AnswerForm
+from semgrad_guard.engine import model_threads
 from semgrad_guard.engine.interruption import Stop, current_stop, stopping
 from semgrad_guard.engine.language_model import LanguageModel
 from semgrad_guard.engine.scoring.segments import By, Segment
@@ -45,6 +46,20 @@ class _Job(Turn[Any]):
     request: AnswerRequest | None = None
     work: Callable[[], Any] | None = None
     assignment: Assignment | None = None
+
+
+class _Closing(Stop):
+    """Stops what the model's thread does, and wakes it where it waits."""
+
+    def __init__(self, changed: threading.Condition) -> None:
+        super().__init__()
+        self._changed = changed
+
+    def cancel(self) -> None:
+        """As `Stop.cancel`."""
+        with self._changed:
+            super().cancel()
+            self._changed.notify_all()
 
 
 class Scheduler:
@@ -80,9 +95,11 @@ class Scheduler:
         self._writer = Writer(model, estimator, prompt_template=prompt_template, served=served)
         self._waiting: deque[_Job] = deque()
         self._changed = threading.Condition()
-        self._closed, self._turn_seconds, self._since = False, _FIRST_GUESS, time.monotonic()
-        self._thread = threading.Thread(target=self._run, daemon=True, name=f"semgrad-guard-{model.name}")
-        self._thread.start()
+        self._closing = _Closing(self._changed)
+        self._turn_seconds, self._since = _FIRST_GUESS, time.monotonic()
+        self._thread = model_threads.start(
+            self._run, name=f"semgrad-guard-{model.name}", stop=self._closing, only_runs_the_model=True
+        )
 
     @property
     def name(self) -> str:
@@ -97,7 +114,7 @@ class Scheduler:
     @property
     def is_full(self) -> bool:
         """Whether one more request would be refused."""
-        return self._closed or self.depth >= self.limit
+        return self._closing.cancelled or self.depth >= self.limit
 
     async def answer(self, request: AnswerRequest) -> list[Draft[Answer]]:
         """The scored drafts of a request.
@@ -169,22 +186,21 @@ class Scheduler:
         """Whole seconds after which there should be room again, at least 1."""
         return max(1, math.ceil(self._turn_seconds * (self.depth + 1)))
 
-    def close(self, *, timeout: float = 10.0) -> None:
-        """Let go of what waits, and of the thread once it has finished its turn."""
+    def close(self) -> None:
+        """Let go of what waits, stop what is being written, and return once the model's thread has ended."""
         with self._changed:
-            self._closed = True
+            self._closing.cancel()
             left, self._waiting = list(self._waiting), deque()
-            self._changed.notify_all()
         for turn in left:
             if turn.future.set_running_or_notify_cancel():
                 turn.future.set_exception(AnswerCancelledError("the server is shutting down; ask again later"))
-        self._thread.join(timeout)
+        self._thread.join()
 
     # The queue.
 
     def _put(self, job: _Job) -> None:
         with self._changed:
-            if self._closed:
+            if self._closing.cancelled:
                 raise AnswerCancelledError("the server is shutting down; ask again later")
             if len(self._waiting) >= self.limit:
                 raise QueueFullError(
@@ -228,7 +244,8 @@ class Scheduler:
         try:
             return self._look()
         except BaseException as error:  # noqa: BLE001 - told in the log, and again to a request
-            logger.warning("the model could not be looked at; the next request tries again: %r", error)
+            if not self._closing.cancelled:
+                logger.warning("the model could not be looked at; the next request tries again: %r", error)
             return None
 
     def _look_for_a_request(self) -> Batcher | None:
@@ -241,12 +258,12 @@ class Scheduler:
             return None
 
     def _wait(self, *, idle: bool) -> bool:
-        """Wait for something to do; not for ever, and in vain, once the scheduler is closed."""
+        """Wait for something to do; in vain once the scheduler is closed and nothing is being written."""
         with self._changed:
             if idle:
-                self._changed.wait_for(lambda: self._waiting or self._closed)
+                self._changed.wait_for(lambda: self._waiting or self._closing.cancelled)
                 self._since = time.monotonic()
-            return bool(self._waiting) or not idle
+            return not idle or (bool(self._waiting) and not self._closing.cancelled)
 
     def _next(self, batcher: Batcher) -> list[_Job]:
         """What begins now: other work, or the oldest request and those that are written together with it.

@@ -8,10 +8,11 @@ from contextvars import Context
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
-from semgrad_guard.engine.interruption import current_stop
+from semgrad_guard.engine.interruption import current_stop, stopping
 from semgrad_guard.errors import SemGradGuardError
 
 T = TypeVar("T")
+R = TypeVar("R")
 
 
 @dataclass(eq=False)
@@ -25,10 +26,21 @@ class Turn(Generic[T]):
         """Whether somebody still waits; from now on, the thread has to settle it."""
         return self.future.set_running_or_notify_cancel()
 
+    def run(self, work: Callable[[], R]) -> R:
+        """What `work` returns in this turn's context, under the stops of the running thread as well."""
+        own = current_stop()
+
+        def under_both() -> R:
+            with stopping(own):
+                current_stop().check()
+                return work()
+
+        return self.context.run(under_both)
+
     def settle(self, work: Callable[[], T]) -> None:
         """What `work` returns, or raises, is what whoever waits gets."""
         try:
-            result = self.context.run(_under_its_stops, work)
+            result = self.run(work)
         except BaseException as error:  # noqa: BLE001 - raised by whoever waits
             self.fail(error)
         else:
@@ -38,8 +50,3 @@ class Turn(Generic[T]):
         """Whoever waits gets this error."""
         # The frames of our own errors hold the states of the model.
         self.future.set_exception(error.with_traceback(None) if isinstance(error, SemGradGuardError) else error)
-
-
-def _under_its_stops(work: Callable[[], T]) -> T:
-    current_stop().check()
-    return work()

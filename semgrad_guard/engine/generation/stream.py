@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from transformers.generation.streamers import BaseStreamer
 
+from semgrad_guard.engine import model_threads
 from semgrad_guard.engine.generation.generation import Generation
 from semgrad_guard.engine.generation.options import GenerationOptions
 from semgrad_guard.engine.interruption import Stop, Stops, current_stop, stopping
@@ -87,15 +88,17 @@ class _Worker:
 
     def start(self) -> threading.Thread:
         """Begin, with the context variables of the calling thread."""
-        thread = threading.Thread(
-            target=copy_context().run, args=(self._generate,), daemon=True, name="semgrad-guard-stream"
+        return model_threads.start(
+            self._generate,
+            name="semgrad-guard-stream",
+            stop=self.closed,
+            context=copy_context(),
+            only_runs_the_model=True,
         )
-        thread.start()
-        return thread
 
     def _generate(self) -> None:
         try:
-            with stopping(self._opened_under), stopping(self.closed):
+            with stopping(self._opened_under):
                 self.result = self._work(_Tokens(self.tokens))
         except AnswerInterruptedError as error:
             self.result = error.with_traceback(None)  # its frames hold the states of the model

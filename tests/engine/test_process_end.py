@@ -1,0 +1,110 @@
+"""A process that ends while a thread runs a model: the work is stopped, and the exit code is the program's own."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.warm_python import WarmPython
+
+SETTING = """
+import atexit
+ends = []
+atexit.register(lambda: print(*ends))  # before ours, and so called after it
+
+import asyncio, os, threading
+from semgrad_guard import GenerationOptions, HybridGrad, LanguageModel, Message
+from semgrad_guard.guard import off_loop
+from tests.conftest import byte_tokenizer, random_llama
+
+sizes = {"hidden_size": 256, "intermediate_size": 512, "max_position_embeddings": 4096, "eos_token_id": None}
+model = LanguageModel.from_transformers(random_llama(**sizes), byte_tokenizer(), name="random")
+begun = threading.Event()
+model._model.register_forward_hook(lambda *_: begun.set())
+LONG = GenerationOptions(max_tokens=3000, temperature=1.0, seed=3)
+
+def write():
+    ends.append("nothing")
+    try:
+        ends[-1] = model.generate("What is tea?", LONG).finish_reason
+    except BaseException as error:
+        ends[-1] = type(error).__name__
+        raise
+"""
+
+STREAM = """
+stream = model.stream("What is tea?", LONG)
+next(stream)
+"""
+
+OFF_LOOP = """
+async def main():
+    task = asyncio.ensure_future(off_loop(write))
+    while not begun.is_set():
+        await asyncio.sleep(0.001)
+    loop.stop()
+loop = asyncio.new_event_loop()
+task = loop.create_task(main())
+loop.run_forever()
+"""
+
+SOMEBODY_ELSES = """
+LONG = GenerationOptions(max_tokens=100)
+threading.Thread(target=write, daemon=True).start()
+begun.wait()
+"""
+
+SCHEDULER = """
+from semgrad_guard.server.scheduler import Scheduler
+from semgrad_guard.server.writing import AnswerRequest
+scheduler = Scheduler(model, HybridGrad())
+"""
+
+SERVED = (
+    SCHEDULER
+    + """
+heard = threading.Event()
+request = AnswerRequest(conversation=(Message("user", "What is tea?"),), options=LONG, heard=lambda _: heard.set())
+async def main():
+    task = asyncio.ensure_future(scheduler.answer(request))
+    while not heard.is_set():
+        await asyncio.sleep(0.001)
+    loop.stop()
+loop = asyncio.new_event_loop()
+task = loop.create_task(main())
+loop.run_forever()
+"""
+)
+
+RAISES = "raise SystemExit(3)"
+
+FORKED = """
+if child := os.fork():
+    raise SystemExit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+raise SystemExit(4)
+"""
+
+
+@pytest.mark.parametrize(
+    ("program", "code", "told"),
+    [
+        (STREAM, 0, ""),
+        (STREAM + RAISES, 3, ""),
+        pytest.param(
+            STREAM + FORKED, 4, "", marks=pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
+        ),
+        (OFF_LOOP, 0, "AnswerCancelledError"),
+        (SOMEBODY_ELSES, 0, "nothing"),
+        (SCHEDULER, 0, ""),
+        (SERVED, 0, ""),
+    ],
+    ids=["stream", "raises", "forked", "off_loop", "others", "self_check", "served"],
+)
+def test_a_process_ends_with_its_own_code(
+    program: str, code: int, told: str, warm_python: WarmPython, tmp_path: Path
+) -> None:
+    done = warm_python.run(["-c", SETTING + program], folder=tmp_path)
+    assert (done.returncode, done.stderr) == (code, "")
+    assert told in done.stdout
