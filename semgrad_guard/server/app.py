@@ -140,7 +140,7 @@ class Routes:
             app.add_api_route(path, probe, methods=["HEAD"], include_in_schema=False)
         pages = Pages()
         for path in PATHS:
-            app.add_api_route(path, partial(pages.response, path), methods=["GET"], include_in_schema=False)
+            app.add_route(path, partial(pages.response, path), methods=["GET"], include_in_schema=False)
         for path, route, kind in post:
             app.add_api_route(path, route, methods=["POST"], response_model=None, openapi_extra=_takes(kind))
 

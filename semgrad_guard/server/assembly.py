@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -50,14 +50,15 @@ class Server:
     service: Service
 
 
-def keys_of(settings: ServerSettings) -> Keys:
-    """Who may come in: the key in the environment, and those in the file.
+def keys_of(settings: ServerSettings, *, of_host: Iterable[str] = ()) -> Keys:
+    """Who may come in: the key in the environment, those in the file, and those of the server that hosts our routes.
 
     Raises:
         InputError: the file cannot be read, or holds no key.
     """
     in_environment = [os.environ[API_KEY]] if API_KEY in os.environ else []
-    return Keys([*in_environment, *(Keys.from_file(settings.api_key_file) if settings.api_key_file else [])])
+    in_file = [] if settings.api_key_file is None else Keys.from_file(settings.api_key_file)
+    return Keys([*in_environment, *in_file], of_host=of_host)
 
 
 def assemble(

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 from collections.abc import Callable
+from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
 from starlette.responses import JSONResponse
@@ -13,7 +15,10 @@ from semgrad_guard.server.http_errors import ENDING, HttpError
 from semgrad_guard.server.keys import Keys
 from semgrad_guard.server.pages import PATHS
 
-_OPEN = frozenset({"/healthz", "/readyz"}) | PATHS
+_HEALTH = frozenset({"/healthz", "/readyz"})
+_PROBES = _HEALTH | {"/metrics"}
+"""What kubelet, HAProxy and Prometheus ask for by address, and HTTP/1.0 without a Host header."""
+_OPEN = _HEALTH | PATHS
 
 
 class Gate:
@@ -69,15 +74,30 @@ class Gate:
 
     def _refusal(self, scope: Scope) -> HttpError | None:
         headers = Headers(scope=scope)
-        if self._inside >= self._connections:
+        path = scope["path"].removeprefix(scope.get("root_path", ""))  # as the router reads it
+        if self._inside >= self._connections and path not in _HEALTH:
             said = f"{self._inside} requests are being answered, which is the limit; ask again"
             return HttpError(503, "too_many_connections", said, headers={"retry-after": "1"})
-        if self._hosts is not None and _name(headers.get("host", "")) not in self._hosts:
-            # A page in a browser may point a name of its own at this machine.
-            return HttpError(421, "unknown_host", "this server is not called by that name; see --allow-host")
-        if scope["path"] not in _OPEN and not self._keys.open_to(_authorization(headers)):
+        if problem := self._foreign(scope["method"], headers, path):
+            return problem
+        if path not in _OPEN and not self._keys.open_to(_authorization(headers)):
             challenge = {"www-authenticate": "Bearer"}
             return HttpError(401, "invalid_api_key", "send the header Authorization: Bearer KEY", headers=challenge)
+        return None
+
+    def _foreign(self, method: str, headers: Headers, path: str) -> HttpError | None:
+        """Refuse other names: a page in a browser may point a name of its own at this machine.
+
+        Its requests name a host, never an address, and it has no key: so probes by address are no such requests. Where
+        vLLM hosts our routes, it allows every origin; a preflight alone gets nothing.
+        """
+        if self._hosts is None:
+            return None
+        name, origin = _name(headers.get("host", "")), headers.get("origin")
+        if name not in self._hosts and not (path in _PROBES and (self._keys or _is_address(name))):
+            return HttpError(421, "unknown_host", "this server is not called by that name; see --allow-host")
+        if origin is not None and method != "OPTIONS" and _host_of(origin) not in self._hosts:
+            return HttpError(403, "foreign_origin", "pages from elsewhere may not ask this server; see --allow-host")
         return None
 
 
@@ -95,3 +115,18 @@ def _name(host: str) -> str:
     """A Host header without its port."""
     name, _, port = host.rpartition(":")
     return (name if name and port.isdigit() else host).strip("[]").lower()
+
+
+def _is_address(name: str) -> bool:
+    """Whether a Host header holds an address, or nothing."""
+    try:
+        return not name or bool(ipaddress.ip_address(name))
+    except ValueError:
+        return False
+
+
+def _host_of(origin: str) -> str | None:
+    try:
+        return urlsplit(origin).hostname
+    except ValueError:
+        return None

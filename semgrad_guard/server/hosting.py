@@ -6,15 +6,20 @@ import ipaddress
 import os
 import socket
 from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any
 
 import uvicorn
 from fastapi import FastAPI
 
 from semgrad_guard.errors import InputError
+from semgrad_guard.server.connections import Connection, ConnectionLimits, Waiting
 
 _LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
+_REMEDY = "set SEMGRAD_GUARD_API_KEY, or give --api-key-file. Without one it listens on 127.0.0.1"
 _DRAIN = 30
 """Seconds that running requests have to finish once the server is to end."""
+_OPEN_FOR_EACH = 4
 
 
 def is_loopback(host: str) -> bool:
@@ -27,11 +32,13 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-def allowed_hosts(host: str, *, has_keys: bool, named: Iterable[str] = ()) -> frozenset[str] | None:
+def allowed_hosts(
+    host: str, *, has_keys: bool, named: Iterable[str] = (), remedy: str = _REMEDY
+) -> frozenset[str] | None:
     """The names under which a server may be called; None: any.
 
     A server without keys is called by the names of this machine only: a page in a browser may point a name of its own
-    at it.
+    at it. `remedy` says how this server gets a key.
 
     Raises:
         InputError: others could reach the server, and it has no key.
@@ -40,10 +47,7 @@ def allowed_hosts(host: str, *, has_keys: bool, named: Iterable[str] = ()) -> fr
     if has_keys:
         return own | _LOOPBACK | {host.strip("[]").lower()} if own else None
     if not is_loopback(host):
-        raise InputError(
-            f"at {host} others could reach this server, so it takes an API key: set SEMGRAD_GUARD_API_KEY, or give "
-            "--api-key-file. Without one it listens on 127.0.0.1"
-        )
+        raise InputError(f"at {host} others could reach this server, so it takes an API key: {remedy}")
     return _LOOPBACK | own | {host.strip("[]").lower()}
 
 
@@ -89,18 +93,39 @@ class _Announced(uvicorn.Server):
             self._announce()
 
 
-def run(app: FastAPI, bound: socket.socket, *, connections: int, started: Callable[[], None] = lambda: None) -> None:
-    """Serve until a signal comes; requests that run then are finished first. `started` is called when it has begun."""
+def server_of(app: FastAPI, limits: ConnectionLimits, *, started: Callable[[], None] = lambda: None) -> uvicorn.Server:
+    """What serves an application. `started` is called when it has begun."""
+    http: Any = partial(Connection, Waiting(limits))
     config = uvicorn.Config(
         app,
+        http=http,
         access_log=False,
         log_level="warning",
         server_header=False,
         proxy_headers=False,
         lifespan="on",
         ws="none",
-        timeout_keep_alive=30,
+        timeout_keep_alive=limits.idle_seconds,
         timeout_graceful_shutdown=_DRAIN,
-        limit_concurrency=4 * connections,
+        h11_max_incomplete_event_size=limits.head_bytes,
     )
-    _Announced(config, started).run(sockets=[bound])
+    return _Announced(config, started)
+
+
+def run(app: FastAPI, bound: socket.socket, *, connections: int, started: Callable[[], None] = lambda: None) -> None:
+    """Serve until a signal comes; requests that run then are finished first. `started` is called when it has begun.
+
+    So many connections may be open as the process has files for, up to four for each request that is answered.
+    """
+    limits = ConnectionLimits(most=min(_OPEN_FOR_EACH * connections, _most_files() // 2))
+    server_of(app, limits, started=started).run(sockets=[bound])
+
+
+def _most_files() -> int:
+    """How many files the process may open; models and logs take some of them."""
+    if os.name != "posix":
+        return 8192
+    import resource
+
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return 1_000_000 if soft == resource.RLIM_INFINITY else soft

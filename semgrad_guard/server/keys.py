@@ -15,15 +15,19 @@ _SHORTEST = 16
 class Keys:
     """The keys that open a server; without any, it is open.
 
+    Args:
+        keys: our own.
+        of_host: those of the server in which our routes are; their length is that server's choice.
+
     Raises:
-        InputError: a key is shorter than 16 characters.
+        InputError: a key of our own is shorter than 16 characters.
     """
 
-    def __init__(self, keys: Iterable[str] = ()) -> None:
+    def __init__(self, keys: Iterable[str] = (), *, of_host: Iterable[str] = ()) -> None:
         given = [key.strip() for key in keys if key.strip()]
         if any(len(key) < _SHORTEST for key in given):
             raise InputError(f"an API key has at least {_SHORTEST} characters; make one with: openssl rand -hex 32")
-        self._hashes = tuple(_hash(key) for key in given)
+        self._hashes = tuple(_hash(key) for key in (*given, *(key.strip() for key in of_host if key.strip())))
 
     def __bool__(self) -> bool:
         return bool(self._hashes)

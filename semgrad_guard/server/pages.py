@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from html import escape
 from importlib.resources import files
 
+from starlette.requests import Request
 from starlette.responses import Response
 
 _HTML, _JS = "text/html; charset=utf-8", "text/javascript; charset=utf-8"
@@ -40,6 +42,9 @@ class Pages:
         folder = files("semgrad_guard.server") / "static"
         self._content = {path: (folder / name).read_bytes() for path, (name, _) in _FILES.items()}
 
-    def response(self, path: str) -> Response:
-        """What stands at one of `PATHS`."""
-        return Response(self._content[path], media_type=_FILES[path][1], headers=dict(HEADERS))
+    def response(self, path: str, request: Request) -> Response:
+        """What stands at one of `PATHS`; a page that is mounted below a path names its files there."""
+        content, kind = self._content[path], _FILES[path][1]
+        if kind == _HTML:
+            content = content.replace(b'="/', f'="{escape(request.scope.get("root_path", ""))}/'.encode())
+        return Response(content, media_type=kind, headers=dict(HEADERS))

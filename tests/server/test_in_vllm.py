@@ -16,8 +16,9 @@ pytest.importorskip("fastapi", reason="the extra `serve` is not installed")
 
 import httpx
 from fastapi import FastAPI
+from starlette.responses import JSONResponse
 
-from semgrad_guard import GenerationOptions, HybridGrad, LanguageModel, Message
+from semgrad_guard import GenerationOptions, HybridGrad, LanguageModel, Message, Policy
 from semgrad_guard.adapters.answer_form import AnswerForm
 from semgrad_guard.errors import (
     BindingMismatchError,
@@ -26,6 +27,9 @@ from semgrad_guard.errors import (
     PromptTooLongError,
     SemGradGuardError,
 )
+from semgrad_guard.server.app import make_app
+from semgrad_guard.server.assembly import Server
+from semgrad_guard.server.gateway import PATH as GUARDRAIL
 from semgrad_guard.server.in_vllm.messages import (
     ELSEWHERE,
     READ,
@@ -38,11 +42,15 @@ from semgrad_guard.server.in_vllm.messages import (
     ToRead,
     Written,
 )
-from semgrad_guard.server.in_vllm.plugin import GuardPlugin, settings_in
+from semgrad_guard.server.in_vllm.plugin import GuardPlugin, admission, settings_in
 from semgrad_guard.server.in_vllm.worker import Scoring
+from semgrad_guard.server.pages import PATHS
+from semgrad_guard.server.service import Service
 from semgrad_guard.server.settings import ServerSettings
 from semgrad_guard.vllm.language_model import TwinLanguageModel
 from tests.conftest import byte_tokenizer, random_llama
+
+from .conftest import asking
 
 QUESTIONS = ("hello", "What is it?", "Who was the last one to leave?")
 
@@ -166,7 +174,99 @@ async def test_only_routes_that_write_nothing_stay(tmp_path: Path, monkeypatch: 
         assert (await client.get("/health")).json() == "vLLM's"
         with pytest.raises(InputError, match="not begun"):
             await client.post("/v1/chat/completions", json={})
-    assert [route.path for route in app.router.routes] == ["/health", "/semgrad-guard", ""]  # type: ignore[attr-defined]
+    assert [route.path for route in app.router.routes] == ["/health", "/v1/semgrad-guard", "/v1"]  # type: ignore[attr-defined]
+
+
+class Asking:
+    """What asks for vLLM's key: below these prefixes, as in vLLM 0.32; its newest source adds those of the routes."""
+
+    def __init__(self, app: Any, routes: Any = None) -> None:
+        self._app, self._routes = app, routes
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        guarded = ["/v1", "/v2", "/inference", "/cohere"]
+        guarded += [each.path.partition("{")[0] for each in self._routes or () if each.path not in ("", "/health")]
+        key = dict(scope["headers"]).get(b"authorization")
+        if key != f"Bearer {KEY}".encode() and scope["path"].removeprefix(scope["root_path"]).startswith(
+            tuple(guarded)
+        ):
+            await JSONResponse({}, 401)(scope, receive, send)
+        else:
+            await self._app(scope, receive, send)
+
+
+KEY = "token-abc123"
+"""One that vLLM takes, and that would be too short for a key of ours."""
+
+
+@pytest.mark.parametrize("asks", [None, "0.32", "newest"])
+@pytest.mark.parametrize("root", ["", "/behind/a/proxy"])
+async def test_every_route_is_behind_vllms_key(
+    make_served: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asks: str | None, root: str
+) -> None:
+    """By vLLM's own authentication, and by ours alone; no path outside of /v1 is ours."""
+    monkeypatch.setenv("SEMGRAD_GUARD_SETTINGS", written(tmp_path / "guard.json", {"mode": "annotate"}))
+    app, plugin = FastAPI(), GuardPlugin()
+    app.root_path = root
+    app.add_api_route("/health", lambda: "well")
+    plugin.attach_router(app)
+    if asks is not None:
+        app.add_middleware(Asking, routes=app.router.routes if asks == "newest" else None)
+    service = Service([make_served(Policy(threshold=1e9))])
+    keys, hosts = admission(plugin._settings, SimpleNamespace(host=None, api_key=[KEY], uds=None))
+    plugin._server = Server(make_app(service, keys=keys, hosts=hosts), service)
+    paths = [*plugin._server.app.openapi()["paths"], "/openapi.json", *PATHS]
+    without = set() if asks else {f"/v1/semgrad-guard{path}" for path in (*PATHS, "/healthz", "/readyz")}
+    transport = httpx.ASGITransport(app)
+    async with httpx.AsyncClient(transport=transport, base_url=f"http://evil.example{root}") as client:
+        assert (await client.get("/health")).status_code == 200
+        for path in (*paths, *(f"/v1/semgrad-guard{path}" for path in paths), "/v1/", "/v1/nowhere"):
+            for method in ("GET", "POST"):
+                status = (await client.request(method, path)).status_code
+                expected = {401} if path.startswith("/v1") else {404, 401} if asks == "newest" else {404}
+                assert status in expected or path in without, (method, path)
+        client.headers["authorization"] = f"Bearer {KEY}"
+        for prefix in ("", "/v1/semgrad-guard"):
+            assert (await client.get(f"{prefix}/v1/models")).json()["data"][0]["id"] == "tiny"
+            answer = await client.post(f"{prefix}/v1/chat/completions", json=asking())
+            assert answer.json()["semgrad_guard"]["action"] == "answer"
+        for path in ("/", "/decisions", "/metrics", "/healthz", "/openapi.json", "/v1/models"):
+            assert (await client.get(f"/v1/semgrad-guard{path}")).status_code == 200
+        body = {"input_type": "request"}
+        assert (await client.post(f"/v1/semgrad-guard{GUARDRAIL}", json=body)).json()["action"] == "NONE"
+
+
+@pytest.mark.parametrize("host", [None, "", "0.0.0.0", "::", "192.0.2.1", "example.org"])  # noqa: S104
+def test_without_a_key_only_this_machine_is_served(host: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("VLLM_API_KEY", raising=False)
+    settings = ServerSettings(allow_host=("guard.example.org",))
+
+    def admitted(**said: Any) -> Any:
+        return admission(settings, SimpleNamespace(**{"host": host, "api_key": None, "uds": None, **said}))
+
+    for without in ({}, {"api_key": [""]}, {"api_key": []}):
+        with pytest.raises(InputError, match="--api-key KEY"):
+            admitted(**without)
+    for local in ({"host": "127.0.0.1"}, {"host": "::1"}, {"uds": "/tmp/socket"}):  # noqa: S108
+        keys, hosts = admitted(**local)
+        assert not keys
+        assert hosts == {"localhost", "127.0.0.1", "::1", "guard.example.org"}
+    monkeypatch.setenv("VLLM_API_KEY", "of-the-environment")
+    assert admitted()[0].open_to("Bearer of-the-environment")
+    assert not admitted(api_key=[KEY])[0].open_to("Bearer of-the-environment")  # vLLM's own order
+    monkeypatch.delenv("VLLM_API_KEY")
+    monkeypatch.setenv("SEMGRAD_GUARD_API_KEY", "k" * 16)
+    assert all(admitted(api_key=[KEY])[0].open_to(f"Bearer {key}") for key in (KEY, "k" * 16))
+    assert admitted()[1] == {"localhost", "127.0.0.1", "::1", "guard.example.org", (host or "0.0.0.0")}  # noqa: S104
+
+
+async def test_the_server_does_not_begin_without_a_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SEMGRAD_GUARD_SETTINGS", written(tmp_path / "guard.json", {"mode": "annotate"}))
+    plugin = GuardPlugin()
+    plugin.attach_router(FastAPI())
+    args = SimpleNamespace(host=None, api_key=None, uds=None, served_model_name=None, model="x")
+    with pytest.raises(InputError, match="takes an API key"):
+        await plugin.init_state(object(), None, args)
 
 
 @pytest.mark.parametrize(

@@ -8,9 +8,12 @@ from html.parser import HTMLParser
 from importlib.resources import files
 from pathlib import Path
 
+import httpx
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from starlette.applications import Starlette
+from starlette.routing import Mount
 
 from semgrad_guard import Calibration, LanguageModel, Policy, calibrate
 from semgrad_guard.calibration.curve import risk_curve
@@ -49,6 +52,18 @@ async def test_pages_come_without_a_key_and_data_does_not(serve: Serve) -> None:
             assert page.headers["x-content-type-options"] == "nosniff"
         for path in ("/v1/calibration", "/v1/decisions/summary", "/v1/models", "/static", "/static/../app.py"):
             assert (await client.get(path)).status_code == 401
+
+
+async def test_pages_below_a_path_name_their_files_there(serve: Serve) -> None:
+    async with serve(NONE) as inner:
+        outer = Starlette(routes=[Mount("/a/path", inner._transport.app)])
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(outer), base_url="http://127.0.0.1") as client:
+            for page in ("/", "/decisions"):
+                tags = Tags()
+                tags.feed((await client.get(f"/a/path{page}")).text)
+                named = [attributes.get("href") or attributes.get("src") for _, attributes in tags.found]
+                assert {each for each in named if each} <= {f"/a/path{path}" for path in PATHS}
+            assert b'"/static' not in b"".join(CONTENT[name] for name in ("playground.js", "decisions.js"))
 
 
 async def test_no_other_file_is_served(serve: Serve) -> None:

@@ -206,7 +206,7 @@ def test_nothing_else_writes(annotated: httpx.Client) -> None:
         ("/v1/embeddings", {"model": "x", "input": "Hello"}),
     ):
         assert annotated.post(path, json=body).status_code in (403, 404, 405, 307), path
-    assert "semgrad_guard_" in annotated.get("/semgrad-guard/metrics").text
+    assert "semgrad_guard_" in annotated.get("/v1/semgrad-guard/metrics").text
     assert "vllm:" in annotated.get("/metrics").text
     [model] = annotated.get("/v1/models").json()["data"]
     assert model["semgrad_guard"]["mode"] == "annotate"
@@ -258,7 +258,7 @@ def test_what_is_withheld_is_nowhere(folder: Path, own: LanguageModel, tmp_path:
         whole = client.post("/v1/chat/completions", json=body)
         text, chunks = stream(client, QUESTIONS[0])
         seen = whole.text + str(whole.headers) + json.dumps(chunks)
-        seen += client.get("/metrics").text + client.get("/semgrad-guard/metrics").text
+        seen += client.get("/metrics").text + client.get("/v1/semgrad-guard/metrics").text
         assert whole.json()["choices"][0]["message"]["content"] == text == "No."
         assert draft not in seen
     assert draft not in said.read_text()

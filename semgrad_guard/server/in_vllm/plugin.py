@@ -17,15 +17,18 @@ from semgrad_guard.errors import InputError
 
 if TYPE_CHECKING:
     from semgrad_guard.server.assembly import Server
+    from semgrad_guard.server.keys import Keys
     from semgrad_guard.server.settings import ServerSettings
 
 SETTINGS = "SEMGRAD_GUARD_SETTINGS"
 """In the environment: a JSON file with the options of `semgrad-guard serve` by name."""
 _KEPT = frozenset({"/health", "/ping", "/version", "/load", "/metrics", "/tokenize", "/detokenize"})
 """Routes of vLLM's that stay: none of them writes text."""
-_ALWAYS = "/semgrad-guard"
-"""Our routes are there as well, also those whose place vLLM's have (`/semgrad-guard/metrics`)."""
-_VLLM_S = ("model", "dtype", "device", "quantization_config", "engine", "upstream", "scorer", "allow_host")
+_V1 = "/v1"
+_ALL = "/v1/semgrad-guard"
+"""Every route of ours is there, and those below /v1 also in their usual place. vLLM asks for its key below /v1 in every
+version; a mount at the root, or under a name of our own, is outside its authentication in some of them."""
+_VLLM_S = ("model", "dtype", "device", "quantization_config", "engine", "upstream", "scorer")
 """Settings that are said to `vllm serve` itself, or make no sense in it."""
 
 
@@ -63,7 +66,7 @@ class GuardPlugin:
         self._settings = settings_in(os.environ.get(SETTINGS))
         kept = _KEPT | {f"/v1/{route}" for route in self._settings.allow_unguarded}
         app.router.routes[:] = [each for each in app.router.routes if _path(each) in kept]
-        app.router.routes += [Mount(prefix, self._answer) for prefix in (_ALWAYS, "")]
+        app.router.routes += [Mount(_ALL, self._answer), Mount(_V1, self._answer_below_v1)]
         inner = app.router.lifespan_context
 
         @asynccontextmanager
@@ -81,8 +84,9 @@ class GuardPlugin:
         Raises:
             SemGradGuardError: it cannot be made; `vllm serve` does not start.
         """
+        keys, hosts = admission(self._settings, args)
         from semgrad_guard.loading import load_estimator
-        from semgrad_guard.server.assembly import assemble, keys_of, policy_of
+        from semgrad_guard.server.assembly import assemble, policy_of
         from semgrad_guard.server.in_vllm.queue import WorkerQueue
 
         del state
@@ -93,12 +97,40 @@ class GuardPlugin:
         estimator = load_estimator(settings.estimator, policy_of(settings, name))
         queue = WorkerQueue(engine_client, name, estimator, limit=settings.connections)
         await queue.open(settings)
-        self._server = assemble(settings, keys=keys_of(settings), hosts=None, queue=queue)
+        self._server = assemble(settings, keys=keys, hosts=hosts, queue=queue)
 
     async def _answer(self, scope: Any, receive: Any, send: Any) -> None:
         if self._server is None:
             raise InputError("the server has not begun yet")
         await self._server.app(scope, receive, send)
+
+    async def _answer_below_v1(self, scope: Any, receive: Any, send: Any) -> None:
+        """Our routes have /v1 in their own paths, so that the mount's prefix is not taken off."""
+        await self._answer({**scope, "root_path": scope["root_path"].removesuffix(_V1)}, receive, send)
+
+
+def admission(settings: ServerSettings, args: Any) -> tuple[Keys, frozenset[str] | None]:
+    """Who may come in, and under which names: by vLLM's keys and ours, and by the address at which vLLM listens.
+
+    Args:
+        settings: ours.
+        args: the options of `vllm serve`.
+
+    Raises:
+        InputError: others could reach the server, and it has no key.
+    """
+    from semgrad_guard.server.assembly import keys_of
+    from semgrad_guard.server.hosting import allowed_hosts
+
+    of_vllm = [key for key in (args.api_key or [os.environ.get("VLLM_API_KEY")]) if key]  # as vLLM chooses
+    keys = keys_of(settings, of_host=of_vllm)
+    host = "localhost" if getattr(args, "uds", None) else args.host or "0.0.0.0"  # noqa: S104 - where vLLM listens
+    return keys, allowed_hosts(
+        host,
+        has_keys=bool(keys),
+        named=settings.allow_host,
+        remedy="start `vllm serve` with --api-key KEY, or with --host 127.0.0.1",
+    )
 
 
 def settings_in(path: str | None) -> ServerSettings:

@@ -1,5 +1,6 @@
 // The server's routes. The key, where one is needed, lives in this tab's memory and nowhere else.
 let key = "";
+const ROOT = new URL("..", import.meta.url).pathname.slice(0, -1); // "" or where the server's routes are mounted
 
 export class ServerError extends Error {
   constructor(status, message) { super(message); this.status = status; }
@@ -8,7 +9,7 @@ export class ServerError extends Error {
 export async function send(path, body, signal) {
   const headers = key ? { authorization: `Bearer ${key}` } : {};
   if (body !== undefined) headers["content-type"] = "application/json";
-  const answer = await fetch(path, {
+  const answer = await fetch(ROOT + path, {
     method: body === undefined ? "GET" : "POST", headers, signal,
     body: body === undefined ? undefined : JSON.stringify(body), credentials: "omit", cache: "no-store",
   });

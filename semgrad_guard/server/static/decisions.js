@@ -1,4 +1,4 @@
-import { ACTIONS, element, json, number, percent, withKey } from "/static/api.js";
+import { ACTIONS, element, json, number, percent, withKey } from "./api.js";
 
 const $ = (name) => document.querySelector(name);
 const COLUMNS = ["Time", "Action", "Uncertainty", "Threshold", "P(correct)", "Promised", "Took", "Model", "Why", "Right?"];

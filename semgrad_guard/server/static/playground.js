@@ -1,4 +1,4 @@
-import { ACTIONS, chunks, element, json, number, percent, withKey } from "/static/api.js";
+import { ACTIONS, chunks, element, json, number, percent, withKey } from "./api.js";
 
 const $ = (name) => document.querySelector(name);
 const HEAT = [0.1, 0.3, 0.6, 0.85]; // of 1 - a token's probability: where a shade begins
