@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from semgrad_guard.engine.language_model import LanguageModel
     from semgrad_guard.estimators import Estimator
     from semgrad_guard.evaluation.questions.data import Question
-    from semgrad_guard.evaluation.questions.prompts import Wording
+    from semgrad_guard.evaluation.questions.prompts import Phrasing
     from semgrad_guard.guard import OnUnscored, Policy
     from semgrad_guard.records import Message, Verdict
 
@@ -78,12 +78,16 @@ def ask(  # noqa: PLR0913  # a command's options are its arguments
     its system message, prompt, examples, stop strings and longest answer, and with a passage if its questions had one.
     The embedded model brings its calibration along; it is used unless you give another or change what it was made for.
     """
-    values.one_from_stdin(question=question, prompt=prompt, context=context)
+    values.one_from_stdin(question=question, prompt=prompt, system=system, context=context)
     asked = loading.given_text(question)
     if not asked.strip():
         raise EmptyPromptError("The question is empty; ask something.")
     turns = _turns(
-        asked, system=system, prompt=prompt, context=context, examples=grading.read_examples(few_shot, shots)
+        asked,
+        system=loading.system_message(system)[0],
+        prompt=prompt,
+        context=context,
+        examples=grading.read_examples(few_shot, shots),
     )
     policy, token = loading.load_policy(calibration, threshold, on_unscored), loading.load_token(probe)
     embedded = pocket_policy(on_unscored) if policy is None and model == POCKET else None
@@ -108,28 +112,17 @@ class _Turns:
     """How the question is put: in the forms of prompt that `calibrate` knows."""
 
     row: Question
-    system: str | None
-    wording: Wording
-    prompt: str | None
-    examples: Sequence[Question]
-
-    @property
-    def _form(self) -> dict[str, Any]:
-        return {"system": self.system, "wording": self.wording, "prompt": self.prompt, "examples": self.examples}
+    phrasing: Phrasing
 
     @property
     def name(self) -> str:
         """What a calibration calls such prompts."""
-        from semgrad_guard.evaluation.questions.prompts import form_of, prompt_name
-
-        return prompt_name(form_of([self.row]), **self._form)
+        return self.phrasing.name(self.row)
 
     @property
     def conversation(self) -> list[Message]:
         """The messages that the model is asked."""
-        from semgrad_guard.evaluation.questions.prompts import conversation
-
-        return conversation(self.row.question, self.row.context, **self._form)
+        return self.phrasing.conversation(self.row)
 
 
 def _turns(
@@ -137,13 +130,16 @@ def _turns(
 ) -> _Turns:
     """The question as the options put it; refuses what does not go together."""
     from semgrad_guard.evaluation.questions.data import Question
-    from semgrad_guard.evaluation.questions.prompts import form_of, require_examples, require_prompt
+    from semgrad_guard.evaluation.questions.prompts import Phrasing
 
     wording, template, _ = loading.worded(prompt)
-    row = Question(question=question, context=None if context is None else loading.text_or_file(context)[0])
-    if template is not None:
-        require_prompt(template, form_of([row]))
-    return _Turns(row, system, wording, template, require_examples(examples, [row]))
+    passage = None if context is None else loading.text_or_file(context)[0]
+    if passage is not None and not passage.strip():
+        raise EmptyPromptError("The passage is empty; leave --context out to ask without one.")
+    row = Question(question=question, context=passage)
+    phrasing = Phrasing(system, wording, template, examples)
+    phrasing.require([row])
+    return _Turns(row, phrasing)
 
 
 class _Asker:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_args
@@ -14,8 +14,9 @@ from semgrad_guard.cli.calibrate_output import Files, draw, show
 from semgrad_guard.cli.estimator_spec import EstimatorSpec
 from semgrad_guard.cli.help import ExitCode
 from semgrad_guard.cli.other_runs import read_other
+from semgrad_guard.cli.reading import read_data
 from semgrad_guard.cli.spreading import Cluster, Loading, spreading
-from semgrad_guard.cli.terminal import kept_on_interrupt, note, note_problems, say, say_problems, say_unscored
+from semgrad_guard.cli.terminal import kept_on_interrupt, note, say, say_unscored
 from semgrad_guard.named import POCKET
 
 if TYPE_CHECKING:
@@ -113,15 +114,9 @@ def calibrate(  # noqa: PLR0913  # a command's options are its arguments
     few_shot: options.FewShot = None,
     shots: options.Shots = None,
     stop: options.Stop = None,
-    context_field: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME",
-            parser=values.passage_field,
-            help='The field of the data with the passage to answer from, if it is not called "context".',
-            rich_help_panel=options.DATA,
-        ),
-    ] = None,
+    question_field: options.QuestionField = None,
+    answers_field: options.AnswersField = None,
+    context_field: options.ContextField = None,
     probe: options.ProbeFile = None,
     plot: Annotated[
         Path | None,
@@ -166,7 +161,7 @@ def calibrate(  # noqa: PLR0913  # a command's options are its arguments
     """
     from semgrad_guard.evaluation.files import beside, sole_writer
 
-    values.one_from_stdin(data=data, prompt=prompt, labels=labels)
+    values.one_from_stdin(data=data, prompt=prompt, system=system, labels=labels)
     runs = tuple(also or ())
     cluster = Cluster.asked(ray, workers)
     files = Files(output, answers or beside(output, ".answers.jsonl"), plot, labels)
@@ -174,8 +169,10 @@ def calibrate(  # noqa: PLR0913  # a command's options are its arguments
     if runs:
         _require_for_several(spec, labels)
     wording, template, sources = loading.worded(prompt)
-    _check_first(files, [data, Path(model), *sources, *runs, *(path for path in (probe, few_shot) if path)])
-    questions = _read(data, strict=strict, alpha=alpha, delta=delta, context_field=context_field)
+    system, told_in = loading.system_message(system)
+    _check_first(files, [data, Path(model), *sources, *told_in, *runs, *(path for path in (probe, few_shot) if path)])
+    columns = {"question_field": question_field, "answers_field": answers_field, "context_field": context_field}
+    questions = _read(data, columns, strict=strict, alpha=alpha, delta=delta)
     learning.estimators_for(spec)  # refuses settings that they do not take, before any work
     graders = grading.load_graders([] if grader is None else [grader])
     grading.check_labels(labels, begun_at=labels)
@@ -333,14 +330,11 @@ def _check_first(files: Files, inputs: Sequence[Path]) -> None:
     require_outputs(files.outputs(), inputs=inputs)
 
 
-def _read(data: Path, *, strict: bool, alpha: float, delta: float, context_field: str | None = None) -> QuestionFile:
+def _read(data: Path, columns: Mapping[str, str | None], *, strict: bool, alpha: float, delta: float) -> QuestionFile:
     """The questions, with a word on what is left out, and on files that are too small whatever the answers."""
     from semgrad_guard.calibration import binomial, fixed_sequence
-    from semgrad_guard.evaluation.questions.data import read_questions
 
-    questions = read_questions(data, strict=strict, context_field=context_field)
-    say_problems(questions.problems)
-    note_problems(questions.duplicates)
+    questions = read_data(data, columns, strict=strict)
     tested = len(fixed_sequence.split(len(questions.rows), seed=0)[1])
     fewest = binomial.fewest_answers(alpha=alpha, delta=delta)
     if tested < fewest:

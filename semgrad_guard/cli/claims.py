@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from semgrad_guard.estimators.base import ReplayEstimator
     from semgrad_guard.evaluation.highlight import Claim
     from semgrad_guard.evaluation.questions.data import Question
+    from semgrad_guard.evaluation.questions.prompts import Phrasing
 
 Scored = tuple["Question", "list[Segment]"]
 
@@ -50,12 +51,12 @@ def score_claims(
     estimator: ReplayEstimator,
     *,
     by: By,
-    system: str | None,
+    phrasing: Phrasing,
     output: Path | None,
     as_json: bool,
 ) -> Outcome:
     """Score and show."""
-    scored, failed = _score(rows, model, estimator, by=by, system=system)
+    scored, failed = _score(rows, model, estimator, by=by, phrasing=phrasing)
     say_problems(failed)
     if not scored:
         raise InputError("none of the texts could be scored")
@@ -77,16 +78,14 @@ def _why(segments: Sequence[Segment]) -> str:
 
 
 def _score(
-    rows: Sequence[Question], model: LanguageModel, estimator: ReplayEstimator, *, by: By, system: str | None
+    rows: Sequence[Question], model: LanguageModel, estimator: ReplayEstimator, *, by: By, phrasing: Phrasing
 ) -> tuple[list[Scored], list[str]]:
-    from semgrad_guard.evaluation.questions.prompts import conversation
-
     scored: list[Scored] = []
     failed: list[str] = []
     with progress("Scoring") as tell:
         tell(0, len(rows))
         for number, row in enumerate(rows, start=1):
-            asked = conversation(row.question, row.context, system=system)
+            asked = phrasing.conversation(row)
             try:
                 found = model.score(asked, row.response or "", by=by, objective=estimator.objective)
             except PromptTooLongError as error:

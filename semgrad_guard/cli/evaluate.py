@@ -104,6 +104,9 @@ def evaluate(  # noqa: PLR0913  # a command's options are its arguments
     few_shot: options.FewShot = None,
     shots: options.Shots = None,
     stop: options.Stop = None,
+    question_field: options.QuestionField = None,
+    answers_field: options.AnswersField = None,
+    context_field: options.ContextField = None,
     limit: Annotated[
         int | None,
         typer.Option(
@@ -192,19 +195,22 @@ def evaluate(  # noqa: PLR0913  # a command's options are its arguments
     references. Every answer is kept as it comes, with all that the numbers are made of; grading comes after, and can be
     repeated with other graders.
     """
-    values.one_from_stdin(data=data, prompt=prompt, labels=labels)
+    values.one_from_stdin(data=data, prompt=prompt, system=system, labels=labels)
     files, cluster = writing.Files(output), Cluster.asked(ray, workers)
     others, held = writing.finished(beside or [], report=report), steps.load_calibration(calibration)
     probed = steps.load_probe(probe)
     models = [model, *(name for name in (nli, cross_encoder) if name), *(_model_of(name) for name in grader or ())]
     wording, template, sources = loading.worded(prompt)
-    records = [path for path in (labels, calibration, probe, few_shot, *sources, *(beside or ())) if path is not None]
+    system, told_in = loading.system_message(system)
+    given = (labels, calibration, probe, few_shot, *sources, *told_in, *(beside or ()))
+    records = [path for path in given if path is not None]
+    columns = {"question_field": question_field, "answers_field": answers_field, "context_field": context_field}
     with files.made():
         files.check([*records, *map(Path, [*models, *([data] if data else [])])], report=report)
         graders = grading.load_graders(grader or (), nli=nli)
         grading.check_labels(labels, begun_at=files.sheet)
         examples = grading.read_examples(few_shot, shots)
-        questions = steps.read(data, limit=limit, strict=strict, optional=regrade)
+        questions = steps.read(data, columns, limit=limit, strict=strict, optional=regrade)
         with files.held():
             if regrade:
                 run = steps.kept(files, questions)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,8 +11,9 @@ import typer
 
 from semgrad_guard.cli.evaluation_output import Files
 from semgrad_guard.cli.loading import quietly
+from semgrad_guard.cli.reading import read_data
 from semgrad_guard.cli.spreading import Cluster, Loading, spreading
-from semgrad_guard.cli.terminal import kept_on_interrupt, note, note_problems, say, say_problems, show_grades
+from semgrad_guard.cli.terminal import kept_on_interrupt, note, say, show_grades
 from semgrad_guard.errors import InputError
 
 if TYPE_CHECKING:
@@ -96,17 +97,15 @@ def load_probe(path: Path | None) -> Probe | None:
     return None if path is None else Probe.load(path)
 
 
-def read(data: str | None, *, limit: int | None, strict: bool, optional: bool) -> QuestionFile | None:
+def read(
+    data: str | None, columns: Mapping[str, str | None], *, limit: int | None, strict: bool, optional: bool
+) -> QuestionFile | None:
     """The questions, with a word on what is left out."""
-    from semgrad_guard.evaluation.questions.data import read_questions
-
     if data is None:
         if optional:
             return None
         raise typer.BadParameter("give --data SOURCE: the questions to ask (or --regrade the answers there are)")
-    questions = read_questions(data, strict=strict)
-    say_problems(questions.problems)
-    note_problems([*questions.duplicates, *questions.shared_ids])
+    questions = read_data(data, columns, strict=strict)
     return replace(questions, rows=questions.rows[:limit])
 
 

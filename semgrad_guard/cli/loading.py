@@ -94,6 +94,11 @@ def text_or_file(given: str) -> tuple[str, list[Path]]:
     return read_text(path).removesuffix("\n"), [path]
 
 
+def system_message(given: str | None) -> tuple[str | None, list[Path]]:
+    """The system message, if there is one, and the file that it is from."""
+    return (None, []) if given is None else text_or_file(given)
+
+
 def worded(prompt: str) -> tuple[Wording, str | None, list[Path]]:
     """The wording that a name stands for, or else "plain" with a template; and the file that the template is from."""
     return (prompt, None, []) if prompt == "plain" or prompt == "paper" else ("plain", *text_or_file(prompt))

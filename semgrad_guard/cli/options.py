@@ -216,7 +216,7 @@ System = Annotated[
     typer.Option(
         metavar="TEXT",
         parser=values.text,
-        help="A system message before the question.",
+        help="A system message before the question; @FILE reads it from a file.",
         rich_help_panel=ANSWERS,
     ),
 ]
@@ -268,6 +268,33 @@ Labels = Annotated[
         help="A sheet of labels, filled in by people: it decides then. It is begun, or extended by the answers that it "
         "lacks, and never overwritten.",
         rich_help_panel=GRADING,
+    ),
+]
+QuestionField = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME",
+        parser=values.text,
+        help="The column with the question, if its name is not a usual one (question, query, user_input, ...).",
+        rich_help_panel=DATA,
+    ),
+]
+AnswersField = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME",
+        parser=values.text,
+        help="The column with the references, if its name is not a usual one (answers, ground_truth, reference, ...).",
+        rich_help_panel=DATA,
+    ),
+]
+ContextField = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME",
+        parser=values.passage_field,
+        help="The column with the passage to answer from, if its name is not a usual one (context, contexts, ...).",
+        rich_help_panel=DATA,
     ),
 ]
 BatchSize = Annotated[

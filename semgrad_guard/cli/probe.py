@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -11,7 +11,8 @@ import typer
 
 from semgrad_guard.cli import loading, options, signals, values
 from semgrad_guard.cli.help import ExitCode
-from semgrad_guard.cli.terminal import OUT, note, note_problems, progress, say, say_problems
+from semgrad_guard.cli.reading import read_data
+from semgrad_guard.cli.terminal import OUT, note, progress, say
 from semgrad_guard.named import POCKET
 
 if TYPE_CHECKING:
@@ -80,6 +81,9 @@ def probe(  # noqa: PLR0913  # a command's options are its arguments
     batch_size: options.BatchSize = 8,
     max_tokens: options.MaxTokens = 64,
     system: options.System = None,
+    question_field: options.QuestionField = None,
+    answers_field: options.AnswersField = None,
+    context_field: options.ContextField = None,
     plots: Annotated[
         bool,
         typer.Option("--plots/--no-plots", help="Draw the pictures, beside the record.", rich_help_panel=options.DATA),
@@ -96,8 +100,10 @@ def probe(  # noqa: PLR0913  # a command's options are its arguments
     from semgrad_guard.evaluation.files import sole_writer
 
     files = _Files.beside(output, plots=plots)
-    files.check([data, Path(model)])
-    questions = _read(data, strict=strict)
+    system, told_in = loading.system_message(system)
+    files.check([data, Path(model), *told_in])
+    columns = {"question_field": question_field, "answers_field": answers_field, "context_field": context_field}
+    questions = _read(data, columns, strict=strict)
     with sole_writer(output):
         found = _probe(
             questions,
@@ -166,12 +172,10 @@ def _plan(tokens: int, batch_size: int, max_tokens: int, system: str | None) -> 
     return ProbePlan(tokens=tokens, batch_size=batch_size, system=system, options=decoding)
 
 
-def _read(data: Path, *, strict: bool) -> QuestionFile:
-    from semgrad_guard.evaluation.questions.data import read_questions, with_paraphrases
+def _read(data: Path, columns: Mapping[str, str | None], *, strict: bool) -> QuestionFile:
+    from semgrad_guard.evaluation.questions.data import with_paraphrases
 
-    questions = read_questions(data, needs="question", strict=strict)
-    say_problems(questions.problems)
-    note_problems(questions.duplicates)
+    questions = read_data(data, columns, needs="question", strict=strict)
     left_out = len(questions.rows) - len(with_paraphrases(questions.rows))
     if left_out:
         note(f"{left_out} of {len(questions.rows)} questions have no paraphrases; SPS leaves them out.")

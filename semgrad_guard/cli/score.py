@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from semgrad_guard.cli import claims, loading, options, scores_file, values
+from semgrad_guard.cli import claims, grading, loading, options, scores_file, values
 from semgrad_guard.cli.estimator_spec import EstimatorSpec
 from semgrad_guard.cli.help import ExitCode
+from semgrad_guard.cli.reading import read_data
 from semgrad_guard.cli.spreading import Cluster, Loading, spreading
-from semgrad_guard.cli.terminal import OUT, kept_on_interrupt, note_problems, progress, say, say_problems
+from semgrad_guard.cli.terminal import OUT, kept_on_interrupt, progress, say, say_problems
 from semgrad_guard.errors import EmptyPromptError, EmptyResponseError, InputError
 from semgrad_guard.named import POCKET
 
 if TYPE_CHECKING:
     from semgrad_guard.calibration import Drift
     from semgrad_guard.evaluation.questions.data import Question
+    from semgrad_guard.evaluation.questions.prompts import Phrasing
     from semgrad_guard.evaluation.runs.scoring import Scored, TextScorer
     from semgrad_guard.guard import Policy
 
@@ -32,7 +34,8 @@ def score(  # noqa: PLR0913  # a command's options are its arguments
         typer.Option(
             metavar="FILE",
             parser=values.stream,
-            help='A file or folder of JSON Lines, JSON, CSV or Parquet with "question" and "response"; "-" is stdin.',
+            help='A file or folder of JSON Lines, JSON, CSV or Parquet with "question" and "response", and perhaps '
+            '"context", the passage that the text was answered from; "-" is stdin.',
             rich_help_panel=options.DATA,
         ),
     ] = None,
@@ -85,6 +88,11 @@ def score(  # noqa: PLR0913  # a command's options are its arguments
     by: options.By = None,
     probe: options.ProbeFile = None,
     system: options.System = None,
+    prompt: options.Prompt = "plain",
+    few_shot: options.FewShot = None,
+    shots: options.Shots = None,
+    question_field: options.QuestionField = None,
+    context_field: options.ContextField = None,
     ray: options.Ray = None,
     workers: options.Workers = None,
     strict: options.Strict = False,
@@ -93,7 +101,8 @@ def score(  # noqa: PLR0913  # a command's options are its arguments
     """Score texts from anywhere: another server, a person, a cache.
 
     The number says how uncertain this model is of the text as an answer to the question. With a calibration, every
-    text also gets an action, and the scores are compared with the calibration's: have they moved?
+    text also gets an action, and the scores are compared with the calibration's: have they moved? Use the same system
+    message, prompt, examples and passages as the calibration.
 
     With --by, every sentence or clause has a number of its own; all of them come from one replay.
     """
@@ -109,14 +118,18 @@ def score(  # noqa: PLR0913  # a command's options are its arguments
             "--ray is for whole answers of a file: give --data and --output FILE, beside which everything is kept as "
             "it comes, and no --by"
         )
-    scores_file.require_outputs(output, [data, calibration, probe, Path(model)])
-    rows, problems = _rows(data, question, response, strict=strict)
+    phrasing, sources = _phrasing(system, prompt, grading.read_examples(few_shot, shots))
+    scores_file.require_outputs(output, [data, calibration, probe, few_shot, Path(model), *sources])
+    values.one_from_stdin(data=data, prompt=prompt, system=system, question=question, response=response)
+    columns = {"question_field": question_field, "context_field": context_field}
+    rows, problems = _rows(data, question, response, columns=columns, strict=strict)
+    phrasing.require(rows)
     token, spec = loading.load_token(probe), EstimatorSpec(estimator, variant, tau, beta, sampled_rows)
     with scores_file.sole_writer(output):
         if by is not None:
             chosen = claims.replay_estimator(spec)
             loaded = loading.load_model(model, dtype, device=device, quantization=quantization_config, token=token)
-            found = claims.score_claims(rows, loaded, chosen, by=by, system=system, output=output, as_json=as_json)
+            found = claims.score_claims(rows, loaded, chosen, by=by, phrasing=phrasing, output=output, as_json=as_json)
             raise typer.Exit(_code(found.left_out or problems, found.unscored))
         policy = loading.load_policy(calibration, None)
         asked = spec.estimator(policy)
@@ -124,7 +137,7 @@ def score(  # noqa: PLR0913  # a command's options are its arguments
             loading.load_model(model, dtype, device=device, quantization=quantization_config, token=token),
             asked,
             policy,
-            system,
+            phrasing,
         )
         if cluster.is_asked and output is not None:
             of = Loading(model, dtype, device, quantization_config, token)
@@ -153,25 +166,35 @@ def _code(broken: Sequence[object], unscored: Sequence[object]) -> ExitCode:
 
 
 def _rows(
-    data: Path | None, question: str | None, response: str | None, *, strict: bool
+    data: Path | None,
+    question: str | None,
+    response: str | None,
+    *,
+    columns: Mapping[str, str | None],
+    strict: bool,
 ) -> tuple[Sequence[Question], Sequence[Exception]]:
     """The rows to score, from a file or from the command line, and the broken lines."""
-    from semgrad_guard.evaluation.questions.data import Question, read_questions
+    from semgrad_guard.evaluation.questions.data import Question
 
     if (data is None) == (question is None and response is None) or (question is None) != (response is None):
         raise typer.BadParameter("give --data FILE, or --question and --response together")
     if data is not None:
-        found = read_questions(data, needs="response", strict=strict)
-        say_problems(found.problems)
-        note_problems(found.duplicates)
+        found = read_data(data, columns, needs="response", strict=strict)
         return found.rows, found.problems
-    values.one_from_stdin(question=question, response=response)
     asked, said = loading.given_text(question or ""), loading.given_text(response or "")
     if not asked.strip():
         raise EmptyPromptError("The question is empty; ask something.")
     if not said.strip():
         raise EmptyResponseError("The response is empty; there is nothing to score.")
     return [Question(question=asked, response=said)], []
+
+
+def _phrasing(system: str | None, prompt: str, examples: Sequence[Question]) -> tuple[Phrasing, list[Path]]:
+    """How the texts' questions were put, as far as the options say it, and the files that it was read from."""
+    from semgrad_guard.evaluation.questions.prompts import Phrasing
+
+    (told, told_in), (wording, template, sources) = loading.system_message(system), loading.worded(prompt)
+    return Phrasing(told, wording, template, examples), [*told_in, *sources]
 
 
 def _score(rows: Sequence[Question], scorer: TextScorer, batch_size: int) -> tuple[list[Scored], list[str]]:
@@ -202,7 +225,7 @@ def _score_spread(
     """The same by a cluster's workers; on Ctrl-C say how many are kept, and how to go on."""
     from semgrad_guard.evaluation.runs.scoring import ScoringRecipe, left_out, score_kept
 
-    recipe = ScoringRecipe(scorer.estimator, scorer.policy, scorer.system)
+    recipe = ScoringRecipe(scorer.estimator, scorer.policy, scorer.phrasing)
     with (
         kept_on_interrupt("Scoring", f"scores are kept in {record}") as tell,
         spreading(cluster, scorer.model, loading, recipe) as spread,

@@ -151,6 +151,25 @@ def test_sampling_repeats_from_its_seed(ask: Run) -> None:
     assert texts[0] == texts[1] != texts[2]
 
 
+def test_a_system_message_in_a_file_is_read(ask: Run, tmp_path: Path) -> None:
+    (tmp_path / "system.txt").write_text("Be brief.\n")
+    typed, from_file = (
+        json.loads(ask("What is item 1?", "--json", "--system", given).stdout)
+        for given in ("Be brief.", f"@{tmp_path / 'system.txt'}")
+    )
+    assert [from_file[key] for key in ("uncertainty", "prompt_template")] == [
+        typed[key] for key in ("uncertainty", "prompt_template")
+    ]
+    missing = ask("What is item 1?", "--system", "@missing.txt")
+    assert (missing.exit_code, "missing.txt" in missing.stderr) == (1, True)
+
+
+@pytest.mark.parametrize("given", ["", " "])
+def test_an_empty_passage_is_refused(ask: Run, given: str) -> None:
+    result = ask("What is item 1?", "--context", given)
+    assert (result.exit_code, "The passage is empty; leave --context out" in flat(result.stderr)) == (1, True)
+
+
 def test_a_system_message_is_another_prompt(ask: Run, calibration: Path) -> None:
     """Decided as usual, and not promised."""
     usual = json.loads(ask("What is item 1?", "--json", "--calibration", calibration).stdout)

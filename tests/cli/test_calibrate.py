@@ -248,6 +248,16 @@ def test_a_programs_own_prompts_are_calibrated_on(
     assert "other settings: prompt_template" in flat(other.stderr)
 
 
+def test_a_models_answer_is_no_reference_and_unread_columns_are_named(calibrate: Run, tmp_path: Path) -> None:
+    row = {"answer": "of the model", "contexts": ["A passage."], "ground_truth": "b", "evolution_type": "simple"}
+    data = jsonl(tmp_path / "ragas.jsonl", ({"question": q, **row} for q in ASKED))
+    result = calibrate(data)
+    assert 'Note: columns that are not read: "answer", "evolution_type".' in flat(result.stderr)
+    assert "[b]" in result.stderr
+    named = calibrate(data, "--answers-field", "golden")
+    assert 'has no "golden"; its columns are "question", "answer", "contexts", "ground_truth"' in flat(named.stderr)
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

@@ -62,6 +62,23 @@ def test_context_and_system_are_part_of_the_prompt(score: Run, tmp_path: Path) -
     assert system["prompt_template"].startswith("chat+system-")
 
 
+def test_texts_are_scored_with_the_prompt_of_a_calibration(
+    run: Run, score: Run, tmp_path: Path, model_folder: Path
+) -> None:
+    rows = [{"question": q, "answers": ["it is so"], "contexts": [f"Item {i} is small."]} for i, q in enumerate(ASKED)]
+    data, shots = jsonl(tmp_path / "d.jsonl", rows), jsonl(tmp_path / "s.jsonl", [{**rows[0], "question": "What?"}])
+    (tmp_path / "system.txt").write_text("Be brief.\n")
+    way = ["--system", f"@{tmp_path / 'system.txt'}", "--prompt", "Read {context}: {question}", "--few-shot", shots]
+    made = tmp_path / "c.json"
+    run("calibrate", "--model", model_folder, "--data", data, "--output", made, *way, "--max-tokens", 4)
+    texts = jsonl(tmp_path / "t.jsonl", ({**row, "response": "so"} for row in rows))
+    found = records(score("--data", texts, "--calibration", made, "--json", *way).stdout)
+    assert [record["unfamiliar"] for record in found] == [[]] * 60
+    plain = records(score("--data", texts, "--calibration", made, "--json").stdout)
+    assert all(record["unfamiliar"] for record in plain)
+    assert score("--data", texts, "--by", "sentence", "--prompt", "Read {context}").exit_code == 1
+
+
 def test_output_is_the_json_lines(score: Run, tmp_path: Path) -> None:
     output = tmp_path / "scores.jsonl"
     result = score("--data", responses(tmp_path), "--output", output, "--json")

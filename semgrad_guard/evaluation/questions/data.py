@@ -5,16 +5,18 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal, cast
 
-from pydantic import AliasChoices, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from semgrad_guard.errors import DataFileError, InputError
 from semgrad_guard.evaluation.files import called
+from semgrad_guard.evaluation.questions.columns import NO_PASSAGE, Columns, Fields, fields_of, listed
+from semgrad_guard.evaluation.questions.layouts import Record
 from semgrad_guard.evaluation.questions.sources import Entry, entries
 
 Need = Literal["answers", "response", "question"]
@@ -27,26 +29,7 @@ def _numeral(value: Any) -> Any:
     return str(value) if is_number and math.isfinite(value) else value
 
 
-def _listed(value: Any) -> Any:
-    """One text as a list of one, and the forms that well-known datasets give to several (TriviaQA, SQuAD)."""
-    if value is None:
-        return ()
-    if not isinstance(value, dict):
-        return [value] if isinstance(value, str | int | float) else value
-    record = cast("dict[str, Any]", value)
-    known = [_listed(record[name]) for name in ("value", "aliases", "text") if name in record]
-    if not all(isinstance(texts, list | tuple) for texts in known):
-        return record
-    texts = [text for texts in known for text in cast("Iterable[Any]", texts)]
-    return [text for number, text in enumerate(texts) if text not in texts[:number]] if known else record
-
-
 Text = Annotated[str, BeforeValidator(_numeral)]
-Texts = Annotated[tuple[Text, ...], BeforeValidator(_listed)]
-_ANSWERS = AliasChoices("answers", "answer", "correct_answers", "correct_answer")
-_KIND = AliasChoices("kind", "category")
-NO_PASSAGE = ("question", *map(str, _ANSWERS.choices), "paraphrases", "response", "id", *map(str, _KIND.choices))
-"""Fields that mean something else than a passage to answer from; the answers among them would give the answer away."""
 _COMPARED: dict[Need, tuple[str, ...]] = {
     "answers": ("answers",),
     "question": ("answers", "paraphrases"),
@@ -63,21 +46,21 @@ _DUE = {
 class Question(BaseModel):
     """One line of a data file.
 
-    `answers` are the references, any of which counts as correct; datasets call them `answer`, `correct_answer` or
-    `correct_answers` as well. `context` is a passage to answer from. `response` is an answer that came from anywhere,
-    to be scored. `paraphrases` ask the same thing in other words. `kind` (or `category`) says what sort of question it
-    is. Other fields of the line are left alone. Numbers may stand for references, ids and kinds, not for other texts.
+    `answers` are the references, any of which counts as correct; without one, an abstention is. `context` is a passage
+    to answer from. `response` is an answer that came from anywhere, to be scored. `paraphrases` ask the same thing in
+    other words. `kind` says what sort of question it is. Numbers may stand for references, ids and kinds, not for other
+    texts. What files call these fields: `columns`.
     """
 
-    model_config = ConfigDict(frozen=True, extra="ignore")
+    model_config = ConfigDict(frozen=True, extra="forbid")
 
     question: str = Field(pattern=r"\S")
-    answers: Texts = Field(default=(), validation_alias=_ANSWERS)
-    paraphrases: Annotated[tuple[str, ...], BeforeValidator(_listed)] = ()
+    answers: tuple[Text, ...] = ()
+    paraphrases: tuple[str, ...] = ()
     context: str | None = None
     response: str | None = None
     id: Text | None = None
-    kind: Text | None = Field(default=None, validation_alias=_KIND)
+    kind: Text | None = None
 
     @cached_property
     def key(self) -> str:
@@ -91,7 +74,8 @@ class QuestionFile:
 
     `problems` are the broken lines, among them those that contradict an earlier one. `duplicates` says which lines
     repeat an earlier one: copies are not independent draws, and would make a calibration set look larger than it is.
-    `shared_ids` says which lines have an id that an earlier, different one has; they are kept.
+    `shared_ids` says which lines have an id that an earlier, different one has; they are kept. `unread` are the columns
+    that mean nothing here.
     """
 
     path: Path
@@ -99,23 +83,32 @@ class QuestionFile:
     problems: tuple[DataFileError, ...]
     duplicates: tuple[str, ...]
     shared_ids: tuple[str, ...] = ()
+    unread: tuple[str, ...] = ()
 
 
 def read_questions(
-    path: str | Path, *, needs: Need = "answers", strict: bool = False, context_field: str | None = None
+    path: str | Path,
+    *,
+    needs: Need = "answers",
+    strict: bool = False,
+    question_field: str | None = None,
+    answers_field: str | None = None,
+    context_field: str | None = None,
 ) -> QuestionFile:
     """Read questions from JSON Lines, a JSON list (.json), CSV (.csv, .tsv), Parquet (.parquet), a folder of such files
-    or a dataset (hub:NAME[:CONFIG][@SPLIT]).
+    or a dataset (hub:NAME[:CONFIG][@SPLIT]). The columns of well-known data are read by their names (`columns`).
 
     "-" reads JSON Lines, or a JSON list, from standard input. A byte order mark, CRLF and blank lines are fine.
 
     Args:
         path: one record a line, row or entry, UTF-8. In CSV the first row names the columns; several answers in one
             cell are a JSON list, or stand one a line.
-        needs: what every record must hold.
+        needs: what every record must hold. An empty list of answers says that no answer is right but an abstention.
         strict: stop at the first broken one instead of collecting it.
+        question_field: the field with the question, if it has another name.
+        answers_field: the field with the references, if it has another name.
         context_field: the field with the passage to answer from, which every record must then hold; several texts in
-            it are joined by blank lines. Without it, `context`, which records may lack.
+            it are joined by blank lines. Without it, `context` and its like, which records may lack.
 
     Raises:
         DataFileError: the source cannot be read or holds nothing usable; with `strict`, the first broken record.
@@ -124,12 +117,14 @@ def read_questions(
     """
     if context_field in NO_PASSAGE:
         raise InputError(f'the field "{context_field}" is no passage to answer from; name another as context field')
+    given = Columns(question_field, answers_field, context_field)
+    unread: dict[str, None] = {}
     rows: dict[str, tuple[Entry, Question]] = {}
     problems: list[DataFileError] = []
     duplicates: list[str] = []
     for entry in entries(str(path)):
         try:
-            row = _read(entry, needs, context_field)
+            row, left = _read(entry, needs, given)
             first, known = rows.setdefault(identity(row, needs), (entry, row))
             _require_agreement(row, known, entry, first, needs)
         except DataFileError as problem:
@@ -137,13 +132,14 @@ def read_questions(
                 raise
             problems.append(problem)
             continue
+        unread.update(dict.fromkeys(left))
         if first is not entry:
             duplicates.append(f"{entry.place} repeats {first.place_beside(entry)} and is left out.")
     source = Path(path)
     if not rows:
         raise _nothing_in(source, problems)
     kept = tuple(row for _, row in rows.values())
-    return QuestionFile(source, kept, tuple(problems), tuple(duplicates), _shared_ids(rows.values()))
+    return QuestionFile(source, kept, tuple(problems), tuple(duplicates), _shared_ids(rows.values()), tuple(unread))
 
 
 def with_paraphrases(questions: Sequence[Question]) -> list[Question]:
@@ -170,7 +166,8 @@ def _shared_ids(rows: Iterable[tuple[Entry, Question]]) -> tuple[str, ...]:
     return tuple(notes)
 
 
-def _read(entry: Entry, needs: Need, context_field: str | None) -> Question:
+def _read(entry: Entry, needs: Need, given: Columns) -> tuple[Question, Sequence[str]]:
+    """The question of an entry, and its columns that mean nothing here."""
     content: Any = entry.content
     if isinstance(content, DataFileError):
         raise content
@@ -178,65 +175,60 @@ def _read(entry: Entry, needs: Need, context_field: str | None) -> Question:
         more = "" if needs == "question" else f', "{needs}": ...'
         raise DataFileError(f'{entry.place} is no JSON object: each {entry.unit} looks like {{"question": ...{more}}}.')
     record = cast("dict[str, Any]", content)
-    if context_field is not None:
-        record = {**record, "context": _passage(record, context_field, entry.place)}
-    _require_one_name(record, entry.place)
     try:
-        row = Question.model_validate(record)
-    except (ValidationError, RecursionError) as error:
-        raise DataFileError(f"{entry.place} {_fault(error)}.") from error
-    _require(row, needs, entry.place)
-    return row
+        found = fields_of(record, given, entry.place, cells=entry.is_text)
+    except RecursionError as error:
+        raise DataFileError(f"{entry.place} is nested too deeply.") from error
+    try:
+        row = Question.model_validate(found.values)
+    except ValidationError as error:
+        raise DataFileError(f"{entry.place} {_fault(error, record, found.columns)}.") from error
+    _require(row, needs, found, record)
+    scored = found.columns.get("response") if needs == "response" else None
+    return row, [name for name in found.unread if name != scored]
 
 
 def _require_agreement(row: Question, known: Question, entry: Entry, first: Entry, needs: Need) -> None:
     """Refuse a line that asks what an earlier one asks, and says something about it which that one does not say."""
     for field in _COMPARED[needs]:
         mine, theirs = ({" ".join(text.split()) for text in getattr(each, field)} for each in (row, known))
-        if mine - theirs:
+        if mine - theirs or (needs == "answers" and bool(mine) != bool(theirs)):
             raise DataFileError(
                 f"{entry.place} asks what {first.place_beside(entry)} asks, with other {field}: keep one of the two, "
                 f"with all its {field}."
             )
 
 
-def _require_one_name(record: dict[str, Any], where: str) -> None:
-    """Refuse a field under two names with two contents: one of them would be taken, and nobody knows which."""
-    for names in (_ANSWERS.choices, _KIND.choices):
-        given = [str(name) for name in names if record.get(str(name)) is not None]
-        if any(_listed(record[name]) != _listed(record[given[0]]) for name in given[1:]):
-            raise DataFileError(f"{where} has {' and '.join(map(json.dumps, given))}, which are one field; keep one.")
-
-
-def _passage(record: dict[str, Any], field: str, where: str) -> str:
-    """The text in a field, or the texts in a list, as retrievers return them."""
-    value: Any = record.get(field)
-    given = cast("list[Any]", value) if isinstance(value, list) else [value]
-    texts = [text for text in given if isinstance(text, str) and text.strip()]
-    if not texts or len(texts) < len(given):
-        raise DataFileError(f'{where} has no text in "{field}": it must hold one, or a list of some.')
-    return "\n\n".join(texts)
-
-
-def _require(row: Question, needs: Need, where: str) -> None:
-    if needs == "answers" and not any(answer.strip() for answer in row.answers):
-        raise DataFileError(f'{where} has no reference answer: add "answers": ["..."].')
+def _require(row: Question, needs: Need, found: Fields, record: Record) -> None:
+    given = "answers" in found.values and (not row.answers or any(answer.strip() for answer in row.answers))
+    if needs == "answers" and not given:
+        raise DataFileError(
+            f'{found.place} has no reference answer: add "answers": ["..."], or [] where abstaining is right'
+            f"{_or_name('answers', found, record)}."
+        )
     if needs == "response" and not (row.response or "").strip():
-        raise DataFileError(f'{where} has no response to score: add "response": "...".')
+        raise DataFileError(
+            f'{found.place} has no response to score: add "response": "..."{_or_name("response", found, record)}.'
+        )
 
 
-def _fault(error: ValidationError | RecursionError) -> str:
-    if isinstance(error, RecursionError):
-        return "is nested too deeply"
+def _or_name(target: str, found: Fields, record: Record) -> str:
+    """The columns that there are, where none was taken for this one."""
+    option = " (or name one: --answers-field)" if target == "answers" else ""
+    return "" if target in found.columns else f"; {listed(record)}{option}"
+
+
+def _fault(error: ValidationError, record: Record, columns: Mapping[str, str]) -> str:
     fault = error.errors(include_url=False, include_context=False)[0]
-    field = ".".join(str(part) for part in fault["loc"])
+    target, *rest = (str(part) for part in fault["loc"])
     if fault["type"] == "missing":
-        return f'has no "{field}"'
+        return f'has no "{target}": {listed(record)} (name the right one: --question-field)'
+    name = ".".join([columns.get(target, target), *rest])
     if fault["type"] == "string_pattern_mismatch":
-        return f'has an empty "{field}"'
+        return f'has an empty "{name}"'
     if fault["type"] in _DUE:
-        return f'has a wrong "{field}": it must be {_DUE[fault["type"]]}'
-    return f'has a wrong "{field}": {fault["msg"][0].lower()}{fault["msg"][1:]}'
+        return f'has a wrong "{name}": it must be {_DUE[fault["type"]]}'
+    return f'has a wrong "{name}": {fault["msg"][0].lower()}{fault["msg"][1:]}'
 
 
 def _nothing_in(source: Path, problems: list[DataFileError]) -> DataFileError:

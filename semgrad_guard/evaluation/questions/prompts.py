@@ -6,7 +6,8 @@ import hashlib
 import json
 import re
 from collections.abc import Callable, Iterable, Sequence
-from typing import Literal, Protocol
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
 
 from semgrad_guard.errors import InputError, PromptTooLongError
 from semgrad_guard.evaluation.questions.data import Question
@@ -43,7 +44,8 @@ def conversation(
 ) -> list[Message]:
     """A user turn with the question, before its context if there is one, and a system message before it on request.
 
-    `examples` are questions with answers (the first reference): turns before it, worded in the same way.
+    `examples` are questions with answers (the first reference; an abstention where none is right): turns before it,
+    worded in the same way.
 
     `prompt` is a template of the user's turn, with {question} in it and, if it is about a passage, {context}; braces
     that are meant as such are doubled, {{ and }}, as in Python and LangChain (`require_prompt` checks it). The turn
@@ -57,10 +59,45 @@ def conversation(
     shown = [
         Message(role, text)
         for each in examples
-        for role, text in (("user", worded(each.question, each.context)), ("assistant", each.answers[0]))
+        for role, text in (("user", worded(each.question, each.context)), ("assistant", _shown_answer(each)))
     ]
     turns = [*shown, Message("user", worded(question, context), question=question, context=context)]
     return turns if system is None else [Message("system", system), *turns]
+
+
+@dataclass(frozen=True)
+class Phrasing:
+    """How a question is put to the model: what `conversation` and `prompt_name` take. Plain data."""
+
+    system: str | None = None
+    wording: Wording = "plain"
+    prompt: str | None = None
+    examples: Sequence[Question] = ()
+
+    def conversation(self, row: Question) -> list[Message]:
+        """The messages that the model is asked."""
+        return conversation(row.question, row.context, **self._given())
+
+    def name(self, row: Question) -> str:
+        """What a calibration calls such prompts."""
+        return prompt_name(form_of([row]), **self._given())
+
+    def require(self, rows: Sequence[Question]) -> None:
+        """Refuse a template or examples that do not go with the questions.
+
+        Raises:
+            InputError: as `require_prompt` and `require_examples` say.
+        """
+        if self.prompt is not None:
+            require_prompt(self.prompt, form_of(rows))
+        require_examples(self.examples, rows)
+
+    def settings(self) -> dict[str, Any]:
+        """What a record of texts that were scored so is compared by: plain JSON types."""
+        return {**self._given(), "examples": [each.model_dump() for each in self.examples]}
+
+    def _given(self) -> dict[str, Any]:
+        return {"system": self.system, "wording": self.wording, "prompt": self.prompt, "examples": self.examples}
 
 
 def require_examples(examples: Sequence[Question], rows: Sequence[Question]) -> Sequence[Question]:
@@ -159,9 +196,13 @@ def prompt_name(
 ) -> str:
     """What a calibration calls such prompts: another system message, wording, template or example is another name."""
     name = form if wording == "plain" else f"{wording}-{form}"
-    shown = json.dumps([[each.question, each.context, each.answers[0]] for each in examples]) if examples else None
-    parts = (("system", system), ("prompt", prompt), ("examples", shown))
+    shown = [[each.question, each.context, _shown_answer(each)] for each in examples]
+    parts = (("system", system), ("prompt", prompt), ("examples", json.dumps(shown) if shown else None))
     return "+".join([name, *(f"{kind}-{_short(text)}" for kind, text in parts if text is not None)])
+
+
+def _shown_answer(example: Question) -> str:
+    return example.answers[0] if example.answers else "I don't know."
 
 
 def _short(text: str) -> str:

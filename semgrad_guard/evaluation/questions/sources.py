@@ -17,6 +17,7 @@ from typing import Any, cast
 
 from semgrad_guard.errors import DataFileError, MissingExtraError
 from semgrad_guard.evaluation.files import STDIN, called, read_data
+from semgrad_guard.evaluation.questions.layouts import records_in
 from semgrad_guard.evaluation.questions.spreadsheet import read_table
 from semgrad_guard.pocket import QUESTIONS_PATH
 
@@ -30,17 +31,19 @@ _DATA = (PARQUET, ".jsonl", ".json", ".csv", ".tsv")
 """The data files of a folder."""
 _ROWS = 1024
 
-_LISTS = ("answers", "answer", "correct_answers", "paraphrases")
-
 
 @dataclass(frozen=True)
 class Entry:
-    """One record of a source, or what is wrong with it. `number` counts in the source's own `unit`, from 1."""
+    """One record of a source, or what is wrong with it. `number` counts in the source's own `unit`, from 1.
+
+    `is_text` says that all of its values are texts, as in CSV.
+    """
 
     source: str
     unit: str
     number: int
     content: Any
+    is_text: bool = False
 
     @property
     def place(self) -> str:
@@ -72,8 +75,19 @@ def _file(path: Path) -> Iterator[Entry]:
     if path.suffix.lower() == PARQUET:
         return _parquet(path)
     content = _content(path)
-    listed = (path.suffix.lower() == ".json" or path == STDIN) and content.lstrip().startswith(b"[")
-    return _json_list(path, content) if listed else _json_lines(path, content)
+    if path.suffix.lower() == ".json" or path == STDIN:
+        if content.lstrip().startswith(b"["):
+            return _json_list(path, content)
+        document = _parsed(content, called(path), span="of the file")
+        try:
+            records = records_in(document)
+        except (AttributeError, KeyError, TypeError) as error:
+            raise DataFileError(
+                f"{called(path)} is one JSON object, and no layout of questions that is known."
+            ) from error
+        if records is not None:
+            return _numbered(path, records)
+    return _json_lines(path, content)
 
 
 def _folder(folder: Path) -> Iterator[Entry]:
@@ -130,7 +144,11 @@ def _json_list(path: Path, content: bytes) -> Iterator[Entry]:
     found = _parsed(content, called(path), span="of the file")
     if isinstance(found, DataFileError):
         raise found
-    for number, record in enumerate(cast("list[Any]", found), start=1):
+    yield from _numbered(path, cast("list[Any]", found))
+
+
+def _numbered(path: Path, records: Iterable[Any]) -> Iterator[Entry]:
+    for number, record in enumerate(records, start=1):
         yield Entry(called(path), "entry", number, record)
 
 
@@ -163,30 +181,14 @@ def _parsed(text: bytes, place: str, *, span: str) -> Any:
 
 
 def _csv(path: Path) -> Iterator[Entry]:
-    names, rows = read_table(path)
-    if "question" not in names:
-        raise DataFileError(f'{path} has no column "question"; its first row names the columns: {", ".join(names)}.')
-    for row in rows:
-        entry = Entry(str(path), "row", row.number, {name: _cell(name, cell) for name, cell in row.cells.items()})
+    """Rows by column name, without their empty cells; an empty question is kept, to be named."""
+    for row in read_table(path)[1]:
+        cells = {name: cell for name, cell in row.cells.items() if cell.strip() or name == "question"}
+        entry = Entry(str(path), "row", row.number, cells, is_text=True)
         if row.surplus:
             fault = DataFileError(f"{entry.place} has more cells than there are columns; quote texts that hold commas.")
-            entry = Entry(entry.source, entry.unit, entry.number, fault)
+            entry = replace(entry, content=fault)
         yield entry
-
-
-def _cell(name: str, cell: str) -> Any:
-    """Several answers in one cell are a JSON list, or stand one a line; an empty cell is none at all."""
-    if not cell.strip():
-        return "" if name == "question" else None
-    if name not in _LISTS:
-        return cell
-    try:
-        found: Any = json.loads(cell)
-    except ValueError:
-        found = None
-    if isinstance(found, list):
-        return cast("list[Any]", found)
-    return [line.strip() for line in cell.splitlines() if line.strip()]
 
 
 def _dataset(source: str) -> Iterator[Entry]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from semgrad_guard.errors import PromptTooLongError
 from semgrad_guard.estimators import Estimator
 from semgrad_guard.evaluation.progress import Progress
 from semgrad_guard.evaluation.questions.data import Question, identity
-from semgrad_guard.evaluation.questions.prompts import conversation, form_of, prompt_name
+from semgrad_guard.evaluation.questions.prompts import Phrasing
 from semgrad_guard.evaluation.runs.run import Spread, complete, in_turn
 from semgrad_guard.evaluation.runs.run_file import RunFile
 from semgrad_guard.guard import Policy, assess, settle, unscored
@@ -40,7 +40,7 @@ class TextScorer:
     model: LanguageModel
     estimator: Estimator
     policy: Policy | None = None
-    system: str | None = None
+    phrasing: Phrasing = field(default_factory=Phrasing)
 
     def __call__(self, rows: Sequence[Question]) -> ScoredBatch:
         """The rows with their verdicts, from one backward pass for all of them."""
@@ -56,10 +56,10 @@ class TextScorer:
         return ScoredBatch(scored, too_long)
 
     def _evidence(self, row: Question) -> Evidence:
-        return self.model.evidence(conversation(row.question, row.context, system=self.system), row.response or "")
+        return self.model.evidence(self.phrasing.conversation(row), row.response or "")
 
     def _verdict(self, row: Question, evidence: Evidence) -> Verdict:
-        template = prompt_name(form_of([row]), system=self.system)
+        template = self.phrasing.name(row)
         draft = assess(self.model, self.estimator, evidence, text=evidence.text, prompt_template=template)
         return self._settled(draft, evidence.prompt.form)
 
@@ -106,11 +106,11 @@ class ScoringRecipe:
 
     estimator: Estimator
     policy: Policy | None
-    system: str | None
+    phrasing: Phrasing
 
     def __call__(self, model: LanguageModel) -> KeptScoring:
         """The scorer with this model."""
-        return KeptScoring(TextScorer(model, self.estimator, self.policy, self.system))
+        return KeptScoring(TextScorer(model, self.estimator, self.policy, self.phrasing))
 
 
 def text_key(row: Question) -> str:
@@ -150,7 +150,7 @@ def _settings(scorer: TextScorer, batch_size: int) -> dict[str, Any]:
         "model": asdict(scorer.model.identity),
         "estimator": {"name": scorer.estimator.name, **scorer.estimator.settings()},
         "calibration": None if calibration is None else calibration.id,
-        "system": scorer.system,
+        "prompt": scorer.phrasing.settings(),
         "batch_size": batch_size,
     }
 

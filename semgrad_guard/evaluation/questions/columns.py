@@ -1,0 +1,295 @@
+"""Which column of a data file is which: by the names that well-known data sets and tools give them.
+
+A name is read only where it has one meaning: `answer` is a reference in SQuAD's kin, and what a model said in a table
+that holds `ground_truth` too.
+"""
+
+from __future__ import annotations
+
+import ast
+import io
+import json
+import tokenize
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+from semgrad_guard.errors import DataFileError
+from semgrad_guard.evaluation.questions.layouts import Record, flat
+
+QUESTION = ("question", "user_input", "query", "input", "question_text")
+REFERENCES = ("answers", "answer", "correct_answers", "correct_answer")
+REFERENCES_BESIDE_ANSWERS = (
+    *("ground_truth", "ground_truths", "reference", "references", "reference_answer", "reference_answers"),
+    *("expected_output", "expected_answer", "reference_output", "reference_outputs", "gold_answer", "gold_answers"),
+    *("golden_answer", "golden_answers"),
+)
+"""References in tables that hold a model's answers too: beside one of these, `answer` is what a model said."""
+CONTEXT = (
+    *("retrieval_context", "retrieved_contexts", "context", "contexts", "passage", "passages", "reference_contexts"),
+)
+RESPONSE = ("response", "actual_output")
+KIND = ("kind", "category")
+_OTHERS = ("paraphrases", "id")
+NO_PASSAGE = (*QUESTION, *REFERENCES, *REFERENCES_BESIDE_ANSWERS, *RESPONSE, *KIND, *_OTHERS)
+"""Columns that mean something else than a passage to answer from; the answers among them would give the answer away."""
+
+_PLACEHOLDERS = frozenset(
+    ("nan", "null", "none", "nil", "n/a", "#n/a", "<na>", "nat", "undefined", "<unk>", "-", "--", "—", "?", "na", "tbd")
+)
+"""What programs and people write for an answer that is missing, in any case of letters ("Na", sodium, is none)."""
+_NO_ANSWER_THERE = "no answer present."
+"""MS MARCO's reference where the passages do not answer the question."""
+
+
+@dataclass(frozen=True)
+class Columns:
+    """The names that the user gives to columns; without one, those of well-known data are looked for."""
+
+    question: str | None = None
+    answers: str | None = None
+    context: str | None = None
+
+
+@dataclass
+class Fields:
+    """A record by the fields of `Question`: their values, the column that each was read from, and what was not read.
+
+    `answers` is there and empty where no answer is right but an abstention, and missing where the record has none.
+    """
+
+    place: str
+    values: Record = field(default_factory=dict[str, Any])
+    columns: dict[str, str] = field(default_factory=dict[str, str])
+    unread: tuple[str, ...] = ()
+
+
+def fields_of(record: Record, given: Columns, place: str, *, cells: bool = False) -> Fields:
+    """Read a record. With `cells` all values are texts, as in CSV, where several answers may stand one a line.
+
+    Raises:
+        DataFileError: a named column is not there, two columns contradict each other, or a value is not what it seems.
+    """
+    try:
+        record = flat(record)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise DataFileError(f"{place} is laid out like LangSmith's or Natural Questions' data, and is not.") from error
+    return _Reading(record, given, place, cells).fields()
+
+
+class _Reading:
+    """One record on its way to fields."""
+
+    def __init__(self, record: Record, given: Columns, place: str, cells: bool) -> None:
+        self._record, self._given, self._cells = record, given, cells
+        self._names = {name.lower(): name for name in reversed(record)}
+        self._found = Fields(place)
+
+    def fields(self) -> Fields:
+        """Every field that there is."""
+        found = self._found
+        if name := self._column(self._given.question, QUESTION):
+            self._take("question", name, _text_in(self._record[name]))
+        self._read_references()
+        self._read_passage()
+        for target, names in (("kind", KIND), *((each, (each,)) for each in _OTHERS)):
+            if name := self._agreed(names):
+                self._take(target, name, self._listed(self._record[name]) if target == "paraphrases" else ...)
+        taken = {found.columns[name] for name in found.columns if name != "response"}
+        found.unread = tuple(name for name in self._record if name.strip() and name not in taken)
+        return found
+
+    def _take(self, target: str, name: str, value: Any = ...) -> None:
+        self._found.columns[target] = name
+        self._found.values[target] = self._record[name] if value is ... else value
+
+    def _column(self, given: str | None, known: Iterable[str]) -> str | None:
+        """The column of a name that the user gave, or the first of the known ones that is there."""
+        if given is None:
+            return next((self._names[name] for name in known if name in self._names), None)
+        name = given if given in self._record else self._names.get(given.lower())
+        if name is None:
+            raise self._fault(f'has no "{given}"; {listed(self._record)}')
+        return name
+
+    def _agreed(self, known: Iterable[str]) -> str | None:
+        """The column of a field with several names; two of them with different contents contradict each other."""
+        there = [self._names[name] for name in known if name in self._names]
+        filled = [name for name in there if self._record[name] is not None]
+        if any(self._listed(self._record[name]) != self._listed(self._record[filled[0]]) for name in filled[1:]):
+            named = " and ".join(json.dumps(name, ensure_ascii=False) for name in filled)
+            raise self._fault(f"has {named}, which are one field; keep one, or name it (--answers-field)")
+        return next(iter(filled or there), None)
+
+    def _read_references(self) -> None:
+        """References, and the answer that a model gave, if the record says which is which."""
+        answer = self._names.get("answer")
+        if self._given.answers is not None:
+            name = self._column(self._given.answers, ())
+        else:
+            beside = any(self._names.get(each) for each in REFERENCES_BESIDE_ANSWERS)
+            first = [each for each in REFERENCES if each != "answer" or not beside]
+            name = self._agreed((*first, *REFERENCES_BESIDE_ANSWERS))
+        if name is not None:
+            self._take("answers", name, self._references(name))
+        said = self._column(None, RESPONSE) or (answer if name not in (None, answer) else None)
+        if said is not None:
+            self._take("response", said)
+
+    def _references(self, name: str) -> Any:
+        if self._is(False, "answerable") or self._is(True, "is_impossible", "unanswerable"):
+            return []
+        value = self._record[name]
+        found = self._listed(value)
+        if not isinstance(found, list):
+            return found
+        texts = cast("list[Any]", found)
+        if isinstance(value, Mapping) or (isinstance(value, str) and not isinstance(_literal(value), list)):
+            for text in texts:
+                self._require_reference(str(text), name)
+        return [] if [str(text).strip().lower() for text in texts] == [_NO_ANSWER_THERE] else texts
+
+    def _is(self, value: bool, *names: str) -> bool:
+        found = [self._record[self._names[name]] for name in names if name in self._names]
+        return any(str(each).strip().lower() == str(value).lower() for each in found)
+
+    def _require_reference(self, text: str, name: str) -> None:
+        """Refuse a text that stands for a missing answer, or for several, unless it is written as a list."""
+        quoted = json.dumps(text, ensure_ascii=False)
+        if text.strip().lower() in _PLACEHOLDERS and text.strip() != "Na":
+            raise self._fault(
+                f'has {quoted} in "{name}", as programs write where an answer is missing: give the right answer, [] if '
+                f"abstaining is right, or [{quoted}] if it is meant"
+            )
+        if text.startswith(("['", '["')) and text.endswith(("']", '"]')):
+            raise self._fault(f'has a list in "{name}" that cannot be read, {quoted}: write it as JSON, ["...", "..."]')
+        parts = [part.strip() for part in text.split("|")]
+        if len(parts) > 1 and all(parts):
+            several = json.dumps(parts, ensure_ascii=False)
+            raise self._fault(
+                f'has {quoted} in "{name}", which is one answer with "|" in it: write several as a list, {several}, or '
+                f"[{quoted}] if it is one"
+            )
+
+    def _read_passage(self) -> None:
+        given = self._given.context
+        known = [name for name in CONTEXT if _is_filled(self._record.get(self._names.get(name, "")))]
+        name = self._column(None, known) if given is None else self._names.get(given.lower(), given)
+        if name is None:
+            return
+        value = self._record.get(name)
+        found = passages(_literal(value) if isinstance(value, str) else value)
+        if given is not None and not found:
+            raise self._fault(f'has no text in "{name}": it must hold one, or a list of some; {listed(self._record)}')
+        if isinstance(value, str) and value.strip().lower() in _PLACEHOLDERS:
+            raise self._fault(
+                f'has {value.strip()!r} in "{name}", where a passage is due; leave it empty if there is none'
+            )
+        self._take("context", name, found or value)
+
+    def _listed(self, value: Any) -> Any:
+        """One text as a list of one, and the forms that well-known data give to several."""
+        if value is None:
+            return []
+        if isinstance(value, str):
+            found = _literal(value)
+            return cast("list[Any]", found) if isinstance(found, list) else self._lines(value)
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            return [value]
+        return _unwrapped(value)
+
+    def _lines(self, text: str) -> list[str]:
+        return [line.strip() for line in text.splitlines() if line.strip()] if self._cells else [text]
+
+    def _fault(self, said: str) -> DataFileError:
+        return DataFileError(f"{self._found.place} {said}.")
+
+
+def listed(record: Iterable[str]) -> str:
+    """Its columns, named."""
+    names = ", ".join(json.dumps(name, ensure_ascii=False) for name in record if name.strip())
+    return f"its columns are {names}" if names else "it is empty"
+
+
+def passages(value: Any) -> str | None:
+    """The text to answer from, whatever holds it; None where there is none, or where it is no text.
+
+    A text; a list of texts or of documents; HotpotQA's titles with sentences; MS MARCO's passages.
+    """
+    if isinstance(value, str):
+        return value if value.strip() else None
+    texts = list(_passages(value))
+    if not texts or not all(isinstance(text, str) and text.strip() for text in texts):
+        return None
+    return "\n\n".join(texts)
+
+
+def _passages(value: Any) -> Iterator[Any]:
+    if isinstance(value, Mapping):
+        held = cast("Mapping[str, Any]", value)
+        if {"title", "sentences"} <= held.keys():
+            yield from _passages([list(pair) for pair in zip(held["title"], held["sentences"], strict=False)])
+            return
+        name = next((each for each in ("passage_text", "page_content", "text", "content") if each in held), None)
+        yield from _passages(held[name]) if name is not None else (None,)
+    elif isinstance(value, list):
+        for each in cast("list[Any]", value):
+            if isinstance(each, list) and len(cast("list[Any]", each)) == 2 and isinstance(each[1], list):
+                title, sentences = cast("tuple[Any, list[Any]]", each)
+                yield f"{title}\n{''.join(map(str, sentences))}"
+            else:
+                yield from _passages(each)
+    else:
+        yield value
+
+
+def _is_filled(value: Any) -> bool:
+    return value is not None and value != [] and not (isinstance(value, str) and not value.strip())
+
+
+def _unwrapped(value: Any) -> Any:
+    """The texts in what SQuAD, TriviaQA and others wrap them in; anything else as it is."""
+    if isinstance(value, Mapping):
+        held = {name.lower(): each for name, each in cast("Mapping[str, Any]", value).items()}
+        known = [held[name] for name in ("value", "aliases", "text", "answer") if held.get(name) is not None]
+        return _joined(known) if known else cast("Any", value)
+    if isinstance(value, tuple | list):
+        given = list(cast("Iterable[Any]", value))
+        return _joined(given) if any(isinstance(each, Mapping) for each in given) else given
+    return value
+
+
+def _joined(values: Iterable[Any]) -> list[Any]:
+    """All texts in these values, in order, once."""
+    unwrapped = [_unwrapped(each) for each in values]
+    lists = [cast("list[Any]", each) if isinstance(each, list) else [each] for each in unwrapped]
+    texts = [text for each in lists for text in each]
+    return [text for number, text in enumerate(texts) if text not in texts[:number]]
+
+
+def _text_in(value: Any) -> Any:
+    """A question that is wrapped, as Natural Questions has it."""
+    return cast("Mapping[str, Any]", value).get("text", value) if isinstance(value, Mapping) else value
+
+
+def _literal(text: str) -> Any:
+    """A list that stands in a text, as JSON or as Python writes it; the text itself where it is none."""
+    if not text.lstrip().startswith("["):
+        return text
+    try:
+        found: Any = json.loads(text)
+    except (ValueError, RecursionError):
+        found = _python_list(text)
+    return cast("Any", found) if isinstance(found, list) else text
+
+
+def _python_list(text: str) -> Any:
+    """A list of texts as `str` writes it. Without commas (numpy's way) Python would join them: that is none."""
+    try:
+        found: Any = ast.literal_eval(text.strip())
+        strings = [t for t in tokenize.generate_tokens(io.StringIO(text.strip()).readline) if t.type == tokenize.STRING]
+    except (ValueError, SyntaxError, MemoryError, RecursionError, tokenize.TokenError):
+        return None
+    held = cast("list[Any]", found) if isinstance(found, list) else []
+    texts = [each for each in held if isinstance(each, str)]
+    return held if len(texts) == len(strings) else None

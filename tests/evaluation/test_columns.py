@@ -1,0 +1,187 @@
+"""The columns of well-known data: read by their names, never guessed where another fits better, the others named."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from semgrad_guard.errors import DataFileError
+from semgrad_guard.evaluation.questions.data import Question, QuestionFile, read_questions
+
+Q = "Where?"
+
+
+def read(folder: Path, content: object, name: str = "q.jsonl", **options: Any) -> QuestionFile:
+    path = folder / name
+    path.write_text(content if isinstance(content, str) else json.dumps(content))
+    return read_questions(path, **options)
+
+
+@pytest.mark.parametrize(
+    ("record", "answers", "context", "unread"),
+    [
+        # RAGAS 0.1 and 0.2: `answer` and `response` are the model's
+        ({"question": Q, "answer": "m", "contexts": ["p", "r"], "ground_truth": "a"}, ("a",), "p\n\nr", ("answer",)),
+        ({"question": Q, "answer": "m", "contexts": ["p"], "ground_truths": ["a", "b"]}, ("a", "b"), "p", ("answer",)),
+        (
+            {
+                "user_input": Q,
+                "response": "m",
+                "retrieved_contexts": ["p"],
+                "reference_contexts": ["x"],
+                "reference": "a",
+            },
+            *(("a",), "p", ("response", "reference_contexts")),
+        ),
+        # DeepEval, LangSmith
+        (
+            {"input": Q, "actual_output": "m", "expected_output": "a", "context": ["x"], "retrieval_context": ["p"]},
+            *(("a",), "p", ("actual_output", "context")),
+        ),
+        ({"inputs": {"question": Q}, "outputs": {"answer": "a"}, "id": "7"}, ("a",), None, ()),
+        ({"inputs": {"input": Q}, "outputs": {"o": "m"}, "reference_outputs": {"o": "a"}}, ("a",), None, ("response",)),
+        ({"inputs": f'{{"question": "{Q}"}}', "outputs": '{"answer": "a"}'}, ("a",), None, ()),
+        # SQuAD 1 and 2, TriviaQA, SciQ, MuSiQue
+        ({"question": Q, "context": "p", "answers": {"text": ["a", "a"], "answer_start": [1, 2]}}, ("a",), "p", ()),
+        ({"question": Q, "context": "p", "answers": {"text": [], "answer_start": []}}, (), "p", ()),
+        ({"question": Q, "answers": [], "is_impossible": True}, (), None, ("is_impossible",)),
+        ({"question": Q, "answer": "x", "answerable": False}, (), None, ("answerable",)),
+        ({"question": Q, "answer": {"value": "a", "aliases": ["a", "b"], "type": "x"}}, ("a", "b"), None, ()),
+        ({"Question": Q, "Answer": {"Value": "a", "Aliases": ["b"]}}, ("a", "b"), None, ()),
+        (
+            {"question": Q, "correct_answer": "a", "distractor1": "d", "support": "s"},
+            ("a",),
+            None,
+            ("distractor1", "support"),
+        ),
+        # HotpotQA, MS MARCO
+        (
+            {"question": Q, "answer": "a", "context": {"title": ["T"], "sentences": [["p.", " r."]]}},
+            ("a",),
+            "T\np. r.",
+            (),
+        ),
+        (
+            {"question": Q, "answer": "a", "context": [["T", ["p.", " r."]], ["U", ["s."]]]},
+            ("a",),
+            "T\np. r.\n\nU\ns.",
+            (),
+        ),
+        (
+            {"query": Q, "answers": ["a"], "passages": {"passage_text": ["p", "r"], "is_selected": [1, 0]}},
+            ("a",),
+            "p\n\nr",
+            (),
+        ),
+        ({"query": Q, "answers": ["No Answer Present."], "passages": [{"passage_text": "p"}]}, (), "p", ()),
+        # Natural Questions: open, simplified, the hub's
+        ({"question": Q, "answer": ["a", "b"]}, ("a", "b"), None, ()),
+        (
+            {
+                "question_text": Q,
+                "document_text": "in a b c",
+                "annotations": [
+                    {
+                        "short_answers": [{"start_token": 1, "end_token": 3}],
+                        "long_answer": {"start_token": 0},
+                        "yes_no_answer": "NONE",
+                    }
+                ],
+            },
+            *(("a b",), None, ("document_text",)),
+        ),
+        (
+            {
+                "question": {"text": Q, "tokens": []},
+                "document": {"html": ""},
+                "annotations": {
+                    "long_answer": [{"start_token": -1}, {"start_token": -1}],
+                    "short_answers": [{"text": [], "start_token": []}, {"text": [], "start_token": []}],
+                    "yes_no_answer": [-1, -1],
+                },
+            },
+            *((), None, ("document",)),
+        ),
+        # lists that are written as text, as pandas does
+        ({"question": Q, "ground_truths": "['a', 'it\\'s']", "contexts": "['p', 'r']"}, ("a", "it's"), "p\n\nr", ()),
+        ({"question": Q, "answers": '["a", "b"]'}, ("a", "b"), None, ()),
+        ({"question": Q, "answers": None}, (), None, ()),
+        ({"question": Q, "answers": ["a|b"]}, ("a|b",), None, ()),
+        ({"question": Q, "answer": "Na"}, ("Na",), None, ()),
+    ],
+)
+def test_the_columns_of_known_data(
+    tmp_path: Path, record: dict[str, Any], answers: tuple[str, ...], context: str | None, unread: tuple[str, ...]
+) -> None:
+    found = read(tmp_path, record)
+    assert found.problems == ()
+    assert (found.rows[0].question, found.rows[0].answers, found.rows[0].context) == (Q, answers, context)
+    assert found.unread == unread
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("squad.json", {"data": [{"paragraphs": [{"context": "p", "qas": [{"question": Q, "answers": ["a"]}]}]}]}),
+        ("trivia.json", {"Data": [{"Question": Q, "Answer": {"Value": "a"}, "context": "p"}]}),
+        ("viewer.json", {"rows": [{"row_idx": 0, "row": {"question": Q, "answer": "a", "context": "p"}}]}),
+        ("columns.json", {"question": {"0": Q}, "answer": {"0": "a"}, "context": {"0": "p"}}),
+        ("split.json", {"columns": ["question", "answer", "context"], "index": [0], "data": [[Q, "a", "p"]]}),
+        ("q.csv", f'Question,Ground_Truth,Contexts,answer\n{Q},a,"[\'p\']",m\n'),
+        ("q.tsv", f"user_input\treference\tretrieved_contexts\n{Q}\ta\tp\n"),
+    ],
+)  # fmt: skip
+def test_files_that_nest_their_records(tmp_path: Path, name: str, content: object) -> None:
+    (row,) = read(tmp_path, content, name).rows
+    assert (row.question, row.answers, row.context) == (Q, ("a",), "p")
+
+
+def test_the_answer_beside_a_ground_truth_is_what_is_scored(tmp_path: Path) -> None:
+    (row,) = read(tmp_path, {"question": Q, "answer": "m", "ground_truth": "a"}, needs="response").rows
+    assert (row.response, row.answers) == ("m", ("a",))
+
+
+@pytest.mark.parametrize(
+    "text", ["nan", "NaN", "None", "null", "NULL", "N/A", "n/a", "NA", "<NA>", "-", "—", "?", "Paris|x", "Paris | Lyon"]
+)
+@pytest.mark.parametrize("name", ["q.jsonl", "q.csv"])
+def test_references_that_are_none_are_reported(tmp_path: Path, text: str, name: str) -> None:
+    lines = [json.dumps({"question": each, "answer": a}) for each, a in ((Q, text), ("Who?", "a"))]
+    content = f"question,answer\n{Q},{text}\nWho?,a\n" if name == "q.csv" else "\n".join(lines)
+    found = read(tmp_path, content, name)
+    assert [row.question for row in found.rows] == ["Who?"]
+    assert f'has {json.dumps(text, ensure_ascii=False)} in "answer"' in str(found.problems[0])
+    assert read(tmp_path, {"question": Q, "answer": [text]}).rows[0].answers == (text,)
+
+
+def test_columns_can_be_named(tmp_path: Path) -> None:
+    record = {"Frage": Q, "gold": "a", "answer": "m", "support": ["p"], "question": "other"}
+    found = read(tmp_path, record, question_field="frage", answers_field="gold", context_field="support")
+    assert found.rows == (Question(question=Q, answers=("a",), context="p", response="m"),)
+    assert found.unread == ("answer", "question")
+    with pytest.raises(DataFileError, match='has no "golden"; its columns are "Frage", "gold", "answer"'):
+        read(tmp_path, record, answers_field="golden")
+
+
+@pytest.mark.parametrize(
+    ("record", "said"),
+    [
+        ({"ground_truth": "a", "reference": "b"}, 'has "ground_truth" and "reference", which are one field'),
+        (
+            {"answers": ["a"], "ground_truth": "b", "answer": "m"},
+            'has "answers" and "ground_truth", which are one field',
+        ),
+        ({"answer": {"value": "<unk>", "aliases": []}}, 'has "<unk>" in "answer"'),
+        ({"answer": "a", "context": "nan"}, "has 'nan' in \"context\", where a passage is due"),
+        ({"answer": "a", "context": 7}, 'has a wrong "context": it must be text'),
+        ({"annotations": [{"short_answers": [{}]}], "document_text": "x"}, "laid out like"),
+        ({"answer": "['a' 'b']"}, 'has a list in "answer" that cannot be read'),  # numpy's: Python would join its texts
+    ],
+)
+def test_what_contradicts_itself_is_a_broken_line(tmp_path: Path, record: dict[str, Any], said: str) -> None:
+    lines = [{"question": "Who?", "answers": ["a"]}, {"question": Q, **record}]
+    found = read(tmp_path, "\n".join(map(json.dumps, lines)))
+    assert said in str(found.problems[0])
