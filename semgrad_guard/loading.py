@@ -34,6 +34,7 @@ class ModelSource:
     device: str | None = None
     quantization: Mapping[str, Any] | None = None
     semantic_token: TokenChoice | None = None
+    template_options: Mapping[str, Any] | None = None
     engine: Mapping[str, Any] | None = None
     identity: ModelIdentity | None = None
 
@@ -75,6 +76,7 @@ class ModelSource:
             device_map=_place(self.device),
             quantization_config=self.quantization,
             semantic_token=self.semantic_token,
+            template_options=self.template_options,
         )
 
     def _by_vllm(self, engine: Mapping[str, Any], *, verbose: bool) -> LanguageModel:
@@ -88,7 +90,9 @@ class ModelSource:
         from semgrad_guard.vllm import VLLMLanguageModel
 
         given: dict[str, Any] = {**engine, **({} if self.dtype is None else {"dtype": self.dtype})}
-        return VLLMLanguageModel.from_pretrained(self.name, semantic_token=self.semantic_token, **given)
+        return VLLMLanguageModel.from_pretrained(
+            self.name, semantic_token=self.semantic_token, template_options=self.template_options, **given
+        )
 
 
 def _keep_quiet() -> None:

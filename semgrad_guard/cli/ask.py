@@ -12,6 +12,7 @@ import typer
 from semgrad_guard.cli import grading, loading, options, values
 from semgrad_guard.cli.estimator_spec import EstimatorSpec
 from semgrad_guard.cli.help import ExitCode
+from semgrad_guard.cli.spreading import Loading
 from semgrad_guard.cli.terminal import OUT, note, say, status
 from semgrad_guard.errors import BindingMismatchError, EmptyPromptError
 from semgrad_guard.loading import pocket_policy
@@ -43,6 +44,7 @@ def ask(  # noqa: PLR0913  # a command's options are its arguments
     dtype: options.Dtype = None,
     device: options.Device = None,
     quantization_config: options.QuantizationConfig = None,
+    template_option: options.TemplateOption = None,
     engine: options.Engine = None,
     estimator: options.EstimatorOption = None,
     variant: options.Variant = None,
@@ -93,7 +95,7 @@ def ask(  # noqa: PLR0913  # a command's options are its arguments
     embedded = pocket_policy(on_unscored) if policy is None and model == POCKET else None
     chosen = EstimatorSpec(estimator, variant, tau, beta, sampled_rows).estimator(policy or embedded)
     asker = _Asker(
-        loading.load_model(model, dtype, device=device, quantization=quantization_config, token=token, engine=engine),
+        Loading(model, dtype, device, quantization_config, token, engine, dict(template_option or ())).load(),
         chosen,
         loading.decoding(max_tokens=max_tokens, temperature=temperature, seed=seed, stop=stop or ()),
         turns,

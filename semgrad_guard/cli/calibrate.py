@@ -58,6 +58,7 @@ def calibrate(  # noqa: PLR0913  # a command's options are its arguments
     dtype: options.Dtype = None,
     device: options.Device = None,
     quantization_config: options.QuantizationConfig = None,
+    template_option: options.TemplateOption = None,
     engine: options.Engine = None,
     alpha: Annotated[
         float,
@@ -179,7 +180,9 @@ def calibrate(  # noqa: PLR0913  # a command's options are its arguments
     examples = grading.read_examples(few_shot, shots)
     decoding = loading.decoding(max_tokens=max_tokens, temperature=temperature, seed=seed, stop=stop or ())
     asked = _Asked(system, wording, template, examples, decoding, batch_size)
-    load = Loading(model, dtype, device, quantization_config, loading.load_token(probe), engine)
+    load = Loading(
+        model, dtype, device, quantization_config, loading.load_token(probe), engine, dict(template_option or ())
+    )
     run = _Run(load, spec, asked, cluster, runs)
     with sole_writer(output):
         outcome = run(questions.rows, files, graders=graders, alpha=alpha, delta=delta, upstream=upstream)

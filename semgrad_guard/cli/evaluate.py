@@ -46,6 +46,7 @@ def evaluate(  # noqa: PLR0913  # a command's options are its arguments
     dtype: options.Dtype = None,
     device: options.Device = None,
     quantization_config: options.QuantizationConfig = None,
+    template_option: options.TemplateOption = None,
     engine: options.Engine = None,
     methods: Annotated[
         list[str] | None,
@@ -228,7 +229,7 @@ def evaluate(  # noqa: PLR0913  # a command's options are its arguments
                     sample_batch,
                 )
                 token = None if probed is None else probed.semantic_token
-                load = Loading(model, dtype, device, quantization_config, token, engine)
+                load = Loading(model, dtype, device, quantization_config, token, engine, dict(template_option or ()))
                 chosen = steps.Chosen(methods, nli, cross_encoder, seed)
                 run = steps.answer(questions, files, asked, chosen, loading=load, cluster=cluster)
             results = steps.grade(run, graders, labels, files, questions)

@@ -29,13 +29,24 @@ def load_model(
     device: str | None = None,
     quantization: Mapping[str, Any] | None = None,
     token: TokenChoice | None = None,
+    template: Mapping[str, Any] | None = None,
     engine: Mapping[str, Any] | None = None,
 ) -> LanguageModel:
     """The model, without the chatter of the libraries that load it; `token` is the t* that a probe recommends.
 
-    `engine` are vLLM's arguments, where vLLM writes the answers.
+    `template` are options of the chat template, `engine` are vLLM's arguments, where vLLM writes the answers.
     """
-    return load(ModelSource(name, dtype, device=device, quantization=quantization, semantic_token=token, engine=engine))
+    return load(
+        ModelSource(
+            name,
+            dtype,
+            device=device,
+            quantization=quantization,
+            semantic_token=token,
+            template_options=template,
+            engine=engine,
+        )
+    )
 
 
 def load(source: ModelSource) -> LanguageModel:

@@ -77,6 +77,16 @@ Engine = Annotated[
         rich_help_panel=MODEL,
     ),
 ]
+TemplateOption = Annotated[
+    list[Any] | None,
+    typer.Option(
+        metavar="NAME=VALUE",
+        parser=values.template_option,
+        help="Told to the chat template with every prompt, the value in JSON: enable_thinking=false turns thinking "
+        "off where the template has that switch. Several times for several.",
+        rich_help_panel=MODEL,
+    ),
+]
 ProbeFile = Annotated[
     Path | None,
     typer.Option(

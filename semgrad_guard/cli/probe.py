@@ -52,6 +52,7 @@ def probe(  # noqa: PLR0913  # a command's options are its arguments
     dtype: options.Dtype = None,
     device: options.Device = None,
     quantization_config: options.QuantizationConfig = None,
+    template_option: options.TemplateOption = None,
     tokens: Annotated[
         int,
         typer.Option(
@@ -108,7 +109,9 @@ def probe(  # noqa: PLR0913  # a command's options are its arguments
         found = _probe(
             questions,
             files,
-            lambda: loading.load_model(model, dtype, device=device, quantization=quantization_config),
+            lambda: loading.load_model(
+                model, dtype, device=device, quantization=quantization_config, template=dict(template_option or ())
+            ),
             answers=answers,
             grader=grader,
             plan=_plan(tokens, batch_size, max_tokens, system),

@@ -79,6 +79,7 @@ def score(  # noqa: PLR0913  # a command's options are its arguments
     dtype: options.Dtype = None,
     device: options.Device = None,
     quantization_config: options.QuantizationConfig = None,
+    template_option: options.TemplateOption = None,
     estimator: options.EstimatorOption = None,
     variant: options.Variant = None,
     tau: options.Tau = None,
@@ -124,23 +125,20 @@ def score(  # noqa: PLR0913  # a command's options are its arguments
     columns = {"question_field": question_field, "context_field": context_field}
     rows, problems = _rows(data, question, response, columns=columns, strict=strict)
     phrasing.require(rows)
-    token, spec = loading.load_token(probe), EstimatorSpec(estimator, variant, tau, beta, sampled_rows)
+    spec = EstimatorSpec(estimator, variant, tau, beta, sampled_rows)
+    template = dict(template_option or ())
+    of = Loading(model, dtype, device, quantization_config, loading.load_token(probe), template=template)
     with scores_file.sole_writer(output):
         if by is not None:
             chosen = claims.replay_estimator(spec)
-            loaded = loading.load_model(model, dtype, device=device, quantization=quantization_config, token=token)
-            found = claims.score_claims(rows, loaded, chosen, by=by, phrasing=phrasing, output=output, as_json=as_json)
+            found = claims.score_claims(
+                rows, of.load(), chosen, by=by, phrasing=phrasing, output=output, as_json=as_json
+            )
             raise typer.Exit(_code(found.left_out or problems, found.unscored))
         policy = loading.load_policy(calibration, None)
         asked = spec.estimator(policy)
-        scorer = TextScorer(
-            loading.load_model(model, dtype, device=device, quantization=quantization_config, token=token),
-            asked,
-            policy,
-            phrasing,
-        )
+        scorer = TextScorer(of.load(), asked, policy, phrasing)
         if cluster.is_asked and output is not None:
-            of = Loading(model, dtype, device, quantization_config, token)
             scored, left_out = _score_spread(
                 rows, scorer, batch_size, record=scores_file.record(output), cluster=cluster, loading=of
             )

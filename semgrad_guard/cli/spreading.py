@@ -61,6 +61,7 @@ class Loading:
     quantization: Mapping[str, Any] | None = None
     token: TokenChoice | None = None
     engine: Mapping[str, Any] | None = None
+    template: Mapping[str, Any] | None = None
 
     def load(self) -> LanguageModel:
         """The model, here."""
@@ -70,6 +71,7 @@ class Loading:
             device=self.device,
             quantization=self.quantization,
             token=self.token,
+            template=self.template,
             engine=self.engine,
         )
 
@@ -95,6 +97,7 @@ def spreading(
         device=loading.device,
         quantization=loading.quantization,
         semantic_token=loading.token,
+        template_options=loading.template,
         identity=model.identity,
     )
     with ExitStack() as opened:

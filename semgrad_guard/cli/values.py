@@ -168,6 +168,21 @@ def engine(value: str | dict[str, Any]) -> dict[str, Any] | None:
     return found
 
 
+def template_option(value: str | tuple[str, Any]) -> tuple[str, Any]:
+    """An option of the chat template and its value in JSON; a text needs no quotes."""
+    if isinstance(value, tuple):
+        return value
+    name, given, said = text(value).partition("=")
+    if not given or not name.isidentifier():
+        raise typer.BadParameter("give a name and a value in JSON: enable_thinking=false")
+    try:
+        return name, json.loads(said)
+    except (ValueError, RecursionError):
+        if said in ("True", "False", "None") or said[:1] in ("", "{", "[", '"'):
+            raise typer.BadParameter(f"{said[:40]!r} is no value in JSON, such as true, false, null or 3") from None
+        return name, said
+
+
 def _object(given: str) -> dict[str, Any] | None:
     """An object in JSON, typed, or in a file that @ names; None if it is something else."""
     if given.startswith("@"):

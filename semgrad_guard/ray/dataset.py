@@ -46,6 +46,7 @@ def score(
     dtype: str | None = None,
     device: str | None = None,
     quantization_config: Mapping[str, Any] | None = None,
+    template_options: Mapping[str, Any] | None = None,
     batch_size: int = 8,
     workers: int = 1,
     threads: int = 1,
@@ -62,7 +63,8 @@ def score(
         estimator: the calibration's, or HybridGrad.
         calibration: gives confidence, a threshold and its promise.
         system: a system message before every question.
-        dtype, device, quantization_config: as in `LanguageModel.from_pretrained`; on "cuda" each worker takes a GPU.
+        dtype, device, quantization_config, template_options: as in `LanguageModel.from_pretrained`; on "cuda" each
+            worker takes a GPU.
         batch_size: texts scored at once.
         workers: how many processes.
         threads: the CPUs that each of them takes.
@@ -81,7 +83,9 @@ def score(
     _require_columns(dataset.columns() or [])
     held = Calibration.load(calibration) if isinstance(calibration, str | Path) else calibration
     policy = None if held is None else Policy.from_calibration(held)
-    source = ModelSource.of(model, dtype=dtype, device=device, quantization=quantization_config)
+    source = ModelSource.of(
+        model, dtype=dtype, device=device, quantization=quantization_config, template_options=template_options
+    )
     scoring = _Scoring(source, estimator or estimator_of(held), policy, system, threads)
     blocks = dataset.repartition(target_num_rows_per_block=batch_size * _BATCHES_A_BLOCK, strict=True)
     blocks.context.execution_options.preserve_order = True

@@ -176,6 +176,7 @@ class _Maker:
             settings.dtype,
             device=settings.device,
             quantization=settings.quantization_config,
+            template_options=settings.template_option,
             engine=None if self.upstream is not None else settings.engine,
         )
 
@@ -193,9 +194,8 @@ def policy_of(settings: ServerSettings, name: str) -> Policy:
         CalibrationError: a calibration's file cannot be read as one.
     """
     policy = load_policy(settings.calibrations.get(name), settings.threshold, settings.on_unscored)
-    changed = any(
-        each is not None for each in (settings.estimator, settings.dtype, settings.quantization_config, settings.engine)
-    )
+    own = (settings.estimator, settings.dtype, settings.quantization_config, settings.engine)
+    changed = settings.template_option or any(each is not None for each in own)
     if policy is None and name == POCKET and settings.upstream is None and not changed:
         policy = pocket_policy(settings.on_unscored)
     if policy is not None:

@@ -36,6 +36,7 @@ class ServerSettings(BaseModel):
     dtype: str | None = None
     device: str | None = None
     quantization_config: dict[str, Any] | None = None
+    template_option: dict[str, Any] = Field(default_factory=dict[str, Any])
     engine: dict[str, Any] | None = None
     estimator: str | None = None
     calibration: tuple[str, ...] | str = ()

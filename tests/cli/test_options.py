@@ -221,3 +221,16 @@ def test_a_quantization_without_its_library_says_what_to_install(
     assert result.exit_code not in (0, 2)
     assert "bitsandbytes" in flat(result.stderr)
     assert "Traceback" not in result.stderr
+
+
+@pytest.mark.parametrize("command", ["ask", "score", "calibrate", "evaluate", "probe", "serve"])
+def test_every_command_that_loads_a_model_tells_its_chat_template_options(command: str) -> None:
+    assert "--template-option" in {name for each in PROGRAM.commands[command].params for name in each.opts}
+
+
+@pytest.mark.parametrize("value", ["enable_thinking", "=false", "a b=1", "on=False", "on=", 'on={"a"'])
+def test_what_is_no_option_of_a_template(run: Run, value: str) -> None:
+    result = run("ask", "What?", "--template-option", value)
+    assert result.exit_code == 2
+    assert "Invalid value for '--template-option'" in flat(result.stderr)
+    assert "JSON" in result.stderr
