@@ -16,6 +16,7 @@ class Answer:
 
     `logprobs` are entries in OpenAI's form, None where none were asked for. `completion_tokens` is None where whoever
     wrote it did not say. `extra` are fields of another server's message that are passed on as they are.
+    `reasoning` is what another server says it wrote before the text: None for nothing, "" where it does not say what.
     """
 
     text: str
@@ -25,6 +26,7 @@ class Answer:
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
     extra: Mapping[str, Any] | None = None
+    reasoning: str | None = None
 
 
 def tool_call_fields(call: ToolCall) -> dict[str, Any]:

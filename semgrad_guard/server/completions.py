@@ -93,16 +93,30 @@ def _message(call: Call, outcome: Outcome[Answer]) -> Json:
         return {"content": None, "refusal": outcome.verdict.text}
     calls = _calls(outcome)
     content = outcome.verdict.text or (None if calls else "")
-    return {"content": content, "refusal": None, **({"tool_calls": calls} if calls else {})}
+    return {"content": content, "refusal": None, **_reasoning(outcome), **({"tool_calls": calls} if calls else {})}
 
 
 def _rest(call: Call, outcome: Outcome[Answer], sent: str) -> list[Json]:
     """What of an outcome has not been sent in pieces."""
     if outcome.answer is None and call.request.wants_json:
         return [{"refusal": outcome.verdict.text}]
-    rest = outcome.verdict.text.removeprefix(sent)
+    text = outcome.verdict.text
+    rest = text.removeprefix(sent) if text.startswith(sent) else ""  # another server's reasoning went out before it
     calls = [{"index": index, **each} for index, each in enumerate(_calls(outcome))]
-    return [*([{"content": rest}] if rest else []), *([{"tool_calls": calls}] if calls else [])]
+    thought = _reasoning(outcome)
+    return [
+        *([thought] if thought else []),
+        *([{"content": rest}] if rest else []),
+        *([{"tool_calls": calls}] if calls else []),
+    ]
+
+
+def _reasoning(outcome: Outcome[Answer]) -> Json:
+    """The reasoning before a delivered text, under the name that most servers use; withheld where the text is."""
+    if outcome.answer is None:
+        return {}
+    thought = outcome.verdict.reasoning if outcome.verdict.escalated is None else outcome.answer.reasoning
+    return {"reasoning_content": thought} if thought else {}
 
 
 def _calls(outcome: Outcome[Answer]) -> list[Json]:

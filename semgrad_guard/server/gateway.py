@@ -46,6 +46,8 @@ class GuardrailRequest(BaseModel):
     tools: Rows | None = Field(default=None, max_length=512)
     tool_calls: Rows | None = Field(default=None, max_length=512)
     images: list[StrictStr] | None = Field(default=None, max_length=512)
+    reasoning_content: Any = None
+    reasoning: Any = None
     model: StrictStr | None = None
     litellm_call_id: StrictStr | None = Field(default=None, max_length=256)
 
@@ -160,7 +162,7 @@ class LiteLLMGuardrail:
 
 async def _drafts(served: ServedModel, request: GuardrailRequest, asked: Asked) -> Sequence[Draft[Answer]]:
     """Every text with its score; what else there is cannot have one."""
-    drafts = [await _draft(served, text, asked) for text in request.texts or ()]
+    drafts = [await _draft(served, text, request, asked) for text in request.texts or ()]
     for there, said in ((request.tool_calls, "a tool call"), (request.images, "an image")):
         if there:
             scored = await served.scheduler.unscored("", f"{said} from elsewhere cannot be scored")
@@ -168,12 +170,13 @@ async def _drafts(served: ServedModel, request: GuardrailRequest, asked: Asked) 
     return drafts
 
 
-async def _draft(served: ServedModel, text: str, asked: Asked) -> Draft[Answer]:
+async def _draft(served: ServedModel, text: str, request: GuardrailRequest, asked: Asked) -> Draft[Answer]:
     scheduler = served.scheduler
     if asked.reason is not None:
         scored = await scheduler.unscored(text, asked.reason)
     else:
-        scored = await scheduler.scored(asked.conversation, text, form=asked.form)
+        reasoned = bool(request.reasoning_content or request.reasoning)
+        scored = await scheduler.scored(asked.conversation, text, form=asked.form, reasoned=reasoned)
     strange = () if scheduler.served else _ELSEWHERE  # what is promised of a model's own answers says nothing of these
     return Draft(scored.verdict, Answer(text=text), scored.prompt, strange=strange)
 

@@ -53,7 +53,13 @@ class ModelQueue(Protocol):
         ...
 
     async def scored(
-        self, conversation: tuple[Message, ...], text: str, *, form: AnswerForm | None = None, cut: bool = False
+        self,
+        conversation: tuple[Message, ...],
+        text: str,
+        *,
+        form: AnswerForm | None = None,
+        cut: bool = False,
+        reasoned: bool = False,
     ) -> Draft[None]:
         """A text from elsewhere as the answer to a conversation, with its score."""
         ...

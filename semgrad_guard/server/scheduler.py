@@ -126,12 +126,20 @@ class Scheduler:
         return await self._submit(lambda context: _Job(context, request=request))
 
     async def scored(
-        self, conversation: tuple[Message, ...], text: str, *, form: AnswerForm | None = None, cut: bool = False
+        self,
+        conversation: tuple[Message, ...],
+        text: str,
+        *,
+        form: AnswerForm | None = None,
+        cut: bool = False,
+        reasoned: bool = False,
     ) -> Draft[None]:
         """A text from elsewhere as the answer to a conversation, with its score."""
         options = {} if form is None else form.template_options
         answerer = self._writer.answerer()
-        return await self.work(lambda: answerer.scored(conversation, text, template_options=options, cut=cut))
+        return await self.work(
+            lambda: answerer.scored(conversation, text, template_options=options, cut=cut, reasoned=reasoned)
+        )
 
     async def segments(
         self, conversation: tuple[Message, ...], text: str, *, by: By

@@ -10,12 +10,13 @@ import asyncio
 import json
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, TypeVar, cast
 
 import httpx
 from pydantic import BaseModel, ConfigDict, Field, StrictInt, StrictStr
 
+from semgrad_guard.engine.prompts.reasoning import may_begin_thought
 from semgrad_guard.errors import InputError, UpstreamError
 from semgrad_guard.guard import Draft, Reply, Waiting
 from semgrad_guard.records import Message, ToolCall
@@ -26,6 +27,17 @@ from semgrad_guard.server.model_queue import ModelQueue
 _LARGEST = 16 * 2**20
 """Bytes of an answer."""
 _KEPT_BACK = frozenset({"semgrad_guard", "stream", "stream_options", "model", "n"})
+_OF_THE_PROMPT = frozenset(
+    {
+        "add_generation_prompt",
+        "chat_template",
+        "chat_template_kwargs",
+        "continue_final_message",
+        "documents",
+        "reasoning_effort",
+    }
+)
+"""Fields that change the prompt that the other server renders. The scorer would score another prompt."""
 _MESSAGE = 300
 _CHAT = "chat/completions"
 
@@ -60,12 +72,25 @@ class SentCall(_Sent):
 
 
 class SentMessage(_Sent):
-    """An answer, or a piece of one. A call in the form that came before `tool_calls` would be lost: it is refused."""
+    """An answer, or a piece of one. A call in the form that came before `tool_calls` would be lost: it is refused.
+
+    Servers have several names for reasoning; `reasoning_details` and `thinking_blocks` hold it in parts.
+    """
 
     content: StrictStr | None = None
     refusal: StrictStr | None = None
     tool_calls: list[SentCall] | None = None
     function_call: None = None
+    reasoning_content: StrictStr | None = None
+    reasoning: StrictStr | None = None
+    reasoning_details: list[Any] | None = None
+    thinking_blocks: list[Any] | None = None
+
+    @property
+    def thought(self) -> str | None:
+        """Its reasoning; "" where it is known that there was some, None where nothing says so."""
+        told = self.reasoning_content or self.reasoning
+        return told or ("" if self.reasoning_details or self.thinking_blocks else None)
 
 
 class SentLogprobs(_Sent):
@@ -74,11 +99,25 @@ class SentLogprobs(_Sent):
     content: list[dict[str, Any]] | None = None
 
 
+class SentDetails(_Sent):
+    """How the tokens that were written were used."""
+
+    reasoning_tokens: Annotated[StrictInt, Field(ge=0, lt=2**31)] | None = None
+
+
 class SentUsage(_Sent):
     """How many tokens were read and written, by the other server's own account."""
 
     prompt_tokens: Annotated[StrictInt, Field(ge=0, lt=2**31)] | None = None
     completion_tokens: Annotated[StrictInt, Field(ge=0, lt=2**31)] | None = None
+    completion_tokens_details: SentDetails | None = None
+    reasoning_tokens: Annotated[StrictInt, Field(ge=0, lt=2**31)] | None = None
+
+    @property
+    def reasoned(self) -> bool:
+        """Whether some of the tokens were reasoning."""
+        details = self.completion_tokens_details or SentDetails()
+        return bool(self.reasoning_tokens or details.reasoning_tokens)
 
 
 class SentChoice(_Sent):
@@ -222,11 +261,17 @@ class Upstream:
         """An answer with its score. Of calls the text is not known, so that they cannot be scored."""
         if answer.tool_calls:
             scored = await self.scheduler.unscored(answer.text, "a tool call from elsewhere cannot be scored")
+        elif changed := sorted(name for name in _OF_THE_PROMPT if asked.body.get(name) is not None):
+            reason = f"{', '.join(changed)} of the request changed the prompt, and the scorer does not know how"
+            scored = await self.scheduler.unscored(answer.text, reason)
         else:
-            cut = answer.finish_reason == "length"
-            scored = await self.scheduler.scored(asked.conversation, answer.text, form=asked.form, cut=cut)
-        verdict = scored.verdict.model_copy(update={"tool_calls": answer.tool_calls})
-        return Draft(verdict, answer, scored.prompt)
+            cut, reasoned = answer.finish_reason == "length", answer.reasoning is not None
+            scored = await self.scheduler.scored(
+                asked.conversation, answer.text, form=asked.form, cut=cut, reasoned=reasoned
+            )
+        thought = answer.reasoning or scored.verdict.reasoning
+        verdict = scored.verdict.model_copy(update={"tool_calls": answer.tool_calls, "reasoning": thought or None})
+        return Draft(verdict, replace(answer, text=verdict.text), scored.prompt)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -250,12 +295,15 @@ class RemoteAnswer:
         self._text, self._calls, self._places = "", list[SentFunction](), dict[int | None, int]()
         self._finish, self._usage = "stop", SentUsage()
         self._logprobs: list[dict[str, Any]] = []
+        self._reasoning: str | None = None
 
     async def __aiter__(self) -> AsyncIterator[str]:
         async for found in self._chunks:
             if piece := self._taken(_read(SentChunk, found, self._upstream.server.url)):
-                self._text += piece
-                yield piece
+                self._text, sent = self._text + piece, self._text
+                if may_begin_thought(self._text):  # the scorer tells what of it is the answer, at the end
+                    continue
+                yield self._text if may_begin_thought(sent) else piece
 
     async def draft(self) -> Draft[Answer]:
         """The whole answer with its score."""
@@ -266,6 +314,7 @@ class RemoteAnswer:
             logprobs=self._logprobs or None,
             prompt_tokens=self._usage.prompt_tokens,
             completion_tokens=self._usage.completion_tokens,
+            reasoning="" if self._reasoning is None and self._usage.reasoned else self._reasoning,
         )
         return await self._upstream.scored(self._asked, answer)
 
@@ -282,6 +331,8 @@ class RemoteAnswer:
                 raise UpstreamError(f"{self._upstream.server.url} sent several answers, and one was asked for")
             delta = choice.delta or SentMessage()
             self._finish = choice.finish_reason or self._finish
+            if (thought := delta.thought) is not None:
+                self._reasoning = (self._reasoning or "") + thought
             self._logprobs += (choice.logprobs and choice.logprobs.content) or []
             for call in delta.tool_calls or ():
                 self._add(call)
@@ -347,10 +398,10 @@ def _answers(found: Mapping[str, Any], count: int, url: str) -> list[Answer]:
         raise UpstreamError(f"{url} sent {len(sent.choices)} answers, and {count} were asked for")
     usage = sent.usage or SentUsage()
     written = usage.completion_tokens if count == 1 else None  # several answers are counted together
-    return [_answer(choice, usage.prompt_tokens, written) for choice in sent.choices]
+    return [_answer(choice, usage.prompt_tokens, written, reasoned=usage.reasoned) for choice in sent.choices]
 
 
-def _answer(choice: SentChoice, read: int | None, written: int | None) -> Answer:
+def _answer(choice: SentChoice, read: int | None, written: int | None, *, reasoned: bool) -> Answer:
     message = choice.message
     sent = [(call.id, call.function or SentNames()) for call in message.tool_calls or ()]
     calls = [SentFunction(id=id or "", name=of.name or "", arguments=of.arguments or "") for id, of in sent]
@@ -361,6 +412,7 @@ def _answer(choice: SentChoice, read: int | None, written: int | None) -> Answer
         logprobs=None if choice.logprobs is None else choice.logprobs.content,
         prompt_tokens=read,
         completion_tokens=written,
+        reasoning="" if message.thought is None and reasoned else message.thought,
     )
 
 

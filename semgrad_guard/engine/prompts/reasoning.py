@@ -223,6 +223,12 @@ def _named(template: str) -> Marks | None:
     return None
 
 
+def may_begin_thought(text: str) -> bool:
+    """Whether a text that grows begins with an opening mark that is known, or may turn out to."""
+    begun = text.lstrip()
+    return any(begun.startswith(marks.open) or marks.open.startswith(begun) for marks in _PAIRS)
+
+
 def taken_apart(text: str, thinking: Thinking | None, *, cut: bool, reasoned: bool) -> tuple[str, Reasoning | None]:
     """A text from elsewhere as its answer, and the reasoning that the answer follows on.
 

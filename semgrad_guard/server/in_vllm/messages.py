@@ -81,6 +81,7 @@ class Elsewhere:
     text: str = ""
     form: AnswerForm = field(default_factory=AnswerForm)
     cut: bool = False
+    reasoned: bool = False
     reason: str | None = None
     by: By | None = None
 

@@ -112,10 +112,16 @@ class WorkerQueue:
             self._running -= 1
 
     async def scored(
-        self, conversation: tuple[Message, ...], text: str, *, form: AnswerForm | None = None, cut: bool = False
+        self,
+        conversation: tuple[Message, ...],
+        text: str,
+        *,
+        form: AnswerForm | None = None,
+        cut: bool = False,
+        reasoned: bool = False,
     ) -> Draft[None]:
         """A text from elsewhere as the answer to a conversation, with its score."""
-        asked = Elsewhere(conversation=conversation, text=text, form=form or AnswerForm(), cut=cut)
+        asked = Elsewhere(conversation=conversation, text=text, form=form or AnswerForm(), cut=cut, reasoned=reasoned)
         return _draft(await ain_time(self._ask(ELSEWHERE, asked)))
 
     async def segments(

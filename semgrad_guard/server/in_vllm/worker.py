@@ -54,7 +54,9 @@ def _open(worker: Any, opening: Opening) -> str:
             f"vLLM spreads this model over {size} processes, and scoring takes whole weights: serve it with "
             "--tensor-parallel-size 1 --pipeline-parallel-size 1"
         )
-    model = TwinLanguageModel.on(worker.model_runner.model, worker.model_config)
+    model = TwinLanguageModel.on(
+        worker.model_runner.model, worker.model_config, template_options=opening.settings.template_option
+    )
     # In compiled graphs there is nothing to listen to.
     recorder = model.listening(worker.model_runner) if worker.model_config.enforce_eager else None
     worker.semgrad_guard_scoring = Scoring(model, opening, worker.vllm_config, recorder)
@@ -139,7 +141,10 @@ class Scoring:
         answerer, options = self._writer.answerer(), text.form.template_options
         if text.reason is not None:
             return _record(Draft(answerer.unscored(text.text, text.reason), None))
-        return _record(answerer.scored(text.conversation, text.text, template_options=options, cut=text.cut))
+        found = answerer.scored(
+            text.conversation, text.text, template_options=options, cut=text.cut, reasoned=text.reasoned
+        )
+        return _record(found)
 
     def _segments(self, text: Elsewhere) -> Segments:
         estimator = self._estimator

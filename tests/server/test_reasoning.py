@@ -1,0 +1,118 @@
+"""A model that thinks, behind the server and behind an upstream: its reasoning is apart from its answer, or unseen."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httpx
+import pytest
+
+from semgrad_guard import GenerationOptions, HybridGrad, Policy
+from semgrad_guard.server.scheduler import Scheduler
+from semgrad_guard.server.upstream import RemoteServer, Upstream
+from tests.thinking import ANSWERS, THOUGHTS, thinking_model, written
+
+from .conftest import ALL, Serve, asking, events
+
+CHAT = "/v1/chat/completions"
+QUESTION = next(iter(ANSWERS))
+ANSWER, THOUGHT = ANSWERS[QUESTION], THOUGHTS[QUESTION]
+OPTIONS = GenerationOptions(max_tokens=64)
+
+
+def delivered(response: httpx.Response, *, stream: bool) -> tuple[str, str, dict[str, Any]]:
+    """The content, the reasoning, and the verdict."""
+    assert response.status_code == 200, response.text
+    found = events(response.text) if stream else [response.json()]
+    parts = [choice.get("delta", choice.get("message")) for each in found for choice in each["choices"]]
+    content, thought = ("".join(part.get(name) or "" for part in parts) for name in ("content", "reasoning_content"))
+    return content, thought, found[-1]["choices"][0]["logprobs"]["semgrad_guard"]
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+@pytest.mark.parametrize("mode", ["enforce", "annotate"])
+async def test_reasoning_is_delivered_apart_and_withheld_with_the_answer(serve: Serve, mode: str, stream: bool) -> None:
+    async with serve(ALL, mode=mode, model=thinking_model(), options=OPTIONS) as client:
+        response = await client.post(CHAT, json=asking(QUESTION, stream=stream, logprobs=True))
+    content, thought, record = delivered(response, stream=stream)
+    assert (record["status"], record["promised"]) == ("unscored", False)
+    assert "enable_thinking" in record["reason"]
+    if mode == "annotate":
+        assert (content, thought) == (ANSWER, THOUGHT)
+    else:
+        assert content == "I don't know."
+        assert THOUGHT not in response.text
+
+
+RAW = f"<think>\n{THOUGHT}\n</think>\n\n"
+FORMS: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
+    # fields of the message, of the usage, and the reasoning that is delivered
+    "reasoning_content": ({"reasoning_content": THOUGHT}, {}, THOUGHT),
+    "reasoning": ({"reasoning": THOUGHT}, {}, THOUGHT),
+    "reasoning_details": ({"reasoning_details": [{"type": "reasoning.encrypted"}]}, {}, ""),
+    "usage": ({}, {"completion_tokens_details": {"reasoning_tokens": 9}}, ""),
+    "raw": ({"content": RAW + ANSWER}, {}, THOUGHT),
+    "none": ({"reasoning_content": None}, {"completion_tokens_details": {"reasoning_tokens": 0}}, ""),
+}
+
+
+def writing(fields: dict[str, Any], usage: dict[str, Any]) -> httpx.MockTransport:
+    """An upstream that answers every question with these fields beside the answer."""
+    message = {"role": "assistant", "content": ANSWER, **fields}
+
+    def respond(request: httpx.Request) -> httpx.Response:
+        used = {"usage": {"prompt_tokens": 1, "completion_tokens": 9, **usage}}
+        if not json.loads(request.content)["stream"]:
+            return httpx.Response(200, json={"choices": [{"message": message, "finish_reason": "stop"}], **used})
+        text = message["content"]
+        deltas = [{**message, "content": None}, *({"content": piece} for piece in (text[:3], text[3:]))]
+        chunks = [{"choices": [{"index": 0, "delta": delta}]} for delta in deltas]
+        chunks += [{"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]}, {"choices": [], **used}]
+        lines = "".join(f"data: {json.dumps(chunk)}\n\n" for chunk in chunks)
+        return httpx.Response(200, text=f"{lines}data: [DONE]\n\n", headers={"content-type": "text/event-stream"})
+
+    return httpx.MockTransport(respond)
+
+
+@pytest.fixture
+async def scorer() -> AsyncIterator[Scheduler]:
+    made = Scheduler(thinking_model(), HybridGrad(), served=True)
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+@pytest.mark.parametrize("form", FORMS)
+async def test_an_answer_behind_the_reasoning_of_an_upstream_is_unscored(
+    serve: Serve, scorer: Scheduler, form: str, stream: bool
+) -> None:
+    fields, usage, reasoning = FORMS[form]
+    upstream = Upstream(RemoteServer("http://other/v1", transport=writing(fields, usage)), scorer)
+    for policy, mode in ((ALL, "annotate"), (ALL, "enforce"), (Policy(threshold=1e9, on_unscored="answer"), "enforce")):
+        async with serve(policy, mode=mode, upstream=upstream, scheduler=scorer) as client:
+            response = await client.post(CHAT, json=asking(QUESTION, stream=stream))
+        content, thought, record = delivered(response, stream=stream)
+        assert record["status"] == ("scored" if form == "none" else "unscored")
+        if form == "none" or mode == "annotate" or policy is not ALL:
+            assert (content, thought) == (ANSWER, reasoning)
+        else:
+            assert content == "I don't know."
+            assert THOUGHT not in response.text
+
+
+@pytest.mark.parametrize("changed", [{"chat_template_kwargs": {"enable_thinking": False}}, {"documents": [{"a": "b"}]}])
+async def test_fields_that_change_the_prompt_of_an_upstream_leave_no_score(
+    serve: Serve, scorer: Scheduler, changed: dict[str, Any]
+) -> None:
+    upstream = Upstream(RemoteServer("http://other/v1", transport=writing({}, {})), scorer)
+    async with serve(ALL, mode="annotate", upstream=upstream, scheduler=scorer) as client:
+        response = await client.post(CHAT, json=asking(QUESTION, **changed))
+    content, _, record = delivered(response, stream=False)
+    assert (content, record["status"]) == (ANSWER, "unscored")
+    assert next(iter(changed)) in record["reason"]
+
+
+def test_the_upstream_is_asked_what_the_model_would_write() -> None:
+    assert written(QUESTION) == RAW + ANSWER
