@@ -4,6 +4,7 @@
     ├── InputError                  what was asked cannot be answered
     │   ├── EmptyPromptError
     │   ├── EmptyResponseError
+    │   ├── ReasoningError          a text to score follows on reasoning
     │   ├── PromptTooLongError
     │   └── DataFileError           a line of a user's file is broken (the line is named)
     ├── ModelError
@@ -62,6 +63,7 @@ __all__ = [
     "ModelNotFoundError",
     "PromptTooLongError",
     "QueueFullError",
+    "ReasoningError",
     "ScoringError",
     "SemGradGuardError",
     "UnenforcedPolicyError",
@@ -95,6 +97,10 @@ class EmptyPromptError(InputError):
 
 class EmptyResponseError(InputError):
     """The response to score holds no token."""
+
+
+class ReasoningError(InputError):
+    """The response to score follows on reasoning, and such answers are not scored."""
 
 
 class PromptTooLongError(InputError):

@@ -12,7 +12,7 @@ import typer
 from semgrad_guard.cli import scores_file
 from semgrad_guard.cli.estimator_spec import EstimatorSpec
 from semgrad_guard.cli.terminal import OUT, progress, say_problems
-from semgrad_guard.errors import InputError, PromptTooLongError
+from semgrad_guard.errors import InputError, PromptTooLongError, ReasoningError
 
 if TYPE_CHECKING:
     from semgrad_guard.engine.language_model import LanguageModel
@@ -88,7 +88,7 @@ def _score(
             asked = phrasing.conversation(row)
             try:
                 found = model.score(asked, row.response or "", by=by, objective=estimator.objective)
-            except PromptTooLongError as error:
+            except (PromptTooLongError, ReasoningError) as error:
                 failed.append(f"{row.id or row.question[:60]!r} is left out: {error}")
             else:
                 scored.append((row, found))

@@ -25,7 +25,7 @@ from semgrad_guard.engine.prompts.tool_format import ToolAnswer
 from semgrad_guard.engine.scoring.scores import GradientScores
 from semgrad_guard.engine.scoring.segments import By, Segment, score_segments
 from semgrad_guard.engine.scoring.semantic_preservation import last_states
-from semgrad_guard.errors import EmptyResponseError, InputError, PromptTooLongError
+from semgrad_guard.errors import EmptyResponseError, InputError, PromptTooLongError, ReasoningError
 from semgrad_guard.named import reading_prompt
 from semgrad_guard.records import Conversation
 
@@ -215,7 +215,7 @@ class LanguageModel(LoadedModel):
         """
         evidence = self.evidence(conversation, text)
         if evidence.reasoning is not None:
-            raise InputError(f"the text cannot be scored: {evidence.why_empty}")
+            raise ReasoningError(f"the text cannot be scored: {evidence.why_empty}")
         if by is not None:
             encoded = tokenize(self.tokenizer, text, add_special_tokens=False)
             return score_segments(self._scorer, evidence.prompt, encoded, by=by, objective=objective or Objective())
