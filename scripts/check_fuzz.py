@@ -89,7 +89,7 @@ def go_on(done: list[Round], options: argparse.Namespace) -> None:
                 add(found)
                 if sent(done) >= options.requests or time.monotonic() > ends:
                     break
-            unwritten = server.metrics().get("semgrad_guard_log_failures", 0.0)
+            unwritten = server.metrics().get("semgrad_guard_log_failures_total", 0.0)
             problems = [] if server.end() == 0 else ["the server did not end by itself"]
             problems += server.loud() + ([f"{unwritten:g} decisions were not written down"] if unwritten else [])
     if problems:

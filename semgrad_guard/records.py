@@ -37,6 +37,12 @@ LOG = "ln "
 
 Action = Literal["answer", "escalate", "abstain"]
 
+
+def delivery_of(action: Action, *, enforced: bool) -> Action:
+    """What became of an answer: where the action is advice, the answer went out whatever the action."""
+    return action if enforced else "answer"
+
+
 Status = Literal["scored", "unscored", "failed"]
 FinishReason = Literal["stop", "length"]
 TokenSource = Literal["assistant_header", "user_text", "last_token", "override"]
@@ -252,6 +258,11 @@ class Verdict(BaseModel):
     decision_id: str | None = None
     escalated: Verdict | None = None
     escalated_from: Verdict | None = None
+
+    @property
+    def delivery(self) -> Action:
+        """What became of the answer, for counts and pages; `action` alone is what the guard decided, or advised."""
+        return delivery_of(self.action, enforced=self.enforced)
 
     @property
     def delivered(self) -> Verdict:

@@ -155,14 +155,14 @@ async def _full(folder: Path, options: list[object]) -> Check:
             await load.answers(30)
             disk.fill(server)
             await load.answers(60, with_id=False)
-            failures = (await asyncio.to_thread(server.metrics))["semgrad_guard_log_failures"]
+            failures = (await asyncio.to_thread(server.metrics))["semgrad_guard_log_failures_total"]
             disk.free(server)
             await load.answers(60)
         ended, loud = server.end(), server.loud()
         lost = load.ids - logged(disk.folder / "log.db")
     problems = loud + [f"not answered: {each.status} {each.text[-200:]}" for each in load.replies if not _good(each)]
     problems += [f"{len(lost)} acknowledged decisions are lost"] if lost else []
-    problems += [] if failures else ["no alarm: semgrad_guard_log_failures is 0"]
+    problems += [] if failures else ["no alarm: semgrad_guard_log_failures_total is 0"]
     problems += [] if "could not be written down" in server.said.read_text() else ["no alarm in the server's log"]
     problems += [f"the server ended with {ended}"] if ended else []
     figures = {"by": disk.kind, "answers": len(load.replies), "acknowledged": len(load.ids), "failures": int(failures)}

@@ -41,7 +41,10 @@ def decisions(
     ] = False,
     as_json: options.AsJson = False,
 ) -> None:
-    """Show what was decided: how many answers were let through, by day and in all.
+    """Show what became of answers: how many were let through, by day and in all.
+
+    Where the mode enforces nothing (annotate, observe), every answer went out; those of which the advice was to withhold
+    or to escalate them are counted below the table.
 
     Feedback is counted by how the answers came to be graded. It bounds no risk: only answers that were drawn at random
     speak for the others.
@@ -68,6 +71,8 @@ def decisions(
         typer.echo(json.dumps(found, ensure_ascii=False))
     else:
         OUT.print(_table([*days, whole]))
+        if whole.flagged:
+            OUT.print(f"Flagged: {whole.flagged} answers went out against the advice, as nothing was enforced.")
         for way, graded in whole.feedback.items():
             OUT.print(f"Feedback ({way}): {graded.right} right, {graded.wrong} wrong.")
 
@@ -77,11 +82,12 @@ def _csv(rows: list[Row]) -> str:
 
     names = [name for name in Decision.model_fields if name != "kind"]
     out = io.StringIO()
-    writer = csv.DictWriter(out, [*names, "right", "sampling"])
+    writer = csv.DictWriter(out, [*names, "right", "sampling", "delivery"])
     writer.writeheader()
     for decision, said in rows:
         graded = {} if said is None else {"right": said.right, "sampling": said.sampling}
-        writer.writerow({**decision.model_dump(mode="json", exclude={"kind"}), **graded})
+        row = decision.model_dump(mode="json", exclude={"kind"})
+        writer.writerow({**row, **graded, "delivery": decision.delivery})
     return out.getvalue()
 
 

@@ -107,7 +107,7 @@ class Database:
 
         Args:
             since, until: from the first, up to and without the second.
-            action: only those with this one.
+            action: only those of which this became (see `Decision.delivery`).
             limit: so many at most.
             before: only those that come after the decision of this id in this order.
 
@@ -120,7 +120,8 @@ class Database:
         if until is not None:
             query = query.where(decisions.c.at < until.timestamp())
         if action is not None:
-            query = query.where(decisions.c.action == action)
+            enforced = sa.and_(decisions.c.enforced, decisions.c.action == action)
+            query = query.where(sa.or_(enforced, sa.not_(decisions.c.enforced)) if action == "answer" else enforced)
         with self._transaction() as connection:
             if before is not None:
                 last = connection.execute(sa.select(decisions.c.at).where(decisions.c.id == before)).scalar()

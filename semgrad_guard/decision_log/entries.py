@@ -9,14 +9,15 @@ from typing import Annotated, Literal
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, TypeAdapter
 
 from semgrad_guard.decision_log.sink import Facts
-from semgrad_guard.records import Action, Status, Verdict
+from semgrad_guard.records import Action, Status, Verdict, delivery_of
 
 Sampling = Literal["user", "random", "all", "uncertain"]
 """How an answer came to be graded: somebody chose to; drawn at random; all were; because it was uncertain."""
 
 
 class Decision(BaseModel):
-    """One decision. `at` is UTC, `seconds` is the time from the call to the decision.
+    """One decision. `at` is UTC, `seconds` is the time from the call to the decision. Without `enforced`, `action` is
+    advice: `delivery` is what became of the answer.
 
     `delivered` and `question` are texts, which only a log that keeps text has; `delivered` is what went out, never a
     withheld draft. `tokens` are those that were scored of a delivered answer.
@@ -48,10 +49,15 @@ class Decision(BaseModel):
     question: str | None = None
     delivered: str | None = None
 
+    @property
+    def delivery(self) -> Action:
+        """What became of the answer."""
+        return delivery_of(self.action, enforced=self.enforced)
+
     @classmethod
     def of(cls, verdict: Verdict, *, seconds: float | None, facts: Facts, text: bool) -> Decision:
         """The row of a verdict, with a new id; with texts if `text`."""
-        own = verdict.escalated is None and (verdict.action == "answer" or not verdict.enforced)
+        own = verdict.escalated is None and verdict.delivery == "answer"
         return cls(
             id=f"dec_{secrets.token_hex(12)}",
             at=datetime.now(UTC),

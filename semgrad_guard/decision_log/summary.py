@@ -29,7 +29,11 @@ class Graded(BaseModel):
 
 
 class Summary(BaseModel):
-    """Decisions of one time. `coverage` is the share that was let through; `feedback` is by way of sampling."""
+    """Decisions of one time, by what became of the answers. `coverage` is the share whose own answer went out.
+
+    `flagged` are those among them that went out because nothing was enforced (`annotate`, `observe`): the advice was to
+    withhold or to escalate them. `feedback` is by way of sampling.
+    """
 
     model_config = ConfigDict(frozen=True)
 
@@ -38,6 +42,7 @@ class Summary(BaseModel):
     answer: int
     escalate: int
     abstain: int
+    flagged: int
     unscored: int
     promised: int
     drifted: int
@@ -50,13 +55,14 @@ class Summary(BaseModel):
     def of(cls, label: str, rows: Sequence[Row]) -> Summary:
         """Of these decisions."""
         made = [decision for decision, _ in rows]
-        actions = Counter(decision.action for decision in made)
+        actions = Counter(decision.delivery for decision in made)
         return cls(
             label=label,
             decisions=len(made),
             answer=actions["answer"],
             escalate=actions["escalate"],
             abstain=actions["abstain"],
+            flagged=sum(decision.action != decision.delivery for decision in made),
             unscored=sum(decision.uncertainty is None for decision in made),
             promised=sum(decision.promised for decision in made),
             drifted=sum(bool(decision.drift) for decision in made),

@@ -13,7 +13,7 @@ from typing import Any
 
 from semgrad_guard.guard import Outcome
 from semgrad_guard.server.answers import Answer, tool_call_fields
-from semgrad_guard.server.records import ACTION_HEADER, ID_HEADER, KEY, public_record
+from semgrad_guard.server.records import ACTION_HEADER, ENFORCED_HEADER, ID_HEADER, KEY, public_record
 from semgrad_guard.server.service import Call
 
 Json = dict[str, Any]
@@ -41,6 +41,8 @@ def completion(call: Call, outcomes: Sequence[Outcome[Answer]], *, request_id: s
 def headers(outcomes: Sequence[Outcome[Answer]]) -> dict[str, str]:
     """The headers of an answer that is complete before it is sent."""
     found = {ACTION_HEADER: ",".join(outcome.verdict.action for outcome in outcomes)}
+    if not all(outcome.verdict.enforced for outcome in outcomes):
+        found[ENFORCED_HEADER] = "false"
     ids = [outcome.verdict.decision_id for outcome in outcomes if outcome.verdict.decision_id is not None]
     return {**found, ID_HEADER: ",".join(ids)} if ids else found
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, Metric
+from prometheus_client.registry import Collector
 
 from semgrad_guard.records import Verdict
 
@@ -23,6 +25,12 @@ class Metrics:
         self._requests = Counter(
             "semgrad_guard_requests", "Answers by what became of them.", ["model", "action"], registry=self._registry
         )
+        self._flagged = Counter(
+            "semgrad_guard_flagged",
+            "Answers delivered against the advice, as nothing is enforced.",
+            model,
+            registry=self._registry,
+        )
         self._uncertainty = Histogram(
             "semgrad_guard_uncertainty", "Uncertainty of drafts.", model, buckets=_SCORES, registry=self._registry
         )
@@ -38,9 +46,8 @@ class Metrics:
         )
         self._drift = Gauge("semgrad_guard_drift", "1 where scores have moved.", model, registry=self._registry)
         self._depth = Gauge("semgrad_guard_queue_depth", "Requests that wait.", model, registry=self._registry)
-        self._log_failures = Gauge(
-            "semgrad_guard_log_failures", "Decisions that could not be written down.", registry=self._registry
-        )
+        self._log_failures = _Watched("semgrad_guard_log_failures", "Decisions that could not be written down.")
+        self._registry.register(self._log_failures)
         self._log_pending = Gauge(
             "semgrad_guard_log_pending",
             "Decisions not yet in the database.",
@@ -49,7 +56,9 @@ class Metrics:
 
     def decided(self, model: str, verdict: Verdict) -> None:
         """One answer was delivered, or withheld."""
-        self._requests.labels(model, verdict.action).inc()
+        self._requests.labels(model, verdict.delivery).inc()
+        if verdict.delivery != verdict.action:
+            self._flagged.labels(model).inc()
         if verdict.uncertainty is None:
             self._unscored.labels(model).inc()
         else:
@@ -73,9 +82,21 @@ class Metrics:
 
     def watch_log(self, failures: Callable[[], int], pending: Callable[[], int]) -> None:
         """Read how the decision log does whenever somebody asks."""
-        self._log_failures.set_function(failures)
+        self._log_failures.count = failures
         self._log_pending.set_function(pending)
 
     def text(self) -> bytes:
         """All of them, as Prometheus reads them."""
         return generate_latest(self._registry)
+
+
+class _Watched(Collector):
+    """A counter that somebody else counts."""
+
+    def __init__(self, name: str, documentation: str) -> None:
+        self._name, self._documentation = name, documentation
+        self.count: Callable[[], int] = lambda: 0
+
+    def collect(self) -> Iterable[Metric]:
+        """Its value now."""
+        yield CounterMetricFamily(self._name, self._documentation, value=self.count())

@@ -9,6 +9,8 @@ from semgrad_guard.guard import is_withheld
 from semgrad_guard.records import METADATA_KEY, Verdict
 
 ACTION_HEADER = "x-semgrad-guard-action"
+ENFORCED_HEADER = "x-semgrad-guard-enforced"
+"""There where the action is advice, and the answer was delivered whatever it is."""
 ID_HEADER = "x-semgrad-guard-decision-id"
 KEY = METADATA_KEY
 

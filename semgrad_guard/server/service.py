@@ -391,7 +391,8 @@ class _Counting:
 
 def _listed(decision: Decision, said: Feedback | None) -> dict[str, Any]:
     shown = None if said is None else said.model_dump(mode="json", exclude={"kind", "id", "decision_id"})
-    return {"object": "decision", **decision.model_dump(mode="json", exclude={"kind"}), "feedback": shown}
+    row = decision.model_dump(mode="json", exclude={"kind"})
+    return {"object": "decision", **row, "delivery": decision.delivery, "feedback": shown}
 
 
 def _facts(served: ServedModel, request: ChatRequest, request_id: str) -> Facts:

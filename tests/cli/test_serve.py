@@ -75,7 +75,14 @@ def test_decisions_are_shown(tmp_path: Path, run: Run) -> None:
     assert "decisions answer escalate abstain unscored drift coverage" in shown
     assert "since 7d 2 1 0 1 0 1 0.50" in shown
     assert "Feedback (random): 1 right, 0 wrong." in shown
+    assert "Flagged" not in shown
     assert json.loads(run("decisions", "--log", tmp_path / "log.db", "--json").stdout)["summary"]["coverage"] == 0.5
+    with DecisionLog(tmp_path / "log.db") as log:
+        log.write(verdict.model_copy(update={"action": "abstain", "enforced": False}))
+    shown = flat(run("decisions", "--log", tmp_path / "log.db").stdout)
+    assert "since 7d 3 2 0 1 0 1 0.67" in shown
+    assert "Flagged: 1 answers went out against the advice" in shown
+    assert run("decisions", "--log", tmp_path / "log.db", "--csv").stdout.splitlines()[1].endswith(",answer")
 
 
 @pytest.mark.parametrize(

@@ -93,7 +93,7 @@ async def test_metrics_and_health(serve: Serve, tmp_path: Path) -> None:
                 'semgrad_guard_uncertainty_count{model="tiny"} 4.0',
                 'semgrad_guard_score_seconds_count{model="tiny"} 4.0',
                 'semgrad_guard_queue_depth{model="tiny"} 0.0',
-                "semgrad_guard_log_failures 0.0",
+                "semgrad_guard_log_failures_total 0.0",
             ):
                 assert line in text, line
             assert (await client.get("/healthz")).json() == {"status": "ok"}
@@ -105,3 +105,30 @@ async def test_metrics_and_health(serve: Serve, tmp_path: Path) -> None:
 async def test_the_names_of_metrics(serve: Serve, name: str) -> None:
     async with serve(ALL) as client:
         assert f"# HELP {name} " in (await client.get("/metrics")).text
+
+
+@pytest.mark.parametrize("mode", ["annotate", "observe"])
+async def test_what_is_delivered_counts_as_delivered(serve: Serve, tmp_path: Path, mode: str) -> None:
+    """Whatever the advice: in the metrics, the summary, the list and its filter, and the header."""
+    with DecisionLog(tmp_path / "log.db") as log:
+        async with serve(NONE, mode=mode, service={"log": log}) as client:
+            response = await client.post(CHAT, json=asking())
+            headers = response.headers
+            assert (headers["x-semgrad-guard-action"], headers["x-semgrad-guard-enforced"]) == ("abstain", "false")
+            text = (await client.get("/metrics")).text
+            assert 'semgrad_guard_requests_total{action="answer",model="tiny"} 1.0' in text
+            assert 'semgrad_guard_flagged_total{model="tiny"} 1.0' in text
+            assert 'action="abstain"' not in text
+            total = (await client.get("/v1/decisions/summary")).json()["total"]
+            assert (total["answer"], total["abstain"], total["flagged"], total["coverage"]) == (1, 0, 1, 1.0)
+            listed = (await client.get("/v1/decisions", params={"action": "answer"})).json()["data"]
+            assert [(row["action"], row["enforced"], row["delivery"]) for row in listed] == [
+                ("abstain", False, "answer")
+            ]
+            for action in ("abstain", "escalate"):
+                assert (await client.get("/v1/decisions", params={"action": action})).json()["data"] == []
+    async with serve(NONE, mode="enforce") as client:
+        assert "x-semgrad-guard-enforced" not in (await client.post(CHAT, json=asking())).headers
+        text = (await client.get("/metrics")).text
+        assert 'semgrad_guard_requests_total{action="abstain",model="tiny"} 1.0' in text
+        assert "# TYPE semgrad_guard_log_failures_total counter" in text

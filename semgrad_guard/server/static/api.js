@@ -31,7 +31,8 @@ export async function* chunks(body, signal) {
     const events = (rest + value).split("\n\n");
     rest = events.pop();
     for (const event of events) {
-      const data = event.replace(/^data: /, "");
+      if (!event.startsWith("data: ")) continue; // a comment, which keeps a waiting connection open
+      const data = event.slice(6);
       if (data === "[DONE]") return;
       const chunk = JSON.parse(data);
       if (chunk.error) throw new ServerError(500, chunk.error.message);
@@ -83,3 +84,10 @@ export function element(name, properties = {}, children = []) {
 export const percent = (share) => share === null || share === undefined ? "–" : `${(100 * share).toFixed(share < 0.1 ? 1 : 0)} %`;
 export const number = (value) => value === null || value === undefined ? "–" : Number(value.toPrecision(3)).toString();
 export const ACTIONS = { answer: "Let through", escalate: "Escalated", abstain: "Withheld" };
+const FLAGGED = { escalate: "Delivered (advice: escalate)", abstain: "Delivered (advice: withhold)" };
+// What became of an answer: where nothing is enforced, its action is advice, and it was delivered.
+export const delivery = ({ action, enforced }) => enforced ? action : "answer";
+export const outcome = (verdict) => ({
+  label: verdict.enforced ? ACTIONS[verdict.action] : FLAGGED[verdict.action] ?? ACTIONS.answer,
+  className: verdict.enforced || verdict.action === "answer" ? verdict.action : "flagged",
+});

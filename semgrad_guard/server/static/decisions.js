@@ -1,7 +1,7 @@
-import { ACTIONS, element, json, number, percent, withKey } from "./api.js";
+import { ACTIONS, element, json, number, outcome, percent, withKey } from "./api.js";
 
 const $ = (name) => document.querySelector(name);
-const COLUMNS = ["Time", "Action", "Uncertainty", "Threshold", "P(correct)", "Promised", "Took", "Model", "Why", "Right?"];
+const COLUMNS = ["Time", "Outcome", "Uncertainty", "Threshold", "P(correct)", "Promised", "Took", "Model", "Why", "Right?"];
 let last = null;
 
 const cell = (text, className = "") => element("td", { textContent: text, className, role: "cell" });
@@ -38,16 +38,16 @@ function grades(feedback) {
 
 async function days() {
   const found = await json(`/v1/decisions/summary?${new URLSearchParams({ since: $("#since").value })}`);
-  const names = ["Day", "Decisions", "", "Let through", "Escalated", "Withheld", "No score", "Promised", "Drift alarm", "Median", "Graded"];
+  const names = ["Day", "Decisions", "", "Let through", "Flagged", "Escalated", "Withheld", "No score", "Promised", "Drift alarm", "Median", "Graded"];
   const rows = [...found.days, found.total].map((day) => line(names, [
     element("th", { scope: "row", role: "rowheader", textContent: day.label }), cell(day.decisions, "number"), share(day),
-    cell(percent(day.coverage), "number"), cell(day.escalate, "number"), cell(day.abstain, "number"), cell(day.unscored, "number"),
+    cell(percent(day.coverage), "number"), cell(day.flagged, "number"), cell(day.escalate, "number"), cell(day.abstain, "number"), cell(day.unscored, "number"),
     cell(day.promised, "number"), cell(day.drifted ? `on ${day.drifted}` : "none"), cell(number(day.median_uncertainty), "number"),
     cell(grades(day.feedback)),
   ]));
   $("#days table").replaceChildren(head(names), element("tbody", { role: "rowgroup" }, rows));
-  $("#days .note")?.remove();
-  if (!found.complete) $("#days").append(element("p", { className: "note", textContent: "These are the latest decisions only; the command semgrad-guard decisions counts all of them." }));
+  $("#days .cut")?.remove();
+  if (!found.complete) $("#days").append(element("p", { className: "note cut", textContent: "These are the latest decisions only; the command semgrad-guard decisions counts all of them." }));
   $("#days").hidden = false;
 }
 
@@ -55,7 +55,7 @@ function graded(decision) {
   const made = cell("", "");
   const show = (feedback) => made.replaceChildren(`${feedback.right ? "Right" : "Wrong"} (${feedback.sampling})`);
   if (decision.feedback) { show(decision.feedback); return made; }
-  if (decision.action !== "answer" && decision.enforced && !decision.escalated_to) { made.textContent = "–"; return made; }
+  if (decision.delivery !== "answer" && !decision.escalated_to) { made.textContent = "–"; return made; }
   for (const [label, right] of [["Right", true], ["Wrong", false]]) {
     const button = element("button", { type: "button", className: "plain", textContent: label, ariaLabel: `${label}: ${decision.id}` });
     button.addEventListener("click", async () => {
@@ -70,12 +70,12 @@ function graded(decision) {
 }
 
 function row(decision) {
-  const at = new Date(decision.at);
+  const { label, className } = outcome(decision), at = new Date(decision.at);
   const shown = decision.question ? `${decision.question} → ${decision.delivered ?? "withheld"}` : decision.reason ?? "–";
   return line(COLUMNS, [
     element("td", { role: "cell" }, [element("time", { dateTime: decision.at, textContent: at.toLocaleString() })]),
-    cell(ACTIONS[decision.action], decision.action), cell(number(decision.uncertainty), "number"), cell(number(decision.threshold), "number"),
-    cell(percent(decision.confidence), "number"), cell(decision.promised ? "yes" : "no"), cell(decision.seconds === null ? "–" : `${number(decision.seconds)} s`, "number"),
+    cell(label, className), cell(number(decision.uncertainty), "number"), cell(number(decision.threshold), "number"),
+    cell(percent(decision.confidence), "number"), cell(decision.promised ? decision.drift ? "yes (drift)" : "yes" : "no"), cell(decision.seconds === null ? "–" : `${number(decision.seconds)} s`, "number"),
     cell(decision.served ?? decision.model), cell(shown, "reason"), graded(decision),
   ]);
 }

@@ -1,13 +1,14 @@
-import { ACTIONS, chunks, element, json, number, percent, withKey } from "./api.js";
+import { chunks, delivery, element, json, number, outcome, percent, withKey } from "./api.js";
 
 const $ = (name) => document.querySelector(name);
 const HEAT = [0.1, 0.3, 0.6, 0.85]; // of 1 - a token's probability: where a shade begins
 
 class GuardAnswer extends HTMLElement {
-  show({ text, verdict, tokens = [], sentences = null }, { focus = false } = {}) {
-    this.asked = { text, verdict, tokens, sentences };
+  show({ text, verdict, tokens = [], sentences = null, cut = false, stopped = false }, { focus = false } = {}) {
+    this.asked = { text, verdict, tokens, sentences, stopped };
     this.hidden = false;
-    const title = element("p", { className: `verdict ${verdict?.action ?? ""}`, textContent: verdict ? ACTIONS[verdict.action] : "Answering …" });
+    const { label, className } = verdict ? outcome(verdict) : { label: stopped ? "Stopped: there is no verdict" : "Answering …", className: "" };
+    const title = element("p", { className: `verdict ${className}`, textContent: label });
     if (focus) title.tabIndex = -1;
     this.detail = element("p", { className: "note", role: "status" });
     this.body = element("p", { className: "text" });
@@ -15,6 +16,7 @@ class GuardAnswer extends HTMLElement {
     const parts = [element("h2", { textContent: "Answer" }), title, this.body];
     const views = [["text", "Text"], ...(sentences ? [["sentences", "By sentence"]] : []), ...(tokens.length ? [["tokens", "By token"]] : [])];
     if (views.length > 1) parts.push(this.switches(views), this.legend, this.detail);
+    if (cut) parts.push(element("p", { className: "note", textContent: "The answer was cut off at the longest length." }));
     if (verdict) parts.push(...words(verdict));
     this.replaceChildren(...parts);
     this.view(tokens.length ? "tokens" : "text");
@@ -86,9 +88,10 @@ function pieces(text, sentences) {
 }
 
 function words(verdict) {
-  const sure = verdict.confidence === null ? "" : `About ${percent(verdict.confidence)} of answers like this one are right.`;
-  const held = verdict.action !== "answer" && verdict.enforced ? " What the model said is not shown." : "";
-  const promise = verdict.promised ? "Yes" : `No${verdict.unfamiliar?.length ? `: ${verdict.unfamiliar.join("; ")}` : ""}`;
+  const sure = verdict.confidence == null ? "" : `About ${percent(verdict.confidence)} of answers like this one are right.`;
+  const held = delivery(verdict) !== "answer" ? " What the model said is not shown." : "";
+  const drift = verdict.drift ? ", but the drift alarm is on: scores are no longer those of the calibration" : "";
+  const promise = verdict.promised ? `Yes${drift}` : `No${verdict.unfamiliar?.length ? `: ${verdict.unfamiliar.join("; ")}` : ""}`;
   const facts = [
     ["Uncertainty", number(verdict.uncertainty)], ["Threshold", number(verdict.threshold)], ["Under the promise", promise],
     ["Estimator", verdict.estimator], ...(verdict.reason ? [["Reason", verdict.reason]] : []),
@@ -188,20 +191,40 @@ async function ask(question, passage) {
   const messages = [{ role: "user", content }];
   const more = guard.written_by === "engine" ? { logprobs: true, top_logprobs: 3 } : {};
   running = new AbortController();
-  const shown = { text: "", verdict: null, tokens: [], sentences: null };
-  for await (const chunk of chunks({ model, messages, ...more }, running.signal)) {
+  const shown = { question, passage, text: "", verdict: null, tokens: [], sentences: null, cut: false, stopped: false };
+  try {
+    await receive({ model, messages, ...more }, shown);
+  } catch (error) {
+    shown.stopped = true;
+    if (shown.text) { remember(shown); show(shown); } // what was delivered stays
+    throw error;
+  }
+  if (shown.verdict && delivery(shown.verdict) === "answer" && /[.!?]\s+\S/.test(shown.text)) {
+    shown.sentences = await bySentence({ model, messages, text: shown.text, by: "sentence" });
+  }
+  return shown;
+}
+
+async function bySentence(body) {
+  try {
+    return (await json("/v1/score", body, running.signal)).segments;
+  } catch (error) {
+    if (error.status === 403 || error.status === 404) return null; // a server need not score texts for clients
+    throw error;
+  }
+}
+
+async function receive(body, shown) {
+  for await (const chunk of chunks(body, running.signal)) {
     const choice = chunk.choices[0];
     if (!choice) continue;
     shown.text += choice.delta.content ?? choice.delta.refusal ?? "";
+    for (const { function: called } of choice.delta.tool_calls ?? []) shown.text += `${called.name}(${called.arguments})`;
+    shown.cut ||= choice.finish_reason === "length";
     if (choice.logprobs?.content) shown.tokens.push(...choice.logprobs.content);
     if (choice.logprobs?.semgrad_guard) shown.verdict = choice.logprobs.semgrad_guard;
     $("guard-answer").show(shown);
   }
-  if (shown.verdict?.action === "answer" && /[.!?]\s+\S/.test(shown.text)) {
-    const scored = await json("/v1/score", { model, messages, text: shown.text, by: "sentence" }, running.signal);
-    shown.sentences = scored.segments;
-  }
-  return { question, passage, ...shown };
 }
 
 function show(one) {
@@ -213,7 +236,7 @@ function remember(one) {
   asked.unshift(one);
   $("#history").hidden = false;
   $("#history ol").replaceChildren(...asked.slice(0, 50).map((each) => {
-    const again = element("button", { type: "button", textContent: `${each.question} – ${each.verdict ? ACTIONS[each.verdict.action].toLowerCase() : "stopped"}` });
+    const again = element("button", { type: "button", textContent: `${each.question} – ${each.verdict ? outcome(each.verdict).label.toLowerCase() : "stopped"}` });
     again.addEventListener("click", () => show(each));
     return element("li", {}, [again]);
   }));
@@ -236,7 +259,7 @@ $("#ask").addEventListener("submit", async (event) => {
     show(one);
     say("");
   } catch (error) {
-    $("guard-answer").hidden = true;
+    if (!$("guard-answer").asked?.stopped) $("guard-answer").hidden = true;
     say(error.name === "AbortError" ? "Stopped." : error.message, error.name !== "AbortError");
   } finally {
     submit.disabled = false;
