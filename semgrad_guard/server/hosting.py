@@ -20,6 +20,7 @@ _REMEDY = "set SEMGRAD_GUARD_API_KEY, or give --api-key-file. Without one it lis
 _DRAIN = 30
 """Seconds that running requests have to finish once the server is to end."""
 _OPEN_FOR_EACH = 4
+_MANY = 65_536
 
 
 def is_loopback(host: str) -> bool:
@@ -123,9 +124,9 @@ def run(app: FastAPI, bound: socket.socket, *, connections: int, started: Callab
 
 def _most_files() -> int:
     """How many files the process may open; models and logs take some of them."""
-    if os.name != "posix":
-        return 8192
-    import resource
+    if os.name == "posix":
+        import resource
 
-    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return 1_000_000 if soft == resource.RLIM_INFINITY else soft
+        soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        return _MANY if soft == resource.RLIM_INFINITY else soft
+    return _MANY
