@@ -43,8 +43,8 @@ def decisions(
 ) -> None:
     """Show what became of answers: how many were let through, by day and in all.
 
-    Where the mode enforces nothing (annotate, observe), every answer went out; those of which the advice was to withhold
-    or to escalate them are counted below the table.
+    Where the mode enforces nothing (annotate, observe), every answer went out. Those that went out against the advice
+    are counted below the table.
 
     Feedback is counted by how the answers came to be graded. It bounds no risk: only answers that were drawn at random
     speak for the others.
