@@ -158,3 +158,89 @@ def test_answers_and_their_scores_follow_the_switch(kind: str, tokenizer: PreTra
     with model.disable_adapter():
         assert answer() != first
     assert answer() == first
+
+
+SMALL = {"task_type": "CAUSAL_LM", "target_modules": ["q_proj", "up_proj"]}
+KINDS: dict[str, dict[str, Any]] = {
+    "LoHaConfig": {"r": 4},
+    "LoKrConfig": {"r": 4},
+    "RandLoraConfig": {"r": 4, "projection_prng_key": 1},
+    "ShiraConfig": {"r": 4},
+    "GraloraConfig": {"r": 4, "gralora_k": 2},
+    "PeanutConfig": {"r": 4},
+    "PsoftConfig": {"r": 4},
+    "LilyConfig": {"r": 4},
+    "VeraConfig": {"r": 4, "projection_prng_key": 1},
+    "OFTConfig": {"oft_block_size": 4},
+    "BOFTConfig": {"boft_block_size": 4},
+    "IA3Config": {"feedforward_modules": ["up_proj"]},
+    "AdaLoraConfig": {"init_r": 4, "target_r": 2, "total_step": 10},
+    "HRAConfig": {"r": 4},
+    "FourierFTConfig": {"n_frequency": 20},
+    "C3AConfig": {"block_size": 16},
+    "RoadConfig": {"group_size": 8},
+    "VBLoRAConfig": {"r": 4, "num_vectors": 16, "vector_length": 16, "topk": 2},
+    "UniLoraConfig": {"r": 4},
+    "HiraConfig": {"r": 4},
+    "DeloraConfig": {"r": 4},
+    "MissConfig": {"r": 4},
+    "WaveFTConfig": {"n_frequency": 20},
+    "TinyLoraConfig": {"r": 2},
+    "PveraConfig": {"r": 4, "projection_prng_key": 1},
+    "FrodConfig": {},
+    "BeftConfig": {},
+    "AdamssConfig": {},
+    "DeftConfig": {},
+}
+"""Kinds of adapters by the names of their configurations."""
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_of_adapter_is_exact_or_refused(kind: str) -> None:
+    if not hasattr(peft, kind):
+        pytest.skip(f"this PEFT has no {kind}")
+    config = getattr(peft, kind)(**{**SMALL, **KINDS[kind]})
+    model = peft.get_peft_model(build("llama").float(), config).eval()
+    generator = torch.Generator().manual_seed(5)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                parameter.add_(torch.randn(parameter.shape, generator=generator) * 0.1)
+    found = gradient_scores(model, CASE.prompt, CASE.response, semantic_token=CASE.semantic_token)
+    assert (found.semgrad, found.paragrad) == pytest.approx(plain_scores(model, CASE), rel=1e-3)
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_the_advice_for_an_adapter_on_the_head_leaves_the_model_as_it_was(tied: bool) -> None:
+    config = peft.LoraConfig(task_type="CAUSAL_LM", r=4, target_modules=["q_proj", "lm_head"])
+    model = varied(peft.get_peft_model(build("llama", tie_word_embeddings=tied), config, autocast_adapter_dtype=False))
+    ids = torch.tensor([CASE.prompt])
+    before = model(input_ids=ids).logits
+    with pytest.raises(UnsupportedModelError, match="adapter of its own") as refused:
+        check(model)
+    assert ("untie them first" in str(refused.value)) == tied
+    advice = [line.strip() for line in str(refused.value).replace(". ", ";").rstrip(".").split(";")]
+    names: dict[str, Any] = {"model": model, "torch": torch}
+    for line in advice:
+        statement = line.rpartition(": ")[2]
+        if " = " in statement:
+            exec(statement, names)  # noqa: S102 - the message's own words
+    assert torch.allclose(names["model"](input_ids=ids).logits, before)
+    check(names["model"])
+
+
+def test_trained_tokens_on_a_tied_head_are_merged_as_advised() -> None:
+    config = peft.LoraConfig(
+        task_type="CAUSAL_LM", r=4, target_modules=["q_proj"], trainable_token_indices=[5, CASE.response[0]]
+    )
+    model = varied(peft.get_peft_model(build("llama", tie_word_embeddings=True), config, autocast_adapter_dtype=False))
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "trainable_tokens_delta" in name:
+                parameter += 0.1
+    before = model(input_ids=torch.tensor([CASE.prompt])).logits
+    with pytest.raises(UnsupportedModelError, match=r"adapter of its own.*that ParaGrad is defined by\. Merge it"):
+        check(model)
+    merged = model.merge_and_unload()
+    assert torch.allclose(merged(input_ids=torch.tensor([CASE.prompt])).logits, before)
+    check(merged)

@@ -34,7 +34,7 @@ from semgrad_guard.engine.replay.held_values import (
     names_in,
     package_of,
 )
-from semgrad_guard.engine.replay.model_state import HOOKS, INERT_HOOKS, NO_MATTER
+from semgrad_guard.engine.replay.model_state import HOOKS, NO_MATTER, is_inert
 from semgrad_guard.engine.replay.watching import version_of
 
 # Left behind by a model's own passes, or of no effect on one in evaluation mode.
@@ -59,7 +59,6 @@ _TRANSIENT = NO_MATTER | {
 # Of a configuration: what no forward pass reads, and the kind of attention, whose kernels agree up to rounding.
 _CONFIG_TRANSIENT = frozenset({"use_cache", "return_dict", "dtype", "torch_dtype", "architectures", "problem_type"})
 _CONFIG_ENDS = ("_token_id", "_token_ids", "2label", "2id", "_version")
-_FORWARD_ONLY = "make_inputs_require_grads"  # a hook that asks for gradients and changes no number
 _LENGTH_ROPE = ("dynamic", "longrope")  # kinds whose frequencies follow the length of the last sequence:
 _OF_LENGTH = ("inv_freq", "max_seq_len_cached", "attention_scaling")
 _ADAPTED = ("base_layer", "original_module")  # what PEFT has put an adapter around
@@ -167,7 +166,7 @@ class _Notes:
     def _note_hooks(self, path: str, name: str, module: nn.Module) -> None:
         place = 0
         for number, hook in getattr(module, name).items():
-            if getattr(hook, "__module__", None) == INERT_HOOKS or getattr(hook, "__name__", "") == _FORWARD_ONLY:
+            if is_inert(hook):
                 continue
             flags = [number in getattr(module, table) for table in HOOKS[name]]
             self._extra[f"{path}: {name} {place}"] = f"{flags} {self._digest(hook)}"
@@ -299,12 +298,15 @@ def _adapters_of(model: Any) -> Mapping[str, Any]:
 
 
 def _own_scale(layer: Any, adapter: str, adapters: Mapping[str, Any]) -> float | None:
-    """The factor of an adapter, where it is not the one that its configuration gives."""
-    scale, rank = getattr(layer, "scaling", {}).get(adapter), getattr(layer, "r", {}).get(adapter)
+    """The factor of an adapter, where it is not the one that its configuration gives.
+
+    Only LoRA's formula is known here; of any other kind of adapter the factor always counts.
+    """
+    scale, rank, alpha = (getattr(layer, name, {}).get(adapter) for name in ("scaling", "r", "lora_alpha"))
     if scale is None or not rank:
         return None
     divisor = math.sqrt(rank) if getattr(adapters.get(adapter), "use_rslora", False) else rank
-    return None if scale == layer.lora_alpha[adapter] / divisor else float(scale)
+    return None if alpha is not None and scale == alpha / divisor else float(scale)
 
 
 def _is_patched(module: nn.Module, name: str, value: Any) -> bool:

@@ -43,7 +43,8 @@ from semgrad_guard.engine.replay.watching import (
 from semgrad_guard.engine.replay.weight_sharing_copy import is_own_buffer
 
 # transformers leaves these on a model at its first `output_hidden_states=True`; they do nothing of themselves.
-INERT_HOOKS = "transformers.utils.output_capturing"
+_INERT_HOOKS = "transformers.utils.output_capturing"
+_FORWARD_ONLY = "make_inputs_require_grads"  # a hook that asks for gradients and changes no number
 HOOKS = {
     "_forward_hooks": ("_forward_hooks_with_kwargs", "_forward_hooks_always_called"),
     "_forward_pre_hooks": ("_forward_pre_hooks_with_kwargs",),
@@ -64,6 +65,11 @@ NO_MATTER = frozenset(
 )
 _BY_VALUE = ATOMS | {MethodType}
 _CALLABLES = (FunctionType, MethodType, partial)
+
+
+def is_inert(hook: object) -> bool:
+    """Whether a forward hook changes no number of a forward pass."""
+    return getattr(hook, "__module__", None) == _INERT_HOOKS or getattr(hook, "__name__", "") == _FORWARD_ONLY
 
 
 class Snapshot:
@@ -161,7 +167,7 @@ class Snapshot:
 
     def _visit_hooks(self, hooks: Mapping[int, Any], flags: Sequence[Mapping[int, Any]]) -> None:
         for number, hook in hooks.items():
-            if getattr(hook, "__module__", None) != INERT_HOOKS:
+            if getattr(hook, "__module__", None) != _INERT_HOOKS:
                 self._leaves += [number in table for table in flags]
                 self._visit(hook)
 
