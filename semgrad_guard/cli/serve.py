@@ -141,6 +141,15 @@ def serve(  # noqa: PLR0913  # a command's options are its arguments
             rich_help_panel=SERVER,
         ),
     ] = 64,
+    max_batch: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            parser=values.whole(1, 100_000),
+            help="Answers written in one batch. 1 gives the texts of single runs, also in half precision.",
+            rich_help_panel=SERVER,
+        ),
+    ] = None,
     connections: Annotated[
         int,
         typer.Option(
@@ -261,6 +270,7 @@ def serve(  # noqa: PLR0913  # a command's options are its arguments
         allow_host=tuple(allow_host or ()),
         timeout=timeout,
         queue=queue,
+        max_batch=max_batch,
         connections=connections,
         max_body=max_body,
         max_prompt_tokens=max_prompt_tokens,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import chain
 from typing import Any, overload
 
 import torch
@@ -56,6 +57,8 @@ class LanguageModel(LoadedModel):
     ) -> list[Generation]:
         """Answer several conversations in one batch; they are also scored in one backward pass.
 
+        With `max_batch` they are written in batches of so many.
+
         Raises:
             EmptyPromptError, PromptTooLongError, InputError: named before anything runs.
         """
@@ -65,7 +68,10 @@ class LanguageModel(LoadedModel):
         with self._scorer.lock:  # one turn, in which the model is looked at once
             fitted = self._fitted(prompts, options)
             self._require_known(prompts)
-            return self._decoder.run(prompts, fitted, objective or Objective())
+            rows = self.max_batch or len(prompts)
+            batches = (prompts[start : start + rows] for start in range(0, len(prompts), rows))
+            written = [self._decoder.run(batch, fitted, objective or Objective()) for batch in batches]
+            return [*chain.from_iterable(written)]
 
     def stream(
         self,

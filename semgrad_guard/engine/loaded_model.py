@@ -71,6 +71,7 @@ class LoadedModel:
         self.name, self.revision = name, revision
         self.tokenizer = tokenizer
         self._model = model
+        self._max_batch: int | None = None
         self._template_options = dict(template_options or {})
         if isinstance(semantic_token, TokenChoice):
             semantic_token = semantic_token.offset_for(self.template_fingerprint())
@@ -217,6 +218,24 @@ class LoadedModel:
         with self._scorer.lock:
             self._scorer.memory = memory
             self._scorer.current_replayer().prompts.trim(memory.prompts)
+
+    @property
+    def max_batch(self) -> int | None:
+        """How many answers are written in one batch at most; None (the default) leaves it to the caller.
+
+        In half precision an answer's text can depend on the batch that it is written in. With 1 it is the text of a
+        single run, whoever asks: `generate_batch`, a framework or a server.
+
+        Raises:
+            InputError: set to less than 1.
+        """
+        return self._max_batch
+
+    @max_batch.setter
+    def max_batch(self, rows: int | None) -> None:
+        if rows is not None and rows < 1:
+            raise InputError(f"max_batch must be at least 1, or None for no limit, not {rows}")
+        self._max_batch = rows
 
     @cached_property
     def tool_format(self) -> ToolFormat:

@@ -155,6 +155,7 @@ class _Maker:
         policy.check(Answerer(model, estimator, options_of(settings), served=scores_only).binding())
         if model.memory == Memory():
             model.memory = MEMORY
+        model.max_batch = settings.max_batch
         return Scheduler(model, estimator, limit=settings.queue, served=scores_only)
 
     def _terms(self, policy: Policy) -> Terms:

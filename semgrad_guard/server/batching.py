@@ -63,12 +63,13 @@ class Batcher(Protocol):
 
 def batcher_of(writer: Writer) -> tuple[Batching, Batcher]:
     """How requests share a model, as far as it can, and what does it. The first call makes the model's self-check."""
-    if writer.model.joins:
-        return "steps", RunningRequests(writer)
-    if writer.model.pads:
-        return "together", WholeRuns(writer)
-    if writer.model.stacks:
-        return "equal_lengths", WholeRuns(writer, pads=False)
+    rows = min(ROWS, writer.model.max_batch or ROWS)
+    if rows > 1 and writer.model.joins:
+        return "steps", RunningRequests(writer, rows=rows)
+    if rows > 1 and writer.model.pads:
+        return "together", WholeRuns(writer, rows=rows)
+    if rows > 1 and writer.model.stacks:
+        return "equal_lengths", WholeRuns(writer, rows=rows, pads=False)
     return "none", WholeRuns(writer, rows=1)
 
 
@@ -181,7 +182,8 @@ class RunningRequests:
     def _can_join(self, order: Order) -> bool:
         _, assignment = order
         try:
-            return all(self._batch.takes(assignment.prompt, options) for options in assignment.options)
+            fits = len(assignment.options) <= self._most
+            return fits and all(self._batch.takes(assignment.prompt, options) for options in assignment.options)
         except Exception:  # noqa: BLE001 - raised again where it is written
             return False
 

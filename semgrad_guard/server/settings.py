@@ -51,6 +51,7 @@ class ServerSettings(BaseModel):
     allow_host: tuple[str, ...] = ()
     timeout: float | None = Field(default=None, gt=0)
     queue: PositiveInt = 64
+    max_batch: PositiveInt | None = None
     connections: PositiveInt = 256
     max_body: PositiveInt = 2_000_000
     max_prompt_tokens: PositiveInt | None = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -60,6 +61,24 @@ def test_a_batch_scores_like_single_answers(language_model: LanguageModel) -> No
         scores = generation.evidence.gradients().scores
         assert scores.tier == "captured"
         assert scores.semgrad == pytest.approx(rescored(language_model, generation), rel=1e-9)
+
+
+def test_max_batch_bounds_the_rows_of_every_batch(make_language_model: Make) -> None:
+    model, questions = make_language_model(), ["a", "bb", "a longer question", "d", "e"]
+    singly = [model.generate(question, SAMPLED).text for question in questions]
+    rows = list[int]()
+    layer: Any = model._scorer.current_replayer().layers[0]
+    layer.register_forward_pre_hook(lambda _, args, kwargs: rows.append(len(args[0])), with_kwargs=True)
+    model.max_batch = 2
+    assert len(model.generate_batch(questions, SAMPLED)) == len(questions)
+    assert set(rows) == {1, 2}
+    model.max_batch = 1
+    assert [model.generate_batch([question], SAMPLED)[0].text for question in questions] == singly
+    greedy = GenerationOptions(max_tokens=6)
+    expected = [model.generate(question, greedy).text for question in questions]
+    assert [answer.text for answer in model.generate_batch(questions, greedy)] == expected
+    with pytest.raises(InputError, match="at least 1"):
+        model.max_batch = 0
 
 
 def test_a_sampled_row_does_not_depend_on_its_batch(language_model: LanguageModel) -> None:

@@ -304,6 +304,23 @@ async def test_every_kind_of_batching(start: Start, serve: Serve, kind: str) -> 
     assert "".join(each["choices"][0]["delta"].get("content") or "" for each in pieces) == found[0][0].answer.text
 
 
+@pytest.mark.parametrize(("kind", "most"), [("steps", 2), ("equal_lengths", 2), ("steps", 1)])
+async def test_a_limit_of_rows_holds_in_every_kind_of_batching(start: Start, kind: str, most: int) -> None:
+    model, rows = of_kind(kind), list[int]()
+    model.max_batch = most
+    scheduler = start(model)
+    asked = [request("hello"), request("a longer question"), request("x", count=3), request("late", max_tokens=3)]
+    layer: Any = model._scorer.current_replayer().layers[0]
+    model.generate("Hi", Options(max_tokens=1)).evidence.gradients()  # the self-check is no request
+    hook = layer.register_forward_pre_hook(lambda _, args, kwargs: rows.append(len(args[0])), with_kwargs=True)
+    found = await answered(scheduler, asked)
+    hook.remove()
+    assert max(rows) <= most
+    assert scheduler.batching == (kind if most > 1 else "none")
+    for each, drafts in zip(asked, found, strict=True):
+        require_alone(model, each, drafts)
+
+
 HYBRID = ("jamba", "falcon-h1", "lfm2", "qwen3-next", "mamba2", "recurrent-gemma", "llama4-chunked")
 
 

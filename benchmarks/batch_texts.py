@@ -1,0 +1,64 @@
+"""How many answers have another text when they are written in a batch: by dtype, against single runs.
+
+    python benchmarks/batch_texts.py [--model smollm2] [--questions 40] [--batch 8] [--tokens 64] [--output FILE]
+
+Greedy answers to questions of the package. In exact arithmetic a batch changes nothing; rounding may choose another
+token where two are nearly as likely, and every later token then follows from it.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+import command
+from machine import about
+from tables import table
+
+from semgrad_guard import GenerationOptions, LanguageModel
+from semgrad_guard.evaluation.questions.data import read_questions
+
+DTYPES = ("float32", "bfloat16")
+QUESTIONS = Path(__file__).parent.parent / "examples" / "questions.jsonl"
+HEADER = ("dtype", "answers", "other text in a batch", "other text with max_batch=1")
+
+
+def texts(model: LanguageModel, asked: list[str], batch: int, tokens: int) -> list[str]:
+    """The answers, written in batches of so many."""
+    options = GenerationOptions(max_tokens=tokens)
+    batches = (asked[start : start + batch] for start in range(0, len(asked), batch))
+    return [answer.text for each in batches for answer in model.generate_batch(each, options)]
+
+
+def compared(name: str, dtype: str, asked: list[str], batch: int, tokens: int) -> dict[str, Any]:
+    """How many answers differ from those of single runs, in a batch and in batches that are limited to one row."""
+    model = LanguageModel.from_pretrained(name, dtype=dtype)
+    single, together = (texts(model, asked, rows, tokens) for rows in (1, batch))
+    model.max_batch = 1
+    limited = texts(model, asked, batch, tokens)
+    differing = [sum(a != b for a, b in zip(single, other, strict=True)) for other in (together, limited)]
+    return {"dtype": dtype, "answers": len(asked), "in_a_batch": differing[0], "max_batch_1": differing[1]}
+
+
+def main() -> None:
+    """Compare, print a table, and write the figures."""
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("--model", default="smollm2")
+    options.add_argument("--questions", type=int, default=40)
+    options.add_argument("--batch", type=int, default=8)
+    options.add_argument("--tokens", type=int, default=64)
+    options.add_argument("--dtype", action="append", choices=DTYPES, help="several times (both)")
+    options.add_argument("--output", type=Path, help="where the figures go (JSON)")
+    arguments = command.parsed(options)
+    questions = [row.question for row in read_questions(QUESTIONS).rows]
+    asked = questions[:: max(1, len(questions) // arguments.questions)][: arguments.questions]
+    found = list[dict[str, Any]]()
+    for dtype in arguments.dtype or DTYPES:
+        found.append(compared(arguments.model, dtype, asked, arguments.batch, arguments.tokens))
+        command.keep({"machine": about(), "model": arguments.model, "rows": found}, arguments.output)
+    print("\n".join(table(HEADER, [tuple(map(str, row.values())) for row in found])))
+
+
+if __name__ == "__main__":
+    main()
