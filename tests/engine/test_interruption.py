@@ -126,9 +126,8 @@ def checks_of(scenario: Callable[[LanguageModel], object], model: LanguageModel)
 def test_stopped_at_any_check_the_next_answer_is_a_fresh_models(
     make_language_model: Make, scenario: Callable[[LanguageModel], object]
 ) -> None:
-    model, expected = make_language_model(), scenario(make_language_model())
-    model._scorer.tiers()
-    checks = checks_of(scenario, make_settled(make_language_model))
+    model, expected = make_settled(make_language_model, scenario), scenario(make_language_model())
+    checks = checks_of(scenario, make_settled(make_language_model, scenario))
     assert checks > 5
     for at in range(checks):
         model._scorer.current_replayer().prompts.trim(0)
@@ -139,10 +138,12 @@ def test_stopped_at_any_check_the_next_answer_is_a_fresh_models(
         assert scenario(model) == expected, at
 
 
-def make_settled(make: Make) -> LanguageModel:
-    """A model whose self-check is done."""
+def make_settled(make: Make, scenario: Callable[[LanguageModel], object]) -> LanguageModel:
+    """A model whose self-check is done, and whose scores in the scenario were verified."""
     model = make()
     model._scorer.tiers()
+    scenario(model)
+    model._scorer.current_replayer().prompts.trim(0)
     return model
 
 
@@ -223,8 +224,13 @@ class Steps:
         self.count, self.after = 0, 0
         self._at, self._act = 0, lambda: None
         layers: Any = model._model.get_submodule("model.layers")
-        layers[0].register_forward_hook(self._seen)
-        layers[1].register_forward_hook(self._seen_after)
+        hooks = (layers[0], self._seen), (layers[1], self._seen_after)
+        self._handles = [layer.register_forward_hook(hook) for layer, hook in hooks]
+
+    def remove(self) -> None:
+        """Leave the model as it was: one with hooks is scored by its ordinary call."""
+        for handle in self._handles:
+            handle.remove()
 
     def expect(self, at: int, act: Callable[[], None]) -> None:
         """Count from here on, and do this in the pass of that number, between its first two layers."""
@@ -311,6 +317,7 @@ def test_cancelled_from_another_thread(make_language_model: Make) -> None:
     thread.join(30)
     assert not thread.is_alive()
     assert len(errors) == 1
+    steps.remove()
     assert generated(model) == generated(make_language_model())
 
 

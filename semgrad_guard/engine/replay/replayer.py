@@ -83,7 +83,7 @@ class Replayer:
         layers = () if architecture.layers is None else self.layers
         self._projections, self._attentions = Projections(layers), Attentions(layers)
         self._positioned = [module for module in model_copy.modules() if "rope_deltas" in vars(module)]
-        self._token_axis = 1
+        self.token_axis = 1
         self._virtual = virtual_tokens(self._copy)
 
     @property
@@ -138,8 +138,8 @@ class Replayer:
         with torch.enable_grad(), self._swaps.headless() as recorder, input_hooks(self.layers, table):
             self._ordinary(row)
         final, states, columns = recorder.take(), tuple(hidden[layer] for layer in span), row.end + 1
-        start, head_start = columns - states[0].shape[self._token_axis], columns - final.shape[1]
-        return Replayed(start, final, states, head_start, token_axis=self._token_axis)
+        start, head_start = columns - states[0].shape[self.token_axis], columns - final.shape[1]
+        return Replayed(start, final, states, head_start, token_axis=self.token_axis)
 
     def full(self, batch: TokenBatch, span: Sequence[int]) -> Replayed:
         """A row by the model's own ordinary call, with its tokens alone; nothing is cut, cached or left out."""
@@ -157,16 +157,16 @@ class Replayer:
             options = {"logits_to_keep": max(batch.lengths) + 1} if self._architecture.takes_logits_to_keep else {}
             output = self._ordinary(batch, output_hidden_states=True, **options)
         columns = batch.end + 1
-        hidden, self._token_axis = self._verified(inputs, output, columns)
+        hidden, self.token_axis = self._verified(inputs, output, columns)
         return Replayed(
-            columns - hidden[0].shape[self._token_axis],
+            columns - hidden[0].shape[self.token_axis],
             None,
             hidden,
             columns - output.logits.shape[1],
             logits=output.logits,
             raw_logits=raw[-1] if raw else None,
             head_weight=weight,
-            token_axis=self._token_axis,
+            token_axis=self.token_axis,
         )
 
     def last_states(self, batch: TokenBatch, count: int) -> torch.Tensor:
@@ -258,7 +258,7 @@ class Replayer:
             else:
                 self._call(batch.inputs(0, batch.end))
         final = recorder.take()
-        return Observed(batch.end + alone - final.shape[1], final, by_token(seen[0], self._token_axis))
+        return Observed(batch.end + alone - final.shape[1], final, by_token(seen[0], self.token_axis))
 
     def attention(self, batch: TokenBatch, layers: Sequence[int]) -> Mapping[int, Neighbours]:
         """What the answers' tokens give each other in some layers, by one pass over all columns, the last included.
@@ -302,7 +302,7 @@ class Replayer:
         with graph, self._swaps.headless() as recorder, input_hooks(self.layers, table), replaying():
             self._call(batch.inputs(batch.cut, batch.end), cache=prefix)
         states = tuple(hidden[layer] for layer in span)
-        return Replayed(batch.cut, recorder.take(), states, batch.cut, token_axis=self._token_axis)
+        return Replayed(batch.cut, recorder.take(), states, batch.cut, token_axis=self.token_axis)
 
     def _leaf_hooks(self, span: Sequence[int]) -> tuple[dict[int, torch.Tensor], dict[int, InputHook]]:
         """Hooks for a replay whose graph begins at the span's first layer, and where they put its hidden states."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -32,6 +33,7 @@ from semgrad_guard.engine.replay.token_batch import TokenBatch
 from semgrad_guard.engine.replay.weight_sharing_copy import weight_sharing_copy
 from semgrad_guard.engine.scoring.attention_reading import UNREADABLE, AttentionReading, read_attention, unread
 from semgrad_guard.engine.scoring.gradients import Rows
+from semgrad_guard.engine.scoring.input_check import Branches, InputCheck, Kind, OrdinaryCall
 from semgrad_guard.engine.scoring.observation import (
     HeadGradient,
     Observation,
@@ -54,6 +56,8 @@ class _Reasoned(Protocol):
 
 R = TypeVar("R", bound=_Reasoned)
 
+logger = logging.getLogger("semgrad_guard")
+
 _STATES = 4  # a model's states whose tiers are remembered: with and without an adapter, say
 
 
@@ -64,6 +68,7 @@ class _State:
     snapshot: Snapshot
     replayer: Replayer
     architecture: Architecture
+    inputs: InputCheck
     exactness: Exactness | None = None
     fingerprint: str | None = None
 
@@ -184,23 +189,57 @@ class Scorer:
     def _score_batch(self, batch: TokenBatch, objective: Objective, captured: CapturedStates | None) -> Rows:
         tiers = self._tiers_at(batch.longest)  # what rules every score out is said first
         span = objective.span(self.architecture.n_layers)
+        if tiers == ("full",):
+            return self._score(batch, objective, span, None, tiers)
+        if self._current().inputs.must_go_ordinary(batch):
+            rows = batch.rows() if len(batch.lengths) > 1 else ()
+            singly = tuple(self._score_batch(row, objective, None)[0] for row in rows)
+            return singly or self._score(batch, objective, span, None, ("full",))
         if batch.is_padded and not self.pads:
-            return self._score_singly(batch, objective, span, tiers)
-        together = self._score(batch, objective, span, captured, tiers)
-        if len(together) > 1 and any(scores.reason for row in together for scores in row):
-            # Padding alone makes some attention kernels answer NaN: such rows are given a second chance.
-            singly = self._score_singly(batch, objective, span, tiers)
-            return tuple(
-                tuple(b if a.reason else a for a, b in zip(*rows, strict=True))
-                for rows in zip(together, singly, strict=True)
+            found = self._score_singly(batch, objective, span, tiers)
+        else:
+            found = self._score(batch, objective, span, captured, tiers)
+            if len(found) > 1 and any(scores.reason for row in found for scores in row):
+                # Padding alone makes some attention kernels answer NaN: such rows are given a second chance.
+                singly = self._score_singly(batch, objective, span, tiers)
+                found = tuple(
+                    tuple(b if a.reason else a for a, b in zip(*rows, strict=True))
+                    for rows in zip(found, singly, strict=True)
+                )
+
+        def agrees(call: OrdinaryCall, place: int, row: TokenBatch) -> bool | None:
+            nothing = any(part.reason for part in found[place])
+            return None if nothing else not call.contradicts(found[place], row, objective)
+
+        return found if self._confirmed(batch, "gradient", agrees) else self._score_batch(batch, objective, None)
+
+    def _confirmed(
+        self, batch: TokenBatch, kind: Kind, agrees: Callable[[OrdinaryCall, int, TokenBatch], bool | None]
+    ) -> bool:
+        """Whether the model's ordinary call agrees, where the longest row of a batch has to be verified.
+
+        Where it does not, nothing but the ordinary call is trusted from now on. None: there is nothing to compare.
+        """
+        state, replayer = self._current(), self.current_replayer()
+        if (due := state.inputs.due(batch, kind)) is None:
+            return True
+        place, row = due
+        call = OrdinaryCall(replayer, self.exactness(), self.architecture.n_layers, self._sample(replayer))
+        agreed = unless_memory_runs_out(lambda: agrees(call, place, row))
+        if agreed is False:
+            logger.warning(
+                "semgrad-guard steps down to the model's ordinary call: a replay of %d tokens is not exact", row.longest
             )
-        return together
+            self._exactness = replace(self.exactness(), tiers=("full",), cuts=False, pads=False)
+        elif agreed:
+            state.inputs.note(row, kind)
+        return agreed is not False
 
     def observe(self, batch: TokenBatch, captured: CapturedStates | None = None) -> tuple[Observation, ...]:
         """What every row's own tokens tell without a gradient; `captured` is what the generation of the batch left."""
         with self.lock, clean_slate():
             n_layers = self.architecture.n_layers
-            if "prefix" not in self._tiers_at(batch.longest):
+            if not self._reads_off(batch, captured):
                 found = self.score(batch, Objective(layers=(n_layers - 1,)))
                 return tuple(without_states(each.log_probs, each.entropies, each.reason) for each in found)
             replayer, way = self.current_replayer(), self.exactness()
@@ -217,7 +256,7 @@ class Scorer:
         """ParaGrad of every row, for which no layer is differentiated; `captured` is what the generation left."""
         with self.lock, clean_slate():
             n_layers = self.architecture.n_layers
-            if "prefix" not in self._tiers_at(batch.longest):
+            if not self._reads_off(batch, captured):
                 found = self.score(batch, replace(objective, layers=(n_layers - 1,)))
                 return tuple(HeadGradient(each.paragrad, each.paragrad_error, each.reason) for each in found)
             replayer, way = self.current_replayer(), self.exactness()
@@ -236,8 +275,27 @@ class Scorer:
         without: Callable[[str], R],
     ) -> tuple[R, ...]:
         """What `work` finds in a batch, with what its generation left, where that is of use."""
-        kept = captured if captured is not None and self._left(captured) and captured.holds(batch) else None
+        kept = self._kept(batch, captured)
         return self._together(batch, lambda rows: work(rows, kept if rows is batch else None), without)
+
+    def _kept(self, batch: TokenBatch, captured: CapturedStates | None) -> CapturedStates | None:
+        """What the generation of a batch left, where its numbers can be read off."""
+        usable = captured is not None and self._left(captured) and captured.holds(batch)
+        return captured if usable and not self._current().inputs.must_go_ordinary(batch) else None
+
+    def _reads_off(self, batch: TokenBatch, captured: CapturedStates | None) -> bool:
+        """Whether the numbers of a batch can be read off its generation, or one pass; verified where that has to be."""
+        if "prefix" not in self._tiers_at(batch.longest):
+            return False
+        kept, way = self._kept(batch, captured), self.exactness()
+        if kept is None and not (batch.is_padded and way.pads):
+            return True  # the pass is the ordinary call
+
+        def agrees(call: OrdinaryCall, place: int, row: TokenBatch) -> bool:
+            ours = observe(batch, call.replayer, call.n_layers, way.transform, kept)[place]
+            return not call.contradicts_observation(ours, row)
+
+        return self._confirmed(batch, "forward", agrees)
 
     def attention(self, batch: TokenBatch) -> tuple[AttentionReading, ...]:
         """How the tokens of every row's answer attend to each other in the middle layers."""
@@ -252,7 +310,8 @@ class Scorer:
     ) -> tuple[R, ...]:
         """What `work` finds in a batch; row by row where padding is wrong, memory runs out, or a row has none."""
         alone, way = len(batch.lengths) == 1, self.exactness()
-        if not alone and not (way.pads if batch.is_padded else way.cuts):
+        level = way.pads if batch.is_padded else way.cuts
+        if not alone and (not level or self._current().inputs.must_go_ordinary(batch)):
             return tuple(self._together(row, work, without)[0] for row in batch.rows())
         try:
             found = work(batch)
@@ -347,7 +406,8 @@ class Scorer:
         if state is None:
             copied = weight_sharing_copy(model)
             architecture = inspect_architecture(copied)
-            state = _State(snapshot, Replayer(copied, architecture), architecture)
+            inputs = InputCheck(Branches.of(model))
+            state = _State(snapshot, Replayer(copied, architecture), architecture, inputs)
         if state is not before or edited:
             self._epoch = object()
             for known in self._states:

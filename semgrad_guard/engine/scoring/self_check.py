@@ -21,16 +21,11 @@ from semgrad_guard.engine.replay.replayer import Replayer
 from semgrad_guard.engine.replay.token_batch import TokenBatch
 from semgrad_guard.engine.scoring.gradients import no_gradient, through_logits
 from semgrad_guard.engine.scoring.scores import NO_GRADIENT, GradientScores, Tier, deviation
-from semgrad_guard.engine.scoring.tier_scores import Exactness, score_by
+from semgrad_guard.engine.scoring.tier_scores import LOOSEST, TOLERANCE, Exactness, score_by
 from semgrad_guard.errors import AnswerInterruptedError, SemGradGuardError, UnsupportedModelError
 
 logger = logging.getLogger("semgrad_guard")
 
-# How far two exact computations may differ in each dtype: kernels of other shapes round differently, and scores of
-# nearly certain answers carry that noise (bfloat16: up to 15 % at a mean entropy of 0.3).
-TOLERANCE = {torch.float64: 1e-7, torch.float32: 1e-3, torch.float16: 0.05, torch.bfloat16: 0.25}
-LOOSEST = 0.25
-"""For any other dtype."""
 _HeadOutput = tuple[torch.Tensor | None, torch.Tensor | None]
 """What the head gave, and the model's logits."""
 
