@@ -208,7 +208,9 @@ class Verdict(BaseModel):
     estimators, which cost nothing beside any other. `deviation` is the largest relative error that the self-check found
     in the way these scores were computed. `cut` is where the scored answer was cut off: after so many tokens, or at
     this stop string; None where its model ended it, or where that is not known. `reasoning` is what the model wrote
-    before the text, which is no part of it: the answer is then unscored. `decision_id` names the row of the
+    before the text, which is no part of it: the answer is then unscored. `prompt` is the digest of the prompt
+    that it was given to (`digest_of` its text). `options` are those that another server was asked with, where it wrote
+    the answer, and None where the scored model did. `decision_id` names the row of the
     decision log; there is one as soon as the row is safe.
 
     `schema_version` is 1 as long as every field keeps its name, type and meaning: a reader of version 1 must accept
@@ -238,6 +240,8 @@ class Verdict(BaseModel):
     fingerprint: str | None = None
     settings: dict[str, Any] | None = None
     prompt_template: str | None = None
+    prompt: str | None = None
+    options: dict[str, Any] | None = None
     semgrad: float | None = None
     paragrad: float | None = None
     paragrad_error: float | None = None

@@ -66,6 +66,8 @@ def calibrate_chain(
         record: a file (JSON Lines) that keeps every answer with its prompt; an interrupted run goes on from there.
         max_concurrency: how many inputs are answered together (`chain.batch`).
         aggregate: where an example makes several scored calls: "one" is an error, "max" takes the least certain one.
+            Then the calibration is for whoever judges the chain by the worst of its scores: a guard around one of its
+            calls refuses it.
         answering: a tag or a run name of the call that writes the answer; other calls do not count.
         output: finds the delivered text in what the chain returns; needed where that is neither a text, a message, an
             agent's state nor a mapping with an "answer".

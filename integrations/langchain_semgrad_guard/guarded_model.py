@@ -165,7 +165,9 @@ class AroundChatModel(SeveralChatModel):
         """A message with its record, where there is a scorer."""
         if self.scorer is None:
             return message
-        return served.scored(self._answerer(self.scorer), call.messages, message, self._shown(call))
+        inner = self._inner_call(call)
+        options = served.options_of(self._inner.model, inner)
+        return served.scored(self._answerer(self.scorer), call.messages, message, self._told(inner.options), options)
 
     def _answerer(self, scorer: LanguageModel) -> Answerer:
         name = self.prompt_template
@@ -344,7 +346,9 @@ class GuardedChatModel(AroundChatModel):
 
     @property
     def promise(self) -> Promise | None:
-        """What holds for everything this guard and its targets deliver; None if a stage is uncalibrated or unscored."""
+        """What holds for what this guard and its targets deliver, or for the promised answers among it (`covers`); None
+        where a stage is uncalibrated or unscored, or found no threshold.
+        """
         return promise_along(self, GuardedChatModel)
 
     @property

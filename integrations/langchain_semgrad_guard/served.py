@@ -15,10 +15,12 @@ from langchain_semgrad_guard.answers import Call
 from langchain_semgrad_guard.tools import openai_tools
 from semgrad_guard import LanguageModel
 from semgrad_guard.adapters.answer_form import AnswerForm
+from semgrad_guard.calibration.call_options import FIELDS, call_options
 from semgrad_guard.errors import InputError
 from semgrad_guard.guard import Answerer, ain_time, in_time
 from semgrad_guard.records import PromptForm
 
+_MODEL_NAMES = ("model", "model_name", "model_id")
 _REASONING = frozenset({"thinking", "redacted_thinking", "reasoning", "reasoning_content"})
 
 
@@ -45,18 +47,40 @@ def require_one_answer(model: BaseChatModel, call: Call) -> None:
         raise InputError(convert.several_in_a_stream(count))
 
 
+def options_of(model: BaseChatModel, call: Call) -> dict[str, Any]:
+    """The options with which a model asks its server in a call: its own fields, then what the call says."""
+    fields = {name: value for holder in (getattr(model, "llm", None), model) for name, value in _held(holder).items()}
+    names = {name: call.options[name] for name in _MODEL_NAMES if name in call.options}
+    own = [getattr(model, name, None) for name in _MODEL_NAMES]
+    others = {name: value for name, value in names.items() if value not in own}
+    said = {name: value for name, value in call.options.items() if name not in _MODEL_NAMES}
+    stop = {} if call.stop is None else {"stop": call.stop}
+    return call_options(fields, said, others, stop)
+
+
+def _held(holder: Any) -> dict[str, Any]:
+    """The options that a client holds in its fields."""
+    held = ((name, getattr(holder, name, None)) for name in FIELDS)
+    return {name: value for name, value in held if value is not None and not callable(value)}
+
+
 def scored(
-    answerer: Answerer, messages: Sequence[BaseMessage], message: AIMessage, told: Mapping[str, Any]
+    answerer: Answerer,
+    messages: Sequence[BaseMessage],
+    message: AIMessage,
+    told: Mapping[str, Any],
+    options: Mapping[str, Any],
 ) -> AIMessage:
-    """A message with its record: what came with it is somebody else's. `told` are the call's options."""
+    """A message with its record: what came with it is somebody else's. `told` are the call's options as the scorer is
+    shown them, `options` those that its server was asked with."""
     text = convert.message_text(message)
     try:
         _require_plain_text(message)
-        conversation, options = convert.to_conversation(messages), _template_options(told)
+        conversation, template_options = convert.to_conversation(messages), _template_options(told)
     except InputError as error:
         return convert.decided(message, answerer.unscored(text, str(error)))
-    draft = answerer.scored(conversation, text, template_options=options, cut=convert.was_cut(message))
-    return convert.decided(message, draft.verdict)
+    draft = answerer.scored(conversation, text, template_options=template_options, cut=convert.was_cut(message))
+    return convert.decided(message, draft.verdict.model_copy(update={"options": dict(options)}))
 
 
 def _template_options(told: Mapping[str, Any]) -> dict[str, Any]:

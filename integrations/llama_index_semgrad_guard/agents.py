@@ -121,8 +121,12 @@ class GuardedSteps(BaseWorkflowAgent):
 
     @property
     def promise(self) -> Promise | None:
-        """What holds for everything this agent delivers; None where somebody else may answer, or uncalibrated."""
-        return None if self.escalate_to is not None else combined_promise([self.policy])
+        """What holds for what this agent delivers, or for the promised answers among it (`covers`); None where somebody
+        else may answer, or it is uncalibrated, or its calibration found no threshold.
+        """
+        if self.escalate_to is not None:
+            return None
+        return combined_promise([self.policy], enforced=self._routing.terms.withholds)
 
     @property
     def _routing(self) -> Routing:

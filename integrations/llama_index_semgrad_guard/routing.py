@@ -110,8 +110,15 @@ class Guarded:
         return self.routing.terms.policy
 
     @property
+    def mode(self) -> Mode:
+        """What is done with the decision."""
+        return self.routing.terms.mode
+
+    @property
     def promise(self) -> Promise | None:
-        """What holds for all that this engine and its targets deliver; None if a stage is uncalibrated or unscored."""
+        """What holds for what this engine and its targets deliver, or for the promised answers among it (`covers`);
+        None where a stage is uncalibrated or unscored, or found no threshold.
+        """
         return promise_along(self, Guarded)
 
 

@@ -130,6 +130,12 @@ class Collecting:
             )
         return max((each.draft for each in distinct), key=_uncertain)
 
+    def bound(self, binding: Binding) -> Binding:
+        """What a draft's binding becomes: the worst of several scores is another number than the score of one."""
+        if self.aggregate == "one":
+            return binding
+        return binding.model_copy(update={"settings": {**(binding.settings or {}), "aggregate": self.aggregate}})
+
     def header(self) -> dict[str, Any]:
         """What a record must have been made with."""
         return {
@@ -219,7 +225,7 @@ class _Work:
 
     def _answered(self, example: Example, ran: Ran, number: int) -> AnsweredExample:
         draft = self._how.chosen(ran.drafts, number)
-        bound = binding_of(draft.verdict)
+        bound = self._how.bound(binding_of(draft.verdict))
         before = next(iter(self._done.values()), None)
         if before is not None and before.binding != bound:
             raise CalibrationError(

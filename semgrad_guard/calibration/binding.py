@@ -11,7 +11,7 @@ from semgrad_guard.errors import BindingMismatchError
 SettingScalar = str | int | float | bool | None
 Setting = SettingScalar | list[SettingScalar] | dict[str, SettingScalar]
 
-ANSWER_TIME_FIELDS = ("model", "revision", "fingerprint", "estimator", "settings", "prompt_template")
+ANSWER_TIME_FIELDS = ("model", "revision", "fingerprint", "estimator", "settings", "prompt_template", "options")
 """What is known while answering, and so what an answer's own record should carry."""
 
 _OF_ESTIMATORS = frozenset({"estimator", "settings"})
@@ -19,9 +19,9 @@ _OF_ESTIMATORS = frozenset({"estimator", "settings"})
 CALIBRATION_TIME_FIELDS = ("grader", "upstream", "max_tokens", "stop", "also")
 """What only a calibration knows: an answer's record leaves them None."""
 
-_NOT_COMPARED = frozenset({"max_tokens", "stop", "also"})
+_NOT_COMPARED = frozenset({"max_tokens", "stop", "also", "options"})
 """Where answers could be cut off is compared with the answers that were (`Binding.cut_elsewhere`), `also` with the
-engine that gave them."""
+engine that gave them, and `options` with those of each call (`call_options.unlike_calls`)."""
 
 
 class EngineIdentity(BaseModel):
@@ -41,7 +41,8 @@ class Binding(BaseModel):
     `grader` decided what was correct. `upstream` is the id of the calibration of the stage before, when this one was
     made on the questions that that stage did not let through. `max_tokens` and `stop` are where answers were cut off:
     after so many tokens (0: none was), at these strings. `also` are the same model in other engines or number formats,
-    whose answers the calibration was made with as well.
+    whose answers the calibration was made with as well. `options` are those with which another server was asked, where
+    it wrote the answers (see `call_options`).
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, protected_namespaces=())
@@ -57,6 +58,7 @@ class Binding(BaseModel):
     max_tokens: int | None = None
     stop: tuple[str, ...] = ()
     also: tuple[EngineIdentity, ...] = ()
+    options: dict[str, Setting] | None = None
 
     @property
     def engine(self) -> EngineIdentity | None:

@@ -10,6 +10,7 @@ import typer
 
 from semgrad_guard.cli import values
 from semgrad_guard.estimators import KINDS, NEEDS_LABELS
+from semgrad_guard.guard.modes import OnUnscored as OnUnscoredAction
 
 # The groups in which `--help` lists options.
 MODEL = "Model"
@@ -189,10 +190,11 @@ Threshold = Annotated[
     ),
 ]
 OnUnscored = Annotated[
-    Literal["abstain", "answer"],
+    OnUnscoredAction,
     typer.Option(
         metavar="ACTION",
-        help="What becomes of an answer that cannot be scored: abstain, or answer, outside any promise.",
+        help="What becomes of an answer that cannot be scored: abstain, escalate (abstain where there is no target), or "
+        "answer, outside any promise.",
         rich_help_panel=DECISION,
     ),
 ]

@@ -19,7 +19,7 @@ from semgrad_guard.estimators import Estimator
 from semgrad_guard.guard.flow import Draft
 from semgrad_guard.guard.timing import off_loop
 from semgrad_guard.guard.verdicts import unscored
-from semgrad_guard.records import Conversation, Message, Score, Status, ToolCall, Verdict
+from semgrad_guard.records import Conversation, Message, Score, Status, ToolCall, Verdict, digest_of
 
 TemplateOptions = Mapping[str, Any]
 
@@ -230,6 +230,7 @@ def assess(
         fingerprint=identity.fingerprint,
         settings=settings,
         prompt_template=template,
+        prompt=digest_of(evidence.prompt.text),
         semantic_token=token.offset,
         semantic_token_source=token.source,
         cut=evidence.cut,

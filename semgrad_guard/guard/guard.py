@@ -140,8 +140,15 @@ class Guard:
         return self.terms.policy
 
     @property
+    def mode(self) -> Mode:
+        """What is done with the decision."""
+        return self.terms.mode
+
+    @property
     def promise(self) -> Promise | None:
-        """What holds for everything this guard and its targets deliver; None if a stage is uncalibrated or unscored."""
+        """What holds for what this guard and its targets deliver, or for the promised answers among it (`covers`); None
+        where a stage is uncalibrated or unscored, or found no threshold.
+        """
         return promise_along(self, Guard)
 
     @property

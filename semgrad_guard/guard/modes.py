@@ -9,6 +9,12 @@ from semgrad_guard.errors import InputError
 Mode = Literal["enforce", "annotate", "observe", "raise"]
 """What a router does with its decision: carry it out; write it on the answer; only report it; raise an error."""
 
+OnUnscored = Literal["abstain", "answer", "escalate"]
+"""What becomes of an answer without a finite score."""
+
+OnUnfamiliar = Literal["threshold", "abstain", "escalate", "raise"]
+"""What becomes of an answer to a prompt unlike those that a policy was calibrated on."""
+
 ABSTAIN_MESSAGE = "I don't know."
 """What is said where an answer is withheld, unless somebody says otherwise."""
 

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import math
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from numbers import Real
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 from semgrad_guard.calibration.binding import Binding
+from semgrad_guard.calibration.call_options import unlike_calls
 from semgrad_guard.calibration.calibration_record import Calibration, is_score
 from semgrad_guard.errors import InputError
+from semgrad_guard.guard.modes import OnUnfamiliar, OnUnscored
 from semgrad_guard.records import Action, PromptForm
 
-OnUnscored = Literal["abstain", "answer", "escalate"]
-OnUnfamiliar = Literal["threshold", "abstain", "escalate", "raise"]
+__all__ = ["OnUnfamiliar", "OnUnscored", "Policy", "lets_every_score_through", "require_policy"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,14 +99,24 @@ class Policy:
         return "answer" if self.lets_through(uncertainty) else elsewhere
 
     def unfamiliar(
-        self, prompt: PromptForm | None, *, cut: int | str | None = None, tokens: int = 0, text: str = ""
+        self,
+        prompt: PromptForm | None,
+        *,
+        cut: int | str | None = None,
+        tokens: int = 0,
+        text: str = "",
+        options: Mapping[str, Any] | None = None,
     ) -> tuple[str, ...]:
-        """In what a prompt, or where its answer ends (see `Binding.cut_elsewhere`), differs from the calibration's, in
-        words; empty if in nothing, or without a calibration."""
+        """In what a prompt, where its answer ends (see `Binding.cut_elsewhere`), or how another server was asked (see
+        `unlike_calls`), differs from the calibration's, in words; empty if in nothing, or without a calibration."""
         if self.calibration is None:
             return ()
         elsewhere = None if self.binding is None else self.binding.cut_elsewhere(cut, tokens=tokens, text=text)
-        return (*self.calibration.unfamiliar(prompt), *(() if elsewhere is None else (elsewhere,)))
+        return (
+            *self.calibration.unfamiliar(prompt),
+            *(() if elsewhere is None else (elsewhere,)),
+            *unlike_calls(options, self.binding, tokens=tokens, text=text),
+        )
 
     def lets_through(self, uncertainty: float | None) -> bool:
         """Whether a finite uncertainty is at or below the threshold."""

@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -32,16 +32,22 @@ from semgrad_guard.calibration.binding import Binding
 from semgrad_guard.calibration.calibration_record import Calibration
 from semgrad_guard.calibration.calibration_set import read_rate
 from semgrad_guard.errors import BindingMismatchError, InputError
+from semgrad_guard.guard.modes import withholds
 from semgrad_guard.guard.policy import Policy
 
 
 class Promise(BaseModel):
-    """The error rate among delivered answers is at most `alpha`, with probability at least 1 - `delta`."""
+    """The error rate among the answers that it covers is at most `alpha`, with probability at least 1 - `delta`.
+
+    It covers everything that is delivered where nothing unfamiliar or doubtful is; else the answers whose verdict has
+    `promised` True, and no other.
+    """
 
     model_config = ConfigDict(frozen=True)
 
     alpha: float = Field(gt=0, lt=1)
     delta: float = Field(gt=0, le=1)
+    covers: Literal["answers with promised=True", "everything delivered"] = "answers with promised=True"
 
 
 def split_delta(delta: float, stages: int) -> tuple[float, ...]:
@@ -52,12 +58,14 @@ def split_delta(delta: float, stages: int) -> tuple[float, ...]:
     return (total / stages,) * stages
 
 
-def combined_promise(policies: Sequence[Policy]) -> Promise | None:
-    """The promise for everything that a chain delivers, its policies given in order; None where there is none.
+def combined_promise(policies: Sequence[Policy], *, enforced: bool = True) -> Promise | None:
+    """The promise for what a chain delivers, its policies given in order; None where there is none.
 
-    There is none where a stage is uncalibrated, or its calibration does not know the shape of its prompts, or where it
-    lets answers without a score through. A stage that was not
-    calibrated on what the stage before it hands on is an error, not a weaker promise.
+    There is none where a stage is uncalibrated, or its calibration found no threshold or does not know the shape of its
+    prompts, or where it lets answers without a score through. A stage that was not calibrated on what the stage before
+    it hands on is an error, not a weaker promise. `enforced` says that every stage withholds what it does not let
+    through; without that, or where a policy decides about unfamiliar prompts by the threshold, more is delivered than
+    the promise covers.
     """
     if not policies:
         raise InputError("A chain has at least one stage: pass its policies in order.")
@@ -67,24 +75,31 @@ def combined_promise(policies: Sequence[Policy]) -> Promise | None:
         return None
     for position, stage in enumerate(stages):
         _require_upstream(stage, before=stages[position - 1] if position else None, position=position + 1)
-    if any(stage.shape is None for stage in stages):
+    if any(stage.shape is None or stage.threshold is None for stage in stages):
         return None
     total = math.fsum(stage.delta for stage in stages)
-    return Promise(alpha=max(stage.alpha for stage in stages), delta=min(1.0, total))
+    whole = enforced and all(policy.on_unfamiliar != "threshold" for policy in policies)
+    return Promise(
+        alpha=max(stage.alpha for stage in stages),
+        delta=min(1.0, total),
+        covers="everything delivered" if whole else "answers with promised=True",
+    )
 
 
 def promise_along(first: Any, kind: type[Any]) -> Promise | None:
     """The promise of a stage of this kind and of those that it escalates to, one after the other.
 
-    A stage has a `policy` and an `escalate_to`. There is no promise where the last target is of another kind, and so
-    answers without a policy of its own; else as `combined_promise`.
+    A stage has a `policy`, a `mode` and an `escalate_to`. There is no promise where the last target is of another kind,
+    and so answers without a policy of its own; else as `combined_promise`.
     """
-    policies: list[Policy] = []
+    stages: list[Any] = []
     stage = first
     while isinstance(stage, kind):
-        policies.append(stage.policy)
-        stage = stage.escalate_to
-    return None if stage is not None else combined_promise(policies)
+        stages.append(stage)
+        stage = stages[-1].escalate_to
+    if stage is not None:
+        return None
+    return combined_promise([each.policy for each in stages], enforced=all(withholds(each.mode) for each in stages))
 
 
 def _require_upstream(stage: Calibration, *, before: Calibration | None, position: int) -> None:

@@ -7,10 +7,12 @@ from typing import Any
 from semgrad_guard.calibration.binding import Binding
 from semgrad_guard.errors import BindingMismatchError, UnfamiliarPromptError
 from semgrad_guard.guard.policy import Policy
-from semgrad_guard.records import Action, PromptForm, Verdict
+from semgrad_guard.records import Action, PromptForm, Verdict, digest_of
 
 UNSCORED = "none"
 """The estimator of an answer that nobody has scored."""
+
+_OTHER_PROMPT = "the answer was given to another prompt (it comes from a cache, say)"
 
 
 def decide(
@@ -57,7 +59,11 @@ def unlike(draft: Verdict, policy: Policy, prompt: PromptForm | None) -> tuple[s
     """
     joined = "aggregate" in (draft.settings or {})
     tokens, text = (0, "") if joined else (draft.scored_tokens, draft.text)
-    return policy.unfamiliar(prompt, cut=draft.cut, tokens=tokens, text=text)
+    other = () if draft.prompt is None or prompt is None or draft.prompt == digest_of(prompt.text) else (_OTHER_PROMPT,)
+    return (
+        *policy.unfamiliar(prompt, cut=draft.cut, tokens=tokens, text=text, options=draft.options),
+        *(() if joined else other),
+    )
 
 
 def _action(draft: Verdict, policy: Policy, *, can_escalate: bool, unfamiliar: tuple[str, ...]) -> Action:
@@ -223,6 +229,7 @@ def binding_of(verdict: Verdict) -> Binding:
         estimator=verdict.estimator,
         settings=verdict.settings,
         prompt_template=verdict.prompt_template,
+        options=verdict.options,
     )
 
 

@@ -32,6 +32,7 @@ _UNASKED = (
 )
 _ASKED_TWICE = "LiteLLM sent two conversations under one call id"
 _ELSEWHERE = ("the answer was written elsewhere",)
+_OPTIONS_UNKNOWN = ("LiteLLM does not tell the options of the call (its temperature, say)",)
 Rows = list[dict[str, Any]]
 
 
@@ -177,7 +178,7 @@ async def _draft(served: ServedModel, text: str, request: GuardrailRequest, aske
     else:
         reasoned = bool(request.reasoning_content or request.reasoning)
         scored = await scheduler.scored(asked.conversation, text, form=asked.form, reasoned=reasoned)
-    strange = () if scheduler.served else _ELSEWHERE  # what is promised of a model's own answers says nothing of these
+    strange = _OPTIONS_UNKNOWN if scheduler.served else _ELSEWHERE
     return Draft(scored.verdict, Answer(text=text), scored.prompt, strange=strange)
 
 

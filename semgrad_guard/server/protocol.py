@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt, Strict
 
 from semgrad_guard.adapters.answer_form import AnswerForm
 from semgrad_guard.adapters.call_ids import short_id
+from semgrad_guard.calibration.call_options import HARMLESS, NEUTRAL
 from semgrad_guard.decision_log.entries import Sampling
 from semgrad_guard.engine.generation.options import GenerationOptions
 from semgrad_guard.errors import InputError
@@ -25,21 +26,6 @@ DEPTH = 64
 LONGEST_STOP = 256
 """Characters of a stop string: the model waits while it is spelled in every way that the vocabulary can."""
 _SEEDS = 2**62
-_HARMLESS = frozenset(
-    (
-        *("user", "metadata", "store", "service_tier", "prompt_cache_key", "prompt_cache_retention"),
-        *("safety_identifier", "parallel_tool_calls"),
-    )
-)
-"""Fields of OpenAI's that change no answer here."""
-_NEUTRAL: Mapping[str, tuple[Any, ...]] = {
-    "frequency_penalty": (0,),
-    "presence_penalty": (0,),
-    "logit_bias": ({},),
-    "modalities": (["text"],),
-    "best_of": (1,),
-}
-"""Fields that cannot be honoured, and the values with which they ask for nothing."""
 
 
 class _Sent(BaseModel):
@@ -171,10 +157,10 @@ class ChatRequest(BaseModel):
             InputError: there are some.
         """
         given = {name: value for name, value in (self.model_extra or {}).items() if value is not None}
-        for name, neutral in _NEUTRAL.items():
+        for name, neutral in NEUTRAL.items():
             if name in given and given.pop(name) not in neutral:
                 raise InputError(f"{name!r} is not supported by this server; leave it out")
-        if unknown := sorted(set(given) - _HARMLESS):
+        if unknown := sorted(set(given) - HARMLESS):
             raise InputError(f"unknown field: {', '.join(repr(name[:64]) for name in unknown[:8])}; leave it out")
 
     def conversation(self) -> tuple[Message, ...]:

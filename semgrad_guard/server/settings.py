@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt, model_validator
 
-from semgrad_guard.guard.modes import ABSTAIN_MESSAGE, Mode
+from semgrad_guard.guard.modes import ABSTAIN_MESSAGE, Mode, OnUnscored
 from semgrad_guard.named import POCKET
 
 API_KEY, UPSTREAM_KEY, TARGET_KEY = (
@@ -41,7 +41,7 @@ class ServerSettings(BaseModel):
     estimator: str | None = None
     calibration: tuple[str, ...] | str = ()
     threshold: float | None = None
-    on_unscored: Literal["abstain", "answer", "escalate"] = "abstain"
+    on_unscored: OnUnscored = "abstain"
     mode: Mode = "enforce"
     abstain_message: str = ABSTAIN_MESSAGE
     on_error: Literal["raise", "abstain"] = "raise"

@@ -16,6 +16,7 @@ from typing import Annotated, Any, TypeVar, cast
 import httpx
 from pydantic import BaseModel, ConfigDict, Field, StrictInt, StrictStr
 
+from semgrad_guard.calibration.call_options import call_options
 from semgrad_guard.engine.prompts.reasoning import may_begin_thought
 from semgrad_guard.errors import InputError, UpstreamError
 from semgrad_guard.guard import Draft, Reply, Waiting
@@ -270,7 +271,8 @@ class Upstream:
                 asked.conversation, answer.text, form=asked.form, cut=cut, reasoned=reasoned
             )
         thought = answer.reasoning or scored.verdict.reasoning
-        verdict = scored.verdict.model_copy(update={"tool_calls": answer.tool_calls, "reasoning": thought or None})
+        told = {"reasoning": thought or None, "options": call_options(_forwarded(asked.body))}
+        verdict = scored.verdict.model_copy(update={"tool_calls": answer.tool_calls, **told})
         return Draft(verdict, replace(answer, text=verdict.text), scored.prompt)
 
 

@@ -35,7 +35,7 @@ OTHER: dict[str, Any] = {
 
 def test_every_field_is_either_known_while_answering_or_only_at_calibration() -> None:
     assert set(ANSWER_TIME_FIELDS) | set(CALIBRATION_TIME_FIELDS) == set(Binding.model_fields)
-    assert set(OTHER) | {"max_tokens", "stop", "also"} == set(Binding.model_fields)
+    assert set(OTHER) | {"max_tokens", "stop", "also", "options"} == set(Binding.model_fields)
 
 
 @pytest.mark.parametrize(("cut", "elsewhere"), [(None, False), (256, False), ("\n", False), (1, True), ("k", True)])

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from semgrad_guard.calibration import Binding, Calibration, calibrate
 from semgrad_guard.errors import BindingMismatchError, CalibrationError, InputError
 from semgrad_guard.guard import Policy, Promise, combined_promise, split_delta
+from semgrad_guard.guard.policy import OnUnfamiliar
 
 from .made_prompts import closed_book, drawn
 
@@ -114,11 +115,18 @@ def test_calibrating_the_second_stage_on_all_questions_breaks_the_promise() -> N
 
 
 def stage(
-    upstream: str | None = None, *, alpha: float = 0.1, delta: float = 0.05, bind: bool = True, shape: bool = True
+    upstream: str | None = None,
+    *,
+    alpha: float = 0.1,
+    delta: float = 0.05,
+    bind: bool = True,
+    shape: bool = True,
+    grid: tuple[float, ...] | None = (59.0,),
 ) -> Calibration:
     binding = bound(upstream) if bind else None
-    prompts = drawn(closed_book, 2, 0) if shape else None
-    return calibrate([0.1, 0.2], [True, False], alpha=alpha, delta=delta, binding=binding, prompts=prompts)
+    scores, right = ([0.1, 0.2], [True, False]) if grid is None else (range(60), [True] * 60)
+    prompts = drawn(closed_book, len(right), 0) if shape else None
+    return calibrate(scores, right, alpha=alpha, delta=delta, grid=grid, binding=binding, prompts=prompts)
 
 
 def test_a_chain_promises_the_largest_alpha_and_the_sum_of_deltas() -> None:
@@ -145,6 +153,27 @@ def test_there_is_no_promise_with_an_uncalibrated_stage_or_unscored_answers() ->
     old = stage(one.id, shape=False)
     assert combined_promise([first, Policy.from_calibration(old)]) is None
     assert combined_promise([Policy.from_calibration(stage(shape=False))]) is None
+
+
+def test_there_is_no_promise_where_no_threshold_was_found() -> None:
+    none = stage(grid=None)
+    assert none.threshold is None
+    assert combined_promise([Policy.from_calibration(none)]) is None
+    assert combined_promise([Policy.from_calibration(c) for c in (none, stage(none.id))]) is None
+
+
+@pytest.mark.parametrize("kinds", [("threshold",), ("abstain", "threshold"), ("abstain", "escalate"), ("raise",)])
+@pytest.mark.parametrize("enforced", [True, False])
+def test_the_promise_covers_everything_only_where_nothing_else_is_delivered(
+    kinds: tuple[OnUnfamiliar, ...], enforced: bool
+) -> None:
+    stages = [stage()]
+    while len(stages) < len(kinds):
+        stages.append(stage(stages[-1].id))
+    policies = [Policy.from_calibration(c, on_unfamiliar=kind) for c, kind in zip(stages, kinds, strict=True)]
+    found = combined_promise(policies, enforced=enforced)
+    assert found is not None
+    assert (found.covers == "everything delivered") == (enforced and "threshold" not in kinds)
 
 
 @pytest.mark.parametrize(

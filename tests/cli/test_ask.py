@@ -225,6 +225,11 @@ def test_an_answer_without_a_score_is_withheld_and_an_error(ask_nan: Run) -> Non
     assert "not finite" in shown
 
 
+def test_an_unscored_answer_has_nobody_to_be_escalated_to(ask_nan: Run) -> None:
+    result = ask_nan("--json", "--on-unscored", "escalate")
+    assert (result.exit_code, json.loads(result.stdout)["action"]) == (6, "abstain")
+
+
 def test_unless_it_is_asked_for(ask_nan: Run) -> None:
     for more in ((), ("--threshold", 1e9)):
         result = ask_nan("--json", "--on-unscored", "answer", *more)

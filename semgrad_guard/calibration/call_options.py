@@ -1,0 +1,194 @@
+"""The options of a call to another server: which of them can change its answers.
+
+An answer of another server is scored by its text. How it was decoded cannot be seen in the text, but in the call: a
+calibration of served answers is about calls with the options that its own answers were made with. Where a calibration
+does not state them, it is about greedy answers, and every option must be neutral. An option that is not known here is
+not neutral.
+
+A temperature that a call leaves out is the server's own default. That is not known to be greedy, but it is the same
+for all calls that leave it out: it fits a calibration whose calls left it out as well, and one that states no options,
+whose user vouches for the server. It does not fit one whose calls set it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, cast
+
+if TYPE_CHECKING:
+    from semgrad_guard.calibration.binding import Binding, Setting
+
+HARMLESS = frozenset(
+    (
+        *("user", "metadata", "store", "service_tier", "prompt_cache_key", "prompt_cache_retention"),
+        *("safety_identifier", "parallel_tool_calls"),
+    )
+)
+"""Fields of OpenAI's that change no answer."""
+
+_AROUND = HARMLESS | frozenset(
+    (
+        *("messages", "tools", "semgrad_guard", "stream", "stream_options", "stream_usage", "n", "seed"),
+        *("logprobs", "top_logprobs", "timeout", "request_timeout", "max_retries", "request_id", "cache_salt"),
+        *("priority", "strict", "keep_alive"),
+    )
+)
+"""What a call says beside its options: the conversation (tools included, which are part of the prompt), how it is
+handed over, how many answers are drawn, and by which random numbers."""
+
+NEUTRAL: Mapping[str, tuple[Any, ...]] = {
+    "frequency_penalty": (0,),
+    "presence_penalty": (0,),
+    "logit_bias": ({},),
+    "modalities": (["text"],),
+    "best_of": (1,),
+}
+"""OpenAI's fields with which a call asks for nothing if they have one of these values."""
+
+_NEUTRAL: Mapping[str, tuple[Any, ...]] = {
+    **NEUTRAL,
+    "top_p": (1,),
+    "top_k": (0, -1),
+    "min_p": (0,),
+    "typical_p": (1,),
+    "tfs_z": (1,),
+    "mirostat": (0,),
+    "do_sample": (False,),
+    "num_beams": (1,),
+    "use_beam_search": (False,),
+    "repetition_penalty": (1,),
+    "repeat_penalty": (1,),
+    "length_penalty": (1,),
+    "no_repeat_ngram_size": (0,),
+    "min_tokens": (0,),
+    "min_length": (0,),
+    "ignore_eos": (False,),
+    "echo": (False,),
+    "response_format": ({"type": "text"},),
+    "format": ("",),
+    "tool_choice": ("auto", "none"),
+    "function_call": ("auto", "none"),
+    "add_generation_prompt": (True,),
+    "continue_final_message": (False,),
+    "add_special_tokens": (False,),
+    "skip_special_tokens": (True,),
+}
+_SHOWN = 64
+"""Characters of a name or value that is shown; longer ones are cut off, or named by a digest."""
+_LIMITS = ("max_tokens", "max_completion_tokens", "max_new_tokens", "max_output_tokens", "num_predict", "n_predict")
+_STOPS = ("stop", "stop_sequences", "stop_words")
+_NESTED = ("model_kwargs", "extra_body", "generation_kwargs", "pipeline_kwargs")
+_STEERING = (
+    *("temperature", "reasoning_effort", "reasoning", "thinking", "verbosity", "grammar", "guided_choice"),
+    *("guided_regex", "guided_json", "guided_grammar", "structured_outputs", "chat_template", "chat_template_kwargs"),
+    *("documents", "bad_words", "stop_token_ids", "allowed_token_ids", "functions", "prediction", "extra_headers"),
+)
+
+FIELDS = (*_STEERING, *_NEUTRAL, *_LIMITS, *_STOPS, *_NESTED)
+"""The names by which a client holds options that it sends with every call."""
+
+
+def call_options(*layers: Mapping[str, Any]) -> dict[str, Setting]:
+    """The options of a call that may change its answers, by name; later layers replace what earlier ones say.
+
+    `max_tokens` is the smallest limit, `stop` a list of strings. Values that are no scalars are named by a digest.
+    """
+    given: dict[str, Any] = {}
+    for layer in layers:
+        given |= _spread(layer)
+    found: dict[str, Setting] = {}
+    limits = [given[name] for name in _LIMITS if _is_a_limit(given.get(name))]
+    if limits:
+        found["max_tokens"] = min(limits)
+    if stops := [stop for name in _STOPS for stop in _strings(given.get(name))]:
+        found["stop"] = [*dict.fromkeys(stops)]
+    for name in sorted(given.keys() - _AROUND):
+        value = given[name]
+        if value is None or value in ([], {}, ()) or value in _NEUTRAL.get(name, ()) or name.startswith("ls_"):
+            continue
+        if (name in _LIMITS and _is_a_limit(value)) or (name in _STOPS and _are_strings(value)):
+            continue
+        malformed = name in _LIMITS or name in _STOPS
+        found[name[:_SHOWN] + (" (not as usual)" if malformed else "")] = _scalar(value)
+    return found
+
+
+def unlike_calls(
+    options: Mapping[str, Any] | None, binding: Binding | None, *, tokens: int = 0, text: str = ""
+) -> tuple[str, ...]:
+    """In what a call's options differ from those that a calibration's answers were made with, in words.
+
+    `options` None: the answer is no other server's. `tokens` and `text` are the answer's, where known: one that ended
+    by itself is the same whatever the limit, as long as it keeps within it.
+    """
+    if options is None:
+        return ()
+    known: Mapping[str, Any] | None = None if binding is None else binding.options
+    if known is None:
+        neutral = {"temperature": 0} if options.get("temperature") == 0 else {}
+        limits = {} if binding is None or not binding.max_tokens else {"max_tokens": binding.max_tokens}
+        stops = {} if binding is None or not binding.stop else {"stop": [*binding.stop]}
+        known = {**neutral, **limits, **stops}
+    names = sorted((options.keys() | known.keys()) - {"max_tokens", "stop"})
+    found = [_difference(name, options, known) for name in names if options.get(name) != known.get(name)]
+    found += _of_limits(options.get("max_tokens"), known.get("max_tokens"), tokens)
+    stops, ends = options.get("stop", ()), known.get("stop", ())
+    if any(stop not in ends for stop in stops) or any(stop not in stops and stop in text for stop in ends):
+        found.append(_difference("stop", options, known))
+    return tuple(found)
+
+
+def _of_limits(limit: int | None, known: int | None, tokens: int) -> list[str]:
+    if limit == known or not tokens:
+        return []
+    reached = limit is not None and tokens >= limit
+    beyond = known is not None and tokens > known
+    if not (reached or beyond):
+        return []
+    return [_difference("max_tokens", {"max_tokens": limit}, {"max_tokens": known})]
+
+
+def _difference(name: str, options: Mapping[str, Any], known: Mapping[str, Any]) -> str:
+    now, then = (
+        "left to the server" if each.get(name) in (None, []) else f"{each[name]!r}" for each in (options, known)
+    )
+    return f"the option {name} of the call is {now}, and in calls of the calibration it was {then}"
+
+
+def _spread(layer: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of a layer; those that stand in a table of further options too."""
+    found: dict[str, Any] = {}
+    for name, value in layer.items():
+        if name in _NESTED and isinstance(value, Mapping):
+            found |= _spread(cast("Mapping[str, Any]", value))
+        else:
+            found[name] = value
+    return found
+
+
+def _is_a_limit(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _are_strings(value: Any) -> bool:
+    several = cast("Sequence[Any]", value) if isinstance(value, (list, tuple)) else [value]
+    return all(isinstance(each, str) for each in several)
+
+
+def _strings(value: Any) -> list[str]:
+    if not _are_strings(value):
+        return []
+    return [value] if isinstance(value, str) else list(value)
+
+
+def _scalar(value: Any) -> str | int | float | bool:
+    """A value that can be kept in a record: long and nested ones by a digest, which shows nothing of them."""
+    if isinstance(value, (bool, int)) or (isinstance(value, float) and math.isfinite(value)):
+        return value
+    if isinstance(value, str) and len(value) <= _SHOWN:
+        return value
+    text = json.dumps(value, sort_keys=True, default=repr)
+    return f"sha256:{hashlib.sha256(text.encode('utf-8', 'surrogatepass')).hexdigest()[:12]}"

@@ -1,0 +1,129 @@
+"""A promise covers the calls that were calibrated: their options, their prompts, and one score of each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import pytest
+from langchain_core.caches import BaseCache
+from langchain_core.globals import set_llm_cache
+from langchain_core.language_models import FakeListChatModel
+from langchain_core.prompts import ChatPromptTemplate
+from langchain_core.runnables import Runnable
+
+from langchain_semgrad_guard import ChatSemGrad, GuardedChatModel, calibrate_chain, get_verdict
+from semgrad_guard import LanguageModel, Policy
+from semgrad_guard.errors import BindingMismatchError
+from semgrad_guard.records import Verdict
+
+QUESTIONS = [f"Who is number {number} of {number % 7}?" for number in range(40)]
+RATES = {"alpha": 0.2, "delta": 0.1, "progress": False, "grid": [1e9]}
+
+
+def right(text: str, answers: Sequence[str]) -> bool:
+    """A grader by function: everything is right."""
+    return True
+
+
+def policy_of(chain: Runnable[Any, Any], **how: Any) -> Policy:
+    return Policy.from_calibration(calibrate_chain(chain, [(q, "x") for q in QUESTIONS], right, **RATES, **how))
+
+
+class Asked(FakeListChatModel):
+    """Another server's client, with options in its fields."""
+
+    temperature: float | None = None
+    top_p: float | None = None
+    stop: list[str] | None = None
+    model_kwargs: dict[str, Any] = {}  # noqa: RUF012 - a field
+
+
+def served(**fields: Any) -> Asked:
+    return Asked(responses=["An answer."], **fields)
+
+
+WAYS: dict[str, Callable[..., Verdict | None]] = {
+    "call": lambda guard, options: get_verdict(guard.invoke(QUESTIONS[3], **options)),
+    "bound": lambda guard, options: get_verdict(guard.bind(**options).invoke(QUESTIONS[3])),
+    "bound inside": lambda guard, options: get_verdict(
+        guard.model_copy(update={"model": guard.model.bind(**options)}).invoke(QUESTIONS[3])
+    ),
+    "streamed": lambda guard, options: get_verdict(sum_of(guard.stream(QUESTIONS[3], **options))),
+}
+
+
+def sum_of(chunks: Iterator[Any]) -> Any:
+    whole = next(chunks)
+    for chunk in chunks:
+        whole = whole + chunk
+    return whole
+
+
+@pytest.mark.parametrize("name", [None, "chat"])
+@pytest.mark.parametrize("way", WAYS)
+def test_options_of_a_call_to_a_server(chat: ChatSemGrad, language_model: LanguageModel, way: str, name: Any) -> None:
+    def guard(policy: Policy) -> GuardedChatModel:
+        return GuardedChatModel(served(), policy, scorer=language_model, prompt_template=name, mode="annotate")
+
+    policy = policy_of(guard(Policy(threshold=0.0)) if name is None else chat)
+    assert WAYS[way](guard(policy), {}).promised
+    for options in (
+        {"temperature": 1.5},
+        {"model": "other"},
+        {"stop": ["x"]},
+        {"logit_bias": {"1": 9}},
+        {"max_tokens": 1},
+    ):
+        verdict = WAYS[way](guard(policy), options)
+        assert not verdict.promised, options
+        assert f"the option {next(iter(options))} of the call" in verdict.unfamiliar[-1]
+
+
+@pytest.mark.parametrize(
+    "fields", [{"temperature": 1.0}, {"model_kwargs": {"typical_p": 0.5}}, {"stop": ["n"]}, {"top_p": 0.5}]
+)
+def test_options_in_the_models_fields(language_model: LanguageModel, fields: dict[str, Any]) -> None:
+    def guard(policy: Policy, **own: Any) -> GuardedChatModel:
+        return GuardedChatModel(served(**own), policy, scorer=language_model)
+
+    plain, own = policy_of(guard(Policy(threshold=0.0))), policy_of(guard(Policy(threshold=0.0), **fields))
+    assert not get_verdict(guard(plain, **fields).invoke(QUESTIONS[3])).promised
+    assert get_verdict(guard(own, **fields).invoke(QUESTIONS[3])).promised, "calibrated with them"
+
+
+class Semantic(BaseCache):
+    """What was said to a similar prompt: to any other."""
+
+    def __init__(self) -> None:
+        self.kept: Any = None
+
+    def lookup(self, prompt: str, llm_string: str) -> Any:
+        return self.kept
+
+    def update(self, prompt: str, llm_string: str, return_val: Any) -> None:
+        self.kept = self.kept or return_val
+
+    def clear(self, **kwargs: Any) -> None:
+        self.kept = None
+
+
+def test_an_answer_to_another_question_from_a_cache_is_not_promised(chat: ChatSemGrad) -> None:
+    policy = policy_of(chat)
+    guard = GuardedChatModel(chat, policy)
+    set_llm_cache(Semantic())
+    try:
+        first, same, other = (get_verdict(guard.invoke(QUESTIONS[i])) for i in (3, 3, 4))
+    finally:
+        set_llm_cache(None)
+    assert (first.promised, same.promised, other.promised) == (True, True, False)
+    assert other.unfamiliar == ("the answer was given to another prompt (it comes from a cache, say)",)
+
+
+def test_the_worst_of_several_scores_is_no_score_of_one(chat: ChatSemGrad) -> None:
+    again = ChatPromptTemplate.from_template("again {text}")
+    chain = chat | (lambda said: {"text": said.text[:20]}) | again | chat
+    policy = policy_of(chain, aggregate="max")
+    assert policy.binding.settings["aggregate"] == "max"
+    with pytest.raises(BindingMismatchError, match="'aggregate': 'max'"):
+        GuardedChatModel(chat, policy).invoke(QUESTIONS[3])

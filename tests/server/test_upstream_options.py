@@ -1,0 +1,87 @@
+"""In front of another server: the options of a request reach it, and a promise covers only those of the calibration."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from semgrad_guard import HybridGrad, LanguageModel, Policy, calibrate
+from semgrad_guard.guard import binding_of
+from semgrad_guard.records import Message
+from semgrad_guard.server.app import make_app
+from semgrad_guard.server.gateway import PATH
+from semgrad_guard.server.scheduler import Scheduler
+from semgrad_guard.server.service import ServedModel, Service
+from semgrad_guard.server.upstream import RemoteServer, Upstream
+
+from .conftest import Serve, asking, events
+
+SAID = "a written answer"
+CHUNK = '{"choices":[{"index":0,"delta":{"content":"%s"},"finish_reason":"stop"}]}'
+WHOLE = '{"choices":[{"message":{"role":"assistant","content":"%s"},"finish_reason":"stop"}]}'
+
+
+class Fixed(httpx.AsyncBaseTransport):
+    """A server that says the same to everybody."""
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        if b'"stream":true' in await request.aread():
+            return httpx.Response(200, text=f"data: {CHUNK % SAID}\n\ndata: [DONE]\n\n")
+        return httpx.Response(200, text=WHOLE % SAID)
+
+
+@pytest.fixture
+def scorer(language_model: LanguageModel) -> Iterator[Scheduler]:
+    made = Scheduler(language_model, HybridGrad(), served=True)
+    yield made
+    made.close()
+
+
+async def served_policy(scorer: Scheduler) -> Policy:
+    draft = await scorer.scored((Message("user", "hello"),), SAID)
+    assert draft.prompt is not None
+    scores, right = range(60), [True] * 60
+    binding, prompts = binding_of(draft.verdict), [draft.prompt] * 60
+    made = calibrate(scores, right, alpha=0.1, delta=0.1, grid=[59], binding=binding, prompts=prompts)
+    return Policy.from_calibration(made)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_options_that_the_calibration_did_not_have_are_not_promised(
+    serve: Serve, scorer: Scheduler, stream: bool
+) -> None:
+    upstream = Upstream(RemoteServer("http://other/v1", transport=Fixed()), scorer)
+    async with serve(await served_policy(scorer), mode="annotate", upstream=upstream, scheduler=scorer) as client:
+
+        async def asked(**more: Any) -> dict[str, Any]:
+            response = await client.post("/v1/chat/completions", json=asking(stream=stream, **more))
+            found = events(response.text) if stream else [response.json()]
+            record = found[-1]["choices"][0]["logprobs"]["semgrad_guard"]
+            assert record["promised"] == (record["unfamiliar"] == [])
+            return record
+
+        for neutral in ({}, {"temperature": 0}, {"user": "me"}, {"top_p": 1}, {"max_tokens": 200}):
+            assert (await asked(**neutral))["promised"], neutral
+        for option in ({"temperature": 2}, {"logit_bias": {"5": 100}}, {"min_tokens": 50}, {"lora": "x"}):
+            record = await asked(**option)
+            assert not record["promised"], option
+            assert any(f"the option {name} of the call" in each for name in option for each in record["unfamiliar"])
+        for cut in ({"max_tokens": 1}, {"stop": ["x"]}):
+            assert not (await asked(**cut))["promised"], cut
+
+
+async def test_a_gateway_does_not_tell_its_options_and_nothing_is_promised(make_served: Any, scorer: Scheduler) -> None:
+    served: ServedModel = make_served(await served_policy(scorer), scheduler=scorer)
+    body = {
+        "input_type": "response",
+        "texts": [SAID],
+        "structured_messages": [{"role": "user", "content": "hello"}],
+    }
+    app = make_app(Service([served]))
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://127.0.0.1") as client:
+        (record,) = (await client.post(PATH, json=body)).json()["semgrad_guard"]
+    assert not record["promised"]
+    assert record["unfamiliar"] == ["LiteLLM does not tell the options of the call (its temperature, say)"]
