@@ -126,12 +126,8 @@ def unlike_calls(
     """
     if options is None:
         return ()
-    known: Mapping[str, Any] | None = None if binding is None else binding.options
-    if known is None:
-        neutral = {"temperature": 0} if options.get("temperature") == 0 else {}
-        limits = {} if binding is None or not binding.max_tokens else {"max_tokens": binding.max_tokens}
-        stops = {} if binding is None or not binding.stop else {"stop": [*binding.stop]}
-        known = {**neutral, **limits, **stops}
+    stated = None if binding is None else cast("Mapping[str, Any] | None", binding.options)
+    known = _unstated(options, binding) if stated is None else stated
     names = sorted((options.keys() | known.keys()) - {"max_tokens", "stop"})
     found = [_difference(name, options, known) for name in names if options.get(name) != known.get(name)]
     found += _of_limits(options.get("max_tokens"), known.get("max_tokens"), tokens)
@@ -139,6 +135,14 @@ def unlike_calls(
     if any(stop not in ends for stop in stops) or any(stop not in stops and stop in text for stop in ends):
         found.append(_difference("stop", options, known))
     return tuple(found)
+
+
+def _unstated(options: Mapping[str, Any], binding: Binding | None) -> Mapping[str, Any]:
+    """The options of a calibration that states none: a temperature of 0 or none, and its own limits."""
+    neutral = {"temperature": 0} if options.get("temperature") == 0 else {}
+    limits = {} if binding is None or not binding.max_tokens else {"max_tokens": binding.max_tokens}
+    stops = {} if binding is None or not binding.stop else {"stop": [*binding.stop]}
+    return {**neutral, **limits, **stops}
 
 
 def _of_limits(limit: int | None, known: int | None, tokens: int) -> list[str]:

@@ -193,8 +193,8 @@ OnUnscored = Annotated[
     OnUnscoredAction,
     typer.Option(
         metavar="ACTION",
-        help="What becomes of an answer that cannot be scored: abstain, escalate (abstain where there is no target), or "
-        "answer, outside any promise.",
+        help="What becomes of an answer that cannot be scored: abstain, escalate (abstain where there is no target), "
+        "or answer, outside any promise.",
         rich_help_panel=DECISION,
     ),
 ]

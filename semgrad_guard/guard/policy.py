@@ -10,13 +10,11 @@ from numbers import Real
 from typing import Any, get_args
 
 from semgrad_guard.calibration.binding import Binding
-from semgrad_guard.calibration.call_options import unlike_calls
 from semgrad_guard.calibration.calibration_record import Calibration, is_score
+from semgrad_guard.calibration.call_options import unlike_calls
 from semgrad_guard.errors import InputError
 from semgrad_guard.guard.modes import OnUnfamiliar, OnUnscored
 from semgrad_guard.records import Action, PromptForm
-
-__all__ = ["OnUnfamiliar", "OnUnscored", "Policy", "lets_every_score_through", "require_policy"]
 
 
 @dataclass(frozen=True, kw_only=True)
