@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from langchain_core.callbacks import BaseCallbackHandler
+from langchain_core.language_models import BaseLanguageModel
 from langchain_core.messages import BaseMessage
 from langchain_core.runnables import Runnable, RunnableConfig
 from langchain_core.runnables.base import coerce_to_runnable
@@ -23,6 +24,7 @@ from semgrad_guard.adapters.calibrating import (
     acollect,
     collect,
 )
+from semgrad_guard.adapters.chain_identity import chain_identity
 from semgrad_guard.adapters.examples import AnyGrader, ExampleCalibration
 from semgrad_guard.calibration import Calibration
 from semgrad_guard.errors import CalibrationError, InputError
@@ -63,7 +65,8 @@ def calibrate_chain(
             and the right answers.
         alpha: the largest error rate among the answers that are let through, in (0, 1).
         delta: the largest probability of breaking that promise, in (0, 1).
-        record: a file (JSON Lines) that keeps every answer with its prompt; an interrupted run goes on from there.
+        record: a file (JSON Lines) that keeps every answer with its prompt; an interrupted run goes on from there, once
+            three of its inputs were answered again as before. `calibration.n_recorded` counts what came from it.
         max_concurrency: how many inputs are answered together (`chain.batch`).
         aggregate: where an example makes several scored calls: "one" is an error, "max" takes the least certain one.
             Then the calibration is for whoever judges the chain by the worst of its scores: a guard around one of its
@@ -129,7 +132,7 @@ class _Runs:
     ) -> Collecting:
         """How the examples are answered."""
         return Collecting(
-            chain=_fingerprint(self._chain),
+            chain=_fingerprint(self._chain, self._config, self._output),
             at_once=max_concurrency,
             aggregate=aggregate,
             answering=answering,
@@ -213,8 +216,10 @@ def _text(output: Any) -> str:
     )
 
 
-def _fingerprint(chain: Runnable[Any, Any]) -> str:
-    """Sixteen hex digits for a chain's steps and prompts. Its model and settings are known from its answers."""
+def _fingerprint(chain: Runnable[Any, Any], config: RunnableConfig | None, output: Output) -> str:
+    """Sixteen hex digits for a chain's steps, prompts, code and settings. Its model is known from its answers."""
     graph = chain.get_graph().to_json()
     prompts = [repr(prompt) for prompt in chain.get_prompts()]
-    return hashlib.sha256(json.dumps([graph, prompts], default=str).encode()).hexdigest()[:16]
+    settings = sorted((name, repr(value)) for name, value in (config or {}).get("configurable", {}).items())
+    made_of = chain_identity([chain, output], models=(BaseLanguageModel,))
+    return hashlib.sha256(json.dumps([graph, prompts, settings, made_of], default=str).encode()).hexdigest()[:16]

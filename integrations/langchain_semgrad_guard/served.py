@@ -15,12 +15,11 @@ from langchain_semgrad_guard.answers import Call
 from langchain_semgrad_guard.tools import openai_tools
 from semgrad_guard import LanguageModel
 from semgrad_guard.adapters.answer_form import AnswerForm
-from semgrad_guard.calibration.call_options import FIELDS, call_options
+from semgrad_guard.adapters.served_calls import served_options
 from semgrad_guard.errors import InputError
 from semgrad_guard.guard import Answerer, ain_time, in_time
 from semgrad_guard.records import PromptForm
 
-_MODEL_NAMES = ("model", "model_name", "model_id")
 _REASONING = frozenset({"thinking", "redacted_thinking", "reasoning", "reasoning_content"})
 
 
@@ -48,20 +47,9 @@ def require_one_answer(model: BaseChatModel, call: Call) -> None:
 
 
 def options_of(model: BaseChatModel, call: Call) -> dict[str, Any]:
-    """The options with which a model asks its server in a call: its own fields, then what the call says."""
-    fields = {name: value for holder in (getattr(model, "llm", None), model) for name, value in _held(holder).items()}
-    names = {name: call.options[name] for name in _MODEL_NAMES if name in call.options}
-    own = [getattr(model, name, None) for name in _MODEL_NAMES]
-    others = {name: value for name, value in names.items() if value not in own}
-    said = {name: value for name, value in call.options.items() if name not in _MODEL_NAMES}
+    """The options with which a model asks its server in a call."""
     stop = {} if call.stop is None else {"stop": call.stop}
-    return call_options(fields, said, others, stop)
-
-
-def _held(holder: Any) -> dict[str, Any]:
-    """The options that a client holds in its fields."""
-    held = ((name, getattr(holder, name, None)) for name in FIELDS)
-    return {name: value for name, value in held if value is not None and not callable(value)}
+    return served_options(model, {**call.options, **stop})
 
 
 def scored(

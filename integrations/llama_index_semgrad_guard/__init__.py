@@ -13,6 +13,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
+from semgrad_guard.adapters.code_identity import Versioned
 from semgrad_guard.errors import LowConfidenceError, MissingExtraError
 
 if find_spec("llama_index") is None or find_spec("llama_index.core") is None:
@@ -42,6 +43,7 @@ __all__ = [
     "UncertaintyEventHandler",
     "UncertaintyRouterCallback",
     "UncertaintyTracer",
+    "Versioned",
     "acalibrate_engine",
     "ask_person",
     "calibrate_engine",

@@ -28,6 +28,7 @@ from pydantic import BaseModel
 
 from llama_index_semgrad_guard.calls import RETRIEVING, ModelCall, Step, Turn, is_ours
 from semgrad_guard import Policy, Verdict
+from semgrad_guard.adapters.code_identity import code_identity
 from semgrad_guard.errors import InputError
 from semgrad_guard.guard import Draft, binding_of, current_recorder, unlike, unscored
 from semgrad_guard.records import PromptForm
@@ -35,7 +36,10 @@ from semgrad_guard.records import PromptForm
 Aggregate = Literal["max", "mean"]
 """The worst score of all calls of an answer, or their mean."""
 Answering = str | Callable[[ModelCall], bool]
-"""The calls that answer: within a component ("Refine"), within a method ("Refine.get_response"), or by a function."""
+"""The calls that answer: within a component ("Refine"), within a method ("Refine.get_response"), or by a function.
+
+A calibration is bound to what the function does (see `code_identity`), or to the name and version that its user gives
+it (`Versioned`)."""
 
 NOBODY = "no SemGradLLM wrote this answer (nothing retrieved, or another LLM)"
 _UNTOLD = (
@@ -86,7 +90,7 @@ class Counting:
     `whole` is for an agent's step, which asks its model once and parses what that says: whatever it asked counts.
 
     Raises:
-        InputError: there is no such aggregate, or `answering` names nothing.
+        InputError: there is no such aggregate, or `answering` names nothing, or is a function whose content is unknown.
     """
 
     aggregate: Aggregate | None = None
@@ -99,6 +103,13 @@ class Counting:
         known = self.answering is None or callable(self.answering) or (isinstance(self.answering, str))  # pyright: ignore[reportUnnecessaryIsInstance] - callers may have no type checker
         if not known or self.answering == "":
             raise InputError("answering is the name of a component or method that asks the model, or a function")
+        _ = self.answering_name  # a function whose content cannot be known is refused here
+
+    @property
+    def answering_name(self) -> str | None:
+        """A name for settings: what was calibrated with other calls is refused."""
+        given = self.answering
+        return given if given is None or isinstance(given, str) else code_identity(given, role="answering")
 
     def draft(self, turn: Turn, delivery: Delivery, policy: Policy, *, irreplaceable: str = "") -> Draft[Any]:
         """The scored draft of an answer; without a score, with the reason, where its authors cannot be told.
@@ -116,7 +127,7 @@ class Counting:
             verdict, prompt, strange = found.calls[0].verdict, turn.form(found.calls[0], found.calls), ()
         changes: dict[str, Any] = {"text": delivery.text}
         if self.answering is not None:
-            changes["settings"] = {**(verdict.settings or {}), "answering": _name_of(self.answering)}
+            changes["settings"] = {**(verdict.settings or {}), "answering": self.answering_name}
         verdict = verdict.model_copy(update=changes)
         return Draft(verdict, delivery.holder, prompt, irreplaceable=irreplaceable, strange=strange)
 
@@ -221,13 +232,6 @@ def _named(turn: Turn, answering: Answering) -> Authors:
         return Authors([], f"another LLM was asked within {answering}")
     named = [call for call in turn.calls if call.step and _names(call.step, answering)]
     return Authors.of(named, f"the model was not asked within {answering}")
-
-
-def _name_of(answering: Answering) -> str:
-    """A name for settings: what was calibrated with other calls is refused."""
-    return (
-        answering if isinstance(answering, str) else str(getattr(answering, "__qualname__", type(answering).__name__))
-    )
 
 
 def _sub_answers(turn: Turn, written: Sequence[ModelCall], inside: Step | None) -> Iterator[tuple[Step, Delivery]]:

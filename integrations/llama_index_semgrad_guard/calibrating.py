@@ -14,6 +14,7 @@ from typing import Any, cast
 from llama_index.core.base.base_query_engine import BaseQueryEngine
 from llama_index.core.base.llms.types import ChatMessage
 from llama_index.core.chat_engine.types import BaseChatEngine
+from llama_index.core.llms.llm import LLM
 from llama_index.core.memory import ChatMemoryBuffer
 
 from llama_index_semgrad_guard.authorship import Aggregate, Answering
@@ -24,6 +25,7 @@ from llama_index_semgrad_guard.routing import Guarded
 from llama_index_semgrad_guard.streams import awhole, whole
 from semgrad_guard import Policy
 from semgrad_guard.adapters.calibrating import Collecting, LabelledDraft, Progress, Ran, acollect, collect
+from semgrad_guard.adapters.chain_identity import chain_identity
 from semgrad_guard.adapters.examples import AnyGrader, ExampleCalibration
 from semgrad_guard.calibration import Calibration
 from semgrad_guard.errors import CalibrationError, InputError
@@ -65,7 +67,8 @@ def calibrate_engine(
             and the right answers.
         alpha: the largest error rate among the answers that are let through, in (0, 1).
         delta: the largest probability of breaking that promise, in (0, 1).
-        record: a file (JSON Lines) that keeps every answer with its prompt; an interrupted run goes on from there.
+        record: a file (JSON Lines) that keeps every answer with its prompt; an interrupted run goes on from there, once
+            three of its inputs were answered again as before. `calibration.n_recorded` counts what came from it.
         max_concurrency: how many inputs are answered together.
         aggregate, answering: as in `GuardedQueryEngine`, and the same there; a guarded engine brings its own.
         output: finds the delivered text in the engine's response; default: the whole of it.
@@ -120,7 +123,7 @@ class _Runs:
     def collecting(self, record: str | Path | None, max_concurrency: int, progress: Progress | bool) -> Collecting:
         """How the examples are answered."""
         return Collecting(
-            chain=_fingerprint(self._guarded),
+            chain=_fingerprint(self._guarded, self._output),
             at_once=max_concurrency,
             record=None if record is None else Path(record),
             progress=progress,
@@ -224,11 +227,12 @@ def _text(response: Any) -> str:
     return text_of(response)
 
 
-def _fingerprint(guarded: GuardedQueryEngine | GuardedChatEngine) -> str:
-    """Sixteen hex digits for an engine's kind, its prompts and what counts."""
+def _fingerprint(guarded: GuardedQueryEngine | GuardedChatEngine, output: Callable[[Any], str]) -> str:
+    """Sixteen hex digits for an engine's kind, its prompts, code and settings, and what counts."""
     inner: Any = guarded._engine  # pyright: ignore[reportPrivateUsage] - the guard's other half
     prompts: Mapping[str, Any] = inner.get_prompts() if hasattr(inner, "get_prompts") else {}
     texts = {name: prompt.get_template() for name, prompt in prompts.items()}
     counting = guarded.routing.counting
-    said = [type(inner).__qualname__, sorted(texts.items()), counting.aggregate, counting.answering]
+    made_of = chain_identity([inner, output], models=(LLM,))
+    said = [type(inner).__qualname__, sorted(texts.items()), counting.aggregate, counting.answering_name, made_of]
     return hashlib.sha256(json.dumps(said, default=repr).encode()).hexdigest()[:16]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import random
 import sys
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
@@ -15,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TextIO, cast
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from semgrad_guard.calibration import Binding
 from semgrad_guard.errors import CalibrationError, InputError
@@ -25,6 +26,8 @@ from semgrad_guard.records import PromptForm
 
 Aggregate = Literal["one", "max"]
 """What several drafts of one example come to: "one" is an error, "max" the least certain of them."""
+_TRIED = 3
+"""Recorded inputs that are run again before a record is believed."""
 Progress = Callable[[int, int], None]
 """Called with (examples done, examples in all)."""
 
@@ -75,6 +78,8 @@ class AnsweredExample(BaseModel):
     binding: Binding
     prompt: PromptForm | None
     cut: int | str | None = None
+    recorded: bool = Field(default=False, exclude=True)
+    """Whether it was read from a record."""
 
 
 @dataclass(frozen=True)
@@ -86,7 +91,8 @@ class Collecting:
         at_once: how many inputs are handed over together.
         aggregate: what several drafts of one example come to.
         answering: counts only the drafts of calls with this label.
-        record: a JSON Lines file that keeps every answer with its prompt; an interrupted run goes on from there.
+        record: a JSON Lines file that keeps every answer with its prompt; an interrupted run goes on from there, once
+            some of its inputs were answered again as they were before.
         progress: True: a line on stderr; a function is called with (done, in all); False: silence.
     """
 
@@ -163,10 +169,12 @@ def collect(examples: Sequence[Example], run: RunAll, how: Collecting) -> list[A
 
     Raises:
         CalibrationError: an example made no scored call, or several; drafts of different models or settings.
-        InputError: the record is of another chain or of other examples.
+        InputError: the record is of another chain or of other examples, or its inputs are answered otherwise now.
         Exception: whatever the chain raises, noted with its example; what was answered is in the record.
     """
     work = _Work(examples, how)
+    if work.tried:
+        work.retry([each for example in work.tried for each in run([example.input])])
     while batch := work.next():
         work.keep(batch, run([example.input for example in batch]))
     return work.answers()
@@ -175,13 +183,15 @@ def collect(examples: Sequence[Example], run: RunAll, how: Collecting) -> list[A
 async def acollect(examples: Sequence[Example], run: AsyncRunAll, how: Collecting) -> list[AnsweredExample]:
     """Like `collect`, on the event loop."""
     work = _Work(examples, how)
+    if work.tried:
+        work.retry([each for example in work.tried for each in await run([example.input])])
     while batch := work.next():
         work.keep(batch, await run([example.input for example in batch]))
     return work.answers()
 
 
 class _Work:
-    """What is still to be answered, and what has been."""
+    """What is still to be answered, and what has been; `tried` are recorded inputs that are to be run again first."""
 
     def __init__(self, examples: Sequence[Example], how: Collecting) -> None:
         self._examples, self._how = examples, how
@@ -189,6 +199,7 @@ class _Work:
         self._file = None if how.record is None else _RecordFile(how.record, how.header(), self._numbers)
         self._done = {} if self._file is None else dict(self._file.answered)
         distinct = {example.key: example for example in examples}
+        self.tried = _some_of([example for key, example in distinct.items() if key in self._done])
         self._waiting = [example for key, example in distinct.items() if key not in self._done]
         self._in_all = len(distinct)
         self._tell: Progress = _progress(how.progress)
@@ -215,9 +226,39 @@ class _Work:
             if self._file is not None:
                 self._file.add(answered)
             self._done[example.key] = answered
-        self._tell(len(self._done), self._in_all)
         if failed:
             raise failed[0]
+        self._tell(len(self._done), self._in_all)
+
+    def retry(self, ran: Sequence[Ran | Exception]) -> None:
+        """Compare what recorded inputs are answered with now with the record.
+
+        A sampled answer is another one each time, and in half precision an answer may depend on those beside it: then
+        the prompts must be the same, and in half precision one of the answers.
+
+        Raises:
+            InputError: they are answered otherwise.
+        """
+        same: list[bool] = []
+        for example, found in zip(self.tried, ran, strict=True):
+            if isinstance(found, Exception):
+                raise found
+            now, before = self._answered(example, found, self._numbers[example.key]), self._done[example.key]
+            if now.prompt != before.prompt:
+                raise self._changed(example, "its prompt is another one")
+            same.append(now.text == before.text)
+        settings = self._done[self.tried[0].key].binding.settings or {}
+        half = settings.get("dtype") not in (None, "float32")
+        if "temperature" in settings or (any(same) if half else all(same)):
+            return
+        raise self._changed(self.tried[same.index(False)], "it is answered otherwise")
+
+    def _changed(self, example: Example, how: str) -> InputError:
+        return InputError(
+            f"{self._how.record} is no record of this chain as it is now: example {self._numbers[example.key]} was run "
+            f"again, and {how} (other documents, another model, other code). Choose another file, or delete it to "
+            "begin anew."
+        )
 
     def answers(self) -> list[AnsweredExample]:
         """An entry for each example."""
@@ -289,7 +330,7 @@ class _RecordFile:
                 f"{self._path}, line {number} answers an input that is not among the examples. Choose another file for "
                 "other examples."
             )
-        self.answered[answered.key] = answered
+        self.answered[answered.key] = answered.model_copy(update={"recorded": True})
 
     def _cannot_write(self, error: OSError) -> InputError:
         return InputError(f"Cannot write {self._path}: {error.strerror or error}. Choose a path that you may write to.")
@@ -320,6 +361,14 @@ def _progress(chosen: Progress | bool) -> Progress:
     if chosen is True:
         return ProgressLine()
     return chosen or (lambda _done, _total: None)
+
+
+def _some_of(recorded: Sequence[Example]) -> list[Example]:
+    """The first, the last and one in between; all where they are few."""
+    if len(recorded) <= _TRIED:
+        return list(recorded)
+    between = random.Random(len(recorded)).randrange(1, len(recorded) - 1)
+    return [recorded[0], recorded[between], recorded[-1]]
 
 
 def _identity(draft: RecordedDraft) -> tuple[Any, ...]:

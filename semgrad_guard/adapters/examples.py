@@ -97,6 +97,10 @@ class ExampleCalibration:
         rows = [i for i, verdict in enumerate(verdicts) if verdict is not None]
         correct = [verdicts[i] is True for i in rows]
         self._look([(self.examples[i], answered[i].text) for i in rows], correct, name)
+        recorded = len({each.key for each in answered if each.recorded})
+        if self._show and recorded:
+            in_all = len({each.key for each in answered})
+            print(f"{recorded} of {in_all} answers were read from the record.", file=sys.stderr, flush=True)
         kept = [answered[i] for i in rows]
         named = {"grader": name, "upstream": self._upstream, **_ends([each.cut for each in answered])}
         return calibrate(
@@ -106,6 +110,7 @@ class ExampleCalibration:
             binding=kept[0].binding.model_copy(update=named),
             groups=[self.examples[i].key for i in rows],
             prompts=[each.prompt for each in kept if each.prompt is not None],
+            n_recorded=len({each.key for each in kept if each.recorded}),
             **self._options,
         )
 

@@ -63,6 +63,7 @@ def calibrate(  # noqa: PLR0913  # a promise has these conditions, and each has 
     choice: EstimatorChoice | None = None,
     prompts: Iterable[PromptForm | None] | None = None,
     also: Sequence[EngineAnswers] = (),
+    n_recorded: int = 0,
 ) -> Calibration:
     """Find the largest threshold whose error rate is at most alpha, with probability at least 1 - delta.
 
@@ -83,6 +84,8 @@ def calibrate(  # noqa: PLR0913  # a promise has these conditions, and each has 
 
     `also` are answers of other engines, for which the promise is to hold as well: with probability at least 1 - delta,
     the error rate among what is let through is at most alpha for each of them. Then `groups` and `binding` are needed.
+
+    `n_recorded` answers were read from a record; the calibration says so.
 
     Where no threshold keeps the promise, `threshold` is None and `reason` says why: nothing is then let through.
     """
@@ -114,6 +117,7 @@ def calibrate(  # noqa: PLR0913  # a promise has these conditions, and each has 
         confidence_map=fit(answers.scores, answers.correct, confidence) if len(answers.scores) else None,
         binding=_bound(engines, hardest),
         choice=choice,
+        n_recorded=n_recorded,
         shape=None if prompts is None else PromptShape.of(read_prompts(prompts, own.answers)),
         **outcome,
     )

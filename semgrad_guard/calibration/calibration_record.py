@@ -35,7 +35,8 @@ class Calibration(BaseModel):
     chosen or fitted, where that was learned from labels (not those of the threshold). `shape` says what the prompts
     looked like; a calibration without one (all made by version 0.1.0) still gives a threshold and promises nothing.
     Where the answers of several engines were tested (`binding.also`), the promise holds for each of them, and all of
-    this is about the engine whose `risk_bound` is the largest. `id` is a hash over all of it.
+    this is about the engine whose `risk_bound` is the largest. `n_recorded` counts the questions whose answers were
+    read from a record and not given anew. `id` is a hash over all of it.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
@@ -63,6 +64,7 @@ class Calibration(BaseModel):
     binding: Binding | None
     choice: EstimatorChoice | None = None
     shape: PromptShape | None = None
+    n_recorded: int = Field(default=0, ge=0)
 
     @classmethod
     def seal(cls, **content: Any) -> Self:
@@ -204,7 +206,7 @@ _LATER = frozenset({"max_tokens", "stop", "also", "options", "rewritten"})
 
 def _content(calibration: Calibration) -> dict[str, Any]:
     """The fields as plain JSON; without those that came later where there is nothing in them, as in older files."""
-    absent = {name for name in ("choice", "shape") if getattr(calibration, name) is None}
+    absent = {name for name in ("choice", "shape", "n_recorded") if not getattr(calibration, name)}
     content = calibration.model_dump(mode="json", exclude=absent, warnings=False)
     for place in ("binding", "shape"):
         if isinstance(content.get(place), dict):

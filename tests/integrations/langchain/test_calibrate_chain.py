@@ -5,16 +5,18 @@ from __future__ import annotations
 import asyncio
 import json
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
 import pytest
 from langchain_core.caches import InMemoryCache
+from langchain_core.documents import Document
 from langchain_core.output_parsers import StrOutputParser
 from langchain_core.prompts import ChatPromptTemplate
-from langchain_core.runnables import Runnable, RunnableLambda, RunnableParallel
+from langchain_core.retrievers import BaseRetriever
+from langchain_core.runnables import Runnable, RunnableLambda, RunnableParallel, RunnablePassthrough
 
 from langchain_semgrad_guard import ChatSemGrad, GuardedChatModel, acalibrate_chain, calibrate_chain, get_verdict
 from semgrad_guard import LanguageModel, Policy
@@ -193,7 +195,10 @@ def test_an_interrupted_run_goes_on_from_its_record(chat: ChatSemGrad, tmp_path:
     told: list[tuple[int, int]] = []
     progress = lambda done, total: told.append((done, total))  # noqa: E731
     again = calibrate_chain(chain, EXAMPLES, wrong, record=record, max_concurrency=2, **{**RATES, "progress": progress})
-    assert sorted(asked) == [question for question, _ in EXAMPLES[4:]]
+    recorded, rest = asked[:3], asked[3:]
+    assert (recorded[0], recorded[2]) == (EXAMPLES[0][0], EXAMPLES[3][0]), "some recorded inputs are tried again"
+    assert sorted(rest) == [question for question, _ in EXAMPLES[4:]]
+    assert (again.n_recorded, whole.n_recorded) == (4, 0)
     assert told == [(4, 8), (6, 8), (8, 8)]
     assert again.scores == pytest.approx(whole.scores, rel=1e-3)
 
@@ -209,8 +214,14 @@ def test_a_record_of_something_else_is_refused(chat: ChatSemGrad, larger: Langua
         calibrate_chain(plain(chat), EXAMPLES[:3], wrong, record=record, aggregate="max", **RATES)
     with pytest.raises(InputError, match="line 2 answers an input that is not among the examples"):
         calibrate_chain(plain(chat), EXAMPLES[1:], wrong, record=record, **RATES)
+    for changed in (
+        RunnableLambda(str.upper) | plain(chat),
+        RunnableLambda[str, str](lambda asked: asked[:-1]) | plain(chat),
+    ):
+        with pytest.raises(InputError, match="no record of this chain"):
+            calibrate_chain(changed, EXAMPLES[:3], wrong, record=record, **RATES)
     other_model = ChatSemGrad.from_model(larger, max_tokens=12)
-    with pytest.raises(CalibrationError, match="another model"):
+    with pytest.raises(InputError, match="no record of this chain"):
         calibrate_chain(plain(other_model), EXAMPLES, wrong, record=record, **RATES)
     assert record.read_bytes() == kept
     (tmp_path / "notes.txt").write_text("my notes\n")
@@ -275,3 +286,39 @@ def test_progress_on_stderr(chat: ChatSemGrad, capsys: pytest.CaptureFixture[str
     assert shown.startswith("\rAnswering: 0 of 8")
     assert "8 of 8" in shown
     assert " a second, " in shown
+
+
+class Library(BaseRetriever):
+    """A retriever: what it finds stands in a table, how much of it in a field."""
+
+    texts: dict[str, str]
+    k: int = 1
+
+    def _get_relevant_documents(self, query: str, *, run_manager: Any) -> list[Document]:
+        return [Document(self.texts.get(query, "nothing"))] * self.k
+
+
+def looked_up(chat: ChatSemGrad, texts: dict[str, str], k: int = 1) -> Runnable[Any, str]:
+    """A chain that retrieves before it answers."""
+    found = Library(texts=texts, k=k) | RunnableLambda[Any, str](lambda found: "\n".join(map(str, found)))
+    prompt = ChatPromptTemplate.from_template("{context} {input}")
+    return RunnableParallel(context=found, input=RunnablePassthrough()) | prompt | chat | StrOutputParser()
+
+
+CHANGED: dict[str, Callable[[ChatSemGrad, dict[str, str]], tuple[Runnable[Any, str], dict[str, Any]]]] = {
+    "documents": lambda chat, texts: (looked_up(chat, dict.fromkeys(texts, "other")), {}),
+    "k": lambda chat, texts: (looked_up(chat, texts, 2), {}),
+    "max_tokens": lambda chat, texts: (looked_up(chat.model_copy(update={"max_tokens": 1}), texts), {}),
+    "output": lambda chat, texts: (looked_up(chat, texts), {"output": lambda said: said[:1]}),
+}
+
+
+@pytest.mark.parametrize("name", CHANGED)
+def test_a_record_belongs_to_the_whole_chain(chat: ChatSemGrad, tmp_path: Path, name: str) -> None:
+    record, texts = tmp_path / "record.jsonl", {question: f"Text {i}." for i, (question, _) in enumerate(EXAMPLES)}
+    first = calibrate_chain(looked_up(chat, texts), EXAMPLES, wrong, record=record, **RATES)
+    same = calibrate_chain(looked_up(chat, texts), EXAMPLES, wrong, record=record, **RATES)
+    assert (first.n_recorded, same.n_recorded) == (0, len(EXAMPLES))
+    chain, more = CHANGED[name](chat, texts)
+    with pytest.raises(InputError, match="no record of this chain"):
+        calibrate_chain(chain, EXAMPLES, wrong, record=record, **RATES, **more)
