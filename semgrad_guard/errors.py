@@ -197,12 +197,15 @@ class QueueFullError(SemGradGuardError):
 class UpstreamError(SemGradGuardError):
     """A server that answers for this one (an upstream, an escalation target) failed; the message says how.
 
-    `status` is what it answered with, None where it did not answer.
+    `status` is what it answered with, None where it did not answer. `passing` tells whether the same request may
+    succeed later (it is busy, or starts anew), and `retry_after` in how many seconds, where it said so.
     """
 
-    def __init__(self, message: str, *, status: int | None = None) -> None:
+    def __init__(
+        self, message: str, *, status: int | None = None, passing: bool = False, retry_after: int | None = None
+    ) -> None:
         super().__init__(message)
-        self.status = status
+        self.status, self.passing, self.retry_after = status, passing, retry_after
 
 
 class DecisionLogError(SemGradGuardError):

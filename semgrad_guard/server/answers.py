@@ -15,7 +15,8 @@ class Answer:
     """One answer in plain data.
 
     `logprobs` are entries in OpenAI's form, None where none were asked for. `completion_tokens` is None where whoever
-    wrote it did not say. `extra` are fields of another server's message that are passed on as they are.
+    wrote it did not say; `together` are those of all answers to the request, where another server counts no other.
+    `extra` are fields of another server's message that are passed on as they are.
     `reasoning` is what another server says it wrote before the text: None for nothing, "" where it does not say what.
     """
 
@@ -25,6 +26,7 @@ class Answer:
     logprobs: list[dict[str, Any]] | None = None
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
+    together: int | None = None
     extra: Mapping[str, Any] | None = None
     reasoning: str | None = None
 

@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 from semgrad_guard.guard import Outcome
+from semgrad_guard.records import Verdict
 from semgrad_guard.server.answers import Answer, tool_call_fields
 from semgrad_guard.server.records import ACTION_HEADER, ENFORCED_HEADER, ID_HEADER, KEY, public_record
 from semgrad_guard.server.service import Call
@@ -69,10 +70,28 @@ async def chunks(call: Call, steps: AsyncIterator[str | Outcome[Answer]], *, req
 
 
 def usage(call: Call, outcomes: Sequence[Outcome[Answer]]) -> Json:
-    """Tokens of the prompt, and of what was delivered."""
-    delivered = [outcome.answer.completion_tokens or 0 for outcome in outcomes if outcome.answer is not None]
-    read, written = call.prompt_tokens, sum(delivered)
-    return {"prompt_tokens": read, "completion_tokens": written, "total_tokens": read + written}
+    """Tokens of the prompt, and of what was delivered.
+
+    Where another server counts several answers together, and some were withheld, or does not count, it is the scored
+    tokens that are counted.
+    """
+    delivered = [(outcome.answer, outcome.verdict) for outcome in outcomes if outcome.answer is not None]
+    together = {answer.together for answer, _ in delivered}
+    if len(delivered) == len(outcomes) and len(together) == 1 and (whole := together.pop()) is not None:
+        written = whole
+    else:
+        written = sum(_written(answer, verdict) for answer, verdict in delivered)
+    return {
+        "prompt_tokens": call.prompt_tokens,
+        "completion_tokens": written,
+        "total_tokens": call.prompt_tokens + written,
+    }
+
+
+def _written(answer: Answer, verdict: Verdict) -> int:
+    if answer.completion_tokens is not None:
+        return answer.completion_tokens
+    return 0 if verdict.escalated is not None else verdict.scored_tokens  # after an escalation they are the draft's
 
 
 def _head(call: Call, request_id: str, kind: str) -> Json:

@@ -24,6 +24,7 @@ from semgrad_guard.server.records import ACTION_HEADER, ID_HEADER, public_record
 
 _NO_RETRY = {"x-should-retry": "false"}
 """The same request would fail again; OpenAI's clients heed it."""
+_LATER = {"retry-after": "5"}
 
 
 class HttpError(Exception):
@@ -55,7 +56,7 @@ class HttpError(Exception):
         return kinds.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
 
 
-ENDING = HttpError(503, "shutting_down", "the server is shutting down; ask again later", headers={"retry-after": "5"})
+ENDING = HttpError(503, "shutting_down", "the server is shutting down; ask again later", headers=_LATER)
 """What those are told who are still waiting when the server ends."""
 
 
@@ -71,7 +72,7 @@ def http_error_of(error: BaseException) -> HttpError:
         return _upstream(error)
     for kind, status, code in _CODES:
         if isinstance(error, kind):
-            headers = _NO_RETRY if status >= 500 else {}
+            headers = _LATER if status == 503 else _NO_RETRY if status >= 500 else {}
             return HttpError(status, code, str(error), headers=headers)
     return HttpError(500, "internal_error", "the server failed; its log names the place", headers=_NO_RETRY)
 
@@ -101,8 +102,9 @@ def _low_confidence(error: LowConfidenceError) -> HttpError:
 
 
 def _upstream(error: UpstreamError) -> HttpError:
+    later = {"retry-after": str(error.retry_after or 1)}
     if error.status == 429:
-        return HttpError(429, "upstream_busy", str(error), headers={"retry-after": "1"})
+        return HttpError(429, "upstream_busy", str(error), headers=later)
     if error.status in (400, 404, 413, 422):
         return HttpError(error.status, "upstream_refused", str(error))
-    return HttpError(502, "upstream_failed", str(error), headers=_NO_RETRY)
+    return HttpError(502, "upstream_failed", str(error), headers=later if error.passing else _NO_RETRY)

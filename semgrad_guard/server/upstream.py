@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
 from typing import Annotated, Any, TypeVar, cast
 
 import httpx
@@ -40,6 +43,9 @@ _OF_THE_PROMPT = frozenset(
 )
 """Fields that change the prompt that the other server renders. The scorer would score another prompt."""
 _MESSAGE = 300
+_PASSING = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 520, 521, 522, 523, 524, 529})
+"""Statuses of servers that are busy or start anew, and of the proxies before them."""
+_LONGEST_WAIT = 3600
 _CHAT = "chat/completions"
 
 
@@ -204,11 +210,11 @@ class RemoteServer:
                     return
                 chunk = _json(data)
                 if kind == b"error" or chunk.get("error") is not None or chunk.get("object") == "error":
-                    raise UpstreamError(f"{self.url} failed while it answered")
+                    raise UpstreamError(f"{self.url} failed while it answered", passing=True)
                 finished = finished or _finishes(chunk)
                 yield chunk
         if not finished:
-            raise UpstreamError(f"{self.url} broke its stream off before the end")
+            raise UpstreamError(f"{self.url} broke its stream off before the end", passing=True)
 
     async def close(self) -> None:
         """Let go of its connections."""
@@ -236,9 +242,10 @@ class RemoteServer:
             finally:
                 await asyncio.shield(response.aclose())
         except httpx.TimeoutException as error:
-            raise UpstreamError(f"{self.url} said nothing for {self._timeout:g} s") from error
+            raise UpstreamError(f"{self.url} said nothing for {self._timeout:g} s", passing=True) from error
         except (httpx.HTTPError, httpx.StreamError) as error:
-            raise UpstreamError(f"{self.url} cannot be reached, or broke off ({type(error).__name__})") from error
+            said = f"{self.url} cannot be reached, or broke off ({type(error).__name__})"
+            raise UpstreamError(said, passing=True) from error
 
 
 @dataclass(frozen=True, eq=False)
@@ -399,11 +406,10 @@ def _answers(found: Mapping[str, Any], count: int, url: str) -> list[Answer]:
     if len(sent.choices) != count:
         raise UpstreamError(f"{url} sent {len(sent.choices)} answers, and {count} were asked for")
     usage = sent.usage or SentUsage()
-    written = usage.completion_tokens if count == 1 else None  # several answers are counted together
-    return [_answer(choice, usage.prompt_tokens, written, reasoned=usage.reasoned) for choice in sent.choices]
+    return [_answer(choice, usage, alone=count == 1) for choice in sent.choices]
 
 
-def _answer(choice: SentChoice, read: int | None, written: int | None, *, reasoned: bool) -> Answer:
+def _answer(choice: SentChoice, usage: SentUsage, *, alone: bool) -> Answer:
     message = choice.message
     sent = [(call.id, call.function or SentNames()) for call in message.tool_calls or ()]
     calls = [SentFunction(id=id or "", name=of.name or "", arguments=of.arguments or "") for id, of in sent]
@@ -412,9 +418,10 @@ def _answer(choice: SentChoice, read: int | None, written: int | None, *, reason
         tool_calls=tuple(map(_call, calls)),
         finish_reason=choice.finish_reason or "stop",
         logprobs=None if choice.logprobs is None else choice.logprobs.content,
-        prompt_tokens=read,
-        completion_tokens=written,
-        reasoning="" if message.thought is None and reasoned else message.thought,
+        prompt_tokens=usage.prompt_tokens,
+        completion_tokens=usage.completion_tokens if alone else None,
+        together=None if alone else usage.completion_tokens,
+        reasoning="" if message.thought is None and usage.reasoned else message.thought,
     )
 
 
@@ -477,4 +484,17 @@ async def _refusal(url: str, response: httpx.Response) -> UpstreamError:
             said = f": {found['error']['message']}"[:_MESSAGE]
         except (UpstreamError, KeyError, TypeError):
             said = ""
-    return UpstreamError(f"{url} answered with status {status}{said}", status=status)
+    said = f"{url} answered with status {status}{said}"
+    return UpstreamError(said, status=status, passing=status in _PASSING, retry_after=_retry_after(response.headers))
+
+
+def _retry_after(headers: httpx.Headers) -> int | None:
+    """The seconds after which to ask again, as far as another server says so: as a number, or as a date."""
+    said = headers.get("retry-after", "").strip()
+    if said.isascii() and said.isdigit():
+        return min(int(said[:6]), _LONGEST_WAIT)
+    try:
+        seconds = (parsedate_to_datetime(said) - datetime.now(UTC)).total_seconds()
+    except (TypeError, ValueError, OverflowError):
+        return None
+    return max(1, min(math.ceil(seconds), _LONGEST_WAIT))

@@ -6,14 +6,16 @@ import json
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
+import httpx
 import pytest
 
-from semgrad_guard import HybridGrad, LanguageModel, Policy
+from semgrad_guard import HybridGrad, LanguageModel, Message, Policy
 from semgrad_guard.server.event_stream import events as events_of
 from semgrad_guard.server.scheduler import Scheduler
 from semgrad_guard.server.upstream import RemoteServer, Upstream
+from tests.ports import free_port
 
-from .conftest import NONE, Serve, asking, events
+from .conftest import ALL, NONE, Serve, asking, events
 from .test_upstream import CHAT, answering, said, sends
 
 ANY = Policy(threshold=1e9, on_unscored="answer")
@@ -173,3 +175,52 @@ async def test_a_line_without_end_is_not_kept(serve: Serve, scorer: Scheduler) -
     assert response.status_code == 502
     assert "sent more than" in response.json()["error"]["message"]
     assert sent < 2**26
+
+
+@pytest.mark.parametrize(
+    ("status", "more", "expected", "wait"),
+    [
+        (503, {"retry-after": "7"}, 502, "7"),
+        (503, {}, 502, "1"),
+        (502, {"retry-after": "99999999999"}, 502, "3600"),
+        (504, {"retry-after": "soon"}, 502, "1"),
+        (529, {"retry-after": "Wed, 21 Oct 2015 07:28:00 GMT"}, 502, "1"),
+        (429, {"retry-after": "12"}, 429, "12"),
+        (401, {"retry-after": "7"}, 502, None),
+        (302, {}, 502, None),
+    ],
+)
+@pytest.mark.parametrize("stream", [False, True])
+async def test_what_passes_may_be_asked_for_again(
+    serve: Serve, scorer: Scheduler, status: int, more: dict[str, str], expected: int, wait: str | None, stream: bool
+) -> None:
+    """OpenAI's clients ask again on 429 and 5xx, after so many seconds, unless `x-should-retry` says otherwise."""
+    transport = httpx.MockTransport(lambda _: httpx.Response(status, headers=more))
+    upstream = Upstream(RemoteServer("http://other/v1", transport=transport), scorer)
+    async with serve(ALL, upstream=upstream, scheduler=scorer) as client:
+        headers = (response := await client.post(CHAT, json=asking(stream=stream))).headers
+    found = (response.status_code, headers.get("retry-after"), headers.get("x-should-retry"))
+    assert found == (expected, wait, None if wait else "false")
+
+
+async def test_an_upstream_that_is_away_may_be_asked_again(serve: Serve, scorer: Scheduler) -> None:
+    upstream = Upstream(RemoteServer(f"http://127.0.0.1:{free_port()}/v1"), scorer)
+    async with serve(ALL, upstream=upstream, scheduler=scorer) as client:
+        response = await client.post(CHAT, json=asking())
+    assert (response.status_code, response.headers.get("x-should-retry")) == (502, None)
+
+
+@pytest.mark.parametrize(("usage", "counted"), [({"completion_tokens": 11, "prompt_tokens": 3}, 11), (None, None)])
+async def test_the_tokens_of_several_answers(serve: Serve, scorer: Scheduler, usage: Any, counted: int | None) -> None:
+    """As the upstream counts them; without its count, or where some are withheld, as far as they were scored."""
+    texts = ["It is so.", "It is not so."]
+    verdicts = [(await scorer.scored((Message("user", "hello"),), text)).verdict for text in texts]
+    scored = [verdict.scored_tokens for verdict in verdicts]
+    between = sum(verdict.uncertainty or 0.0 for verdict in verdicts) / 2
+    choices = [{"index": i, "message": {"role": "assistant", "content": text}} for i, text in enumerate(texts)]
+    transport = httpx.MockTransport(lambda _: httpx.Response(200, json={"choices": choices, "usage": usage}))
+    upstream = Upstream(RemoteServer("http://other/v1", transport=transport), scorer)
+    for policy, expected in ((ALL, counted or sum(scored)), (NONE, 0), (Policy(threshold=between), None)):
+        async with serve(policy, upstream=upstream, scheduler=scorer) as client:
+            found = (await client.post(CHAT, json=asking(n=2))).json()["usage"]["completion_tokens"]
+        assert found == expected or (expected is None and found in scored)
