@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -52,6 +53,8 @@ feedback = sa.Table(
 )
 schema = sa.Table("semgrad_guard_schema", sa.MetaData(), sa.Column("version", sa.Integer, primary_key=True))
 
+_LONGEST_WORDS = 300
+
 MIGRATIONS: tuple[Callable[[sa.Connection], None], ...] = (metadata.create_all,)
 """What brings a database from each version to the next; the first makes the tables."""
 
@@ -77,7 +80,7 @@ class Database:
             ) from error
         if self.url.get_backend_name() == "sqlite":
             sa_event.listen(self._engine, "connect", _prepare_sqlite)
-        self._ready = False
+        self._ready, self._preparing = False, threading.Lock()
 
     def add(self, entries: Sequence[Decision | Feedback]) -> None:
         """Put entries in, in one transaction; those that are there already stay as they are.
@@ -133,6 +136,15 @@ class Database:
             said = self._said(connection, [row["id"] for row in found])
         return [(_decision(dict(row)), said.get(row["id"])) for row in found]
 
+    def open(self) -> None:
+        """Make sure that it can be reached, and that its tables are there.
+
+        Raises:
+            DecisionLogError: one of both fails; the message says why.
+        """
+        with self._transaction():
+            pass
+
     def has(self, decision_id: str) -> bool:
         """Whether there is a decision of this id.
 
@@ -170,10 +182,19 @@ class Database:
     def _transaction(self) -> _Transaction:
         return _Transaction(self._engine, self.url, self._prepare)
 
-    def _prepare(self, connection: sa.Connection) -> None:
-        if not self._ready:
+    def _prepare(self) -> None:
+        """Bring the tables up to date, before the first transaction of this process."""
+        with self._preparing:
+            if not self._ready:
+                try:
+                    self._migrated()
+                except (sa_exc.OperationalError, sa_exc.ProgrammingError, sa_exc.IntegrityError):
+                    self._migrated()  # another process has made the same tables at the same moment
+                self._ready = True
+
+    def _migrated(self) -> None:
+        with self._engine.begin() as connection:
             _migrate(connection)
-            self._ready = True
 
     def _insert(self, table: sa.Table) -> Any:
         """An insert that leaves alone what is there: a journal may be read twice."""
@@ -187,24 +208,17 @@ class Database:
 class _Transaction:
     """One transaction on a database whose tables are there; what goes wrong is a `DecisionLogError`."""
 
-    def __init__(self, engine: sa.Engine, url: sa.URL, prepare: Callable[[sa.Connection], None]) -> None:
+    def __init__(self, engine: sa.Engine, url: sa.URL, prepare: Callable[[], None]) -> None:
         self._engine, self._url, self._prepare = engine, url, prepare
         self._open: Any = None
 
     def __enter__(self) -> sa.Connection:
         try:
+            self._prepare()
             self._open = self._engine.begin()
-            connection: sa.Connection = self._open.__enter__()
+            return self._open.__enter__()
         except sa_exc.SQLAlchemyError as error:
-            raise self._error(error) from error
-        try:
-            self._prepare(connection)
-        except BaseException as error:
-            self._open.__exit__(type(error), error, error.__traceback__)
-            if isinstance(error, sa_exc.SQLAlchemyError):
-                raise self._error(error) from error
-            raise
-        return connection
+            raise self._error(error, why=_words(error, self._url)) from error
 
     def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
         try:
@@ -214,11 +228,19 @@ class _Transaction:
         if isinstance(error, sa_exc.SQLAlchemyError):
             raise self._error(error) from error
 
-    def _error(self, error: Exception) -> DecisionLogError:
+    def _error(self, error: Exception, *, why: str = "") -> DecisionLogError:
+        """Without the driver's words once rows are on their way: they may hold a question or an answer."""
+        kind = type(error).__name__
+        hint = "Check the address, the user, the password and the database's name" if why else "Is there room?"
         return DecisionLogError(
-            f"the decision log at {self._url.render_as_string()} cannot be used ({type(error).__name__}). Is it there, "
-            "and is there room?"
+            f"the decision log at {self._url.render_as_string()} cannot be used ({kind}{why and ': '}{why}). {hint}"
         )
+
+
+def _words(error: sa_exc.SQLAlchemyError, url: sa.URL) -> str:
+    """Why a database could not be opened, in its driver's words, in one line and without the password."""
+    said = " ".join(str(getattr(error, "orig", None) or error).split())
+    return (said.replace(str(url.password), "***") if url.password else said)[:_LONGEST_WORDS]
 
 
 def as_url(url: str | Path) -> sa.URL:

@@ -64,6 +64,7 @@ class DecisionLog:
         self._pending = 0
         self._wake = threading.Condition()
         self._rounds, self._closed, self._asked = 0, False, True
+        self._opened, self._said = False, ""
         self._thread = threading.Thread(target=self._run, daemon=True, name="semgrad-guard-log")
         self._thread.start()
 
@@ -158,8 +159,14 @@ class DecisionLog:
             segment.release()
 
     def _try(self, *, last: bool) -> bool:
-        """One round: everything that is whole; whether it went well."""
+        """One round: everything that is whole; whether it went well. The first one tells whether the database is there.
+
+        What goes wrong is told once, and again when it is over.
+        """
         try:
+            if not self._opened:
+                self.database.open()
+                self._opened = True
             for segment in self._journal.orphans():
                 self._take_over(segment)
             for segment in list(self._journal.full):
@@ -173,8 +180,13 @@ class DecisionLog:
                 if last:
                     current.remove()
         except (DecisionLogError, OSError) as error:
-            logger.error("the decision log is not up to date: %s", error)
+            if self._said != str(error):
+                logger.error("the decision log is not up to date, and is tried again every 2 s: %s", error)
+            self._said = str(error)
             return False
+        if self._said:
+            logger.warning("the decision log is up to date again")
+            self._said = ""
         return True
 
     def _take_over(self, segment: Segment) -> None:

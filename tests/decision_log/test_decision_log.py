@@ -25,6 +25,7 @@ from semgrad_guard.decision_log.decision_log import DecisionLog
 from semgrad_guard.decision_log.entries import Decision
 from semgrad_guard.decision_log.sink import Facts
 from semgrad_guard.decision_log.summary import Summary, by_day, parse_since
+from tests.ports import free_port
 
 OPTIONS = GenerationOptions(max_tokens=4)
 
@@ -144,6 +145,32 @@ def test_the_database_may_be_away(tmp_path: Path) -> None:
     with DecisionLog(folder / "log.db", journal=tmp_path / "journal"):
         pass
     assert set(rows(folder / "log.db")) == ids
+
+
+@pytest.mark.parametrize("kind", ["no folder", "no database", "nobody listens"])
+def test_an_unreachable_log_says_why_once(tmp_path: Path, caplog: pytest.LogCaptureFixture, kind: str) -> None:
+    """At the start, before there is a decision; then it is quiet until the database is back."""
+    (tmp_path / "text.db").write_text("This is no database, and long enough to be taken for none. " * 20)
+    url, why = {
+        "no folder": (tmp_path / "away" / "log.db", "unable to open database file"),
+        "no database": (tmp_path / "text.db", "file is not a database"),
+        "nobody listens": (f"postgresql+psycopg://me:a-password@127.0.0.1:{free_port()}/log", "refused"),
+    }[kind]
+    if kind == "nobody listens":
+        pytest.importorskip("psycopg")
+    with DecisionLog(url, journal=tmp_path / "journal") as log:
+        while not (said := [record for record in caplog.records if record.levelname == "ERROR"]):
+            threading.Event().wait(0.01)
+        assert log.write(verdict("the secret answer")) is not None
+        assert log.flush(timeout=2.5) is False  # it has been tried again
+        assert [record for record in caplog.records if record.levelname == "ERROR"] == said
+        assert why in said[0].getMessage()
+        assert "a-password" not in caplog.text
+        assert "secret" not in caplog.text
+        if kind == "no folder":
+            (tmp_path / "away").mkdir()
+            assert log.flush(timeout=60)
+            assert "the decision log is up to date again" in caplog.text
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="a disk that is full is Linux's")

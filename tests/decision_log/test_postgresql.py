@@ -13,6 +13,7 @@ pytest.importorskip("sqlalchemy", reason="the extra `log` is not installed")
 
 from semgrad_guard.decision_log.decision_log import DecisionLog
 from semgrad_guard.decision_log.sink import Facts
+from semgrad_guard.errors import DecisionLogError
 from tests.postgresql import Postgres
 
 pytestmark = pytest.mark.slow
@@ -40,3 +41,11 @@ def test_it_goes_away_and_comes_back(postgres: Postgres, tmp_path: Path) -> None
         assert [decision.id for decision, _ in log.database.decisions(before=str(ids[4]), limit=2)] == [ids[3], ids[2]]
     with DecisionLog(postgres.url, journal=tmp_path / "journal") as log:  # the tables are there already
         assert len(log.database.decisions()) == 6
+
+
+def test_a_wrong_database_says_so(postgres: Postgres, tmp_path: Path) -> None:
+    with (
+        DecisionLog(f"{postgres.url}-of-another-name", journal=tmp_path / "journal") as log,
+        pytest.raises(DecisionLogError, match='database "postgres-of-another-name" does not exist'),
+    ):
+        log.database.open()
