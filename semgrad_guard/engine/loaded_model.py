@@ -255,9 +255,10 @@ class LoadedModel:
 
     @property
     def context_window(self) -> int | None:
-        """Positions the model can attend over, None if it states no limit."""
+        """Positions the model can attend over, None if it states no limit (XLNet writes -1)."""
         config: Any = self._model.config.get_text_config(decoder=True)
-        return cast("int | None", getattr(config, "max_position_embeddings", None))
+        positions: int | None = getattr(config, "max_position_embeddings", None)
+        return positions if positions is not None and positions > 0 else None
 
     @property
     def doubts(self) -> Sequence[str]:

@@ -18,6 +18,9 @@ from semgrad_guard.errors import (
     InputError,
     PromptTooLongError,
 )
+from tests.conftest import byte_tokenizer
+
+from .generated_models import build as generated
 
 Make = Callable[..., LanguageModel]
 SAMPLED = GenerationOptions(max_tokens=12, temperature=1.0, seed=3)
@@ -61,6 +64,12 @@ def test_a_batch_scores_like_single_answers(language_model: LanguageModel) -> No
         scores = generation.evidence.gradients().scores
         assert scores.tier == "captured"
         assert scores.semgrad == pytest.approx(rescored(language_model, generation), rel=1e-9)
+
+
+def test_a_config_without_a_limit_of_positions_has_no_window() -> None:
+    model = LanguageModel.from_transformers(generated("xlnet"), byte_tokenizer(), name="xlnet")
+    assert model.context_window is None
+    assert model.render("What is tea?").ids
 
 
 def test_max_batch_bounds_the_rows_of_every_batch(make_language_model: Make) -> None:
