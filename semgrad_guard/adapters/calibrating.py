@@ -34,7 +34,8 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True)
 class Example:
-    """What a chain is asked, and the answers that would be right. `key` follows the input."""
+    """What a chain is asked, and the answers that would be right: none where only an abstention is. `key` follows the
+    input."""
 
     input: Any
     answers: tuple[str, ...]
@@ -153,7 +154,7 @@ class Collecting:
 
 
 def read_examples(examples: Iterable[Any]) -> list[Example]:
-    """Pairs of (input, right answer or answers), or mappings with "input" and "answers".
+    """Pairs of (input, right answer or answers), or mappings with "input" and "answers"; None or [] for none.
 
     Raises:
         InputError: an entry is neither, or there are none.
@@ -390,10 +391,13 @@ def _example(given: Any, number: int) -> Example:
         asked, right = cast("tuple[Any, Any]", given)
     else:
         raise InputError(f'example {number} is neither (input, answers) nor {{"input": ..., "answers": [...]}}')
-    several = cast("Iterable[Any]", right) if isinstance(right, Iterable) else ()
-    answers = (right,) if isinstance(right, str) else tuple(several)
-    if not answers or not all(isinstance(answer, str) for answer in answers):
-        raise InputError(f"example {number} needs a right answer as text, or several")
+    several = cast("Iterable[Any]", right) if isinstance(right, Iterable) else (right,)
+    answers = () if right is None else (right,) if isinstance(right, str) else tuple(several)
+    if not all(isinstance(answer, str) and answer.strip() for answer in answers):
+        raise InputError(
+            f"example {number} needs a right answer as text, or several; None or [] where no answer is right but an "
+            "abstention"
+        )
     digest = hashlib.sha256(json.dumps(asked, sort_keys=True, default=repr).encode("utf-8", "surrogatepass"))
     return Example(asked, answers, digest.hexdigest()[:16])
 

@@ -13,7 +13,7 @@ from semgrad_guard.calibration import Calibration, calibrate
 from semgrad_guard.calibration.calibration_set import read_rate
 from semgrad_guard.errors import CalibrationError, InputError, require_known
 from semgrad_guard.evaluation.graders import AnswerGrader, AnswerToGrade, Grader
-from semgrad_guard.evaluation.graders.base import Verdicts
+from semgrad_guard.evaluation.graders.base import Verdicts, settling
 from semgrad_guard.evaluation.graders.labels import NAME, SheetAnswer, labels_for
 from semgrad_guard.evaluation.graders.look import GradedAnswer, doubt, some_of
 from semgrad_guard.evaluation.graders.naming import load_graders
@@ -49,7 +49,8 @@ class ExampleCalibration:
     are.
 
     Args:
-        examples: pairs of (input, right answer or answers), or {"input": ..., "answers": [...]}.
+        examples: pairs of (input, right answer or answers), or {"input": ..., "answers": [...]}; None or no answer
+            where abstaining is right.
         grader: says what is right; its name becomes part of the binding.
         alpha: the largest error rate among the answers that are let through, in (0, 1).
         delta: the largest probability of breaking that promise, in (0, 1).
@@ -156,4 +157,4 @@ class _Function:
 
     def grade(self, answers: Sequence[AnswerToGrade]) -> Verdicts:
         """A verdict for each answer, in order."""
-        return [self(answer.text, answer.references) for answer in answers]
+        return settling(answers, lambda unsettled: [self(each.text, each.references) for each in unsettled])

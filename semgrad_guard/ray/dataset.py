@@ -13,6 +13,7 @@ from semgrad_guard.calibration import Calibration
 from semgrad_guard.errors import InputError
 from semgrad_guard.estimators import Estimator
 from semgrad_guard.evaluation.questions.data import Question
+from semgrad_guard.evaluation.questions.prompts import Phrasing
 from semgrad_guard.evaluation.runs.scoring import TextScorer
 from semgrad_guard.guard import Policy, estimator_of
 from semgrad_guard.loading import ModelSource
@@ -138,7 +139,7 @@ class _RowScorer:
         import torch
 
         torch.set_num_threads(scoring.threads)
-        self._score = TextScorer(scoring.source.load(), scoring.estimator, scoring.policy, scoring.system)
+        self._score = TextScorer(scoring.source.load(), scoring.estimator, scoring.policy, Phrasing(scoring.system))
 
     def __call__(self, table: Any) -> Any:
         """The table with a column more."""

@@ -12,6 +12,7 @@ from semgrad_guard import GenerationOptions, HybridGrad, LanguageModel
 from semgrad_guard.errors import PromptTooLongError
 from semgrad_guard.estimators import GreedyNLL
 from semgrad_guard.evaluation.questions.data import Question
+from semgrad_guard.evaluation.questions.prompts import Phrasing
 from semgrad_guard.evaluation.runs.experiment import Experiment
 from semgrad_guard.evaluation.runs.run import Answering, Batch, batches_of, collect_answers
 from semgrad_guard.evaluation.runs.run_file import Answer
@@ -73,7 +74,7 @@ def test_scores_that_are_kept(tmp_path: Path, language_model: LanguageModel) -> 
     asked: list[int] = []
 
     def spread(batches: Iterable[Batch]) -> Iterator[list[object]]:
-        work = ScoringRecipe(HybridGrad(), None, None)(language_model)
+        work = ScoringRecipe(HybridGrad(), None, Phrasing())(language_model)
         assert isinstance(work, KeptScoring)
         for batch in batches:
             asked.append(batch.start)

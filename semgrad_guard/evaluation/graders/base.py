@@ -6,13 +6,16 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from semgrad_guard.evaluation.graders.abstention import settled
+
 Verdicts = list[bool | None]
 """One for each answer; None where the grader came to no verdict."""
 
 
 @dataclass(frozen=True)
 class AnswerToGrade:
-    """An answer's text to be graded, with its question and any number of references."""
+    """An answer's text to be graded, with its question and any number of references: without one, an abstention is
+    right and nothing else."""
 
     question: str
     text: str
@@ -39,12 +42,16 @@ class AnswerGrader(Protocol):
         ...
 
     def grade(self, answers: Sequence[AnswerToGrade]) -> Verdicts:
-        """A verdict for each answer, in order."""
+        """A verdict for each answer, in order; `settling` gives those that every grader gives alike."""
         ...
 
 
 class WordGrader:
     """A grader by words alone: each answer for itself."""
+
+    def agrees(self, answer: AnswerToGrade) -> bool:
+        """Whether a text that is no abstention says what one of the references says; there is one at least."""
+        raise NotImplementedError
 
     @property
     def name(self) -> str:
@@ -52,17 +59,29 @@ class WordGrader:
         raise NotImplementedError
 
     def __call__(self, text: str, answers: Iterable[str]) -> bool:
-        raise NotImplementedError
+        return self.grade([AnswerToGrade("", text, tuple(answers))])[0] is True
 
     def grade(self, answers: Sequence[AnswerToGrade]) -> Verdicts:
         """A verdict for each answer, in order."""
-        return [self(answer.text, answer.references) for answer in answers]
+        return settling(answers, lambda unsettled: [self.agrees(answer) for answer in unsettled])
+
+
+def settling(answers: Sequence[AnswerToGrade], judge: Callable[[list[AnswerToGrade]], Verdicts]) -> Verdicts:
+    """A verdict for each answer. Abstentions, and answers where only an abstention is right, are not judged."""
+    known = [settled(answer.text, answer.references) for answer in answers]
+    unsettled = [answer for answer, verdict in zip(answers, known, strict=True) if verdict is None]
+    judged = iter(judge(unsettled) if unsettled else ())
+    return [next(judged) if verdict is None else verdict for verdict in known]
 
 
 def any_reference(
     answers: Sequence[AnswerToGrade], judge: Callable[[list[tuple[AnswerToGrade, str]]], Sequence[bool]]
 ) -> Verdicts:
     """Judge every answer against each of its references at once: correct is what agrees with any of them."""
-    pairs = [(answer, reference) for answer in answers for reference in answer.references]
-    agreeing = {pair for pair, agrees in zip(pairs, judge(pairs), strict=True) if agrees}
-    return [any((answer, reference) in agreeing for reference in answer.references) for answer in answers]
+
+    def agreeing(unsettled: list[AnswerToGrade]) -> Verdicts:
+        pairs = [(answer, reference) for answer in unsettled for reference in answer.references]
+        agreed = {pair for pair, agrees in zip(pairs, judge(pairs), strict=True) if agrees}
+        return [any((answer, reference) in agreed for reference in answer.references) for answer in unsettled]
+
+    return settling(answers, agreeing)

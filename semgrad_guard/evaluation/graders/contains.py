@@ -6,7 +6,7 @@ shared words miss it. This grader looks for a reference among the answer's words
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import islice
@@ -14,7 +14,7 @@ from itertools import islice
 from semgrad_guard.engine.texts.words import normalise
 from semgrad_guard.evaluation.graders.asked import Asked, ask
 from semgrad_guard.evaluation.graders.assertion import asserted, denied
-from semgrad_guard.evaluation.graders.base import AnswerToGrade, Verdicts, WordGrader
+from semgrad_guard.evaluation.graders.base import AnswerToGrade, WordGrader
 from semgrad_guard.evaluation.graders.quantity import says_quantity, year_spans
 from semgrad_guard.evaluation.graders.reading import ARTICLES, Reading, Word, read
 from semgrad_guard.evaluation.graders.rivals import claims_another, offered_with_others, other_of_its_kind, said_aside
@@ -61,12 +61,9 @@ class Contains(WordGrader):
     def name(self) -> str:
         return "contains"
 
-    def __call__(self, text: str, answers: Iterable[str]) -> bool:
-        return says("", text, tuple(answers))
-
-    def grade(self, answers: Sequence[AnswerToGrade]) -> Verdicts:
-        """A verdict for each answer, in order."""
-        return [says(answer.question, answer.text, answer.references) for answer in answers]
+    def agrees(self, answer: AnswerToGrade) -> bool:
+        """Whether the text, as an answer to the question, asserts one of the references."""
+        return says(answer.question, answer.text, answer.references)
 
 
 def says(question: str, text: str, references: Sequence[str]) -> bool:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from semgrad_guard.errors import GradingError, MissingExtraError
-from semgrad_guard.evaluation.graders.base import AnswerToGrade, Verdicts
+from semgrad_guard.evaluation.graders.base import AnswerToGrade, Verdicts, settling
 
 if TYPE_CHECKING:
     from langchain_core.language_models import BaseChatModel
@@ -70,11 +70,15 @@ class Judge:
         return f"judge({self._name})"
 
     def grade(self, answers: Sequence[AnswerToGrade]) -> Verdicts:
-        """A verdict for each answer, in order; None, with a warning, where the reply is no verdict.
+        """A verdict for each answer, in order; None, with a warning, where the reply is no verdict. Abstentions, and
+        answers where only one is right, are not asked about.
 
         Raises:
             GradingError: the chat model cannot be asked.
         """
+        return settling(answers, self._ask)
+
+    def _ask(self, answers: Sequence[AnswerToGrade]) -> Verdicts:
         prompts = [_prompt(answer) for answer in answers]
         try:
             replies = self._chat.batch([[("user", prompt)] for prompt in prompts], {"max_concurrency": self._parallel})

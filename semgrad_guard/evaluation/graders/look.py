@@ -27,7 +27,11 @@ class GradedAnswer:
     def __str__(self) -> str:
         """One line of a list."""
         grade = "right" if self.correct else "wrong"
-        texts = (self.question, self.references[0] if self.references else "", self.text or "(no text)")
+        texts = (
+            self.question,
+            self.references[0] if self.references else "no answer is right",
+            self.text or "(no text)",
+        )
         question, reference, text = (_short(each) for each in texts)
         return f"  {grade}: {question} [{reference}] {text}"
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from semgrad_guard.engine.texts.words import normalise, token_f1
 from semgrad_guard.errors import InputError
-from semgrad_guard.evaluation.graders.base import WordGrader
+from semgrad_guard.evaluation.graders.base import AnswerToGrade, WordGrader
 
 
 @dataclass(frozen=True)
@@ -18,9 +18,10 @@ class ExactMatch(WordGrader):
     def name(self) -> str:
         return "exact-match"
 
-    def __call__(self, text: str, answers: Iterable[str]) -> bool:
-        found = normalise(text)
-        return bool(found) and any(found == normalise(answer) for answer in answers)
+    def agrees(self, answer: AnswerToGrade) -> bool:
+        """Whether the text is a reference, but for case, articles and punctuation."""
+        found = normalise(answer.text)
+        return bool(found) and any(found == normalise(reference) for reference in answer.references)
 
 
 @dataclass(frozen=True)
@@ -36,8 +37,9 @@ class TokenF1(WordGrader):
     def name(self) -> str:
         return f"token-f1>={self.threshold:g}"
 
-    def __call__(self, text: str, answers: Iterable[str]) -> bool:
-        return any(token_f1(text, answer) >= self.threshold for answer in answers)
+    def agrees(self, answer: AnswerToGrade) -> bool:
+        """Whether the text shares enough words with a reference."""
+        return any(token_f1(answer.text, reference) >= self.threshold for reference in answer.references)
 
 
 @dataclass(frozen=True)
@@ -57,8 +59,9 @@ class RougeL(WordGrader):
     def name(self) -> str:
         return f"rouge-l>={self.threshold:g}"
 
-    def __call__(self, text: str, answers: Iterable[str]) -> bool:
-        return any(rouge_l(text, answer) >= self.threshold for answer in answers)
+    def agrees(self, answer: AnswerToGrade) -> bool:
+        """Whether the text shares enough words in a reference's order."""
+        return any(rouge_l(answer.text, reference) >= self.threshold for reference in answer.references)
 
 
 def rouge_l(text: str, answer: str) -> float:

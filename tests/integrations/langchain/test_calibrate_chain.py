@@ -252,13 +252,22 @@ def test_forms_of_examples_graders_and_outputs(chat: ChatSemGrad) -> None:
     assert calibrate_chain(hidden, texts, "exact-match", output=lambda said: said[0].text, **RATES).n_wrong == 0
 
 
+@pytest.mark.parametrize("nowhere", [[], None, "I don't know"])
+@pytest.mark.parametrize("grader", ["contains", lambda text, answers: answers[0] in text])
+def test_where_no_answer_is_right_an_abstention_is(chat: ChatSemGrad, grader: Any, nowhere: object) -> None:
+    said = iter(["The documents do not say.", "Narnia Airways", "I'm sorry, but I don't have that information."])
+    examples = [("Which airline?", nowhere), ("And now?", nowhere), ("Who?", "Jane Austen")]
+    made = calibrate_chain(chat, examples, grader, output=lambda _: next(said), **RATES)
+    assert (made.n, made.n_wrong) == (3, 2)
+
+
 @pytest.mark.parametrize(
     ("examples", "changes", "says"),
     [
         ([], {}, "no examples"),
         ([("asked",)], {}, "example 1 is neither"),
         ([{"input": "asked"}], {}, 'needs the keys "input" and "answers"'),
-        ([("asked", [])], {}, "needs a right answer"),
+        ([("asked", "")], {}, "None or \\[\\] where no answer is right"),
         ([("asked", [3])], {}, "needs a right answer"),
         (EXAMPLES, {"reps": 3}, "takes no reps; it takes confidence"),
         (EXAMPLES, {"max_concurrency": 0}, "at least 1"),
