@@ -24,6 +24,7 @@ import yaml
 from semgrad_guard.cli import app
 from semgrad_guard.decision_log.database import Database
 from tests.ports import free_port
+from tests.steps import LIMIT
 
 ROOT = Path(__file__).parents[1]
 DEPLOY = ROOT / "deploy"
@@ -152,7 +153,7 @@ def test_the_container_answers_is_healthy_and_drains(container: Any, tmp_path: P
     late.send(body[10:])
     response = late.getresponse()
     assert (response.status, b"Tokyo" in response.read()) == (200, True), "what had begun is finished"
-    assert process.wait(60) == 0
+    assert process.wait(LIMIT) == 0
     with closing(Database(tmp_path / "state" / "semgrad-guard" / "decisions.db")) as database:
         assert len(database.decisions()) == 3, "the volume holds every answer"
 
@@ -204,7 +205,7 @@ def test_the_images_steps_run_as_a_script(tmp_path: Path) -> None:
             assert (status, answer["choices"][0]["message"]["content"]) == (200, "Tokyo")
         finally:
             process.terminate()
-        assert process.wait(60) == 0
+        assert process.wait(LIMIT) == 0
 
 
 @pytest.mark.slow

@@ -16,6 +16,7 @@ import pytest
 from click.testing import Result
 
 from semgrad_guard import Calibration
+from tests.steps import LIMIT
 
 from .helpers import ASKED
 
@@ -51,7 +52,7 @@ def test_an_interrupted_calibration_continues(run: Run, model_folder: Path, righ
     ) as process:
         wait_for_lines(record, 5, process)
         process.send_signal(signal.SIGINT)
-        stdout, stderr = process.communicate(timeout=60)
+        stdout, stderr = process.communicate(timeout=LIMIT)
 
     assert (process.returncode, stdout) == (130, "")
     assert "Traceback" not in stderr

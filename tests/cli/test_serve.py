@@ -20,6 +20,7 @@ import httpx
 from semgrad_guard.decision_log.decision_log import DecisionLog
 from semgrad_guard.decision_log.sink import Facts
 from semgrad_guard.records import Verdict
+from tests.steps import LIMIT
 
 from .helpers import flat
 
@@ -39,16 +40,16 @@ def test_a_server_from_start_to_end(model_folder: Path, tmp_path: Path, run: Run
         assert line.startswith("Serving tiny at http://127.0.0.1:"), line
         url = line.split()[-1]
         body = {"model": "tiny", "messages": [{"role": "user", "content": "hello"}]}
-        found = httpx.post(f"{url}/chat/completions", json=body, timeout=60)
+        found = httpx.post(f"{url}/chat/completions", json=body, timeout=LIMIT)
         decision_id = found.json()["semgrad_guard"]["decision_id"]
         assert found.headers["x-semgrad-guard-action"] == "abstain"
         assert "server" not in found.headers
         long = body | {"messages": [{"role": "user", "content": "x" * 100}]}
-        refused = httpx.post(f"{url}/chat/completions", json=long, timeout=60)
+        refused = httpx.post(f"{url}/chat/completions", json=long, timeout=LIMIT)
         assert (refused.status_code, refused.json()["error"]["code"]) == (400, "context_length_exceeded")
         assert "this server takes 100" in refused.json()["error"]["message"]
         os.kill(process.pid, signal.SIGTERM)
-        assert process.wait(60) == 0
+        assert process.wait(LIMIT) == 0
     shown = run("decisions", "--log", log, "--json")
     assert json.loads(shown.stdout)["summary"]["abstain"] == 1
     listed = run("decisions", "--log", log, "--csv").stdout.splitlines()
@@ -62,7 +63,7 @@ def test_a_server_ends_in_good_order_from_its_first_line_on(model_folder: Path) 
         assert process.stdout is not None
         assert " at http://127.0.0.1:" in process.stdout.readline()
         os.kill(process.pid, signal.SIGTERM)
-        assert process.wait(60) == 0
+        assert process.wait(LIMIT) == 0
 
 
 def test_decisions_are_shown(tmp_path: Path, run: Run) -> None:

@@ -14,6 +14,7 @@ import pytest
 from click.testing import Result
 
 from semgrad_guard.cli import loading, signals
+from tests.steps import LIMIT
 
 from .helpers import jsonl
 from .test_interrupt import arguments, wait_for_lines
@@ -34,7 +35,7 @@ def test_a_signal_while_a_model_loads(
 
     def interrupted(*_args: object, **_named: object) -> None:
         os.kill(os.getpid(), number)
-        time.sleep(10)  # the signal ends it; where another thread takes the signal, that comes a moment later
+        time.sleep(LIMIT)  # the signal ends it; where another thread takes the signal, that comes a moment later
 
     monkeypatch.setattr(loading, "load_model", interrupted)
     before = signal.getsignal(number)
@@ -67,7 +68,7 @@ def test_a_terminated_calibration_leaves_no_lock(run: Run, model_folder: Path, r
     ) as process:
         wait_for_lines(record, 5, process)
         process.send_signal(signal.SIGTERM)
-        stdout, stderr = process.communicate(timeout=60)
+        stdout, stderr = process.communicate(timeout=LIMIT)
     assert (process.returncode, stdout) == (143, "")
     assert stderr.splitlines()[-1].startswith("Ended by SIGTERM: ")
     assert "answers are kept in" in stderr.splitlines()[-1]

@@ -14,10 +14,12 @@ import torch
 
 from semgrad_guard import GenerationOptions, LanguageModel, Memory
 from semgrad_guard.engine.generation.sampling_plans import Sampling
+from semgrad_guard.engine.generation.stream import TextStream
 from semgrad_guard.engine.interruption import InterruptibleLock, Stop, current_stop, stopping
 from semgrad_guard.engine.replay.memory_budget import FRUGAL
 from semgrad_guard.engine.texts.text_pairs import Entailment
 from semgrad_guard.errors import AnswerCancelledError, DeadlineExceededError, InputError
+from tests.steps import LIMIT, until_stopped
 
 from .snapshots import unchanged
 from .tiny_models import build
@@ -314,11 +316,19 @@ def test_cancelled_from_another_thread(make_language_model: Make) -> None:
     while steps.count < 40:
         time.sleep(0.001)
     stop.cancel()
-    thread.join(30)
+    thread.join(LIMIT)
     assert not thread.is_alive()
     assert len(errors) == 1
     steps.remove()
     assert generated(model) == generated(make_language_model())
+
+
+def held_stream(model: LanguageModel) -> TextStream:
+    """A stream whose model waits, after some steps, until it is told to stop: it cannot be done before."""
+    steps = Steps(model)
+    model._scorer.tiers()
+    steps.expect(100, until_stopped)
+    return model.stream("What is tea?", LONG)
 
 
 class TestStreams:
@@ -326,7 +336,7 @@ class TestStreams:
 
     def test_closed_mid_way(self, make_language_model: Make) -> None:
         model = make_language_model()
-        stream = model.stream("What is tea?", LONG)
+        stream = held_stream(model)
         next(stream)
         stream.close()
         for _ in stream:
@@ -358,12 +368,12 @@ class TestStreams:
 
     def test_dropped_without_a_word(self, make_language_model: Make) -> None:
         model = make_language_model()
-        stream = model.stream("What is tea?", GenerationOptions(max_tokens=200, temperature=1.0, seed=4))
+        stream = held_stream(model)
         next(stream)
         (thread,) = (t for t in threading.enumerate() if t.name == "semgrad-guard-stream")
         worker = stream._worker
         del stream
-        thread.join(60)
+        thread.join(LIMIT)
         assert not thread.is_alive()
         assert isinstance(worker.result, AnswerCancelledError)
 
@@ -372,10 +382,10 @@ class TestStreams:
         model, stop = make_language_model(), Stop()
         if where == "opened":
             with stopping(stop):
-                stream = model.stream("What is tea?", LONG)
+                stream = held_stream(model)
             next(stream)
         else:
-            stream = model.stream("What is tea?", LONG)
+            stream = held_stream(model)
             with stopping(stop):
                 next(stream)
         stop.cancel()
@@ -435,6 +445,6 @@ class TestStop:
 @pytest.fixture(autouse=True)
 def no_thread_left() -> Iterator[None]:
     yield
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + LIMIT
     while any(t.name == "semgrad-guard-stream" for t in threading.enumerate()) and time.monotonic() < deadline:
         time.sleep(0.01)

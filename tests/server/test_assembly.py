@@ -24,6 +24,7 @@ from semgrad_guard.server.batching import MEMORY
 from semgrad_guard.server.keys import Keys
 from semgrad_guard.server.scheduler import Scheduler
 from semgrad_guard.server.settings import ServerSettings
+from tests.steps import LIMIT
 
 from .conftest import asking
 
@@ -81,7 +82,7 @@ def test_whoever_loads_a_model_is_gone(checkpoint: Path) -> None:
         ServerSettings(model=str(checkpoint), threshold=1.0, no_log=True), keys=Keys(), hosts=None, load=load
     )
     server.service.close()
-    seen[0].join(10)
+    seen[0].join(LIMIT)
     assert not seen[0].is_alive()
     with pytest.raises(ModelNotFoundError):
         assemble(ServerSettings(model="/nowhere", threshold=1.0, no_log=True), keys=Keys(), hosts=None)

@@ -133,7 +133,7 @@ def sends(
 
 
 async def hangs(writer: asyncio.StreamWriter) -> None:
-    await asyncio.sleep(60)
+    await asyncio.sleep(600)
 
 
 def said(content: Any = "text", **more: Any) -> str:
@@ -166,7 +166,7 @@ FAULTS: list[tuple[str, Any, bool, str]] = [
 @pytest.mark.parametrize(("respond", "stream", "says"), [f[1:] for f in FAULTS], ids=[f[0] for f in FAULTS])
 async def test_a_faulty_upstream(serve: Serve, scorer: Scheduler, respond: Any, stream: bool, says: str) -> None:
     async with answering(respond) as url:
-        upstream = Upstream(RemoteServer(url, timeout=0.3), scorer)
+        upstream = Upstream(RemoteServer(url, timeout=0.3 if respond is hangs else 60.0), scorer)
         async with serve(ALL, upstream=upstream, scheduler=scorer) as client:
             response = await client.post(CHAT, json=asking(stream=stream))
             assert response.status_code == 502, response.text

@@ -19,8 +19,9 @@ from llama_index_semgrad_guard import SemGradLLM
 from llama_index_semgrad_guard.calls import Turn
 from semgrad_guard import LanguageModel
 from semgrad_guard.errors import EmptyResponseError, InputError
+from tests.steps import LIMIT, Steps, until, until_stopped
 
-from .test_stopping import Steps
+from .test_stopping import require_stopped
 
 QUESTION = "Where is Paris?"
 MESSAGES = [ChatMessage(role="user", content=QUESTION)]
@@ -111,33 +112,23 @@ def test_the_score_never_enters_the_message(llm: SemGradLLM) -> None:
 
 
 async def test_the_async_methods_leave_the_event_loop_free(wide: LanguageModel) -> None:
-    llm = SemGradLLM.from_model(wide, max_tokens=64)
-    task, ticks = asyncio.create_task(llm.acomplete(QUESTION)), 0
-    while not task.done():
-        await asyncio.sleep(0.005)
-        ticks += 1
-    assert ticks >= 3
+    llm, free, steps = SemGradLLM.from_model(wide, max_tokens=4), Event(), Steps(wide)
+    steps.at(2, lambda: until(free.is_set))
+    task = asyncio.create_task(llm.acomplete(QUESTION))
+    await asyncio.to_thread(steps.reached.wait, LIMIT)
+    free.set()  # by the loop, in the midst of the answer
+    assert (await task).text
+    steps.in_all()
 
 
 async def test_a_cancelled_answer_stops_generating(wide: LanguageModel) -> None:
-    llm, short = SemGradLLM.from_model(wide, max_tokens=3000), SemGradLLM.from_model(wide, max_tokens=1)
-    loop, told, alone = asyncio.get_running_loop(), Event(), Steps(wide)
-    short.complete(QUESTION)
-    alone.remove()
+    llm, loop = SemGradLLM.from_model(wide, max_tokens=3000), asyncio.get_running_loop()
     steps = Steps(wide)
     task = asyncio.create_task(llm.acomplete(QUESTION))
-
-    def cancel() -> None:  # on the model's thread, which waits until the task has been told
-        loop.call_soon_threadsafe(lambda: (task.cancel(), loop.call_soon(told.set)))
-        told.wait(10)
-
-    steps.at(5, cancel)
+    steps.at(5, lambda: (loop.call_soon_threadsafe(task.cancel), until_stopped()))
     with pytest.raises(asyncio.CancelledError):
         await task
-    short.complete(QUESTION)  # waits until the model is free
-    steps.remove()
-    assert told.is_set()
-    assert steps.count - alone.count <= 5 + 2
+    await require_stopped(steps, llm)
 
 
 def test_collected_calls_are_scored_only_when_read(llm: SemGradLLM) -> None:

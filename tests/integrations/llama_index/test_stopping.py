@@ -11,32 +11,12 @@ from llama_index.core.chat_engine import SimpleChatEngine
 
 from llama_index_semgrad_guard import GuardedChatEngine, GuardedQueryEngine, GuardedReActAgent, SemGradLLM
 from semgrad_guard import LanguageModel, Policy
+from tests.steps import Steps, until_stopped
 
 from .test_authorship import engine
 
 PASS, QUESTION = Policy(threshold=1e308), "Where is Paris?"
 Ask = Callable[[SemGradLLM], Any]
-
-
-class Steps:
-    """Counts the model's forward passes; when it has seen enough of them, something is done once."""
-
-    def __init__(self, model: LanguageModel) -> None:
-        self.count = 0
-        self._at, self._do = 0, lambda: None
-        layer = next(m for m in model._model.modules() if type(m).__name__.endswith("DecoderLayer"))  # type: ignore[attr-defined]
-        self._handle = layer.register_forward_hook(self._seen)
-
-    def at(self, count: int, do: Callable[[], Any]) -> None:
-        self._at, self._do = count, do
-
-    def _seen(self, *_: Any) -> None:
-        self.count += 1
-        if self.count == self._at:
-            self._do()
-
-    def remove(self) -> None:
-        self._handle.remove()
 
 
 @pytest.fixture
@@ -56,34 +36,36 @@ WAYS: dict[str, Ask] = {
 @pytest.mark.parametrize("way", WAYS)
 async def test_a_cancelled_task_stops_the_model(way: str, endless: tuple[SemGradLLM, Any]) -> None:
     llm, model = endless
-    steps, loop, reached = Steps(model), asyncio.get_running_loop(), asyncio.Event()
-    steps.at(5, lambda: loop.call_soon_threadsafe(reached.set))
+    reached, steps = held(model)
     task = asyncio.ensure_future(_awaited(WAYS[way](llm)))
     await reached.wait()
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    await stopped(steps)
-    answer = llm.model_copy(update={"max_tokens": 1}).complete(QUESTION)
-    assert answer.raw["usage"]["completion_tokens"] == 1
+    await require_stopped(steps, llm)
 
 
 async def test_a_cancelled_run_stops_the_model(endless: tuple[SemGradLLM, Any]) -> None:
     llm, model = endless
-    steps, loop, reached = Steps(model), asyncio.get_running_loop(), asyncio.Event()
-    steps.at(5, lambda: loop.call_soon_threadsafe(reached.set))
+    reached, steps = held(model)
     handler = GuardedReActAgent(llm=llm, policy=PASS).run(user_msg=QUESTION)
     await reached.wait()
     await handler.cancel_run()
-    await stopped(steps)
+    await require_stopped(steps, llm)
 
 
-async def stopped(steps: Steps) -> None:
-    """At most two more decode steps come."""
-    seen = steps.count
-    await asyncio.sleep(0.5)
-    assert steps.count <= seen + 2
-    steps.remove()
+def held(model: LanguageModel) -> tuple[asyncio.Event, Steps]:
+    """The model waits at its fifth step until it is told to stop; the event says that it has come there."""
+    loop, reached, steps = asyncio.get_running_loop(), asyncio.Event(), Steps(model)
+    steps.at(5, lambda: (loop.call_soon_threadsafe(reached.set), until_stopped()))
+    return reached, steps
+
+
+async def require_stopped(steps: Steps, llm: SemGradLLM) -> None:
+    """The step at which the model was held is its last one, and the next caller gets an answer."""
+    assert await asyncio.to_thread(steps.in_all) <= 5
+    answer = await llm.model_copy(update={"max_tokens": 1}).acomplete(QUESTION)
+    assert answer.raw["usage"]["completion_tokens"] == 1
 
 
 async def _awaited(waiting: Any) -> Any:
@@ -96,6 +78,7 @@ def test_a_closed_stream_stops_the_model(guarded: bool, endless: tuple[SemGradLL
     inner: Any = engine(llm, streaming=True)
     pieces = (GuardedQueryEngine(inner, PASS, mode="annotate") if guarded else inner).query(QUESTION).response_gen
     steps = Steps(model)
+    steps.at(5, until_stopped)
     next(pieces)
     pieces.close()
-    asyncio.run(stopped(steps))
+    asyncio.run(require_stopped(steps, llm))
