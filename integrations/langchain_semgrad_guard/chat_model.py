@@ -205,7 +205,8 @@ class ChatSemGrad(SeveralChatModel):
         if request.logprobs:
             metadata["logprobs"] = openai_logprobs(self.language_model, self.estimator, evidence)
         record: dict[str, Any] = {"usage_metadata": convert.usage(generation), "response_metadata": metadata}
-        return AIMessage(content=answer.text, **call_fields(answer.calls, answer.broken), **record)
+        thought = convert.reasoning_fields(verdict)
+        return AIMessage(content=answer.text, **thought, **call_fields(answer.calls, answer.broken), **record)
 
     def _verdict(self, evidence: Any, text: str, request: Request) -> Verdict:
         return assess(
@@ -285,9 +286,11 @@ class ChatSemGrad(SeveralChatModel):
         if answer.tool_calls:
             raise InputError("an answer with tool calls from elsewhere cannot be scored: their text is not known")
         conversation = convert.to_conversation(self._convert_input(messages).to_messages())
-        evidence = self.language_model.evidence(conversation, convert.message_text(answer))
+        reasoned = convert.reasoned(answer)
+        evidence = self.language_model.evidence(conversation, convert.message_text(answer), reasoned=reasoned)
         request = Request(conversation, self._options(None, {}), AnswerForm())
-        verdict = self._verdict(evidence, convert.message_text(answer), request)
+        verdict = self._verdict(evidence, evidence.text, request)
+        answer = convert.with_answer(answer, verdict)
         metadata = {**answer.response_metadata, METADATA_KEY: verdict.metadata()}
         if self.logprobs:
             metadata["logprobs"] = openai_logprobs(self.language_model, self.estimator, evidence)

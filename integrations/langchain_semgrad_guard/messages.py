@@ -19,6 +19,7 @@ from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, LLMResul
 from langchain_semgrad_guard.tools import CALL_BLOCKS, calls_of, unreadable_of
 from semgrad_guard import METADATA_KEY, Generation, Message, Verdict
 from semgrad_guard.adapters.call_ids import short_id
+from semgrad_guard.adapters.reasoning import BLOCKS, tells_reasoning
 from semgrad_guard.adapters.records import verdict_of_record
 from semgrad_guard.errors import InputError
 
@@ -28,7 +29,7 @@ PROVIDER = "semgrad_guard"
 """`model_provider` in response metadata and in traces."""
 
 _ROLES: Mapping[str, str] = {"system": "system", "human": "user", "ai": "assistant", "tool": "tool"}
-_LEFT_OUT = CALL_BLOCKS | {"thinking", "redacted_thinking", "reasoning", "reasoning_content", "non_standard"}
+_LEFT_OUT = CALL_BLOCKS | BLOCKS | {"non_standard"}
 """Blocks of an assistant's earlier turn that are no part of the next prompt: calls stand in `tool_calls` too, and chat
 templates leave earlier reasoning out."""
 _SAFE_METADATA = ("model_name", "model_provider")
@@ -47,6 +48,8 @@ def usage(generation: Generation) -> UsageMetadata:
     """Tokens read, how many of them an earlier prompt had in common, and tokens produced (the end token counts)."""
     read, produced = len(generation.prompt.ids), generation.completion_tokens
     found = UsageMetadata(input_tokens=read, output_tokens=produced, total_tokens=read + produced)
+    if generation.reasoning is not None:
+        found["output_token_details"] = {"reasoning": len(generation.reasoning.ids) or produced}
     if generation.reused_tokens:
         found["input_token_details"] = {"cache_read": generation.reused_tokens}
     return found
@@ -85,6 +88,32 @@ def stage_verdict(message: BaseMessage) -> Verdict | None:
     record: Any = message.response_metadata.get(METADATA_KEY)
     whole = not isinstance(message, AIMessageChunk)
     return None if record is None else verdict_of_record(record, message_text(message), whole=whole)
+
+
+def reasoned(message: AIMessage) -> bool:
+    """Whether a message tells that its text follows on reasoning: in a block, in a field, or in the tokens' count."""
+    blocks = message.content if isinstance(message.content, list) else []
+    return any(isinstance(block, dict) and block.get("type") in BLOCKS for block in blocks) or tells_reasoning(
+        message.additional_kwargs, message.response_metadata, message.usage_metadata
+    )
+
+
+def with_answer(message: M, verdict: Verdict) -> M:
+    """The message with the answer alone as its text, and the reasoning that its text held where LangChain looks for it.
+
+    Log-probabilities spell the reasoning as well; they are those of another text now.
+    """
+    if verdict.text == message_text(message):
+        return message
+    metadata = {key: value for key, value in message.response_metadata.items() if key != "logprobs"}
+    kwargs = {**message.additional_kwargs, **reasoning_fields(verdict).get("additional_kwargs", {})}
+    changes = {"content": verdict.text, "additional_kwargs": kwargs, "response_metadata": metadata}
+    return message.model_copy(update=changes)
+
+
+def reasoning_fields(verdict: Verdict) -> dict[str, Any]:
+    """The field of a message that LangChain reads as a reasoning block."""
+    return {"additional_kwargs": {"reasoning_content": verdict.reasoning}} if verdict.reasoning else {}
 
 
 def verdict_of(response: LLMResult) -> Verdict | None:

@@ -20,8 +20,6 @@ from semgrad_guard.errors import InputError
 from semgrad_guard.guard import Answerer, ain_time, in_time
 from semgrad_guard.records import PromptForm
 
-_REASONING = frozenset({"thinking", "redacted_thinking", "reasoning", "reasoning_content"})
-
 
 def asked(model: BaseChatModel, call: Call) -> ChatResult:
     """What the model says, from LangChain's cache or made anew; only tracers hear its run."""
@@ -67,8 +65,10 @@ def scored(
         conversation, template_options = convert.to_conversation(messages), _template_options(told)
     except InputError as error:
         return convert.decided(message, answerer.unscored(text, str(error)))
-    draft = answerer.scored(conversation, text, template_options=template_options, cut=convert.was_cut(message))
-    return convert.decided(message, draft.verdict.model_copy(update={"options": dict(options)}))
+    cut, reasoned = convert.was_cut(message), convert.reasoned(message)
+    draft = answerer.scored(conversation, text, template_options=template_options, cut=cut, reasoned=reasoned)
+    verdict = draft.verdict.model_copy(update={"options": dict(options)})
+    return convert.decided(convert.with_answer(message, verdict), verdict)
 
 
 def _template_options(told: Mapping[str, Any]) -> dict[str, Any]:
@@ -98,9 +98,6 @@ def _require_plain_text(message: AIMessage) -> None:
     """Raise an `InputError` for an answer whose tokens are not known from its text."""
     if message.tool_calls or message.invalid_tool_calls:
         raise InputError("the answer calls tools, and how its server wrote the calls is not known")
-    blocks = [] if isinstance(message.content, str) else message.content
-    if any(isinstance(block, dict) and block.get("type") in _REASONING for block in blocks):
-        raise InputError("the answer follows on reasoning, which is no part of its text")
 
 
 @contextmanager

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from typing import Protocol, cast
+from typing import Any, Protocol, cast
 
 from langchain_core.messages import AIMessage, AIMessageChunk, message_chunk_to_message
 from langchain_core.outputs import ChatGenerationChunk, ChatResult
@@ -11,6 +11,7 @@ from langchain_core.outputs import ChatGenerationChunk, ChatResult
 from langchain_semgrad_guard import messages as convert
 from langchain_semgrad_guard.answers import AsyncLiveAnswer, Call, LiveAnswer
 from semgrad_guard import METADATA_KEY, Generation
+from semgrad_guard.adapters.reasoning import may_begin_thought
 from semgrad_guard.errors import InputError
 from semgrad_guard.guard import AsyncLiveAnswer as AsyncLiveText
 from semgrad_guard.guard import Draft, off_loop
@@ -99,16 +100,22 @@ class ServedWriting:
     ) -> None:
         self._owner, self._call, self._pieces, self._is_scored = owner, call, pieces, scored
         self._heard: ChatGenerationChunk | None = None
+        self._held = False
 
     def __iter__(self) -> Iterator[ChatGenerationChunk]:
         for piece in self._pieces:
             yield self.passed_on(piece)
 
     def passed_on(self, piece: ChatGenerationChunk) -> ChatGenerationChunk:
-        """A piece on its way: not yet the last."""
+        """A piece on its way: not yet the last. Text that may turn out to be reasoning is held back."""
         message = piece.message.model_copy(update={"chunk_position": None})
         passed = ChatGenerationChunk(message=message, generation_info=piece.generation_info)
         self._heard = passed if self._heard is None else self._heard + passed
+        if isinstance(message.content, str) and message.content:
+            text, held = convert.message_text(self._heard.message), self._held
+            self._held = may_begin_thought(text)
+            if held or self._held:
+                message = message.model_copy(update={"content": "" if self._held else text})
         return ChatGenerationChunk(message=message.model_copy(), generation_info=piece.generation_info)
 
     def draft(self) -> Draft[AIMessage]:
@@ -120,13 +127,16 @@ class ServedWriting:
         return self._owner.draft_of(scored, self._call)
 
     def last(self, message: AIMessage) -> list[ChatGenerationChunk]:
-        """The chunk that closes the stream: the record, and nothing else."""
+        """The chunk that closes the stream: the record, and text that was held back."""
         record = (
             {METADATA_KEY: message.response_metadata[METADATA_KEY]} if METADATA_KEY in message.response_metadata else {}
         )
-        return [
-            ChatGenerationChunk(message=AIMessageChunk(content="", response_metadata=record, chunk_position="last"))
-        ]
+        said: dict[str, Any] = {"content": ""}
+        if self._held:
+            kwargs = message.additional_kwargs
+            thought = {name: kwargs[name] for name in ("reasoning_content",) if name in kwargs}
+            said = {"content": convert.message_text(message), "additional_kwargs": thought}
+        return [ChatGenerationChunk(message=AIMessageChunk(**said, response_metadata=record, chunk_position="last"))]
 
     def close(self) -> None:
         """Leave the stream."""

@@ -10,7 +10,7 @@ from pydantic import BeforeValidator, Field, PrivateAttr, SkipValidation
 
 from llama_index_semgrad_guard.calls import ModelCall, current_turn
 from llama_index_semgrad_guard.events import report
-from llama_index_semgrad_guard.records import raw_record
+from llama_index_semgrad_guard.records import REASONING, raw_record
 from semgrad_guard import METADATA_KEY, Estimator, Generation, GenerationOptions, HybridGrad, LanguageModel, Verdict
 from semgrad_guard.adapters.settings import call_options, weights_of
 from semgrad_guard.adapters.weights import Weights
@@ -137,7 +137,8 @@ class AnsweringLLM(LLM):
             return record
         record_draft(call.verdict, call.prompt)
         report(call.verdict, "llm")
-        return {**record, METADATA_KEY: call.verdict.metadata()}
+        thought = {REASONING: call.verdict.reasoning} if call.verdict.reasoning else {}
+        return {**record, **thought, METADATA_KEY: call.verdict.metadata()}
 
     def _assess(self, generation: Generation, options: GenerationOptions) -> Verdict:
         return self._answerer(options).draft(generation).verdict

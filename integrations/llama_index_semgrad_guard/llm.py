@@ -125,7 +125,7 @@ class SemGradLLM(AnsweringLLM):
             answerer.model,
             answerer.estimator,
             evidence,
-            text=response,
+            text=evidence.text,
             options=answerer.options,
             prompt_template=answerer.prompt_template,
         )

@@ -5,12 +5,22 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from llama_index.core.base.llms.types import ChatMessage, ChatResponse, CompletionResponse, MessageRole, TextBlock
+from llama_index.core.base.llms.types import (
+    ChatMessage,
+    ChatResponse,
+    CompletionResponse,
+    MessageRole,
+    TextBlock,
+    ThinkingBlock,
+)
 from llama_index.core.base.response.schema import AsyncStreamingResponse, Response
 
 from semgrad_guard import METADATA_KEY, Generation, Message, Verdict
 from semgrad_guard.adapters.records import verdict_of_record
 from semgrad_guard.errors import InputError
+
+REASONING = "reasoning_content"
+"""Where `raw` holds the reasoning before an answer."""
 
 _ROLES: Mapping[MessageRole, str] = {
     MessageRole.DEVELOPER: "system",
@@ -61,7 +71,9 @@ def decided_of(response: Any) -> Verdict | None:
 
 def chat_response(text: str, record: dict[str, Any] | None, *, delta: str | None = None) -> ChatResponse:
     """An answer as LlamaIndex's chat methods return it; the record stands beside the message, never in it."""
-    message = ChatMessage(role=MessageRole.ASSISTANT, content=text)
+    thought = None if record is None else record.get(REASONING)
+    blocks = [*([ThinkingBlock(content=thought)] if thought else []), TextBlock(text=text)]
+    message = ChatMessage(role=MessageRole.ASSISTANT, blocks=blocks)
     return ChatResponse(message=message, raw=record, delta=delta, additional_kwargs=_beside(record))
 
 
@@ -87,6 +99,8 @@ def text_of(response: Any) -> str:
 def _turn(message: ChatMessage, number: int) -> Message:
     texts: list[str] = []
     for block in message.blocks:
+        if isinstance(block, ThinkingBlock):  # chat templates leave earlier reasoning out
+            continue
         if not isinstance(block, TextBlock):
             raise InputError(f"message {number} holds a {type(block).__name__}; this model reads text only")
         texts.append(block.text)

@@ -7,7 +7,7 @@ import pytest
 from semgrad_guard import GenerationOptions, Guard, HybridGrad, LanguageModel, Policy
 from semgrad_guard.engine.generation.running_batch import Asked
 from semgrad_guard.errors import InputError
-from semgrad_guard.estimators import MeanEntropy
+from semgrad_guard.estimators import Estimator, MeanEntropy, SelfConsistency, SemanticEntropy
 from semgrad_guard.guard import Answerer
 from tests.thinking import ANSWERS, THOUGHTS, UNTHOUGHT, thinking_model, written
 
@@ -79,6 +79,13 @@ def test_a_running_batch_keeps_the_rule(model: LanguageModel) -> None:
     (generation,) = batch.generations(rows)
     assert (generation.text, "".join(heard)) == (ANSWERS[QUESTIONS[0]], ANSWERS[QUESTIONS[0]])
     assert generation.evidence.gradients() is None
+
+
+@pytest.mark.parametrize("estimator", [SelfConsistency(), SemanticEntropy()])
+def test_samples_that_reason_are_compared_with_no_answer(model: LanguageModel, estimator: Estimator) -> None:
+    score = estimator(model.evidence(QUESTIONS[0], ANSWERS[QUESTIONS[0]]))
+    assert score.uncertainty is None
+    assert "reasoning" in (score.reason or "")
 
 
 def test_a_text_from_elsewhere_is_read_by_the_same_rule(model: LanguageModel) -> None:

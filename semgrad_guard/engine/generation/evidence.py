@@ -16,14 +16,14 @@ from semgrad_guard.engine.generation.reading import Ids, Reading
 from semgrad_guard.engine.generation.sampling_plans import Sample, SamplingPlan
 from semgrad_guard.engine.objective import Objective
 from semgrad_guard.engine.prompts.prompt import Prompt
-from semgrad_guard.engine.prompts.reasoning import Reasoning
+from semgrad_guard.engine.prompts.reasoning import Reasoning, why_unscored
 from semgrad_guard.engine.replay.captured_states import CapturedStates
 from semgrad_guard.engine.replay.token_batch import TokenBatch
 from semgrad_guard.engine.scoring.attention_reading import AttentionReading
 from semgrad_guard.engine.scoring.observation import HeadGradient, Observation
 from semgrad_guard.engine.scoring.scorer import clean_slate
 from semgrad_guard.engine.scoring.scores import GradientScores
-from semgrad_guard.errors import DetachedRecordError
+from semgrad_guard.errors import DetachedRecordError, ScoringError
 from semgrad_guard.records import Conversation, in_context
 
 T = TypeVar("T")
@@ -392,6 +392,9 @@ class Evidence:
 
         `temperature` is that of the samples' log-probabilities, however they were drawn. Answers of other origin are
         compared with what this model would say.
+
+        Raises:
+            ScoringError: the model reasons before some of them, and answers behind reasoning are not scored.
         """
         batch = self.scoring
 
@@ -402,7 +405,11 @@ class Evidence:
             drafts = [row.together(plan, draw) for row in rows]
             return batch.sampler.judged(batch.prompts, drafts, temperature=temperature)
 
-        return self.together((plan, temperature), judge)
+        samples = self.together((plan, temperature), judge)
+        if any(sample.reasoned for sample in samples):
+            switch = self.prompt.thinking is not None and self.prompt.thinking.switch
+            raise ScoringError(f"of the answers drawn, some have no score: {why_unscored(switch=switch)}")
+        return samples
 
     def together(self, key: Hashable, work: Callable[[Sequence[Evidence]], Sequence[T]]) -> T:
         """What `work` returns for this answer: done once for the whole batch, remembered under `key`."""

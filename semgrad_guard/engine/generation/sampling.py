@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Protocol
 
 from semgrad_guard.engine.generation.evidence import Sampler
-from semgrad_guard.engine.generation.generation import Codec, visible
+from semgrad_guard.engine.generation.generation import Codec, answered
 from semgrad_guard.engine.generation.reading import Ids, Reading, likeliest, read
 from semgrad_guard.engine.generation.sampling_plans import Sample, SamplingPlan
 from semgrad_guard.engine.prompts.prompt import Prompt
@@ -36,8 +36,11 @@ class ModelSampler(Sampler):
     ) -> list[tuple[Sample, ...]]:
         """`plan.count` answers to each prompt, not yet judged; `stop` strings end them before themselves."""
         rows = self._decoder.draw([prompt.ids for prompt in prompts], plan, window=self._window, stop=stop)
-        seen = [visible(ids, stop, self._decoder) for ids in rows]
-        samples = [Sample(answer.text, answer.ids) for answer in seen]
+        seen = [
+            answered(ids, stop, self._decoder, prompts[row // plan.count].thinking, cut=len(ids) >= plan.max_tokens)
+            for row, ids in enumerate(rows)
+        ]
+        samples = [Sample(each.text, each.scored_ids, reasoned=each.reasoning is not None) for each in seen]
         return [tuple(samples[start : start + plan.count]) for start in range(0, len(samples), plan.count)]
 
     def judged(

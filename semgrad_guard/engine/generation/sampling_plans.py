@@ -87,13 +87,15 @@ class Sample:
     """One more answer: its text, the tokens that carry it, and what the model thinks of them.
 
     `ids` and `log_probs` (nats) leave the end token out; both are empty where the model ended at once. `embedding` is
-    the middle layer's state of the last token, None where there is no token or the layers are unknown.
+    the middle layer's state of the last token, None where there is no token or the layers are unknown. `reasoned` says
+    that it follows on reasoning; then it holds no tokens.
     """
 
     text: str
     ids: tuple[int, ...]
     log_probs: tuple[float, ...] = ()
     embedding: tuple[float, ...] | None = field(default=None, repr=False)
+    reasoned: bool = False
 
 
 class DiversityPenalty(LogitsProcessor):

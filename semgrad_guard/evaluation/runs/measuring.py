@@ -18,6 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from semgrad_guard.engine.cost_accounting import with_cost
 from semgrad_guard.engine.generation.evidence import BatchScoring, Evidence
 from semgrad_guard.engine.generation.sampling_plans import plan_record
+from semgrad_guard.errors import DetachedRecordError, ScoringError
 from semgrad_guard.estimators import Estimator
 from semgrad_guard.estimators.mutual_information import MutualInformation
 from semgrad_guard.estimators.sampled import AskingEstimator
@@ -128,7 +129,7 @@ def measure(
             if None in known.values():
                 drawn = [(row, each) for row, each in group if plan in plans and part.samples(plan, row) is None]
                 sets = {row: _samples(each, plan, plans[plan]) for row, each in drawn if each.response_ids}
-                part.keep(name, cells, plan, sets)
+                part.keep(name, cells, plan, {row: each for row, each in sets.items() if each is not None})
             for row, cell in cells.items():
                 measured[row][name] = cell
     found = [[part.samples(plan, row) for plan in plans] for row in range(len(answers))]
@@ -161,8 +162,14 @@ def _cell(estimator: Estimator, evidence: Evidence) -> Cell:
     return Cell(score=kept_score(score), milliseconds=round(cost, 3))
 
 
-def _samples(evidence: Evidence, plan: Any, temperature: float) -> SampleSet:
-    drawn = evidence.samples(plan, temperature=temperature)
+def _samples(evidence: Evidence, plan: Any, temperature: float) -> SampleSet | None:
+    """What a plan drew for an answer; None where that cannot be scored, as the method's cell tells."""
+    try:
+        drawn = evidence.samples(plan, temperature=temperature)
+    except DetachedRecordError:  # says nothing about the answer
+        raise
+    except ScoringError:
+        return None
     return SampleSet(
         plan={"kind": type(plan).__name__, **plan_record(plan)},
         temperature=temperature,

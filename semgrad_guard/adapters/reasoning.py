@@ -1,0 +1,46 @@
+"""Whether what came with an answer says that reasoning stood before it: the names that servers and frameworks use."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, cast
+
+from semgrad_guard.engine.prompts.reasoning import may_begin_thought
+
+__all__ = ["BLOCKS", "may_begin_thought", "tells_reasoning"]
+
+BLOCKS = frozenset({"thinking", "redacted_thinking", "reasoning", "reasoning_content"})
+"""Types of content blocks that hold reasoning."""
+
+_NAMES = ("reasoning_content", "reasoning", "thinking", "thinking_blocks", "reasoning_details")
+_COUNTS = ("reasoning_tokens", "reasoning", "thoughts_token_count")
+_USAGE = (
+    "usage",
+    "token_usage",
+    "usage_metadata",
+    "completion_tokens_details",
+    "output_token_details",
+    "output_tokens_details",
+)
+
+
+def tells_reasoning(*records: object) -> bool:
+    """Whether one of the records (fields beside a message, its metadata, its usage) tells of reasoning."""
+    return any(_tells(cast("Mapping[str, Any]", each)) for each in records if isinstance(each, Mapping))
+
+
+def _tells(record: Mapping[str, Any]) -> bool:
+    named = (record.get(name) for name in _NAMES)
+    counts = (record.get(name) for name in _COUNTS)
+    return (
+        any(_holds(value) for value in named)
+        or any(isinstance(count, int) and count > 0 for count in counts)
+        or tells_reasoning(*(record.get(name) for name in _USAGE))
+    )
+
+
+def _holds(value: object) -> bool:
+    """Whether a field holds reasoning: text, parts, or an item of OpenAI's; settings of reasoning are none."""
+    if isinstance(value, Mapping):
+        return cast("Mapping[str, Any]", value).get("type") == "reasoning"
+    return isinstance(value, str | list) and value not in ("", [])

@@ -1,0 +1,125 @@
+"""Models that think, in LangChain: a message's text is the answer, and an answer behind reasoning has no score."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from langchain_core.callbacks import CallbackManagerForLLMRun
+from langchain_core.language_models.chat_models import BaseChatModel
+from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage, HumanMessage
+from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
+
+from langchain_semgrad_guard import ChatSemGrad, GuardedChatModel, get_verdict
+from semgrad_guard import Policy
+from tests.thinking import ANSWERS, THOUGHTS, thinking_model, written
+
+QUESTION = next(iter(ANSWERS))
+ANSWER, THOUGHT = ANSWERS[QUESTION], THOUGHTS[QUESTION]
+ALL = Policy(threshold=1e9)
+USAGE = {"input_tokens": 1, "output_tokens": 9, "total_tokens": 10}
+
+
+class Served(BaseChatModel):
+    """A model behind a server, which answers with this message."""
+
+    message: AIMessage
+
+    @property
+    def _llm_type(self) -> str:
+        return "served"
+
+    def _generate(
+        self,
+        messages: list[BaseMessage],
+        stop: list[str] | None = None,
+        run_manager: CallbackManagerForLLMRun | None = None,
+        **kwargs: Any,
+    ) -> ChatResult:
+        return ChatResult(generations=[ChatGeneration(message=self.message)])
+
+    def _stream(
+        self,
+        messages: list[BaseMessage],
+        stop: list[str] | None = None,
+        run_manager: CallbackManagerForLLMRun | None = None,
+        **kwargs: Any,
+    ) -> Iterator[ChatGenerationChunk]:
+        said = self.message.model_dump(exclude={"type", "content"})
+        text = str(self.message.content)
+        pieces = [text] if isinstance(self.message.content, list) else list(text)
+        for number, piece in enumerate(pieces):
+            content = self.message.content if isinstance(self.message.content, list) else piece
+            yield ChatGenerationChunk(message=AIMessageChunk(content=content, **({} if number else said)))
+
+
+def delivered(model: Any, *, stream: bool) -> AIMessage:
+    if not stream:
+        return model.invoke(QUESTION)
+    whole = None
+    for chunk in model.stream(QUESTION):
+        whole = chunk if whole is None else whole + chunk
+    assert whole is not None
+    return whole
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+def test_a_local_model_tells_its_reasoning_apart(stream: bool) -> None:
+    message = delivered(ChatSemGrad.from_model(thinking_model()), stream=stream)
+    verdict = get_verdict(message)
+    assert (message.text, message.additional_kwargs["reasoning_content"]) == (ANSWER, THOUGHT)
+    assert [block["type"] for block in message.content_blocks] == ["reasoning", "text"]
+    assert verdict is not None
+    assert (verdict.status, verdict.promised) == ("unscored", False)
+    used: Any = message.usage_metadata
+    assert used["output_token_details"]["reasoning"] > 0
+    again = ChatSemGrad.from_model(thinking_model()).invoke([HumanMessage(QUESTION), message, HumanMessage(QUESTION)])
+    assert again.text, "as history the answer goes back alone"
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+def test_reasoning_is_withheld_with_its_answer(stream: bool) -> None:
+    guarded = GuardedChatModel(ChatSemGrad.from_model(thinking_model()), policy=ALL)
+    message = delivered(guarded, stream=stream)
+    assert message.text == "I don't know."
+    assert THOUGHT not in repr(message)
+
+
+FORMS: dict[str, AIMessage] = {
+    "a block": AIMessage([{"type": "reasoning", "reasoning": THOUGHT}, {"type": "text", "text": ANSWER}]),
+    "reasoning_content": AIMessage(ANSWER, additional_kwargs={"reasoning_content": THOUGHT}),
+    "reasoning": AIMessage(ANSWER, additional_kwargs={"reasoning": {"type": "reasoning", "summary": []}}),
+    "metadata": AIMessage(ANSWER, response_metadata={"reasoning_content": THOUGHT}),
+    "token usage": AIMessage(
+        ANSWER, response_metadata={"token_usage": {"completion_tokens_details": {"reasoning_tokens": 3}}}
+    ),
+    "usage": AIMessage(ANSWER, usage_metadata={**USAGE, "output_token_details": {"reasoning": 28}}),  # type: ignore[typeddict-item]
+    "raw": AIMessage(written(QUESTION)),
+    "none": AIMessage(
+        ANSWER,
+        additional_kwargs={"reasoning_content": None, "reasoning": {"effort": "low"}},
+        usage_metadata={**USAGE, "output_token_details": {"reasoning": 0}},  # type: ignore[typeddict-item]
+    ),
+}
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+@pytest.mark.parametrize("form", FORMS)
+def test_an_answer_that_follows_on_reasoning_elsewhere_is_unscored(form: str, stream: bool) -> None:
+    served, scorer = Served(message=FORMS[form]), thinking_model()
+    message = delivered(GuardedChatModel(served, policy=ALL, scorer=scorer, mode="annotate"), stream=stream)
+    verdict = get_verdict(message)
+    assert verdict is not None
+    assert (message.text, verdict.text) == (ANSWER, ANSWER)
+    assert verdict.status == ("scored" if form == "none" else "unscored")
+    if form != "none":
+        assert "reasoning" in (verdict.reason or "")
+        held = delivered(GuardedChatModel(served, policy=ALL, scorer=scorer), stream=stream)
+        assert held.text == "I don't know."
+        assert THOUGHT not in repr(held)
+    if form == "raw":
+        assert message.additional_kwargs["reasoning_content"] == THOUGHT
+    scored = ChatSemGrad.from_model(scorer).score(QUESTION, FORMS[form])
+    assert get_verdict(scored) is not None
+    assert get_verdict(scored).status == verdict.status  # type: ignore[union-attr]
