@@ -97,7 +97,8 @@ class PromptForm:
     `text` is what was tokenised, `tokens` how many tokens it has. `roles` are those of the conversation's turns, in
     order; `user_text` is the last turn that the user wrote (the last turn at all if no user spoke). `tools` is the
     fingerprint of the tools that the chat template was handed, None where it was handed none. `rewritten` says that
-    what it asks may not be what the user asked: other code, or another call of a model, has had a hand in it.
+    what it asks may not be what the user asked: other code, or another call of a model, has had a hand in it. `control`
+    are the control tokens that its turns' texts hold: whoever typed them has written marks of turns.
     """
 
     text: str
@@ -106,6 +107,7 @@ class PromptForm:
     user_text: str
     tools: str | None = None
     rewritten: bool = False
+    control: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -200,7 +200,7 @@ def _content_id(calibration: Calibration) -> str:
     return hashlib.sha256(canonical.encode()).hexdigest()[:16]
 
 
-_LATER = frozenset({"max_tokens", "stop", "also", "options", "rewritten"})
+_LATER = frozenset({"max_tokens", "stop", "also", "options", "rewritten", "control"})
 """What bindings and shapes state since version 0.2.0, where there is something to state."""
 
 

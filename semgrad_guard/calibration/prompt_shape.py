@@ -44,6 +44,8 @@ _REWRITTEN = (
     "prompt was that so; calibrate the whole that answers (calibrate_engine)"
 )
 
+_CONTROL = "a text in it holds the control token {!r}, as in no calibration prompt"
+
 
 class Range(BaseModel):
     """The smallest and the largest number that are familiar."""
@@ -117,7 +119,8 @@ class PromptShape(BaseModel):
 
     `n` prompts were seen. `steps` are the pairs of roles that follow each other ("" stands for the beginning and the
     end), `turns` and `tokens` the ranges of their numbers, `tools` the fingerprints of the tools handed over (None:
-    no tools), and `rewritten` whether there were questions among them that a user had not asked so. `static` is the
+    no tools), `rewritten` whether there were questions among them that a user had not asked so, and `control` the
+    control tokens that stood in their turns' texts. `static` is the
     text that all share. `gaps` are the ranges of what stands between the static pieces (None where nothing does), and
     `user_text` those of the last user turn. `vocabulary` holds all words. No text of a prompt is kept, only digests
     and a bitmap: words can be tried on them, not read out.
@@ -136,6 +139,7 @@ class PromptShape(BaseModel):
     user_text: TextRange
     vocabulary: Vocabulary
     rewritten: bool = False
+    control: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, forms: Iterable[PromptForm]) -> Self:
@@ -164,6 +168,7 @@ class PromptShape(BaseModel):
             user_text=TextRange.of([_measured(turn, turn.vocabulary & only_here) for turn in asked]),
             vocabulary=Vocabulary.of(counts),
             rewritten=any(form.rewritten for form in seen),
+            control=tuple(sorted({token for form in seen for token in form.control})),
         )
 
     def differences(self, form: PromptForm) -> tuple[str, ...]:
@@ -172,6 +177,7 @@ class PromptShape(BaseModel):
             *self._of_turns(form.roles),
             *([] if form.tools in self.tools else ["it comes with other tools than the calibration prompts"]),
             *([_REWRITTEN] if form.rewritten and not self.rewritten else []),
+            *(_CONTROL.format(token) for token in form.control if token not in self.control),
             *([] if form.tokens in self.tokens else [_counted(form.tokens, "tokens", self.tokens)]),
             *self._of_text(Words.of(form.text)),
             *self._measured_against(self.user_text, Words.of(form.user_text), "the last user turn"),

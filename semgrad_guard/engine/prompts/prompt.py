@@ -11,6 +11,7 @@ from typing import Any, cast
 from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
+from semgrad_guard.engine.prompts.control import control_tokens
 from semgrad_guard.engine.prompts.reasoning import Thinking, has_marks, thinking_of
 from semgrad_guard.engine.prompts.semantic_token import MARK, TokenizedText, find_semantic_token, header_text
 from semgrad_guard.errors import EmptyPromptError, InputError, PromptTooLongError, UnsupportedModelError
@@ -45,8 +46,9 @@ class Prompt:
 
     `question` is the last text the user wrote (the last text at all if no user spoke), or what its `Message` names as
     the bare question; `context` is the passage that it names, if it does. `roles` are those of the turns, `asked` is
-    the whole turn that asks, and `tools` the fingerprint of the template's tools. `thinking` says how the model writes
-    thoughts behind it, None where the template names no marks of thoughts.
+    the whole turn that asks, and `tools` the fingerprint of the template's tools. `control` are the control tokens in
+    the turns' own texts (see `control_tokens`). `thinking` says how the model writes thoughts behind it, None where the
+    template names no marks of thoughts.
     """
 
     text: str
@@ -57,13 +59,19 @@ class Prompt:
     roles: tuple[str, ...] = ("user",)
     asked: str = ""
     tools: str | None = None
+    control: tuple[str, ...] = ()
     thinking: Thinking | None = None
 
     @property
     def form(self) -> PromptForm:
         """What the prompt looks like, as plain data: whether a calibration has seen its like is read off it."""
         return PromptForm(
-            text=self.text, tokens=len(self.ids), roles=self.roles, user_text=self.asked, tools=self.tools
+            text=self.text,
+            tokens=len(self.ids),
+            roles=self.roles,
+            user_text=self.asked,
+            tools=self.tools,
+            control=self.control,
         )
 
 
@@ -92,6 +100,7 @@ def render(
     turns = _turns(conversation)
     options = dict(template_options or {})
     described = _described(conversation, turns, options)
+    described["control"] = control_tokens(tokenizer, [*turns, options.get("documents")])
     template = chat_template(tokenizer, options)
     if template is None:
         require_bounded(_joined(turns), window, name="prompt")
