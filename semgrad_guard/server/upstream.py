@@ -14,10 +14,9 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
-from typing import Annotated, Any, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import httpx
-from pydantic import BaseModel, ConfigDict, Field, StrictInt, StrictStr
 
 from semgrad_guard.calibration.call_options import call_options
 from semgrad_guard.engine.prompts.reasoning import may_begin_thought
@@ -27,6 +26,17 @@ from semgrad_guard.records import Message, ToolCall
 from semgrad_guard.server.answers import Answer
 from semgrad_guard.server.event_stream import events
 from semgrad_guard.server.model_queue import ModelQueue
+from semgrad_guard.server.sent import (
+    Sent,
+    SentCall,
+    SentChoice,
+    SentChunk,
+    SentCompletion,
+    SentFunction,
+    SentMessage,
+    SentNames,
+    SentUsage,
+)
 
 _LARGEST = 16 * 2**20
 """Bytes of an answer."""
@@ -49,116 +59,7 @@ _LONGEST_WAIT = 3600
 _CHAT = "chat/completions"
 
 
-class _Sent(BaseModel):
-    """What another server sends; what is not read here is left out."""
-
-    model_config = ConfigDict(frozen=True, extra="ignore")
-
-
-class SentFunction(_Sent):
-    """A call, or what is known of it so far."""
-
-    id: StrictStr = ""
-    name: StrictStr = ""
-    arguments: StrictStr = ""
-
-
-class SentNames(_Sent):
-    """What is called, and with what; pieces of it in a stream."""
-
-    name: StrictStr | None = None
-    arguments: StrictStr | None = None
-
-
-class SentCall(_Sent):
-    """A call, or a piece of one."""
-
-    index: StrictInt | None = None
-    id: StrictStr | None = None
-    function: SentNames | None = None
-
-
-class SentMessage(_Sent):
-    """An answer, or a piece of one. A call in the form that came before `tool_calls` would be lost: it is refused.
-
-    Servers have several names for reasoning; `reasoning_details` and `thinking_blocks` hold it in parts.
-    """
-
-    content: StrictStr | None = None
-    refusal: StrictStr | None = None
-    tool_calls: list[SentCall] | None = None
-    function_call: None = None
-    reasoning_content: StrictStr | None = None
-    reasoning: StrictStr | None = None
-    reasoning_details: list[Any] | None = None
-    thinking_blocks: list[Any] | None = None
-
-    @property
-    def thought(self) -> str | None:
-        """Its reasoning; "" where it is known that there was some, None where nothing says so."""
-        told = self.reasoning_content or self.reasoning
-        return told or ("" if self.reasoning_details or self.thinking_blocks else None)
-
-
-class SentLogprobs(_Sent):
-    """Log-probabilities in OpenAI's form; they are passed on."""
-
-    content: list[dict[str, Any]] | None = None
-
-
-class SentDetails(_Sent):
-    """How the tokens that were written were used."""
-
-    reasoning_tokens: Annotated[StrictInt, Field(ge=0, lt=2**31)] | None = None
-
-
-class SentUsage(_Sent):
-    """How many tokens were read and written, by the other server's own account."""
-
-    prompt_tokens: Annotated[StrictInt, Field(ge=0, lt=2**31)] | None = None
-    completion_tokens: Annotated[StrictInt, Field(ge=0, lt=2**31)] | None = None
-    completion_tokens_details: SentDetails | None = None
-    reasoning_tokens: Annotated[StrictInt, Field(ge=0, lt=2**31)] | None = None
-
-    @property
-    def reasoned(self) -> bool:
-        """Whether some of the tokens were reasoning."""
-        details = self.completion_tokens_details or SentDetails()
-        return bool(self.reasoning_tokens or details.reasoning_tokens)
-
-
-class SentChoice(_Sent):
-    """One answer."""
-
-    message: SentMessage
-    finish_reason: StrictStr | None = None
-    logprobs: SentLogprobs | None = None
-
-
-class SentCompletion(_Sent):
-    """A whole completion."""
-
-    choices: list[SentChoice]
-    usage: SentUsage | None = None
-
-
-class SentDelta(_Sent):
-    """A piece of one answer."""
-
-    index: StrictInt = 0
-    delta: SentMessage | None = None
-    finish_reason: StrictStr | None = None
-    logprobs: SentLogprobs | None = None
-
-
-class SentChunk(_Sent):
-    """A chunk of a stream; the last one may hold no answer, and the tokens that were used."""
-
-    choices: list[SentDelta] | None = None
-    usage: SentUsage | None = None
-
-
-S = TypeVar("S", bound=_Sent)
+S = TypeVar("S", bound=Sent)
 
 
 class RemoteServer:

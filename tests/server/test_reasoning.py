@@ -52,9 +52,14 @@ FORMS: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "reasoning_content": ({"reasoning_content": THOUGHT}, {}, THOUGHT),
     "reasoning": ({"reasoning": THOUGHT}, {}, THOUGHT),
     "reasoning_details": ({"reasoning_details": [{"type": "reasoning.encrypted"}]}, {}, ""),
+    "thinking_blocks": ({"thinking_blocks": [{"thinking": "a"}], "reasoning": {"effort": 1}}, {}, ""),
     "usage": ({}, {"completion_tokens_details": {"reasoning_tokens": 9}}, ""),
     "raw": ({"content": RAW + ANSWER}, {}, THOUGHT),
-    "none": ({"reasoning_content": None}, {"completion_tokens_details": {"reasoning_tokens": 0}}, ""),
+    "none": (
+        {"reasoning_content": None, "reasoning": {"effort": "low"}},
+        {"completion_tokens_details": {"reasoning_tokens": 0}},
+        "",
+    ),
 }
 
 
