@@ -11,7 +11,7 @@ from langchain_core.outputs import ChatGenerationChunk, ChatResult
 from langchain_semgrad_guard import messages as convert
 from langchain_semgrad_guard.answers import AsyncLiveAnswer, Call, LiveAnswer
 from semgrad_guard import METADATA_KEY, Generation
-from semgrad_guard.adapters.reasoning import may_begin_thought
+from semgrad_guard.adapters.reasoning import HeldText
 from semgrad_guard.errors import InputError
 from semgrad_guard.guard import AsyncLiveAnswer as AsyncLiveText
 from semgrad_guard.guard import Draft, off_loop
@@ -100,7 +100,7 @@ class ServedWriting:
     ) -> None:
         self._owner, self._call, self._pieces, self._is_scored = owner, call, pieces, scored
         self._heard: ChatGenerationChunk | None = None
-        self._held = False
+        self._held = HeldText()
 
     def __iter__(self) -> Iterator[ChatGenerationChunk]:
         for piece in self._pieces:
@@ -112,10 +112,7 @@ class ServedWriting:
         passed = ChatGenerationChunk(message=message, generation_info=piece.generation_info)
         self._heard = passed if self._heard is None else self._heard + passed
         if isinstance(message.content, str) and message.content:
-            text, held = convert.message_text(self._heard.message), self._held
-            self._held = may_begin_thought(text)
-            if held or self._held:
-                message = message.model_copy(update={"content": "" if self._held else text})
+            message = message.model_copy(update={"content": self._held.add(message.content)})
         return ChatGenerationChunk(message=message.model_copy(), generation_info=piece.generation_info)
 
     def draft(self) -> Draft[AIMessage]:
@@ -132,7 +129,7 @@ class ServedWriting:
             {METADATA_KEY: message.response_metadata[METADATA_KEY]} if METADATA_KEY in message.response_metadata else {}
         )
         said: dict[str, Any] = {"content": ""}
-        if self._held:
+        if self._held.held and isinstance(message.content, str):
             kwargs = message.additional_kwargs
             thought = {name: kwargs[name] for name in ("reasoning_content",) if name in kwargs}
             said = {"content": convert.message_text(message), "additional_kwargs": thought}

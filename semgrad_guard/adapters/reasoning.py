@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, cast
 
-from semgrad_guard.engine.prompts.reasoning import may_begin_thought
+from semgrad_guard.engine.prompts.reasoning import HeldText
 
-__all__ = ["BLOCKS", "may_begin_thought", "tells_reasoning"]
+__all__ = ["BLOCKS", "HeldText", "tells_reasoning"]
 
 BLOCKS = frozenset({"thinking", "redacted_thinking", "reasoning", "reasoning_content"})
 """Types of content blocks that hold reasoning."""

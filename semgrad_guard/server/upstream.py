@@ -19,7 +19,7 @@ from typing import Any, TypeVar, cast
 import httpx
 
 from semgrad_guard.calibration.call_options import call_options
-from semgrad_guard.engine.prompts.reasoning import may_begin_thought
+from semgrad_guard.engine.prompts.reasoning import HeldText
 from semgrad_guard.errors import InputError, UpstreamError
 from semgrad_guard.guard import Draft, Reply, Waiting
 from semgrad_guard.records import Message, ToolCall
@@ -206,14 +206,14 @@ class RemoteAnswer:
         self._finish, self._usage = "stop", SentUsage()
         self._logprobs: list[dict[str, Any]] = []
         self._reasoning: str | None = None
+        self._held = HeldText()
 
     async def __aiter__(self) -> AsyncIterator[str]:
         async for found in self._chunks:
             if piece := self._taken(_read(SentChunk, found, self._upstream.server.url)):
-                self._text, sent = self._text + piece, self._text
-                if may_begin_thought(self._text):  # the scorer tells what of it is the answer, at the end
-                    continue
-                yield self._text if may_begin_thought(sent) else piece
+                self._text += piece
+                if shown := self._held.add(piece):  # of what is held, the scorer tells the answer at the end
+                    yield shown
 
     async def draft(self) -> Draft[Answer]:
         """The whole answer with its score."""

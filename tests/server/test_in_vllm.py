@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -49,6 +50,8 @@ from semgrad_guard.server.service import Service
 from semgrad_guard.server.settings import ServerSettings
 from semgrad_guard.vllm.language_model import TwinLanguageModel
 from tests.conftest import byte_tokenizer, random_llama
+from tests.thinking import ANSWERS, THOUGHTS, thinking_model
+from tests.thinking import written as thought_through
 
 from .conftest import asking
 
@@ -297,3 +300,23 @@ def test_the_plugins_module_can_hardly_fail() -> None:
         "GuardPlugin()\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_reasoning_is_told_apart_where_vllm_writes() -> None:
+    """Its text is held back, and its tokens are taken apart where they are scored, by the same rule."""
+    thinker, question = thinking_model(), next(iter(ANSWERS))
+    twin = TwinLanguageModel.from_transformers(thinker._model, thinker.tokenizer, name="thinker")
+    opening = Opening(settings=ServerSettings(mode="annotate"), name="thinker")
+    scoring = Scoring(twin, opening, SimpleNamespace(), None)
+    request = replace(asked(question), options=GenerationOptions(max_tokens=64))
+    read = READ.read(scoring.answered(READ.name, READ.sent.dump_json(to_read(request)).decode()))
+    assert read.thinks
+    (ids,) = thinker.tokenizer([f"{thought_through(question)}<|im_end|>"], add_special_tokens=False)["input_ids"]
+    sent = SCORE.sent.dump_json([written_by_vllm(request, tuple(ids))]).decode()
+    found: Any = SCORE.read(scoring.answered(SCORE.name, sent))
+    [[draft]] = found
+    assert (draft.verdict.status, draft.verdict.text, draft.verdict.reasoning) == (
+        "unscored",
+        ANSWERS[question],
+        THOUGHTS[question],
+    )

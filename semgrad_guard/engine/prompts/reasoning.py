@@ -110,12 +110,17 @@ class Thinking:
     def parts(self, text: str, *, cut: bool = False) -> Parts:
         """The parts of what was written, special tokens shown; `cut` says that a limit ended it."""
         found = self._regions(text) if self.marks.answer else self._pair(text)
-        if found.thoughts or found.answer != (0, len(text)) or not cut or self.header in ("closed", "answer"):
+        if found.thoughts or found.answer != (0, len(text)) or not cut or self.settled:
             return found
         begun = text.strip()
         if self.marks.unopened or (begun and (self.marks.region or self.marks.open).startswith(begun)):
             return Parts(((0, len(text)),), None)
         return found
+
+    @property
+    def settled(self) -> bool:
+        """Whether the prompt ends behind a thought, or in an answer: the answer begins at once."""
+        return self.header in ("closed", "answer")
 
     def begins(self, text: str) -> int | None:
         """Where the answer begins in a text that grows; None while that is not certain."""
@@ -126,7 +131,7 @@ class Thinking:
         likely = (marks.open, *(filter(None, marks.wrap or ())))
         if not rest or any(mark.startswith(rest) for mark in likely):
             return None
-        settled = bool(found.answer[0]) or self.header in ("closed", "answer")  # else a closing mark may still come
+        settled = bool(found.answer[0]) or self.settled  # else a closing mark may still come
         return found.answer[0] if settled else None
 
     @property
@@ -223,10 +228,21 @@ def _named(template: str) -> Marks | None:
     return None
 
 
-def may_begin_thought(text: str) -> bool:
-    """Whether a text that grows begins with an opening mark that is known, or may turn out to."""
-    begun = text.lstrip()
-    return any(begun.startswith(marks.open) or marks.open.startswith(begun) for marks in _PAIRS)
+class HeldText:
+    """A text that comes in pieces from elsewhere, held back while it begins with a known mark, or may turn out to."""
+
+    def __init__(self) -> None:
+        self._text = ""
+        self.held = True
+
+    def add(self, piece: str) -> str:
+        """As much of the text as may be shown with one more piece."""
+        if not self.held:
+            return piece
+        self._text += piece
+        begun = self._text.lstrip()
+        self.held = any(begun.startswith(marks.open) or marks.open.startswith(begun) for marks in _PAIRS)
+        return "" if self.held else self._text
 
 
 def taken_apart(text: str, thinking: Thinking | None, *, cut: bool, reasoned: bool) -> tuple[str, Reasoning | None]:

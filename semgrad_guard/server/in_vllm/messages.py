@@ -57,11 +57,15 @@ class ToRead:
 
 @dataclass(frozen=True, kw_only=True)
 class Read:
-    """How it is written: the prompt's tokens, the options of each answer, and the tokens that end one."""
+    """How it is written: the prompt's tokens, the options of each answer, and the tokens that end one.
+
+    `thinks` says that reasoning may come first, so that no text can be shown before all of it is there.
+    """
 
     ids: tuple[int, ...]
     options: tuple[GenerationOptions, ...]
     end_tokens: tuple[int, ...]
+    thinks: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 from semgrad_guard.adapters.answer_form import AnswerForm
 from semgrad_guard.engine.generation.options import GenerationOptions
+from semgrad_guard.engine.prompts.reasoning import HeldText
 from semgrad_guard.engine.scoring.segments import By, Segment
 from semgrad_guard.errors import InputError, QueueFullError, ScoringError
 from semgrad_guard.estimators import Estimator
@@ -151,8 +152,8 @@ class WorkerQueue:
         try:
             let_go, self._let_go = tuple(self._let_go), []
             read = await self._ask(READ, ToRead(asked=asked, names=names, let_go=let_go))
-            # Text that may turn out to be a call is not shown before it is known to be none.
-            heard = None if request.form.tools or request.count > 1 else request.heard
+            # Text that may turn out to be a call, or reasoning, is not shown before it is known to be none.
+            heard = None if request.form.tools or request.count > 1 or read.thinks else request.heard
             async with _first_error(), asyncio.TaskGroup() as group:
                 each = zip(names, read.options, strict=True)
                 tasks = [group.create_task(self._written(name, read, options, heard)) for name, options in each]
@@ -167,7 +168,7 @@ class WorkerQueue:
         self, name: str, read: Read, options: GenerationOptions, heard: Callable[[str], None] | None
     ) -> tuple[int, ...]:
         """The tokens of one answer; leaving early has vLLM let go of it."""
-        vllm, ids = library("vllm.sampling_params"), list[int]()
+        vllm, ids, held = library("vllm.sampling_params"), list[int](), HeldText()
         sampling = sampling_of(  # where an answer ends is seen once more where it is scored
             options,
             stop=list(options.stop),
@@ -180,8 +181,8 @@ class WorkerQueue:
             async for output in outputs:
                 (completion,) = output.outputs
                 ids += completion.token_ids
-                if heard is not None and completion.text:
-                    heard(completion.text)
+                if heard is not None and (shown := held.add(completion.text)):
+                    heard(shown)
         except (ValueError, library("vllm.exceptions").VLLMClientError) as error:
             raise InputError(f"vLLM does not take this request: {error}") from error
         except library("vllm.v1.engine.exceptions").EngineDeadError as error:

@@ -104,8 +104,12 @@ class Scoring:
                 self._recorder.records[name] = record
         if assignment.options[0].grammar is not None:
             require_grammars(self._config)
+        thinking = assignment.prompt.thinking
         return Read(
-            ids=tuple(assignment.prompt.ids), options=assignment.options, end_tokens=tuple(self._model.end_tokens)
+            ids=tuple(assignment.prompt.ids),
+            options=assignment.options,
+            end_tokens=tuple(self._model.end_tokens),
+            thinks=thinking is not None and not thinking.settled,
         )
 
     def _record(self, name: str) -> Record | None:
