@@ -25,6 +25,7 @@ from semgrad_guard.engine.scoring.segments import Segment
 from semgrad_guard.guard import Outcome
 from semgrad_guard.server import completions
 from semgrad_guard.server.answers import Answer
+from semgrad_guard.server.forwarded import problem_of
 from semgrad_guard.server.gate import Gate
 from semgrad_guard.server.gateway import PATH as GUARDRAIL
 from semgrad_guard.server.gateway import GuardrailRequest, LiteLLMGuardrail
@@ -188,10 +189,13 @@ class Routes:
 
     async def chat(self, request: Request) -> Response:
         """A guarded chat completion, whole or streamed."""
-        asked, body = await self._read(request, ChatRequest)
+        body = parse_json(await _body(request, self._limits))
         request_id = secrets.token_hex(12)
-        call = self._service.call(asked, body, request_id=request_id)
-        if asked.stream:
+        try:
+            call = self._service.call(body, request_id=request_id)
+        except ValidationError as error:
+            raise _invalid(error) from None
+        if call.request.stream:
             return await _streamed(request, self._service, call, request_id)
         outcomes = await _unless_gone(request, self._service.outcomes(call))
         found = completions.completion(call, outcomes, request_id=request_id)
@@ -199,7 +203,7 @@ class Routes:
 
     async def score(self, request: Request) -> Mapping[str, Any]:
         """How uncertain the model would be of a text."""
-        asked, _ = await self._read(request, ScoreRequest)
+        asked = await self._read(request, ScoreRequest)
         found = await _unless_gone(request, self._service.score(asked))
         record = {"object": "score", "model": found.model, KEY: public_record(found.verdict)}
         if found.segments is None:
@@ -208,12 +212,12 @@ class Routes:
 
     async def feedback(self, request: Request) -> Mapping[str, Any]:
         """Whether a delivered answer was right."""
-        asked, _ = await self._read(request, FeedbackRequest)
+        asked = await self._read(request, FeedbackRequest)
         return await asyncio.to_thread(self._service.feedback, asked)
 
     async def guardrail(self, request: Request) -> Mapping[str, Any]:
         """LiteLLM's generic guardrail API: whether a gateway may let an answer through."""
-        asked, _ = await self._read(request, GuardrailRequest)
+        asked = await self._read(request, GuardrailRequest)
         return (await _unless_gone(request, self._guardrail.answer(asked))).as_json()
 
     async def decisions(self, request: Request) -> Mapping[str, Any]:
@@ -224,10 +228,10 @@ class Routes:
         """Rates and coverage by day, and in all."""
         return await asyncio.to_thread(self._service.summary, _query(request, SummaryRequest))
 
-    async def _read(self, request: Request, kind: type[B]) -> tuple[B, dict[str, Any]]:
+    async def _read(self, request: Request, kind: type[B]) -> B:
         body = parse_json(await _body(request, self._limits))
         try:
-            return kind.model_validate(body), body
+            return kind.model_validate(body)
         except ValidationError as error:
             raise _invalid(error) from None
 
@@ -281,9 +285,8 @@ async def _body(request: Request, limits: Limits) -> bytes:
 
 def _invalid(error: ValidationError) -> HttpError:
     """What to say of a body that is no such request. What was sent is not repeated."""
-    first = error.errors(include_input=False, include_url=False, include_context=False)[0]
-    place = ".".join(str(part) for part in first["loc"])[:200]
-    return HttpError(400, "invalid_request", f"{place or 'the body'}: {first['msg']}", param=place or None)
+    place, said = problem_of(error)
+    return HttpError(400, "invalid_request", f"{place or 'the body'}: {said}", param=place or None)
 
 
 async def _unless_gone(request: Request, work: Awaitable[T]) -> T:

@@ -18,6 +18,7 @@ from semgrad_guard.guard import Draft, Outcome, Pending, Policy, Terms, Waiting,
 from semgrad_guard.named import reading_prompt
 from semgrad_guard.records import Verdict
 from semgrad_guard.server.answers import Answer
+from semgrad_guard.server.forwarded import Forwarded, forwarded
 from semgrad_guard.server.http_errors import HttpError
 from semgrad_guard.server.metrics import Metrics
 from semgrad_guard.server.model_queue import ModelQueue
@@ -38,6 +39,8 @@ if TYPE_CHECKING:  # they need extras of their own
     from semgrad_guard.server.tracing import Evaluations
 
 
+_MOST_ELSEWHERE = 128
+"""How many answers of another server one request may ask for; OpenAI's own limit."""
 SUMMARIZED = 50_000
 """How many decisions a summary reads at most, the latest."""
 
@@ -96,6 +99,7 @@ class Call:
     """One request on its way: what was asked, of whom, under which terms, and what its prompt cost."""
 
     request: ChatRequest
+    forwarded: Forwarded
     body: Mapping[str, Any]
     served: ServedModel
     terms: Terms
@@ -161,19 +165,25 @@ class Service:
             raise HttpError(404, "model_not_found", said, param="model")
         return self.models[name]
 
-    def call(self, request: ChatRequest, body: Mapping[str, Any], *, request_id: str) -> Call:
-        """A request, checked as far as that takes no model.
+    def call(self, body: Mapping[str, Any], *, request_id: str) -> Call:
+        """A request, checked as far as that takes no model; another server checks itself what it is asked.
 
         Raises:
+            ValidationError: it is no such request.
             HttpError, InputError: it asks for what is not there, or is not allowed.
         """
-        served = self.model(request.model)
-        if request.count > served.most:
-            raise InputError(f"n is {request.count}, and this server gives up to {served.most} answers at once")
+        known = self.models.get(str(body.get("model")))
+        sent = (
+            Forwarded(ChatRequest.model_validate(body)) if known is None or known.upstream is None else forwarded(body)
+        )
+        request, served = sent.request, self.model(sent.request.model)
+        most = served.most if served.upstream is None else _MOST_ELSEWHERE
+        if request.count > most:
+            raise InputError(f"n is {request.count}, and this server gives up to {most} answers at once")
         if served.upstream is None:
             request.require_known()
         terms = self._overridden(served, request, self.terms(served, _facts(served, request, request_id)))
-        return Call(request=request, body=body, served=served, terms=terms, stop=terms.stop())
+        return Call(request=request, forwarded=sent, body=body, served=served, terms=terms, stop=terms.stop())
 
     async def outcomes(self, call: Call) -> list[Outcome[Answer]]:
         """What goes out for a request.
@@ -420,6 +430,7 @@ def _asked(call: Call) -> Asked:
         body=call.body,
         model=call.served.name,
         count=request.count,
-        conversation=request.conversation(),
-        form=request.form(),
+        conversation=call.forwarded.conversation,
+        form=call.forwarded.form,
+        unread=call.forwarded.unread,
     )

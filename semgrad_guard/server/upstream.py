@@ -170,6 +170,8 @@ class Upstream:
         """An answer with its score. Of calls the text is not known, so that they cannot be scored."""
         if answer.tool_calls:
             scored = await self.scheduler.unscored(answer.text, "a tool call from elsewhere cannot be scored")
+        elif asked.unread is not None:
+            scored = await self.scheduler.unscored(answer.text, asked.unread)
         elif changed := sorted(name for name in _OF_THE_PROMPT if asked.body.get(name) is not None):
             reason = f"{', '.join(changed)} of the request changed the prompt, and the scorer does not know how"
             scored = await self.scheduler.unscored(answer.text, reason)
@@ -186,13 +188,17 @@ class Upstream:
 
 @dataclass(frozen=True, kw_only=True)
 class Asked:
-    """What a client asks of another server: the body as it came, and as this one reads it."""
+    """What a client asks of another server: the body as it came, and as this one reads it.
+
+    `unread` says why the scorer cannot read it.
+    """
 
     body: Mapping[str, Any]
     model: str
     count: int
     conversation: tuple[Message, ...]
     form: Any
+    unread: str | None = None
 
 
 class RemoteAnswer:

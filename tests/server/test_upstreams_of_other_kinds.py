@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
 import httpx
@@ -224,3 +224,89 @@ async def test_the_tokens_of_several_answers(serve: Serve, scorer: Scheduler, us
         async with serve(policy, upstream=upstream, scheduler=scorer) as client:
             found = (await client.post(CHAT, json=asking(n=2))).json()["usage"]["completion_tokens"]
         assert found == expected or (expected is None and found in scored)
+
+
+IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
+SOUND = {"type": "input_audio", "input_audio": {"data": "AAAA", "format": "wav"}}
+READ: list[dict[str, Any]] = [
+    {"max_tokens": -1}, {"max_completion_tokens": 0}, {"top_k": -1}, {"temperature": 3}, {"n": 20}, {"top_p": 0},
+    {"logprobs": True, "top_logprobs": 50}, {"stream_options": {"include_usage": True, "continuous_usage_stats": True}},
+    {"stop": [1]}, {"seed": "any"}, {"min_p": 0.1, "user": None}, {"stop": ["a", "b", "c", "d", "e"]},
+]  # fmt: skip
+UNREAD: list[dict[str, Any]] = [
+    {"messages": [{"role": "user", "content": [{"type": "text", "text": "What is it?"}, IMAGE]}]},
+    {"messages": [{"role": "user", "content": [SOUND]}]},
+    {"messages": [{"role": "assistant", "content": [{"type": "thinking", "thinking": "x"}]}, {"role": "user"}]},
+    {"messages": [{"role": "function", "name": "f", "content": "3"}, {"role": "user", "content": "hello"}]},
+    {"messages": [{"role": "user", "content": "hello"}, {"role": "assistant", "tool_calls": [{"type": "custom"}]}]},
+    {"messages": [{"role": "user", "content": {"text": "hello"}}]},
+    {"tools": [{"type": "web_search"}]}, {"tools": [{"type": "custom", "custom": {"name": "f"}}]},
+    {"tools": "all"}, {"tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": []}}},
+    {"response_format": {"type": "grammar", "grammar": "root ::= 'a'"}}, {"response_format": "text"},
+    {"response_format": {"type": "structural_tag"}},
+]  # fmt: skip
+
+
+def heard(bodies: list[Any]) -> httpx.MockTransport:
+    """Another server that answers whatever it is asked, and keeps the bodies."""
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        body = json.loads(request.content)
+        bodies.append(body)
+        if body["stream"]:
+            return httpx.Response(200, content=stream(piece(content="Paris.")))
+        choices = [{"index": i, "message": {"content": "Paris."}} for i in range(body["n"])]
+        return httpx.Response(200, json={"choices": choices})
+
+    return httpx.MockTransport(answer)
+
+
+@pytest.mark.parametrize("more", [*READ, *UNREAD], ids=lambda each: "-".join(each))
+async def test_what_another_server_can_do_is_its_own_to_refuse(
+    serve: Serve, scorer: Scheduler, more: dict[str, Any]
+) -> None:
+    """It is passed on as it came. Where the scorer cannot read it, the answer has no score, and the reason."""
+    bodies = list[Any]()
+    for live in (False, True) if "n" not in more else (False,):
+        upstream = Upstream(RemoteServer("http://other/v1", transport=heard(bodies)), scorer)
+        async with serve(ANY, mode="annotate", upstream=upstream, scheduler=scorer) as client:
+            response = await client.post(CHAT, json=asking(**{"stream": live, **more}))
+        assert response.status_code == 200, response.text
+        found = events(response.text) if live else [response.json()]
+        texts = [choice.get("delta", choice.get("message")).get("content") for c in found for choice in c["choices"]]
+        assert "Paris." in texts
+        kept = {name: value for name, value in more.items() if name not in ("stream_options", "n")}
+        assert {name: bodies[-1][name] for name in kept} == kept
+        verdicts = [c["logprobs"]["semgrad_guard"] for e in found for c in e["choices"] if c["logprobs"]]
+        assert {verdict["status"] for verdict in verdicts} == {"unscored" if more in UNREAD else "scored"}
+        assert more not in UNREAD or "the scorer cannot read the request" in verdicts[0]["reason"]
+
+
+async def test_what_cannot_be_scored_is_withheld_where_the_operator_says_so(serve: Serve, scorer: Scheduler) -> None:
+    for policy, expected in ((ALL, "I don't know."), (ANY, "Paris.")):
+        upstream = Upstream(RemoteServer("http://other/v1", transport=heard([])), scorer)
+        async with serve(policy, upstream=upstream, scheduler=scorer) as client:
+            response = await client.post(CHAT, json=asking(**UNREAD[0]))
+        assert response.json()["choices"][0]["message"]["content"] == expected
+
+
+async def test_a_prompt_that_is_too_long_for_the_scorer(
+    serve: Serve, make_language_model: Callable[..., LanguageModel]
+) -> None:
+    """The upstream may read more than the local model."""
+    scorer = Scheduler(make_language_model(max_position_embeddings=64), HybridGrad(), served=True)
+    upstream = Upstream(RemoteServer("http://other/v1", transport=heard([])), scorer)
+    async with serve(ANY, mode="annotate", upstream=upstream, scheduler=scorer) as client:
+        found = (await client.post(CHAT, json=asking("word " * 100))).json()
+    assert (found["choices"][0]["message"]["content"], found["semgrad_guard"]["status"]) == ("Paris.", "unscored")
+
+
+@pytest.mark.parametrize(
+    "more", [{"model": 3}, {"n": 0}, {"n": 129}, {"stream": "yes"}, {"messages": []}, {"messages": "x"}]
+)
+async def test_what_decides_how_we_answer_must_be_right(serve: Serve, scorer: Scheduler, more: dict[str, Any]) -> None:
+    bodies = list[Any]()
+    upstream = Upstream(RemoteServer("http://other/v1", transport=heard(bodies)), scorer)
+    async with serve(ANY, mode="annotate", upstream=upstream, scheduler=scorer) as client:
+        assert (await client.post(CHAT, json=asking(**more))).status_code == 400
+    assert bodies == []
