@@ -31,6 +31,7 @@ from pydantic import PrivateAttr
 from langchain_semgrad_guard import messages as convert
 from langchain_semgrad_guard.answers import Answers, AsyncLiveAnswer, Call, LiveAnswer, Result, Rules, draft_verdict
 from langchain_semgrad_guard.callback import EnforcingDescription, UncertaintyRouterCallback, observe
+from langchain_semgrad_guard.earlier_calls import WITNESS
 from langchain_semgrad_guard.gathering import take_seat
 from langchain_semgrad_guard.hearing import RunManager, handlers_of, inside
 from semgrad_guard.errors import UnenforcedPolicyError
@@ -175,7 +176,7 @@ class EnforcingChatModel(BaseChatModel):
     def _noticed(self, call: Call, message: AIMessage) -> None:
         """Tell whoever takes drafts down, or observes through this very model."""
         if current_recorder() is not None:
-            record_draft(draft_verdict(message), self._form(call), source=call.source)
+            record_draft(draft_verdict(message), self._asked_form(call), source=call.source)
         if self.rules is not None:
             observe(self.rules, self.draft_of(message, call))
 
@@ -285,7 +286,12 @@ class EnforcingChatModel(BaseChatModel):
     def _form_for(self, rules: Rules, call: Call) -> PromptForm | None:
         """What the prompt of a call looks like, where somebody asks: a calibration, or whoever takes drafts down."""
         asked = rules.terms.policy.calibration is not None or current_recorder() is not None
-        return self._form(call) if asked else None
+        return self._asked_form(call) if asked else None
+
+    def _asked_form(self, call: Call) -> PromptForm | None:
+        """What the prompt of a call looks like, and whether it asks what the user asked."""
+        form = self._form(call)
+        return None if form is None else WITNESS.form(form, call.source, call.messages)
 
     # LangChain's cache, and whether a run is shown while it goes on.
 

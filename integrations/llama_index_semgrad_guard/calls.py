@@ -11,7 +11,6 @@ import uuid
 from collections.abc import AsyncGenerator, Callable, Generator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import replace
 from functools import cached_property
 from inspect import BoundArguments
 from typing import Any, TypeVar, cast
@@ -25,6 +24,7 @@ from llama_index_instrumentation.span_handlers import BaseSpanHandler
 from pydantic import BaseModel
 
 from semgrad_guard import Generation, Verdict
+from semgrad_guard.adapters.rewriting import as_asked
 from semgrad_guard.guard import current_stop, stopping
 from semgrad_guard.records import PromptForm
 
@@ -167,15 +167,11 @@ class Turn:
         return [step for step in self._asked if not any(call.within(step) for call in self.calls)]
 
     def form(self, call: ModelCall, answering: Sequence[ModelCall]) -> PromptForm:
-        """What a call's prompt looked like, and whether it may ask something else than the user.
-
-        So it is where the user's words are not in it, and where another call of a model than those that answer came
-        first: what that one said may stand in the prompt, in whatever words.
-        """
+        """What a call's prompt looked like, and whether it may ask something else than the user (see `as_asked`): calls
+        before it count, but for those that answer."""
         if self.question is None:
             return call.prompt
-        asked = _plain(self.question) in _plain(call.prompt.text)
-        return replace(call.prompt, rewritten=not asked or self._prepared(call, answering))
+        return as_asked(call.prompt, self.question, prepared=self._prepared(call, answering))
 
     def _prepared(self, call: ModelCall, answering: Sequence[ModelCall]) -> bool:
         ours = any(earlier not in answering for earlier in self.calls[: self.calls.index(call)])
@@ -206,11 +202,6 @@ class Turn:
             self.ended.append(step)
             if step.method in RETRIEVING and isinstance(result, list):
                 self._found.append((step, [identity(node) for node in cast("list[Any]", result)]))
-
-
-def _plain(text: str) -> str:
-    """A text, its white space aside."""
-    return " ".join(text.split())
 
 
 def is_ours(llm: LLM) -> bool:

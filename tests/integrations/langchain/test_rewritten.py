@@ -1,0 +1,127 @@
+"""A question that a model, or code, has written anew: the promise is about what users ask."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import pickle
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+from langchain_core.language_models import FakeListChatModel
+from langchain_core.messages import AIMessage, HumanMessage
+from langchain_core.output_parsers import StrOutputParser
+from langchain_core.prompts import ChatPromptTemplate
+from langchain_core.runnables import Runnable, RunnableLambda, RunnablePassthrough
+
+from langchain_semgrad_guard import ChatSemGrad, GuardedChatModel, calibrate_chain, get_verdict
+from langchain_semgrad_guard.earlier_calls import WITNESS
+from semgrad_guard import Policy
+from semgrad_guard.records import Verdict
+
+QUESTIONS = [f"Who is number {number} of {number % 7}?" for number in range(40)]
+RATES: dict[str, Any] = {"alpha": 0.2, "delta": 0.1, "progress": False, "grid": [1e9]}
+Chain = Runnable[Any, Any]
+ASK = ChatPromptTemplate.from_template("{question}")
+
+
+def right(text: str, answers: Sequence[str]) -> bool:
+    """A grader by function: everything is right."""
+    return True
+
+
+def writer() -> FakeListChatModel:
+    return FakeListChatModel(responses=[QUESTIONS[5]])
+
+
+def condensed(chat: Any) -> Chain:
+    return ASK | writer() | StrOutputParser() | {"question": RunnablePassthrough()} | ASK | chat
+
+
+def queried(chat: Any) -> Chain:
+    """A model writes what is looked up; the question stays the user's."""
+    return RunnablePassthrough[Any].assign(found=ASK | writer()) | ASK | chat
+
+
+def by_code(chat: Any) -> Chain:
+    return (
+        RunnableLambda[dict[str, str], dict[str, str]](lambda asked: {"question": asked["question"][4:]}) | ASK | chat
+    )
+
+
+def through_a_tool(chat: Any) -> Chain:
+    """A function of one's own that asks another model first."""
+
+    def answered(asked: dict[str, str]) -> Any:
+        return (ASK | chat).invoke({"question": writer().invoke(asked["question"]).text})
+
+    return RunnableLambda(answered)
+
+
+def plain(chat: Any) -> Chain:
+    return ASK | chat
+
+
+def own_history(chat: Any) -> Chain:
+    """The model's own earlier turn is one of the messages."""
+
+    def answered(asked: dict[str, str]) -> Any:
+        first = chat.invoke(asked["question"])
+        return chat.invoke([HumanMessage(asked["question"]), AIMessage(first.text), HumanMessage(asked["question"])])
+
+    return RunnableLambda(answered)
+
+
+def last_of(chain: Chain, way: str) -> Verdict:
+    asked = {"question": QUESTIONS[3]}
+    if way == "stream":
+        message: Any = None
+        for chunk in chain.stream(asked):
+            message = chunk if message is None else message + chunk
+    else:
+        message = chain.invoke(asked) if way == "invoke" else asyncio.run(chain.ainvoke(asked))
+    verdict = get_verdict(message)
+    assert verdict is not None
+    return verdict
+
+
+@pytest.fixture(scope="module")
+def policy(request: Any) -> Policy:
+    chat = ChatSemGrad.from_model(request.getfixturevalue("language_model"), max_tokens=12)
+    return Policy.from_calibration(
+        calibrate_chain(plain(chat), [({"question": q}, "x") for q in QUESTIONS], right, **RATES)
+    )
+
+
+@pytest.mark.parametrize("way", ["invoke", "ainvoke", "stream"])
+@pytest.mark.parametrize(
+    ("make", "rewritten"),
+    [(condensed, True), (queried, True), (by_code, True), (through_a_tool, True), (plain, False), (own_history, False)],
+)
+def test_what_came_before(
+    chat: ChatSemGrad, policy: Policy, make: Callable[[Any], Chain], rewritten: bool, way: str
+) -> None:
+    verdict = last_of(make(GuardedChatModel(chat, policy)), way)
+    assert any("may not be what the user asked" in each for each in verdict.unfamiliar) is rewritten
+    if make is plain:
+        assert verdict.promised
+    assert not WITNESS._wholes, "nothing is kept"
+    assert not WITNESS._of
+
+
+@pytest.mark.parametrize("make", [condensed, by_code])
+def test_the_whole_that_was_calibrated_is_familiar(chat: ChatSemGrad, make: Callable[[Any], Chain]) -> None:
+    examples = [({"question": q}, "x") for q in QUESTIONS]
+    policy = Policy.from_calibration(calibrate_chain(make(chat), examples, right, max_concurrency=4, **RATES))
+    assert last_of(make(GuardedChatModel(chat, policy)), "invoke").promised
+
+
+def test_a_failed_chain_leaves_nothing_behind(chat: ChatSemGrad) -> None:
+    def fails(_: Any) -> Any:
+        raise ValueError("no")
+
+    with pytest.raises(ValueError, match="no"):
+        (writer() | RunnableLambda(fails) | chat).invoke("hello")
+    assert not WITNESS._wholes
+    assert copy.deepcopy(WITNESS) is pickle.loads(pickle.dumps(WITNESS)) is WITNESS  # noqa: S301
