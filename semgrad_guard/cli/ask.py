@@ -195,7 +195,8 @@ def _code(verdict: Verdict) -> ExitCode:
 
 def _show(verdict: Verdict, question: str, *, as_json: bool) -> None:
     if as_json:
-        record = {"question": question, "text": verdict.text, **verdict.metadata(keep_draft=True)}
+        thought = {"reasoning": verdict.reasoning} if verdict.reasoning else {}
+        record = {"question": question, "text": verdict.text, **thought, **verdict.metadata(keep_draft=True)}
         typer.echo(json.dumps(record, ensure_ascii=False))
         return
     from semgrad_guard.cli.rendering import verdict_view

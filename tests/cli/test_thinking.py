@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from click.testing import Result
 
-from tests.thinking import ANSWERS, QUESTIONS, thinking_model, written
+from tests.thinking import ANSWERS, QUESTIONS, THOUGHTS, thinking_model, written
 
 from .helpers import flat, jsonl, saved
 
@@ -56,6 +56,7 @@ def test_a_thought_is_no_part_of_an_answer(run: Run, thinker: Path, asked: Path,
     question = next(iter(QUESTIONS))
     answer = json.loads(run("ask", question, "--model", thinker, "--on-unscored", "answer", "--json").stdout)
     assert (answer["text"], answer["status"]) == (ANSWERS[question], "unscored")
+    assert answer["reasoning"] == THOUGHTS[question]
     result = run("score", "--model", thinker, "--question", question, "--response", written(question), "--json")
     assert json.loads(result.stdout)["status"] == "unscored"
     evaluated = run(

@@ -181,6 +181,25 @@ def test_a_stream_shows_the_answer_alone(name: str, text: str, answer: str, thou
 
 
 @pytest.mark.parametrize(
+    ("header", "written", "answer", "thought"),
+    [
+        ("<t>", "It is Rome.</t><r>Milan</r>", "Milan", "It is Rome."),
+        ("<t>", "It is", "", "It is"),
+        ("<t></t><r>", "Milan</r>", "Milan", None),
+        ("<t></t>", "<r>Milan", "Milan", None),
+    ],
+)
+def test_a_header_that_opens_a_region(header: str, written: str, answer: str, thought: str | None) -> None:
+    """Kimi K3's form: one region for the thought and one for the answer, either of which the prompt may open."""
+    tokenizer = with_template(turns("<u>", "", f"<a>{header}"))
+    regions = {"thinking": {"open": "<t>", "close": "</t>"}, "content": {"open": "<r>", "close": "</r>"}}
+    tokenizer.response_template = {"fields": regions}
+    codec = Codec(tokenizer)
+    found = answered(codec.encode(written), (), codec, render(tokenizer, "Hi").thinking, cut=True)
+    assert (found.text, found.reasoning and found.reasoning.text) == (answer, thought)
+
+
+@pytest.mark.parametrize(
     "question", ["Is </think> a mark?", "</think>", "<think>", "<|channel|>final<|message|>", "[/THINK]", "[THINK]"]
 )
 @pytest.mark.parametrize("how", [{}, {"semantic_token": -1}], ids=["own", "override"])
@@ -205,7 +224,7 @@ def test_a_response_template_names_the_marks() -> None:
     tokenizer.response_template = {"fields": fields}
     thinking = render(tokenizer, "Hi").thinking
     assert isinstance(thinking, Thinking)
-    text = "<t>It is Rome.</t><r>Milan"
+    text = "<t>It is Rome.</t><r>Milan</r>"
     assert [
         text[begin:end] for begin, end in (*thinking.parts(text).thoughts, thinking.parts(text).answer or (0, 0))
     ] == [

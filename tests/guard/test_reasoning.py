@@ -5,10 +5,12 @@ from __future__ import annotations
 import pytest
 
 from semgrad_guard import GenerationOptions, Guard, HybridGrad, LanguageModel, Policy
+from semgrad_guard.engine.generation.decoding import Written
 from semgrad_guard.engine.generation.running_batch import Asked
 from semgrad_guard.errors import InputError
 from semgrad_guard.estimators import Estimator, MeanEntropy, SelfConsistency, SemanticEntropy
 from semgrad_guard.guard import Answerer
+from tests.engine.chat_templates import template
 from tests.thinking import ANSWERS, THOUGHTS, UNTHOUGHT, thinking_model, written
 
 OFF = {"enable_thinking": False}
@@ -79,6 +81,24 @@ def test_a_running_batch_keeps_the_rule(model: LanguageModel) -> None:
     (generation,) = batch.generations(rows)
     assert (generation.text, "".join(heard)) == (ANSWERS[QUESTIONS[0]], ANSWERS[QUESTIONS[0]])
     assert generation.evidence.gradients() is None
+
+
+def test_a_call_in_a_thought_is_no_call(model: LanguageModel) -> None:
+    tools = [{"type": "function", "function": {"name": "f", "parameters": {}}}]
+    given = {"chat_template": template("qwen3")}
+    asking = LanguageModel.from_transformers(model._model, model.tokenizer, template_options=given)
+    call = '<tool_call>\n{"name": "%s", "arguments": {}}\n</tool_call>'
+    text = f"<think>\nI could call {call % 'g'}\n</think>\n\n{call % 'f'}"
+    ids = tuple(model.tokenizer(text, add_special_tokens=False)["input_ids"])
+    wrote = Written(asking.render("Hi", tools=tools), GenerationOptions(), ids, ended=True)
+    (generation,) = asking._decoder.generations([wrote], None)
+    assert [each.name for each in asking.tool_answer(generation).calls] == ["f"]
+
+
+def test_a_stop_string_within_a_thought_is_named(model: LanguageModel) -> None:
+    generation = model.generate(QUESTIONS[0], GenerationOptions(stop=(".",)))
+    assert (generation.text, generation.cut) == ("", ".")
+    assert "'.'" in generation.evidence.why_empty
 
 
 @pytest.mark.parametrize("estimator", [SelfConsistency(), SemanticEntropy()])

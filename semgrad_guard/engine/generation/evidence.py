@@ -320,8 +320,10 @@ class Evidence:
     @property
     def why_empty(self) -> str:
         """Why there is nothing to score: it follows on reasoning, or a stop string ended it before it began."""
-        if self.reasoning is not None:
+        if self.reasoning is not None and (self.reasoning.finished or not isinstance(self.cut, str)):
             return self.reasoning.why_unscored
+        if self.reasoning is not None:
+            return f"the model wrote {self.cut!r}, where it was to stop, within its reasoning: leave that string out"
         if isinstance(self.cut, str):
             return f"the response is empty: the model began with {self.cut!r}, where it was to stop"
         return "the response is empty"

@@ -137,9 +137,9 @@ class Thinking:
     @property
     def ends(self) -> tuple[str, ...]:
         """The marks that may close an answer."""
-        if self.marks.answer:
-            return (self.marks.close,)
-        return (self.marks.wrap[1],) if self.marks.wrap else ()
+        if self.marks.wrap:
+            return (self.marks.wrap[1],)
+        return (self.marks.close,) if self.marks.answer else ()
 
     def reasoning(self, text: str, parts: Parts) -> Reasoning | None:
         """The thought in a text; None where it is empty and an answer follows."""
@@ -171,8 +171,9 @@ class Thinking:
     def _regions(self, text: str) -> Parts:
         marks = self.marks
         mark, region = marks.answer or "", marks.region or marks.open
+        (end,) = self.ends
         if self.header == "answer":
-            return Parts((), _until(text, 0, marks.close))
+            return Parts((), _until(text, 0, end))
         begin = text.find(mark)
         if begin < 0 and region not in text and self.header != "open":
             return Parts((), (0, len(text)))
@@ -186,7 +187,7 @@ class Thinking:
             return Parts(tuple(thoughts), None)
         if not thoughts and region in before:  # a call, or a part of another kind
             thoughts = [(0, begin)]
-        return Parts(tuple(thoughts), _until(text, _next_word(text, begin + len(mark)), marks.close))
+        return Parts(tuple(thoughts), _until(text, _next_word(text, begin + len(mark)), end))
 
 
 def thinking_of(tokenizer: Any, template: str, header: str) -> Thinking | None:
@@ -212,8 +213,9 @@ def _declared(tokenizer: Any) -> Marks | None:
     thought = next((fields[name] for name in _FIELDS if name in fields), {})
     if not all(isinstance(thought.get(side), str) for side in ("open", "close")):
         return None
-    answer = fields.get("content", {}).get("open")
-    return Marks(thought["open"], thought["close"], answer if isinstance(answer, str) else None)
+    content = fields.get("content", {})
+    answer, end = (content.get(side) if isinstance(content.get(side), str) else None for side in ("open", "close"))
+    return Marks(thought["open"], thought["close"], answer, wrap=(answer, end) if answer and end else None)
 
 
 @lru_cache(maxsize=64)
