@@ -271,6 +271,11 @@ class Verdict(BaseModel):
         return delivery_of(self.action, enforced=self.enforced)
 
     @property
+    def shows_draft(self) -> bool:
+        """Whether the delivered text is this stage's own: it was let through, or the decision is advice."""
+        return self.escalated is None and self.draft is None and self.delivery == "answer"
+
+    @property
     def delivered(self) -> Verdict:
         """The verdict on what was delivered: after an escalation the target's own, with this one as `escalated_from`.
 

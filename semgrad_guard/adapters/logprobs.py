@@ -42,12 +42,12 @@ def _entry(token: str, logprob: float) -> dict[str, Any]:
     return {"token": token, "logprob": logprob, "bytes": list(token.encode())}
 
 
-def token_texts(model: LanguageModel, ids: Sequence[int]) -> list[str]:
-    """What each token adds to the text (special tokens too)."""
+def token_texts(model: LanguageModel, ids: Sequence[int], *, special: bool = True) -> list[str]:
+    """What each token adds to the text; special tokens nothing, unless they are asked for."""
     texts: list[str] = []
     start = whole = 0  # tokens from `start` on are decoded together; those before `whole` ended with a whole character
     for end in range(1, len(ids) + 1):
-        before, after = _decode(model, ids[start:whole]), _decode(model, ids[start:end])
+        before, after = (_decode(model, ids[start:stop], special=special) for stop in (whole, end))
         complete = end == len(ids) or not after.endswith("\ufffd")
         texts.append(after[len(before) :] if complete else "")
         if complete:
@@ -56,6 +56,6 @@ def token_texts(model: LanguageModel, ids: Sequence[int]) -> list[str]:
     return texts
 
 
-def _decode(model: LanguageModel, ids: Sequence[int]) -> str:
+def _decode(model: LanguageModel, ids: Sequence[int], *, special: bool) -> str:
     tokenizer: Any = model.tokenizer
-    return tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
+    return tokenizer.decode(list(ids), skip_special_tokens=not special, clean_up_tokenization_spaces=False)

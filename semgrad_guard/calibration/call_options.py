@@ -78,8 +78,8 @@ _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
 }
 _SHOWN = 64
 """Characters of a name or value that is shown; longer ones are cut off, or named by a digest."""
-_LIMITS = ("max_tokens", "max_completion_tokens", "max_new_tokens", "max_output_tokens", "num_predict", "n_predict")
-_STOPS = ("stop", "stop_sequences", "stop_words")
+LIMITS = ("max_tokens", "max_completion_tokens", "max_new_tokens", "max_output_tokens", "num_predict", "n_predict")
+STOPS = ("stop", "stop_sequences", "stop_words")
 _NESTED = ("model_kwargs", "extra_body", "generation_kwargs", "pipeline_kwargs")
 _STEERING = (
     *("temperature", "reasoning_effort", "reasoning", "thinking", "verbosity", "grammar", "guided_choice"),
@@ -87,7 +87,7 @@ _STEERING = (
     *("documents", "bad_words", "stop_token_ids", "allowed_token_ids", "functions", "prediction", "extra_headers"),
 )
 
-FIELDS = (*_STEERING, *_NEUTRAL, *_LIMITS, *_STOPS, *_NESTED)
+FIELDS = (*_STEERING, *_NEUTRAL, *LIMITS, *STOPS, *_NESTED)
 """The names by which a client holds options that it sends with every call."""
 
 
@@ -100,18 +100,18 @@ def call_options(*layers: Mapping[str, Any]) -> dict[str, Setting]:
     for layer in layers:
         given |= _spread(layer)
     found: dict[str, Setting] = {}
-    limits = [given[name] for name in _LIMITS if _is_a_limit(given.get(name))]
+    limits = [given[name] for name in LIMITS if _is_a_limit(given.get(name))]
     if limits:
         found["max_tokens"] = min(limits)
-    if stops := [stop for name in _STOPS for stop in _strings(given.get(name))]:
+    if stops := [stop for name in STOPS for stop in _strings(given.get(name))]:
         found["stop"] = [*dict.fromkeys(stops)]
     for name in sorted(given.keys() - _AROUND):
         value = given[name]
         if value is None or value in ([], {}, ()) or value in _NEUTRAL.get(name, ()) or name.startswith("ls_"):
             continue
-        if (name in _LIMITS and _is_a_limit(value)) or (name in _STOPS and _are_strings(value)):
+        if (name in LIMITS and _is_a_limit(value)) or (name in STOPS and _are_strings(value)):
             continue
-        malformed = name in _LIMITS or name in _STOPS
+        malformed = name in LIMITS or name in STOPS
         found[name[:_SHOWN] + (" (not as usual)" if malformed else "")] = _scalar(value)
     return found
 

@@ -91,6 +91,15 @@ def serve(  # noqa: PLR0913  # a command's options are its arguments
             rich_help_panel=options.DECISION,
         ),
     ] = None,
+    allow_score: Annotated[
+        bool,
+        typer.Option(
+            "--allow-score",
+            help="Let clients have texts of their own scored (/v1/score) in the modes that withhold answers, too. Who "
+            "can, can try guesses at a withheld answer.",
+            rich_help_panel=options.DECISION,
+        ),
+    ] = False,
     max_tokens: options.MaxTokens = 256,
     host: Annotated[
         str,
@@ -265,6 +274,7 @@ def serve(  # noqa: PLR0913  # a command's options are its arguments
         abstain_message=abstain_message,
         on_error=on_error,
         allow_override=frozenset(allow_override or ()),
+        allow_score=allow_score,
         max_tokens=max_tokens,
         api_key_file=api_key_file,
         allow_host=tuple(allow_host or ()),

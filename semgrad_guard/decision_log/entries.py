@@ -54,10 +54,19 @@ class Decision(BaseModel):
         """What became of the answer."""
         return delivery_of(self.action, enforced=self.enforced)
 
+    @property
+    def shows_draft(self) -> bool:
+        """Whether what was delivered is the answer that the score belongs to."""
+        return self.escalated_to is None and self.delivery == "answer"
+
+    def without_score(self) -> Decision:
+        """The decision without what its draft tells: the score, what follows from it, and the times it took."""
+        untold = ("uncertainty", "confidence", "reason", "drift", "tokens", "seconds", "scoring_ms")
+        return self.model_copy(update={"status": "unscored", **dict.fromkeys(untold)})
+
     @classmethod
     def of(cls, verdict: Verdict, *, seconds: float | None, facts: Facts, text: bool) -> Decision:
         """The row of a verdict, with a new id; with texts if `text`."""
-        own = verdict.escalated is None and verdict.delivery == "answer"
         return cls(
             id=f"dec_{secrets.token_hex(12)}",
             at=datetime.now(UTC),
@@ -75,7 +84,7 @@ class Decision(BaseModel):
             threshold=verdict.threshold,
             reason=verdict.reason,
             drift=verdict.drift,
-            tokens=verdict.scored_tokens if own else None,
+            tokens=verdict.scored_tokens if verdict.shows_draft else None,
             seconds=seconds,
             scoring_ms=verdict.scoring_ms,
             escalated_to=None if verdict.escalated is None else verdict.escalated.model,

@@ -52,9 +52,10 @@ class Summary(BaseModel):
     feedback: dict[str, Graded]
 
     @classmethod
-    def of(cls, label: str, rows: Sequence[Row]) -> Summary:
-        """Of these decisions."""
+    def of(cls, label: str, rows: Sequence[Row], *, withheld: bool = True) -> Summary:
+        """Of these decisions; without `withheld`, what scores and times come to is that of delivered answers."""
         made = [decision for decision, _ in rows]
+        told = [decision for decision in made if withheld or decision.shows_draft]
         actions = Counter(decision.delivery for decision in made)
         return cls(
             label=label,
@@ -63,22 +64,22 @@ class Summary(BaseModel):
             escalate=actions["escalate"],
             abstain=actions["abstain"],
             flagged=sum(decision.action != decision.delivery for decision in made),
-            unscored=sum(decision.uncertainty is None for decision in made),
+            unscored=sum(decision.uncertainty is None for decision in told),
             promised=sum(decision.promised for decision in made),
-            drifted=sum(bool(decision.drift) for decision in made),
+            drifted=sum(bool(decision.drift) for decision in told),
             coverage=actions["answer"] / len(made) if made else None,
-            median_uncertainty=_median(decision.uncertainty for decision in made),
-            median_seconds=_median(decision.seconds for decision in made),
+            median_uncertainty=_median(decision.uncertainty for decision in told),
+            median_seconds=_median(decision.seconds for decision in told),
             feedback=_graded(said for _, said in rows if said is not None),
         )
 
 
-def by_day(rows: Sequence[Row]) -> list[Summary]:
-    """One summary for each day (UTC) that has decisions, the first day first."""
+def by_day(rows: Sequence[Row], *, withheld: bool = True) -> list[Summary]:
+    """One summary for each day (UTC) that has decisions, the first day first; `withheld` as for `Summary.of`."""
     days: dict[str, list[Row]] = {}
     for row in rows:
         days.setdefault(row[0].at.astimezone(UTC).date().isoformat(), []).append(row)
-    return [Summary.of(day, days[day]) for day in sorted(days)]
+    return [Summary.of(day, days[day], withheld=withheld) for day in sorted(days)]
 
 
 def parse_since(text: str, *, now: datetime | None = None) -> datetime:

@@ -255,7 +255,8 @@ def conclude(
         Exception: the target's own, where `on_error` is to raise.
     """
     if isinstance(settled, Deliver):
-        return _told(Outcome(settled.verdict, answer), terms)
+        verdict, left = (settled.verdict, answer) if terms.trim is None else terms.trim(settled.verdict, answer)
+        return _told(Outcome(verdict, left), terms)
     if isinstance(settled, Raise):
         raise _refused(settled.verdict, terms)
     withheld, message = settled.verdict, None

@@ -37,6 +37,7 @@ class Terms:
         monitor: watches the scores for drift.
         notify: hears the verdict on everything delivered.
         log: writes every decision down; the verdict then carries its `decision_id`.
+        trim: makes of an answer that is let through, and of its verdict, what goes out.
 
     Raises:
         InputError: no policy, or an unknown mode or `on_error`.
@@ -52,6 +53,7 @@ class Terms:
     monitor: DriftMonitor | None = None
     notify: Callable[[Verdict], None] | None = None
     log: DecisionSink | None = None
+    trim: Callable[[Verdict, Any], tuple[Verdict, Any]] | None = None
 
     def __post_init__(self) -> None:
         require_policy(self.policy)

@@ -16,6 +16,7 @@ class Answer:
 
     `logprobs` are entries in OpenAI's form, None where none were asked for. `completion_tokens` is None where whoever
     wrote it did not say; `together` are those of all answers to the request, where another server counts no other.
+    `pieces` are what each token adds to the text, where a client's cuts are still to be made.
     `extra` are fields of another server's message that are passed on as they are.
     `reasoning` is what another server says it wrote before the text: None for nothing, "" where it does not say what.
     """
@@ -27,6 +28,7 @@ class Answer:
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
     together: int | None = None
+    pieces: tuple[str, ...] | None = None
     extra: Mapping[str, Any] | None = None
     reasoning: str | None = None
 

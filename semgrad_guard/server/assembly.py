@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import timedelta
 from functools import cached_property
 from importlib.util import find_spec
@@ -136,17 +136,23 @@ class _Maker:
         """A model that answers itself, or one of the upstream's, scored by a local one."""
         target = self.target  # a URL that is none is refused before a model is loaded
         policy = policy_of(self.settings, name)
-        scheduler = self.queue or self._scheduler(name, policy)
-        found = ServedModel(
-            name=scheduler.name if self.upstream is None else name,
+        upstream: Upstream | None = None
+        if self.upstream is None:
+            scheduler = self.queue or self._scheduler(name, policy)
+        else:
+            scheduler = self._scheduler(name, policy)
+            upstream = Upstream(self.upstream, scheduler)
+        return ServedModel(
+            name=name if upstream is not None else scheduler.name,
             scheduler=scheduler,
+            upstream=upstream,
             terms=self._terms(policy),
             options=options_of(self.settings),
             target=target,
             overridable=self.settings.allow_override,
             prompt_limit=self.settings.max_prompt_tokens,
+            scores_texts=self.settings.allow_score,
         )
-        return found if self.upstream is None else replace(found, upstream=Upstream(self.upstream, scheduler))
 
     def _scheduler(self, name: str, policy: Policy) -> Scheduler:
         settings, scores_only = self.settings, self.upstream is not None

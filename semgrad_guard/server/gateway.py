@@ -22,7 +22,7 @@ from semgrad_guard.guard import Draft, Outcome, arun
 from semgrad_guard.records import Message, Verdict
 from semgrad_guard.server.answers import Answer
 from semgrad_guard.server.protocol import ChatMessage
-from semgrad_guard.server.records import public_record
+from semgrad_guard.server.records import WITHHELD, public_record
 from semgrad_guard.server.service import ServedModel, Service
 
 PATH = "/beta/litellm_basic_guardrail_api"
@@ -149,9 +149,9 @@ class LiteLLMGuardrail:
         terms = replace(self._service.terms(served, facts), can_escalate=False)
         found = await arun(terms, lambda: _drafts(served, request, asked), _nobody, stop=terms.stop())
         verdicts = [_verdict(each) for each in found]
-        records = [public_record(verdict) for verdict in verdicts]
+        records = [public_record(verdict, scores=served.scores) for verdict in verdicts]
         if withheld := [verdict for verdict, out in zip(verdicts, found, strict=True) if _is_withheld(out)]:
-            return GuardrailAnswer(action="BLOCKED", blocked_reason=_reason(withheld[0]), semgrad_guard=records)
+            return GuardrailAnswer(action="BLOCKED", blocked_reason=_reason(withheld[0], asked), semgrad_guard=records)
         held = [len(text) for text in request.texts or ()] if terms.withholds else None
         return GuardrailAnswer(semgrad_guard=records, stream_holdback_chars=held or None)
 
@@ -198,7 +198,7 @@ def _is_withheld(found: Outcome[Answer] | Exception) -> bool:
     return isinstance(found, Exception) or found.answer is None
 
 
-def _reason(verdict: Verdict) -> str:
-    """Why an answer is blocked, in words that a gateway shows to its clients."""
+def _reason(verdict: Verdict, asked: Asked) -> str:
+    """Why an answer is blocked, in words that a gateway shows to its clients: nothing of them depends on the answer."""
     decision = "" if verdict.decision_id is None else f" (decision {verdict.decision_id})"
-    return f"the answer is not let through: {verdict.reason or 'no reason given'}{decision}"
+    return f"{WITHHELD}{'' if asked.reason is None else f': {asked.reason}'}{decision}"

@@ -20,7 +20,7 @@ from semgrad_guard.errors import (
     UnsupportedToolsError,
     UpstreamError,
 )
-from semgrad_guard.server.records import ACTION_HEADER, ID_HEADER, public_record
+from semgrad_guard.server.records import ACTION_HEADER, ID_HEADER, WITHHELD, public_record
 
 _NO_RETRY = {"x-should-retry": "false"}
 """The same request would fail again; OpenAI's clients heed it."""
@@ -70,6 +70,8 @@ def http_error_of(error: BaseException) -> HttpError:
         return HttpError(429, "queue_full", str(error), headers={"retry-after": str(error.retry_after)})
     if isinstance(error, UpstreamError):
         return _upstream(error)
+    if isinstance(error, UnfamiliarPromptError):  # its differences may be the answer's
+        return HttpError(422, "unfamiliar_prompt", "the prompt is unlike those that the calibration was made on")
     for kind, status, code in _CODES:
         if isinstance(error, kind):
             headers = _LATER if status == 503 else _NO_RETRY if status >= 500 else {}
@@ -82,7 +84,6 @@ _CODES: tuple[tuple[type[SemGradGuardError], int, str], ...] = (
     (InputError, 400, "invalid_request"),
     (UnsupportedToolsError, 400, "unsupported_tools"),
     (BindingMismatchError, 422, "calibration_mismatch"),
-    (UnfamiliarPromptError, 422, "unfamiliar_prompt"),
     (DeadlineExceededError, 504, "deadline_exceeded"),
     (AnswerInterruptedError, 503, "interrupted"),
     (MissingExtraError, 501, "not_installed"),
@@ -97,7 +98,7 @@ def _low_confidence(error: LowConfidenceError) -> HttpError:
     headers = {ACTION_HEADER: verdict.action, **_NO_RETRY}
     if verdict.decision_id is not None:
         headers[ID_HEADER] = verdict.decision_id
-    said = f"the answer is not let through: {verdict.reason or 'no reason given'} (decision: {verdict.action})"
+    said = f"{WITHHELD} (decision: {verdict.action})"
     return HttpError(422, "low_confidence", said, headers=headers, more={"semgrad_guard": public_record(verdict)})
 
 

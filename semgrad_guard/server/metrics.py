@@ -32,12 +32,22 @@ class Metrics:
             registry=self._registry,
         )
         self._uncertainty = Histogram(
-            "semgrad_guard_uncertainty", "Uncertainty of drafts.", model, buckets=_SCORES, registry=self._registry
+            "semgrad_guard_uncertainty",
+            "Uncertainty of delivered answers.",
+            model,
+            buckets=_SCORES,
+            registry=self._registry,
         )
         self._seconds = Histogram(
-            "semgrad_guard_score_seconds", "Time of scoring.", model, buckets=_SECONDS, registry=self._registry
+            "semgrad_guard_score_seconds",
+            "Time of scoring delivered answers.",
+            model,
+            buckets=_SECONDS,
+            registry=self._registry,
         )
-        self._unscored = Counter("semgrad_guard_unscored", "Answers without a score.", model, registry=self._registry)
+        self._unscored = Counter(
+            "semgrad_guard_unscored", "Delivered answers without a score.", model, registry=self._registry
+        )
         self._errors = Counter(
             "semgrad_guard_errors", "Requests that were answered with an error.", ["code"], registry=self._registry
         )
@@ -55,18 +65,20 @@ class Metrics:
         )
 
     def decided(self, model: str, verdict: Verdict) -> None:
-        """One answer was delivered, or withheld."""
+        """One answer was delivered, or withheld; a histogram's sum would tell the score of one that was withheld."""
         self._requests.labels(model, verdict.delivery).inc()
         if verdict.delivery != verdict.action:
             self._flagged.labels(model).inc()
+        if verdict.drift is not None:
+            self._drift.labels(model).set(verdict.drift)
+        if not verdict.shows_draft:
+            return
         if verdict.uncertainty is None:
             self._unscored.labels(model).inc()
         else:
             self._uncertainty.labels(model).observe(verdict.uncertainty)
         if verdict.scoring_ms is not None:
             self._seconds.labels(model).observe(verdict.scoring_ms / 1000)
-        if verdict.drift is not None:
-            self._drift.labels(model).set(verdict.drift)
 
     def failed(self, code: str) -> None:
         """One request was answered with an error."""

@@ -20,6 +20,7 @@ from semgrad_guard.engine.generation.options import GenerationOptions
 from semgrad_guard.errors import InputError
 from semgrad_guard.guard import Mode
 from semgrad_guard.records import Message, ToolCall
+from semgrad_guard.server.cuts import Cuts
 
 DEPTH = 64
 """How deeply a body may be nested."""
@@ -141,6 +142,11 @@ class ChatRequest(BaseModel):
         return self.n or 1
 
     @property
+    def is_continued(self) -> bool:
+        """Whether the last turn is the assistant's, so that the answer may be steered by its beginning."""
+        return self.messages[-1].role == "assistant"
+
+    @property
     def overrides(self) -> dict[str, Any]:
         """What it asks of the guard."""
         return {} if self.semgrad_guard is None else self.semgrad_guard.given
@@ -187,28 +193,37 @@ class ChatRequest(BaseModel):
             tool["function"].pop("strict", None)
         return AnswerForm.of({"tools": tools, "tool_choice": choice, "response_format": self.response_format})
 
-    def options(self, usual: GenerationOptions) -> GenerationOptions:
-        """How to generate: the operator's options, and what the request says otherwise.
+    @property
+    def cuts(self) -> Cuts:
+        """Where the answer is to be cut off.
+
+        Raises:
+            InputError: at an empty string.
+        """
+        stop = [self.stop] if isinstance(self.stop, str) else self.stop
+        return Cuts(max_tokens=self.max_completion_tokens or self.max_tokens, stop=tuple(stop or ()))
+
+    def options(self, usual: GenerationOptions, *, uncut: bool = False) -> GenerationOptions:
+        """How to generate: the operator's options, and what the request says otherwise; not its cuts, if `uncut`.
 
         Raises:
             InputError: more tokens than the operator allows, or too many stop strings.
         """
-        stop = [self.stop] if isinstance(self.stop, str) else self.stop
-        if stop is not None and len(stop) > 4:
-            raise InputError(f"stop takes up to 4 strings, not {len(stop)}")
-        if stop is not None and max(map(len, stop), default=0) > LONGEST_STOP:
+        cuts = self.cuts
+        if len(cuts.stop) > 4:
+            raise InputError(f"stop takes up to 4 strings, not {len(cuts.stop)}")
+        if max(map(len, cuts.stop), default=0) > LONGEST_STOP:
             raise InputError(f"a stop string has up to {LONGEST_STOP} characters")
-        longest = self.max_completion_tokens or self.max_tokens
-        if longest is not None and longest > usual.max_tokens:
+        if (longest := cuts.max_tokens or 0) > usual.max_tokens:
             raise InputError(f"max_tokens is {longest}, and this server writes up to {usual.max_tokens} tokens")
         asked: dict[str, Any] = {
-            "max_tokens": longest,
             "temperature": self.temperature,
             "top_p": self.top_p,
             "top_k": self.top_k,
             "seed": None if self.seed is None else self.seed % _SEEDS,
-            "stop": None if stop is None else tuple(stop),
         }
+        if not uncut:
+            asked |= {"max_tokens": cuts.max_tokens, "stop": None if self.stop is None else cuts.stop}
         return replace(usual, **{name: value for name, value in asked.items() if value is not None})
 
     @property

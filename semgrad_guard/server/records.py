@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from semgrad_guard.guard import is_withheld
 from semgrad_guard.records import METADATA_KEY, Verdict
 
 ACTION_HEADER = "x-semgrad-guard-action"
@@ -14,31 +13,38 @@ ENFORCED_HEADER = "x-semgrad-guard-enforced"
 ID_HEADER = "x-semgrad-guard-decision-id"
 KEY = METADATA_KEY
 
-_OF_THE_DRAFT: Mapping[str, Any] = {
-    "scored_tokens": 0,
-    "gnll": None,
-    "mean_entropy": None,
-    "max_probability": None,
-    "cut": None,
-    "draft": None,
-    "semgrad": None,
-    "paragrad": None,
-    "scoring_ms": None,
-}
-"""What tells how long a draft was, how likely its tokens, or lets a guess at it be confirmed more surely than by its
-score alone."""
-_CUT = "the answer was cut off"
+WITHHELD = "the answer is not let through"
+"""All that a client is told of why."""
+_OF_ANY_DRAFT = frozenset(
+    (
+        *("schema", "digest", "action", "enforced", "promised", "decision_id", "escalated"),
+        *("estimator", "settings", "threshold", "calibration_id", "upstream"),
+        *("model", "revision", "fingerprint", "prompt_template"),
+    )
+)
+"""What a verdict says of the model, the policy and the delivered text. It is the same whatever the draft was."""
+_UNTOLD: Mapping[str, Any] = {"status": "unscored", "unfamiliar": [], "scored_tokens": 0, "reason": WITHHELD}
+"""What stands in the other fields, where it is not None."""
 
 
-def public_record(verdict: Verdict) -> dict[str, Any]:
+_SCORES = frozenset(
+    (
+        *("uncertainty", "confidence", "semgrad", "paragrad", "paragrad_error"),
+        *("mean_entropy", "gnll", "max_probability"),
+    )
+)
+"""What compares one text with another."""
+
+
+def public_record(verdict: Verdict, *, scores: bool = True) -> dict[str, Any]:
     """A verdict as clients get it.
 
-    The score and the reason of a withheld answer stay; its likelihoods, its length and its text do not.
+    Of a withheld answer it says that it was withheld, by which threshold, and the decision's id; its score and the
+    reason are in the decision log. Without `scores` a delivered text's score is not told either.
     """
     record = verdict.metadata()
     if verdict.escalated is not None:
         record["escalated"] = public_record(verdict.escalated)
-    if verdict.escalated is None and not is_withheld(verdict) and verdict.draft is None:
-        return record
-    unfamiliar = [_CUT + " elsewhere" if each.startswith(_CUT) else each for each in record["unfamiliar"]]
-    return {**record, **_OF_THE_DRAFT, "unfamiliar": unfamiliar}
+    if verdict.shows_draft:
+        return record if scores else {name: None if name in _SCORES else value for name, value in record.items()}
+    return {name: value if name in _OF_ANY_DRAFT else _UNTOLD.get(name) for name, value in record.items()}

@@ -159,6 +159,10 @@ class Scheduler:
 
         return await self.work(work)
 
+    async def pieces(self, text: str) -> tuple[str, ...]:
+        """What each token of a text from elsewhere adds to it."""
+        return await self.work(lambda: self._writer.pieces(text))
+
     async def unscored(self, text: str, reason: str) -> Draft[None]:
         """A text from elsewhere that cannot be scored, with the reason."""
         answerer = self._writer.answerer()

@@ -13,11 +13,12 @@ from semgrad_guard.decision_log.summary import Summary, by_day, parse_since
 from semgrad_guard.engine.generation.options import GenerationOptions
 from semgrad_guard.engine.interruption import Stop
 from semgrad_guard.engine.scoring.segments import Segment
-from semgrad_guard.errors import InputError
+from semgrad_guard.errors import BindingMismatchError, InputError
 from semgrad_guard.guard import Draft, Outcome, Pending, Policy, Terms, Waiting, arun, arun_stream, one
 from semgrad_guard.named import reading_prompt
 from semgrad_guard.records import Verdict
 from semgrad_guard.server.answers import Answer
+from semgrad_guard.server.cuts import Cuts
 from semgrad_guard.server.forwarded import Forwarded, forwarded
 from semgrad_guard.server.http_errors import HttpError
 from semgrad_guard.server.metrics import Metrics
@@ -59,6 +60,8 @@ class ServedModel:
         overridable: what requests may set otherwise.
         most: how many answers one request may ask for.
         prompt_limit: how many tokens a prompt may have.
+        scores_texts: whether clients may have texts of their own scored where answers are withheld: who can, can
+            compare guesses at a withheld answer.
     """
 
     name: str
@@ -70,6 +73,12 @@ class ServedModel:
     overridable: frozenset[str] = frozenset()
     most: int = 8
     prompt_limit: int | None = None
+    scores_texts: bool = False
+
+    @property
+    def scores(self) -> bool:
+        """Whether clients may have texts of their own scored."""
+        return self.scores_texts or not self.terms.withholds
 
     def described(self, created: int) -> dict[str, Any]:
         """The model as GET /v1/models lists it."""
@@ -83,6 +92,7 @@ class ServedModel:
             "written_by": "upstream" if self.upstream is not None else "engine",
             "batching": None if self.upstream is not None else self.scheduler.batching,
             "overridable": sorted(self.overridable),
+            "scores_texts": self.scores,
             "reading_prompt": reading_prompt(self.name),
         }
         return {
@@ -96,7 +106,10 @@ class ServedModel:
 
 @dataclass(kw_only=True, eq=False)
 class Call:
-    """One request on its way: what was asked, of whom, under which terms, and what its prompt cost."""
+    """One request on its way: what was asked, of whom, under which terms, and what its prompt cost.
+
+    `cuts` are made once the answer was decided on; None where the answer is written as the client cuts it.
+    """
 
     request: ChatRequest
     forwarded: Forwarded
@@ -104,6 +117,7 @@ class Call:
     served: ServedModel
     terms: Terms
     stop: Stop
+    cuts: Cuts | None = None
     prompt_tokens: int = 0
 
 
@@ -183,7 +197,16 @@ class Service:
         if served.upstream is None:
             request.require_known()
         terms = self._overridden(served, request, self.terms(served, _facts(served, request, request_id)))
-        return Call(request=request, forwarded=sent, body=body, served=served, terms=terms, stop=terms.stop())
+        if served.upstream is None and request.is_continued and terms.policy.calibration is not None:
+            raise BindingMismatchError(
+                "the conversation ends in the assistant's turn, which the answer would go on from; the calibration was "
+                "made on whole answers. Let it end in a user's turn"
+            )
+        cuts = request.cuts if terms.withholds else None
+        terms = replace(terms, trim=cuts.delivered if cuts else None)
+        return Call(
+            request=request, forwarded=sent, body=body, served=served, terms=terms, stop=terms.stop(), cuts=cuts
+        )
 
     async def outcomes(self, call: Call) -> list[Outcome[Answer]]:
         """What goes out for a request.
@@ -220,8 +243,12 @@ class Service:
 
         Raises:
             InputError: the conversation cannot be read.
+            HttpError: this server scores no texts of its clients.
         """
         served = self.model(request.model)
+        if not served.scores:
+            said = "this server withholds answers, and scores no texts of its clients; see --allow-score"
+            raise HttpError(403, "score_not_allowed", said)
         conversation = tuple(message.as_message(number) for number, message in enumerate(request.messages, start=1))
         draft = await served.scheduler.scored(conversation, request.text, cut=request.cut)
         terms = Terms(policy=served.terms.policy, mode="annotate")
@@ -247,7 +274,7 @@ class Service:
         return {"object": "feedback", **said.model_dump(mode="json", exclude={"kind"})}
 
     def decisions(self, request: DecisionsRequest) -> dict[str, Any]:
-        """Decisions, the latest first.
+        """Decisions, the latest first; those on withheld answers without their scores and times.
 
         Raises:
             InputError: a time that is none.
@@ -269,6 +296,8 @@ class Service:
     def summary(self, request: SummaryRequest) -> dict[str, Any]:
         """Rates and coverage by day, and in all, of the latest `SUMMARIZED` decisions; `complete` says if that is all.
 
+        A summary of one withheld answer would be its score, so scores and times are those of delivered answers.
+
         Raises:
             InputError: a time that is none.
             HttpError: there is no log.
@@ -280,8 +309,8 @@ class Service:
         rows = found[:SUMMARIZED]
         return {
             "object": "summary",
-            "total": Summary.of("in all", rows).model_dump(mode="json"),
-            "days": [day.model_dump(mode="json") for day in by_day(rows)],
+            "total": Summary.of("in all", rows, withheld=False).model_dump(mode="json"),
+            "days": [day.model_dump(mode="json") for day in by_day(rows, withheld=False)],
             "complete": len(found) == len(rows),
         }
 
@@ -401,6 +430,7 @@ class _Counting:
 
 def _listed(decision: Decision, said: Feedback | None) -> dict[str, Any]:
     shown = None if said is None else said.model_dump(mode="json", exclude={"kind", "id", "decision_id"})
+    decision = decision if decision.shows_draft else decision.without_score()
     row = decision.model_dump(mode="json", exclude={"kind"})
     return {"object": "decision", **row, "delivery": decision.delivery, "feedback": shown}
 
@@ -415,11 +445,12 @@ def _request(call: Call) -> AnswerRequest:
     request = call.request
     return AnswerRequest(
         conversation=request.conversation(),
-        options=request.options(call.served.options),
+        options=request.options(call.served.options, uncut=call.cuts is not None),
         form=request.form(),
         count=request.count,
         logprobs=bool(request.logprobs),
         top_logprobs=request.top_logprobs or 0,
+        pieces=bool(call.cuts),
         prompt_limit=call.served.prompt_limit,
     )
 
@@ -433,4 +464,6 @@ def _asked(call: Call) -> Asked:
         conversation=call.forwarded.conversation,
         form=call.forwarded.form,
         unread=call.forwarded.unread,
+        cuts=call.cuts,
+        limit=call.served.options.max_tokens,
     )

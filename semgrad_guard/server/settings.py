@@ -46,6 +46,7 @@ class ServerSettings(BaseModel):
     abstain_message: str = ABSTAIN_MESSAGE
     on_error: Literal["raise", "abstain"] = "raise"
     allow_override: frozenset[Overridable] = frozenset()
+    allow_score: bool = False
     max_tokens: PositiveInt = 256
     api_key_file: Path | None = None
     allow_host: tuple[str, ...] = ()

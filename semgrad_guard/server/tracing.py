@@ -13,7 +13,8 @@ from semgrad_guard.server.records import public_record
 class Evaluations:
     """Writes every verdict of a server as a `gen_ai.evaluation.result`, tied to the request's span if there is one.
 
-    No text is written, and of a withheld answer only what its client gets.
+    No text is written. Of a withheld answer it is what its client gets, with the score and the reason: events go to
+    whoever runs the system.
 
     Args:
         logger_provider: where events go; default: OpenTelemetry's global one, which `opentelemetry-instrument` sets.
@@ -24,4 +25,5 @@ class Evaluations:
 
     def decided(self, verdict: Verdict) -> None:
         """Write one verdict."""
-        self._log.write(public_record(verdict), get_current_span())
+        record = {**public_record(verdict), "uncertainty": verdict.uncertainty, "reason": verdict.reason}
+        self._log.write(record, get_current_span())

@@ -18,14 +18,15 @@ from typing import Any, TypeVar, cast
 
 import httpx
 
-from semgrad_guard.calibration.call_options import call_options
+from semgrad_guard.calibration.call_options import LIMITS, STOPS, call_options
 from semgrad_guard.engine.prompts.reasoning import HeldText
 from semgrad_guard.errors import InputError, UpstreamError
 from semgrad_guard.guard import Draft, Reply, Waiting
 from semgrad_guard.records import Message, ToolCall
 from semgrad_guard.server.answers import Answer
+from semgrad_guard.server.cuts import Cuts
 from semgrad_guard.server.event_stream import events
-from semgrad_guard.server.model_queue import ModelQueue
+from semgrad_guard.server.scheduler import Scheduler
 from semgrad_guard.server.sent import (
     Sent,
     SentCall,
@@ -52,6 +53,9 @@ _OF_THE_PROMPT = frozenset(
     }
 )
 """Fields that change the prompt that the other server renders. The scorer would score another prompt."""
+_CUTS = ("max_completion_tokens", "max_tokens", "stop")
+_OTHER_CUTS = {*LIMITS, *STOPS, "stop_token_ids", "t_max_predict_ms"}.difference(_CUTS)
+"""What cuts answers off under names that only some servers know."""
 _MESSAGE = 300
 _PASSING = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 520, 521, 522, 523, 524, 529})
 """Statuses of servers that are busy or start anew, and of the proxies before them."""
@@ -88,23 +92,23 @@ class RemoteServer:
         self._timeout, self._transport = timeout, transport
         self._client: httpx.AsyncClient | None = None
 
-    async def chat(self, body: Mapping[str, Any]) -> dict[str, Any]:
-        """The answer to a chat completion.
+    async def chat(self, body: Mapping[str, Any], *, words: bool = True) -> dict[str, Any]:
+        """The answer to a chat completion; `words` as for `asked`.
 
         Raises:
             UpstreamError: there is none that can be read.
         """
-        async with self.asked(_CHAT, body) as response:
+        async with self.asked(_CHAT, body, words=words) as response:
             return _json(await _limited(response))
 
-    async def chat_stream(self, body: Mapping[str, Any]) -> AsyncIterator[dict[str, Any]]:
+    async def chat_stream(self, body: Mapping[str, Any], *, words: bool = True) -> AsyncIterator[dict[str, Any]]:
         """The chunks of a streamed chat completion, to its proper end: [DONE], or a reason why the answer has ended
-        (`transformers serve` says no more than that).
+        (`transformers serve` says no more than that). `words` as for `asked`.
 
         Raises:
             UpstreamError: it failed, or broke off.
         """
-        async with self.asked(_CHAT, body) as response:
+        async with self.asked(_CHAT, body, words=words) as response:
             finished = False
             async for kind, data in events(_pieces(response)):
                 if data == b"[DONE]":
@@ -123,8 +127,11 @@ class RemoteServer:
             await self._client.aclose()
 
     @asynccontextmanager
-    async def asked(self, route: str, body: Mapping[str, Any]) -> AsyncGenerator[httpx.Response]:
+    async def asked(self, route: str, body: Mapping[str, Any], *, words: bool = True) -> AsyncGenerator[httpx.Response]:
         """The answer of one of its routes, which has begun with status 200.
+
+        An error holds the server's own words, if `words`. They may quote what a model wrote: a call that it could not
+        read, JSON that follows no schema.
 
         Raises:
             UpstreamError: it refuses, cannot be reached, or breaks off.
@@ -138,7 +145,7 @@ class RemoteServer:
             response = await self._client.send(request, stream=True)
             try:
                 if response.status_code != 200:
-                    raise await _refusal(self.url, response)
+                    raise await _refusal(self.url, response, words=words)
                 yield response
             finally:
                 await asyncio.shield(response.aclose())
@@ -154,12 +161,13 @@ class Upstream:
     """Another server that writes the drafts, and the local model that scores them."""
 
     server: RemoteServer
-    scheduler: ModelQueue
+    scheduler: Scheduler
 
     async def drafts(self, asked: Asked) -> Sequence[Draft[Answer]]:
         """The scored drafts of a request."""
-        body = {**_forwarded(asked.body), "model": asked.model, "n": asked.count, "stream": False}
-        answers = _answers(await self.server.chat(body), asked.count, self.server.url)
+        body = {**asked.sent, "model": asked.model, "n": asked.count, "stream": False}
+        found = await self.server.chat(body, words=asked.cuts is None)
+        answers = _answers(found, asked.count, self.server.url)
         return [await self.scored(asked, answer) for answer in answers]
 
     def live(self, asked: Asked) -> RemoteAnswer:
@@ -181,16 +189,26 @@ class Upstream:
                 asked.conversation, answer.text, form=asked.form, cut=cut, reasoned=reasoned
             )
         thought = answer.reasoning or scored.verdict.reasoning
-        told = {"reasoning": thought or None, "options": call_options(_forwarded(asked.body))}
+        told = {"reasoning": thought or None, "options": call_options(asked.sent)}
         verdict = scored.verdict.model_copy(update={"tool_calls": answer.tool_calls, **told})
-        return Draft(verdict, replace(answer, text=verdict.text), scored.prompt)
+        answer = replace(answer, text=verdict.text)
+        if asked.cuts:
+            answer = replace(answer, pieces=await self._pieces(answer))
+        return Draft(verdict, answer, scored.prompt)
+
+    async def _pieces(self, answer: Answer) -> tuple[str, ...]:
+        """What each token adds to an answer: by its log-probabilities, or as the local model would write it."""
+        tokens = [entry.get("token") for entry in answer.logprobs or ()]
+        written = [token for token in tokens if isinstance(token, str)]
+        return tuple(written) if "".join(written) == answer.text else await self.scheduler.pieces(answer.text)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Asked:
     """What a client asks of another server: the body as it came, and as this one reads it.
 
-    `unread` says why the scorer cannot read it.
+    Where answers may be withheld there are `cuts`, which are made here, and the other server ends an answer after
+    `limit` tokens whatever the client asks. `unread` says why the scorer cannot read it.
     """
 
     body: Mapping[str, Any]
@@ -199,6 +217,23 @@ class Asked:
     conversation: tuple[Message, ...]
     form: Any
     unread: str | None = None
+    cuts: Cuts | None = None
+    limit: int = 256
+
+    @property
+    def sent(self) -> dict[str, Any]:
+        """The fields that the other server is sent, but for those of one way of asking.
+
+        Raises:
+            InputError: one of them would cut a draft off that is to be decided on as a whole.
+        """
+        body = _forwarded(self.body)
+        if self.cuts is None:
+            return body
+        if found := sorted(name for name in _OTHER_CUTS if body.get(name) is not None):
+            raise InputError(f"this server decides on whole answers; cut them with stop and max_tokens, not {found[0]}")
+        limit = "max_tokens" if body.get("max_completion_tokens") is None else "max_completion_tokens"
+        return {name: value for name, value in body.items() if name not in _CUTS} | {limit: self.limit}
 
 
 class RemoteAnswer:
@@ -206,8 +241,8 @@ class RemoteAnswer:
 
     def __init__(self, upstream: Upstream, asked: Asked) -> None:
         self._upstream, self._asked = upstream, asked
-        body = {**_forwarded(asked.body), "model": asked.model, "stream": True}
-        self._chunks = upstream.server.chat_stream({**body, "stream_options": {"include_usage": True}})
+        body = {**asked.sent, "model": asked.model, "stream": True, "stream_options": {"include_usage": True}}
+        self._chunks = upstream.server.chat_stream(body, words=asked.cuts is None)
         self._text, self._calls, self._places = "", list[SentFunction](), dict[int | None, int]()
         self._finish, self._usage = "stop", SentUsage()
         self._logprobs: list[dict[str, Any]] = []
@@ -382,10 +417,10 @@ def _json(data: bytes) -> dict[str, Any]:
     return cast("dict[str, Any]", found)
 
 
-async def _refusal(url: str, response: httpx.Response) -> UpstreamError:
+async def _refusal(url: str, response: httpx.Response, *, words: bool) -> UpstreamError:
     """What to say of a status. The words of other statuses than these may hold what is nobody's business (keys)."""
     status, said = response.status_code, ""
-    if status in (400, 404, 413, 422):
+    if status in (404, 413) or (words and status in (400, 422)):
         try:
             found: Any = _json(await _limited(response))
             said = f": {found['error']['message']}"[:_MESSAGE]

@@ -8,7 +8,7 @@ from typing import Any
 
 from semgrad_guard.adapters.answer_form import AnswerForm
 from semgrad_guard.adapters.call_ids import new_id
-from semgrad_guard.adapters.logprobs import openai_logprobs
+from semgrad_guard.adapters.logprobs import openai_logprobs, token_texts
 from semgrad_guard.engine.generation.generation import Generation
 from semgrad_guard.engine.generation.options import GenerationOptions
 from semgrad_guard.engine.language_model import LanguageModel
@@ -25,8 +25,8 @@ class AnswerRequest:
     """What a client asks of a model: `count` answers to one conversation, in one form.
 
     `logprobs` asks for the tokens' log-probabilities, `top_logprobs` for those of so many others beside each token.
-    `prompt_limit` is how many tokens the prompt may have. `heard` is called, in the model's thread, with each piece of
-    text as it is written.
+    `prompt_limit` is how many tokens the prompt may have. `pieces` asks for what each token adds to the text. `heard`
+    is called, in the model's thread, with each piece of text as it is written.
     """
 
     conversation: tuple[Message, ...]
@@ -35,6 +35,7 @@ class AnswerRequest:
     count: int = 1
     logprobs: bool = False
     top_logprobs: int = 0
+    pieces: bool = False
     prompt_limit: int | None = None
     heard: Callable[[str], None] | None = None
 
@@ -168,8 +169,17 @@ class Writer:
             logprobs=logprobs,
             prompt_tokens=len(generation.prompt.ids),
             completion_tokens=generation.completion_tokens,
+            pieces=self.pieces(verdict.text, generation.response_ids) if request.pieces else None,
         )
         return Draft(verdict, answer, draft.prompt)
+
+    def pieces(self, text: str, ids: Sequence[int] = ()) -> tuple[str, ...]:
+        """What each token adds to a text: these tokens, where they spell it, else the text's own."""
+        found = token_texts(self.model, ids, special=False)
+        if "".join(found) == text:
+            return tuple(found)
+        tokenizer: Any = self.model.tokenizer
+        return tuple(token_texts(self.model, tokenizer(text, add_special_tokens=False)["input_ids"]))
 
     def _logprobs(self, generation: Generation, request: AnswerRequest) -> list[dict[str, Any]]:
         found = openai_logprobs(self.model, self.estimator, generation.evidence, top=request.top_logprobs)

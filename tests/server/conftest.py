@@ -43,7 +43,17 @@ def make_served(language_model: LanguageModel) -> Iterator[Callable[..., ServedM
     made: list[ServedModel] = []
 
     def make(policy: Policy = ALL, *, model: LanguageModel | None = None, limit: int = 64, **given: Any) -> ServedModel:
-        of_served = {"options", "upstream", "target", "overridable", "most", "prompt_limit", "name", "scheduler"}
+        of_served = {
+            "options",
+            "upstream",
+            "target",
+            "overridable",
+            "most",
+            "prompt_limit",
+            "name",
+            "scheduler",
+            "scores_texts",
+        }
         kept = {name: given.pop(name) for name in of_served & set(given)}
         scheduler = kept.pop("scheduler", None) or Scheduler(model or language_model, HybridGrad(), limit=limit)
         terms = Terms(policy=policy, can_escalate=kept.get("target") is not None, **given)

@@ -50,7 +50,10 @@ def after(call_id: str | None = "c", *texts: str, **more: Any) -> dict[str, Any]
 
 async def test_an_answer_is_judged_with_its_conversation(serve: Serve, language_model: LanguageModel) -> None:
     expected = language_model.score([Message("user", "hello")], DRAFT).hybridgrad
-    async with serve(ALL) as client:
+    async with serve(ALL) as client:  # a gateway needs no scores, and who has its key could try guesses by them
+        found = (await client.post(PATH, json=after("other", structured_messages=[USER]))).json()
+        assert (found["action"], found["semgrad_guard"][0]["uncertainty"]) == ("NONE", None)
+    async with serve(ALL, scores_texts=True) as client:
         assert (await client.post(PATH, json=before())).json() == {"action": "NONE"}
         found = (await client.post(PATH, json=after())).json()
         assert found["action"] == "NONE"
@@ -86,7 +89,7 @@ async def test_a_withheld_answer_is_blocked_and_leaves_nothing_behind(serve: Ser
 
 
 async def test_one_withheld_answer_blocks_all_of_a_call(serve: Serve) -> None:
-    async with serve(ALL) as client:
+    async with serve(ALL, scores_texts=True) as client:
         await client.post(PATH, json=before())
         scores = (await client.post(PATH, json=after("c", DRAFT, "b"))).json()["semgrad_guard"]
     between = sum(each["uncertainty"] for each in scores) / 2
@@ -127,7 +130,11 @@ async def test_what_has_no_score_is_the_operators_to_decide(serve: Serve, first:
                 assert (await client.post(PATH, json=first)).json() == {"action": "NONE"}
             found = (await client.post(PATH, json=then)).json()
         assert (found["action"], found["semgrad_guard"][0]["status"]) == (action, "unscored")
-        assert why in found["semgrad_guard"][0]["reason"]
+        told = found["semgrad_guard"][0]["reason"] if action == "NONE" else found["blocked_reason"]
+        if action == "BLOCKED" and "elsewhere" in why:  # its client is not told that there was a call
+            assert told == "the answer is not let through"
+        else:
+            assert why in told
 
 
 async def test_two_conversations_under_one_id_judge_nothing(serve: Serve) -> None:
@@ -159,7 +166,7 @@ async def test_a_promise_about_a_models_own_answers_is_none_about_others(make_se
     """The embedded model by its shipped calibration: the same words are promised if it says them, and not otherwise."""
     policy, model = Policy.from_calibration(Calibration.load(CALIBRATION_PATH)), LanguageModel.from_pretrained("pocket")
     options = GenerationOptions(max_tokens=16)
-    app = make_app(Service([make_served(policy, model=model, name="pocket", options=options)]))
+    app = make_app(Service([make_served(policy, model=model, name="pocket", options=options, scores_texts=True)]))
     rows = [{"role": "user", "content": "What is the capital of Japan?"}]
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://127.0.0.1") as client:
         own = (await client.post("/v1/chat/completions", json={"model": "pocket", "messages": rows})).json()

@@ -241,7 +241,7 @@ def test_no_request_leads_to_a_file_or_a_template(make_served: Make, tmp_path: P
     path = str(tmp_path / "secret.jinja")
     del opened[:]
     with (
-        running(make_served(ALL)) as address,
+        running(make_served(ALL, scores_texts=True)) as address,
         httpx.Client(base_url="http://{}:{}".format(*address), timeout=LIMIT) as client,
     ):
         for given in with_paths(path):

@@ -18,7 +18,11 @@ CHAT = "/v1/chat/completions"
 async def test_a_text_is_scored(serve: Serve, language_model: LanguageModel) -> None:
     text = "A town. It is old."
     body = {"messages": [{"role": "user", "content": "What is it?"}], "text": text}
-    async with serve(NONE) as client:
+    async with serve(NONE) as client:  # who could try texts could try guesses at a withheld answer
+        response = await client.post("/v1/score", json=body)
+        assert (response.status_code, response.json()["error"]["code"]) == (403, "score_not_allowed")
+        assert (await client.get("/v1/models/tiny")).json()["semgrad_guard"]["scores_texts"] is False
+    async with serve(NONE, scores_texts=True) as client:
         whole = (await client.post("/v1/score", json=body)).json()
         assert whole["semgrad_guard"]["uncertainty"] == language_model.score("What is it?", text).hybridgrad
         assert (whole["semgrad_guard"]["action"], whole["semgrad_guard"]["enforced"]) == ("abstain", False)
@@ -85,11 +89,11 @@ async def test_an_error_in_the_answers_place_is_a_decision_too(serve: Serve, tmp
 
 async def test_metrics_and_health(serve: Serve, tmp_path: Path) -> None:
     with DecisionLog(tmp_path / "log.db") as log:
-        async with serve(NONE, service={"log": log}) as client:
+        async with serve(ALL, service={"log": log}) as client:
             await asyncio.gather(*(client.post(CHAT, json=asking(f"q {i}", stream=bool(i % 2))) for i in range(4)))
             text = (await client.get("/metrics")).text
             for line in (
-                'semgrad_guard_requests_total{action="abstain",model="tiny"} 4.0',
+                'semgrad_guard_requests_total{action="answer",model="tiny"} 4.0',
                 'semgrad_guard_uncertainty_count{model="tiny"} 4.0',
                 'semgrad_guard_score_seconds_count{model="tiny"} 4.0',
                 'semgrad_guard_queue_depth{model="tiny"} 0.0',

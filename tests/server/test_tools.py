@@ -141,7 +141,7 @@ async def test_a_free_answer_beside_tools_is_live(serve: Serve, tooled: Make) ->
 
 
 async def test_a_call_that_was_cut_is_delivered_as_the_text_it_is(serve: Serve, tooled: Make) -> None:
-    async with serve(ALL, **served(tooled("qwen2.5"))) as client:
+    async with serve(ALL, mode="annotate", **served(tooled("qwen2.5"))) as client:
         asked = asking(max_tokens=30, **FORCED)
         (choice,) = (await client.post(CHAT, json=asked)).json()["choices"]
         text, calls, finish = joined(events((await client.post(CHAT, json={**asked, "stream": True})).text))

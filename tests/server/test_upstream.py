@@ -69,7 +69,7 @@ async def test_the_upstream_writes_and_this_one_scores(
             shown = "".join(c.get("delta", c.get("message")).get("content") or "" for e in found for c in e["choices"])
             assert shown == text
             record = found[-1]["choices"][0]["logprobs"]["semgrad_guard"]
-            assert record["uncertainty"] == pytest.approx(expected, rel=1e-6)
+            assert record["uncertainty"] == (pytest.approx(expected, rel=1e-6) if text == written else None)
             assert record["settings"]["served"] is True
             if text != written:
                 assert json.dumps(written)[1:-1] not in response.text
@@ -218,7 +218,7 @@ async def test_a_faulty_target(serve: Serve) -> None:
             async with serve(NONE, target=target, on_error="abstain") as client:
                 record = (await client.post(CHAT, json=asking())).json()["semgrad_guard"]
                 assert record["action"] == "abstain"
-                assert "UpstreamError" in record["reason"]
+                assert record["reason"] == "the answer is not let through"
             await target.server.close()
 
 

@@ -44,6 +44,7 @@ class Asked:
     logprobs: bool
     top_logprobs: int
     prompt_limit: int | None
+    pieces: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,0 +1,274 @@
+"""A client's `stop` and `max_tokens`: they cut what is delivered, and tell nothing of what is withheld."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from semgrad_guard import Calibration, GenerationOptions, HybridGrad, LanguageModel, Policy
+from semgrad_guard.errors import InputError
+from semgrad_guard.pocket import CALIBRATION_PATH
+from semgrad_guard.records import ToolCall, Verdict, digest_of
+from semgrad_guard.server.answers import Answer
+from semgrad_guard.server.app import make_app
+from semgrad_guard.server.cuts import CUT, Cuts
+from semgrad_guard.server.scheduler import Scheduler
+from semgrad_guard.server.service import ServedModel, Service
+from semgrad_guard.server.upstream import RemoteServer, Upstream
+from semgrad_guard.server.writing import Writer
+
+from .conftest import ALL, NONE, OPTIONS, Serve, asking, events
+
+pytest.importorskip("sqlalchemy", reason="the extra `log` is not installed")
+
+from semgrad_guard.decision_log.decision_log import DecisionLog
+
+CHAT = "/v1/chat/completions"
+
+
+def attempts(draft: str) -> list[dict[str, Any]]:
+    """Cuts by which the draft could be read out: each length, and strings that it holds, and others."""
+    inside = [draft[3:4], draft[-4:-2], draft[:1]]
+    stops = [[each] for each in (*inside, "zzzz", draft)] + [inside]
+    lengths: list[dict[str, Any]] = [{"max_tokens": count} for count in (1, 2, 3, OPTIONS.max_tokens)]
+    return [
+        *lengths,
+        {"max_completion_tokens": 2},
+        *({"stop": each} for each in stops),
+        {"max_tokens": 7, "stop": draft[0]},
+    ]
+
+
+def without_ids(response: httpx.Response) -> str:
+    """All that a client sees, but for the names and times of this one request."""
+    seen = f"{response.status_code} {sorted(response.headers.items())} {response.text}"
+    return re.sub(r'chatcmpl-\w+|dec_\w+|"created": ?\d+', "", seen)
+
+
+def surer_at_first(model: LanguageModel) -> Policy:
+    """A policy that withholds the whole answer, and would let its beginning through."""
+    scores = {
+        count: model.generate("hello", GenerationOptions(max_tokens=count)).evidence.gradients().scores.hybridgrad
+        for count in (1, 2, 3, OPTIONS.max_tokens)
+    }
+    whole = scores.pop(OPTIONS.max_tokens)
+    assert min(scores.values()) < whole
+    return Policy(threshold=(min(scores.values()) + whole) / 2)
+
+
+@pytest.mark.parametrize("mode", ["enforce", "raise"])
+async def test_no_cut_tells_anything_of_a_withheld_answer(
+    serve: Serve, language_model: LanguageModel, tmp_path: Path, mode: str
+) -> None:
+    draft = language_model.generate("hello", OPTIONS).text
+    with DecisionLog(tmp_path / "log.db") as log:
+        async with serve(surer_at_first(language_model), mode=mode, service={"log": log}) as client:
+            before = (await client.get("/metrics")).text
+            for more in ({}, {"n": 2}, {"logprobs": True, "top_logprobs": 2}, {"stream": True}):
+                cuts = attempts(draft) if not more else attempts(draft)[::4]
+                seen = {without_ids(await client.post(CHAT, json={**asking(**more), **cut})) for cut in cuts}
+                assert len(seen) == 1, seen
+                assert f'"{draft[:3]}' not in next(iter(seen))
+            found, after = (await client.get("/v1/decisions")).json(), (await client.get("/metrics")).text
+            summary = (await client.get("/v1/decisions/summary")).json()["total"]
+        decisions = [decision for decision, _ in log.database.decisions(limit=100)]
+    for row in found["data"]:
+        told = ("uncertainty", "confidence", "reason", "drift", "tokens", "seconds", "scoring_ms")
+        assert [row[name] for name in told] == [None] * len(told)
+    assert (summary["median_uncertainty"], summary["median_seconds"], summary["unscored"]) == (None, None, 0)
+    for name in ("uncertainty_sum", "score_seconds_sum", "unscored_total"):
+        assert _lines(before, name) == _lines(after, name)
+    assert len({decision.uncertainty for decision in decisions}) == 1  # it is always the whole draft's
+    assert decisions[0].uncertainty is not None
+    assert "is above the threshold" in (decisions[0].reason or "")
+
+
+def _lines(metrics: str, name: str) -> list[str]:
+    return [line for line in metrics.splitlines() if line.startswith(f"semgrad_guard_{name}")]
+
+
+def summed(chunks: Sequence[Any]) -> list[Any]:
+    """Text, end, log-probabilities and tokens of one answer, whole or in chunks."""
+    choices = [choice for chunk in chunks for choice in chunk["choices"]]
+    text = "".join(choice.get("delta", choice.get("message")).get("content") or "" for choice in choices)
+    entries = [entry for choice in choices for entry in (choice["logprobs"] or {}).get("content") or ()]
+    assert "".join(entry["token"] for entry in entries) == text
+    assert b"".join(bytes(entry["bytes"]) for entry in entries).decode() == text
+    return [text, choices[-1]["finish_reason"], len(entries)]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_what_is_delivered_is_cut_as_if_it_had_been_written_so(
+    serve: Serve, language_model: LanguageModel, stream: bool
+) -> None:
+    draft = language_model.generate("hello", OPTIONS).text
+    async with serve(ALL) as guarded, serve(ALL, mode="annotate") as plain:
+        for cut in ({}, *attempts(draft)):
+            more = {"stream": stream, "logprobs": True}
+            own, reference = [
+                (await client.post(CHAT, json={**asking(**more), **cut})).text for client in (guarded, plain)
+            ]
+            own, reference = [events(each) if stream else [json.loads(each)] for each in (own, reference)]
+            (text, finish, count), expected = summed(own), summed(reference)
+            halves = "\ufffd"  # of characters: a token may end inside one
+            assert [text.rstrip(halves), finish] == [expected[0].rstrip(halves), expected[1]], cut
+            record = own[-1]["choices"][0]["logprobs"]["semgrad_guard"]
+            assert record["digest"] == digest_of(text)
+            assert (CUT in record["unfamiliar"]) is (text != draft)
+            if not stream:
+                assert own[0]["usage"]["completion_tokens"] == count
+
+
+async def test_nothing_is_promised_of_what_a_client_cut(
+    make_served: Callable[..., ServedModel], tmp_path: Path
+) -> None:
+    policy, model = Policy.from_calibration(Calibration.load(CALIBRATION_PATH)), LanguageModel.from_pretrained("pocket")
+    log = DecisionLog(tmp_path / "log.db", text=True)
+    app = make_app(Service([make_served(policy, model=model, name="pocket")], log=log))
+    asked = {"model": "pocket", "messages": [{"role": "user", "content": "What is the capital of Japan?"}]}
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://127.0.0.1") as client:
+        whole = (await client.post(CHAT, json=asked)).json()
+        said = whole["choices"][0]["message"]["content"]
+        fits = (await client.post(CHAT, json={**asked, "max_tokens": 8, "stop": "zzzz"})).json()
+        cut = (await client.post(CHAT, json={**asked, "stop": said[2:4]})).json()
+        for steered in (
+            {"response_format": {"type": "json_object"}},
+            {"temperature": 0.5},
+            {"messages": [*asked["messages"], {"role": "assistant", "content": "It is"}]},
+        ):
+            response = await client.post(CHAT, json={**asked, **steered})
+            assert (response.status_code, response.json()["error"]["code"]) == (422, "calibration_mismatch")
+    log.flush()
+    found = [(decision.delivered, decision.promised) for decision, _ in log.database.decisions()]
+    log.close()
+    assert found == [(said[:2], False), (said, True), (said, True)]
+    for each, promised in ((whole, True), (fits, True), (cut, False)):
+        record = each["semgrad_guard"]
+        assert (record["promised"], record["familiar"], record["action"]) == (promised, promised, "answer")
+        assert record["uncertainty"] == whole["semgrad_guard"]["uncertainty"]
+    assert cut["semgrad_guard"]["unfamiliar"] == [CUT]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_an_upstream_is_asked_for_the_whole_answer(
+    serve: Serve, make_served: Callable[..., ServedModel], language_model: LanguageModel, stream: bool
+) -> None:
+    app, sent = make_app(Service([make_served(ALL, mode="annotate", name="large")])), list[dict[str, Any]]()
+
+    async def hearing(scope: Any, receive: Any, send: Any) -> None:
+        async def noting() -> Any:
+            message = await receive()
+            if message.get("body"):
+                sent.append(json.loads(message["body"]))
+            return message
+
+        await app(scope, noting, send)
+
+    scorer = Scheduler(language_model, HybridGrad(), served=True)
+    upstream = Upstream(RemoteServer("http://other/v1", transport=httpx.ASGITransport(hearing)), scorer)
+    draft = language_model.generate("hello", OPTIONS).text
+    given = {"upstream": upstream, "scheduler": scorer, "name": "large"}
+    async with serve(ALL, **given) as delivering, serve(NONE, **given) as withholding:
+        seen = set[str]()
+        for cut in attempts(draft)[::2]:
+            body = {**asking(stream=stream), **cut, "model": "large"}
+            seen.add(without_ids(await withholding.post(CHAT, json=body)))
+            response = await delivering.post(CHAT, json={**body, "logprobs": True})
+            text, finish, _ = summed(events(response.text) if stream else [response.json()])
+            assert draft.startswith(text)
+            assert finish in ("stop", "length")
+            assert text == draft or len(text) < len(draft)
+            if places := [draft.find(each) for each in cut.get("stop", ()) if each in draft]:
+                assert (text, finish) == (draft[: min(places)], "stop")
+        assert len(seen) == 1
+        limits = [{name: each.get(name) for name in ("max_tokens", "max_completion_tokens", "stop")} for each in sent]
+        assert all(
+            8 in each.values() and each["stop"] is None and sum(map(bool, each.values())) == 1 for each in limits
+        )
+        response = await delivering.post(CHAT, json={**asking(stop_token_ids=[3]), "model": "large"})
+        assert (response.status_code, "stop_token_ids" in response.text) == (400, True)
+    scorer.close()
+
+
+VERDICT = Verdict(status="scored", action="answer", text="", estimator="x", model="m", familiar=True, promised=True)
+CALL = ToolCall("f", {"a": 1})
+
+
+@pytest.mark.parametrize(
+    ("cuts", "text", "finish", "count"),
+    [
+        ({"max_tokens": 2}, "One t", "length", 2),
+        ({"max_tokens": 3}, "One t", "length", 3),  # the third token ends inside a character
+        ({"max_tokens": 4}, "One t\u00e9", "length", 4),
+        ({"stop": ("e", "t")}, "On", "stop", 1),
+        ({"stop": ("One",)}, "", "stop", 0),
+        ({"stop": ("t", "zz"), "max_tokens": 4}, "One ", "stop", 2),
+        ({"stop": ("\u00e9 u",), "max_tokens": 3}, "One t", "length", 3),
+        ({"max_tokens": 6}, "One t\u00e9 u.", "length", 6),  # the call that follows is not complete
+    ],
+)
+def test_where_a_text_is_cut(cuts: Any, text: str, finish: str, count: int) -> None:
+    pieces = ("One", " t", "", "\u00e9", " u", ".")
+    whole = "".join(pieces)
+    entries = [{"token": piece, "logprob": -1.0, "bytes": list(piece.encode())} for piece in pieces]
+    answer = Answer(
+        text=whole,
+        pieces=pieces,
+        logprobs=entries,
+        tool_calls=(CALL,),
+        completion_tokens=20,
+        finish_reason="tool_calls",
+    )
+    verdict, left = Cuts(**cuts).delivered(VERDICT.model_copy(update={"text": whole, "tool_calls": (CALL,)}), answer)
+    assert (left.text, left.finish_reason, left.completion_tokens) == (text, finish, count)
+    assert "".join(entry["token"] for entry in left.logprobs or ()) == text
+    assert (verdict.text, verdict.tool_calls, left.tool_calls) == (text, (), ())
+    assert (verdict.promised, verdict.familiar, verdict.unfamiliar) == (False, False, (CUT,))
+    assert Cuts(max_tokens=20, stop=("zz",)).delivered(verdict, answer) == (verdict, answer)
+    with pytest.raises(InputError, match="at least one character"):
+        Cuts(stop=("a", ""))
+
+
+def test_tokens_that_spell_another_text_are_not_counted(language_model: LanguageModel) -> None:
+    writer = Writer(language_model, HybridGrad())
+    generation = language_model.generate("hello", OPTIONS)
+    assert "".join(writer.pieces(generation.text, generation.response_ids)) == generation.text
+    assert "".join(writer.pieces("a town", generation.response_ids)) == "a town"
+
+
+def test_a_logprob_of_other_tokens_is_not_delivered() -> None:
+    answer = Answer(text="ab", pieces=("a", "b"), logprobs=[{"token": "ab"}], completion_tokens=2)
+    for entries in ([{"token": "ab"}], [{"token": "x"}, {"token": "b"}]):
+        _, left = Cuts(max_tokens=1).delivered(VERDICT, Answer(**{**vars(answer), "logprobs": entries}))
+        assert (left.text, left.logprobs) == ("a", None)
+
+
+async def test_a_call_is_delivered_whole_or_not_at_all(
+    serve: Serve, make_language_model: Callable[..., LanguageModel]
+) -> None:
+    from tests.engine.chat_templates import template
+
+    parameters = {"type": "object", "properties": {"colour": {"const": "red"}}, "required": ["colour"]}
+    tool = {"type": "function", "function": {"name": "paint", "parameters": parameters}}
+    model = make_language_model(chat_template=template("qwen2.5"), max_position_embeddings=8192)
+    asked = asking(tools=[tool], tool_choice="required")
+    async with serve(ALL, model=model, options=GenerationOptions(max_tokens=150)) as client:
+        whole = (await client.post(CHAT, json=asked)).json()
+        length = whole["usage"]["completion_tokens"]
+        for limit, stream in itertools.product((length // 2, length), (False, True)):
+            response = await client.post(CHAT, json={**asked, "max_tokens": limit, "stream": stream})
+            found = events(response.text) if stream else [response.json()]
+            choices = [choice for each in found for choice in each["choices"]]
+            calls = [
+                call for each in choices for call in each.get("delta", each.get("message")).get("tool_calls") or ()
+            ]
+            assert [call["function"]["name"] for call in calls] == ["paint"] * (limit == length)
+            assert choices[-1]["finish_reason"] == ("tool_calls" if limit == length else "length")
+            assert "tool_call>" not in response.text
