@@ -15,6 +15,7 @@
     │       └── UnsupportedToolsError the chat template knows no tools, or writes calls in an unknown form
     ├── ScoringError                an answer has no finite score and a number was demanded
     │   └── DetachedRecordError     a copy of an answer's record, which holds no model, is asked for something new
+    ├── AnswerFailedError           what was to answer failed, and its own error may hold a withheld answer
     ├── AnswerInterruptedError      the model was stopped before the answer was complete
     │   ├── DeadlineExceededError   the allowed time was over
     │   └── AnswerCancelledError    the caller cancelled the call, or closed the stream
@@ -42,6 +43,7 @@ from semgrad_guard.records import Verdict
 
 __all__ = [
     "AnswerCancelledError",
+    "AnswerFailedError",
     "AnswerInterruptedError",
     "BindingMismatchError",
     "CalibrationError",
@@ -141,6 +143,17 @@ class ScoringError(SemGradGuardError):
 
 class DetachedRecordError(ScoringError):
     """A copied record of an answer holds what was computed before, and something else is asked of it."""
+
+
+class AnswerFailedError(SemGradGuardError):
+    """What was to answer failed. Its own error is not shown, since it may hold an answer that nobody has judged."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(
+            f"{reason}. Its own error may hold text that is withheld, and is not shown: use mode='annotate' to see it, "
+            "or on_error='abstain' to abstain where this happens."
+        )
+        self.reason = reason
 
 
 class AnswerInterruptedError(SemGradGuardError):

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from llama_index.core.llms.llm import LLM
 from pydantic import BeforeValidator, Field, PrivateAttr, SkipValidation
 
-from llama_index_semgrad_guard.calls import ModelCall, current_turn
+from llama_index_semgrad_guard.calls import ModelCall, current_turn, stray
 from llama_index_semgrad_guard.events import report
 from llama_index_semgrad_guard.records import REASONING, raw_record
 from semgrad_guard import METADATA_KEY, Estimator, Generation, GenerationOptions, HybridGrad, LanguageModel, Verdict
@@ -135,6 +135,7 @@ class AnsweringLLM(LLM):
         if turn is not None:
             turn.add(call)
             return record
+        stray(call.text, call)
         record_draft(call.verdict, call.prompt)
         report(call.verdict, "llm")
         thought = {REASONING: call.verdict.reasoning} if call.verdict.reasoning else {}

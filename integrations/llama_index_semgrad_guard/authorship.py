@@ -1,11 +1,12 @@
 """Whose text an answer is, and what it scores.
 
 Nothing is guessed from what texts look like. A text is a call's if it *is* the object that this call returned: it has
-then been handed on and not written anew. LlamaIndex's own response synthesizers make their texts of the calls under
-them and of nothing else: such a text is those calls'. An answer that an engine has put together of other engines'
-answers (sub-questions, say) is also theirs. Of several calls that wrote an answer, the least certain counts. Of any
-other text (joined or parsed by code of one's own, say) it cannot be told who wrote it: it is unscored, unless the
-caller names the calls that answer, or has all of them count.
+then been handed on and not written anew. What a response synthesizer puts together is its calls' if it is what
+LlamaIndex makes of their texts (`composition`), whatever code ran in between. An answer that was written from other
+engines' answers, or from passages that the model wrote, is also theirs (`sources`). Of several calls that wrote an
+answer, the least certain counts. Of any other text (changed by a parser, a wrapper around the LLM, a subclass or code
+of one's own) it cannot be told who wrote it: it is unscored, unless the caller names the calls that answer, or has all
+of them count.
 """
 
 from __future__ import annotations
@@ -14,19 +15,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, cast, get_args
 
-from llama_index.core.base.base_query_engine import BaseQueryEngine
 from llama_index.core.base.response.schema import PydanticResponse
-from llama_index.core.query_engine import (
-    MultiStepQueryEngine,
-    RouterQueryEngine,
-    SQLJoinQueryEngine,
-    SubQuestionQueryEngine,
-    ToolRetrieverRouterQueryEngine,
-)
-from llama_index.core.response_synthesizers import Refine
 from pydantic import BaseModel
 
-from llama_index_semgrad_guard.calls import RETRIEVING, ModelCall, Step, Turn, is_ours
+from llama_index_semgrad_guard.calls import ModelCall, Step, Turn
+from llama_index_semgrad_guard.composition import EMPTY, filtered, joined, structured
+from llama_index_semgrad_guard.sources import answers_before, writers_of_passages
 from semgrad_guard import Policy, Verdict
 from semgrad_guard.adapters.code_identity import code_identity
 from semgrad_guard.errors import InputError
@@ -42,6 +36,7 @@ A calibration is bound to what the function does (see `code_identity`), or to th
 it (`Versioned`)."""
 
 NOBODY = "no SemGradLLM wrote this answer (nothing retrieved, or another LLM)"
+_ANOTHER = "another LLM (a wrapper around a SemGradLLM is one) took part in this answer: its author cannot be told"
 _UNTOLD = (
     "which of the model's calls wrote this answer cannot be told: it is none of the texts that they returned. Name the "
     "calls that answer (answering=...), or have all of them count (aggregate='max')"
@@ -56,26 +51,20 @@ _SYNTHESIZING = frozenset(
         "aget_response_from_messages",
     }
 )
-_PREDICTING = frozenset({"predict", "apredict", "structured_predict", "astructured_predict"})
-_COMPOSING = (
-    SubQuestionQueryEngine,
-    MultiStepQueryEngine,
-    RouterQueryEngine,
-    ToolRetrieverRouterQueryEngine,
-    SQLJoinQueryEngine,
-)
-"""Engines that have the model write one answer of several."""
-_EMPTY = "Empty Response"
-"""What LlamaIndex's synthesizers say where no model has said anything."""
+_STRUCTURING = frozenset({"structured_predict", "astructured_predict"})
 
 
 @dataclass(frozen=True)
 class Delivery:
-    """What an engine hands over: its text, the object that holds it, and its pieces if it came in pieces."""
+    """What an engine hands over: its text, the object that holds it, and its pieces if it came in pieces.
+
+    `stream` is the iterator that the pieces came from.
+    """
 
     text: str
     holder: Any = None
     pieces: tuple[str, ...] | None = None
+    stream: Any = None
 
     @property
     def structure(self) -> BaseModel | None:
@@ -87,7 +76,7 @@ class Delivery:
 class Counting:
     """Which of an answer's calls count, and how: by authorship, unless the caller says otherwise.
 
-    `whole` is for an agent's step, which asks its model once and parses what that says: whatever it asked counts.
+    `whole` is for an agent's step, which hands its model's text on as it is, and then all that it asked counts.
 
     Raises:
         InputError: there is no such aggregate, or `answering` names nothing, or is a function whose content is unknown.
@@ -136,11 +125,13 @@ class Counting:
         if self.answering is not None:
             return _named(turn, self.answering)
         if self.whole:
-            return Authors.of([] if turn.others else turn.calls, NOBODY)
+            told = not delivery.text.strip() or returned(turn, delivery)
+            return Authors.of(turn.calls if told and not turn.others else [], _ANOTHER if turn.others else _UNTOLD)
         found = authors(turn, delivery)
-        if self.aggregate is None or (not found.calls and found.reason != _UNTOLD):
+        if self.aggregate is None or (not found.calls and found.reason not in (_UNTOLD, _ANOTHER)):
             return found
-        return Authors.of([] if turn.others else turn.calls, NOBODY)
+        all_calls = [call for call in turn.calls if not call.withheld]
+        return Authors.of([] if turn.outsiders else all_calls, NOBODY)
 
     def _aggregated(
         self, turn: Turn, calls: Sequence[ModelCall], policy: Policy
@@ -198,29 +189,67 @@ def authors(turn: Turn, delivery: Delivery, *, inside: Step | None = None) -> Au
     found = _writers(turn, delivery)
     if not found.calls:
         return found
-    parts, several = {id(call): call for call in found.calls}, found.several
-    for step, sub_answer in _sub_answers(turn, found.calls, inside):
-        sub = authors(turn, sub_answer, inside=step)
+    sources = writers_of_passages(turn, found.calls)
+    parts, several = {id(call): call for call in (*found.calls, *sources)}, found.several or bool(sources)
+    for step in answers_before(turn, found.calls, inside):
+        sub = _said_in(turn, step)
         if not sub.calls:
             return Authors([], f"it is made of answers, one of which cannot be scored: {sub.reason}")
         parts, several = parts | {id(call): call for call in sub.calls}, True
     return Authors(list(parts.values()), several=several)
 
 
+def _said_in(turn: Turn, step: Step) -> Authors:
+    """The calls that wrote the answer of one step; of a stream, all in it, as nobody can look at its pieces again."""
+    if step.result is not None:
+        text = step.content if isinstance(step.content, str) else str(step.result)
+        return authors(turn, Delivery(text, step.result), inside=step)
+    others = any(step in other.path for other in turn.others)
+    return Authors.of([] if others else [call for call in turn.calls if call.within(step)], _ANOTHER)
+
+
 def _writers(turn: Turn, delivery: Delivery) -> Authors:
-    """The calls whose very text an answer is, or that LlamaIndex's own code made it of."""
-    written = _returned(turn, delivery)
+    """The calls whose very text an answer is, or whose texts LlamaIndex makes into it."""
+    written = returned(turn, delivery)
     if written:
         return Authors.of(written, "")
-    if not turn.calls or not delivery.text.strip() or delivery.text == _EMPTY:
+    if not turn.calls or not delivery.text.strip() or delivery.text == EMPTY:
         return Authors([], NOBODY)
-    made = next((step for step in turn.ended if _makes(step) and _holds(step, delivery)), None)
+    making = _SYNTHESIZING if delivery.structure is None else _SYNTHESIZING | _STRUCTURING
+    made = next((step for step in turn.ended if step.method in making and _holds(step, delivery)), None)
     if made is None:
-        return Authors([], _UNTOLD)
+        return Authors([], _ANOTHER if turn.others else _UNTOLD)
     if any(made in step.path for step in turn.others):
-        return Authors([], NOBODY)
+        return Authors([], _ANOTHER)
     calls = [call for call in turn.calls if call.within(made)]
-    return Authors(calls, NOBODY, several=made.method in _SYNTHESIZING or len(calls) > 1)
+    if not calls:
+        return Authors([], NOBODY)
+    if calls[-1].text == delivery.text and delivery.pieces in (None, calls[-1].pieces):
+        return Authors.of(calls[-1:], "")  # a text of one character, of which there is only one object
+    if _composed(turn, made, calls, delivery):
+        return Authors(calls, several=made.method in _SYNTHESIZING or len(calls) > 1)
+    return Authors([], _UNTOLD)
+
+
+def _composed(turn: Turn, made: Step, calls: Sequence[ModelCall], delivery: Delivery) -> bool:
+    """Whether what a step delivers is what LlamaIndex makes of its calls' texts."""
+    structure = delivery.structure
+    if structure is not None:
+        return any(structured(structure, delivery.text, call.text) for call in calls)
+    if delivery.pieces is not None:
+        return False
+    shown = [_shown(turn, made, call) for call in calls]
+    return joined(delivery.text, shown) or any(filtered(delivery.text, call.text) for call in calls)
+
+
+def _shown(turn: Turn, made: Step, call: ModelCall) -> str:
+    """What a synthesizer joins for a call: its text, or the structure that this was read as."""
+    for step in turn.ended:
+        if step.method in _STRUCTURING and made in step.path and call.within(step):
+            read = step.result
+            if isinstance(read, BaseModel) and structured(read, read.model_dump_json(), call.text):
+                return str(read)
+    return call.text
 
 
 def _named(turn: Turn, answering: Answering) -> Authors:
@@ -228,28 +257,13 @@ def _named(turn: Turn, answering: Answering) -> Authors:
         return Authors.of(
             [call for call in turn.calls if answering(call)], "none of the model's calls is one that answers"
         )
-    if any(_names(step, answering) for step in turn.others):
+    if any(_names(step, answering) for step in turn.outsiders):
         return Authors([], f"another LLM was asked within {answering}")
     named = [call for call in turn.calls if call.step and _names(call.step, answering)]
     return Authors.of(named, f"the model was not asked within {answering}")
 
 
-def _sub_answers(turn: Turn, written: Sequence[ModelCall], inside: Step | None) -> Iterator[tuple[Step, Delivery]]:
-    """The answers of other engines that stand in the prompts of these calls: put together there, or as passages."""
-    composing = {step for call in written for step in call.path if isinstance(step.component, _COMPOSING)}
-    for step in turn.ended:
-        if step.method not in ("query", "aquery") or any(call.within(step) for call in written):
-            continue
-        if inside is not None and (inside is step or inside not in step.path):
-            continue
-        around = [outer for outer in step.path[:-1] if isinstance(outer.component, BaseQueryEngine)]
-        asked = any(call.within(step) for call in turn.calls) or any(step in other.path for other in turn.others)
-        found = any(outer.method in RETRIEVING for outer in step.path)
-        if asked and (found or (around and around[-1] in composing)):
-            yield step, Delivery(step.content if isinstance(step.content, str) else str(step.result), step.result)
-
-
-def _returned(turn: Turn, delivery: Delivery) -> Sequence[ModelCall]:
+def returned(turn: Turn, delivery: Delivery) -> Sequence[ModelCall]:
     """The calls that returned the very text, the very pieces, or every field of the structure."""
     if delivery.structure is not None:
         return _of_fields(turn, delivery.structure)
@@ -260,7 +274,7 @@ def _returned(turn: Turn, delivery: Delivery) -> Sequence[ModelCall]:
         return [call for call in turn.calls if alone and call.text == delivery.text]
     if delivery.pieces is None:
         return [call for call in turn.calls if call.text is delivery.text]
-    return [call for call in turn.calls if _same(call.pieces, [piece for piece in delivery.pieces if piece])]
+    return [call for call in turn.calls if _same(call.pieces, delivery.pieces)]
 
 
 def _same(ours: Sequence[str], theirs: Sequence[str]) -> bool:
@@ -287,31 +301,13 @@ def _leaves(value: Any) -> Iterator[Any]:
 
 def _holds(step: Step, delivery: Delivery) -> bool:
     """Whether a step returned what was delivered: the same object, or the same content in another."""
-    if delivery.pieces is not None:  # the end of what streams is written after its step has ended
-        return False
+    if delivery.pieces is not None:
+        return delivery.stream is not None and step.stream is delivery.stream
     content = delivery.text if delivery.structure is None else delivery.structure
     if step.result is delivery.holder:
         return step.content is content  # nobody has put another content into it since
     singular = isinstance(content, str) and len(content) < 2
     return not singular and step.content is content
-
-
-def _makes(step: Step) -> bool:
-    """Whether a step is LlamaIndex's own code that makes its result of what the model says under it."""
-    kind: Any = cast("Any", type(step.component))
-    if step.method in _PREDICTING:
-        return is_ours(step.component) and _library(kind, step.method, "llama_index.core.llms")
-    factory = getattr(step.component, "_program_factory", None)
-    own = factory is not None and getattr(factory, "__func__", None) is not Refine._default_program_factory  # pyright: ignore[reportPrivateUsage, reportUnknownMemberType] - user code in its place may do anything
-    return (
-        step.method in _SYNTHESIZING
-        and not own
-        and all(_library(kind, name, "llama_index.core.response_synthesizers") for name in _SYNTHESIZING)
-    )
-
-
-def _library(kind: Any, method: str, module: str) -> bool:
-    return str(getattr(getattr(kind, method, None), "__module__", "")).startswith(module)
 
 
 def _names(step: Step, name: str) -> bool:

@@ -14,6 +14,7 @@ from llama_index.core.memory import BaseMemory
 
 from llama_index_semgrad_guard.authorship import Aggregate, Answering, Delivery
 from llama_index_semgrad_guard.calls import Turn
+from llama_index_semgrad_guard.failures import asealed, sealed
 from llama_index_semgrad_guard.memory import StagedMemory
 from llama_index_semgrad_guard.passages import passages
 from llama_index_semgrad_guard.routing import Guarded, Routing, require_target, require_unguarded
@@ -200,12 +201,18 @@ class _Said:
 
     def draft(self) -> Draft[AgentChatResponse]:
         """Ask the inner engine, and score what it says."""
+        return sealed(self._answered, self._turn, self._routing.terms)
+
+    async def adraft(self) -> Draft[AgentChatResponse]:
+        """As `draft`, without blocking the event loop."""
+        return await asealed(self._aanswered(), self._turn, self._routing.terms)
+
+    def _answered(self) -> Draft[AgentChatResponse]:
         with self._turn.open():
             self.response = _reply(in_time(lambda: self._engine.chat(self._message, _copied(self._history))))
         return self._scored()
 
-    async def adraft(self) -> Draft[AgentChatResponse]:
-        """As `draft`, without blocking the event loop."""
+    async def _aanswered(self) -> Draft[AgentChatResponse]:
         with self._turn.open():
             self.response = _reply(await ain_time(self._engine.achat(self._message, _copied(self._history))))
         return await off_loop(self._scored)
@@ -233,6 +240,8 @@ class _Said:
     def reply(self, outcome: Outcome[AgentChatResponse]) -> AgentChatResponse:
         """The reply for an outcome. Beside a text in the draft's place stand its passages, and no more of it."""
         verdict, response = outcome.verdict, outcome.answer
+        if response is not self.response:
+            self._turn.withhold()
         if response is None:
             nodes = passages(self.response.source_nodes, self._turn) if self.response else []
             metadata = self._routing.attached({}, verdict, self._turn)

@@ -18,6 +18,7 @@ from llama_index.core.base.llms.types import (
 from llama_index.core.llms import callbacks
 
 from llama_index_semgrad_guard.answering import AnsweringLLM
+from llama_index_semgrad_guard.lazy_streams import aasked_here, asked_here
 from llama_index_semgrad_guard.records import chat_response, completion, to_conversation
 from semgrad_guard import LanguageModel, Verdict
 from semgrad_guard.adapters.settings import loaded_weights, require_loaded
@@ -147,13 +148,13 @@ class SemGradLLM(AnsweringLLM):
     @_traced_chat
     def stream_chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponseGen:
         """Answer a conversation piece by piece; the last piece is empty and carries the record."""
-        pieces = self._pieces(to_conversation(messages), self._options(kwargs))
+        pieces = asked_here(self._pieces(to_conversation(messages), self._options(kwargs)))
         return (chat_response(text, record, delta=delta) for delta, text, record in pieces)
 
     @_traced_completion
     def stream_complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponseGen:
         """Answer a text piece by piece; the last piece is empty and carries the record."""
-        pieces = self._pieces(prompt, self._options(kwargs))
+        pieces = asked_here(self._pieces(prompt, self._options(kwargs)))
         return (completion(text, record, delta=delta) for delta, text, record in pieces)
 
     @_traced_chat
@@ -171,11 +172,11 @@ class SemGradLLM(AnsweringLLM):
     @_traced_chat
     async def astream_chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponseAsyncGen:
         """As `stream_chat`, in a thread."""
-        pieces = self._apieces(to_conversation(messages), self._options(kwargs))
+        pieces = aasked_here(self._apieces(to_conversation(messages), self._options(kwargs)))
         return (chat_response(text, record, delta=delta) async for delta, text, record in pieces)
 
     @_traced_completion
     async def astream_complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponseAsyncGen:
         """As `stream_complete`, in a thread."""
-        pieces = self._apieces(prompt, self._options(kwargs))
+        pieces = aasked_here(self._apieces(prompt, self._options(kwargs)))
         return (completion(text, record, delta=delta) async for delta, text, record in pieces)

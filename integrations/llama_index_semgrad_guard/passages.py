@@ -11,13 +11,13 @@ from typing import Any
 
 from llama_index.core.schema import NodeWithScore
 
-from llama_index_semgrad_guard.calls import Turn, identity
+from llama_index_semgrad_guard.calls import Passage, Turn
 
 
 def passages(nodes: Sequence[NodeWithScore], turn: Turn) -> list[NodeWithScore]:
     """Those of an answer's source nodes that were retrieved, and are as they were."""
-    found = turn.passages()
-    return [node for node in nodes if identity(node) in found]
+    found, now = turn.passages(), [Passage.of(node) for node in nodes]
+    return [node for node, passage in zip(nodes, now, strict=True) if (passage.id, passage.hash) in found]
 
 
 def about_passages(metadata: Mapping[str, Any] | None, kept: Sequence[NodeWithScore]) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from llama_index.core.schema import NodeWithScore, QueryBundle
 
 from llama_index_semgrad_guard.authorship import Aggregate, Answering
 from llama_index_semgrad_guard.calls import Turn
+from llama_index_semgrad_guard.failures import asealed, sealed
 from llama_index_semgrad_guard.passages import about_passages, passages
 from llama_index_semgrad_guard.routing import Guarded, Routing, require_target, require_unguarded
 from llama_index_semgrad_guard.streams import (
@@ -153,7 +154,7 @@ class GuardedQueryEngine(Guarded, BaseQueryEngine):
             if is_live(response):
                 return asked.live(response, stop)
             return asked.delivered(one(run(terms, lambda: [asked.draft(response)], asked.target, stop=stop)))
-        outcome = one(run(terms, lambda: [asked.draft(asked.inner())], asked.target))
+        outcome = one(run(terms, lambda: [sealed(asked.drafted, asked.turn, terms)], asked.target))
         return deliver(asked.delivered(outcome), asked.streamed)
 
     async def _aquery(self, query_bundle: QueryBundle) -> RESPONSE_TYPE:
@@ -168,7 +169,7 @@ class GuardedQueryEngine(Guarded, BaseQueryEngine):
             stop, response = None, None
 
         async def drafts() -> list[Draft[Whole]]:
-            return [await asked.adraft(await asked.ainner() if response is None else response)]
+            return [await asealed(asked.adrafted(response), asked.turn, terms)]
 
         outcome = one(await arun(terms, drafts, asked.atarget, stop=stop))
         return adeliver(asked.delivered(outcome), asked.streamed)
@@ -180,7 +181,7 @@ class _Asked:
     def __init__(self, guard: GuardedQueryEngine, query: QueryBundle) -> None:
         self._guard, self._query, self._routing = guard, query, guard.routing
         self._engine: BaseQueryEngine = guard._engine  # pyright: ignore[reportPrivateUsage] - this class is its other half
-        self._turn = Turn(query.query_str)
+        self.turn = Turn(query.query_str)
         self._response: Whole | None = None
         self.streamed = False
 
@@ -188,35 +189,43 @@ class _Asked:
 
     def inner(self) -> RESPONSE_TYPE:
         """Ask the inner engine."""
-        with self._turn.open():
+        with self.turn.open():
             return require_response(in_time(lambda: self._engine.query(self._query)))
 
     async def ainner(self) -> RESPONSE_TYPE:
         """As `inner`, without blocking the event loop."""
-        with self._turn.open():
+        with self.turn.open():
             return require_response(await ain_time(self._engine.aquery(self._query)))
 
     def draft(self, response: RESPONSE_TYPE) -> Draft[Whole]:
         """The inner engine's whole response with its score."""
-        with self._turn.open():
+        with self.turn.open():
             self._response, delivery = in_time(lambda: whole(response))
         self.streamed = self._undecided(response) is not self._response
-        return self._routing.draft(self._turn, delivery)
+        return self._routing.draft(self.turn, delivery)
 
     async def adraft(self, response: RESPONSE_TYPE) -> Draft[Whole]:
         """As `draft`, without blocking the event loop."""
-        with self._turn.open():
+        with self.turn.open():
             self._response, delivery = await ain_time(awhole(response))
         self.streamed = self._undecided(response) is not self._response
-        return await off_loop(lambda: self._routing.draft(self._turn, delivery))
+        return await off_loop(lambda: self._routing.draft(self.turn, delivery))
+
+    def drafted(self) -> Draft[Whole]:
+        """Ask the inner engine, and score what it says."""
+        return self.draft(self.inner())
+
+    async def adrafted(self, response: RESPONSE_TYPE | None) -> Draft[Whole]:
+        """As `drafted`; a response that has come already is not asked for again."""
+        return await self.adraft(await self.ainner() if response is None else response)
 
     def live(self, response: RESPONSE_TYPE, stop: Any) -> RESPONSE_TYPE:
         """The inner engine's stream as it is; once it has ended, its metadata holds the record."""
         metadata = dict(response.metadata or {})
         if isinstance(response, AsyncStreamingResponse):
-            steps = alive(cast("Any", response.response_gen), self._turn, self._routing, metadata, stop=stop)
+            steps = alive(cast("Any", response.response_gen), self.turn, self._routing, metadata, stop=stop)
             return AsyncStreamingResponse(steps, response.source_nodes, metadata)
-        pieces = live(cast("Any", response).response_gen, self._turn, self._routing, metadata, stop=stop)
+        pieces = live(cast("Any", response).response_gen, self.turn, self._routing, metadata, stop=stop)
         return StreamingResponse(pieces, response.source_nodes, metadata)
 
     def _undecided(self, response: RESPONSE_TYPE) -> RESPONSE_TYPE:
@@ -243,11 +252,13 @@ class _Asked:
     def delivered(self, outcome: Outcome[Whole]) -> Whole:
         """The response for an outcome. Beside a text in the draft's place stand its passages, and no more of it."""
         verdict, response = outcome.verdict, outcome.answer
+        if response is not self._response:
+            self.turn.withhold()
         if response is None:
-            nodes = passages(self._response.source_nodes, self._turn) if self._response else []
+            nodes = passages(self._response.source_nodes, self.turn) if self._response else []
             metadata = about_passages(self._response.metadata, nodes) if self._response else {}
             response = Response(verdict.text, nodes, metadata)
-        metadata = self._routing.attached(response.metadata, verdict, self._turn)
+        metadata = self._routing.attached(response.metadata, verdict, self.turn)
         if isinstance(response, Response) and not response.response:
             return Said("", response.source_nodes, metadata)
         return replace(response, metadata=metadata)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Generator, Iterator
-from dataclasses import dataclass
+from collections.abc import AsyncGenerator, AsyncIterator, Generator, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, get_args
 
 from llama_index.core.base.response.schema import (
@@ -15,7 +15,8 @@ from llama_index.core.base.response.schema import (
 )
 
 from llama_index_semgrad_guard.authorship import Delivery
-from llama_index_semgrad_guard.calls import Turn, aresumed, resumed
+from llama_index_semgrad_guard.calls import Turn
+from llama_index_semgrad_guard.lazy_streams import aresumed, resumed
 from llama_index_semgrad_guard.routing import Routing
 from semgrad_guard.errors import InputError
 from semgrad_guard.guard import Draft, Outcome, arun_stream, off_loop, run_stream
@@ -54,6 +55,7 @@ class LivePieces:
 
     def __init__(self, pieces: Generator[str], turn: Turn, routing: Routing) -> None:
         self._inner, self._turn, self._routing = resumed(pieces, turn), turn, routing
+        self._source = pieces
         self._seen = list[str]()
 
     def __iter__(self) -> Iterator[str]:
@@ -63,7 +65,7 @@ class LivePieces:
 
     def draft(self) -> Draft[Any]:
         """The scored draft."""
-        return self._routing.draft(self._turn, Delivery("".join(self._seen), pieces=tuple(self._seen)))
+        return self._routing.draft(self._turn, _said(self._seen, self._source))
 
     def close(self) -> None:
         """Stop the model; harmless at any time."""
@@ -76,6 +78,7 @@ class AsyncLivePieces:
 
     def __init__(self, pieces: AsyncGenerator[str], turn: Turn, routing: Routing) -> None:
         self._inner, self._turn, self._routing = aresumed(pieces, turn), turn, routing
+        self._source = pieces
         self._seen = list[str]()
 
     async def __aiter__(self) -> AsyncIterator[str]:
@@ -85,13 +88,18 @@ class AsyncLivePieces:
 
     async def draft(self) -> Draft[Any]:
         """The scored draft."""
-        delivery = Delivery("".join(self._seen), pieces=tuple(self._seen))
+        delivery = _said(self._seen, self._source)
         return await off_loop(lambda: self._routing.draft(self._turn, delivery))
 
     async def aclose(self) -> None:
         """Stop the model; harmless at any time."""
         self._turn.stop()
         await self._inner.aclose()
+
+
+def _said(seen: Sequence[str], source: Any) -> Delivery:
+    """What came in pieces; empty ones, as some models' last ones, say nothing."""
+    return Delivery("".join(seen), pieces=tuple(filter(None, seen)), stream=source)
 
 
 def live(
@@ -182,7 +190,7 @@ async def awhole(response: RESPONSE_TYPE) -> tuple[Whole, Delivery]:
 def _read(response: StreamingResponse | AsyncStreamingResponse, pieces: list[str] | None) -> tuple[Whole, Delivery]:
     text = _text(response.response_txt or "") if pieces is None else "".join(map(_text, pieces))
     read = Response(text, response.source_nodes, response.metadata)
-    return read, Delivery(text, read, tuple(pieces or ()))
+    return read, replace(_said(pieces or (), response.response_gen), text=text, holder=read)
 
 
 def _handed(response: Response | PydanticResponse) -> tuple[Whole, Delivery]:

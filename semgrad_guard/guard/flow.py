@@ -15,7 +15,7 @@ from typing import Any, Generic, TypeVar, cast
 from semgrad_guard.calibration import DriftMonitor
 from semgrad_guard.calibration.prompt_shape import PromptForm
 from semgrad_guard.engine.interruption import Stop, current_stop, stopping
-from semgrad_guard.errors import DeadlineExceededError, InputError, LowConfidenceError, UpstreamError
+from semgrad_guard.errors import AnswerFailedError, DeadlineExceededError, InputError, LowConfidenceError, UpstreamError
 from semgrad_guard.guard.modes import Mode, withholds
 from semgrad_guard.guard.policy import Policy
 from semgrad_guard.guard.recorder import current_recorder
@@ -397,18 +397,19 @@ async def afinished(pending: Pending[A], ask: AsyncAsk[A]) -> list[Outcome[A] | 
     return await pending.aoutcomes(replies)
 
 
-UNWRITTEN = (DeadlineExceededError, UpstreamError)
-"""Why there is no draft: the model did not meet the deadline, or the server that was to write it failed."""
+UNWRITTEN = (AnswerFailedError, DeadlineExceededError, UpstreamError)
+"""Why there is no draft: who was to write it failed, or did not meet the deadline."""
 
 
-def not_written(error: DeadlineExceededError | UpstreamError, terms: Terms) -> Outcome[Any]:
+def not_written(error: AnswerFailedError | DeadlineExceededError | UpstreamError, terms: Terms) -> Outcome[Any]:
     """What goes out where there is no draft.
 
     Raises:
-        DeadlineExceededError, UpstreamError: `on_error` is to raise, or the mode puts nothing in an answer's place.
+        AnswerFailedError, DeadlineExceededError, UpstreamError: `on_error` is to raise, or the mode puts nothing in an
+            answer's place.
     """
     if terms.on_error == "raise" or terms.mode != "enforce":
         raise error
-    verdict = late(terms.policy, str(error))
+    verdict = late(terms.policy, error.reason if isinstance(error, AnswerFailedError) else str(error))
     withheld: Outcome[Any] = Outcome(abstained(verdict, terms.words(verdict)), None)
     return _told(withheld, terms)

@@ -30,7 +30,6 @@ from llama_index.core.retrievers import RecursiveRetriever
 from llama_index.core.schema import IndexNode, NodeWithScore, QueryBundle
 from llama_index.core.selectors import LLMSingleSelector
 from llama_index.core.tools import QueryEngineTool
-from llama_index.core.types import BaseOutputParser
 from pydantic import BaseModel
 
 from llama_index_semgrad_guard import GuardedChatEngine, GuardedQueryEngine
@@ -220,19 +219,6 @@ def test_a_changed_response_is_not_the_one_that_was_made(saying: Make) -> None:
 
     llm = saying(by_prompt(("polish", ("x", 0.001)), otherwise=("It is X", 0.9)))
     assert record(Own(do=polished))["status"] == "unscored"
-
-
-def test_an_output_parser_is_the_calls_own(saying: Make) -> None:
-    class Last(BaseOutputParser):
-        def parse(self, output: str) -> Any:
-            return output.split()[-1]
-
-        def format(self, query: str) -> str:
-            return query
-
-    llm = saying(by_prompt(*OTHERS, otherwise=("I say Paris", 0.5)))
-    llm.output_parser = Last()
-    assert record(TransformQueryEngine(engine(llm), Rewritten(llm)))["uncertainty"] == 0.5
 
 
 class Questions(BaseQuestionGenerator):
