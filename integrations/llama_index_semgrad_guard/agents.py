@@ -21,11 +21,12 @@ from workflows.runtime.types.results import WaitingForEvent  # pyright: ignore[r
 from llama_index_semgrad_guard.authorship import Answering, Delivery
 from llama_index_semgrad_guard.calls import Turn, is_ours
 from llama_index_semgrad_guard.events import report
+from llama_index_semgrad_guard.failures import asealed
 from llama_index_semgrad_guard.memory import StagedContext
 from llama_index_semgrad_guard.routing import Routing
 from semgrad_guard import Policy, Promise, Verdict
 from semgrad_guard.calibration import DriftMonitor
-from semgrad_guard.errors import DeadlineExceededError, InputError
+from semgrad_guard.errors import AnswerFailedError, DeadlineExceededError, InputError
 from semgrad_guard.guard import (
     ABSTAIN_MESSAGE,
     AbstainMessage,
@@ -61,9 +62,11 @@ _FORM = (
 )
 _OF_ANOTHER_GUARD = "another guard has handed the question on, and the calibration was made on other questions"
 _PAST_THE_GUARD = (
-    "output_cls and early_stopping_method='generate' make answers that nobody scores; use structured_output_fn and "
-    "early_stopping_method='force', or mode='annotate'"
+    "output_cls (the agent's or its AgentWorkflow's) and early_stopping_method='generate' make answers that nobody "
+    "scores; use structured_output_fn and early_stopping_method='force', or mode='annotate'"
 )
+_HANDOFF = "handoff"
+"""The tool by which LlamaIndex's agents hand over to each other. It returns directly and ends no run."""
 
 
 async def ask_person(ctx: Context, question: str, verdict: Verdict) -> str:
@@ -117,6 +120,7 @@ class GuardedSteps(BaseWorkflowAgent):
             self.streaming = False
             if self.output_cls is not None or self.early_stopping_method == "generate":
                 raise InputError(_PAST_THE_GUARD)
+            _require_results_to_be_read(cast("Any", self).tools or ())
         return self
 
     @property
@@ -154,22 +158,22 @@ class GuardedSteps(BaseWorkflowAgent):
             InputError: the run would generate an answer past the guard.
         """
         routing, turn = self._routing, Turn()
-        await self._require_guarded(ctx, routing)
+        await self._require_guarded(ctx, tools)
         await ctx.store.set(_PENDING, None)
         staged, stop, waiting = StagedContext(ctx, self._notes_key), routing.terms.stop(), list[Verdict]()
         with stopping(stop), cancelling(stop), turn.open():
             try:
-                output = await ain_time(super().take_step(cast("AgentContext", staged), llm_input, tools, memory))
+                stepping = ain_time(super().take_step(cast("AgentContext", staged), llm_input, tools, memory))
+                output = await asealed(stepping, turn, routing.terms)
                 if output.tool_calls or output.retry_messages:
                     return await self._unfinished(staged, output, turn)
-            except DeadlineExceededError as error:
+            except (AnswerFailedError, DeadlineExceededError) as error:
                 output = error
 
         async def drafts() -> list[Draft[AgentOutput]]:
-            if isinstance(output, DeadlineExceededError):
+            if isinstance(output, Exception):
                 raise output
-            delivery = Delivery(output.response.content or "", output)
-            drafted = await off_loop(lambda: routing.draft(turn, delivery))
+            drafted = await self._drafted(output, turn)
             return [replace(drafted, strange=await self._strange(ctx))]
 
         async def target(asked: Sequence[Waiting[AgentOutput]]) -> list[HandedOn]:
@@ -180,7 +184,7 @@ class GuardedSteps(BaseWorkflowAgent):
         if outcome.answer is not None:
             await staged.keep()
             return self._output(outcome.answer, outcome.verdict, outcome.answer.response)
-        if isinstance(output, DeadlineExceededError):
+        if isinstance(output, Exception):
             output = AgentOutput(response=_says(""), current_agent_name=self.name)
         if not waiting:
             await self._note(ctx, outcome.verdict)
@@ -199,9 +203,12 @@ class GuardedSteps(BaseWorkflowAgent):
         retry = [_says(_WITHHELD), ChatMessage(role=MessageRole.USER, content=_FORM)] if output.retry_messages else []
         return output.model_copy(update={"response": _says(""), "raw": self._facts(output), "retry_messages": retry})
 
+    async def _drafted(self, output: AgentOutput, turn: Turn) -> Draft[AgentOutput]:
+        routing, delivery = self._routing, Delivery(output.response.content or "", output)
+        return await asealed(off_loop(lambda: routing.draft(turn, delivery)), turn, routing.terms)
+
     async def _is_certain(self, staged: StagedContext, output: AgentOutput, turn: Turn) -> bool:
-        delivery = Delivery(output.response.content or "", output)
-        draft = await off_loop(lambda: self._routing.draft(turn, delivery))
+        draft = await self._drafted(output, turn)
         strange = await self._strange(cast("AgentContext", staged))
         settled = settle(
             draft.verdict,
@@ -216,6 +223,10 @@ class GuardedSteps(BaseWorkflowAgent):
 
     async def finalize(self, ctx: Context, output: AgentOutput, memory: BaseMemory) -> AgentOutput:
         """The answer of a reviewer, where one is due; this step runs again once a person has answered."""
+        await self._require_guarded(ctx)
+        direct = output.tool_calls and output.tool_calls[-1].tool_name != _HANDOFF
+        if direct and self._routing.terms.withholds:
+            raise InputError(_UNREAD)
         pending = await ctx.store.get(_PENDING, default=None)
         if pending is not None:
             decided = Verdict.model_validate(pending)
@@ -235,11 +246,16 @@ class GuardedSteps(BaseWorkflowAgent):
         except Exception as error:  # noqa: BLE001 - the reviewer's; `on_error` decides
             return error
 
-    async def _require_guarded(self, ctx: AgentContext, routing: Routing) -> None:
+    async def _require_guarded(self, ctx: AgentContext | Context, tools: Sequence[AsyncBaseTool] = ()) -> None:
         """Refuse a run, of the agent or of its workflow, that would make the model answer past the guard."""
+        if not self._routing.terms.withholds:
+            return
+        self.streaming = False  # it may have been set since the agent was made
         method = await ctx.store.get("early_stopping_method", default=None)
-        if routing.terms.withholds and method == "generate":
+        structures = (self.output_cls, getattr(_workflow_of(ctx), "output_cls", None))
+        if method == "generate" or any(each is not None for each in structures):
             raise InputError(_PAST_THE_GUARD)
+        _require_results_to_be_read(tools)
 
     async def _strange(self, ctx: AgentContext) -> tuple[str, ...]:
         """Why the question is none of those calibrated on: what another guard does not let through is harder."""
@@ -311,6 +327,36 @@ class GuardedReActAgent(GuardedSteps, ReActAgent):
         thought = verdict.reason or "The answer is not certain enough."
         said = ResponseReasoningStep(thought=thought, response=verdict.text)
         await ctx.store.set(self.reasoning_key, [*steps, said])
+
+
+_UNREAD = (
+    "the result of a tool with return_direct ends a run past the guard, although the model may have written it; leave "
+    "return_direct out, or use mode='annotate'"
+)
+
+
+def _require_results_to_be_read(tools: Sequence[Any]) -> None:
+    """Refuse tools whose results are answers that nobody judges."""
+    for tool in tools:
+        if tool.metadata.return_direct and tool.metadata.name != _HANDOFF:
+            raise InputError(f"{tool.metadata.name}: {_UNREAD}")
+
+
+def _workflow_of(ctx: Any) -> Any:
+    """The workflow that runs a step, None outside of one. LlamaIndex says it nowhere else.
+
+    Raises:
+        InputError: this version of LlamaIndex's workflows does not say it here either.
+    """
+    if not isinstance(ctx, Context):
+        return None
+    workflow = getattr(getattr(cast("Any", ctx), "_face", None), "_workflow", None)
+    if workflow is None:
+        raise InputError(
+            "it cannot be told which workflow runs this agent, nor whether that makes answers past the guard; install "
+            "llama-index-workflows 2.26"
+        )
+    return workflow
 
 
 def _says(text: str) -> ChatMessage:

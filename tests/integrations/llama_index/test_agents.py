@@ -5,19 +5,22 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from llama_index.core.agent.workflow import AgentOutput, AgentWorkflow, ReActAgent
+from llama_index.core.agent.workflow import AgentOutput, AgentWorkflow, ReActAgent, ToolCall, ToolCallResult
 from llama_index.core.base.llms.types import CompletionResponse, CompletionResponseGen, LLMMetadata
 from llama_index.core.llms import CustomLLM
 from llama_index.core.llms.callbacks import llm_completion_callback
 from llama_index.core.memory import ChatMemoryBuffer
+from llama_index.core.tools import FunctionTool
 from llama_index.core.workflow import Context, HumanResponseEvent, InputRequiredEvent
 from pydantic import BaseModel
 
 from llama_index_semgrad_guard import GuardedReActAgent, LowConfidenceError, SemGradLLM, ask_person, get_verdict
 from semgrad_guard import Policy
 from semgrad_guard.errors import InputError
+from semgrad_guard.guard import ABSTAIN_MESSAGE
 
 from .conftest import Heard
+from .scripted import Scripted as Pieces
 
 PASS, STOP = Policy(threshold=1e308), Policy(threshold=-1e308)
 QUESTION = "Where is Paris?"
@@ -181,14 +184,84 @@ async def test_tool_calls_are_not_judged_and_other_llms_are_unscored() -> None:
         assert [event.tool_name for event in seen if type(event).__name__ == "ToolCallResult"] == ["find"]
 
 
-def test_side_doors_are_closed(talker: SemGradLLM) -> None:
-    class Place(BaseModel):
-        name: str
+class Place(BaseModel):
+    name: str
 
-    for door in ({"output_cls": Place}, {"early_stopping_method": "generate"}):
-        with pytest.raises(InputError, match="nobody scores"):
+
+def submit(answer: str) -> str:
+    """Submit the answer."""
+    return answer
+
+
+def direct(name: str = "submit") -> FunctionTool:
+    return FunctionTool.from_defaults(submit, name=name, return_direct=True)
+
+
+def test_side_doors_are_closed(talker: SemGradLLM) -> None:
+    for door, why in (
+        ({"output_cls": Place}, "nobody scores"),
+        ({"early_stopping_method": "generate"}, "nobody scores"),
+        ({"tools": [direct()]}, "return_direct"),
+    ):
+        with pytest.raises(InputError, match=why):
             GuardedReActAgent(llm=talker, policy=STOP, **door)
         GuardedReActAgent(llm=talker, policy=STOP, mode="annotate", **door)
     assert GuardedReActAgent(llm=talker, policy=STOP).streaming is False
     with pytest.raises(InputError, match="needs a policy"):
         GuardedReActAgent(llm=talker, policy=0.5)  # type: ignore[arg-type]
+
+
+class Tools:
+    """Finds other tools for a question than for the name of one."""
+
+    def __init__(self, *found: FunctionTool) -> None:
+        self.found = list(found)
+
+    async def aretrieve(self, _query: str) -> list[FunctionTool]:
+        return self.found
+
+
+@pytest.mark.parametrize("workflow", [False, True])
+@pytest.mark.parametrize("door", ["output_cls", "streaming", "tools", "retriever", "late retriever", "workflow"])
+async def test_side_doors_that_open_later_are_closed(door: str, workflow: bool, wide: Any) -> None:
+    secret = "ZANZIBAR"
+    call = f'Thought: t\nAction: submit\nAction Input: {{"answer": "{secret}"}}'
+    said = [call] if "tools" in door or "retriever" in door else [f"Thought: t\nAnswer: {secret}"]
+    late = Tools()
+
+    def script(_prompt: str) -> tuple[str, float]:
+        late.found.append(direct())
+        return said.pop() if said else f'{{"name": "{secret}"}}', 0.9
+
+    llm = Pieces.saying(wide, script)
+    agent: Any = GuardedReActAgent(name="a", description="d", llm=llm, policy=Policy(threshold=0.1))
+    whole: Any = AgentWorkflow([agent], output_cls=Place if door == "workflow" else None) if workflow else agent
+    if door == "workflow" and not workflow:
+        whole = agent
+        agent.output_cls = Place
+    elif door == "output_cls":
+        agent.output_cls = Place
+    elif door == "streaming":
+        agent.streaming = True
+    elif door == "tools":
+        agent.tools = [direct()]
+    elif "retriever" in door:
+        agent.tool_retriever = Tools(direct()) if door == "retriever" else late
+    handler = whole.run(user_msg=QUESTION)
+    events = [event async for event in handler.stream_events()]
+    if door == "streaming":
+        assert str(await handler) == ABSTAIN_MESSAGE
+    else:
+        with pytest.raises(InputError, match=r"nobody scores|return_direct"):
+            await handler
+    seen = [event for event in events if not isinstance(event, (ToolCall, ToolCallResult, AgentOutput))]
+    answers = [event.response.content for event in events if isinstance(event, AgentOutput)]
+    assert secret not in repr(seen) + repr(answers)
+
+
+async def test_handing_over_returns_directly_and_is_allowed(wide: Any) -> None:
+    said = ['Thought: t\nAction: handoff\nAction Input: {"to_agent": "b", "reason": "r"}']
+    llm = Pieces.saying(wide, lambda _: (said.pop() if said else "Thought: t\nAnswer: fine", 0.01))
+    agents: Any = [GuardedReActAgent(name=n, description="d", llm=llm, policy=Policy(threshold=0.1)) for n in "ab"]
+    output = await AgentWorkflow(agents, root_agent="a").run(user_msg=QUESTION)
+    assert (str(output), output.current_agent_name) == ("fine", "b")
