@@ -100,7 +100,7 @@ class GuardedSteps(BaseWorkflowAgent):
     answering: Annotated[Answering | None, SkipValidation] = None
     """As in `GuardedQueryEngine`; default: all of a step's calls, which is one."""
     on_error: Annotated[OnError, SkipValidation] = "raise"
-    """What becomes of an answer whose reviewer fails, or of a step that is late: "raise" or "abstain"."""
+    """What becomes of an answer whose reviewer fails, or of a step that fails or is late: "raise" or "abstain"."""
     step_timeout: float | None = None
     """Seconds for generating and scoring in one step. `timeout` is LlamaIndex's own, for the whole run."""
     monitor: Annotated[DriftMonitor | None, SkipValidation] = None
@@ -156,6 +156,7 @@ class GuardedSteps(BaseWorkflowAgent):
 
         Raises:
             InputError: the run would generate an answer past the guard.
+            AnswerFailedError: the step failed after the model was asked, and `on_error` is to raise.
         """
         routing, turn = self._routing, Turn()
         await self._require_guarded(ctx, tools)

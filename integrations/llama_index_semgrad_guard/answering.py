@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
 from typing import Annotated, Any
 
-from llama_index.core.llms.llm import LLM
+from llama_index.core.base.llms.generic_utils import messages_to_prompt as generic_messages_to_prompt
+from llama_index.core.llms.llm import LLM, default_completion_to_prompt
 from pydantic import BeforeValidator, Field, PrivateAttr, SkipValidation
 
 from llama_index_semgrad_guard.calls import ModelCall, current_turn, stray
@@ -14,12 +15,19 @@ from llama_index_semgrad_guard.records import REASONING, raw_record
 from semgrad_guard import METADATA_KEY, Estimator, Generation, GenerationOptions, HybridGrad, LanguageModel, Verdict
 from semgrad_guard.adapters.settings import call_options, weights_of
 from semgrad_guard.adapters.weights import Weights
-from semgrad_guard.errors import require_known
+from semgrad_guard.errors import InputError, require_known
 from semgrad_guard.guard import Answerer, LiveAnswer, as_estimator, off_loop, record_draft
 from semgrad_guard.records import Conversation
 
 _CALL_OPTIONS = frozenset({"formatted"})
 """What a call may say besides how its answer is generated."""
+
+_PROMPT_FUNCTIONS: Mapping[str, Any] = {
+    "messages_to_prompt": generic_messages_to_prompt,
+    "completion_to_prompt": default_completion_to_prompt,
+    "query_wrapper_prompt": None,
+}
+"""Fields by which LlamaIndex's LLMs without a chat template make prompts, and what stands there by default."""
 
 Piece = tuple[str, str, dict[str, Any] | None]
 """A piece of an answer, the answer so far, and the record: None in all pieces but the last."""
@@ -145,5 +153,15 @@ class AnsweringLLM(LLM):
         return self._answerer(options).draft(generation).verdict
 
     def _options(self, kwargs: Mapping[str, Any]) -> GenerationOptions:
-        """The options of one call: the fields, and what the call says otherwise."""
+        """The options of one call: the fields, and what the call says otherwise.
+
+        Raises:
+            InputError: an option that there is none of, or a prompt function, which would be left out in silence.
+        """
+        for name, default in _PROMPT_FUNCTIONS.items():
+            if getattr(self, name) is not default:
+                raise InputError(
+                    f"{type(self).__name__} makes its prompts by the model's chat template and leaves {name} out; give "
+                    'a template of your own as template_options={"chat_template": ...}'
+                )
         return call_options(self, kwargs, also=_CALL_OPTIONS)

@@ -17,7 +17,7 @@ from llama_index.core.chat_engine.types import BaseChatEngine
 from llama_index.core.llms.llm import LLM
 from llama_index.core.memory import ChatMemoryBuffer
 
-from llama_index_semgrad_guard.authorship import Aggregate, Answering
+from llama_index_semgrad_guard.authorship import NOBODY, Aggregate, Answering
 from llama_index_semgrad_guard.chat_engine import GuardedChatEngine
 from llama_index_semgrad_guard.query_engine import GuardedQueryEngine
 from llama_index_semgrad_guard.records import text_of
@@ -52,7 +52,8 @@ def calibrate_engine(
     """Run an engine on examples, grade what it delivers, and calibrate the scores as a guard around it computes them.
 
     While it runs nothing is withheld. The promise of the calibration is about prompts of the shape that the engine's
-    own prompts had: an answer to another prompt is judged, and promised nothing.
+    own prompts had: an answer to another prompt is judged, and promised nothing. An example for which nothing is
+    retrieved counts as one without a score.
 
         calibration = calibrate_engine(engine, [("Who built it?", ["Ada"]), ...], "token-f1", alpha=0.1, delta=0.05)
         guarded = GuardedQueryEngine(engine, Policy.from_calibration(calibration))
@@ -170,7 +171,8 @@ class _Runs:
 
     def _ran(self, response: Any, recorder: Recorder) -> Ran:
         last = recorder.drafts[-1:]  # of guards within guards, the outermost decides last
-        if last and last[0].verdict.status == "unscored":
+        nobody = last and last[0].verdict.reason == NOBODY and last[0].verdict.model == "none"
+        if last and last[0].verdict.status == "unscored" and not nobody:
             raise CalibrationError(f"The answer has no score to calibrate: {last[0].verdict.reason}. Leave it out.")
         return Ran(self._output(response), [LabelledDraft(draft) for draft in last])
 

@@ -17,7 +17,7 @@ from llama_index_semgrad_guard.calls import Turn
 from llama_index_semgrad_guard.failures import asealed, sealed
 from llama_index_semgrad_guard.memory import StagedMemory
 from llama_index_semgrad_guard.passages import passages
-from llama_index_semgrad_guard.routing import Guarded, Routing, require_target, require_unguarded
+from llama_index_semgrad_guard.routing import Guarded, Routing, require_guardable, require_target
 from llama_index_semgrad_guard.streams import alive, live
 from llama_index_semgrad_guard.targets import ChatTarget, aask_chat, ask_chat
 from semgrad_guard import Policy
@@ -76,6 +76,7 @@ class GuardedChatEngine(Guarded, BaseChatEngine):
         BindingMismatchError: at once, if the target's calibration does not follow this one's; at the first answer, if
             the policy was calibrated for something else.
         LowConfidenceError: at a turn, in mode "raise".
+        AnswerFailedError: at a turn whose engine fails after its model was asked, where `on_error` is "raise".
         DeadlineExceededError: at a turn that takes longer than `timeout`, where `on_error` is "raise".
     """
 
@@ -97,7 +98,6 @@ class GuardedChatEngine(Guarded, BaseChatEngine):
     ) -> None:
         if not isinstance(engine, BaseChatEngine):  # pyright: ignore[reportUnnecessaryIsInstance] - callers may have no type checker
             raise InputError(f"a {type(engine).__name__} is no chat engine; GuardedQueryEngine guards query engines")
-        require_unguarded(engine)
         remedy = "a chat engine, an LLM or a function of the messages is due"
         require_target(escalate_to, policy, kinds=(BaseChatEngine, LLM), remedy=remedy)
         memory: BaseMemory | None = getattr(engine, "_memory", None)
@@ -118,6 +118,7 @@ class GuardedChatEngine(Guarded, BaseChatEngine):
             aggregate=aggregate,
             answering=answering,
         )
+        require_guardable(engine, self.routing.terms)
 
     @property
     def chat_history(self) -> list[ChatMessage]:

@@ -18,7 +18,7 @@ from llama_index_semgrad_guard.records import get_verdict, text_of
 from llama_index_semgrad_guard.routing import QUESTION_KEY
 from semgrad_guard import METADATA_KEY, Policy, Verdict
 from semgrad_guard.errors import EmptyResponseError, InputError
-from semgrad_guard.guard import settle
+from semgrad_guard.guard import settle, undecided
 from semgrad_guard.records import digest_of
 
 
@@ -120,7 +120,7 @@ class UncertaintyEvaluator(BaseEvaluator):
     ) -> EvaluationResult:
         if verdict.uncertainty is None:
             return self._invalid(query, response, contexts, verdict.reason or "the response carries no score")
-        draft = verdict.model_copy(update={"reason": None})
+        draft = undecided(verdict)  # a guard may have decided about it, by another policy
         decided = settle(draft, self._policy, "enforce", can_escalate=False).verdict
         return EvaluationResult(
             query=query,

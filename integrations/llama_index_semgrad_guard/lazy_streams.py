@@ -3,29 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Generator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from inspect import isasyncgen, isgenerator
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import Any, Protocol, TypeVar, cast
 from weakref import WeakSet
 
 from llama_index_instrumentation.span import active_span_id
 
 from semgrad_guard.guard import current_stop, stopping
 
-if TYPE_CHECKING:
-    from llama_index_semgrad_guard.calls import Turn
-
 T = TypeVar("T")
 _bound = WeakSet[Any]()
 """The streams that know their step."""
 
 
-def resumed(pieces: Generator[T], turn: Turn) -> Generator[T]:
+class Opens(Protocol):
+    """A turn: what is done while it is open is part of it."""
+
+    def open(self) -> AbstractContextManager[Any]: ...
+
+
+def resumed(pieces: Generator[T], turn: Opens) -> Generator[T]:
     """The pieces of a lazy stream, whose calls belong to `turn` in whatever context they are asked for."""
     return _resumed(pieces, turn, current_stop())
 
 
-def _resumed(pieces: Generator[T], turn: Turn, stop: Any) -> Generator[T]:
+def _resumed(pieces: Generator[T], turn: Opens, stop: Any) -> Generator[T]:
     try:
         while True:
             with turn.open(), stopping(stop):
@@ -38,12 +41,12 @@ def _resumed(pieces: Generator[T], turn: Turn, stop: Any) -> Generator[T]:
         pieces.close()
 
 
-def aresumed(pieces: AsyncGenerator[T], turn: Turn) -> AsyncGenerator[T]:
+def aresumed(pieces: AsyncGenerator[T], turn: Opens) -> AsyncGenerator[T]:
     """As `resumed`, for an async stream."""
     return _aresumed(pieces, turn, current_stop())
 
 
-async def _aresumed(pieces: AsyncGenerator[T], turn: Turn, stop: Any) -> AsyncGenerator[T]:
+async def _aresumed(pieces: AsyncGenerator[T], turn: Opens, stop: Any) -> AsyncGenerator[T]:
     try:
         while True:
             with turn.open(), stopping(stop):

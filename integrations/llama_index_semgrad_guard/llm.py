@@ -19,12 +19,13 @@ from llama_index.core.llms import callbacks
 
 from llama_index_semgrad_guard.answering import AnsweringLLM
 from llama_index_semgrad_guard.lazy_streams import aasked_here, asked_here
-from llama_index_semgrad_guard.records import chat_response, completion, to_conversation
+from llama_index_semgrad_guard.records import calls_tools, chat_response, completion, to_conversation, without_calls
 from semgrad_guard import LanguageModel, Verdict
 from semgrad_guard.adapters.settings import loaded_weights, require_loaded
-from semgrad_guard.errors import InputError
-from semgrad_guard.guard import assess
+from semgrad_guard.errors import InputError, UnsupportedToolsError
+from semgrad_guard.guard import assess, off_loop
 from semgrad_guard.named import reading_prompt
+from semgrad_guard.records import Conversation
 
 _TAKEN_OVER = {
     "max_tokens": "max_new_tokens",
@@ -117,9 +118,12 @@ class SemGradLLM(AnsweringLLM):
 
         Raises:
             EmptyResponseError: there is nothing to score.
+            UnsupportedToolsError: the prompt holds calls of tools, and the model's chat template knows none.
             PromptTooLongError: prompt and text do not fit the context window.
         """
         conversation = prompt if isinstance(prompt, str) else to_conversation(prompt)
+        if not isinstance(conversation, str) and calls_tools(conversation):
+            _ = self.language_model.tool_format  # a template that knows no tools would leave the calls out
         evidence = self.language_model.evidence(conversation, response)
         answerer = self._answerer(self._options({}))
         return assess(
@@ -131,12 +135,32 @@ class SemGradLLM(AnsweringLLM):
             prompt_template=answerer.prompt_template,
         )
 
+    def _shown(self, messages: Sequence[ChatMessage]) -> Conversation:
+        """A conversation as this model is shown it.
+
+        Where agents share a memory, it holds calls of tools that another model made. A chat template that knows no
+        tools is not shown them; what the tools have said stays.
+        """
+        conversation = to_conversation(messages)
+        if not calls_tools(conversation):
+            return conversation
+        try:
+            _ = self.language_model.tool_format
+        except UnsupportedToolsError:
+            return without_calls(conversation)
+        return conversation
+
+    async def _ashown(self, messages: Sequence[ChatMessage]) -> Conversation:
+        """As `_shown`: calls may be a reason to load the weights."""
+        conversation = to_conversation(messages)
+        return await off_loop(lambda: self._shown(messages)) if calls_tools(conversation) else conversation
+
     # The eight methods. None calls another, so that each makes one pair of events.
 
     @_traced_chat
     def chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
         """Answer a conversation."""
-        generation, record = self._answer(to_conversation(messages), self._options(kwargs))
+        generation, record = self._answer(self._shown(messages), self._options(kwargs))
         return chat_response(generation.text, record)
 
     @_traced_completion
@@ -148,7 +172,7 @@ class SemGradLLM(AnsweringLLM):
     @_traced_chat
     def stream_chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponseGen:
         """Answer a conversation piece by piece; the last piece is empty and carries the record."""
-        pieces = asked_here(self._pieces(to_conversation(messages), self._options(kwargs)))
+        pieces = asked_here(self._pieces(self._shown(messages), self._options(kwargs)))
         return (chat_response(text, record, delta=delta) for delta, text, record in pieces)
 
     @_traced_completion
@@ -160,7 +184,7 @@ class SemGradLLM(AnsweringLLM):
     @_traced_chat
     async def achat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
         """As `chat`, in a thread."""
-        generation, record = await self._aanswer(to_conversation(messages), self._options(kwargs))
+        generation, record = await self._aanswer(await self._ashown(messages), self._options(kwargs))
         return chat_response(generation.text, record)
 
     @_traced_completion
@@ -172,7 +196,7 @@ class SemGradLLM(AnsweringLLM):
     @_traced_chat
     async def astream_chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponseAsyncGen:
         """As `stream_chat`, in a thread."""
-        pieces = aasked_here(self._apieces(to_conversation(messages), self._options(kwargs)))
+        pieces = aasked_here(self._apieces(await self._ashown(messages), self._options(kwargs)))
         return (chat_response(text, record, delta=delta) async for delta, text, record in pieces)
 
     @_traced_completion

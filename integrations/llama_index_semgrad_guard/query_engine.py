@@ -21,7 +21,7 @@ from llama_index_semgrad_guard.authorship import Aggregate, Answering
 from llama_index_semgrad_guard.calls import Turn
 from llama_index_semgrad_guard.failures import asealed, sealed
 from llama_index_semgrad_guard.passages import about_passages, passages
-from llama_index_semgrad_guard.routing import Guarded, Routing, require_target, require_unguarded
+from llama_index_semgrad_guard.routing import Guarded, Routing, require_guardable, require_target
 from llama_index_semgrad_guard.streams import (
     Said,
     Whole,
@@ -83,16 +83,18 @@ class GuardedQueryEngine(Guarded, BaseQueryEngine):
         answering: which calls answer, where it cannot be told: the name of a component or method within which the model
             is asked ("MyEngine", "Refine.get_response"), or a function of a `ModelCall`. You vouch for it.
         keep_draft: keep withheld answers in the metadata.
-        on_error: what becomes of an answer whose target fails or is late: "raise" or "abstain".
+        on_error: what becomes of an answer whose engine or target fails or is late: "raise" or "abstain".
         timeout: seconds for retrieving, generating, scoring and escalating together.
         monitor: watches the scores for drift, and the share of unscored answers.
         log: a `DecisionLog`, which every decision is written to.
 
     Raises:
-        InputError: the engine is guarded already, `escalate_to` cannot be asked, or a setting is none.
+        InputError: the engine is guarded already or streams structures, `escalate_to` cannot be asked, or a setting is
+            none.
         BindingMismatchError: at once, if the target's calibration does not follow this one's; at the first answer, if
             the policy was calibrated for something else.
         LowConfidenceError: at a query; see above.
+        AnswerFailedError: at a query whose engine fails after its model was asked, where `on_error` is "raise".
         DeadlineExceededError: at a query that takes longer than `timeout`, where `on_error` is "raise".
     """
 
@@ -114,7 +116,6 @@ class GuardedQueryEngine(Guarded, BaseQueryEngine):
     ) -> None:
         if not isinstance(engine, BaseQueryEngine):  # pyright: ignore[reportUnnecessaryIsInstance] - callers may have no type checker
             raise InputError(f"a {type(engine).__name__} is no query engine; GuardedChatEngine guards chat engines")
-        require_unguarded(engine)
         require_target(
             escalate_to,
             policy,
@@ -137,6 +138,7 @@ class GuardedQueryEngine(Guarded, BaseQueryEngine):
             aggregate=aggregate,
             answering=answering,
         )
+        require_guardable(engine, self.routing.terms)
 
     def _get_prompt_modules(self) -> PromptMixinType:
         return {"engine": self._engine}

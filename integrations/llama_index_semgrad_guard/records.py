@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import replace
+from typing import Any, cast
 
 from llama_index.core.base.llms.types import (
+    CachePoint,
     ChatMessage,
     ChatResponse,
     CompletionResponse,
     MessageRole,
     TextBlock,
     ThinkingBlock,
+    ToolCallBlock,
 )
 from llama_index.core.base.response.schema import AsyncStreamingResponse, Response
 
-from semgrad_guard import METADATA_KEY, Generation, Message, Verdict
+from semgrad_guard import METADATA_KEY, Generation, Message, ToolCall, Verdict
+from semgrad_guard.adapters.call_ids import short_id
 from semgrad_guard.adapters.records import verdict_of_record
 from semgrad_guard.errors import InputError
 
@@ -31,12 +36,23 @@ _ROLES: Mapping[MessageRole, str] = {
 
 
 def to_conversation(messages: Sequence[ChatMessage]) -> tuple[Message, ...]:
-    """LlamaIndex's messages as roles and plain text.
+    """LlamaIndex's messages as roles, plain text and tool calls; earlier thoughts are no part of the next prompt.
 
     Raises:
-        InputError: a message that a text model cannot be shown (images, audio, tool calls), named by number.
+        InputError: a message that a text model cannot be shown (images, audio), named by number.
     """
     return tuple(_turn(message, number) for number, message in enumerate(messages, start=1))
+
+
+def calls_tools(conversation: Sequence[Message]) -> bool:
+    """Whether somebody has called tools in a conversation."""
+    return any(message.tool_calls for message in conversation)
+
+
+def without_calls(conversation: Sequence[Message]) -> tuple[Message, ...]:
+    """The conversation without calls of tools, and without the turns that hold nothing else."""
+    kept = [message for message in conversation if message.content.strip() or not message.tool_calls]
+    return tuple(replace(message, tool_calls=()) for message in kept)
 
 
 def raw_record(generation: Generation, model: str) -> dict[str, Any]:
@@ -97,16 +113,52 @@ def text_of(response: Any) -> str:
 
 
 def _turn(message: ChatMessage, number: int) -> Message:
+    role = _ROLES.get(message.role, message.role.value)
+    own = _LEFT_OUT if role == "assistant" else (CachePoint, ThinkingBlock)
     texts: list[str] = []
     for block in message.blocks:
-        if isinstance(block, ThinkingBlock):  # chat templates leave earlier reasoning out
-            continue
-        if not isinstance(block, TextBlock):
+        if isinstance(block, TextBlock):
+            texts.append(block.text)
+        elif not isinstance(block, own):
             raise InputError(f"message {number} holds a {type(block).__name__}; this model reads text only")
-        texts.append(block.text)
-    if message.additional_kwargs.get("tool_calls"):
-        raise InputError(f"message {number} holds tool calls, which SemGradLLM cannot show its model")
-    return Message(_ROLES.get(message.role, message.role.value), "\n".join(texts))
+    text = "\n".join(texts)
+    if role == "assistant":
+        return Message(role, text, _calls(message, number))
+    return Message(role, text, tool_call_id=short_id(message.additional_kwargs.get("tool_call_id")))
+
+
+_LEFT_OUT = (CachePoint, ThinkingBlock, ToolCallBlock)
+"""Blocks of an assistant's turn that are no part of its text."""
+
+
+def _calls(message: ChatMessage, number: int) -> tuple[ToolCall, ...]:
+    """The calls in a message's blocks, or beside it, as older integrations have them."""
+    blocks = [block for block in message.blocks if isinstance(block, ToolCallBlock)]
+    if blocks:
+        return tuple(ToolCall(b.tool_name, _arguments(b.tool_kwargs), short_id(b.tool_call_id)) for b in blocks)
+    beside: Sequence[Any] = message.additional_kwargs.get("tool_calls") or ()
+    return tuple(_call_beside(call, number) for call in beside)
+
+
+def _call_beside(call: Any, number: int) -> ToolCall:
+    """A call in OpenAI's form, as an object or as a mapping."""
+    fields = cast("Mapping[str, Any]", call if isinstance(call, Mapping) else getattr(call, "__dict__", {}))
+    function: Any = fields.get("function")
+    said = cast("Mapping[str, Any]", function if isinstance(function, Mapping) else getattr(function, "__dict__", {}))
+    if not isinstance(said.get("name"), str):
+        raise InputError(f"message {number} holds a tool call in an unknown form; use ToolCallBlock")
+    return ToolCall(said["name"], _arguments(said.get("arguments")), short_id(fields.get("id")))
+
+
+def _arguments(given: Any) -> Mapping[str, Any]:
+    """A call's arguments; those that a model has torn stay a text."""
+    if isinstance(given, Mapping):
+        return cast("Mapping[str, Any]", given)
+    try:
+        read = json.loads(given or "{}")
+    except ValueError:
+        read = None
+    return cast("Mapping[str, Any]", read) if isinstance(read, dict) else {"input": given}
 
 
 def _beside(record: dict[str, Any] | None) -> dict[str, Any]:

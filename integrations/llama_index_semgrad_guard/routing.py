@@ -10,6 +10,7 @@ from typing import Any, Literal, cast
 from llama_index.core.base.base_query_engine import BaseQueryEngine
 from llama_index.core.chat_engine.types import BaseChatEngine
 from llama_index.core.query_engine import MultiStepQueryEngine, SubQuestionQueryEngine
+from llama_index.core.response_synthesizers import BaseSynthesizer, Refine
 from llama_index.core.tools import BaseTool
 
 from llama_index_semgrad_guard.authorship import Aggregate, Answering, Counting, Delivery
@@ -85,7 +86,13 @@ class Routing:
         return cls(terms=terms, counting=Counting(aggregate=aggregate, answering=answering, whole=whole))
 
     def draft(self, turn: Turn, delivery: Delivery) -> Draft[Any]:
-        """The scored draft of an answer that was made in a turn."""
+        """The scored draft of an answer that was made in a turn.
+
+        Raises:
+            InputError: a synthesizer was to stream a structure.
+        """
+        if any(streams_structures(step.component) for step in turn.ended):
+            raise InputError(STREAMED_STRUCTURE)
         advice = "" if delivery.structure is None else _STRUCTURE
         return self.counting.draft(turn, delivery, self.terms.policy, irreplaceable=advice)
 
@@ -140,17 +147,39 @@ def require_target(target: Any, policy: Policy, *, kinds: tuple[type, ...], reme
         require_sequel(require_policy(policy), target.policy)
 
 
-def require_unguarded(engine: Any) -> None:
-    """Refuse an engine whose answers have been decided about when it hands them on.
+def require_guardable(engine: Any, terms: Terms) -> None:
+    """Refuse an engine that no guard can stand around, and silence one that prints what its models say.
 
     Raises:
-        InputError: there is a guarded engine in it, and nothing that writes a new answer of what that one says.
+        InputError: there is a guarded engine in it, and nothing that writes a new answer of what that one says; or it
+            streams structures.
     """
-    if any(isinstance(part, Guarded) for part in _parts(engine, set())):
+    parts = list(_parts(engine, set()))
+    if any(isinstance(part, Guarded) for part in parts):
         raise InputError(
             f"the {type(engine).__name__} is guarded already, by itself or by an engine in it whose answers it hands "
             "on; guard one of them, and use escalate_to to chain guarded engines"
         )
+    held = [each for part in parts for each in cast("dict[str, Any]", vars(part)).values()]
+    synthesizers = [each for each in held if isinstance(each, BaseSynthesizer)]
+    if any(streams_structures(each) for each in synthesizers):
+        raise InputError(STREAMED_STRUCTURE)
+    printing: list[Any] = [*parts, *synthesizers] if terms.withholds else []
+    for part in printing:
+        if getattr(part, "_verbose", False):
+            part._verbose = False
+
+
+STREAMED_STRUCTURE = (
+    "LlamaIndex streams nothing where a compact or refine synthesizer has an output_cls; leave out streaming=True, or "
+    "output_cls"
+)
+
+
+def streams_structures(component: Any) -> bool:
+    """Whether a synthesizer is to stream what it can only read as a whole."""
+    held: Any = component
+    return isinstance(component, Refine) and bool(held._streaming) and held._output_cls is not None
 
 
 def _parts(value: Any, seen: set[int]) -> Iterator[Any]:

@@ -21,7 +21,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from semgrad_guard.calibration import Binding
 from semgrad_guard.errors import CalibrationError, InputError
 from semgrad_guard.guard.recorder import RecordedDraft
-from semgrad_guard.guard.verdicts import binding_of
+from semgrad_guard.guard.verdicts import UNSCORED, binding_of
 from semgrad_guard.records import PromptForm
 
 Aggregate = Literal["one", "max"]
@@ -69,14 +69,17 @@ AsyncRunAll = Callable[[Sequence[Any]], Awaitable[Sequence[Ran | Exception]]]
 
 
 class AnsweredExample(BaseModel):
-    """One example, answered: the text that was delivered and the draft that counts. A line of a record."""
+    """One example, answered: the text that was delivered and the draft that counts. A line of a record.
+
+    It has no binding where no model was asked.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     key: str
     text: str
     uncertainty: float | None
-    binding: Binding
+    binding: Binding | None
     prompt: PromptForm | None
     cut: int | str | None = None
     recorded: bool = Field(default=False, exclude=True)
@@ -267,12 +270,12 @@ class _Work:
 
     def _answered(self, example: Example, ran: Ran, number: int) -> AnsweredExample:
         draft = self._how.chosen(ran.drafts, number)
-        bound = self._how.bound(binding_of(draft.verdict))
-        before = next(iter(self._done.values()), None)
-        if before is not None and before.binding != bound:
+        bound = None if draft.verdict.estimator == UNSCORED else self._how.bound(binding_of(draft.verdict))
+        before = next((each.binding for each in self._done.values() if each.binding is not None), bound)
+        if bound is not None and before is not None and before != bound:
             raise CalibrationError(
                 f"Example {number} was answered by another model, or scored in another way, than those before it "
-                f"({bound.model_dump_json()} instead of {before.binding.model_dump_json()}). A calibration is for one."
+                f"({bound.model_dump_json()} instead of {before.model_dump_json()}). A calibration is for one."
             )
         return AnsweredExample(
             key=example.key,

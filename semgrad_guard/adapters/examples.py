@@ -86,10 +86,10 @@ class ExampleCalibration:
         """Grade what was delivered, in the examples' order, and calibrate on it.
 
         Raises:
-            CalibrationError: the prompt of an answer is not known.
+            CalibrationError: the prompt of an answer is not known, or no answer has a score.
             GradingError: the grader cannot do its work.
         """
-        unknown = [number for number, each in enumerate(answered, start=1) if each.prompt is None]
+        unknown = [number for number, each in enumerate(answered, start=1) if each.binding and each.prompt is None]
         if unknown:
             raise CalibrationError(
                 f"The prompt of example {unknown[0]} is not known, so a promise could not say which prompts it is for."
@@ -103,14 +103,17 @@ class ExampleCalibration:
             in_all = len({each.key for each in answered})
             print(f"{recorded} of {in_all} answers were read from the record.", file=sys.stderr, flush=True)
         kept = [answered[i] for i in rows]
+        binding = next((each.binding for each in kept if each.binding is not None), None)
+        if binding is None:
+            raise CalibrationError("No model was asked for any example (nothing was retrieved), so there is no score.")
         named = {"grader": name, "upstream": self._upstream, **_ends([each.cut for each in answered])}
         return calibrate(
             [each.uncertainty for each in kept],
             correct,
             **self._rates,
-            binding=kept[0].binding.model_copy(update=named),
+            binding=binding.model_copy(update=named),
             groups=[self.examples[i].key for i in rows],
-            prompts=[each.prompt for each in kept if each.prompt is not None],
+            prompts=[each.prompt for each in kept],
             n_recorded=len({each.key for each in kept if each.recorded}),
             **self._options,
         )

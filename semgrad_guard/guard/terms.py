@@ -32,7 +32,7 @@ class Terms:
             without the withheld text unless drafts are kept.
         keep_draft: whether withheld text may stand in metadata.
         on_error: what a target that fails or is late leads to; "abstain" also answers a deadline that the model
-            itself does not meet.
+            itself does not meet, and an inner engine that fails.
         timeout: seconds for generating, scoring and escalating together; None: no limit.
         monitor: watches the scores for drift.
         notify: hears the verdict on everything delivered.

@@ -115,3 +115,13 @@ async def test_a_score_of_another_text_or_of_another_question_is_not_believed(
     assert again.feedback == scored(other, "Who is Ann?")
     moved = Response("Paris is in Texas.", metadata=answered.metadata)
     assert told(moved, QUERY) == scored(moved, QUERY) != told(answered, QUERY)
+
+
+@pytest.mark.parametrize("mode", ["enforce", "annotate"])
+def test_each_policy_decides_for_itself(make_engine: Maker, llm: SemGradLLM, mode: Any) -> None:
+    """Another guard has withheld the answer, or advised against it; the evaluator's policy may be another one."""
+    response = GuardedQueryEngine(make_engine(), STRICT, mode=mode).query(QUERY)
+    strict = UncertaintyEvaluator(llm, STRICT).evaluate_response(query=QUERY, response=response)
+    assert (strict.passing, "above the threshold" in (strict.feedback or "")) == (False, True)
+    loose = UncertaintyEvaluator(llm, LOOSE).evaluate_response(query=QUERY, response=response)
+    assert (loose.passing, "within the threshold" in (loose.feedback or "")) == (True, True)

@@ -8,17 +8,26 @@ from threading import Event
 from typing import Any
 
 import pytest
-from llama_index.core.base.llms.types import ChatMessage, ImageBlock, LLMMetadata
+from llama_index.core.base.llms.types import (
+    ChatMessage,
+    ImageBlock,
+    LLMMetadata,
+    TextBlock,
+    ThinkingBlock,
+    ToolCallBlock,
+)
 from llama_index.core.instrumentation import get_dispatcher
 from llama_index.core.instrumentation.event_handlers import BaseEventHandler
 from llama_index.core.llms import CustomLLM
+from llama_index.core.prompts import PromptTemplate
 from pydantic import PrivateAttr
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from llama_index_semgrad_guard import SemGradLLM
 from llama_index_semgrad_guard.calls import Turn
 from semgrad_guard import LanguageModel
-from semgrad_guard.errors import EmptyResponseError, InputError
+from semgrad_guard.errors import EmptyResponseError, InputError, UnsupportedToolsError
+from tests.engine.chat_templates import template
 from tests.steps import LIMIT, Steps, until, until_stopped
 
 from .test_stopping import require_stopped
@@ -207,3 +216,58 @@ def test_a_text_is_scored_whoever_wrote_it(llm: SemGradLLM) -> None:
     assert verdict.uncertainty == pytest.approx(llm.score(MESSAGES, "Paris").uncertainty)
     with pytest.raises(EmptyResponseError):
         llm.score(QUESTION, " ")
+
+
+TOOLS_TEMPLATE = template("qwen2.5")
+THOUGHT = ChatMessage(role="assistant", blocks=[ThinkingBlock(content="SECRET"), TextBlock(text="Hi.")])
+CALLS: dict[str, ChatMessage] = {
+    "block": ChatMessage(
+        role="assistant", blocks=[ToolCallBlock(tool_name="look", tool_kwargs={"what": "up"}, tool_call_id="1")]
+    ),
+    "torn block": ChatMessage(role="assistant", blocks=[ToolCallBlock(tool_name="look", tool_kwargs='{"what')]),
+    "beside": ChatMessage(
+        role="assistant",
+        additional_kwargs={"tool_calls": [{"id": "1", "function": {"name": "look", "arguments": "{}"}}]},
+    ),
+}
+RESULT = ChatMessage(role="tool", content="found", additional_kwargs={"tool_call_id": "1"})
+
+
+@pytest.mark.parametrize("tools", [False, True])
+@pytest.mark.parametrize("kind", CALLS)
+async def test_what_other_models_of_a_conversation_did(
+    kind: str, tools: bool, make_language_model: Callable[..., LanguageModel]
+) -> None:
+    given = {"chat_template": TOOLS_TEMPLATE} if tools else {}
+    model = make_language_model(max_position_embeddings=4096, **given)
+    llm, turn = SemGradLLM.from_model(model, max_tokens=2), Turn()
+    messages = [ChatMessage(content="Hello"), THOUGHT, CALLS[kind], RESULT, ChatMessage(content="Where?")]
+    with turn.open():
+        llm.chat(messages)
+        await llm.achat(messages)
+        list(llm.stream_chat(messages))
+        assert [piece async for piece in await llm.astream_chat(messages)]
+    for call in turn.calls:
+        assert ("SECRET" in call.prompt.text, "found" in call.prompt.text) == (False, True)
+        assert ("look" in call.prompt.text) is tools
+    if tools:
+        assert llm.score(messages, "Paris").uncertainty != llm.score([messages[0], *messages[3:]], "Paris").uncertainty
+    else:
+        with pytest.raises(UnsupportedToolsError):
+            llm.score(messages, "Paris")
+
+
+def test_a_call_in_an_unknown_form_is_named(llm: SemGradLLM) -> None:
+    message = ChatMessage(role="assistant", additional_kwargs={"tool_calls": [{"what": 1}]})
+    with pytest.raises(InputError, match="message 1 holds a tool call in an unknown form"):
+        llm.chat([message])
+
+
+@pytest.mark.parametrize("name", ["messages_to_prompt", "completion_to_prompt", "query_wrapper_prompt"])
+def test_prompt_functions_are_refused(name: str, wide: LanguageModel, llm: SemGradLLM) -> None:
+    given: Any = PromptTemplate("Q: {query_str}") if name == "query_wrapper_prompt" else lambda _: "Q"
+    with pytest.raises(InputError, match=f"leaves {name} out"):
+        SemGradLLM.from_model(wide, **{name: given})
+    setattr(llm, name, given)
+    with pytest.raises(InputError, match=f"leaves {name} out"):
+        llm.complete("Where?")

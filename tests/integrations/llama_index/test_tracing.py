@@ -128,3 +128,10 @@ def test_the_current_span_where_nothing_is_instrumented(llm: SemGradLLM, exporte
     assert exported.found() == [("mine", "answer")]
     inside, outside = exported.events()
     assert (inside.span_id, outside.span_id) == (exported.judged()[0].context.span_id, 0)
+
+
+def test_our_own_span_holds_no_text(make_engine: Maker, instrumented: Exported) -> None:
+    guarded = GuardedQueryEngine(make_engine(), STOP, mode="annotate")
+    text = str(guarded.query(QUERY)).strip()
+    (span,) = [each for each in instrumented.span_exporter.get_finished_spans() if each.name == "ModelCall.score"]
+    assert text not in repr(dict(span.attributes or {}))

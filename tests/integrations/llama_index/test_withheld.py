@@ -32,7 +32,7 @@ from semgrad_guard.errors import DeadlineExceededError, InputError
 from .conftest import PASSAGES
 from .scripted import Scripted
 from .test_agents import run
-from .test_authorship import Delegating, Rewritten, by_prompt, engine, router, sub_questions
+from .test_authorship import City, Delegating, Rewritten, by_prompt, engine, router, sub_questions
 from .test_query_engine import QUERY, ask
 
 PASS, STOP = Policy(threshold=1e308), Policy(threshold=-1e308)
@@ -293,3 +293,39 @@ def test_evaluating_a_text_or_a_live_stream_is_refused(llm: SemGradLLM, make_eng
             evaluator.evaluate_response(query=QUERY, response=response)  # type: ignore[arg-type]
     with pytest.raises(InputError, match="evaluate_response"):
         asyncio.run(evaluator.aevaluate_response(query=QUERY, response="Paris"))  # type: ignore[arg-type]
+
+
+# What an engine prints or streams.
+
+
+@pytest.mark.parametrize("way", ["sync", "async"])
+def test_a_verbose_engine_is_silent_where_answers_may_be_withheld(
+    way: str, saying: Make, capsys: pytest.CaptureFixture[str]
+) -> None:
+    llm = saying(by_prompt(("Sub question", ("The secret whole", 0.9)), otherwise=("The secret part", 0.9)))
+    for mode, printed in (("annotate", True), ("enforce", False), ("raise", False)):
+        inner: Any = sub_questions(llm, engine(llm))
+        inner._verbose = True
+        nested = router(saying(lambda _: ('[{"choice": 1, "reason": "secret"}]', 0.1)), inner, inner)
+        nested._verbose = True
+        for each in (inner, nested):
+            guarded = GuardedQueryEngine(each, STOP if mode != "raise" else PASS, mode=mode)  # type: ignore[arg-type]
+            ask(guarded, way)
+            assert ("secret" in capsys.readouterr().out) is printed
+
+
+@pytest.mark.parametrize("mode", ["refine", "compact"])
+def test_streams_of_structures_are_refused(mode: str, saying: Make) -> None:
+    llm = saying(lambda _: ('{"name": "Paris"}', 0.1))
+    streaming: Any = engine(llm, mode, output_cls=City, streaming=True)
+    for inner in (streaming, Delegating(inner=streaming), router(llm, streaming, streaming)):
+        with pytest.raises(InputError, match="leave out streaming=True"):
+            GuardedQueryEngine(inner, PASS)
+    with pytest.raises(InputError, match="leave out streaming=True"):
+        GuardedChatEngine(CondenseQuestionChatEngine.from_defaults(streaming, llm=llm), PASS)
+    late: Any = engine(llm, mode, output_cls=City)
+    guarded = GuardedQueryEngine(late, PASS)
+    late._response_synthesizer._streaming = True
+    for way in WAYS:
+        with pytest.raises(InputError, match="leave out streaming=True"):
+            ask(guarded, way)
