@@ -251,7 +251,8 @@ class _Work:
             if now.prompt != before.prompt:
                 raise self._changed(example, "its prompt is another one")
             same.append(now.text == before.text)
-        settings = self._done[self.tried[0].key].binding.settings or {}
+        bindings = [found for example in self.tried if (found := self._done[example.key].binding) is not None]
+        settings = (bindings[0].settings if bindings else None) or {}
         half = settings.get("dtype") not in (None, "float32")
         if "temperature" in settings or (any(same) if half else all(same)):
             return
