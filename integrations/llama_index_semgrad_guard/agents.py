@@ -45,8 +45,10 @@ from semgrad_guard.guard import (
     conclude,
     off_loop,
     one,
+    run,
     settle,
     stopping,
+    unscored,
 )
 
 Reviewer = Callable[[Context, str, Verdict], Awaitable[str | Verdict]]
@@ -174,7 +176,7 @@ class GuardedSteps(BaseWorkflowAgent):
         async def drafts() -> list[Draft[AgentOutput]]:
             if isinstance(output, Exception):
                 raise output
-            drafted = await self._drafted(output, turn)
+            drafted = await self._drafted(output, turn, staged.noted)
             return [replace(drafted, strange=await self._strange(ctx))]
 
         async def target(asked: Sequence[Waiting[AgentOutput]]) -> list[HandedOn]:
@@ -204,7 +206,9 @@ class GuardedSteps(BaseWorkflowAgent):
         retry = [_says(_WITHHELD), ChatMessage(role=MessageRole.USER, content=_FORM)] if output.retry_messages else []
         return output.model_copy(update={"response": _says(""), "raw": self._facts(output), "retry_messages": retry})
 
-    async def _drafted(self, output: AgentOutput, turn: Turn) -> Draft[AgentOutput]:
+    async def _drafted(self, output: AgentOutput, turn: Turn, noted: Any = None) -> Draft[AgentOutput]:
+        if self._changes(noted, output.response.content or ""):
+            return _unscored(output, "the agent's output parser has changed the answer")
         routing, delivery = self._routing, Delivery(output.response.content or "", output)
         return await asealed(off_loop(lambda: routing.draft(turn, delivery)), turn, routing.terms)
 
@@ -225,9 +229,8 @@ class GuardedSteps(BaseWorkflowAgent):
     async def finalize(self, ctx: Context, output: AgentOutput, memory: BaseMemory) -> AgentOutput:
         """The answer of a reviewer, where one is due; this step runs again once a person has answered."""
         await self._require_guarded(ctx)
-        direct = output.tool_calls and output.tool_calls[-1].tool_name != _HANDOFF
-        if direct and self._routing.terms.withholds:
-            raise InputError(_UNREAD)
+        if output.tool_calls and output.tool_calls[-1].tool_name != _HANDOFF:
+            output = self._returned_directly(output)
         pending = await ctx.store.get(_PENDING, default=None)
         if pending is not None:
             decided = Verdict.model_validate(pending)
@@ -237,6 +240,19 @@ class GuardedSteps(BaseWorkflowAgent):
             await self._note(ctx, outcome.verdict)
             output = self._output(output, outcome.verdict, _says(outcome.verdict.text))
         return await super().finalize(ctx, output, memory)
+
+    def _returned_directly(self, output: AgentOutput) -> AgentOutput:
+        """A tool's result that ends the run, with a record that nobody has scored it.
+
+        Raises:
+            InputError: answers may be withheld.
+        """
+        terms = self._routing.terms
+        if terms.withholds:
+            raise InputError(_UNREAD)
+        drafted = _unscored(output, "a tool has returned this answer directly")
+        outcome = one(run(terms, lambda: [drafted], lambda _waiting: []))
+        return self._output(output, outcome.verdict, output.response)
 
     async def _reviewed(self, ctx: Context, decided: Verdict) -> Reply[AgentOutput] | Exception:
         question: str = await ctx.store.get("user_msg_str", default="")
@@ -287,6 +303,10 @@ class GuardedSteps(BaseWorkflowAgent):
         """A noted step that calls tools, without what the model has written beside the calls."""
         raise NotImplementedError
 
+    def _changes(self, step: Any, text: str) -> bool:
+        """Whether a noted step, which will be remembered as the answer, says something else than the model's text."""
+        raise NotImplementedError
+
     async def _note(self, ctx: AgentContext | Context, verdict: Verdict) -> None:
         """Note what is delivered in a draft's place, as the agent would note an answer."""
         raise NotImplementedError
@@ -323,11 +343,18 @@ class GuardedReActAgent(GuardedSteps, ReActAgent):
     def _without_thought(self, step: Any) -> Any:
         return step.model_copy(update={"thought": ""}) if isinstance(step, ActionReasoningStep) else step
 
+    def _changes(self, step: Any, text: str) -> bool:
+        return isinstance(step, ResponseReasoningStep) and step.response.strip() not in text
+
     async def _note(self, ctx: AgentContext | Context, verdict: Verdict) -> None:
         steps: list[BaseReasoningStep] = await ctx.store.get(self.reasoning_key, default=[])
         thought = verdict.reason or "The answer is not certain enough."
         said = ResponseReasoningStep(thought=thought, response=verdict.text)
         await ctx.store.set(self.reasoning_key, [*steps, said])
+
+
+def _unscored(output: AgentOutput, reason: str) -> Draft[AgentOutput]:
+    return Draft(unscored(output.response.content or "", reason=reason, model="none"), output)
 
 
 _UNREAD = (

@@ -270,8 +270,9 @@ def returned(turn: Turn, delivery: Delivery) -> Sequence[ModelCall]:
     if not delivery.text.strip():
         return []
     if all(len(piece) < 2 for piece in delivery.pieces or [delivery.text]):  # Python has each such text only once
-        alone = len(turn.calls) == 1 and not turn.others
-        return [call for call in turn.calls if alone and call.text == delivery.text]
+        same = [call for call in turn.calls if call.text == delivery.text]
+        elsewhere = [call for call in turn.calls if delivery.text in call.text]
+        return same if len(elsewhere) == 1 and not turn.others and not turn.strays else []
     if delivery.pieces is None:
         return [call for call in turn.calls if call.text is delivery.text]
     return [call for call in turn.calls if _same(call.pieces, delivery.pieces)]

@@ -332,10 +332,16 @@ def stray(text: str, call: ModelCall | None = None) -> None:
 
 
 def repeats(text: str, written: str, *, words: int = 4) -> bool:
-    """Whether one of two texts is the other, or is a part of it and has so many words; case and marks aside."""
+    """Whether one of two texts is the other, or is a part of it and has so many words; case and marks aside.
+
+    Of four words and more, the first and the last may have been cut.
+    """
     ours, theirs = (_WORD.findall(each.casefold()) for each in (text, written))
-    short, long = sorted((" ".join(ours), " ".join(theirs)), key=len)
-    return bool(short) and (short == long or (len(short.split()) >= words and short in long))
+    few, many = sorted((ours, theirs), key=len)
+    short, long = " ".join(few), " ".join(many)
+    if len(few) < max(words, 1):
+        return bool(few) and short == long
+    return short in long if len(few) > 3 else f" {short} " in f" {long} "
 
 
 _WORD = re.compile(r"[^\W_]+")

@@ -90,6 +90,11 @@ class StagedContext:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._ctx, name)
 
+    @property
+    def noted(self) -> Any:
+        """The last note of this step, None if there is none."""
+        return self.store.held[-1] if self.store.held else None
+
     async def keep(self, changed: Callable[[Any], Any] = lambda note: note) -> None:
         """Store what was noted, the last note changed."""
         notes = self.store.held

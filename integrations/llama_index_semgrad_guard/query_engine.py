@@ -144,8 +144,14 @@ class GuardedQueryEngine(Guarded, BaseQueryEngine):
         return {"engine": self._engine}
 
     def retrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
-        """The inner engine's passages. `synthesize` is not passed on: it would go round the guard."""
-        return self._engine.retrieve(query_bundle)
+        """The inner engine's passages; where answers may be withheld, without those that a model has had a part in.
+
+        `synthesize` is not passed on: it would go round the guard.
+        """
+        turn, terms = Turn(query_bundle.query_str), self.routing.terms
+        with turn.open():
+            nodes = sealed(lambda: self._engine.retrieve(query_bundle), turn, terms)
+        return passages(nodes, turn) if terms.withholds and turn.has_begun else nodes
 
     def _query(self, query_bundle: QueryBundle) -> RESPONSE_TYPE:
         asked, terms = _Asked(self, query_bundle), self.routing.terms

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from llama_index.core.agent.react.output_parser import ReActOutputParser
 from llama_index.core.agent.workflow import AgentOutput, AgentWorkflow, ReActAgent, ToolCall, ToolCallResult
 from llama_index.core.base.llms.types import CompletionResponse, CompletionResponseGen, LLMMetadata
 from llama_index.core.llms import CustomLLM
@@ -265,3 +266,24 @@ async def test_handing_over_returns_directly_and_is_allowed(wide: Any) -> None:
     agents: Any = [GuardedReActAgent(name=n, description="d", llm=llm, policy=Policy(threshold=0.1)) for n in "ab"]
     output = await AgentWorkflow(agents, root_agent="a").run(user_msg=QUESTION)
     assert (str(output), output.current_agent_name) == ("fine", "b")
+
+
+@pytest.mark.parametrize("mode", ["annotate", "observe"])
+async def test_what_a_tool_returns_directly_is_unscored(mode: Any, wide: Any) -> None:
+    llm = Pieces.saying(wide, lambda _: ('Thought: t\nAction: submit\nAction Input: {"answer": "x"}', 0.01))
+    output = await GuardedReActAgent(llm=llm, policy=PASS, mode=mode, tools=[direct()]).run(user_msg=QUESTION)
+    verdict = get_verdict(output)
+    assert str(output) == "x"
+    assert (None if verdict is None else verdict.status) == ("unscored" if mode == "annotate" else None)
+
+
+async def test_what_an_agents_parser_changes_is_unscored(wide: Any) -> None:
+    class Loud(ReActOutputParser):
+        def parse(self, output: str, is_streaming: bool = False) -> Any:
+            step: Any = super().parse(output, is_streaming)
+            return step.model_copy(update={"response": step.response.upper()})
+
+    llm = Pieces.saying(wide, lambda _: ("Thought: t\nAnswer: quiet", 0.01))
+    for parser, said in ((Loud(), ABSTAIN_MESSAGE), (ReActOutputParser(), "quiet")):
+        output, _, memory = await run(GuardedReActAgent(llm=llm, policy=PASS, output_parser=parser))
+        assert (str(output), "QUIET" in memory) == (said, False)

@@ -169,3 +169,23 @@ def test_queries_that_a_model_writes_are_no_passages(saying: Make) -> None:
     inner: Any = engine(llm)
     inner._retriever = Asking(*PASSAGES)
     assert record(inner)["uncertainty"] == 0.5
+
+
+@pytest.mark.parametrize("pool", [False, True])
+def test_passages_that_a_model_wrote_are_not_retrieved_past_the_guard(pool: bool, saying: Make) -> None:
+    llm = saying(WRITES)
+    inner: Any = engine(llm, node_postprocessors=[Marking()])
+    for mode, found in (("enforce", []), ("annotate", [SECRET])):
+        inner._retriever = Writing(llm, pool=pool)
+        texts = [node.text for node in GuardedQueryEngine(inner, POLICY, mode=mode).retrieve(QueryBundle("Where?"))]  # type: ignore[arg-type]
+        assert texts == [f"{text}!" for text in found]
+    inner._retriever = Passages(*PASSAGES)
+    kept = GuardedQueryEngine(inner, POLICY).retrieve(QueryBundle("Where?"))
+    assert [node.text for node in kept] == [f"{text}!" for text in PASSAGES]
+
+
+class Marking(BaseNodePostprocessor):
+    """Changes passages without a model."""
+
+    def _postprocess_nodes(self, nodes: Any, query_bundle: Any = None) -> Any:
+        return [NodeWithScore(node=TextNode(text=f"{node.text}!"), score=1.0) for node in nodes]

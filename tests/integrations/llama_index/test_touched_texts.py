@@ -260,3 +260,11 @@ def test_digits_one_by_one_beside_another_call(wrapper: str, way: str, saying: M
 def test_a_letter_beside_another_call(saying: Make) -> None:
     llm = saying(by_prompt(("passage", ("A or B", 0.01)), otherwise=("B", 0.5)))
     assert record(TransformQueryEngine(engine(llm), HyDEQueryTransform(llm=llm)))["uncertainty"] == 0.5
+
+
+@pytest.mark.parametrize(("judge", "uncertainty"), [("A", 0.5), ("B, surely", None), ("B", None)])
+def test_a_letter_that_an_engine_of_ones_own_returns(judge: str, uncertainty: float | None, saying: Make) -> None:
+    llm = saying(by_prompt(("judge", (judge, 0.01)), otherwise=("B", 0.5)))
+    assert (
+        record(Own(do=lambda _: (llm.complete("answer").text, llm.complete("judge"))[0]))["uncertainty"] == uncertainty
+    )
