@@ -16,15 +16,14 @@ class Pauses:
 
     def __init__(self, *, tick: float = 1.0, long: float = 20.0) -> None:
         self._ended, self._tick, self._long = -1.0, tick, long
-        threading.Thread(target=self._watch, daemon=True, name="pauses").start()
+        threading.Thread(target=self._watch, args=(time.monotonic(),), daemon=True, name="pauses").start()
 
     def since(self, moment: float) -> bool:
         """Whether there was a pause that ended after a moment (`time.monotonic`)."""
         time.sleep(2 * self._tick)  # the one that ended just now is seen
         return self._ended >= moment
 
-    def _watch(self) -> None:
-        looked = time.monotonic()
+    def _watch(self, looked: float) -> None:
         while True:
             time.sleep(self._tick)
             now = time.monotonic()

@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -28,6 +28,11 @@ def arguments(model: Path, data: Path, output: Path) -> list[str]:
     return [*fixed, "--model", str(model), "--data", str(data), "--output", str(output)]
 
 
+def held(record: Path, lines: int, arguments: Sequence[str]) -> list[str]:
+    """The command of a run that goes no further once its record has so many lines."""
+    return [sys.executable, str(Path(__file__).with_name("held_program.py")), str(record), str(lines), *arguments]
+
+
 def wait_for_lines(path: Path, count: int, process: subprocess.Popen[str]) -> None:
     """Wait until a run has written so many lines. One that ends before that fails."""
     while not path.exists() or path.read_bytes().count(b"\n") < count:
@@ -38,7 +43,7 @@ def wait_for_lines(path: Path, count: int, process: subprocess.Popen[str]) -> No
 
 def test_an_interrupted_calibration_continues(run: Run, model_folder: Path, right: Path, tmp_path: Path) -> None:
     output, record = tmp_path / "c.json", tmp_path / "c.answers.jsonl"
-    command = [sys.executable, "-m", "semgrad_guard.cli", *arguments(model_folder, right, output)]
+    command = held(record, 5, arguments(model_folder, right, output))
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
     with subprocess.Popen(
         command,
@@ -58,13 +63,13 @@ def test_an_interrupted_calibration_continues(run: Run, model_folder: Path, righ
     assert "Traceback" not in stderr
     header, *kept = [json.loads(line) for line in record.read_text().splitlines()]
     assert header["semgrad_guard_run"] == 1
-    assert 4 <= len(kept) < len(ASKED)
-    assert f"{len(kept)} of 60 answers are kept in {record}. Run the same command again to continue." in stderr
+    assert len(kept) == 4
+    assert f"4 of {len(ASKED)} answers are kept in {record}. Run the same command again to continue." in stderr
     assert not output.exists()
 
     continued = run(*arguments(model_folder, right, output))
     assert continued.exit_code == 0, continued.stderr
-    assert f"Answering: {len(kept)} of 60" in continued.stderr
+    assert f"Answering: 4 of {len(ASKED)}" in continued.stderr
     whole = run(*arguments(model_folder, right, tmp_path / "whole.json"))
     assert whole.exit_code == 0
     assert Calibration.load(output) == Calibration.load(tmp_path / "whole.json")

@@ -5,10 +5,8 @@ from __future__ import annotations
 import codecs
 import json
 import os
-import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -22,6 +20,7 @@ from semgrad_guard.cli import app
 from semgrad_guard.evaluation.files import sole_writer
 
 from .helpers import ASKED, TOKENS, flat, jsonl
+from .test_interrupt import held, wait_for_lines
 
 Run = Callable[..., Result]
 Job = Callable[..., list[str]]
@@ -198,12 +197,10 @@ def test_a_killed_run_holds_nothing_and_a_running_one_does(run: Run, job: Job, t
     output, record = tmp_path / "c.json", tmp_path / "c.answers.jsonl"
     arguments = job("calibrate", output)
     arguments[arguments.index("--batch-size") + 1] = "1"
-    command = [sys.executable, "-m", "semgrad_guard.cli", *arguments]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, env=environment()) as process:
-        while not record.exists() or record.read_bytes().count(b"\n") < 3:
-            assert process.poll() is None, process.communicate()
-            time.sleep(0.01)
-        process.send_signal(signal.SIGSTOP)
+    pipe = subprocess.PIPE
+    command = held(record, 3, arguments)
+    with subprocess.Popen(command, stderr=pipe, stdout=pipe, text=True, env=environment()) as process:
+        wait_for_lines(record, 3, process)
         assert "Another run is writing" in run(*arguments).stderr
         process.kill()
         process.communicate()

@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 from click.testing import Result
 
-from semgrad_guard.cli import loading, signals
+from semgrad_guard.cli import loading, signals, spreading
 from tests.steps import LIMIT
 
 from .helpers import jsonl
-from .test_interrupt import arguments, wait_for_lines
+from .test_interrupt import arguments, held, wait_for_lines
 from .test_outputs import environment
 
 Run = Callable[..., Result]
@@ -37,7 +37,8 @@ def test_a_signal_while_a_model_loads(
         os.kill(os.getpid(), number)
         time.sleep(LIMIT)  # the signal ends it; where another thread takes the signal, that comes a moment later
 
-    monkeypatch.setattr(loading, "load_model", interrupted)
+    for module in (loading, spreading):
+        monkeypatch.setattr(module, "load_model", interrupted)
     before = signal.getsignal(number)
     rows = [{"question": q, "response": "r", "paraphrases": ["p"]} for q in ("a", "b")]
     data = jsonl(tmp_path / "d.jsonl", rows)
@@ -62,7 +63,7 @@ def test_an_ignored_signal_stays_ignored() -> None:
 
 def test_a_terminated_calibration_leaves_no_lock(run: Run, model_folder: Path, right: Path, tmp_path: Path) -> None:
     output, record = tmp_path / "c.json", tmp_path / "c.answers.jsonl"
-    command = [sys.executable, "-m", "semgrad_guard.cli", *arguments(model_folder, right, output)]
+    command = held(record, 5, arguments(model_folder, right, output))
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment()
     ) as process:

@@ -26,6 +26,7 @@ from semgrad_guard.decision_log.entries import Decision
 from semgrad_guard.decision_log.sink import Facts
 from semgrad_guard.decision_log.summary import Summary, by_day, parse_since
 from tests.ports import free_port
+from tests.steps import LIMIT
 
 OPTIONS = GenerationOptions(max_tokens=4)
 
@@ -48,7 +49,7 @@ def test_a_decision_is_a_row(tmp_path: Path) -> None:
         one = log.write(verdict(), seconds=1.5, facts=Facts(request_id="r", served="s", question="secret question"))
         other = log.write(verdict("no", action="abstain", draft="secret draft"))
         log.feedback(str(one), right=False, sampling="random")
-        assert log.flush()
+        assert log.flush(timeout=LIMIT)
         assert log.pending == 0
         found = log.database.decisions()
     assert {decision.id for decision, _ in found} == {one, other}
@@ -122,7 +123,7 @@ def test_a_killed_process_loses_nothing_acknowledged(tmp_path: Path) -> None:
             os.kill(process.pid, signal.SIGKILL)
             acknowledged.update(line.strip() for line in process.stdout.readlines() if line.endswith("\n"))
     with DecisionLog(path) as log:
-        assert log.flush()
+        assert log.flush(timeout=LIMIT)
     assert acknowledged - set(rows(path)) == set()
     assert len(acknowledged) >= 191
     assert not list((tmp_path / "log.db.journal").glob("*.jsonl"))
@@ -169,7 +170,7 @@ def test_an_unreachable_log_says_why_once(tmp_path: Path, caplog: pytest.LogCapt
         assert "secret" not in caplog.text
         if kind == "no folder":
             (tmp_path / "away").mkdir()
-            assert log.flush(timeout=60)
+            assert log.flush(timeout=LIMIT)
             assert "the decision log is up to date again" in caplog.text
 
 
@@ -193,7 +194,7 @@ def test_half_a_line_was_never_acknowledged(tmp_path: Path) -> None:
     entry = Decision.of(verdict(), seconds=None, facts=Facts(), text=False).model_dump_json()
     (folder / "left.jsonl").write_text(f"{entry}\nnonsense\n{entry[:50]}")
     with DecisionLog(tmp_path / "log.db") as log:
-        log.flush()
+        log.flush(timeout=LIMIT)
     assert list(rows(tmp_path / "log.db")) == [json.loads(entry)["id"]]
 
 
@@ -213,7 +214,7 @@ def test_pages_and_forgetting(tmp_path: Path) -> None:
     with DecisionLog(tmp_path / "log.db") as log:
         ids = [str(log.write(verdict(action=action))) for action in ("answer", "abstain", "answer")]
         log.feedback(ids[0], right=True)
-        log.flush()
+        log.flush(timeout=LIMIT)
         read: Callable[..., Any] = log.database.decisions
         assert [decision.id for decision, _ in read(limit=2)] == [ids[2], ids[1]]
         assert [decision.id for decision, _ in read(before=ids[1])] == [ids[0]]

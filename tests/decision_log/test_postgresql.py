@@ -15,6 +15,7 @@ from semgrad_guard.decision_log.decision_log import DecisionLog
 from semgrad_guard.decision_log.sink import Facts
 from semgrad_guard.errors import DecisionLogError
 from tests.postgresql import Postgres
+from tests.steps import LIMIT
 
 pytestmark = pytest.mark.slow
 
@@ -25,13 +26,13 @@ def test_it_goes_away_and_comes_back(postgres: Postgres, tmp_path: Path) -> None
     with DecisionLog(postgres.url, journal=tmp_path / "journal", text=True) as log:
         ids = [log.write(VERDICT, facts=Facts(question="why\0?"), seconds=0.5) for _ in range(3)]
         log.feedback(str(ids[0]), right=True, sampling="all")
-        assert log.flush()
+        assert log.flush(timeout=LIMIT)
         postgres.stop()
         ids += [log.write(VERDICT) for _ in range(3)]
         assert None not in ids
         assert log.flush(timeout=0.5) is False
         postgres.start()
-        assert log.flush(timeout=60)
+        assert log.flush(timeout=LIMIT)
         found = log.database.decisions()
         assert {decision.id for decision, _ in found} == set(ids)
         first, said = found[-1]

@@ -24,6 +24,7 @@ from semgrad_guard.errors import ClusterError
 from semgrad_guard.ray.serving import ReplicaSettings
 from tests.ports import free_port
 from tests.postgresql import Postgres
+from tests.steps import LIMIT
 
 from .processes import own_workers
 
@@ -155,11 +156,11 @@ def decision_of(found: dict[str, Any]) -> str:
 
 
 def kept(postgres: Postgres, ids: Sequence[str]) -> list[str]:
-    """Those of these decisions that are in the database, in a minute at the latest."""
+    """Those of these decisions that are in the database, in two minutes at the latest."""
     from semgrad_guard.decision_log.database import Database
 
     database = Database(postgres.url)
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + LIMIT
     while (found := [each for each in ids if database.has(each)]) != list(ids) and time.monotonic() < deadline:
         time.sleep(1)
     database.close()
@@ -304,7 +305,7 @@ def test_it_is_run_from_the_command_line(tmp_path: Path) -> None:
             found = answered(f"http://127.0.0.1:{port}/v1", process)
         finally:
             process.send_signal(signal.SIGINT)
-            process.communicate(timeout=60)
+            process.communicate(timeout=LIMIT)
     assert found["semgrad_guard"]["action"] in ("answer", "abstain")
     assert found["semgrad_guard"]["calibration_id"] is not None
 
@@ -313,7 +314,7 @@ def answered(url: str, process: subprocess.Popen[bytes]) -> dict[str, Any]:
     """What a server says once it is there."""
     while process.poll() is None:
         try:
-            response = httpx.post(f"{url}/chat/completions", json=body(QUESTIONS[0]), trust_env=False, timeout=60)
+            response = httpx.post(f"{url}/chat/completions", json=body(QUESTIONS[0]), trust_env=False, timeout=LIMIT)
         except httpx.TransportError:
             time.sleep(0.5)
             continue

@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 
 from semgrad_guard import GenerationOptions, HybridGrad, LanguageModel, Policy
+from semgrad_guard.engine.interruption import current_stop
 from semgrad_guard.guard import Terms
+from tests.steps import Steps, until
 
 pytest.importorskip("fastapi", reason="the extra `serve` is not installed")
 
@@ -95,3 +97,10 @@ def watched(scheduler: Any) -> tuple[list[Any], list[str]]:
 
     scheduler._takes = noting
     return begun, ended
+
+
+def held(model: LanguageModel, begun: list[Any], *, at: int) -> Steps:
+    """Let the model wait at this step until the first request that began was told to stop: it is not done before."""
+    steps = Steps(model)
+    steps.at(at, lambda: until(lambda: begun[0].context.copy().run(current_stop).remaining == 0))
+    return steps

@@ -27,7 +27,7 @@ from semgrad_guard.server.protocol import parse_json
 from semgrad_guard.server.scheduler import Scheduler
 from tests.steps import LIMIT
 
-from .conftest import ALL, NONE, Serve, asking, watched
+from .conftest import ALL, NONE, Serve, asking, held, watched
 
 CHAT = "/v1/chat/completions"
 KEY = "a-key-of-sixteen-letters"
@@ -255,6 +255,7 @@ async def test_a_client_that_goes_away_stops_the_model(
         transport: httpx.ASGITransport = client._transport
         scheduler: Any = client.service.models["tiny"].scheduler
         begun, ended = watched(scheduler)
+        steps = held(scheduler.model, begun, at=3)
         left: list[bool] = []
         one = asyncio.ensure_future(leaves(transport.app, asking("one", stream=stream), once=lambda: bool(left)))
         while not begun:
@@ -269,6 +270,7 @@ async def test_a_client_that_goes_away_stops_the_model(
         while len(ended) < 2:
             await asyncio.sleep(0.002)
         assert ended == ["AnswerCancelledError", "NoneType"]
+        assert steps.in_all() <= 3 + 2
 
 
 async def test_small_packets_leave_at_once() -> None:

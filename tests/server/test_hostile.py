@@ -28,7 +28,7 @@ from semgrad_guard.server.app import make_app
 from semgrad_guard.server.hosting import listen
 from semgrad_guard.server.service import ServedModel, Service
 
-from .conftest import ALL, NONE, OPTIONS, asking, events, watched
+from .conftest import ALL, NONE, OPTIONS, asking, events, held, watched
 
 pytest.importorskip("sqlalchemy", reason="the extra `log` is not installed")
 
@@ -133,9 +133,10 @@ def test_requests_that_two_servers_would_read_differently(make_served: Make) -> 
         assert b" 200 " in said_to(address, head + length + b"connection: close\r\n\r\n" + body)[:20]
 
 
-def test_a_client_that_hangs_up_in_mid_stream_holds_nobody_up(make_served: Make) -> None:
+def test_a_client_that_hangs_up_in_mid_stream_holds_nobody_up(make_served: Make, language_model: LanguageModel) -> None:
     served = make_served(NONE, mode="annotate", options=GenerationOptions(max_tokens=200))
-    _, ended = watched(served.scheduler)
+    begun, ended = watched(served.scheduler)
+    steps = held(language_model, begun, at=20)
     body = json.dumps(asking(stream=True)).encode()
     head = b"POST /v1/chat/completions HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\n"
     with running(served) as address:
@@ -147,6 +148,7 @@ def test_a_client_that_hangs_up_in_mid_stream_holds_nobody_up(make_served: Make)
         response = httpx.post("http://{}:{}".format(*address) + CHAT, json=asking(max_tokens=2), timeout=LIMIT)
         assert response.status_code == 200
     assert ended == ["AnswerCancelledError", "NoneType"]
+    assert steps.in_all() <= 20 + 2
 
 
 def test_a_client_that_hangs_up_in_mid_body_is_no_bug(make_served: Make, caplog: pytest.LogCaptureFixture) -> None:

@@ -15,6 +15,7 @@ import pytest
 
 from semgrad_guard import GenerationOptions, LanguageModel
 from semgrad_guard.adapters.answer_form import AnswerForm
+from tests.steps import LIMIT
 
 from .conftest import ALL, NONE, OPTIONS
 from .test_hostile import running
@@ -111,10 +112,16 @@ async def test_those_that_mean_it_ill_get_what_they_may(make_served: Make) -> No
 
 
 def test_a_process_that_was_stopped_knows_it() -> None:
-    code = (
-        "import time; from pauses import Pauses; p, began = Pauses(tick=0.05, long=1.0), time.monotonic(); "
-        "print(p.since(began), flush=True); input(); print(p.since(began), p.since(time.monotonic()), flush=True)"
-    )
+    code = """
+import time
+from pauses import Pauses
+ours, calm, began = Pauses(tick=0.05, long=1.0), Pauses(tick=0.05, long=120.0), time.monotonic()
+print("ready", flush=True)
+input()
+print(ours.since(began), calm.since(began))
+while ours.since(time.monotonic()):  # only where the machine makes another pause
+    pass
+"""
     with subprocess.Popen(
         [sys.executable, "-c", code],
         cwd=Path(pauses.__file__).parent,
@@ -123,9 +130,9 @@ def test_a_process_that_was_stopped_knows_it() -> None:
         text=True,
     ) as process:
         assert process.stdout is not None
-        before = process.stdout.readline()
+        assert process.stdout.readline() == "ready\n"
         process.send_signal(signal.SIGSTOP)
         time.sleep(2)
         process.send_signal(signal.SIGCONT)
-        after, _ = process.communicate("\n", timeout=60)
-    assert (before, after) == ("False\n", "True False\n")
+        told, _ = process.communicate("\n", timeout=LIMIT)
+    assert (told, process.returncode) == ("True False\n", 0)

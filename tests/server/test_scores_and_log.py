@@ -9,6 +9,7 @@ import pytest
 
 from semgrad_guard import LanguageModel
 from semgrad_guard.decision_log.decision_log import DecisionLog
+from tests.steps import LIMIT
 
 from .conftest import ALL, NONE, OPTIONS, Serve, asking, events
 
@@ -83,7 +84,7 @@ async def test_an_error_in_the_answers_place_is_a_decision_too(serve: Serve, tmp
             response = await client.post(CHAT, json=asking())
             assert response.status_code == 422
             decision_id = response.headers["x-semgrad-guard-decision-id"]
-        assert log.flush()
+        assert log.flush(timeout=LIMIT)
         assert [decision.id for decision, _ in log.database.decisions()] == [decision_id]
 
 

@@ -16,6 +16,7 @@ from semgrad_guard.server.app import make_app
 from semgrad_guard.server.scheduler import Scheduler
 from semgrad_guard.server.service import ServedModel, Service
 from semgrad_guard.server.upstream import RemoteServer, RemoteTarget, Upstream
+from tests.steps import LIMIT
 
 from .conftest import ALL, NONE, OPTIONS, Serve, asking, events
 
@@ -166,7 +167,7 @@ FAULTS: list[tuple[str, Any, bool, str]] = [
 @pytest.mark.parametrize(("respond", "stream", "says"), [f[1:] for f in FAULTS], ids=[f[0] for f in FAULTS])
 async def test_a_faulty_upstream(serve: Serve, scorer: Scheduler, respond: Any, stream: bool, says: str) -> None:
     async with answering(respond) as url:
-        upstream = Upstream(RemoteServer(url, timeout=0.3 if respond is hangs else 60.0), scorer)
+        upstream = Upstream(RemoteServer(url, timeout=0.3 if respond is hangs else LIMIT), scorer)
         async with serve(ALL, upstream=upstream, scheduler=scorer) as client:
             response = await client.post(CHAT, json=asking(stream=stream))
             assert response.status_code == 502, response.text

@@ -18,6 +18,7 @@ import pytest
 
 from semgrad_guard import GenerationOptions, LanguageModel, Message
 from semgrad_guard.adapters.answer_form import AnswerForm
+from tests.steps import LIMIT
 
 from .conftest import ENVIRONMENT, made
 
@@ -70,7 +71,7 @@ def serving(*arguments: object) -> Generator[str]:
         assert line.startswith("Serving"), line
         yield line.split()[-1]
         os.kill(process.pid, signal.SIGTERM)
-        assert process.wait(60) == 0
+        assert process.wait(LIMIT) == 0
 
 
 def answered(url: str, questions: Sequence[str], **given: Any) -> list[dict[str, Any]]:
@@ -78,7 +79,7 @@ def answered(url: str, questions: Sequence[str], **given: Any) -> list[dict[str,
 
     def ask(question: str) -> dict[str, Any]:
         body = {"messages": [{"role": "user", "content": question}], "model": "model", **given}
-        response = httpx.post(f"{url}/chat/completions", json=body, timeout=120, trust_env=False)
+        response = httpx.post(f"{url}/chat/completions", json=body, timeout=LIMIT, trust_env=False)
         assert response.status_code == 200, response.text
         return response.json()
 
@@ -89,7 +90,7 @@ def answered(url: str, questions: Sequence[str], **given: Any) -> list[dict[str,
 def test_requests_share_vllms_batch(folder: Path) -> None:
     own = LanguageModel.from_pretrained(str(folder), dtype="float32")
     with serving("--model", folder, "--mode", "annotate", *ENGINE) as url:
-        [model] = httpx.get(f"{url}/models", trust_env=False).json()["data"]
+        [model] = httpx.get(f"{url}/models", trust_env=False, timeout=LIMIT).json()["data"]
         found = answered(url, QUESTIONS, model=model["id"], max_tokens=20)
         for question, each in zip(QUESTIONS, found, strict=True):
             alone = own.generate(question, GenerationOptions(max_tokens=20))

@@ -22,6 +22,7 @@ pytest.importorskip("vllm", reason="vLLM is not installed here: make check-vllm 
 from semgrad_guard import GenerationOptions, HybridGrad, LanguageModel
 from semgrad_guard.estimators import MaxProbability
 from tests.ports import free_port
+from tests.steps import LIMIT, until
 
 from .conftest import ENVIRONMENT, made
 from .counting import COUNTED
@@ -67,7 +68,7 @@ def started(
             yield process, f"http://127.0.0.1:{port}"
         finally:
             os.killpg(process.pid, signal.SIGTERM)
-            process.wait(60)
+            process.wait(LIMIT)
 
 
 @contextmanager
@@ -81,7 +82,7 @@ def serving(folder: Path, said: Path, *, worker: str = WORKER, **settings: Any) 
                     break
             except httpx.HTTPError:
                 time.sleep(0.5)
-        with httpx.Client(base_url=url, timeout=120, trust_env=False) as client:
+        with httpx.Client(base_url=url, timeout=LIMIT, trust_env=False) as client:
             yield client
 
 
@@ -220,13 +221,13 @@ def test_who_hangs_up_is_written_for_no_more(annotated: httpx.Client) -> None:
     body = {"model": "model", "messages": messages, "max_tokens": 20, "stream": True}
     with annotated.stream("POST", "/v1/chat/completions", json=body) as one:
         next(one.iter_lines())
-    for _ in range(50):
+
+    def none_runs() -> bool:
         lines = annotated.get("/metrics").text.splitlines()
         running = [line for line in lines if line.startswith("vllm:num_requests_running")]
-        if running and all(line.endswith(" 0.0") for line in running):
-            return
-        time.sleep(0.1)
-    raise AssertionError(running)
+        return bool(running) and all(line.endswith(" 0.0") for line in running)
+
+    until(none_runs)
 
 
 def test_a_calibration_decides(folder: Path, own: LanguageModel, tmp_path: Path) -> None:

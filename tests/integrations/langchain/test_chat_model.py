@@ -18,6 +18,7 @@ from langchain_core.messages import HumanMessage
 from langchain_semgrad_guard import ChatSemGrad, get_verdict
 from semgrad_guard import HybridGrad, LanguageModel, Memory, SemGrad
 from semgrad_guard.errors import EmptyPromptError, InputError, ModelNotFoundError
+from tests.steps import LIMIT
 
 from .support import QUESTION, ROUTES, Ledger, Wire, collect, metadata_of
 
@@ -88,7 +89,7 @@ def test_the_event_loop_is_not_blocked(language_model: LanguageModel) -> None:
         def wait_for_the_loop(what: str) -> None:
             turned = threading.Event()
             loop.call_soon_threadsafe(turned.set)
-            if not turned.wait(10):
+            if not turned.wait(LIMIT):
                 blocked.append(what)
                 raise RuntimeError("the event loop waits for the model")
 

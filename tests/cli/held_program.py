@@ -1,0 +1,28 @@
+"""`semgrad-guard`, holding itself: `python held_program.py RECORD LINES ARGUMENTS...`.
+
+Once the record of answers has so many lines, the program waits before its next batch until a signal ends it: what a
+test finds does not depend on how fast the run is. A hook on the model would change the model's fingerprint.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+from semgrad_guard import LanguageModel
+from semgrad_guard.cli import app
+from tests.steps import until
+
+if __name__ == "__main__":
+    record, lines = Path(sys.argv[1]), int(sys.argv[2])
+    del sys.argv[1:3]
+    generate_batch = LanguageModel.generate_batch
+
+    def held(*given: Any, **named: Any) -> Any:
+        if record.exists() and record.read_bytes().count(b"\n") >= lines:
+            until(lambda: False)
+        return generate_batch(*given, **named)
+
+    LanguageModel.generate_batch = held
+    app()
