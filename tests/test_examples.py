@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import io
 import re
 from pathlib import Path
 
 import pytest
+from langchain_core.messages import AIMessage
+from rich.console import Console
 
-from langchain_semgrad_guard.demo import run
+from langchain_semgrad_guard.demo import report, run
+from langchain_semgrad_guard.demo.library import SHOWN, questions
+from semgrad_guard import METADATA_KEY, Verdict
 
 from .fetched import require_smollm2
 from .warm_python import WarmPython
@@ -50,7 +55,10 @@ def test_the_demo_runs_on_smollm2(tmp_path: Path, capsys: pytest.CaptureFixture[
     delivered = re.search(r"(\d+) delivered .*?, (\d+) wrong", out)
     assert delivered is not None
     assert int(delivered[1]) > 24  # of 48: a useful share
-    assert int(delivered[2]) <= 0.3 * int(delivered[1])  # promised: .15, with probability .9
+    assert int(delivered[2]) <= 0.14 * int(delivered[1])  # promised: .07, with probability .9
+    withheld = re.search(r"withheld: (\d+) of (\d+) wrong answers", out)
+    assert withheld is not None
+    assert int(withheld[1]) > int(withheld[2]) / 2
     assert (tmp_path / "risk_coverage.png").stat().st_size > 10_000
 
 
@@ -93,3 +101,30 @@ def test_the_demo_answers_escalates_and_abstains(
     assert "held-out questions" in printed
     assert "semgrad-guard fetch smollm2" in printed.splitlines()[-1]
     assert (tmp_path / "new folder" / "risk_coverage.png").stat().st_size > 10_000
+
+
+@pytest.mark.parametrize("stages", [1, 2])
+def test_the_demos_table_is_a_line_a_question_at_80_columns(stages: int) -> None:
+    shown = [each for each in questions() if each.question in SHOWN]
+    said = "The answer to this question is a sentence of many words."
+    record = Verdict(
+        status="scored",
+        action="abstain",
+        text="I don't know.",
+        estimator="hybridgrad",
+        model="pocket",
+        uncertainty=0.25,
+        draft=said,
+    )
+    answered = record.model_copy(update={"action": "answer", "text": said, "draft": None})
+    messages = [
+        AIMessage(content=each.text, response_metadata={METADATA_KEY: each.metadata(keep_draft=True)})
+        for each in (record, *[answered] * 7)
+    ]
+    written = io.StringIO()
+    report.table(Console(width=80, file=written), shown, messages, stages=stages)
+    lines = written.getvalue().splitlines()
+    assert len(lines) == 1 + len(shown) + 3
+    assert max(map(len, lines)) <= 80
+    texts = [*(each.question for each in shown), said, "… 0.25 - answer abstain memory I don't know."]
+    assert set(" ".join(lines[1:9]).split()) <= {word for text in texts for word in text.split()}

@@ -17,6 +17,7 @@ from semgrad_guard.evaluation.graders.base import Verdicts, settling
 from semgrad_guard.evaluation.graders.labels import NAME, SheetAnswer, labels_for
 from semgrad_guard.evaluation.graders.look import GradedAnswer, doubt, some_of
 from semgrad_guard.evaluation.graders.naming import load_graders
+from semgrad_guard.evaluation.metrics.effect import Effect
 
 AnyGrader = str | Grader | AnswerGrader | Callable[[str, Sequence[str]], bool]
 """A grader, its name (as on the command line), or a function of the delivered text and the right answers."""
@@ -46,7 +47,7 @@ class ExampleCalibration:
     The promise is about prompts of the shape that the chain's own had. An answer without text is wrong, and so is one
     on which the grader came to no verdict. With a file of labels people decide, and answers without a label are left
     out. Ten answers with their grades are shown first, and a warning says where hardly any is right, or nearly all
-    are.
+    are. The effect is said at the end: the error rate without the guard and with it, and what is withheld.
 
     Args:
         examples: pairs of (input, right answer or answers), or {"input": ..., "answers": [...]}; None or no answer
@@ -107,7 +108,7 @@ class ExampleCalibration:
         if binding is None:
             raise CalibrationError("No model was asked for any example (nothing was retrieved), so there is no score.")
         named = {"grader": name, "upstream": self._upstream, **_ends([each.cut for each in answered])}
-        return calibrate(
+        made = calibrate(
             [each.uncertainty for each in kept],
             correct,
             **self._rates,
@@ -117,6 +118,14 @@ class ExampleCalibration:
             n_recorded=len({each.key for each in kept if each.recorded}),
             **self._options,
         )
+        self._tell(Effect.of(zip([each.uncertainty for each in kept], correct, strict=True), made.lets_through))
+        return made
+
+    def _tell(self, effect: Effect) -> None:
+        if self._show:
+            print(f"On these examples: {effect}.", file=sys.stderr, flush=True)
+        if (found := effect.doubt(self._rates["alpha"])) is not None:
+            logger.warning("semgrad-guard: %s", found)
 
     def _grades(self, answered: Sequence[AnsweredExample]) -> tuple[Verdicts, str]:
         """The grades in order, None where a person gave none, and whose they are."""

@@ -193,6 +193,8 @@ def calibrate(  # noqa: PLR0913  # a command's options are its arguments
         outcome.calibration.save(output)
         if plot is not None:
             draw(plot, outcome)
+    if (doubt := outcome.effect.doubt(alpha)) is not None:
+        say(doubt, label="Warning")
     show(outcome, questions, files, as_json=as_json)
     raise typer.Exit(_code(outcome.calibration, questions))
 

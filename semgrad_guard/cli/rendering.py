@@ -17,6 +17,7 @@ from semgrad_guard.evaluation.highlight import Claim, shades
 from semgrad_guard.records import Verdict
 
 if TYPE_CHECKING:
+    from semgrad_guard.evaluation.metrics.effect import Effect
     from semgrad_guard.evaluation.probing.probe_record import GradedGrid, Probe
 
 ROWS_SHOWN = 20
@@ -93,15 +94,19 @@ def drift_line(found: Drift) -> str:
     return f"Drift: none seen ({test})."
 
 
-def calibration_view(calibration: Calibration, *, auroc: float | None, aurc: float | None) -> RenderableType:
-    """The promise, what it costs, and P(correct) along the scores."""
+def calibration_view(
+    calibration: Calibration, effect: Effect, *, auroc: float | None, aurc: float | None
+) -> RenderableType:
+    """The promise, what it does to the answers, and P(correct) along the scores."""
     wrong = f"{calibration.n_wrong} of {calibration.n} answers wrong"
     unscored = f", {calibration.n_unscored} without a score" if calibration.n_unscored else ""
     facts = _pairs(
         ("questions", f"{wrong}{unscored}"),
-        ("AUROC", "undefined: all answers are right, or all wrong" if auroc is None else f"{auroc:.3f}"),
-        ("AURC", figure(aurc)),
+        *_right(calibration.binding),
+        ("AUROC", _undefined(effect) if auroc is None else f"{auroc:.3f} (1: every wrong answer is less certain)"),
+        ("AURC", f"{figure(aurc)} (mean error rate over all coverages)"),
         *_outcome(calibration),
+        *([("effect", str(effect))] if calibration.threshold is not None else []),
     )
     parts: list[RenderableType] = [_promise(calibration), facts]
     if calibration.confidence_map is not None:
@@ -182,6 +187,18 @@ def _outcome(calibration: Calibration) -> list[tuple[str, str]]:
         ("upper bound", f"{percent(calibration.risk_bound)} of those are wrong at most ({seen})"),
         *_engines(calibration.binding),
     ]
+
+
+def _right(binding: Binding | None) -> list[tuple[str, str]]:
+    """What a right answer is, where its grader does not look at all of it."""
+    from semgrad_guard.evaluation.graders.by_words import right_means
+
+    said = None if binding is None or binding.grader is None else right_means(binding.grader)
+    return [] if said is None else [("right", said)]
+
+
+def _undefined(effect: Effect) -> str:
+    return f"undefined: all answers are {'wrong' if effect.wrong else 'right'}"
 
 
 def _engines(binding: Binding | None) -> list[tuple[str, str]]:

@@ -42,7 +42,7 @@ def test_the_promise_is_told_and_saved(calibrate: Run, right: Path, tmp_path: Pa
         f"{made.risk_bound:.1%} of those are wrong at most (0 of {made.n_answered} tested answers were wrong)" in shown
     )
     assert "0 of 60 answers wrong" in shown
-    assert "AUROC undefined: all answers are right, or all wrong" in shown
+    assert "AUROC undefined: all answers are right AURC" in shown
     assert "P(correct)" in shown
     assert made.id in shown
     assert made.binding is not None
@@ -246,6 +246,16 @@ def test_a_programs_own_prompts_are_calibrated_on(
     other = calibrate(data, *form, "--prompt", template.replace("Use", "Read"))
     assert other.exit_code != 0
     assert "other settings: prompt_template" in flat(other.stderr)
+
+
+def test_the_effect_is_said_and_an_alpha_without_one_is_warned_of(calibrate: Run, right: Path) -> None:
+    result = calibrate(right, "--alpha", 0.5)
+    assert "Warning: alpha is 50.0%, and without a guard" in flat(result.stderr)
+    assert "effect error" in flat(result.stdout)
+    found = json.loads(calibrate(right, "--alpha", 0.5, "--json").stdout)["effect"]
+    assert found["answers"] == 60 > found["delivered"] >= found["delivered_wrong"]
+    by_sentence = flat(calibrate(right, "--alpha", 0.5, "--grader", "contains").stdout)
+    assert "one sentence asserts a reference; what else the answer says is not checked" in by_sentence
 
 
 def test_a_models_answer_is_no_reference_and_unread_columns_are_named(calibrate: Run, tmp_path: Path) -> None:

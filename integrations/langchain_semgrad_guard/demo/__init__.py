@@ -57,7 +57,7 @@ def run_embedded(output: Path | None) -> int:
     )
 
     asked = [*shown, *(Question(text, ()) for text in NOWHERE)]
-    report.table(console, asked, ask(guarded, asked))
+    report.table(console, asked, ask(guarded, asked), stages=2)
     answers = ask(guarded, held_out, note="What is delivered, on questions that calibrated nothing")
     report.outcome(console, held_out, answers, alpha=ALPHA_LIBRARY, delta=DELTA)
     picture = (output or Path()) / "risk_coverage.png"

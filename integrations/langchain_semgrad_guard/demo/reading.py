@@ -18,11 +18,12 @@ from langchain_semgrad_guard.demo.library import NOWHERE, SHOWN, BM25Retriever, 
 from langchain_semgrad_guard.demo.stages import ask, reading_chain
 from semgrad_guard import Calibration, LanguageModel, Policy
 from semgrad_guard.evaluation.graders import Contains
+from semgrad_guard.guard import estimator_of
 
 GRADER = Contains()
 N_CHOSEN, N_CALIBRATED = 272, 400
-"""Of the questions that are not shown: those on which alpha was chosen, and those after them on which the calibration
-was made. What follows is held out."""
+"""Of the questions that are not shown: those that chose the estimator and alpha, and those after them that made the
+calibration. What follows is held out."""
 
 
 def calibration_of(model: str) -> Path:
@@ -37,7 +38,7 @@ def run(name: str, output: Path | None = None) -> int:
     model = LanguageModel.from_pretrained(name)
     calibration = Calibration.load(calibration_of(name))
     library = BM25Retriever.over(documents())
-    reader = ChatSemGrad.from_model(model, max_tokens=48)
+    reader = ChatSemGrad.from_model(model, max_tokens=48, estimator=estimator_of(calibration))
     router = UncertaintyRouterCallback(Policy.from_calibration(calibration), keep_draft=True)
     guarded = reading_chain(library, reader.model_copy(update={"callbacks": [router]}), model=name)
     promise = {"alpha": calibration.alpha, "delta": calibration.delta}
@@ -48,9 +49,10 @@ def run(name: str, output: Path | None = None) -> int:
     rest = [question for question in pool if question.question not in SHOWN]
     held_out = rest[N_CHOSEN + N_CALIBRATED :]
     shown = [*(question for question in pool if question.question in SHOWN), *(Question(each, ()) for each in NOWHERE)]
-    report.table(console, shown, ask(guarded, shown))
+    report.table(console, shown, ask(guarded, shown), stages=1)
     answers = ask(guarded, held_out, note="What is delivered, on questions that calibrated nothing")
     report.outcome(console, held_out, answers, grader=GRADER, **promise)
+    report.effect(console, held_out, answers, grader=GRADER)
     picture = (output or Path()) / "risk_coverage.png"
     report.picture(picture, held_out, answers, calibration=calibration, title=f"{name} on passages", grader=GRADER)
     report.closing(console, picture, seconds=time.perf_counter() - began)

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from langchain_core.messages import AIMessage
-from rich import box
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from langchain_semgrad_guard.demo.library import Question
 from langchain_semgrad_guard.demo.stages import GRADER, graded
@@ -17,7 +17,12 @@ from semgrad_guard import Calibration, Verdict
 from semgrad_guard.errors import ScoringError
 from semgrad_guard.evaluation.figures.plots import draw_risk_coverage
 from semgrad_guard.evaluation.graders import Grader
+from semgrad_guard.evaluation.metrics.effect import Effect
 
+_ONE_STAGE = ("question", "answer", "uncertainty")
+_TWO_STAGES = (*_ONE_STAGE, "action", "source")
+_GAP, _QUESTION = 2, 24
+"""Columns between two cells, and the least that a question gets."""
 _STYLES = {"answer": "green", "escalate": "cyan", "abstain": "yellow"}
 
 
@@ -40,15 +45,53 @@ def stage(console: Console, name: str, calibration: Calibration) -> None:
     )
 
 
-def table(console: Console, asked: Sequence[Question], answers: Sequence[AIMessage]) -> None:
-    """Question, draft, uncertainty against threshold, action, final answer, source."""
-    grid = Table(box=box.SIMPLE_HEAD, expand=False)
-    for heading in ("question", "draft", "uncertainty / threshold", "action", "final answer", "source"):
-        grid.add_column(heading, overflow="fold")
-    for question, message in zip(asked, answers, strict=True):
-        verdict = _verdict(message)
-        grid.add_row(question.question, *_cells(verdict, message))
+def table(console: Console, asked: Sequence[Question], answers: Sequence[AIMessage], *, stages: int) -> None:
+    """One line for each question: the number that decided, and what is delivered; with two stages also which of them
+    it is from. Below stands one line for each draft that was withheld.
+
+    Where the terminal is narrow, whole words are left out: of questions from the front.
+    """
+    rows = [_row(question, message, stages) for question, message in zip(asked, answers, strict=True)]
+    heading = _TWO_STAGES if stages > 1 else _ONE_STAGE
+    widths = [max(len(cells[i]) for cells in (heading, *(cells for cells, _, _ in rows))) for i in range(len(heading))]
+    room = console.width - _GAP * (len(heading) - 1) - sum(widths[2:])
+    if room < widths[0] + widths[1]:
+        widths[1] = min(widths[1], room - min(widths[0], _QUESTION))
+        widths[0] = min(widths[0], room - widths[1])
+    grid = Table(box=None, pad_edge=False, padding=(0, _GAP, 0, 0))
+    for name in heading:
+        grid.add_column(name, no_wrap=True)
+    for (question, answer, *rest), style, _ in rows:
+        shown = Text(_shortened(answer, widths[1]), style=style)
+        grid.add_row(_shortened(question, widths[0], tail=True), shown, *rest)
     console.print(grid)
+    if drafts := [f"{cells[0]} {draft}" for cells, _, draft in rows if draft is not None]:
+        lines = [_shortened(draft, console.width - _GAP) for draft in drafts]
+        console.print("\nWithheld:", *lines, sep="\n  ", markup=False, highlight=False)
+
+
+def _row(question: Question, message: AIMessage, stages: int) -> tuple[tuple[str, ...], str, str | None]:
+    """The cells of a question, the style of its answer, and the draft that was withheld, if one was."""
+    verdict = _verdict(message)
+    final = verdict.escalated or verdict
+    withheld = final.action == "abstain"
+    answer = " ".join(str(message.text).split())
+    number = "-" if final.uncertainty is None else f"{final.uncertainty:.2g}"
+    cells = (question.question, answer, number)
+    if stages > 1:
+        cells = (*cells, verdict.action, "-" if withheld else ", ".join(_sources(message)) or "memory")
+    draft = " ".join(final.draft.split()) if withheld and final.draft is not None else None
+    return cells, _STYLES["abstain" if withheld else verdict.action], draft
+
+
+def _shortened(text: str, width: int, *, tail: bool = False) -> str:
+    """The text in so many characters; whole words are left out at its end, or at its beginning."""
+    if len(text) <= width:
+        return text
+    words = text.split()
+    while words and len(" ".join(words)) + 2 > width:
+        words.pop(0 if tail else -1)
+    return " ".join(["…", *words] if tail else [*words, "…"])
 
 
 def outcome(
@@ -72,6 +115,18 @@ def outcome(
     )
 
 
+def effect(
+    console: Console, asked: Sequence[Question], answers: Sequence[AIMessage], *, grader: Grader = GRADER
+) -> None:
+    """What the guard changed: the error rates without it and with it, and what was withheld of either kind."""
+    verdicts = [_verdict(message) for message in answers]
+    graded = [
+        (float(not verdict.promised), grader(verdict.draft or verdict.text, question.answers))
+        for question, verdict in zip(asked, verdicts, strict=True)
+    ]
+    console.print(f"Effect: {Effect.of(graded, lambda withheld: withheld == 0)}.")
+
+
 def picture(
     path: Path,
     asked: Sequence[Question],
@@ -90,23 +145,9 @@ def picture(
         [uncertainty for uncertainty, _ in scored],
         [correct for _, correct in scored],
         calibration=calibration,
-        label="HybridGrad",
+        label=calibration.binding.estimator if calibration.binding else "",
         title=f"{title}: error rate among the answered",
     )
-
-
-def _cells(verdict: Verdict, message: AIMessage) -> tuple[str, str, str, str, str]:
-    style = _STYLES[verdict.action]
-    source = ", ".join(_sources(message)) or "memory"
-    final = verdict.escalated or verdict
-    if final.action == "abstain":
-        style, source = _STYLES["abstain"], "-"
-    numbers = _numbers(verdict) + (f"\n{_numbers(final)}" if verdict.escalated else "")
-    action = verdict.action + (f", {final.action}" if verdict.escalated else "")
-    draft = verdict.draft or verdict.text
-    reading = "(no document)" if final.status == "unscored" else final.draft or final.text
-    drafts = draft + (f"\n{reading}" if verdict.escalated else "")
-    return drafts, numbers, f"[{style}]{action}[/]", f"[{style}]{message.text}[/]", source
 
 
 def closing(console: Console, picture: Path, *, seconds: float) -> None:
@@ -117,15 +158,6 @@ def closing(console: Console, picture: Path, *, seconds: float) -> None:
 def _sources(message: AIMessage) -> Sequence[str]:
     """The documents that an answer was read from; none where it came from memory."""
     return message.additional_kwargs.get("sources", ())
-
-
-def _numbers(verdict: Verdict) -> str:
-    if verdict.uncertainty is None:
-        return "-"
-    if verdict.threshold is None:
-        return f"{verdict.uncertainty:.2e}, no threshold"
-    sign = "<=" if verdict.uncertainty <= verdict.threshold else "> "
-    return f"{verdict.uncertainty:.2e} {sign} {verdict.threshold:.2e}"
 
 
 def _verdict(message: AIMessage) -> Verdict:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from semgrad_guard.calibration import Binding, Calibration, EngineAnswers, calibrate
 from semgrad_guard.evaluation.metrics import aurc, auroc
+from semgrad_guard.evaluation.metrics.effect import Effect
 from semgrad_guard.evaluation.runs.run_file import Answer
 from semgrad_guard.records import PromptForm
 
@@ -26,6 +27,11 @@ class Outcome:
     def auroc(self) -> float | None:
         """P(a wrong answer is less certain than a right one); None where all are right, or all wrong."""
         return auroc(self.uncertainties, self.correct)
+
+    @property
+    def effect(self) -> Effect:
+        """What the threshold does to these answers."""
+        return Effect.of(zip(self.uncertainties, self.correct, strict=True), self.calibration.lets_through)
 
     @property
     def aurc(self) -> float | None:

@@ -19,6 +19,21 @@ GRADERS: dict[str, WordGrader] = {
 """Those that need no model, by the names the command line offers."""
 
 
+_NOT_ALL_OF_IT = "one sentence asserts a reference; what else the answer says is not checked"
+_IN_COMMON = "the answer has enough words in common with a reference; what else it says is not checked"
+_RIGHT_MEANS = {
+    "contains": _NOT_ALL_OF_IT,
+    "nli": _NOT_ALL_OF_IT,
+    "token-f1": _IN_COMMON,
+    "rouge-l": _IN_COMMON,
+}
+
+
+def right_means(grader: str) -> str | None:
+    """What "right" does not say, for a grader that does not look at the whole answer; `grader` is its full name."""
+    return _RIGHT_MEANS.get(grader.partition("(")[0].partition(">")[0])
+
+
 def default_grader(prompt_template: str) -> WordGraderName:
     """The grader where none is named: a model with a chat template answers in sentences, one without goes on a text.
 

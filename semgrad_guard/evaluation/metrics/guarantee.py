@@ -26,18 +26,40 @@ class GuaranteedCoverage:
     """What a promise of at most `alpha` errors, with probability 1 - `delta`, lets through. One entry per split.
 
     `coverage` is the share of the measuring half that is let through, in [0, 1], and 0 where no threshold keeps the
-    promise; `risk` is the share of wrong answers among those, nan where nothing is let through.
+    promise; `risk` is the share of wrong answers among those, nan where nothing is let through; `error` is the share of
+    wrong answers in the whole half, which are delivered without a guard.
     """
 
     alpha: float
     delta: float
     coverage: Floats
     risk: Floats
+    error: Floats
 
     @property
     def mean_coverage(self) -> float:
         """The mean over all splits, those that let nothing through included."""
         return float(self.coverage.mean())
+
+    @property
+    def mean_risk(self) -> float:
+        """The mean error rate of what is let through; nan where nothing ever is."""
+        return float(np.nanmean(self.risk)) if self.nothing < 1.0 else math.nan
+
+    @property
+    def withheld_wrong(self) -> float:
+        """The share of all wrong answers that are withheld, over all halves together; 0 where none is wrong."""
+        return _share(self.error.sum() - self._delivered_wrong, self.error.sum())
+
+    @property
+    def withheld_right(self) -> float:
+        """The share of all right answers that are withheld; 0 where none is right."""
+        right = (1 - self.error).sum()
+        return _share(right - (self.coverage.sum() - self._delivered_wrong), right)
+
+    @property
+    def _delivered_wrong(self) -> float:
+        return float(np.nansum(self.coverage * self.risk))
 
     @property
     def violations(self) -> float:
@@ -71,8 +93,8 @@ def guaranteed_coverage(
         _measure(scores[rest], labels[rest], threshold(scores[half], labels[half], alpha=alpha, delta=delta))
         for half, rest in halves(len(scores), splits=splits, seed=seed)
     ]
-    coverage, risk = np.array(found, dtype=np.float64).T
-    return GuaranteedCoverage(alpha, delta, coverage, risk)
+    coverage, risk, error = np.array(found, dtype=np.float64).T
+    return GuaranteedCoverage(alpha, delta, coverage, risk, error)
 
 
 def halves(n: int, *, splits: int, seed: int) -> Iterator[tuple[NDArray[np.intp], NDArray[np.intp]]]:
@@ -104,9 +126,14 @@ def fewest_questions(*, alpha: float, delta: float = DELTA) -> int:
     return 2 * half
 
 
-def _measure(scores: Floats, correct: NDArray[np.bool_], limit: float | None) -> tuple[float, float]:
-    """(coverage, risk) of a threshold; scores that are nan are never let through."""
+def _share(part: float, whole: float) -> float:
+    return float(part / whole) if whole > 0 else 0.0
+
+
+def _measure(scores: Floats, correct: NDArray[np.bool_], limit: float | None) -> tuple[float, float, float]:
+    """(coverage, risk, error without a threshold); scores that are nan are never let through."""
+    error = float((~correct).mean())
     let_through = np.isfinite(scores) & (scores <= limit) if limit is not None else np.zeros(len(scores), np.bool_)
     if not let_through.any():
-        return 0.0, math.nan
-    return float(let_through.mean()), float((~correct[let_through]).mean())
+        return 0.0, math.nan, error
+    return float(let_through.mean()), float((~correct[let_through]).mean()), error

@@ -35,7 +35,27 @@ def guaranteed(summary: RunSummary, *, key: str = "guaranteed_coverage") -> Tabl
         "them. “Over” is the share of halves, in per cent, whose error rate came out above the promise: about "
         f"{100 * DELTA:.0f} or less is right; small measuring halves scatter above it."
     )
-    return marked(Table(key, "Coverage at a guaranteed error rate", tuple(columns), tuple(rows), text))
+    notes = tuple(note for alpha in summary.alphas if (note := _effect(summary, alpha)) is not None)
+    return marked(Table(key, "Coverage at a guaranteed error rate", tuple(columns), tuple(rows), text, notes))
+
+
+def _effect(summary: RunSummary, alpha: float) -> str | None:
+    """What the guard does with the method that answers most; a warning where it has nothing to do."""
+    found = {name: each.guaranteed[alpha] for name, each in summary.methods.items()}
+    coverage = {name: each.mean_coverage for name, each in found.items() if each is not None}
+    error = 1 - summary.run.accuracy
+    if not coverage:
+        return None
+    best = max(coverage, key=lambda name: coverage[name])
+    guarded = found[best]
+    if guarded is None or guarded.nothing == 1.0:
+        return f"{_promise(alpha).capitalize()}: nothing is let through; without a guard {error:.1%} are wrong."
+    doubt = " The promise is not below the error rate without a guard." if alpha >= error else ""
+    withheld = f"{guarded.withheld_wrong:.0%} of the wrong answers, {guarded.withheld_right:.0%} of the right ones"
+    return (
+        f"{_promise(alpha).capitalize()}, by {best}: error {error:.1%} without the guard, {guarded.mean_risk:.1%} with "
+        f"it; withheld: {withheld}.{doubt}"
+    )
 
 
 def confidence(summaries: Sequence[RunSummary]) -> Table:
