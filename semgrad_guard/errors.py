@@ -173,7 +173,13 @@ class CalibrationError(SemGradGuardError):
 
 
 class BindingMismatchError(CalibrationError):
-    """A calibration was made for something else; the message names the difference."""
+    """A calibration was made for something else; the message names the difference.
+
+    `differences` are the differences alone, in words, where they are those of a binding: a server's clients can do
+    nothing of what the message tells to do.
+    """
+
+    differences: str | None = None
 
 
 class UnfamiliarPromptError(CalibrationError):

@@ -95,7 +95,9 @@ def _forced(choice: Any, tools: tuple[Tool, ...]) -> tuple[Tool, ...]:
     )
     if not chosen:
         names = ", ".join(tool["function"]["name"] for tool in tools) or "there are no tools"
-        raise InputError(f"tool_choice={choice!r} is neither 'auto', 'any' or 'none' nor the name of a tool ({names})")
+        raise InputError(
+            f"tool_choice={choice!r} is neither 'auto', 'required' ('any') or 'none' nor the name of a tool ({names})"
+        )
     return chosen
 
 
@@ -112,9 +114,9 @@ def _response_schema(response_format: Any) -> tuple[Mapping[str, Any] | None, st
     schema: Any = described.get("schema")
     if given.get("type") != "json_schema" or not isinstance(schema, Mapping):
         raise InputError(
-            f"response_format={response_format!r} is not known; use "
-            '{"type": "json_schema", "json_schema": {"name": ..., "schema": {...}}}, {"type": "json_object"}, '
-            "or with_structured_output(...)"
+            f"response_format={str(response_format)[:200]} is not known; use "
+            '{"type": "json_schema", "json_schema": {"name": ..., "schema": {...}}}, {"type": "json_object"} or '
+            '{"type": "text"}'
         )
     found = cast("Mapping[str, Any]", schema)
     return found, f"Answer with JSON that follows this schema, and with nothing else:\n{json.dumps(found)}"

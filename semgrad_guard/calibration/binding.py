@@ -122,11 +122,13 @@ class Binding(BaseModel):
         if "model" in found and self.fingerprint is not None and self.fingerprint == other.fingerprint:
             differences["model"] += " (the weights are the same: a folder has moved; give it its name again)"
         named = "; ".join(differences.values())
-        raise BindingMismatchError(
+        error = BindingMismatchError(
             f"The calibration was made for something else: {named}. "
             "Calibrate again with what answers now, or answer with what was calibrated"
             + (" (semgrad_guard.estimator_of(calibration) scores as it did)." if _OF_ESTIMATORS & found.keys() else ".")
         )
+        error.differences = named
+        raise error
 
 
 def _named(field: str, mine: Any, theirs: Any) -> str:

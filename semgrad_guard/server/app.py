@@ -55,12 +55,15 @@ logger = logging.getLogger("semgrad_guard.server")
 class Limits:
     """What one client may take.
 
-    `body_bytes` of one request; `body_seconds` in which it must arrive; `connections` that are answered at once.
+    `body_bytes` of one request; `body_seconds` in which it must arrive; `connections` that are answered at once. A
+    stream that waits sends a comment after every `beat_seconds`, so that proxies do not take it for dead: at fixed
+    times, which say nothing of the draft.
     """
 
     body_bytes: int = 2_000_000
     body_seconds: float = 30.0
     connections: int = 256
+    beat_seconds: float = 15.0
 
 
 def make_app(
@@ -196,7 +199,7 @@ class Routes:
         except ValidationError as error:
             raise _invalid(error) from None
         if call.request.stream:
-            return await _streamed(request, self._service, call, request_id)
+            return await _streamed(request, self._service, call, request_id, self._limits.beat_seconds)
         outcomes = await _unless_gone(request, self._service.outcomes(call))
         found = completions.completion(call, outcomes, request_id=request_id)
         return JSONResponse(found, headers=completions.headers(outcomes))
@@ -318,25 +321,55 @@ class ClientGoneError(Exception):
     """Nobody is left to answer."""
 
 
-async def _streamed(request: Request, service: Service, call: Call, request_id: str) -> Response:
-    """A stream. Its headers wait for its first step: until then an error has a status of its own."""
+async def _streamed(request: Request, service: Service, call: Call, request_id: str, beat: float) -> Response:
+    """A stream. Its headers wait for its first step, up to the first beat: until then an error has a status."""
     steps = service.steps(call)
-    first = await _unless_gone(request, anext(aiter(steps)))
-    found = completions.headers([first]) if isinstance(first, Outcome) and call.request.count == 1 else {}
+    first = asyncio.ensure_future(anext(aiter(steps)))
+    try:
+        done, _ = await _unless_gone(request, asyncio.wait({first}, timeout=beat))
+    except (ClientGoneError, asyncio.CancelledError):
+        first.cancel()
+        await asyncio.gather(first, return_exceptions=True)
+        raise
+    step = first.result() if done else None
+    found = completions.headers([step]) if isinstance(step, Outcome) and call.request.count == 1 else {}
     chunks = completions.chunks(call, _again(first, steps), request_id=request_id)
     headers = {"cache-control": "no-store", "x-accel-buffering": "no", **found}
-    return _Events(_events(service, chunks, steps), media_type="text/event-stream", headers=headers)
+    text = _beating(_events(service, chunks, steps), beat, waits=not done)
+    return _Events(text, media_type="text/event-stream", headers=headers)
 
 
 async def _again(
-    first: str | Outcome[Answer], steps: AsyncIterator[str | Outcome[Answer]]
+    first: asyncio.Future[str | Outcome[Answer]], steps: AsyncIterator[str | Outcome[Answer]]
 ) -> AsyncIterator[str | Outcome[Answer]]:
-    yield first
+    yield await first
     async for step in steps:
         yield step
 
 
-async def _events(service: Service, chunks: AsyncIterator[Any], steps: Any) -> AsyncIterator[str]:
+async def _beating(events: AsyncGenerator[str], beat: float, *, waits: bool) -> AsyncGenerator[str]:
+    """The events, and a comment whenever there was none for so long; one at once, if a client `waits` already."""
+    if waits:
+        yield _BEAT
+    following: asyncio.Future[str] | None = None
+    try:
+        while True:
+            following = asyncio.ensure_future(anext(events))
+            while not (await asyncio.wait({following}, timeout=beat))[0]:
+                yield _BEAT
+            try:
+                event = following.result()
+            except StopAsyncIteration:
+                return
+            yield event
+    finally:
+        if following is not None and not following.done():
+            following.cancel()
+            await asyncio.gather(following, return_exceptions=True)
+        await events.aclose()
+
+
+async def _events(service: Service, chunks: AsyncIterator[Any], steps: Any) -> AsyncGenerator[str]:
     """Chunks as server-sent events; an error in mid-stream is the last of them."""
     try:
         async for chunk in chunks:
@@ -349,7 +382,9 @@ async def _events(service: Service, chunks: AsyncIterator[Any], steps: Any) -> A
     yield _DONE
 
 
+_NO_ROUTE = "there is no such route; answers come from POST /v1/chat/completions (the base_url ends in /v1)"
 _DONE = "data: [DONE]\n\n"
+_BEAT = ": waiting\n\n"
 
 
 def _event(value: Any) -> str:
@@ -395,7 +430,7 @@ def _handle_errors(app: FastAPI, service: Service, refused: Callable[[str], Http
         if isinstance(error, ClientGoneError):
             return Response(status_code=499)
         if isinstance(error, HTTPException):
-            found = {404: ("not_found", "there is no such route"), 405: ("method_not_allowed", "use another method")}
+            found = {404: ("not_found", _NO_ROUTE), 405: ("method_not_allowed", "use another method")}
             code, said = found.get(error.status_code, ("invalid_request", "the request cannot be read"))
             refusal = refused(request.url.path) if error.status_code == 404 else None
             error = refusal or HttpError(error.status_code, code, said, headers=error.headers)

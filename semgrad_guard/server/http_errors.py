@@ -24,6 +24,10 @@ from semgrad_guard.server.records import ACTION_HEADER, ID_HEADER, WITHHELD, pub
 
 _NO_RETRY = {"x-should-retry": "false"}
 """The same request would fail again; OpenAI's clients heed it."""
+_LEAVE_OUT = (
+    "Leave temperature, top_p, top_k, response_format and tools out of the request, as far as they are not the "
+    "calibration's"
+)
 _LATER = {"retry-after": "5"}
 
 
@@ -72,6 +76,12 @@ def http_error_of(error: BaseException) -> HttpError:
         return _upstream(error)
     if isinstance(error, UnfamiliarPromptError):  # its differences may be the answer's
         return HttpError(422, "unfamiliar_prompt", "the prompt is unlike those that the calibration was made on")
+    if isinstance(error, BindingMismatchError) and error.differences is not None:
+        said = f"this model's calibration was made for other options: {error.differences}. {_LEAVE_OUT}"
+        return HttpError(422, "calibration_mismatch", said)
+    if isinstance(error, UnsupportedToolsError):
+        why = str(error).partition(";")[0]
+        return HttpError(400, "unsupported_tools", f"{why}; send no tools and no tool calls")
     for kind, status, code in _CODES:
         if isinstance(error, kind):
             headers = _LATER if status == 503 else _NO_RETRY if status >= 500 else {}
@@ -82,7 +92,6 @@ def http_error_of(error: BaseException) -> HttpError:
 _CODES: tuple[tuple[type[SemGradGuardError], int, str], ...] = (
     (PromptTooLongError, 400, "context_length_exceeded"),
     (InputError, 400, "invalid_request"),
-    (UnsupportedToolsError, 400, "unsupported_tools"),
     (BindingMismatchError, 422, "calibration_mismatch"),
     (DeadlineExceededError, 504, "deadline_exceeded"),
     (AnswerInterruptedError, 503, "interrupted"),

@@ -5,11 +5,18 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+from collections.abc import Callable
 from typing import Any
 
+import httpx
 import pytest
 
-from semgrad_guard import GenerationOptions, Guard, LanguageModel, Message
+from semgrad_guard import GenerationOptions, Guard, HybridGrad, LanguageModel, Message, Policy, calibrate
+from semgrad_guard.guard import Answerer
+from semgrad_guard.server.app import Limits, make_app
+from semgrad_guard.server.scheduler import Scheduler
+from semgrad_guard.server.service import ServedModel, Service
+from semgrad_guard.server.upstream import RemoteServer, Upstream
 
 from .conftest import ALL, NONE, OPTIONS, Serve, asking, events
 
@@ -218,3 +225,69 @@ async def test_overrides_are_the_operators_to_allow(serve: Serve) -> None:
     async with serve(ALL, overridable=frozenset({"threshold", "mode"})) as client:
         record = (await client.post(CHAT, json=asked)).json()["semgrad_guard"]
         assert (record["action"], record["enforced"], record["threshold"]) == ("abstain", False, -1.0)
+
+
+@pytest.mark.parametrize("policy", [ALL, NONE], ids=["let through", "withheld"])
+@pytest.mark.parametrize("fails", [False, True])
+async def test_a_stream_that_waits_tells_that_it_lives(
+    make_served: Callable[..., ServedModel], language_model: LanguageModel, policy: Policy, fails: bool
+) -> None:
+    """A held answer takes minutes, and proxies cut what is silent: comments come, and nothing else before it."""
+    scorer, may = Scheduler(language_model, HybridGrad(), served=True), asyncio.Event()
+    chunk = {"choices": [{"index": 0, "delta": {"content": "Paris."}, "finish_reason": "stop"}]}
+    text = "data: nonsense\n\n" if fails else f"data: {json.dumps(chunk)}\n\ndata: [DONE]\n\n"
+
+    async def late(_: httpx.Request) -> httpx.Response:
+        await may.wait()
+        return httpx.Response(200, content=text)
+
+    upstream = Upstream(RemoteServer("http://other/v1", transport=httpx.MockTransport(late)), scorer)
+    service = Service([make_served(policy, upstream=upstream, scheduler=scorer)])
+    app = make_app(service, limits=Limits(beat_seconds=0.02))
+    sent, body = list[Any](), [json.dumps(asking(stream=True)).encode()]
+
+    async def receive() -> Any:
+        if not body:
+            await asyncio.Event().wait()
+        return {"type": "http.request", "body": body.pop(), "more_body": False}
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+        if len(sent) > 4:
+            may.set()
+
+    headers = [(b"host", b"127.0.0.1"), (b"content-type", b"application/json")]
+    scope = {
+        "type": "http", "method": "POST", "path": CHAT, "raw_path": CHAT.encode(), "query_string": b"",
+        "headers": headers, "asgi": {"version": "3.0", "spec_version": "2.4"}, "http_version": "1.1", "scheme": "http",
+    }  # fmt: skip
+    await asyncio.wait_for(app(scope, receive, send), 60)
+    assert sent[0]["status"] == 200
+    said = [message["body"].decode() for message in sent[1:] if message["body"]]
+    beats = [each for each in said if each == ": waiting\n\n"]
+    assert len(beats) >= 4
+    assert said[:4] == beats[:4]
+    found = events("".join(said))
+    if fails:
+        assert found[-1]["error"]["code"] == "upstream_failed"
+    else:
+        shown = "".join(choice["delta"].get("content") or "" for each in found for choice in each["choices"])
+        assert shown == ("Paris." if policy is ALL else "I don't know.")
+
+
+async def test_a_mismatch_is_told_in_the_clients_terms(serve: Serve, language_model: LanguageModel) -> None:
+    """What a client can change is a field of its request, and no function of Python's."""
+    binding = Answerer(language_model, HybridGrad(), options=OPTIONS).binding()
+    scores = [i / 100 for i in range(100)]
+    calibration = calibrate(scores, [score < 0.9 for score in scores], alpha=0.3, delta=0.1, binding=binding)
+    async with serve(Policy.from_calibration(calibration)) as client:
+        for more in ({"temperature": 0.7}, {"response_format": {"type": "json_object"}}):
+            response = await client.post(CHAT, json=asking(**more))
+            error = response.json()["error"]
+            assert (response.status_code, error["code"]) == (422, "calibration_mismatch")
+            assert "Leave temperature, top_p, top_k, response_format" in error["message"]
+            assert "semgrad_guard." not in error["message"]
+    async with serve(ALL) as client:
+        error = (await client.post(CHAT, json=asking(response_format={"type": "grammar"}))).json()["error"]
+        assert '{"type": "json_object"}' in error["message"]
+        assert "(...)" not in error["message"]

@@ -165,9 +165,11 @@ async def test_broken_bodies(serve: Serve) -> None:
 
 async def test_unknown_routes_have_openais_form(serve: Serve) -> None:
     async with serve(ALL) as client:
-        for method, path, status in (("GET", "/nowhere", 404), ("POST", "/v1/completions", 404), ("GET", CHAT, 405)):
+        missing = ("/nowhere", "/v1/completions", "/v1/responses", "/v1/messages", "/chat/completions")
+        for method, path, status in (("GET", CHAT, 405), *(("POST", path, 404) for path in missing)):
             response = await client.request(method, path)
             assert response.status_code == status
+            assert status == 405 or "POST /v1/chat/completions" in response.json()["error"]["message"]
             assert set(response.json()["error"]) == {"message", "type", "param", "code"}
 
 
