@@ -129,8 +129,9 @@ def decided(message: M, verdict: Verdict, *, keep_draft: bool = False) -> M:
 
 
 def without_text(message: M) -> M:
-    """The message's tool calls alone. Log-probabilities spell the text, so they go with it."""
-    metadata = {key: value for key, value in message.response_metadata.items() if key != "logprobs"}
+    """The message's tool calls alone. Log-probabilities spell the text and reasoning names it, so they go with it."""
+    spelling = ("logprobs", "reasoning_content", "reasoning", "thinking")
+    metadata = {key: value for key, value in message.response_metadata.items() if key not in spelling}
     return message.model_copy(update={"content": "", "additional_kwargs": {}, "response_metadata": metadata})
 
 

@@ -180,6 +180,19 @@ def test_a_stream_shows_the_answer_alone(name: str, text: str, answer: str, thou
         assert len([piece for piece in pieces if piece]) > 1, "it streams once the thought has ended"
 
 
+@pytest.mark.parametrize("name", ["qwen3", "r1", "gpt-oss", "granite"])
+def test_a_stream_goes_on_behind_a_long_thought(name: str) -> None:
+    begin, end = {
+        "gpt-oss": ("<|channel|>analysis<|message|>", "<|end|><|start|>assistant<|channel|>final<|message|>"),
+        "r1": ("", "</think>\n\n"),
+    }.get(name, ("<think>", "</think>\n\n"))
+    prompt, codec = asked(name)
+    certain = CertainText(codec.decode, GenerationOptions(), prompt.thinking)
+    pieces = [certain.add(token) for token in codec.encode(f"{begin}{THOUGHT * 30}{end}Milan is it.")]
+    assert "".join(pieces) == "Milan is it."
+    assert len(list(filter(None, pieces))) > 3
+
+
 @pytest.mark.parametrize(
     ("header", "written", "answer", "thought"),
     [

@@ -16,6 +16,7 @@ from semgrad_guard.records import Message
 from semgrad_guard.server.app import make_app
 from semgrad_guard.server.gateway import Asked, Conversations, GuardrailRequest
 from semgrad_guard.server.service import Service
+from tests.thinking import ANSWERS, thinking_model, written
 
 from .conftest import ALL, NONE, Serve
 
@@ -135,6 +136,18 @@ async def test_what_has_no_score_is_the_operators_to_decide(serve: Serve, first:
             assert told == "the answer is not let through"
         else:
             assert why in told
+
+
+@pytest.mark.parametrize(
+    "told", [{"reasoning_content": "It is Paris."}, {"texts": [written(next(iter(ANSWERS)))]}], ids=["told", "raw"]
+)
+async def test_an_answer_behind_reasoning_has_no_score(serve: Serve, told: dict[str, Any]) -> None:
+    async with serve(ALL, model=thinking_model()) as client:
+        await client.post(PATH, json=before())
+        found = (await client.post(PATH, json={**after(), **told})).json()
+    assert found["action"] == "BLOCKED"
+    assert "reasoning" in found["blocked_reason"]
+    assert found["semgrad_guard"][0]["status"] == "unscored"
 
 
 async def test_two_conversations_under_one_id_judge_nothing(serve: Serve) -> None:

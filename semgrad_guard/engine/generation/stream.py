@@ -19,6 +19,8 @@ from semgrad_guard.engine.prompts.reasoning import AnswerTokens, Decode, Thinkin
 from semgrad_guard.errors import AnswerCancelledError, AnswerInterruptedError
 
 _END = object()
+_TAIL = 32
+"""Tokens in which a mark is looked for, where a thought is long: all of it would be read again for each token."""
 
 
 class TextStream(Iterator[str]):
@@ -153,7 +155,10 @@ class CertainText:
         return self._send(text, len(text))
 
     def _found(self, thinking: Thinking) -> AnswerTokens | None:
-        """The tokens with which the answer begins, once that is certain."""
+        """The tokens with which the answer begins, once that is certain; later than at first, only behind a mark."""
+        latest = self._decode(self._ids[-_TAIL:], special=True)
+        if len(self._ids) > 2 * _TAIL and not any(mark in latest for mark in thinking.borders):
+            return None
         whole = self._decode(self._ids, special=True)
         start = thinking.begins(whole)
         return None if start is None else answer_tokens(self._ids, whole, (start, len(whole)), self._decode)
