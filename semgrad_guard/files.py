@@ -1,4 +1,4 @@
-"""How a file is written: whole or not at all, and only where a regular file can be."""
+"""How a file is written: whole or not at all, only where a regular file can be, and for whom it can be read."""
 
 from __future__ import annotations
 
@@ -20,13 +20,14 @@ _KINDS = (
 )
 
 
-def atomic_write(path: Path, content: str | bytes | Callable[[Path], object]) -> Path:
+def atomic_write(path: Path, content: str | bytes | Callable[[Path], object], *, private: bool = False) -> Path:
     """Write a file beside its place, bring it onto the disk, then rename it: an interrupted write leaves no half file.
 
     Args:
         path: an existing file is replaced. A symbolic link keeps pointing where it does, and what it points to is
             written.
         content: text (written as UTF-8), bytes, or a function that makes the file at the path it is given.
+        private: it holds answers that a program keeps for itself: only its owner can read it.
 
     Raises:
         InputError: nothing can be written there, or what is there is no regular file.
@@ -36,6 +37,8 @@ def atomic_write(path: Path, content: str | bytes | Callable[[Path], object]) ->
         target = path.resolve()
         beside = target.with_name(f".{secrets.token_hex(4)}.{target.name}")
         try:
+            if private:
+                make_private(beside)
             if isinstance(content, str | bytes):
                 beside.write_bytes(content.encode() if isinstance(content, str) else content)
             else:
@@ -49,6 +52,31 @@ def atomic_write(path: Path, content: str | bytes | Callable[[Path], object]) ->
     except (OSError, RuntimeError, ValueError) as error:  # Python 3.11 calls links that go round a RuntimeError
         raise cannot_write(path, error) from error
     return path
+
+
+def make_private(path: Path) -> None:
+    """Leave a file that holds answers to its owner alone; one that is not there is made, empty.
+
+    It is made with these rights, so that nobody can have opened it before. Those of a file that is there are taken back
+    from all others. Windows has no such rights: there, the folder decides.
+
+    Raises:
+        OSError: it cannot be made, or belongs to somebody else.
+    """
+    os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
+    take_back(path)
+
+
+def take_back(path: Path) -> None:
+    """Leave what is at a path, a regular file or a folder, to its owner alone. Devices stay as they are.
+
+    Raises:
+        OSError: there is nothing, or it belongs to somebody else.
+    """
+    mode = path.stat().st_mode
+    ours = stat.S_ISREG(mode) or stat.S_ISDIR(mode)
+    if os.name == "posix" and ours and mode & 0o077:
+        path.chmod(stat.S_IMODE(mode) & 0o700)
 
 
 def require_regular(path: Path) -> None:

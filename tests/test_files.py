@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+import stat
 from pathlib import Path
 
 import pytest
 
 from semgrad_guard.errors import InputError
-from semgrad_guard.files import atomic_write
+from semgrad_guard.files import atomic_write, make_private, take_back
 
 
 def test_a_write_that_fails_leaves_the_old_file(tmp_path: Path) -> None:
@@ -58,3 +59,17 @@ def test_a_link_to_a_file_stays_a_link(tmp_path: Path) -> None:
     atomic_write(link, "new")
     assert link.is_symlink()
     assert target.read_text() == "new"
+
+
+@pytest.mark.skipif(os.name != "posix", reason="rights of groups and others")
+def test_a_file_with_answers_is_its_owners_alone(tmp_path: Path) -> None:
+    new, known = tmp_path / "new", tmp_path / "known"
+    known.write_text("answers")
+    known.chmod(0o664)
+    for path in (new, known):
+        make_private(path)
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert known.read_text() == "answers"
+    rights = Path(os.devnull).stat().st_mode
+    take_back(Path(os.devnull))
+    assert Path(os.devnull).stat().st_mode == rights

@@ -20,6 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from semgrad_guard.calibration import Binding
 from semgrad_guard.errors import CalibrationError, InputError
+from semgrad_guard.files import make_private
 from semgrad_guard.guard.recorder import RecordedDraft
 from semgrad_guard.guard.verdicts import UNSCORED, binding_of
 from semgrad_guard.records import PromptForm
@@ -320,6 +321,7 @@ class _RecordFile:
             raise self._cannot_write(error) from error
 
     def _append(self, line: str) -> None:
+        make_private(self._path)
         with self._path.open("ab") as file:
             file.write(line.encode() + b"\n")
 

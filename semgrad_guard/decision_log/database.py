@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from semgrad_guard.decision_log.entries import Decision, Feedback
 from semgrad_guard.errors import DecisionLogError, InputError, MissingExtraError
+from semgrad_guard.files import make_private, reason, take_back
 
 try:
     import sqlalchemy as sa
@@ -79,6 +82,7 @@ class Database:
                 "a URL such as postgresql+psycopg://user@host/name"
             ) from error
         if self.url.get_backend_name() == "sqlite":
+            sa_event.listen(self._engine, "do_connect", _protect_sqlite)
             sa_event.listen(self._engine, "connect", _prepare_sqlite)
         self._ready, self._preparing = False, threading.Lock()
 
@@ -273,6 +277,29 @@ def _migrate(connection: sa.Connection) -> None:
     for number in range(version, len(MIGRATIONS)):
         MIGRATIONS[number](connection)
         connection.execute(sa.insert(schema).values(version=number + 1))
+
+
+def _protect_sqlite(_: object, __: object, given: Sequence[Any], ___: object) -> None:
+    """Before a file is opened: only its owner can read it. SQLite gives the files beside it the same rights.
+
+    Raises:
+        DecisionLogError: others can read it, and go on to.
+    """
+    name = str(given[0])
+    if name in ("", ":memory:"):
+        return
+    path = Path(urlsplit(name).path if name.startswith("file:") else name)
+    with suppress(OSError):  # SQLite itself says why a file cannot be opened
+        make_private(path)
+    try:
+        for each in (path, *(Path(f"{path}-{kind}") for kind in ("wal", "shm", "journal"))):
+            if each.exists():
+                take_back(each)
+    except OSError as error:
+        raise DecisionLogError(
+            f"the decision log at {path} can be read by others, and their rights cannot be taken back: "
+            f"{reason(error)}. Let its owner write it, or choose another file"
+        ) from error
 
 
 def _prepare_sqlite(connection: Any, _: object) -> None:

@@ -21,6 +21,7 @@ from filelock import FileLock, Timeout
 
 from semgrad_guard.decision_log.entries import Decision, Feedback, read_entry
 from semgrad_guard.errors import DecisionLogError
+from semgrad_guard.files import take_back
 
 logger = logging.getLogger("semgrad_guard.decision_log")
 
@@ -76,6 +77,7 @@ class Journal:
         self.folder = folder
         try:
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            _protect(folder)
         except OSError as error:
             raise DecisionLogError(
                 f"the journal cannot be kept in {folder}: {error.strerror}; choose another"
@@ -204,7 +206,18 @@ def _write_all(file: BinaryIO, data: bytes) -> None:
 
 
 def _lock_of(path: Path) -> FileLock:
-    return FileLock(f"{path}.lock", thread_local=False)
+    return FileLock(f"{path}.lock", thread_local=False, mode=0o600)
+
+
+def _protect(folder: Path) -> None:
+    """Leave segments to their owner alone, and the folder, unless other files are in it, too."""
+    found = list(folder.iterdir())
+    for path in found:
+        if path.suffix == _SUFFIX:
+            with suppress(FileNotFoundError):  # another process has taken it into the database
+                take_back(path)
+    if all(path.name.endswith((_SUFFIX, f"{_SUFFIX}.lock")) for path in found):
+        take_back(folder)
 
 
 def _sync_folder(folder: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import stat
 import subprocess
 import sys
 import threading
@@ -309,3 +310,32 @@ def test_a_disk_that_fills_in_the_middle_of_a_line(tmp_path: Path) -> None:
     assert (refused, taken_back) == ("None", "True")
     (segment,) = tmp_path.glob("*.jsonl")
     assert [json.loads(line)["id"] for line in segment.read_text().splitlines()] == [first, last]
+
+
+@pytest.mark.skipif(os.name != "posix", reason="rights of groups and others")
+@pytest.mark.parametrize("spelled", ["{}", "sqlite:///{}", "sqlite:///file:{}?uri=true"])
+@pytest.mark.parametrize("known", [False, True], ids=["new", "with wider rights"])
+def test_a_log_is_its_owners_alone(tmp_path: Path, spelled: str, known: bool) -> None:
+    path, journal = tmp_path / "log.db", tmp_path / "log.journal"
+    if known:
+        with DecisionLog(path, journal=journal) as log:
+            log.write(verdict())
+        (journal / "0123.jsonl").write_bytes(b"")
+        for each in (path, journal, journal / "0123.jsonl"):
+            each.chmod(0o777)
+    with DecisionLog(spelled.format(path), journal=journal) as log:
+        log.write(verdict())
+        assert log.flush()
+        found = {each.name: stat.S_IMODE(each.stat().st_mode) for each in (tmp_path, *tmp_path.rglob("*"))}
+    del found[tmp_path.name]
+    assert {"log.db", "log.db-wal", "log.db-shm", "log.journal"} <= set(found)
+    assert [name for name in found if name.endswith(".jsonl")]
+    assert not {name: oct(rights) for name, rights in found.items() if rights & 0o077}
+
+
+def test_a_folder_with_other_files_keeps_its_rights(tmp_path: Path) -> None:
+    (tmp_path / "of somebody else").write_text("x")
+    tmp_path.chmod(0o755)
+    with DecisionLog(tmp_path / "log.db", journal=tmp_path) as log:
+        log.write(verdict())
+    assert stat.S_IMODE(tmp_path.stat().st_mode) == 0o755

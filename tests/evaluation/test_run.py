@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -101,7 +102,10 @@ def test_a_half_written_header_is_redone(tmp_path: Path, language_model: Languag
 def test_questions_may_be_added(tmp_path: Path, language_model: LanguageModel) -> None:
     path = tmp_path / "run.jsonl"
     collect(path, language_model, QUESTIONS[:6])
+    path.chmod(0o644)
     assert collect(path, language_model) == collect(tmp_path / "whole.jsonl", language_model)
+    for each in (path, tmp_path / "whole.jsonl"):  # answers are their owner's alone
+        assert os.name != "posix" or not each.stat().st_mode & 0o077
 
 
 @pytest.mark.parametrize(

@@ -91,7 +91,7 @@ class Part:
         if samples:
             self._kept.samples.setdefault(repr(plan), {}).update(samples)
         if self._path is not None:
-            atomic_write(self._path, self._kept.model_dump_json())
+            atomic_write(self._path, self._kept.model_dump_json(), private=True)
 
     def end(self) -> None:
         """The run is whole."""

@@ -17,6 +17,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from semgrad_guard.errors import BindingMismatchError, DataFileError, InputError
 from semgrad_guard.evaluation.files import first_line, sole_writer
+from semgrad_guard.files import make_private, take_back
 
 _MARK = "semgrad_guard_run"
 _BEGINNING = b'{"semgrad_guard_run": 1, "settings": '
@@ -101,10 +102,13 @@ class RunFile(Generic[A]):
         with ExitStack() as opened:
             opened.enter_context(sole_writer(path))
             try:
+                if not path.exists():
+                    make_private(path)
                 self._file = opened.enter_context(path.open("a+b", buffering=0))
             except OSError as error:
                 raise InputError(f"Cannot write {path}: {error.strerror or error}. Choose another path.") from error
             self._resume(mine)
+            take_back(path)
             self._opened = opened.pop_all()
 
     def __enter__(self) -> Self:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import random
 from collections.abc import Callable, Sequence
 from operator import itemgetter
@@ -189,6 +190,7 @@ def test_an_interrupted_run_goes_on_from_its_record(chat: ChatSemGrad, tmp_path:
         calibrate_chain(chain, EXAMPLES, wrong, record=record, max_concurrency=2, **RATES)
     assert "example 6 of 8" in str(raised.value.__notes__)
     assert len(record.read_text().splitlines()) == 1 + 5
+    assert os.name != "posix" or not record.stat().st_mode & 0o077, "answers are their owner's alone"
     record.write_bytes(record.read_bytes()[:-9])  # a kill cut the last line short
     asked.clear()
     broken.clear()
