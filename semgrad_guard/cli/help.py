@@ -24,7 +24,7 @@ def flowing(doc: str | None) -> str:
 
 
 PROGRAM = flowing("""
-A local language model whose every answer knows how sure it is, and a threshold that keeps a promise.
+Measure how sure a local language model is of each answer, and withhold the ones above a calibrated threshold.
 
 Start with [bold]semgrad-guard ask "What is the capital of France?"[/] on the embedded model, or see the whole idea at
 work with [bold]semgrad-guard demo[/].
@@ -37,7 +37,7 @@ EXIT_CODES = """
 2  wrong usage
 3  ask: abstained, the answer was too uncertain
 4  calibrate: no threshold keeps the promise (it is saved all the same)
-5  some lines of the data were broken and left out (goes before 4)
+5  some data lines were skipped (takes precedence over 4)
 6  ask, score: an answer has no score; calibrate, evaluate: none has one
 130  interrupted by Ctrl-C (143, 129: ended by SIGTERM, SIGHUP); run again: calibrate, evaluate, probe and score --ray
      go on where they stopped, and the others begin anew
@@ -76,7 +76,7 @@ semgrad-guard calibrate --data questions.jsonl --output calibration.json --alpha
 [bold]A line of the file[/] (and "context": "...", to answer from a passage)
 {"question": "Who wrote Emma?", "answers": ["Jane Austen", "Austen"]}
 
-At alpha = delta = 0.1 fewer than 28 questions can never do; some hundreds usually do. Every answer is kept as it comes: after Ctrl-C, run the same command again.
+With alpha = delta = 0.1 you need at least 28 questions; a few hundred are usually enough. Every answer is kept as it comes: after Ctrl-C, run the same command again.
 
 [bold]Exit codes[/]
 0 done, 4 no threshold keeps the promise, 5 some lines were broken, 6 no answer could be scored, 1 error, 2 wrong usage, 130 interrupted

@@ -36,8 +36,8 @@ Model = Annotated[
     typer.Option(
         metavar="NAME",
         parser=values.source,
-        help='"pocket" (the embedded model), "smollm2" (once `fetch` has brought it), a folder with safetensors, a '
-        "GGUF file, or a Hugging Face hub id.",
+        help='"pocket" (the embedded model), "smollm2" (SmolLM2-135M-Instruct in four bits, once fetched), a folder with '
+        "safetensors, a GGUF file, or a Hugging Face hub id.",
         rich_help_panel=MODEL,
     ),
 ]
@@ -84,7 +84,7 @@ TemplateOption = Annotated[
         metavar="NAME=VALUE",
         parser=values.template_option,
         help="Told to the chat template with every prompt, the value in JSON: enable_thinking=false turns thinking "
-        "off where the template has that switch. Several times for several.",
+        "off where the template has that switch. Repeat the option for several.",
         rich_help_panel=MODEL,
     ),
 ]
@@ -193,8 +193,8 @@ OnUnscored = Annotated[
     OnUnscoredAction,
     typer.Option(
         metavar="ACTION",
-        help="What becomes of an answer that cannot be scored: abstain, escalate (abstain where there is no target), "
-        "or answer, outside any promise.",
+        help="What to do with an answer that cannot be scored: abstain, escalate (abstain where there is no target), "
+        "or deliver it without a promise.",
         rich_help_panel=DECISION,
     ),
 ]
@@ -248,7 +248,7 @@ Stop = Annotated[
     typer.Option(
         metavar="TEXT",
         parser=values.some_text,
-        help="Ends an answer before this text, for models that go on; several times for several.",
+        help="Stop the answer before this text. Repeat the option for several texts.",
         rich_help_panel=ANSWERS,
     ),
 ]

@@ -26,8 +26,8 @@ Models = Annotated[
         "--model",
         metavar="NAME",
         parser=values.source,
-        help='"pocket" (the embedded model), "smollm2" (once `fetch` has brought it), a folder with safetensors, a '
-        "GGUF file, or a Hugging Face hub id; several times for several.",
+        help='"pocket" (the embedded model), "smollm2" (SmolLM2-135M-Instruct in four bits, once fetched), a folder with '
+        "safetensors, a GGUF file, or a Hugging Face hub id; repeat the option for several.",
         show_default="pocket",
         rich_help_panel=options.MODEL,
     ),
@@ -78,7 +78,7 @@ def serve(  # noqa: PLR0913  # a command's options are its arguments
         Literal["raise", "abstain"],
         typer.Option(
             metavar="ACTION",
-            help="What a late model, or another server that fails, leads to: an error, or an abstention.",
+            help="If the model times out or an upstream server fails: return an error, or abstain.",
             rich_help_panel=options.DECISION,
         ),
     ] = "raise",
@@ -87,7 +87,7 @@ def serve(  # noqa: PLR0913  # a command's options are its arguments
         typer.Option(
             metavar="NAME",
             parser=values.one_of(("mode", "threshold", "timeout")),
-            help="What a request may set otherwise: mode, threshold or timeout; several times for several.",
+            help="What a request may set otherwise: mode, threshold or timeout; repeat the option for several.",
             rich_help_panel=options.DECISION,
         ),
     ] = None,
@@ -128,7 +128,7 @@ def serve(  # noqa: PLR0913  # a command's options are its arguments
         typer.Option(
             metavar="NAME",
             parser=values.source,
-            help="A further name under which clients may call the server; several times for several.",
+            help="A further name under which clients may call the server; repeat the option for several.",
             rich_help_panel=SERVER,
         ),
     ] = None,
@@ -209,7 +209,7 @@ def serve(  # noqa: PLR0913  # a command's options are its arguments
             metavar="ROUTE",
             parser=values.source,
             help="With --upstream: a route of it that is passed on without a verdict (embeddings, completions, "
-            "responses); several times for several. All others are refused.",
+            "responses); repeat the option for several. All others are refused.",
             rich_help_panel=OTHERS,
         ),
     ] = None,

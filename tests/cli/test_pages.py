@@ -24,7 +24,7 @@ def test_the_steps_of_your_model_follow_from_each_other(
     assert set(files) == {"questions.jsonl", "passages.jsonl"}
     for name, content in files.items():
         Path(name).write_text(content)
-    plain, prompts = (shlex.split(command.replace("\\\n", " ")) for command in COMMAND.findall(page))
+    plain, prompts, *_ = (shlex.split(command.replace("\\\n", " ")) for command in COMMAND.findall(page))
     for command, data in ((plain, "questions.jsonl"), (prompts, "passages.jsonl")):
         command[command.index("--model") + 1] = str(model_folder)
         command[command.index("--data") + 1] = data
