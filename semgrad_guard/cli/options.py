@@ -36,8 +36,8 @@ Model = Annotated[
     typer.Option(
         metavar="NAME",
         parser=values.source,
-        help='"pocket" (the embedded model), "smollm2" (SmolLM2-135M-Instruct in four bits, once fetched), a folder with '
-        "safetensors, a GGUF file, or a Hugging Face hub id.",
+        help='"pocket" (the embedded model), "smollm2" (SmolLM2-135M-Instruct in four bits, once fetched), a folder '
+        "with safetensors, a GGUF file, or a Hugging Face hub id.",
         rich_help_panel=MODEL,
     ),
 ]

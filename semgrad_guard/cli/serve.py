@@ -26,8 +26,8 @@ Models = Annotated[
         "--model",
         metavar="NAME",
         parser=values.source,
-        help='"pocket" (the embedded model), "smollm2" (SmolLM2-135M-Instruct in four bits, once fetched), a folder with '
-        "safetensors, a GGUF file, or a Hugging Face hub id; repeat the option for several.",
+        help='"pocket" (the embedded model), "smollm2" (SmolLM2-135M-Instruct in four bits, once fetched), a folder '
+        "with safetensors, a GGUF file, or a Hugging Face hub id; repeat the option for several.",
         show_default="pocket",
         rich_help_panel=options.MODEL,
     ),
