@@ -6,6 +6,7 @@ from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, cast
 
+from langchain_core.globals import get_llm_cache
 from langchain_core.language_models.chat_models import BaseChatModel
 from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.outputs import ChatGeneration, ChatResult, LLMResult
@@ -45,9 +46,20 @@ def require_one_answer(model: BaseChatModel, call: Call) -> None:
 
 
 def options_of(model: BaseChatModel, call: Call) -> dict[str, Any]:
-    """The options with which a model asks its server in a call."""
+    """The options with which a model asks its server in a call; a cache that may answer in its place is one, too."""
     stop = {} if call.stop is None else {"stop": call.stop}
-    return served_options(model, {**call.options, **stop})
+    return served_options(model, {**call.options, **stop}) | _cache_of(model)
+
+
+def _cache_of(model: BaseChatModel) -> dict[str, Any]:
+    """The name of LangChain's cache before a model, unless it is known to look up the very prompt.
+
+    A semantic cache returns what was said to another prompt, and an answer does not tell that it comes from there.
+    """
+    cache = get_llm_cache() if model.cache in (None, True) else model.cache
+    kind = type(cache)
+    is_exact = kind.__name__ in _EXACT_CACHES and kind.__module__.startswith("langchain")
+    return {} if cache is None or cache is False or is_exact else {"cache": kind.__qualname__}
 
 
 def scored(
@@ -98,6 +110,9 @@ def _require_plain_text(message: AIMessage) -> None:
     """Raise an `InputError` for an answer whose tokens are not known from its text."""
     if message.tool_calls or message.invalid_tool_calls:
         raise InputError("the answer calls tools, and how its server wrote the calls is not known")
+
+
+_EXACT_CACHES = ("InMemoryCache", "SQLAlchemyCache", "SQLAlchemyMd5Cache", "SQLiteCache", "RedisCache")
 
 
 @contextmanager

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
-from langchain_core.caches import BaseCache
+from langchain_core.caches import BaseCache, InMemoryCache
 from langchain_core.globals import set_llm_cache
 from langchain_core.language_models import FakeListChatModel
 from langchain_core.prompts import ChatPromptTemplate
@@ -124,6 +124,21 @@ def test_an_answer_to_another_question_from_a_cache_is_not_promised(chat: ChatSe
         set_llm_cache(None)
     assert (first.promised, same.promised, other.promised) == (True, True, False)
     assert other.unfamiliar == ("the answer was given to another prompt (it comes from a cache, say)",)
+
+
+def test_nor_is_one_of_a_server_behind_such_a_cache(language_model: LanguageModel) -> None:
+    def guard(policy: Policy) -> GuardedChatModel:
+        return GuardedChatModel(served(), policy, scorer=language_model)
+
+    policy = policy_of(guard(Policy(threshold=0.0)))
+    for cache, promised in ((InMemoryCache(), True), (Semantic(), False)):
+        set_llm_cache(cache)
+        try:
+            verdict = verdict_of(guard(policy).invoke(QUESTIONS[3]))
+        finally:
+            set_llm_cache(None)
+        assert verdict.promised is promised
+        assert promised or "the option cache of the call is 'Semantic'" in verdict.unfamiliar[0]
 
 
 def test_the_worst_of_several_scores_is_no_score_of_one(chat: ChatSemGrad) -> None:
