@@ -49,7 +49,7 @@ def usage(generation: Generation) -> UsageMetadata:
     read, produced = len(generation.prompt.ids), generation.completion_tokens
     found = UsageMetadata(input_tokens=read, output_tokens=produced, total_tokens=read + produced)
     if generation.reasoning is not None:
-        found["output_token_details"] = {"reasoning": len(generation.reasoning.ids) or produced}
+        found["output_token_details"] = {"reasoning": len(generation.reasoning.ids)}
     if generation.reused_tokens:
         found["input_token_details"] = {"cache_read": generation.reused_tokens}
     return found

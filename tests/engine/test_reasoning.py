@@ -247,7 +247,7 @@ def test_a_response_template_names_the_marks() -> None:
 
 
 def test_a_text_from_elsewhere_is_taken_apart() -> None:
-    qwen, opened = asked("qwen3")[0].thinking, asked("r1")[0].thinking
+    qwen, opened, channels = (asked(name)[0].thinking for name in ("qwen3", "r1", "gpt-oss"))
     for thinking, text, reasoned, found in (
         (qwen, "<think>a</think>\n\nMilan", False, ("Milan", "a")),
         (qwen, "Milan", False, ("Milan", None)),
@@ -257,6 +257,11 @@ def test_a_text_from_elsewhere_is_taken_apart() -> None:
         (opened, "<think>a</think>Milan", False, ("Milan", "a")),
         (None, "Milan", True, ("Milan", "")),
         (None, "<think>Milan", False, ("<think>Milan", None)),
+        (None, "<think>a</think>Milan", False, ("Milan", "a")),
+        (None, "Write <think>a</think>", False, ("Write <think>a</think>", None)),
+        (channels, "analysisThe user asks.assistantfinalMilan", False, ("Milan", "The user asks.")),
+        (channels, "analysisThe user", False, ("", "The user")),
+        (channels, "analysis of Milan", False, ("analysis of Milan", None)),
     ):
         answer, reasoning = taken_apart(text, thinking, cut=False, reasoned=reasoned)
         assert (answer, None if reasoning is None else reasoning.text) == found

@@ -92,7 +92,8 @@ def answered(
         return visible(ids, stop, codec)
     reasoning = thinking.reasoning(whole, parts)
     if parts.answer is None:
-        return Visible("", (), cut=visible(ids, stop, codec).cut, reasoning=reasoning)
+        whole_thought = None if reasoning is None else replace(reasoning, ids=tuple(ids))
+        return Visible("", (), cut=visible(ids, stop, codec).cut, reasoning=whole_thought)
     tokens = answer_tokens(ids, whole, parts.answer, codec.decode)
     found = visible(ids[tokens.begin : tokens.end], stop, codec)
     text, before = tokens.clean(found.text), tuple(ids[: tokens.begin])

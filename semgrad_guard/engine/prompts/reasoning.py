@@ -60,6 +60,9 @@ _CHANNELS = Marks(
     "<|channel|>analysis<|message|>", "<|end|>", answer="<|channel|>final<|message|>", region="<|channel|>"
 )
 
+_GLUED = re.compile(r"analysis(?=[A-Z])(.*?)(?:assistantfinal(.*)|\Z)", re.DOTALL)
+"""The text of channels whose marks, special tokens all of them, were left out."""
+
 _SWITCH = "enable_thinking"
 
 
@@ -258,6 +261,10 @@ def taken_apart(text: str, thinking: Thinking | None, *, cut: bool, reasoned: bo
     `cut` says that a limit ended it, `reasoned` that its author wrote reasoning that the text does not hold. Where the
     prompt opens a thought that the text does not close, its author has left the thought out.
     """
+    if glued := _GLUED.match(text) if thinking is None or thinking.marks is _CHANNELS else None:
+        thought, answer = glued.groups()
+        return answer or "", Reasoning(thought.strip(), finished=answer is not None)
+    thinking = thinking or _written_out(text)
     if thinking is None:
         return text, Reasoning("") if reasoned else None
     parts = thinking.parts(text, cut=cut)
@@ -266,6 +273,13 @@ def taken_apart(text: str, thinking: Thinking | None, *, cut: bool, reasoned: bo
     reasoning = thinking.reasoning(text, parts)
     begin, end = parts.answer or (0, 0)
     return text[begin:end], reasoning or (Reasoning("", switch=thinking.switch) if reasoned else None)
+
+
+def _written_out(text: str) -> Thinking | None:
+    """The marks of a whole thought with which a text begins, whatever the scorer's own template names."""
+    begun = text.lstrip()
+    found = (marks for marks in _PAIRS if begun.startswith(marks.open) and marks.close in begun)
+    return next((Thinking(marks) for marks in found), None)
 
 
 @dataclass(frozen=True)
@@ -314,5 +328,5 @@ def _until(text: str, begin: int, mark: str) -> Span:
 
 
 def _behind(text: str, mark: str, begin: int) -> int | None:
-    place = re.search(re.escape(mark), text[begin:])
-    return None if place is None else begin + place.end()
+    place = text.find(mark, begin)
+    return None if place < 0 else place + len(mark)
