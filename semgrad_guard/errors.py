@@ -242,11 +242,12 @@ class UnenforcedPolicyError(SemGradGuardError):
 class LowConfidenceError(SemGradGuardError):
     """An answer is not let through, and nothing is delivered instead: the mode is to raise, or the answer a structure.
 
-    `verdict` holds the decision; its `text` is empty, and its `draft` is the withheld answer.
+    `verdict` holds the decision; its `text` is empty. Frameworks hand errors on to streams, traces and logs, so the
+    withheld answer is in it (`draft`) only where `keep_draft` is set.
 
     Args:
         verdict: what was decided.
-        draft: the withheld answer; None where it was put away before and `keep_draft` was not set.
+        draft: the withheld answer, where it is kept.
         advice: what to do about it, at the end of the message. The answer itself stands nowhere in the message.
     """
 

@@ -14,6 +14,7 @@ from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResu
 from langchain_core.runnables import Runnable
 
 from langchain_semgrad_guard.answers import Rules
+from langchain_semgrad_guard.hearing import AloudChatModel
 from langchain_semgrad_guard.messages import as_chunk
 from langchain_semgrad_guard.review import HumanReview
 from langchain_semgrad_guard.targets import Asked, Said
@@ -42,12 +43,12 @@ class ReviewDesk:
         """Like `ask`."""
         return self.ask(asked)
 
-    def opened(self, placeholder: AIMessage) -> Review | None:
-        """The review of what was put away, whose place an empty message holds, so that no hook acts on an older one."""
-        if not self.held:
+    def opened(self, placeholder: AIMessage, draft: AIMessage | None) -> Review | None:
+        """The review of a draft that was put away, whose place an empty message holds: no hook acts on an older one."""
+        held = next((each for each in self.held if each.draft is draft), None)
+        if held is None:
             return None
-        last = self.held[-1]
-        kept = {"draft": message_to_dict(last.draft), "verdict": last.verdict.model_dump(mode="json")}
+        kept = {"draft": message_to_dict(held.draft), "verdict": held.verdict.model_dump(mode="json")}
         return {"placeholder": placeholder.id, **kept}
 
 
@@ -90,8 +91,8 @@ def closing(review: Review) -> dict[str, Any]:
     return forgotten
 
 
-class SettledModel(BaseChatModel):
-    """Says the one message that a person has decided on.
+class SettledModel(AloudChatModel):
+    """Says the one message that a person has decided on, or that somebody else has made.
 
     The decision comes in a later step of the graph than the model's run. What was decided must run its tools, be parsed
     and be streamed like any message of the agent's model, and all of that hangs on a run of a chat model.

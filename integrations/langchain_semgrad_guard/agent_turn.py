@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from contextvars import copy_context
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
@@ -10,22 +12,24 @@ from langchain.agents.middleware.types import ExtendedModelResponse, ModelReques
 from langchain.agents.structured_output import StructuredOutputValidationError
 from langchain_core.language_models.chat_models import BaseChatModel
 from langchain_core.messages import AIMessage, BaseMessage
+from langchain_core.runnables import Runnable
 from langchain_core.runnables.config import ensure_config
 from langgraph.types import Command
 
 from langchain_semgrad_guard import agent_review
 from langchain_semgrad_guard import messages as convert
+from langchain_semgrad_guard.agent_exit import JUDGED_KEY, Delivered, as_judged, carries, says_the_same, without_record
 from langchain_semgrad_guard.agent_review import REVIEW_KEY, Review, ReviewDesk, SettledModel
 from langchain_semgrad_guard.answers import Rules
 from langchain_semgrad_guard.callback import UncertaintyRouterCallback
 from langchain_semgrad_guard.enforcement import EnforcingChatModel
-from langchain_semgrad_guard.guarded_model import AroundChatModel
-from langchain_semgrad_guard.hearing import handlers_of
+from langchain_semgrad_guard.guarded_model import AroundChatModel, inner_of
+from langchain_semgrad_guard.hearing import AloudChatModel, around, aside, handlers_of
 from langchain_semgrad_guard.review import HumanReview
 from langchain_semgrad_guard.targets import Asked, RunnableTarget, Said, Target
-from semgrad_guard import Estimator, LanguageModel, Verdict
+from semgrad_guard import METADATA_KEY, Estimator, LanguageModel, Verdict
 from semgrad_guard.errors import InputError, LowConfidenceError, UnenforcedPolicyError
-from semgrad_guard.guard import is_withheld
+from semgrad_guard.guard import handed_on, is_withheld
 
 Request = ModelRequest[Any]
 Response = ModelResponse[Any]
@@ -49,6 +53,10 @@ class Turn:
     def __init__(self, settings: Settings, request: Request) -> None:
         self._settings, self._desk = settings, ReviewDesk()
         self._told: list[Verdict] = []
+        self._delivered: list[Delivered] = []
+        # A guard in front of this one has asked aside; its own model knows the context that is heard.
+        aloud = request.model.context if isinstance(request.model, AloudChatModel) else None
+        self._context = aloud or copy_context()
         _require_one_judge(request)
         self._require_answerable_form(request)
         if settings.person is not None:
@@ -64,19 +72,88 @@ class Turn:
     @property
     def request(self) -> Request:
         """The agent's request, to its guarded model; or to one that says what a person has decided."""
-        model = self._asked.model
+        return self._asked.override(model=self._guard(self._asked.model))
+
+    def apart(self) -> AbstractContextManager[None]:
+        """The time of the handler. Of all that runs there only the guarded model is heard, where it may withhold."""
+        return aside() if self._settings.rules.terms.withholds else nullcontext()
+
+    def judged(self, response: Response) -> Response:
+        """The response with every message of a model judged, or delivered by a guard, in this turn."""
+        asked = self._strangers(response)
+        with self._beside():
+            return self._with(response, [(message, model.invoke(messages)) for message, model, messages in asked])
+
+    async def ajudged(self, response: Response) -> Response:
+        """Like `judged`, without blocking the event loop."""
+        asked = self._strangers(response)
+        with self._beside():
+            said = [(message, await model.ainvoke(messages)) for message, model, messages in asked]
+            return self._with(response, said)
+
+    def _guard(self, model: BaseChatModel, *, stranger: bool = False) -> BaseChatModel:
+        """A model whose messages are judged by this turn's rules, heard by those who hear the turn.
+
+        A stranger's words are not those of the model that a `prompt_template` vouches for.
+        """
         if self._settled is not None:
-            return self._asked.override(model=SettledModel.of(self._settled, model))
+            return SettledModel.of(self._settled, model).aloud_in(self._context)
         # A message that waits for a person has a placeholder, and the agent is interrupted before it is read.
-        rules = replace(self._settings.rules, irreplaceable="" if self._settings.person else self._advice)
+        advice = "" if self._settings.person else self._advice
         target = self._desk if self._settings.person is not None else self._target
-        terms = replace(rules.terms, notify=self._told.append, can_escalate=target is not None)
-        scoring = {
-            "scorer": self._settings.scorer,
-            "estimator": self._settings.estimator,
-            "prompt_template": self._settings.prompt_template,
-        }
-        return self._asked.override(model=guarded(model, replace(rules, terms=terms, target=target), **scoring))
+        if stranger and advice:
+            target = None  # nothing parses an answer of another model here
+        terms = replace(self._settings.rules.terms, notify=self._told.append, can_escalate=target is not None)
+        rules = replace(self._settings.rules, terms=terms, target=target, irreplaceable=advice, tell=self._take_down)
+        guard = guarded(
+            model,
+            rules,
+            scorer=self._settings.scorer,
+            estimator=self._settings.estimator,
+            prompt_template=None if stranger else self._settings.prompt_template,
+        )
+        return guard if stranger and not rules.terms.withholds else guard.aloud_in(self._context)
+
+    def _take_down(self, message: AIMessage, draft: AIMessage | None) -> None:
+        self._delivered.append(Delivered(message, draft))
+
+    def _strangers(self, response: Response) -> list[tuple[AIMessage, Runnable[Any, AIMessage], list[BaseMessage]]]:
+        """The messages of a response that carry no decision of this turn, and who says them once they are judged."""
+        request, system = self._asked, self._asked.system_message
+        found: list[tuple[AIMessage, Runnable[Any, AIMessage], list[BaseMessage]]] = []
+        for message in response.result:
+            if isinstance(message, AIMessage) and self._known(message) is None:
+                record = message.response_metadata.get(METADATA_KEY)
+                records = [each.message.response_metadata.get(METADATA_KEY) for each in self._delivered]
+                said = without_record(message) if record in records else message
+                model: Any = self._guard(SettledModel.of(said, request.model), stranger=True)
+                if request.tools and self._settled is None:
+                    model = model.bind_tools(request.tools)
+                found.append((message, model, [*([system] if system else []), *request.messages]))
+        return found
+
+    def _known(self, message: AIMessage) -> Delivered | None:
+        """What was delivered in this turn and is this message; a person's decision was taken before."""
+        if self._settled is not None and says_the_same(message, self._settled):
+            return Delivered(self._settled, None)
+        return next((each for each in reversed(self._delivered) if carries(message, each.message)), None)
+
+    def _beside(self) -> AbstractContextManager[None]:
+        """The time in which strangers are judged: what is delivered live anyway is not said a second time."""
+        return nullcontext() if self._settings.rules.terms.withholds else aside()
+
+    def _with(self, response: Response, judged: Sequence[tuple[AIMessage, AIMessage]]) -> Response:
+        """The response with what is delivered in strangers' places; a structure made of withheld words goes, too."""
+        if not judged:
+            return response
+        live = not self._settings.rules.terms.withholds  # then the graph's streams have shown the message by its id
+        said = {id(message): _in_place_of(message, said, live=live) for message, said in judged}
+        if self._settled is not None:
+            self._delivered += [Delivered(each, None) for each in said.values()]
+        result = [said.get(id(message), message) for message in response.result]
+        if all(says_the_same(message, now) for message, now in judged):
+            return ModelResponse(result=result, structured_response=response.structured_response)
+        return ModelResponse(result=[message for message in result if isinstance(message, AIMessage)])
 
     @property
     def _target(self) -> Target | None:
@@ -92,8 +169,8 @@ class Turn:
         """The decisions that were taken, as plain JSON. An observer's are reported as they are taken."""
         if self._settings.rules.terms.mode == "observe":
             return []
-        held = {id(each.verdict): each.verdict for each in self._desk.held}
-        return [verdict.metadata() for verdict in (held.values() or self._told)]
+        held = [handed_on(each.verdict) for each in self._desk.held]
+        return [verdict.metadata() for verdict in (held or self._told)]
 
     def waiting(self, error: StructuredOutputValidationError) -> Response:
         """The response that LangChain could not read, where it is but the empty place of a message for a person.
@@ -111,13 +188,17 @@ class Turn:
         Raises:
             LowConfidenceError: a message is withheld where a structured response is due.
         """
-        review = self._desk.opened(_message(response))
-        if review is None and self._told and is_withheld(self._told[-1]):
-            self._refuse_text_for_structure(self._told[-1])
+        message = _message(response)
+        known = self._known(message)
+        review = self._desk.opened(message, None if known is None else known.draft)
+        verdict = convert.stage_verdict(message)
+        if review is None and verdict is not None and is_withheld(verdict):
+            self._refuse_text_for_structure(verdict)
         update: dict[str, Any] = {} if self._review is None else agent_review.closing(self._review)
         if review is not None:
             update[REVIEW_KEY] = review
-        return ExtendedModelResponse(response, Command(update=update)) if update else response
+        update[JUDGED_KEY] = as_judged(response.result, self._asked.state)
+        return ExtendedModelResponse(response, Command(update=update))
 
     def _require_answerable_form(self, request: Request) -> None:
         target = self._settings.rules.target
@@ -151,7 +232,7 @@ class AskedByTheAgent:
         return await self.target.aask([replace(each, messages=self.messages) for each in asked])
 
 
-def guarded(model: BaseChatModel, rules: Rules, **scoring: Any) -> BaseChatModel:
+def guarded(model: BaseChatModel, rules: Rules, **scoring: Any) -> EnforcingChatModel:
     """A model whose runs end with what these rules make of its answers. Rules that it holds to already judge after."""
     given = {name: value for name, value in scoring.items() if value is not None}
     if isinstance(model, EnforcingChatModel) and (outer := model.carried) is not None:
@@ -161,8 +242,14 @@ def guarded(model: BaseChatModel, rules: Rules, **scoring: Any) -> BaseChatModel
     return AroundChatModel.around(model, **given).guarded_by(rules)
 
 
+def _in_place_of(message: AIMessage, said: AIMessage, *, live: bool) -> AIMessage:
+    """What is delivered in a message's place, as the graph knows it."""
+    return said.model_copy(update={"name": message.name, "id": (message.id if live else None) or said.id})
+
+
 def _require_one_judge(request: Request) -> None:
-    heard = (*handlers_of(ensure_config().get("callbacks")), *handlers_of(request.model.callbacks))
+    model = inner_of(request.model).model
+    heard = (*around(ensure_config()).handlers, *handlers_of(model.callbacks))
     if any(isinstance(each, UncertaintyRouterCallback) and each.mode != "observe" for each in heard):
         raise UnenforcedPolicyError(
             "a router and an UncertaintyMiddleware would both decide about this model's answers. Keep one: the "

@@ -13,6 +13,7 @@ from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResu
 
 from langchain_semgrad_guard import messages as convert
 from langchain_semgrad_guard.targets import Asked, Said, Target, escalating, is_escalating
+from langchain_semgrad_guard.tools import calls_of
 from semgrad_guard import Verdict
 from semgrad_guard.guard import (
     AsyncLiveDraft,
@@ -24,6 +25,7 @@ from semgrad_guard.guard import (
     arun,
     arun_stream,
     as_draft,
+    is_withheld,
     run,
     run_stream,
     unscored,
@@ -31,6 +33,7 @@ from semgrad_guard.guard import (
 from semgrad_guard.records import PromptForm
 
 NO_SCORE = "the answer carries no score"
+CHANGED = "calls were added to an answer that had been judged"
 Result = ChatResult | Exception
 
 
@@ -60,12 +63,13 @@ class Rules:
     target: Target | None = None
     trusted_tools: frozenset[str] = frozenset()
     irreplaceable: str = ""
+    tell: Callable[[AIMessage, AIMessage | None], None] = lambda message, draft: None
 
     def draft(self, message: AIMessage, prompt: PromptForm | None, source: str | None) -> Draft[AIMessage]:
         """A message as a draft to be judged. One that carries no record is unscored."""
         called = {call["name"] for call in message.tool_calls}
         return Draft(
-            draft_verdict(message),
+            draft_verdict(message).model_copy(update={"tool_calls": calls_of(message)}),
             message,
             prompt,
             trusted=bool(called) and called <= self.trusted_tools,
@@ -76,21 +80,35 @@ class Rules:
 
     def delivered(self, outcome: Outcome[AIMessage], draft: AIMessage | None) -> AIMessage:
         """The message that goes out."""
+        message = self._formed(outcome, draft)
+        self.tell(message, draft)
+        return message
+
+    def _formed(self, outcome: Outcome[AIMessage], draft: AIMessage | None) -> AIMessage:
         verdict, keep_draft = outcome.verdict, self.terms.keep_draft
         if outcome.answer is None:
             return convert.abstention(draft or AIMessage(""), verdict, keep_draft=keep_draft)
         if draft is None or outcome.answer is not draft:
             return convert.escalation(outcome.answer, verdict, draft or AIMessage(""), keep_draft=keep_draft)
-        delivered = convert.decided(draft, verdict, keep_draft=keep_draft)
-        if verdict.text != convert.message_text(draft):  # its calls go out, its text does not
-            delivered = convert.without_text(delivered)
-        return delivered
+        if self.is_whole(outcome, draft):
+            return convert.decided(draft, verdict, keep_draft=keep_draft)
+        return convert.calls_alone(draft, verdict, keep_draft=keep_draft)
+
+    def is_whole(self, outcome: Outcome[AIMessage], draft: AIMessage | None) -> bool:
+        """Whether all of a draft goes out: not of one whose calls are trusted, while its text is not let through."""
+        verdict = outcome.verdict
+        trusted = self.terms.withholds and not verdict.enforced and verdict.action != "answer"
+        return draft is not None and outcome.answer is draft and not trusted
 
 
 def draft_verdict(message: BaseMessage) -> Verdict:
     """The undecided verdict on a message."""
     recorded = convert.stage_verdict(message)
-    return unscored(convert.message_text(message), reason=NO_SCORE) if recorded is None else as_draft(recorded)
+    if recorded is None:
+        return unscored(convert.message_text(message), reason=NO_SCORE)
+    if is_withheld(recorded) and isinstance(message, AIMessage) and message.tool_calls:  # an abstention calls nothing
+        return unscored(convert.message_text(message), reason=CHANGED)
+    return as_draft(recorded)
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,6 +122,8 @@ class Call:
     heard: CallbackManager = field(default_factory=lambda: CallbackManager(handlers=[]))
     told: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """Its options as a target is told them: tools as the caller described them, not in one provider's form."""
+    configurable: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """What its user has configured, for targets."""
 
     @property
     def source(self) -> str | None:
@@ -114,6 +134,11 @@ class Call:
     def withholds(self) -> bool:
         """Whether its answer may be kept back."""
         return self.rules is not None and self.rules.terms.withholds
+
+    @property
+    def hides(self) -> bool:
+        """Whether nobody may hear what its draft is made of."""
+        return self.rules is not None and self.rules.terms.withholds and not self.rules.terms.keep_draft
 
 
 class Answers:
@@ -206,7 +231,9 @@ class Answers:
 
     def _asked(self, waiting: Waiting[AIMessage]) -> Asked:
         call, _ = self._drafts[waiting.index]
-        return Asked(call.messages, call.stop, call.told, call.heard, waiting.answer, waiting.verdict)
+        return Asked(
+            call.messages, call.stop, call.told, call.heard, waiting.answer, waiting.verdict, call.configurable
+        )
 
     def _message(self, outcome: Outcome[AIMessage]) -> AIMessage:
         """The message of a stream's outcome."""
@@ -221,13 +248,15 @@ class Answers:
         drafts = [None] if isinstance(result, Exception) else result.generations
         generations: list[ChatGeneration] = []
         error: Exception | None = None
+        partly = False
         for generation, ((_, draft), outcome) in zip(drafts, pairs, strict=False):
             if isinstance(outcome, Exception):
                 error = error or outcome
                 continue
             message = self._rules.delivered(outcome, draft)
-            whole = outcome.answer is draft and outcome.verdict.draft is None
+            whole = self._rules.is_whole(outcome, draft)
+            partly = partly or not whole
             info = generation.generation_info if generation is not None and whole else None
             generations.append(ChatGeneration(message=message, generation_info=info))
         output = None if isinstance(result, Exception) else result.llm_output
-        return error or ChatResult(generations=generations, llm_output=output)
+        return error or ChatResult(generations=generations, llm_output=convert.safe(output) if partly else output)

@@ -44,7 +44,7 @@ class PendingBatch:
         self._owner, self._generate, self._size = owner, generate, size
         self._waiting = list(requests)
         self._done: list[tuple[Request, Generation]] = []
-        self._lock = threading.Lock()
+        self._lock, self._is_over = threading.Lock(), False
 
     @contextmanager
     def opened(self) -> Generator[None]:
@@ -53,13 +53,15 @@ class PendingBatch:
         try:
             yield
         finally:
+            self._is_over = True
             _open.reset(token)
 
     @staticmethod
     def take(owner: object, request: Request) -> Generation | None:
         """The answer to one of the owner's announced requests; None if it must be generated alone."""
         batch = _open.get()
-        return batch._take(request) if batch is not None and batch._owner is owner else None
+        found = batch is not None and batch._owner is owner and not batch._is_over
+        return batch._take(request) if batch is not None and found else None
 
     def _take(self, request: Request) -> Generation | None:
         with self._lock:

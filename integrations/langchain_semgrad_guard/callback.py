@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
+from uuid import UUID
 
-from langchain_core.callbacks import BaseCallbackHandler, CallbackManager
-from langchain_core.messages import AIMessage
+from langchain_core.callbacks import BaseCallbackHandler
+from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.outputs import ChatGeneration, LLMResult
 from langchain_core.runnables import Runnable
 from langchain_core.runnables.config import ensure_config
 
 from langchain_semgrad_guard.answers import NO_SCORE, Rules
+from langchain_semgrad_guard.earlier_calls import WITNESS
+from langchain_semgrad_guard.hearing import around
 from langchain_semgrad_guard.messages import stage_verdict
 from langchain_semgrad_guard.targets import is_escalating, target_of
+from langchain_semgrad_guard.traces import Traces
 from semgrad_guard import METADATA_KEY, DriftMonitor, Policy, Verdict
 from semgrad_guard.errors import UnenforcedPolicyError
 from semgrad_guard.guard import (
@@ -26,6 +31,7 @@ from semgrad_guard.guard import (
     OnError,
     Pending,
     Terms,
+    current_recorder,
     one,
     undecided,
     unscored,
@@ -39,6 +45,22 @@ _REMEDY = (
     'chat.with_config(callbacks=[router]), ChatSemGrad(callbacks=[router]), or config={"callbacks": [router]}. '
     'A router with mode="observe" goes with any model.'
 )
+
+
+@dataclass(frozen=True)
+class Labels:
+    """A run's tags and name, and its metadata."""
+
+    names: frozenset[str] = frozenset()
+    metadata: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+    @property
+    def are_internal(self) -> bool:
+        """Whether LangChain makes this call for itself (a summary, a choice of tools).
+
+        Such a call answers nobody, and an abstention in its place would be taken for a history, or for a tool's name.
+        """
+        return "lc_source" in self.metadata
 
 
 class EnforcingDescription(dict[str, Any]):
@@ -79,6 +101,10 @@ class UncertaintyRouterCallback(BaseCallbackHandler):
         timeout: seconds for generating, scoring and escalating together.
         monitor: watches the scores for drift.
         log: a `DecisionLog`, which every decision is written to.
+        answering: a tag or a run name of the call that writes the answer: other calls of a chain (those that condense a
+            question, summarize a history or write a query) are left alone, as an abstention would be taken for what
+            they write. Without it a router in a chain's config refuses the second call of a run that does not
+            continue the first.
 
     Raises:
         InputError: no policy, an unknown mode, or a target that is no Runnable or takes no messages.
@@ -100,7 +126,10 @@ class UncertaintyRouterCallback(BaseCallbackHandler):
         timeout: float | None = None,
         monitor: DriftMonitor | None = None,
         log: DecisionSink | None = None,
+        answering: str | None = None,
     ) -> None:
+        self.answering = answering
+        self._traces = Traces()
         self._escalate_to = escalate_to
         self.rules = rules_of(
             self,
@@ -138,21 +167,115 @@ class UncertaintyRouterCallback(BaseCallbackHandler):
             self.rules, terms=replace(self.rules.terms, can_escalate=target is not None), target=target
         )
 
-    def on_chat_model_start(self, serialized: dict[str, Any], messages: Any, **kwargs: Any) -> None:
-        """Refuse a chat model that would deliver whatever this router decides."""
-        self._require_enforcement(serialized)
+    def guards(self, labels: Labels) -> bool:
+        """Whether this router is for runs with these labels."""
+        return self.answering is None or self.answering in labels.names
 
-    def on_llm_start(self, serialized: dict[str, Any], prompts: list[str], **kwargs: Any) -> None:
+    def name_of(self, run_id: UUID) -> str | None:
+        """The name that a model's run was given, while it goes on."""
+        return self._traces.names.get(run_id)
+
+    def on_chat_model_start(self, serialized: dict[str, Any], messages: list[list[BaseMessage]], **run: Any) -> None:
+        """Refuse a chat model that would deliver whatever this router decides, and a second kind of call in a chain."""
+        self._model_starts(serialized, messages[0], **run)
+
+    def on_llm_start(self, serialized: dict[str, Any], prompts: list[str], **run: Any) -> None:
         """Refuse text-in, text-out models."""
-        self._require_enforcement(serialized)
+        self._model_starts(serialized, [], **run)
 
-    def on_llm_end(self, response: LLMResult, **kwargs: Any) -> None:
+    def _model_starts(
+        self,
+        serialized: dict[str, Any],
+        messages: list[BaseMessage],
+        *,
+        run_id: UUID,
+        parent_run_id: UUID | None = None,
+        tags: list[str] | None = None,
+        metadata: dict[str, Any] | None = None,
+        name: str | None = None,
+        **_: Any,
+    ) -> None:
+        if self.mode == "observe":
+            return
+        labels = Labels(frozenset([*(tags or []), *([name] if name else [])]), metadata or {})
+        if labels.are_internal:
+            return
+        guards = self.guards(labels)
+        if guards:
+            self._require_enforcement(serialized)
+        elif parent_run_id is None:
+            raise UnenforcedPolicyError(
+                f"this call has neither the tag nor the name {self.answering!r}, which the router is for: give it to "
+                "the call that writes the answer, or make the router without `answering`"
+            )
+        self._traces.model_starts(run_id, parent_run_id, messages, name=name, guarded=guards)
+        if guards and self.answering is None and current_recorder() is None:
+            self._traces.require_one_answer(run_id)
+
+    def on_llm_end(self, response: LLMResult, *, run_id: UUID, **kwargs: Any) -> None:
         """Report what an observer sees: the score that is recorded, be it beside the answer of somebody else."""
         if self.mode == "observe":
             observe(self.rules, _seen(response, can_escalate=not is_escalating(self)))
+        self._traces.model_ends(run_id, response)
+
+    def on_llm_error(self, error: BaseException, *, run_id: UUID, **kwargs: Any) -> None:
+        """Forget the run."""
+        self._traces.model_ends(run_id, None)
+
+    def on_chain_start(
+        self, serialized: Any, inputs: Any, *, run_id: UUID, parent_run_id: UUID | None = None, **kwargs: Any
+    ) -> None:
+        """Remember which run of a chain this is a part of."""
+        if self.mode != "observe":
+            self._traces.begins(run_id, parent_run_id)
+
+    def on_tool_start(
+        self, serialized: Any, input_str: str, *, run_id: UUID, parent_run_id: UUID | None = None, **kwargs: Any
+    ) -> None:
+        """Like `on_chain_start`."""
+        if self.mode != "observe":
+            self._traces.begins(run_id, parent_run_id)
+
+    def on_retriever_start(
+        self, serialized: Any, query: str, *, run_id: UUID, parent_run_id: UUID | None = None, **kwargs: Any
+    ) -> None:
+        """Like `on_chain_start`."""
+        if self.mode != "observe":
+            self._traces.begins(run_id, parent_run_id)
+
+    def on_chain_end(self, outputs: Any, *, run_id: UUID, **kwargs: Any) -> None:
+        """Refuse a run of a chain in which no call was the one that this router is for."""
+        answered = self._traces.ends(run_id)
+        if answered is False and current_recorder() is None:
+            error = UnenforcedPolicyError(
+                f"no call of the chain had the tag or the name {self.answering!r}, so that the router has guarded "
+                'nothing: name the call that writes the answer, chat.with_config(tags=["..."])'
+            )
+            WITNESS.on_chain_error(error, run_id=run_id)  # LangChain tells nobody after a handler that raises
+            raise error
+
+    def on_chain_error(self, error: BaseException, *, run_id: UUID, **kwargs: Any) -> None:
+        """Forget the run."""
+        self._traces.ends(run_id)
+
+    def on_tool_end(self, output: Any, *, run_id: UUID, **kwargs: Any) -> None:
+        """Forget the run."""
+        self._traces.ends(run_id)
+
+    def on_tool_error(self, error: BaseException, *, run_id: UUID, **kwargs: Any) -> None:
+        """Forget the run."""
+        self._traces.ends(run_id)
+
+    def on_retriever_end(self, documents: Any, *, run_id: UUID, **kwargs: Any) -> None:
+        """Forget the run."""
+        self._traces.ends(run_id)
+
+    def on_retriever_error(self, error: BaseException, *, run_id: UUID, **kwargs: Any) -> None:
+        """Forget the run."""
+        self._traces.ends(run_id)
 
     def _require_enforcement(self, serialized: dict[str, Any] | None) -> None:
-        if self.mode != "observe" and not isinstance(serialized, EnforcingDescription):
+        if not isinstance(serialized, EnforcingDescription):
             name = ((serialized or {}).get("id") or ["this model"])[-1]
             raise UnenforcedPolicyError(f"{name} would ignore this router's decisions. {_REMEDY}")
 
@@ -179,7 +302,7 @@ def observe(rules: Rules, draft: Draft[AIMessage]) -> None:
         record = verdict.metadata()
         logger.log(level, "%s would be the decision: %s", verdict.action, _why(verdict), extra={METADATA_KEY: record})
         # A model that is not ours has no context in a batch: what is observed about it is reported to the log only.
-        manager = CallbackManager.configure(ensure_config().get("callbacks"))
+        manager = around(ensure_config())
         if manager.parent_run_id is not None:
             manager.on_custom_event(METADATA_KEY, record, run_id=manager.parent_run_id)
     except Exception:

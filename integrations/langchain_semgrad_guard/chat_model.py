@@ -183,8 +183,6 @@ class ChatSemGrad(SeveralChatModel):
     def _request(self, messages: list[BaseMessage], stop: Sequence[str] | None, kwargs: Mapping[str, Any]) -> Request:
         options, form = self._options(stop, kwargs), AnswerForm.of(kwargs)
         conversation = convert.to_conversation(messages)
-        if any(message.tool_calls for message in conversation):
-            _ = self.language_model.tool_format  # a template that knows no tools would leave the calls out
         grammar = form.grammar(self.language_model)
         logprobs = bool(kwargs.get("logprobs", self.logprobs))
         return Request(form.instructed(conversation), replace(options, grammar=grammar), form, logprobs)

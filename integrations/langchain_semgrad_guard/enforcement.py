@@ -17,6 +17,7 @@ from typing import Any, Self, cast
 
 from langchain_core.callbacks import (
     AsyncCallbackManagerForLLMRun,
+    BaseCallbackHandler,
     CallbackManager,
     CallbackManagerForLLMRun,
     Callbacks,
@@ -24,22 +25,23 @@ from langchain_core.callbacks import (
 from langchain_core.language_models.chat_models import BaseChatModel
 from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.outputs import ChatGeneration, ChatResult, Generation, LLMResult
-from langchain_core.runnables.config import run_in_executor
+from langchain_core.runnables import RunnableConfig
+from langchain_core.runnables.config import run_in_executor, var_child_runnable_config
 from langchain_core.utils.utils import LC_ID_PREFIX
 from pydantic import PrivateAttr
 
 from langchain_semgrad_guard import messages as convert
 from langchain_semgrad_guard.answers import Answers, AsyncLiveAnswer, Call, LiveAnswer, Result, Rules, draft_verdict
-from langchain_semgrad_guard.callback import EnforcingDescription, UncertaintyRouterCallback, observe
+from langchain_semgrad_guard.callback import EnforcingDescription, Labels, UncertaintyRouterCallback, observe
 from langchain_semgrad_guard.earlier_calls import WITNESS
 from langchain_semgrad_guard.gathering import take_seat
-from langchain_semgrad_guard.hearing import RunManager, handlers_of, inside
+from langchain_semgrad_guard.hearing import AloudChatModel, RunManager, handlers_of, inside
 from semgrad_guard.errors import UnenforcedPolicyError
 from semgrad_guard.guard import Draft, current_recorder, record_draft
 from semgrad_guard.records import PromptForm
 
 
-class EnforcingChatModel(BaseChatModel):
+class EnforcingChatModel(AloudChatModel):
     """Subclasses say how to answer (`_generate`, `_live`, `_alive`); this class says what the runs end with.
 
     An answer's way: a run asks here (`_generate_with_cache`); the model drafts (`_drafted`; `chat_model.py` or, for
@@ -50,6 +52,8 @@ class EnforcingChatModel(BaseChatModel):
     _rules: Rules | None = PrivateAttr(default=None)
     _heard: CallbackManager | None = PrivateAttr(default=None)
     _origin: Any = PrivateAttr(default=None)
+    _config: RunnableConfig | None = PrivateAttr(default=None)
+    _is_left_alone: bool = PrivateAttr(default=False)
 
     # The way of an answer: a run asks, drafts are made and judged, the run ends with the outcome.
 
@@ -177,8 +181,9 @@ class EnforcingChatModel(BaseChatModel):
         """Tell whoever takes drafts down, or observes through this very model."""
         if current_recorder() is not None:
             record_draft(draft_verdict(message), self._asked_form(call), source=call.source)
-        if self.rules is not None:
+        if self.rules is not None and self.rules.terms.mode == "observe":
             observe(self.rules, self.draft_of(message, call))
+            self.rules.tell(message, message)
 
     # Which rules hold.
 
@@ -202,6 +207,12 @@ class EnforcingChatModel(BaseChatModel):
         copy._rules, copy._heard, copy._origin = rules, heard, self._owner
         return copy
 
+    def left_alone(self) -> Self:
+        """A copy for one stream that nobody decides about (see `Labels`)."""
+        copy = self.model_copy()
+        copy._is_left_alone, copy._origin = True, self._owner
+        return copy
+
     @property
     def _owner(self) -> object:
         """The same object for a model and its copies that carry rules."""
@@ -212,16 +223,18 @@ class EnforcingChatModel(BaseChatModel):
         """This model without rules of its own."""
         return self if self._rules is None else self.guarded_by(None)
 
-    def _rules_among(self, callbacks: Callbacks) -> Rules | None:
-        """The rules of this model, or of a router among handlers. Observers decide nothing.
+    def _rules_among(self, callbacks: Callbacks, labels: Labels) -> Rules | None:
+        """The rules for such a run: of this model, or of a router among handlers. Observers decide nothing.
 
         Raises:
             UnenforcedPolicyError: there are several, and one of them would be ignored.
         """
+        if self._is_left_alone or labels.are_internal:
+            return None
         own = self.rules
         found: dict[int, Rules] = {} if own is None else {id(own.owner): own}
         for handler in (*handlers_of(callbacks), *handlers_of(self.callbacks)):
-            if isinstance(handler, UncertaintyRouterCallback):
+            if isinstance(handler, UncertaintyRouterCallback) and handler.guards(labels):
                 found.setdefault(id(handler), handler.rules)
         deciding = [rules for rules in found.values() if rules.terms.mode != "observe"]
         if len(deciding) > 1:
@@ -236,8 +249,10 @@ class EnforcingChatModel(BaseChatModel):
     ) -> Call:
         options = {name: value for name, value in options.items() if name != "stream"}  # drafts are made whole
         heard = inside(manager) if manager is not None or self._heard is None else self._heard
-        rules = self._rules_among(manager and list(manager.handlers))
-        return Call(messages, stop, options, rules, heard, self._told(options))
+        handlers = [] if manager is None else list(manager.handlers)
+        rules = self._rules_among(handlers, _labels(manager, handlers))
+        config = self._config or var_child_runnable_config.get() or RunnableConfig()
+        return Call(messages, stop, options, rules, heard, self._told(options), config.get("configurable", {}))
 
     # What subclasses say.
 
@@ -326,6 +341,13 @@ class EnforcingChatModel(BaseChatModel):
             return False
         told: Any = {"async_api": is_async, "run_manager": manager, **options}
         return self._should_use_protocol_streaming(**told) or self._should_stream(**told)
+
+
+def _labels(run: RunManager | None, handlers: Sequence[BaseCallbackHandler]) -> Labels:
+    if run is None:
+        return Labels()
+    names = [each.name_of(run.run_id) for each in handlers if isinstance(each, UncertaintyRouterCallback)]
+    return Labels(frozenset([*run.tags, *filter(None, names)]), run.metadata)
 
 
 def _by_rules(calls: Sequence[Call]) -> list[tuple[Rules | None, list[Call]]]:

@@ -23,20 +23,22 @@ _seat: ContextVar[Any] = ContextVar("semgrad_guard_seat", default=None)
 def take_seat(owner: object) -> Any:
     """The place of the run in progress in its batch, once; None if it is alone, or another model's."""
     seat = _seat.get()
-    return seat.taken() if seat is not None and seat.owner is owner and not seat.is_taken else None
+    return seat.taken() if seat is not None and seat.owner is owner else None
 
 
 class _Seat(Generic[Q, A]):
     """One run's place: what it asks, and the answer or the error it is given."""
 
     def __init__(self, owner: object) -> None:
-        self.owner, self.is_taken = owner, False
+        self.owner, self.is_taken, self._lock = owner, False, threading.Lock()
         self.question: Q | None = None
         self.answer: A | BaseException | None = None
 
-    def taken(self) -> _Seat[Q, A]:
-        self.is_taken = True
-        return self
+    def taken(self) -> _Seat[Q, A] | None:
+        """This place, once; None where it has been taken, or where its run is over."""
+        with self._lock:
+            free, self.is_taken = not self.is_taken, True
+        return self if free else None
 
     def _given(self) -> A:
         if isinstance(self.answer, BaseException):
@@ -94,6 +96,7 @@ def gathered(
         except BaseException as error:  # noqa: BLE001 - handed to the caller
             ends[index] = _Raised(error)
         finally:
+            seats[index].taken()  # whatever the run has left behind asks by itself
             seats[index].ended.set()
             seats[index].waits.set()
 
@@ -137,6 +140,7 @@ async def agathered(
         try:
             return await run()
         finally:
+            seat.taken()
             seat.waits.set()
 
     try:

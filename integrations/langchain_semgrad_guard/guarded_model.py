@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from functools import partial
 from typing import Annotated, Any, NamedTuple, Self, cast
 
@@ -20,7 +21,7 @@ from langchain_semgrad_guard.answers import AsyncLiveAnswer, Call, LiveAnswer, R
 from langchain_semgrad_guard.callback import UncertaintyRouterCallback, rules_of
 from langchain_semgrad_guard.chat_model import ChatSemGrad
 from langchain_semgrad_guard.enforcement import EnforcingChatModel
-from langchain_semgrad_guard.hearing import handlers_of
+from langchain_semgrad_guard.hearing import handlers_of, unheard
 from langchain_semgrad_guard.several import SeveralChatModel
 from langchain_semgrad_guard.structured_output import Method, structured, structured_by
 from langchain_semgrad_guard.tools import AnyTool
@@ -102,7 +103,8 @@ class AroundChatModel(SeveralChatModel):
             return self._scored_result(call, served.asked(model, inner))
         if model.rules is None:
             return model._drafted(inner)
-        return model._generate_with_cache(inner.messages, inner.stop, None, **inner.options)
+        with unheard() if call.hides else nullcontext():
+            return model._generate_with_cache(inner.messages, inner.stop, None, **inner.options)
 
     async def _adrafted(self, call: Call) -> ChatResult:
         model, inner = self._inner.model, self._inner_call(call)
@@ -111,7 +113,8 @@ class AroundChatModel(SeveralChatModel):
             return result if self.scorer is None else await off_loop(lambda: self._scored_result(call, result))
         if model.rules is None:
             return await model._adrafted(inner)
-        return await model._agenerate_with_cache(inner.messages, inner.stop, None, **inner.options)
+        with unheard() if call.hides else nullcontext():
+            return await model._agenerate_with_cache(inner.messages, inner.stop, None, **inner.options)
 
     def _live(self, call: Call) -> LiveAnswer:
         model, inner = self._inner.model, self._inner_call(call)
@@ -119,8 +122,7 @@ class AroundChatModel(SeveralChatModel):
             return Judged(self, call, model._live(inner))
         if isinstance(model, EnforcingChatModel) or not model._should_stream(async_api=False, stream=True):
             return ServedWriting(self, call, as_pieces(partial(self._drafted, call)), scored=True)
-        served.require_one_answer(model, inner)
-        return ServedWriting(self, call, model._stream(inner.messages, inner.stop, None, **inner.options))
+        return ServedWriting(self, call, served.streamed(model, inner))
 
     async def _alive(self, call: Call) -> AsyncLiveAnswer:
         model, inner = self._inner.model, self._inner_call(call)
@@ -128,8 +130,7 @@ class AroundChatModel(SeveralChatModel):
             return AsyncJudged(self, call, await model._alive(inner))
         if isinstance(model, EnforcingChatModel) or not model._should_stream(async_api=True, stream=True):
             return AsyncServedWriting(self, call, as_apieces(partial(self._adrafted, call)), scored=True)
-        served.require_one_answer(model, inner)
-        return AsyncServedWriting(self, call, model._astream(inner.messages, inner.stop, None, **inner.options))
+        return AsyncServedWriting(self, call, served.astreamed(model, inner))
 
     def _generate(
         self,
@@ -417,11 +418,16 @@ def inner_of(model: Any) -> Inner:
     found: Any = model
     while isinstance(found, RunnableBinding):
         binding = cast("RunnableBinding[Any, Any]", found)
+        if binding.config_factories:
+            raise InputError(
+                "listeners on the model inside a guard would hear drafts. Put them on the guard: "
+                "GuardedChatModel(model, policy).with_listeners(...)"
+            )
         options, config, found = {**binding.kwargs, **options}, {**binding.config, **config}, binding.bound
     if isinstance(found, BaseChatModel):
         return Inner(found, options, config)
     raise InputError(
         f"a guard takes a chat model, not a {type(found).__name__}. Guard the model itself and build the rest around "
         "the guard, which is a chat model too: GuardedChatModel(model, policy).with_retry(), .with_fallbacks([...]), "
-        ".configurable_fields(...)"
+        ".configurable_fields(...). In an agent, put ModelRetryMiddleware or ModelFallbackMiddleware behind the guard"
     )

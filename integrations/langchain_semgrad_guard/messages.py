@@ -14,6 +14,7 @@ from langchain_core.messages import (
     message_chunk_to_message,
 )
 from langchain_core.messages.ai import UsageMetadata, add_usage
+from langchain_core.messages.tool import tool_call
 from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, LLMResult
 
 from langchain_semgrad_guard.tools import CALL_BLOCKS, calls_of, unreadable_of
@@ -33,6 +34,8 @@ _LEFT_OUT = CALL_BLOCKS | BLOCKS | {"non_standard"}
 """Blocks of an assistant's earlier turn that are no part of the next prompt: calls stand in `tool_calls` too, and chat
 templates leave earlier reasoning out."""
 _SAFE_METADATA = ("model_name", "model_provider")
+_SAFE_USAGE = frozenset({"input_tokens", "output_tokens", "total_tokens", "total_cost"})
+_SAFE_TOKENS = frozenset({"prompt_tokens", "completion_tokens", "total_tokens"})
 
 
 def to_conversation(messages: Sequence[BaseMessage]) -> tuple[Message, ...]:
@@ -128,11 +131,12 @@ def decided(message: M, verdict: Verdict, *, keep_draft: bool = False) -> M:
     return message.model_copy(update={"response_metadata": metadata})
 
 
-def without_text(message: M) -> M:
-    """The message's tool calls alone. Log-probabilities spell the text and reasoning names it, so they go with it."""
-    spelling = ("logprobs", "reasoning_content", "reasoning", "thinking")
-    metadata = {key: value for key, value in message.response_metadata.items() if key not in spelling}
-    return message.model_copy(update={"content": "", "additional_kwargs": {}, "response_metadata": metadata})
+def calls_alone(draft: AIMessage, verdict: Verdict, *, keep_draft: bool) -> AIMessage:
+    """The message's readable tool calls, and nothing else of what was said."""
+    calls = [tool_call(name=call["name"], args=call["args"], id=call["id"]) for call in draft.tool_calls]
+    bare = abstention(draft, verdict, keep_draft=keep_draft)
+    record = {**bare.response_metadata, "finish_reason": "tool_calls"}
+    return bare.model_copy(update={"tool_calls": calls, "response_metadata": record})
 
 
 def abstention(draft: AIMessage, verdict: Verdict, *, keep_draft: bool) -> AIMessage:
@@ -143,15 +147,35 @@ def abstention(draft: AIMessage, verdict: Verdict, *, keep_draft: bool) -> AIMes
 
 
 def textless(message: AIMessage) -> AIMessage:
-    """Who was asked and what it cost; nothing of what was said."""
-    kept = {key: value for key, value in message.response_metadata.items() if key in _SAFE_METADATA}
-    return _with_usage(AIMessage(content="", id=message.id, response_metadata=kept), message)
+    """Who was asked and what it cost; nothing of what was said.
+
+    This is the one list of what may leave of a withheld answer: everything that is not on it may hold text, in one
+    server's answers or another's.
+    """
+    usage = message.usage_metadata
+    kept = AIMessage(content="", response_metadata=safe(message.response_metadata))
+    return kept.model_copy(update={"usage_metadata": None if usage is None else _plain(usage, _SAFE_USAGE)})
+
+
+def safe(metadata: Mapping[str, Any] | None) -> dict[str, Any]:
+    """What a withheld answer's metadata may show (a message's, or a call's `llm_output`): names and token counts."""
+    found = metadata or {}
+    kept = {name: found[name] for name in _SAFE_METADATA if isinstance(found.get(name), str)}
+    usage: Any = found.get("token_usage")
+    if not isinstance(usage, Mapping):
+        return kept
+    return {**kept, "token_usage": _plain(cast("Mapping[str, Any]", usage), _SAFE_TOKENS)}
+
+
+def _plain(usage: Mapping[str, Any], names: frozenset[str]) -> dict[str, Any]:
+    """Counts by these names. Details say how the tokens of an answer were made up."""
+    return {name: count for name, count in usage.items() if name in names and isinstance(count, (int, float))}
 
 
 def escalation(answer: AIMessage, verdict: Verdict, draft: AIMessage, *, keep_draft: bool) -> AIMessage:
     """The target's answer with the verdict on both; the model's name is the target's, the tokens are those of both."""
     record = verdict.metadata(keep_draft=keep_draft)
-    used = [each.usage_metadata for each in (draft, answer) if _is_whole(each.usage_metadata)]
+    used = [each.usage_metadata for each in (textless(draft), answer) if _is_whole(each.usage_metadata)]
     changes = {
         "response_metadata": {**answer.response_metadata, METADATA_KEY: record},
         "usage_metadata": add_usage(*used) if len(used) == 2 else (used or [None])[0],

@@ -13,6 +13,7 @@ from langchain_core.runnables import Runnable
 from langgraph.runtime import Runtime
 from langgraph.types import interrupt
 
+from langchain_semgrad_guard.agent_exit import Judged, also, judged_late
 from langchain_semgrad_guard.agent_review import REVIEW_KEY, question_of, settled
 from langchain_semgrad_guard.agent_turn import Request, Response, Result, Settings, Turn
 from langchain_semgrad_guard.callback import rules_of
@@ -23,9 +24,10 @@ from semgrad_guard.guard import ABSTAIN_MESSAGE, AbstainMessage, DecisionSink, M
 
 
 class UncertaintyState(AgentState[Any]):
-    """An agent's state, and the message that a person is asked about (plain JSON, for checkpointers)."""
+    """An agent's state; the message that a person is asked about, and which messages are judged (plain JSON)."""
 
     semgrad_guard_review: NotRequired[Annotated[dict[str, Any] | None, PrivateStateAttr]]
+    semgrad_guard_judged: NotRequired[Annotated[list[Judged], PrivateStateAttr, also]]
 
 
 class UncertaintyMiddleware(AgentMiddleware[UncertaintyState, Any, Any]):
@@ -35,6 +37,11 @@ class UncertaintyMiddleware(AgentMiddleware[UncertaintyState, Any, Any]):
 
     A message at or below the threshold is delivered. Any other is replaced before it leaves the model node: its tool
     calls do not run, and no stream shows it. Every decision also goes out as a custom event, "semgrad_guard".
+
+    Put it first in the list. Whatever the middleware behind it returns (another model's message, a fallback's, a cached
+    one, one of its own) is then judged before the node ends. A message that comes past it (from a middleware before it
+    in the list, from a `Command`, from a hook that changes what was judged) is judged after the node: its tools do not
+    run and the state holds what is delivered, but a stream of the node may have shown it.
 
     Args:
         policy: what to let through. A calibrated policy is checked against each message's own record.
@@ -105,10 +112,12 @@ class UncertaintyMiddleware(AgentMiddleware[UncertaintyState, Any, Any]):
         )
 
     def wrap_model_call(self, request: Request, handler: Callable[[Request], Response]) -> Result:
-        """Ask the model through a guard; or say what a person has decided."""
+        """Ask the model through a guard, and judge what comes back; or say what a person has decided."""
         turn = Turn(self.settings, request)
         try:
-            response = handler(turn.request)
+            with turn.apart():
+                response = handler(turn.request)
+            response = turn.judged(response)
         except StructuredOutputValidationError as error:
             response = turn.waiting(error)
         finally:
@@ -120,7 +129,9 @@ class UncertaintyMiddleware(AgentMiddleware[UncertaintyState, Any, Any]):
         """Like `wrap_model_call`, without blocking the event loop."""
         turn = Turn(self.settings, request)
         try:
-            response = await handler(turn.request)
+            with turn.apart():
+                response = await handler(turn.request)
+            response = await turn.ajudged(response)
         except StructuredOutputValidationError as error:
             response = turn.waiting(error)
         finally:
@@ -132,11 +143,12 @@ class UncertaintyMiddleware(AgentMiddleware[UncertaintyState, Any, Any]):
     def after_model(self, state: UncertaintyState, runtime: Runtime[Any]) -> dict[str, Any] | None:
         """Ask the person, if a message waits for one. Here the model's run is over, so that resuming repeats nothing.
 
-        An answer of another shape, or one that is not allowed, is answered by the same question with an "error".
+        An answer of another shape, or one that is not allowed, is answered by the same question with an "error". Where
+        nothing waits, messages that came past the guard are judged.
         """
         review, person, rules = state.get(REVIEW_KEY), self.settings.person, self.settings.rules
         if review is None or "settled" in review:
-            return None
+            return judged_late(state, rules)
         if person is None:
             raise InputError("this thread waits for a person: resume it with escalate_to=HumanReview()")
         question = question_of(review, person)

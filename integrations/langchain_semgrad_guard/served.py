@@ -2,28 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, cast
 
 from langchain_core.globals import get_llm_cache
 from langchain_core.language_models.chat_models import BaseChatModel
 from langchain_core.messages import AIMessage, BaseMessage
-from langchain_core.outputs import ChatGeneration, ChatResult, LLMResult
+from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult, LLMResult
 
 from langchain_semgrad_guard import messages as convert
 from langchain_semgrad_guard.answers import Call
+from langchain_semgrad_guard.hearing import inside, tracers_only, unheard
 from langchain_semgrad_guard.tools import openai_tools
 from semgrad_guard import LanguageModel
 from semgrad_guard.adapters.answer_form import AnswerForm
 from semgrad_guard.adapters.served_calls import served_options
-from semgrad_guard.errors import InputError
+from semgrad_guard.errors import InputError, UnsupportedToolsError
 from semgrad_guard.guard import Answerer, ain_time, in_time
 from semgrad_guard.records import PromptForm
 
 
 def asked(model: BaseChatModel, call: Call) -> ChatResult:
-    """What the model says, from LangChain's cache or made anew; only tracers hear its run."""
+    """What the model says, from LangChain's cache or made anew; only tracers hear its run.
+
+    Runs that it makes inside itself are its draft's: nobody hears them where that may be withheld.
+    """
     inside: Any = model  # what asks without a run of LangChain's own has no public name
     with _traced_run(model, call) as made:
         made.append(in_time(lambda: inside._generate_with_cache(call.messages, call.stop, None, **call.options)))
@@ -38,7 +42,45 @@ async def aasked(model: BaseChatModel, call: Call) -> ChatResult:
     return made[0]
 
 
-def require_one_answer(model: BaseChatModel, call: Call) -> None:
+def streamed(model: BaseChatModel, call: Call) -> Generator[ChatGenerationChunk]:
+    """What the model says, piece by piece, where nothing is withheld. Only tracers hear runs that it makes inside.
+
+    Raises:
+        InputError: it is to say several answers, whose pieces nobody could tell apart.
+    """
+    _require_one_answer(model, call)
+    inside: Any = model
+    pieces = inside._stream(call.messages, call.stop, None, **call.options)
+    try:
+        while True:
+            with tracers_only(call.heard):  # not while the caller has a piece
+                piece = next(pieces, None)
+            if piece is None:
+                return
+            yield piece
+    finally:
+        if (close := getattr(pieces, "close", None)) is not None:
+            close()
+
+
+async def astreamed(model: BaseChatModel, call: Call) -> AsyncGenerator[ChatGenerationChunk]:
+    """Like `streamed`, on the event loop."""
+    _require_one_answer(model, call)
+    inside: Any = model
+    pieces = inside._astream(call.messages, call.stop, None, **call.options)
+    try:
+        while True:
+            with tracers_only(call.heard):
+                piece = await anext(pieces, None)
+            if piece is None:
+                return
+            yield piece
+    finally:
+        if (close := getattr(pieces, "aclose", None)) is not None:
+            await close()
+
+
+def _require_one_answer(model: BaseChatModel, call: Call) -> None:
     """Raise an `InputError` for a stream of several answers, whose pieces nobody could tell apart."""
     count: Any = call.options.get("n", getattr(model, "n", None))
     if isinstance(count, int) and count > 1:
@@ -102,7 +144,7 @@ def form_of(scorer: LanguageModel, messages: Sequence[BaseMessage], told: Mappin
     """What the scorer's prompt looks like; None where the answer is unscored, which says why."""
     try:
         return scorer.render(convert.to_conversation(messages), **_template_options(told)).form
-    except InputError:
+    except (InputError, UnsupportedToolsError):
         return None
 
 
@@ -123,7 +165,8 @@ def _traced_run(model: BaseChatModel, call: Call) -> Generator[list[ChatResult]]
     """
     made: list[ChatResult] = []
     if not call.heard.handlers:
-        yield made
+        with unheard() if call.hides else tracers_only(call.heard):
+            yield made
         return
     stop, options = call.stop, dict(call.options)
     manager = call.heard.copy()
@@ -138,12 +181,12 @@ def _traced_run(model: BaseChatModel, call: Call) -> Generator[list[ChatResult]]
         batch_size=1,
     )
     try:
-        yield made
+        with unheard() if call.hides else tracers_only(inside(run)):
+            yield made
     except BaseException as error:
         run.on_llm_error(error, response=LLMResult(generations=[]))
         raise
-    hidden = call.withholds and not (call.rules and call.rules.terms.keep_draft)
-    run.on_llm_end(LLMResult(generations=[[_traced(each, hidden=hidden) for each in made[0].generations]]))
+    run.on_llm_end(LLMResult(generations=[[_traced(each, hidden=call.hides) for each in made[0].generations]]))
 
 
 def _traced(generation: ChatGeneration, *, hidden: bool) -> ChatGeneration:

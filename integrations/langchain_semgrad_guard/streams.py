@@ -17,8 +17,9 @@ from langchain_core.utils.uuid import uuid7
 
 from langchain_semgrad_guard import messages as convert
 from langchain_semgrad_guard.answers import Call
+from langchain_semgrad_guard.callback import Labels
 from langchain_semgrad_guard.enforcement import EnforcingChatModel, one_of
-from langchain_semgrad_guard.hearing import inside_stream
+from langchain_semgrad_guard.hearing import around, inside_stream
 from semgrad_guard.adapters.limits import Limit
 from semgrad_guard.errors import InputError
 
@@ -119,12 +120,16 @@ class StreamingChatModel(EnforcingChatModel):
     def _carrying(self, config: RunnableConfig | None) -> tuple[Self, RunnableConfig]:
         """A copy that knows the rules of one stream and its listeners, and the config for it."""
         config = ensure_config(config)
-        rules = self._rules_among(config.get("callbacks"))
+        outer, name = around(config), config.get("run_name")
+        tags = [*(config.get("tags") or []), *outer.inheritable_tags, *(self.tags or []), *([name] if name else [])]
+        labels = Labels(frozenset(tags), {**outer.metadata, **(config.get("metadata") or {})})
+        rules = self._rules_among(outer.handlers, labels)
         if rules is None:
-            return self, config
+            return self.left_alone() if labels.are_internal else self, config
         run_id = config.get("run_id") or uuid7()
-        outer, inner = inside_stream(config, run_id)
-        return self.guarded_by(rules, inner), cast("RunnableConfig", {**config, "callbacks": outer, "run_id": run_id})
+        carrying = self.guarded_by(rules, inside_stream(outer, config, run_id))
+        carrying._config = config
+        return carrying, cast("RunnableConfig", {**config, "callbacks": outer, "run_id": run_id})
 
 
 def _only_chunk(result: ChatResult) -> ChatGenerationChunk:

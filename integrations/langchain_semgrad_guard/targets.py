@@ -15,10 +15,11 @@ from langchain_core.runnables import Runnable, RunnableConfig
 from langchain_core.runnables.base import RunnableBinding, RunnableBindingBase
 
 from langchain_semgrad_guard import messages as convert
-from langchain_semgrad_guard.hearing import tracers_only
+from langchain_semgrad_guard.hearing import tracers_only, users_own
+from langchain_semgrad_guard.tools import calls_of
 from semgrad_guard import Policy, Verdict
 from semgrad_guard.errors import InputError
-from semgrad_guard.guard import Refusal, Reply, require_policy, require_sequel
+from semgrad_guard.guard import Refusal, Reply, external, require_policy, require_sequel
 
 Said = Reply[AIMessage] | Refusal | Exception
 
@@ -36,6 +37,7 @@ class Asked:
     heard: CallbackManager
     draft: AIMessage
     verdict: Verdict
+    configurable: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
 
 class Target(Protocol):
@@ -95,7 +97,12 @@ class RunnableTarget:
         return [{"messages": each.messages} if self.state_in else each.messages for each in asked]
 
     def _configs(self, asked: Sequence[Asked], config: RunnableConfig) -> list[RunnableConfig]:
-        return [cast("RunnableConfig", {**config, "callbacks": each.heard}) for each in asked]
+        shared = config.get("configurable", {})
+        own = [{**shared, **users_own(each.configurable)} for each in asked]
+        return [
+            cast("RunnableConfig", {**config, "callbacks": each.heard, "configurable": configurable})
+            for each, configurable in zip(asked, own, strict=True)
+        ]
 
     def _formed(self, asked: Asked) -> tuple[Runnable[Any, Any], dict[str, Any]]:
         """The Runnable as it is asked in this call, and the call's options: a chat model answers in the same form."""
@@ -113,12 +120,36 @@ class RunnableTarget:
 
 def _said(answer: Any) -> Said:
     if isinstance(answer, Exception):
-        return answer
+        return _explained(answer)
     try:
         message = _message_of(answer)
     except InputError as error:
         return error
-    return Reply(convert.stage_verdict(message) or convert.message_text(message), message)
+    recorded, calls = convert.stage_verdict(message), calls_of(message)
+    if recorded is None:
+        return Reply(external(convert.message_text(message), tool_calls=calls), message)
+    return Reply(recorded.model_copy(update={"tool_calls": calls}), message)
+
+
+def _explained(error: Exception) -> Exception:
+    """A target's error; in plain words where it is LangGraph's about a graph that a target is no part of."""
+    names = {kind.__name__ for kind in type(error).__mro__}
+    if "GraphBubbleUp" in names or (isinstance(error, KeyError) and "__pregel_" in str(error)):
+        explained = InputError(
+            "an escalation target is no part of the graph around it: it cannot interrupt it, write to its stream, or "
+            "read its state. Ask a person with UncertaintyMiddleware(escalate_to=HumanReview()), or do it in a node of "
+            "your graph that follows on the guard's verdict."
+        )
+    elif isinstance(error, ValueError) and "thread_id" in str(error):
+        explained = InputError(
+            "the escalation target has a checkpointer, which needs a thread: ask the guard with "
+            'config={"configurable": {"thread_id": ...}}, bind one to the target (target.with_config(...)), or compile '
+            "the target without a checkpointer"
+        )
+    else:
+        return error
+    explained.__cause__ = error
+    return explained
 
 
 def _message_of(answer: Any) -> AIMessage:
@@ -192,19 +223,30 @@ def _rebound(runnable: Any, model: Runnable[Any, Any]) -> Runnable[Any, Any]:
 
 # A target may hold the guarded model itself: inside its own escalation a guard still judges, but hands on no further.
 
-_escalating: ContextVar[tuple[object, ...]] = ContextVar("semgrad_guard_escalating", default=())
+
+@dataclass(eq=False)
+class _Escalation:
+    """One escalation of a guard. Tasks that its target has left behind keep its context, but not its meaning."""
+
+    guard: object
+    is_over: bool = False
+
+
+_escalating: ContextVar[tuple[_Escalation, ...]] = ContextVar("semgrad_guard_escalating", default=())
 
 
 @contextmanager
 def escalating(guard: object) -> Generator[None]:
     """The time during which a guard's target answers."""
-    token = _escalating.set((*_escalating.get(), guard))
+    escalation = _Escalation(guard)
+    token = _escalating.set((*_escalating.get(), escalation))
     try:
         yield
     finally:
+        escalation.is_over = True
         _escalating.reset(token)
 
 
 def is_escalating(guard: object) -> bool:
     """Whether this happens inside the guard's own escalation."""
-    return any(each is guard for each in _escalating.get())
+    return any(each.guard is guard and not each.is_over for each in _escalating.get())

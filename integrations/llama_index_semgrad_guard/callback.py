@@ -59,7 +59,7 @@ class UncertaintyRouterCallback(BaseCallbackHandler):
             report(verdict.model_copy(update={"enforced": False}), "callback")
         elif verdict.action != "answer":
             report(verdict, "callback")
-            raise LowConfidenceError(verdict, draft=verdict.text)
+            raise LowConfidenceError(verdict, draft=None)
 
     def _judged(self, answer: str | Verdict) -> Verdict:
         draft = answer if isinstance(answer, Verdict) else unscored(answer, reason="the answer carries no score")

@@ -23,7 +23,7 @@ from semgrad_guard.engine.prompts.prompt import (
     template_fingerprint,
 )
 from semgrad_guard.engine.prompts.token_choice import TokenChoice
-from semgrad_guard.engine.prompts.tool_format import ToolFormat, tool_format
+from semgrad_guard.engine.prompts.tool_format import ToolFormat, calls_tools, tool_format
 from semgrad_guard.engine.replay.memory_budget import Memory
 from semgrad_guard.engine.replay.skinny_linear import lacks_units
 from semgrad_guard.engine.scoring.scorer import scorer_of
@@ -289,8 +289,11 @@ class LoadedModel:
 
         Raises:
             EmptyPromptError, InputError: the conversation cannot be rendered.
+            UnsupportedToolsError: it holds calls of tools, and the chat template would leave them out in silence.
             PromptTooLongError: it exceeds the context window by so much that it is not even tokenised.
         """
+        if calls_tools(conversation):
+            _ = self.tool_format
         return render(
             self.tokenizer,
             conversation,

@@ -19,7 +19,7 @@ from semgrad_guard.estimators import Estimator
 from semgrad_guard.guard.flow import Draft
 from semgrad_guard.guard.timing import off_loop
 from semgrad_guard.guard.verdicts import unscored
-from semgrad_guard.records import Conversation, Message, Score, Status, ToolCall, Verdict, digest_of
+from semgrad_guard.records import Conversation, Score, Status, ToolCall, Verdict, digest_of
 
 TemplateOptions = Mapping[str, Any]
 
@@ -124,7 +124,7 @@ class Answerer:
         text holds by the template's marks goes from `verdict.text` into `verdict.reasoning`.
         """
         try:
-            if (template_options and template_options.get("tools")) or _calls_tools(conversation):
+            if template_options and template_options.get("tools"):
                 _ = self.model.tool_format  # a template that knows no tools would leave them out in silence
             evidence = self.model.evidence(
                 conversation, text, template_options=template_options, cut=cut, reasoned=reasoned
@@ -250,13 +250,6 @@ def _score(estimator: Estimator, evidence: Evidence) -> Score:
                 raise
         give_back_memory()
     return Score(None, OUT_OF_MEMORY)
-
-
-def _calls_tools(conversation: Conversation) -> bool:
-    """Whether a conversation holds calls of tools."""
-    if isinstance(conversation, str):
-        return False
-    return any(m.tool_calls if isinstance(m, Message) else m.get("tool_calls") for m in conversation)
 
 
 def scoring_settings(

@@ -29,6 +29,7 @@ from semgrad_guard.guard.verdicts import (
     is_withheld,
     late,
     rejected,
+    says_nothing,
     without_text,
 )
 from semgrad_guard.records import METADATA_KEY, Verdict
@@ -261,7 +262,7 @@ def conclude(
         raise _refused(settled.verdict, terms)
     withheld, message = settled.verdict, None
     if isinstance(settled, Escalate):
-        if isinstance(said, Reply) and not _annotated(said.said):
+        if isinstance(said, Reply) and not _annotated(said.said) and not _is_empty(said.said):
             return _told(Outcome(escalated(settled.verdict, said.said), said.answer), terms)
         if isinstance(said, HandedOn):
             return Outcome(handed_on(settled.verdict), None)
@@ -277,6 +278,10 @@ def _annotated(said: Verdict | str) -> bool:
     return isinstance(said, Verdict) and said.action != "answer" and not said.enforced
 
 
+def _is_empty(said: Verdict | str) -> bool:
+    return says_nothing(said) if isinstance(said, Verdict) else not said.strip()
+
+
 def _rejection(verdict: Verdict, said: Said[A] | None, terms: Terms) -> tuple[Verdict, str | None]:
     """The verdict on an answer whose target delivers nothing, and the target's words for it if it has some.
 
@@ -285,6 +290,8 @@ def _rejection(verdict: Verdict, said: Said[A] | None, terms: Terms) -> tuple[Ve
     """
     if isinstance(said, Refusal):
         return rejected(verdict, said.reason), said.message
+    if isinstance(said, Reply) and _is_empty(said.said):
+        return rejected(verdict, "the escalation target's answer is empty"), None
     if isinstance(said, Reply):
         return rejected(verdict, "the escalation target's own guard does not let its answer through"), None
     if not isinstance(said, Exception):
@@ -296,7 +303,7 @@ def _rejection(verdict: Verdict, said: Said[A] | None, terms: Terms) -> tuple[Ve
 
 
 def _refused(verdict: Verdict, terms: Terms, *, advice: str = "") -> LowConfidenceError:
-    refused = LowConfidenceError(verdict, draft=verdict.text, advice=advice)
+    refused = LowConfidenceError(verdict, draft=verdict.text if terms.keep_draft else None, advice=advice)
     refused.verdict = _recorded(refused.verdict, terms)
     return refused
 

@@ -26,6 +26,8 @@ class Recorder:
     """The drafts of one run, in the order in which they were made; safe to fill from several threads."""
 
     drafts: list[RecordedDraft] = field(default_factory=list[RecordedDraft])
+    closed: bool = False
+    """Whether its run is over. Tasks that the run has left behind keep its context, and record nothing more."""
     _lock: Lock = field(default_factory=Lock, repr=False)
 
     def add(self, verdict: Verdict, prompt: PromptForm | None, *, source: str | None = None) -> None:
@@ -45,16 +47,18 @@ def recording() -> Generator[Recorder]:
     try:
         yield recorder
     finally:
+        recorder.closed = True
         _recorder.reset(token)
 
 
 def current_recorder() -> Recorder | None:
-    """Who records here, if anyone does."""
-    return _recorder.get()
+    """The recorder of the run in progress, if there is one."""
+    recorder = _recorder.get()
+    return None if recorder is None or recorder.closed else recorder
 
 
 def record_draft(verdict: Verdict, prompt: PromptForm | None, *, source: str | None = None) -> None:
     """Take down a draft that no guard sees (a scored model's answer without a router), if anyone records."""
-    recorder = _recorder.get()
+    recorder = current_recorder()
     if recorder is not None:
         recorder.add(verdict, prompt, source=source)

@@ -7,7 +7,7 @@ from typing import Any
 from semgrad_guard.calibration.binding import Binding
 from semgrad_guard.errors import BindingMismatchError, UnfamiliarPromptError
 from semgrad_guard.guard.policy import Policy
-from semgrad_guard.records import Action, PromptForm, Verdict, digest_of
+from semgrad_guard.records import Action, PromptForm, ToolCall, Verdict, digest_of
 
 UNSCORED = "none"
 """The estimator of an answer that nobody has scored."""
@@ -67,12 +67,19 @@ def unlike(draft: Verdict, policy: Policy, prompt: PromptForm | None) -> tuple[s
 
 
 def _action(draft: Verdict, policy: Policy, *, can_escalate: bool, unfamiliar: tuple[str, ...]) -> Action:
-    """What the policy says, to an unfamiliar prompt by `on_unfamiliar`."""
+    """What the policy says, to an unfamiliar prompt by `on_unfamiliar`. An empty answer answers nothing."""
+    if says_nothing(draft):
+        return "escalate" if can_escalate else "abstain"
     if not unfamiliar or policy.on_unfamiliar == "threshold":
         return policy.decide(draft.uncertainty, can_escalate=can_escalate)
     if policy.on_unfamiliar == "raise":
         raise UnfamiliarPromptError(unfamiliar)
     return "escalate" if policy.on_unfamiliar == "escalate" and can_escalate else "abstain"
+
+
+def says_nothing(draft: Verdict) -> bool:
+    """Whether an answer has neither text nor calls: it ended at once, or it was a call that cannot be read."""
+    return not draft.text.strip() and not draft.tool_calls
 
 
 def decide_unscored(
@@ -176,14 +183,7 @@ def abstained(decided: Verdict, message: str) -> Verdict:
 def escalated(decided: Verdict, answer: str | Verdict) -> Verdict:
     """The verdict with a target's answer in place of its own; a plain string is passed on unscored."""
     if isinstance(answer, str):
-        answer = Verdict(
-            status="unscored",
-            action="answer",
-            text=answer,
-            estimator=decided.estimator,
-            model="external",
-            reason="the escalation target cannot be scored; its answer is outside any promise",
-        )
+        answer = external(answer, estimator=decided.estimator)
     changes = {
         "action": "escalate",
         "text": answer.text,
@@ -193,6 +193,17 @@ def escalated(decided: Verdict, answer: str | Verdict) -> Verdict:
         "escalated": answer,
     }
     return _with_promise(decided.model_copy(update=changes))
+
+
+def external(text: str, *, tool_calls: tuple[ToolCall, ...] = (), estimator: str = UNSCORED) -> Verdict:
+    """The verdict on the answer of a target that carries no score."""
+    return unscored(
+        text,
+        reason="the escalation target cannot be scored; its answer is outside any promise",
+        model="external",
+        estimator=estimator,
+        tool_calls=tool_calls,
+    )
 
 
 def _with_promise(verdict: Verdict) -> Verdict:
@@ -247,6 +258,8 @@ def require_sequel(policy: Policy, target: Policy) -> None:
 
 
 def _withheld(draft: Verdict, policy: Policy) -> str:
+    if says_nothing(draft):
+        return "the answer is empty"
     if policy.decide(draft.uncertainty, can_escalate=False) == "answer":
         return "the prompt is unlike those that the calibration was made on"
     if draft.uncertainty is None:

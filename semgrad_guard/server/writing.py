@@ -102,8 +102,6 @@ class Writer:
             SemGradGuardError: it cannot be answered.
         """
         form = request.form
-        if any(message.tool_calls for message in request.conversation):
-            _ = self.model.tool_format  # a template that knows no tools would leave the calls out
         conversation = form.instructed(request.conversation)
         prompt, limit = self.model.render(conversation, **form.template_options), request.prompt_limit
         if limit is not None and (found := len(prompt.ids)) > limit:

@@ -190,7 +190,7 @@ def test_raise(chat: ChatSemGrad, draft: str, run: Run, ledger: Ledger) -> None:
     agent = guarded(chat, NOTHING, mode="raise")
     with pytest.raises(LowConfidenceError) as caught:
         run(agent, ASKED, {"callbacks": [ledger]})
-    assert caught.value.verdict.draft == draft
+    assert draft not in repr(vars(caught.value))
     ledger.assert_balanced()
     assert last(run(guarded(chat, EVERYTHING, mode="raise"), ASKED, None)).text == draft
 
@@ -254,7 +254,7 @@ def test_structured_responses(chat: ChatSemGrad, run: Run, with_tool: bool) -> N
     assert state["structured_response"] == Reply(word="x")
     with pytest.raises(LowConfidenceError, match=r"above the threshold.*owes a structured response") as caught:
         run(agent(NOTHING), ASKED, None)
-    assert caught.value.verdict.draft == caller.scored.invoke(QUESTION).text
+    assert caught.value.verdict.draft is None
     with pytest.raises(InputError, match="must be a chat model"):
         run(agent(NOTHING, escalate_to=RunnableLambda(lambda _: "text")), ASKED, None)
 

@@ -59,7 +59,7 @@ def test_raise_in_batches(kit: Kit, asynchronous: bool) -> None:
                 assert answer.text == known.text
             else:
                 assert isinstance(answer, LowConfidenceError)
-                assert answer.verdict.draft == known.text
+                assert known.text not in repr(vars(answer))
         with pytest.raises(LowConfidenceError):
             batch(model, inputs)
     kit.assert_closed()

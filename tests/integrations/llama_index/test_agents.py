@@ -107,7 +107,7 @@ async def test_annotating_streams_and_delivers(talker: SemGradLLM) -> None:
 async def test_raising_fails_the_run(talker: SemGradLLM) -> None:
     with pytest.raises(LowConfidenceError) as raised:
         await run(GuardedReActAgent(llm=talker, policy=STOP, mode="raise"))
-    assert raised.value.verdict.draft == await draft_of(talker)
+    assert await draft_of(talker) not in repr(vars(raised.value))
 
 
 async def test_a_person_answers_and_the_model_is_asked_once(talker: SemGradLLM, heard: Heard) -> None:

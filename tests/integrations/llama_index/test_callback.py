@@ -42,8 +42,7 @@ async def test_every_method_raises_what_is_not_let_through(
     expected = await method(llm)
     with pytest.raises(LowConfidenceError, match="above the threshold") as raised:
         await method(with_router(wide, STOP))
-    assert raised.value.verdict.text == ""
-    assert raised.value.verdict.draft == str(getattr(expected, "text", None) or expected.message.content)
+    assert str(getattr(expected, "text", None) or expected.message.content) not in repr(vars(raised.value))
     await method(with_router(wide, PASS))
 
 

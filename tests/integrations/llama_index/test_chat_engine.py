@@ -164,7 +164,7 @@ async def test_raising_keeps_the_draft_out_of_the_memory(way: str, make_chat: Ma
     guarded = GuardedChatEngine(make_chat("simple"), STOP, mode="raise", abstain_message="No.")
     with pytest.raises(LowConfidenceError) as raised:
         await say(guarded, way, FIRST)
-    assert raised.value.verdict.draft == str(draft)
+    assert str(draft) not in repr(vars(raised.value))
     assert texts(guarded) == [FIRST, "No."]
 
 

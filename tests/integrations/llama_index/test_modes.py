@@ -82,10 +82,10 @@ def ask_for(response: Any) -> float:
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_raising_gives_the_verdict_and_the_draft(way: str, make_engine: Maker) -> None:
+def test_raising_gives_the_verdict_and_a_kept_draft(way: str, make_engine: Maker) -> None:
     inner = make_engine(streaming="stream" in way)
     with pytest.raises(LowConfidenceError, match="above the threshold") as raised:
-        ask(GuardedQueryEngine(inner, STOP, mode="raise", escalate_to=lambda _: "elsewhere"), way)
+        ask(GuardedQueryEngine(inner, STOP, mode="raise", keep_draft=True, escalate_to=lambda _: "no"), way)
     verdict = raised.value.verdict
     assert (verdict.action, verdict.text) == ("escalate", "")
     assert verdict.draft == ask(inner, way).response

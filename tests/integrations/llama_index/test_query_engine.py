@@ -190,7 +190,7 @@ def test_a_structured_response_is_never_replaced_by_text(llm: SemGradLLM) -> Non
     assert passed.metadata["semgrad_guard"]["status"] == "scored"
     with pytest.raises(LowConfidenceError, match=r"above the threshold.*Text cannot stand in") as raised:
         GuardedQueryEngine(inner, STOP).query(QUERY)
-    assert (raised.value.verdict.text, raised.value.verdict.draft) == ("", str(passed))
+    assert (raised.value.verdict.text, raised.value.verdict.draft) == ("", None)
     with pytest.raises(LowConfidenceError, match="must answer with a structure"):
         GuardedQueryEngine(inner, STOP, escalate_to=lambda _: "text").query(QUERY)
     moved = GuardedQueryEngine(inner, STOP, escalate_to=second).query(QUERY)

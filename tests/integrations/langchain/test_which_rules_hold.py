@@ -1,0 +1,168 @@
+"""Which rules hold for a call, wherever they come from; and which calls of a chain are answers at all."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextvars import ContextVar, copy_context
+from typing import Any
+
+import pytest
+from langchain.agents import create_agent
+from langchain.agents.middleware import SummarizationMiddleware
+from langchain_core.language_models import FakeListChatModel
+from langchain_core.messages import HumanMessage
+from langchain_core.output_parsers import StrOutputParser
+from langchain_core.prompt_values import PromptValue
+from langchain_core.prompts import ChatPromptTemplate
+from langchain_core.runnables import RunnableLambda, RunnableParallel
+from langchain_core.tracers.context import register_configure_hook
+
+from langchain_semgrad_guard import (
+    ChatSemGrad,
+    GuardedChatModel,
+    UncertaintyMiddleware,
+    UncertaintyRouterCallback,
+    get_verdict,
+)
+from semgrad_guard.errors import UnenforcedPolicyError
+
+from .agents import ASKED, RUNS
+from .support import EVENT_ROUTES, EVERYTHING, NOTHING, QUESTION, ROUTES, collect, text_of
+
+_router: ContextVar[Any] = ContextVar("router", default=None)
+register_configure_hook(_router, inheritable=True)
+
+
+def router(policy: Any = NOTHING, **options: Any) -> UncertaintyRouterCallback:
+    return UncertaintyRouterCallback(policy, abstain_message="No.", **options)
+
+
+@pytest.fixture
+def in_context() -> Iterator[None]:
+    token = _router.set(router())
+    yield
+    _router.reset(token)
+
+
+async def _logged(chat: Any) -> list[Any]:
+    return [patch async for patch in chat.astream_log(QUESTION)]
+
+
+@pytest.mark.usefixtures("in_context")
+@pytest.mark.parametrize("path", [*ROUTES, *EVENT_ROUTES, "astream_events v1", "astream_log"])
+def test_a_router_of_the_context_is_obeyed_on_every_path(chat: ChatSemGrad, path: str, draft: str) -> None:
+    if path == "astream_log":
+        found: Any = asyncio.run(_logged(chat))
+    elif path == "astream_events v1":
+        found = collect(chat.astream_events(QUESTION, version="v1"))
+    else:
+        found = (ROUTES | EVENT_ROUTES)[path](chat, QUESTION, {})
+        assert text_of(found) == "No."
+    assert draft not in repr(found)
+    assert "No." in repr(found)
+
+
+@pytest.mark.usefixtures("in_context")
+@pytest.mark.parametrize("path", ["invoke", "stream", "astream"])
+def test_two_are_one_too_many_wherever_they_come_from(chat: ChatSemGrad, path: str) -> None:
+    with pytest.raises(UnenforcedPolicyError, match="2 routers"):
+        ROUTES[path](GuardedChatModel(chat, NOTHING), QUESTION, {})
+    with pytest.raises(UnenforcedPolicyError, match="both decide"):
+        RUNS["invoke"](create_agent(chat, [], middleware=[UncertaintyMiddleware(NOTHING)]), ASKED, None)
+
+
+CONDENSE = ChatPromptTemplate.from_template("Rephrase: {question}")
+ANSWER = ChatPromptTemplate.from_template("Answer: {question}")
+
+
+def chain_of(condenser: Any, answerer: Any) -> Any:
+    condensed = {"question": CONDENSE | condenser | StrOutputParser()}
+    return condensed | ANSWER | answerer
+
+
+@pytest.mark.parametrize("path", ROUTES)
+def test_a_second_call_that_does_not_go_on_is_refused(chat: ChatSemGrad, path: str) -> None:
+    for chain in (chain_of(chat, chat), RunnableParallel(a=CONDENSE | chat, b=ANSWER | chat)):
+        with pytest.raises(UnenforcedPolicyError, match="answering="):
+            ROUTES[path](chain, {"question": QUESTION}, {"callbacks": [router()]})
+
+
+@pytest.mark.parametrize("label", ["tag", "name"])
+@pytest.mark.parametrize("path", ROUTES)
+def test_the_named_call_is_guarded_and_others_are_left_alone(chat: ChatSemGrad, path: str, label: str) -> None:
+    named = chat.with_config(tags=["answer"]) if label == "tag" else chat.with_config(run_name="answer")
+    asked: list[str] = []
+
+    def spy(value: PromptValue) -> PromptValue:
+        asked.append(value.to_string())
+        return value
+
+    chain = {"question": CONDENSE | chat | StrOutputParser()} | ANSWER | spy | named
+    config = {"callbacks": [router(answering="answer")]}
+    pieces = ROUTES[path](chain, {"question": QUESTION}, config)
+    assert text_of(pieces) == "No."
+    assert asked == ["Human: Answer: " + chat.invoke(f"Rephrase: {QUESTION}").text]
+    served = FakeListChatModel(responses=["condensed"])  # would ignore the router, which is not for it
+    assert text_of(ROUTES[path](chain_of(served, named), {"question": QUESTION}, config)) == "No."
+
+
+@pytest.mark.parametrize("path", ["invoke", "ainvoke", "batch"])
+def test_a_name_that_no_call_has_is_an_error(chat: ChatSemGrad, path: str) -> None:
+    config = {"callbacks": [router(answering="anwser")]}
+    with pytest.raises(UnenforcedPolicyError, match="anwser"):
+        ROUTES[path](ANSWER | chat, {"question": QUESTION}, config)
+    with pytest.raises(UnenforcedPolicyError, match="anwser"):
+        ROUTES[path](chat, QUESTION, config)
+
+
+def test_later_steps_and_retries_go_on(chat: ChatSemGrad) -> None:
+    twice = RunnableLambda(lambda _: [chat.invoke(QUESTION).text, chat.invoke(QUESTION).text])
+    assert twice.invoke(0, {"callbacks": [router()]}) == ["No.", "No."]
+    goes_on = RunnableLambda(lambda _: chat.invoke([HumanMessage(QUESTION), chat.invoke(QUESTION), HumanMessage("?")]))
+    assert goes_on.invoke(0, {"callbacks": [router()]}).text == "No."
+    both: Any = RunnableLambda(chat.invoke)
+    assert len(both.batch(["a", "b"], {"callbacks": [router(EVERYTHING)]})) == 2
+
+
+@pytest.mark.parametrize("guarded", ["router", "guard"])
+def test_a_history_is_not_replaced_by_an_abstention(chat: ChatSemGrad, guarded: str) -> None:
+    summarizer: Any = chat if guarded == "router" else GuardedChatModel(chat, NOTHING, abstain_message="No.")
+    middleware = SummarizationMiddleware(
+        summarizer, trigger=("messages", 3), keep=("messages", 1), summary_prompt="{messages}"
+    )
+    agent: Any = create_agent(chat, [], middleware=[middleware])
+    history = [("human", "Hello?"), ("ai", "Yes."), ("human", QUESTION)]
+    config: Any = {"callbacks": [router()]} if guarded == "router" else {}
+    messages = agent.invoke({"messages": history}, config)["messages"]
+    assert "summary" in messages[0].text
+    assert "No." not in messages[0].text
+    assert (messages[-1].text == "No.") is (guarded == "router")
+
+
+async def test_a_seat_ends_with_its_run(chat: ChatSemGrad) -> None:
+    """What a run of a batch has left behind asks by itself, and is judged."""
+    guard = GuardedChatModel(chat, NOTHING, abstain_message="No.")
+    contexts: list[Any] = []
+
+    def remember(text: Any) -> Any:
+        contexts.append(copy_context())
+        raise ValueError(text)
+
+    object.__setattr__(guard, "_convert_input", remember)
+    found = guard.batch([QUESTION, QUESTION], return_exceptions=True)
+    assert all(isinstance(each, ValueError) for each in found)
+    object.__delattr__(guard, "_convert_input")
+    asked = asyncio.get_running_loop().run_in_executor(None, contexts[1].run, guard.invoke, QUESTION)
+    assert (await asyncio.wait_for(asked, 60)).text == "No."
+
+
+def test_an_escalation_ends_with_its_answer(chat: ChatSemGrad) -> None:
+    contexts: list[Any] = []
+    target = RunnableLambda(lambda _: contexts.append(copy_context()) or "from elsewhere")
+    guard = GuardedChatModel(chat, NOTHING, escalate_to=target)
+    assert guard.invoke(QUESTION).text == "from elsewhere"
+    later = contexts[0].run(guard.invoke, QUESTION)
+    verdict = get_verdict(later)
+    assert verdict is not None
+    assert (later.text, verdict.action) == ("from elsewhere", "escalate")
