@@ -52,6 +52,7 @@ def test_thinking_is_turned_off_and_the_calibration_is_bound_to_that(
     assert "prompt_template" in run(*guarded).stderr
 
 
+@pytest.mark.filterwarnings("error:No artists")
 def test_a_thought_is_no_part_of_an_answer(run: Run, thinker: Path, asked: Path, tmp_path: Path) -> None:
     question = next(iter(QUESTIONS))
     answer = json.loads(run("ask", question, "--model", thinker, "--on-unscored", "answer", "--json").stdout)

@@ -37,7 +37,8 @@ def risk_coverage_figure(run: GradedRun) -> Any:
     percent_axis(axes.xaxis)
     percent_axis(axes.yaxis)
     rest = len(run.scores) - len(named)
-    axes.legend(frameon=False, fontsize=9, ncols=2, title=f"grey: {rest} other methods" if rest else None)
+    if axes.get_legend_handles_labels()[0]:  # none where no answer has a score
+        axes.legend(frameon=False, fontsize=9, ncols=2, title=f"grey: {rest} other methods" if rest else None)
     return figure
 
 
