@@ -199,3 +199,12 @@ def test_a_split_takes_every_row_once_and_looks_at_nothing_but_the_seed(n: int) 
     assert len(learn) == min(LEARN_MOST, n // 4)
     assert split(n, seed=1) == (learn, rest)
     assert n < 4 or split(n, seed=2) != (learn, rest)
+
+
+@pytest.mark.parametrize(("n", "spent"), [(199, 0), (200, 50)])
+def test_auto_spends_no_label_where_there_are_too_few(n: int, spent: int) -> None:
+    answers = population(np.random.default_rng(0), n)
+    found = calibrate_best(answers, (SemGrad(), HybridGrad()), bind=bind, alpha=ALPHA, delta=DELTA).calibration
+    assert found.choice is not None
+    assert (found.n, len(found.choice.questions)) == (n - spent, spent)
+    assert spent or ("hybridgrad is kept: comparing takes 200 graded answers, and there are 199" in found.choice.reason)

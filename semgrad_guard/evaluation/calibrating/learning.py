@@ -148,9 +148,18 @@ def calibrate_best(
     take none, where it is behind by no more than one standard error of the difference: their answers cost what
     generating them costs, and what is learned leans on likelihoods where labels are few. Learned candidates
     are judged by repeated cross-validation in that part, and fitted on all of it if they are chosen. Where all answers
-    are right, or all are wrong, nothing can be compared: then it is HybridGrad, or the first candidate.
+    are right, or all are wrong, nothing can be compared: then it is HybridGrad, or the first candidate. So it is where
+    the part would be smaller than what a learned candidate takes: no label is spent then.
     """
     learn, rest = split(len(graded.questions), seed=seed)
+    if len(learn) < MIN_ANSWERS:
+        kept = _default(candidates)
+        needed, n = math.ceil(MIN_ANSWERS / LEARN_SHARE), len(graded.questions)
+        reason = (
+            f"{kept.name} is kept: comparing takes {needed} graded answers, and there are {n}. No label is spent on it."
+        )
+        choice = EstimatorChoice(asked="auto", estimator=kept.name, reason=reason, questions=(), split_seed=seed)
+        return _calibrated(graded, kept, choice, None, bind=bind, alpha=alpha, delta=delta)
     part = graded.part(learn)
     compared, refused = _compared(part, candidates, seed=seed)
     aurocs = {each.name: auroc(compared[each.name], part.correct) if learn else None for each in candidates}
@@ -188,6 +197,10 @@ def _averaged(columns: Sequence[Sequence[float | None]]) -> list[float | None]:
     return [None if None in row else math.fsum(x for x in row if x is not None) / len(row) for row in rows]
 
 
+def _default(candidates: Sequence[Estimator]) -> Estimator:
+    return next((each for each in candidates if isinstance(each, HybridGrad)), candidates[0])
+
+
 def _chosen(
     part: LearningSet,
     candidates: Sequence[Estimator],
@@ -198,7 +211,7 @@ def _chosen(
 ) -> Estimator:
     known = {each.name: value for each in candidates if (value := aurocs[each.name]) is not None}
     if not known:
-        return next((each for each in candidates if isinstance(each, HybridGrad)), candidates[0])
+        return _default(candidates)
     ranked = sorted((each for each in candidates if each.name in known), key=lambda each: -known[each.name])
     best = ranked[0]
     free = [each for each in ranked if not each.objective.gradients]
