@@ -187,6 +187,7 @@ class GuardedSteps(BaseWorkflowAgent):
         if outcome.answer is not None:
             await staged.keep()
             return self._output(outcome.answer, outcome.verdict, outcome.answer.response)
+        turn.withhold()
         if isinstance(output, Exception):
             output = AgentOutput(response=_says(""), current_agent_name=self.name)
         if not waiting:

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, cast, get_args
 
 from llama_index.core.base.response.schema import PydanticResponse
+from llama_index.core.workflow import Workflow
 from pydantic import BaseModel
 
 from llama_index_semgrad_guard.calls import ModelCall, Step, Turn
@@ -200,8 +201,8 @@ def authors(turn: Turn, delivery: Delivery, *, inside: Step | None = None) -> Au
 
 
 def _said_in(turn: Turn, step: Step) -> Authors:
-    """The calls that wrote the answer of one step; of a stream, all in it, as nobody can look at its pieces again."""
-    if step.result is not None:
+    """The calls that wrote the answer of one step; of a stream or a workflow, all in it: nobody can tell them apart."""
+    if step.result is not None and not isinstance(step.component, Workflow):
         text = step.content if isinstance(step.content, str) else str(step.result)
         return authors(turn, Delivery(text, step.result), inside=step)
     others = any(step in other.path for other in turn.others)

@@ -184,6 +184,7 @@ class Turn:
     def __init__(self, question: str | None = None) -> None:
         self.question = question
         self._outer = _turn.get()
+        self._root: Turn = self if self._outer is None else self._outer._root
         self._lock = threading.Lock()
         self._steps: dict[str, Step] = {}
         self._asked: list[Step] = []
@@ -191,6 +192,7 @@ class Turn:
         self.calls: list[ModelCall] = []
         self.ended: list[Step] = []
         self.strays: list[Stray] = []
+        self.neighbours: list[ModelCall] = []
         self._open: list[Callable[[], None]] = []
 
     @contextmanager
@@ -214,6 +216,10 @@ class Turn:
             self.calls.append(call)
         if self._outer is not None:
             self._outer.add(call)
+            return
+        for turn in tuple(_open_turns):
+            if turn._root is not self:
+                turn.neighbours.append(call)
 
     def opened(self, close: Callable[[], None]) -> None:
         """A model has begun to write piece by piece; `close` stops it, and is harmless at any time."""
@@ -263,6 +269,15 @@ class Turn:
         """What retrievers found without asking a model: ids and hashes of their nodes, as they were when found."""
         found = [passage for step, known in self._found if not self._asks(step) for passage in known]
         return frozenset((each.id, each.hash) for each in found if not self.strays_in(each))
+
+    def overheard(self, text: str) -> list[ModelCall]:
+        """The calls whose words a prompt repeats, though nobody knows that they were made for it.
+
+        Beside the strays it may be the call of a guard that was asked in a thread without its caller's context: that
+        one has a turn of its own, as another user's has, so that four words and more must be the same.
+        """
+        mine = [stray.call for stray in self.strays if stray.call and repeats(text, stray.text, words=1)]
+        return [*mine, *(call for call in self.neighbours if not call.withheld and repeats(text, call.text))]
 
     def strays_in(self, passage: Passage) -> list[Stray]:
         """The strays whose words a passage repeats: any words of those that came while passages were looked for."""

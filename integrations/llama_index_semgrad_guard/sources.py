@@ -8,6 +8,7 @@ from typing import Any, cast
 from llama_index.core.base.base_query_engine import BaseQueryEngine
 from llama_index.core.chat_engine.types import BaseChatEngine
 from llama_index.core.response_synthesizers import BaseSynthesizer
+from llama_index.core.workflow import Workflow
 
 from llama_index_semgrad_guard.calls import FINDING, ModelCall, Passage, Step, Turn, repeats
 
@@ -16,7 +17,7 @@ _SYNTHESIZING = frozenset({"synthesize", "asynthesize"})
 
 
 def answers_before(turn: Turn, written: Sequence[ModelCall], inside: Step | None) -> Iterator[Step]:
-    """The steps whose answers may stand in the prompts of these calls.
+    """The steps (of engines, synthesizers, workflows) whose answers may stand in the prompts of these calls.
 
     An answer that came before a call may, whatever code stands between the two, unless the call was made by another
     engine that was asked afterwards: then it does if its words are in the call's prompt. `inside` is the step whose
@@ -35,6 +36,8 @@ def answers_before(turn: Turn, written: Sequence[ModelCall], inside: Step | None
 def _answers(step: Step) -> bool:
     if step.method in _SYNTHESIZING:
         return isinstance(step.component, BaseSynthesizer)
+    if step.method == "run":
+        return isinstance(step.component, Workflow)
     return step.method in _ASKING_AN_ENGINE and isinstance(step.component, (BaseQueryEngine, BaseChatEngine))
 
 
@@ -49,7 +52,7 @@ def _reaches(step: Step, call: ModelCall) -> bool:
 
 
 def writers_of_passages(turn: Turn, written: Sequence[ModelCall]) -> list[ModelCall]:
-    """The calls that wrote passages which these calls were given.
+    """The calls that wrote passages which these calls were given, or other words in their prompts, in other threads.
 
     A passage that was found without asking a model is nobody's. Of another one, a call wrote it whose words it repeats,
     and so may every call that a retriever or a postprocessor of one's own made.
@@ -62,7 +65,8 @@ def writers_of_passages(turn: Turn, written: Sequence[ModelCall]) -> list[ModelC
         earlier = [call for call in turn.calls if call.ended < step.began and not call.withheld]
         wrote = [call for call in earlier if strange and (_in(call.text, strange) or _is_of_ones_own(call))]
         found |= {id(call): call for call in (*wrote, *strays) if call not in written}
-    return list(found.values())
+    before = [one for call in written for one in turn.overheard(call.prompt.text) if one.ended < call.ended]
+    return list((found | {id(call): call for call in before}).values())
 
 
 def _in(text: str, passages: Sequence[Passage]) -> bool:

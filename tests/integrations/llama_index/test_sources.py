@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from llama_index.core import ComposableGraph, Document, Settings, SummaryIndex
+from llama_index.core.agent.workflow import ReActAgent
 from llama_index.core.base.base_query_engine import BaseQueryEngine
 from llama_index.core.embeddings import MockEmbedding
 from llama_index.core.llms import MockLLM
 from llama_index.core.postprocessor.types import BaseNodePostprocessor
 from llama_index.core.schema import NodeWithScore, QueryBundle, TextNode
 
-from llama_index_semgrad_guard import GuardedQueryEngine
-from semgrad_guard import Policy
+from llama_index_semgrad_guard import GuardedQueryEngine, GuardedReActAgent
+from semgrad_guard import GenerationOptions, Policy
 from semgrad_guard.guard import ABSTAIN_MESSAGE
 
 from .conftest import PASSAGES, Passages
@@ -90,6 +92,39 @@ def test_graphs_of_indices(saying: Make, monkeypatch: pytest.MonkeyPatch) -> Non
     indices = [SummaryIndex.from_documents([Document(text=text)]) for text in PASSAGES]
     graph = ComposableGraph.from_indices(SummaryIndex, indices, index_summaries=["a", "b"])
     assert record(graph.as_query_engine())["uncertainty"] == 0.9
+
+
+async def test_agents_and_threads_are_sources_too(saying: Make) -> None:
+    llm = saying(by_prompt(("Rephrase", ("In all: X", 0.01)), otherwise=("It is quite unsure in the end", 0.9)))
+    real = llm.language_model
+
+    def prompted(conversation: Any) -> Any:  # the scripted model's prompts are all alike
+        generation = scripted(conversation)
+        shown = conversation if isinstance(conversation, str) else conversation[-1].content
+        return replace(generation, prompt=real.generate(shown, GenerationOptions(max_tokens=1)).prompt)
+
+    scripted = llm._scripted
+    object.__setattr__(llm, "_scripted", prompted)
+
+    async def agents(options: dict[str, Any]) -> str:
+        kind = GuardedReActAgent if options else ReActAgent
+        return str(await kind(llm=llm, streaming=False, **options).run("Where?"))
+
+    async def threads(options: dict[str, Any]) -> str:
+        inner: Any = GuardedQueryEngine(engine(llm), **options) if options else engine(llm)
+        with ThreadPoolExecutor(1) as pool:
+            return str(pool.submit(inner.query, "Where?").result())
+
+    class Rephrasing(Own):
+        async def acustom_query(self, query_str: str) -> str:
+            return llm.complete("Rephrase: " + await self.do(query_str)).text
+
+    for source in (agents, threads):
+        for options in ({}, {"policy": POLICY, "mode": "annotate"}, {"policy": LOOSE}, {"policy": POLICY}):
+            rephrasing = Rephrasing(do=lambda _query, source=source, options=options: source(options))
+            response: Any = await GuardedQueryEngine(rephrasing, LOOSE).aquery("Where?")
+            withheld = options == {"policy": POLICY}
+            assert response.metadata["semgrad_guard"]["uncertainty"] == (0.01 if withheld else 0.9)
 
 
 class Writing(Passages):
