@@ -115,6 +115,7 @@ class Counting:
             verdict, prompt, strange = self._aggregated(turn, found.calls, policy)
         else:
             verdict, prompt, strange = found.calls[0].verdict, turn.form(found.calls[0], found.calls), ()
+        turn.scored(found.calls)
         changes: dict[str, Any] = {"text": delivery.text}
         if self.answering is not None:
             changes["settings"] = {**(verdict.settings or {}), "answering": self.answering_name}

@@ -7,7 +7,6 @@ asked say who asks. A handler that listens to them keeps, for each guarded answe
 from __future__ import annotations
 
 import itertools
-import re
 import threading
 import uuid
 import weakref
@@ -38,6 +37,7 @@ from pydantic import BaseModel
 
 from llama_index_semgrad_guard.lazy_streams import bound_to
 from llama_index_semgrad_guard.records import text_of
+from llama_index_semgrad_guard.wording import repeats, shares, words_of
 from semgrad_guard import Generation, Verdict
 from semgrad_guard.adapters.rewriting import as_asked
 from semgrad_guard.records import PromptForm
@@ -216,10 +216,12 @@ class Turn:
             self.calls.append(call)
         if self._outer is not None:
             self._outer.add(call)
-            return
+
+    def scored(self, calls: Sequence[ModelCall]) -> None:
+        """Tell turns that are open elsewhere; not before, since a call without a score holds much memory."""
         for turn in tuple(_open_turns):
-            if turn._root is not self:
-                turn.neighbours.append(call)
+            if turn._root is not self._root:
+                turn.neighbours.extend(calls)
 
     def opened(self, close: Callable[[], None]) -> None:
         """A model has begun to write piece by piece; `close` stops it, and is harmless at any time."""
@@ -276,8 +278,9 @@ class Turn:
         Beside the strays it may be the call of a guard that was asked in a thread without its caller's context: that
         one has a turn of its own, as another user's has, so that four words and more must be the same.
         """
-        mine = [stray.call for stray in self.strays if stray.call and repeats(text, stray.text, words=1)]
-        return [*mine, *(call for call in self.neighbours if not call.withheld and repeats(text, call.text))]
+        shown, others = words_of(text), [call for call in self.neighbours if not call.withheld]
+        mine = [stray.call for stray in self.strays if stray.call and shares(shown, words_of(stray.text), words=1)]
+        return [*mine, *(call for call in others if shares(shown, words_of(call.text)))]
 
     def strays_in(self, passage: Passage) -> list[Stray]:
         """The strays whose words a passage repeats: any words of those that came while passages were looked for."""
@@ -344,22 +347,6 @@ def stray(text: str, call: ModelCall | None = None) -> None:
         call.ended = found.at
     for turn in tuple(_open_turns):
         turn.strays.append(found)
-
-
-def repeats(text: str, written: str, *, words: int = 4) -> bool:
-    """Whether one of two texts is the other, or is a part of it and has so many words; case and marks aside.
-
-    Of four words and more, the first and the last may have been cut.
-    """
-    ours, theirs = (_WORD.findall(each.casefold()) for each in (text, written))
-    few, many = sorted((ours, theirs), key=len)
-    short, long = " ".join(few), " ".join(many)
-    if len(few) < max(words, 1):
-        return bool(few) and short == long
-    return short in long if len(few) > 3 else f" {short} " in f" {long} "
-
-
-_WORD = re.compile(r"[^\W_]+")
 
 
 def is_ours(llm: LLM) -> bool:

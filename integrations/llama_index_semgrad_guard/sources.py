@@ -10,7 +10,8 @@ from llama_index.core.chat_engine.types import BaseChatEngine
 from llama_index.core.response_synthesizers import BaseSynthesizer
 from llama_index.core.workflow import Workflow
 
-from llama_index_semgrad_guard.calls import FINDING, ModelCall, Passage, Step, Turn, repeats
+from llama_index_semgrad_guard.calls import FINDING, ModelCall, Passage, Step, Turn
+from llama_index_semgrad_guard.wording import repeats
 
 _ASKING_AN_ENGINE = frozenset({"query", "aquery", "chat", "achat"})
 _SYNTHESIZING = frozenset({"synthesize", "asynthesize"})
