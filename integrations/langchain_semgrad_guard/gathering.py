@@ -10,8 +10,11 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Awaitable, Callable, Sequence
-from contextvars import ContextVar, copy_context
+from contextvars import ContextVar
+from functools import partial
 from typing import Any, Generic, TypeVar, cast
+
+from semgrad_guard.guard import Stop, in_thread
 
 Q = TypeVar("Q")
 A = TypeVar("A")
@@ -60,6 +63,11 @@ class Seat(_Seat[Q, A]):
         self.goes_on.wait()
         return self._given()
 
+    def refuse(self, error: BaseException) -> None:
+        """Let the run end with an error, whenever it asks."""
+        self.answer = error
+        self.goes_on.set()
+
     def give(self, answer: A | BaseException) -> None:
         """Let the run go on with its answer, to its end."""
         self.answer = answer
@@ -100,9 +108,16 @@ def gathered(
             seats[index].ended.set()
             seats[index].waits.set()
 
-    for index, run in enumerate(runs):
-        threading.Thread(target=copy_context().run, args=(work, index, run), daemon=True).start()
-        seats[index].waits.wait()
+    stop = Stop()
+    try:
+        for index, run in enumerate(runs):
+            in_thread(partial(work, index, run), stop=stop)
+            seats[index].waits.wait()
+    except BaseException as error:  # Ctrl-C: the run that moves stops, and nobody asks for those that wait
+        stop.cancel()
+        for seat in seats:
+            seat.refuse(error)
+        raise
     asking = [seat for seat in seats if seat.question is not None]
     answers: Sequence[A | BaseException] = ()
     try:

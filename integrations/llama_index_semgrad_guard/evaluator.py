@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, cast
 
 from llama_index.core.base.llms.types import ChatMessage, MessageRole
@@ -18,7 +19,7 @@ from llama_index_semgrad_guard.records import get_verdict, text_of
 from llama_index_semgrad_guard.routing import QUESTION_KEY
 from semgrad_guard import METADATA_KEY, Policy, Verdict
 from semgrad_guard.errors import EmptyResponseError, InputError
-from semgrad_guard.guard import settle, undecided
+from semgrad_guard.guard import off_loop, settle, undecided
 from semgrad_guard.records import digest_of
 
 
@@ -68,7 +69,7 @@ class UncertaintyEvaluator(BaseEvaluator):
             raise InputError("query and response must be given")
         await asyncio.sleep(sleep_time_in_seconds)
         try:
-            verdict = await asyncio.to_thread(self._llm.score, self._prompt(query, contexts), response)
+            verdict = await off_loop(partial(self._llm.score, self._prompt(query, contexts), response))
         except EmptyResponseError as error:
             return self._invalid(query, response, contexts, str(error))
         return self._result(query, response, contexts, verdict)

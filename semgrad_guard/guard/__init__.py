@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from semgrad_guard.decision_log.sink import DecisionSink
-    from semgrad_guard.engine.interruption import current_stop, stopping
+    from semgrad_guard.engine.interruption import Stop, current_stop, stopping
     from semgrad_guard.guard.answering import (
         Answerer,
         AsyncLiveAnswer,
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from semgrad_guard.guard.recorder import Recorder, current_recorder, record_draft, recording
     from semgrad_guard.guard.streams import AsyncLiveDraft, LiveDraft, arun_stream, run_stream
     from semgrad_guard.guard.terms import AbstainMessage, OnError, Terms
-    from semgrad_guard.guard.timing import ain_time, cancelling, in_time, off_loop
+    from semgrad_guard.guard.timing import ain_time, cancelling, in_thread, in_time, off_loop
     from semgrad_guard.guard.verdicts import (
         abstained,
         as_draft,
@@ -138,9 +138,11 @@ _HOMES = {
         "Terms",
     ),
     "timing": (
+        "Stop",
         "ain_time",
         "cancelling",
         "current_stop",
+        "in_thread",
         "in_time",
         "off_loop",
         "stopping",
@@ -193,6 +195,7 @@ __all__ = [
     "Refusal",
     "Reply",
     "Settlement",
+    "Stop",
     "Target",
     "Terms",
     "Waiting",
@@ -216,6 +219,7 @@ __all__ = [
     "estimator_of",
     "external",
     "handed_on",
+    "in_thread",
     "in_time",
     "is_withheld",
     "off_loop",

@@ -36,7 +36,7 @@ def in_time(work: Callable[[], T]) -> T:
     stop = current_stop()
     if stop.remaining is None:
         return work()
-    future = _in_a_thread(work)
+    future = _future_of(work)
     try:
         return future.result(stop.remaining)
     except FutureTimeoutError:
@@ -70,10 +70,10 @@ async def off_loop(work: Callable[[], T]) -> T:
     """What `work` returns, from a thread of its own; a task that is cancelled meanwhile tells the work to stop."""
     stop = Stop()
     with stopping(stop), cancelling(stop):
-        return await asyncio.wrap_future(_in_a_thread(work))
+        return await asyncio.wrap_future(_future_of(work))
 
 
-def _in_a_thread(work: Callable[[], T]) -> Future[T]:
+def _future_of(work: Callable[[], T]) -> Future[T]:
     """The future of work in a thread that does not keep the process alive."""
     future: Future[T] = Future()
 
@@ -85,8 +85,13 @@ def _in_a_thread(work: Callable[[], T]) -> Future[T]:
         else:
             _settle(partial(future.set_result, result))
 
-    model_threads.start(run, name="semgrad-guard-work", context=copy_context())
+    in_thread(run)
     return future
+
+
+def in_thread(work: Callable[[], object], *, stop: Stop | None = None) -> None:
+    """Begin work that may run a model, in a thread that does not keep the process alive, until `stop` ends it."""
+    model_threads.start(work, name="semgrad-guard-work", stop=stop, context=copy_context())
 
 
 def _settle(put: Callable[[], None]) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import signal
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -13,7 +15,7 @@ import torch
 from langchain_semgrad_guard import ChatSemGrad, GuardedChatModel, UncertaintyRouterCallback
 from semgrad_guard import LanguageModel
 from semgrad_guard.errors import DeadlineExceededError
-from tests.steps import Steps, until_stopped
+from tests.steps import Steps, until, until_stopped
 
 from .support import EVERYTHING, NOTHING, QUESTION, ROUTES, Route
 
@@ -69,6 +71,24 @@ def test_a_cancelled_task_stops_the_model(model: Any, language_model: LanguageMo
     assert asyncio.run(run()) == 5
     assert language_model.generate("And now?").response_ids
     assert torch.get_num_threads() == before
+
+
+@pytest.mark.skipif(not hasattr(signal, "pthread_kill"), reason="no signals to a thread here")
+def test_an_interrupted_batch_stops_every_run(long: ChatSemGrad, language_model: LanguageModel) -> None:
+    """One run waits to be answered with others, and the next one is written for those that hear it."""
+    threads = threading.enumerate()
+    steps, main = Steps(language_model), threading.get_ident()
+    steps.at(5, lambda: (signal.pthread_kill(main, signal.SIGINT), until_stopped()))
+    configs: Any = [{"callbacks": [UncertaintyRouterCallback(NOTHING)]}, {}]
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            long.batch([QUESTION, "Where?"], configs, stream=True)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert steps.in_all() <= 5
+    until(lambda: not [each for each in threading.enumerate() if each not in threads])
+    assert language_model.generate("And now?").response_ids
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])

@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 from llama_index.core.chat_engine import SimpleChatEngine
 
-from llama_index_semgrad_guard import GuardedChatEngine, GuardedQueryEngine, GuardedReActAgent, SemGradLLM
+from llama_index_semgrad_guard import (
+    GuardedChatEngine,
+    GuardedQueryEngine,
+    GuardedReActAgent,
+    SemGradLLM,
+    UncertaintyEvaluator,
+)
 from semgrad_guard import LanguageModel, Policy
-from tests.steps import Steps, until_stopped
+from tests.steps import Steps, until, until_stopped
 
 from .test_authorship import engine
 
@@ -52,6 +59,19 @@ async def test_a_cancelled_run_stops_the_model(endless: tuple[SemGradLLM, Any]) 
     await reached.wait()
     await handler.cancel_run()
     await require_stopped(steps, llm)
+
+
+async def test_a_cancelled_evaluation_waits_for_no_model(endless: tuple[SemGradLLM, Any]) -> None:
+    llm, model = endless
+    before = threading.enumerate()
+    with model.turn:
+        task = asyncio.ensure_future(UncertaintyEvaluator(llm, PASS).aevaluate(query=QUESTION, response="There."))
+        while not (begun := [each for each in threading.enumerate() if each not in before]):
+            await asyncio.sleep(0.001)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        until(lambda: not any(each.is_alive() for each in begun))
 
 
 def held(model: LanguageModel) -> tuple[asyncio.Event, Steps]:
