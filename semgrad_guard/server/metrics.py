@@ -46,7 +46,7 @@ class Metrics:
             registry=self._registry,
         )
         self._unscored = Counter(
-            "semgrad_guard_unscored", "Delivered answers without a score.", model, registry=self._registry
+            "semgrad_guard_unscored", "Answers without a score.", model, registry=self._registry
         )
         self._errors = Counter(
             "semgrad_guard_errors", "Requests that were answered with an error.", ["code"], registry=self._registry
@@ -71,11 +71,11 @@ class Metrics:
             self._flagged.labels(model).inc()
         if verdict.drift is not None:
             self._drift.labels(model).set(verdict.drift)
-        if not verdict.shows_draft:
-            return
         if verdict.uncertainty is None:
             self._unscored.labels(model).inc()
-        else:
+        if not verdict.shows_draft:
+            return
+        if verdict.uncertainty is not None:
             self._uncertainty.labels(model).observe(verdict.uncertainty)
         if verdict.scoring_ms is not None:
             self._seconds.labels(model).observe(verdict.scoring_ms / 1000)
