@@ -45,9 +45,7 @@ class Metrics:
             buckets=_SECONDS,
             registry=self._registry,
         )
-        self._unscored = Counter(
-            "semgrad_guard_unscored", "Answers without a score.", model, registry=self._registry
-        )
+        self._unscored = Counter("semgrad_guard_unscored", "Answers without a score.", model, registry=self._registry)
         self._errors = Counter(
             "semgrad_guard_errors", "Requests that were answered with an error.", ["code"], registry=self._registry
         )
