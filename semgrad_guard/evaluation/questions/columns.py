@@ -89,7 +89,7 @@ class _Reading:
         """Every field that there is."""
         found = self._found
         if name := self._column(self._given.question, QUESTION):
-            self._take("question", name, _text_in(self._record[name]))
+            self._take("question", name)
         self._read_references()
         self._read_passage()
         for target, names in (("kind", KIND), *((each, (each,)) for each in _OTHERS)):
@@ -265,11 +265,6 @@ def _joined(values: Iterable[Any]) -> list[Any]:
     lists = [cast("list[Any]", each) if isinstance(each, list) else [each] for each in unwrapped]
     texts = [text for each in lists for text in each]
     return [text for number, text in enumerate(texts) if text not in texts[:number]]
-
-
-def _text_in(value: Any) -> Any:
-    """A question that is wrapped, as Natural Questions has it."""
-    return cast("Mapping[str, Any]", value).get("text", value) if isinstance(value, Mapping) else value
 
 
 def _literal(text: str) -> Any:

@@ -96,6 +96,8 @@ def _natural_questions(record: Record) -> Record:
             answers["yes" if str(each["yes_no_answer"]).lower() in ("yes", "1") else "no"] = None
         long_answers.append(cast("Record", each.get("long_answer") or {}).get("start_token", -1))
     rest = {name: value for name, value in record.items() if name != "annotations"}
+    if isinstance(asked := record.get("question"), dict):
+        rest["question"] = cast("Record", asked).get("text")
     return {**rest, "answers": list(answers)} if answers or max(long_answers) < 0 else rest
 
 
