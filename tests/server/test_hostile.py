@@ -135,8 +135,9 @@ def test_requests_that_two_servers_would_read_differently(make_served: Make) -> 
 
 def test_a_client_that_hangs_up_in_mid_stream_holds_nobody_up(make_served: Make, language_model: LanguageModel) -> None:
     served = make_served(NONE, mode="annotate", options=GenerationOptions(max_tokens=200))
-    begun, ended = watched(served.scheduler)
-    steps = held(language_model, begun, at=20)
+    scheduler: Any = served.scheduler
+    begun, ended = watched(scheduler)
+    steps = held(scheduler, begun, at=20)
     body = json.dumps(asking(stream=True)).encode()
     head = b"POST /v1/chat/completions HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\n"
     with running(served) as address:
