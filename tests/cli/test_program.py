@@ -78,7 +78,7 @@ def test_an_interrupt_ends_any_command_with_its_own_code(run: Run, monkeypatch: 
     def interrupt(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(loading, "load_model", interrupt)
+    monkeypatch.setattr(loading, "load", interrupt)
     result = run("ask", "q")
     assert (result.exit_code, result.stdout, result.stderr) == (130, "", "Interrupted. Nothing is kept.\n")
 
