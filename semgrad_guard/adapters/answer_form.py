@@ -114,7 +114,7 @@ def _response_schema(response_format: Any) -> tuple[Mapping[str, Any] | None, st
     schema: Any = described.get("schema")
     if given.get("type") != "json_schema" or not isinstance(schema, Mapping):
         raise InputError(
-            f"response_format={str(response_format)[:200]} is not known; use "
+            f"response_format={str(cast('object', response_format))[:200]} is not known; use "
             '{"type": "json_schema", "json_schema": {"name": ..., "schema": {...}}}, {"type": "json_object"} or '
             '{"type": "text"}'
         )
