@@ -6,6 +6,7 @@ asked say who asks. A handler that listens to them keeps, for each guarded answe
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import threading
 import uuid
@@ -53,6 +54,8 @@ RETRIEVING = frozenset({"retrieve", "aretrieve"})
 """A retriever's methods that find passages."""
 FINDING = frozenset({"_retrieve", "_aretrieve", "_postprocess_nodes", "_apostprocess_nodes"})
 """The methods of a retriever or a postprocessor that its class has to write."""
+_NOT_COMPARED = {"embedding", "obj"}
+"""Of a passage: what its retriever may add, and an index that it stands for."""
 _HOLDERS = (Response, PydanticResponse, AgentChatResponse)
 _STREAMS = (StreamingResponse, AsyncStreamingResponse)
 _clock = itertools.count(1)
@@ -104,7 +107,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Passage:
-    """A retrieved passage as it was at one time: its id, the hash of its text and metadata, and its text."""
+    """A retrieved passage as it was at one time: its id, the hash of all that it holds, and its text."""
 
     id: str
     hash: str
@@ -114,8 +117,12 @@ class Passage:
     def of(cls, node: Any) -> Passage:
         """A node with a score, or without."""
         inner = getattr(node, "node", node)
-        text = inner.get_content() if isinstance(inner, BaseNode) else ""
-        return cls(str(getattr(inner, "node_id", "")), str(getattr(inner, "hash", "")), text)
+        if not isinstance(inner, BaseNode):
+            return cls("", "", "")
+        held = inner.model_dump(exclude=_NOT_COMPARED, warnings=False)  # relationships, templates and the like as well
+        return cls(
+            inner.node_id, hashlib.sha256(repr(held).encode("utf-8", "surrogatepass")).hexdigest(), inner.get_content()
+        )
 
 
 class ModelCall:
@@ -239,7 +246,7 @@ class Turn:
     def has_begun(self) -> bool:
         """Whether a model may have said something, here or where nobody knows for whom."""
         asked = any(isinstance(step.component, LLM) and step.method in _ASKING for step in self._steps.values())
-        return asked or bool(self.calls or self.strays)
+        return asked or bool(self.calls or self.strays or self.neighbours)
 
     def withhold(self) -> None:
         """A guard keeps back all that its calls have said so far: nothing of it can be in what comes later."""
@@ -270,7 +277,19 @@ class Turn:
     def passages(self) -> frozenset[tuple[str, str]]:
         """What retrievers found without asking a model: ids and hashes of their nodes, as they were when found."""
         found = [passage for step, known in self._found if not self._asks(step) for passage in known]
-        return frozenset((each.id, each.hash) for each in found if not self.strays_in(each))
+        return frozenset(
+            (each.id, each.hash) for each in found if not self.strays_in(each) and not self._is_a_neighbours(each)
+        )
+
+    def _is_a_neighbours(self, passage: Passage) -> bool:
+        """Whether a passage repeats words that a guard in another thread let out while passages were looked for."""
+        looking = self._looking()
+        said = [call for call in self.neighbours if any(begin < call.ended < end for begin, end in looking)]
+        return any(repeats(passage.text, call.text) for call in said)
+
+    def _looking(self) -> list[tuple[int, int]]:
+        """When passages were looked for."""
+        return [(step.began, step.ended) for step in self.ended if step.method in RETRIEVING | FINDING]
 
     def overheard(self, text: str) -> list[ModelCall]:
         """The calls whose words a prompt repeats, though nobody knows that they were made for it.
@@ -284,7 +303,7 @@ class Turn:
 
     def strays_in(self, passage: Passage) -> list[Stray]:
         """The strays whose words a passage repeats: any words of those that came while passages were looked for."""
-        looking = [(step.began, step.ended) for step in self.ended if step.method in RETRIEVING | FINDING]
+        looking = self._looking()
         return [
             stray
             for stray in self.strays

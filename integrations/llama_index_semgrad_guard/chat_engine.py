@@ -192,7 +192,8 @@ class _Said:
     def __init__(self, guard: GuardedChatEngine, message: str, chat_history: list[ChatMessage] | None) -> None:
         self._guard, self._message, self._history, self._routing = guard, message, chat_history, guard.routing
         self._kept: BaseMemory = guard._memory  # pyright: ignore[reportPrivateUsage] - this class is its other half
-        self._turn, self.memory = Turn(message), StagedMemory(self._kept)
+        self._turn = Turn(message)
+        self.memory = StagedMemory(self._kept, self._turn)
         # A copy, because other turns may be under way on the same engine.
         self._engine: Any = copy.copy(guard._engine)  # pyright: ignore[reportPrivateUsage]
         self._engine._memory = self.memory

@@ -8,18 +8,25 @@ from typing import Any
 from llama_index.core.base.llms.types import ChatMessage, MessageRole
 from llama_index.core.memory import BaseMemory
 
+from llama_index_semgrad_guard.calls import Turn
+from semgrad_guard.errors import InputError
+
 
 class StagedMemory:
-    """Stands in for a chat engine's memory during one turn; everything but an answer goes through at once.
+    """Stands in for a chat engine's memory during one turn; what the model may have written waits in it.
+
+    That is every answer and, once a model was asked, every text but the user's question and what was stored before.
 
     Replacing a stored draft afterwards would come too late: memories may summarise, embed or persist what they get.
     """
 
-    def __init__(self, memory: BaseMemory) -> None:
-        self._memory, self._held = memory, list[ChatMessage]()
+    def __init__(self, memory: BaseMemory, turn: Turn) -> None:
+        self._memory, self._turn, self._held = memory, turn, list[ChatMessage]()
         self._asked = False
 
     def __getattr__(self, name: str) -> Any:
+        if name in _STORES and self._turn.has_begun:
+            raise InputError(f"the engine must put its answers into the memory itself, not into the memory's {name}")
         return getattr(self._memory, name)
 
     def put(self, message: ChatMessage) -> None:
@@ -48,6 +55,22 @@ class StagedMemory:
         for message in messages:
             await self.aput(message)
 
+    def set(self, messages: list[ChatMessage]) -> None:
+        """Store other messages in the place of all; hold what is new and may be an answer."""
+        self._memory.set(self._known(messages, self._memory.get_all()))
+
+    async def aset(self, messages: list[ChatMessage]) -> None:
+        """As `set`."""
+        await self._memory.aset(self._known(messages, await self._memory.aget_all()))
+
+    def _known(self, messages: list[ChatMessage], before: list[ChatMessage]) -> list[ChatMessage]:
+        if not self._turn.has_begun:
+            return messages
+        new = [message for message in messages if message not in before and self._is_answer(message)]
+        self._held = new
+        self._asked = True
+        return [message for message in messages if message not in new]
+
     def settle(self, replacement: str | None) -> None:
         """Store the held answer, or what was delivered in its place."""
         for message in self._settled(replacement):
@@ -73,9 +96,14 @@ class StagedMemory:
             return self._held
         return [ChatMessage(role=MessageRole.ASSISTANT, content=replacement)]
 
-    @staticmethod
-    def _is_answer(message: ChatMessage) -> bool:
-        return message.role not in (MessageRole.USER, MessageRole.SYSTEM)
+    def _is_answer(self, message: ChatMessage) -> bool:
+        if message.role not in (MessageRole.USER, MessageRole.SYSTEM):
+            return True
+        return self._turn.has_begun and message.content != self._turn.question
+
+
+_STORES = frozenset({"chat_store", "sql_store"})
+"""Where memories keep their messages: what is written there is not held."""
 
 
 class StagedContext:

@@ -17,7 +17,13 @@ from llama_index_semgrad_guard.calls import Passage, Turn
 def passages(nodes: Sequence[NodeWithScore], turn: Turn) -> list[NodeWithScore]:
     """Those of an answer's source nodes that were retrieved, and are as they were."""
     found, now = turn.passages(), [Passage.of(node) for node in nodes]
-    return [node for node, passage in zip(nodes, now, strict=True) if (passage.id, passage.hash) in found]
+    kept = [node for node, passage in zip(nodes, now, strict=True) if (passage.id, passage.hash) in found]
+    return [
+        node
+        if type(node) is NodeWithScore
+        else NodeWithScore(node=node.node, score=node.score)  # no field of a subclass
+        for node in kept
+    ]
 
 
 def about_passages(metadata: Mapping[str, Any] | None, kept: Sequence[NodeWithScore]) -> dict[str, Any]:

@@ -9,6 +9,8 @@ from typing import Any, Literal, cast
 
 from llama_index.core.base.base_query_engine import BaseQueryEngine
 from llama_index.core.chat_engine.types import BaseChatEngine
+from llama_index.core.postprocessor.types import BaseNodePostprocessor
+from llama_index.core.prompts.mixin import PromptMixin
 from llama_index.core.query_engine import MultiStepQueryEngine, SubQuestionQueryEngine
 from llama_index.core.response_synthesizers import BaseSynthesizer, Refine
 from llama_index.core.tools import BaseTool
@@ -164,10 +166,25 @@ def require_guardable(engine: Any, terms: Terms) -> None:
     synthesizers = [each for each in held if isinstance(each, BaseSynthesizer)]
     if any(streams_structures(each) for each in synthesizers):
         raise InputError(STREAMED_STRUCTURE)
-    printing: list[Any] = [*parts, *synthesizers] if terms.withholds else []
-    for part in printing:
-        if getattr(part, "_verbose", False):
-            part._verbose = False
+    if terms.withholds:
+        _silence(engine, set())
+
+
+def _silence(value: Any, seen: set[int]) -> None:
+    """Have no part of an engine print; a guard in it sees to its own parts by its own mode."""
+    if id(value) in seen:
+        return
+    seen.add(id(value))
+    if isinstance(value, Mapping):
+        value = list(cast("Mapping[Any, Any]", value).values())
+    if isinstance(value, (list, tuple)):
+        for inner in cast("list[Any]", value):
+            _silence(inner, seen)
+    elif isinstance(value, (PromptMixin, BaseNodePostprocessor, BaseChatEngine, BaseTool)):
+        for name in ("_verbose", "verbose"):
+            if getattr(value, name, False) is True:
+                setattr(value, name, False)
+        _silence([*vars(value).values()], seen)
 
 
 STREAMED_STRUCTURE = (
