@@ -6,6 +6,7 @@ run lasts; it keeps texts of that time and says nothing to anybody.
 
 from __future__ import annotations
 
+import inspect
 import threading
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
@@ -41,12 +42,21 @@ class _Whole:
 class Witness(BaseCallbackHandler):
     """Notes the calls of models, by the outermost run that they belong to."""
 
-    run_inline = True
-
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._wholes: OrderedDict[UUID, _Whole] = OrderedDict()
         self._of: dict[UUID, UUID] = {}
+
+    @property
+    def run_inline(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """Whether an event loop calls it at once, and not in a thread of its pool, which may be busy for long.
+
+        Where one handler is inline, LangChain's asynchronous `on_llm_start` tells it to no other: there this is none.
+        """
+        mine = inspect.currentframe()
+        caller = mine and mine.f_back  # the method, or a comprehension in it
+        near = (caller, caller and caller.f_back)
+        return not any(frame and frame.f_code.co_name == "on_llm_start" for frame in near)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _witness, ()  # there is one: a copy of a config has it, too
@@ -76,9 +86,9 @@ class Witness(BaseCallbackHandler):
             while len(self._wholes) > _MOST:
                 self._forget(next(iter(self._wholes)))
 
-    def _end(self, run: UUID, answer: list[BaseMessage | str] | None = None) -> None:
+    def _end(self, run: UUID, answer: list[BaseMessage | str] | None = None, parent: UUID | None = None) -> None:
         with self._lock:
-            root = self._of.get(run)
+            root = self._of.get(run) or self._of.get(parent or _NOBODY)  # of a start LangChain may tell nothing
             if root == run:
                 self._forget(run)
             elif root is not None and answer:
@@ -113,7 +123,8 @@ class Witness(BaseCallbackHandler):
     def on_llm_end(self, response: LLMResult, *, run_id: UUID, **known: Any) -> None:
         """A model has answered."""
         made = [generation for several in response.generations for generation in several]
-        self._end(run_id, [each.message if isinstance(each, ChatGeneration) else each.text for each in made])
+        said = [each.message if isinstance(each, ChatGeneration) else each.text for each in made]
+        self._end(run_id, said, known.get("parent_run_id"))
 
     def on_chain_end(self, outputs: Any, *, run_id: UUID, **known: Any) -> None:
         """A chain has ended. Streams tell only now what it was given: the first of them was given the whole's input."""

@@ -9,7 +9,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
-from langchain_core.language_models import FakeListChatModel
+from langchain_core.callbacks import AsyncCallbackHandler
+from langchain_core.language_models import FakeListChatModel, FakeListLLM
 from langchain_core.messages import AIMessage, HumanMessage
 from langchain_core.output_parsers import StrOutputParser
 from langchain_core.prompts import ChatPromptTemplate
@@ -115,6 +116,26 @@ def test_the_whole_that_was_calibrated_is_familiar(chat: ChatSemGrad, make: Call
     examples = [({"question": q}, "x") for q in QUESTIONS]
     policy = Policy.from_calibration(calibrate_chain(make(chat), examples, right, max_concurrency=4, **RATES))
     assert last_of(make(GuardedChatModel(chat, policy)), "invoke").promised
+
+
+@pytest.mark.parametrize("inline", [False, True])
+async def test_the_start_of_a_text_model_is_told_to_everybody(chat: ChatSemGrad, policy: Policy, inline: bool) -> None:
+    """LangChain tells it to inline handlers alone, if there is one; which the witness must not be, nor rely on."""
+    heard: list[str] = []
+
+    class Listener(AsyncCallbackHandler):
+        run_inline = inline
+
+        async def on_llm_start(self, *args: Any, **known: Any) -> None:
+            heard.append("start")
+
+    condenser = FakeListLLM(responses=[QUESTIONS[5]])
+    chain = ASK | condenser | {"question": RunnablePassthrough()} | ASK | GuardedChatModel(chat, policy)
+    verdict = get_verdict(await chain.ainvoke({"question": QUESTIONS[3]}, {"callbacks": [Listener()]}))
+    assert heard == ["start", "start"], "of the text model, and of the chat model"
+    assert verdict is not None
+    assert not verdict.promised
+    assert not WITNESS._wholes
 
 
 def test_a_failed_chain_leaves_nothing_behind(chat: ChatSemGrad) -> None:
