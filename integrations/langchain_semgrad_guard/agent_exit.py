@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any, TypedDict
+from typing import Any, TypedDict, cast
 
 from langchain_core.callbacks import dispatch_custom_event
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage
+from pydantic import BaseModel, TypeAdapter
 
 from langchain_semgrad_guard.answers import Rules
 from langchain_semgrad_guard.callback import observe
 from semgrad_guard import METADATA_KEY
-from semgrad_guard.errors import LowConfidenceError
+from semgrad_guard.errors import LowConfidenceError, UnenforcedPolicyError
 from semgrad_guard.guard import Pending, one
 from semgrad_guard.records import digest_of
 
@@ -71,6 +74,53 @@ def as_judged(messages: Sequence[BaseMessage], state: Mapping[str, Any]) -> list
     return [_judged(message) for message in (*before, *messages) if isinstance(message, AIMessage)]
 
 
+def require_structure_of(messages: Sequence[BaseMessage], structure: Any) -> None:
+    """Raise an `UnenforcedPolicyError` for a structured response that is made of none of these messages."""
+    if structure is None:
+        return
+    told = [each for message in messages if isinstance(message, AIMessage) for each in _structures(message)]
+    if not any(_is_read_from(each, structure) for each in told):
+        raise UnenforcedPolicyError(
+            "another middleware has put a structured response in the place of the model's: nobody has judged it. Let "
+            "the middleware change the message, and leave its structure to LangChain"
+        )
+
+
+def _structures(message: AIMessage) -> list[Any]:
+    """All that a structured response can be read from: the arguments of calls, and a text of JSON."""
+    found: list[Any] = [call["args"] for call in message.tool_calls]
+    with suppress(ValueError):
+        found.append(json.loads(str(message.text)))
+    return found
+
+
+def _is_read_from(told: Any, structure: Any) -> bool:
+    """Whether it says this and nothing else. Fields that a class fills in by itself are nobody's words."""
+    if isinstance(structure, dict):  # of a typed dict nobody knows the type here, which may have read "1" as 1
+        leaves = list(_leaves(told))
+        return all(leaf in leaves or str(leaf) in map(str, leaves) for leaf in _leaves(structure))
+    reads = TypeAdapter[Any](cast("type[Any]", type(structure)))
+    try:
+        return _set(reads.validate_python(told)) == _set(structure)
+    except ValueError:
+        return False
+
+
+def _leaves(value: Any) -> Iterator[Any]:
+    if isinstance(value, dict):
+        for each in cast("dict[str, Any]", value).values():
+            yield from _leaves(each)
+    elif isinstance(value, (list, tuple)):
+        for each in cast("list[Any]", value):
+            yield from _leaves(each)
+    else:
+        yield value
+
+
+def _set(structure: Any) -> Any:
+    return structure.model_dump(exclude_unset=True) if isinstance(structure, BaseModel) else structure
+
+
 def judged_late(state: Mapping[str, Any], rules: Rules) -> dict[str, Any] | None:
     """The state's update for messages that came past the guard: each as it is delivered.
 
@@ -80,6 +130,8 @@ def judged_late(state: Mapping[str, Any], rules: Rules) -> dict[str, Any] | None
     Raises:
         LowConfidenceError: a message is withheld in mode "raise", or where a structured response is made of it.
     """
+    if rules.terms.withholds:
+        require_structure_of(_recent(state["messages"]), state.get("structured_response"))
     judged = {each["id"]: each for each in state.get(JUDGED_KEY) or ()}
     strangers = [each for each in _recent(state["messages"]) if not _is_judged(each, judged.get(each.id))]
     if not strangers:

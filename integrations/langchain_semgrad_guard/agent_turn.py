@@ -18,7 +18,15 @@ from langgraph.types import Command
 
 from langchain_semgrad_guard import agent_review
 from langchain_semgrad_guard import messages as convert
-from langchain_semgrad_guard.agent_exit import JUDGED_KEY, Delivered, as_judged, carries, says_the_same, without_record
+from langchain_semgrad_guard.agent_exit import (
+    JUDGED_KEY,
+    Delivered,
+    as_judged,
+    carries,
+    require_structure_of,
+    says_the_same,
+    without_record,
+)
 from langchain_semgrad_guard.agent_review import REVIEW_KEY, Review, ReviewDesk, SettledModel
 from langchain_semgrad_guard.answers import Rules
 from langchain_semgrad_guard.callback import UncertaintyRouterCallback
@@ -187,6 +195,7 @@ class Turn:
 
         Raises:
             LowConfidenceError: a message is withheld where a structured response is due.
+            UnenforcedPolicyError: the structured response is not made of the messages that were judged.
         """
         message = _message(response)
         known = self._known(message)
@@ -194,6 +203,8 @@ class Turn:
         verdict = convert.stage_verdict(message)
         if review is None and verdict is not None and is_withheld(verdict):
             self._refuse_text_for_structure(verdict)
+        if self._settings.rules.terms.withholds:
+            require_structure_of(response.result, response.structured_response)
         update: dict[str, Any] = {} if self._review is None else agent_review.closing(self._review)
         if review is not None:
             update[REVIEW_KEY] = review

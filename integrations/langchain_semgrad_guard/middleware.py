@@ -163,3 +163,13 @@ class UncertaintyMiddleware(AgentMiddleware[UncertaintyState, Any, Any]):
     async def aafter_model(self, state: UncertaintyState, runtime: Runtime[Any]) -> dict[str, Any] | None:
         """Like `after_model`."""
         return self.after_model(state, runtime)
+
+    @hook_config(can_jump_to=["model"])
+    def after_agent(self, state: UncertaintyState, runtime: Runtime[Any]) -> dict[str, Any] | None:
+        """Like `after_model`, which is skipped where a hook before it in the graph jumps to the end."""
+        return self.after_model(state, runtime)
+
+    @hook_config(can_jump_to=["model"])
+    async def aafter_agent(self, state: UncertaintyState, runtime: Runtime[Any]) -> dict[str, Any] | None:
+        """Like `after_agent`."""
+        return self.after_model(state, runtime)

@@ -15,6 +15,7 @@ from langchain.agents.middleware import (
     ModelRequest,
     ModelResponse,
     ModelRetryMiddleware,
+    hook_config,
 )
 from langchain.agents.structured_output import ToolStrategy
 from langchain_core.callbacks import BaseCallbackHandler, adispatch_custom_event, dispatch_custom_event
@@ -26,10 +27,11 @@ from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.config import get_stream_writer
 from langgraph.types import Command
 from pydantic import BaseModel
+from typing_extensions import TypedDict
 
 from langchain_semgrad_guard import ChatSemGrad, HumanReview, LowConfidenceError, UncertaintyMiddleware, get_verdict
 from semgrad_guard import LanguageModel, Policy
-from semgrad_guard.errors import InputError
+from semgrad_guard.errors import InputError, UnenforcedPolicyError
 
 from .agents import ASKED, RUNS, counting_tool, streamed
 from .support import EVERYTHING, NOTHING, QUESTION, Ledger, Wire, collect
@@ -247,6 +249,31 @@ def test_a_command_and_a_hook_are_judged_after_the_node(chat: ChatSemGrad) -> No
     assert [message.text for message in state["messages"]] == [QUESTION, "No."]
 
 
+@pytest.mark.parametrize("how", RUNS)
+def test_a_hook_that_jumps_to_the_end_is_judged(how: str, chat: ChatSemGrad) -> None:
+    class Jump(AgentMiddleware[Any, Any, Any]):
+        @hook_config(can_jump_to=["end"])
+        def after_model(self, state: Any, runtime: Any) -> Any:
+            changed = state["messages"][-1].model_copy(update={"content": LEAK})
+            return {"messages": [changed], "jump_to": "end"}
+
+    state = RUNS[how](agent_of(chat, guard(EVERYTHING), Jump()), ASKED, None)
+    assert [message.text for message in state["messages"]] == [QUESTION, "No."]
+
+    class Early(AgentMiddleware[Any, Any, Any]):
+        @hook_config(can_jump_to=["end"])
+        def after_model(self, state: Any, runtime: Any) -> Any:
+            return {"jump_to": "end"}
+
+    policy = Policy(threshold=-1.0, on_unscored="escalate")
+    reviewed = agent_of(chat, guard(policy, escalate_to=HumanReview()), Early(), checkpointer=InMemorySaver())
+    config = {"configurable": {"thread_id": "1"}}
+    assert "__interrupt__" in RUNS[how](reviewed, ASKED, config)
+    approved = RUNS[how](reviewed, Command(resume={"decisions": [{"type": "approve"}]}), config)
+    assert len(approved["messages"]) == 2
+    assert approved["messages"][-1].text
+
+
 def test_earlier_turns_and_a_users_own_messages_are_left_alone(chat: ChatSemGrad) -> None:
     agent = agent_of(chat, guard(EVERYTHING), checkpointer=InMemorySaver())
     config = {"configurable": {"thread_id": "1"}}
@@ -263,6 +290,44 @@ def test_a_structured_response_of_withheld_words_is_not_delivered(chat: ChatSemG
     )
     with pytest.raises(LowConfidenceError, match="owes a structured response"):
         agent.invoke(ASKED)
+
+
+class Told(TypedDict):
+    word: str
+
+
+class Speaking(Bound):
+    """Says the structure as a call of the schema's tool."""
+
+    def _drafted(self, call: Any) -> Any:
+        return self._called(super()._drafted(call))
+
+    async def _adrafted(self, call: Any) -> Any:
+        return self._called(await super()._adrafted(call))
+
+    def _called(self, result: Any) -> Any:
+        message = result.generations[0].message
+        calls = [tool_call(name=type(self).__name__, args={"word": "fine"}, id="1")]
+        result.generations[0].message = message.model_copy(update={"tool_calls": calls})
+        return result
+
+
+@pytest.mark.parametrize("first", [True, False], ids=["guard first", "guard last"])
+@pytest.mark.parametrize("schema", [Reply, Told])
+def test_a_structure_that_was_put_in_its_place_is_refused(chat: ChatSemGrad, schema: Any, first: bool) -> None:
+    def swapped(request: Any, handler: Handler) -> Any:
+        response = handler(request)
+        assert response.structured_response == schema(word="fine")
+        response.structured_response = schema(word=LEAK)
+        return response
+
+    model = type(schema.__name__, (Speaking,), {}).of(chat)
+    order = [guard(EVERYTHING), Other(swapped)]
+    for how in RUNS.values():
+        with pytest.raises(UnenforcedPolicyError, match="structured response"):
+            how(agent_of(model, *order[:: 1 if first else -1], response_format=ToolStrategy(schema)), ASKED, None)
+    plain = agent_of(model, guard(EVERYTHING), response_format=ToolStrategy(schema))
+    assert plain.invoke(ASKED)["structured_response"] == schema(word="fine")
 
 
 def test_what_code_aside_may_do(chat: ChatSemGrad) -> None:
