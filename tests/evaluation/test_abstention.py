@@ -104,7 +104,9 @@ def test_claims_are_no_abstentions(text: str) -> None:
     assert settled(text, ("Narnia Airways",)) is None
 
 
-@pytest.mark.parametrize("grader", [*GRADERS.values(), Judge(FakeListChatModel(responses=["CORRECT"]))], ids=str)
+@pytest.mark.parametrize(
+    "grader", [*GRADERS.values(), Judge(FakeListChatModel(responses=["CORRECT"]))], ids=lambda each: each.name
+)
 def test_every_grader_settles_abstentions_alike(grader: AnswerGrader) -> None:
     asked = [
         AnswerToGrade("Which airline?", text, references)

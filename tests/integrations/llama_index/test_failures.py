@@ -109,7 +109,7 @@ async def test_an_error_holds_nothing_of_a_draft(kind: str, way: str, saying: Ma
 
 
 @pytest.mark.parametrize("way", ["sync", "async"])
-@pytest.mark.parametrize("kind", set(FAILING) - {"chained"})
+@pytest.mark.parametrize("kind", [kind for kind in FAILING if kind != "chained"])
 def test_on_error_decides(kind: str, way: str, saying: Make) -> None:
     guarded = GuardedQueryEngine(FAILING[kind](saying(lambda _: (DRAFT, 0.9))), POLICY, on_error="abstain")
     response = ask(guarded, way)
