@@ -15,6 +15,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
@@ -80,7 +81,23 @@ _SHOWN = 64
 """Characters of a name or value that is shown; longer ones are cut off, or named by a digest."""
 LIMITS = ("max_tokens", "max_completion_tokens", "max_new_tokens", "max_output_tokens", "num_predict", "n_predict")
 STOPS = ("stop", "stop_sequences", "stop_words")
-_NESTED = ("model_kwargs", "extra_body", "generation_kwargs", "pipeline_kwargs")
+_NESTED = (
+    *("model_kwargs", "extra_body", "generation_kwargs", "pipeline_kwargs", "options", "parameters"),
+    *("sampling_params", "generation_config", "nvext"),
+)
+_EMPTY = frozenset(
+    (
+        *(*STOPS, *_NESTED, "stop_token_ids", "logit_bias", "bad_words", "allowed_token_ids", "functions", "documents"),
+        *("chat_template_kwargs", "mm_processor_kwargs", "vllm_xargs", "extra_headers", "extra_query"),
+    )
+)
+"""What asks for nothing where it is empty. Others do: an empty `web_search_options` searches, an empty schema is met by
+every JSON, an empty list of adapters turns all of them off."""
+_CUTTING = re.compile(
+    r"stop|eos_token|max_\w*token|max_(\w+_)?(len|length|time)$|predict$|predict_ms|n_indent|repetition_detection",
+    re.IGNORECASE,
+)
+_NO_CUT = frozenset({"include_stop_str_in_output", "no_stop_trim", "early_stopping", "ban_eos_token"})
 _STEERING = (
     *("temperature", "reasoning_effort", "reasoning", "thinking", "verbosity", "grammar", "guided_choice"),
     *("guided_regex", "guided_json", "guided_grammar", "structured_outputs", "chat_template", "chat_template_kwargs"),
@@ -107,13 +124,19 @@ def call_options(*layers: Mapping[str, Any]) -> dict[str, Setting]:
         found["stop"] = [*dict.fromkeys(stops)]
     for name in sorted(given.keys() - _AROUND):
         value = given[name]
-        if value is None or value in ([], {}, ()) or value in _NEUTRAL.get(name, ()) or name.startswith("ls_"):
+        if _asks_nothing(name, value) or value in _NEUTRAL.get(name, ()) or name.startswith("ls_"):
             continue
         if (name in LIMITS and _is_a_limit(value)) or (name in STOPS and _are_strings(value)):
             continue
         malformed = name in LIMITS or name in STOPS
         found[name[:_SHOWN] + (" (not as usual)" if malformed else "")] = _scalar(value)
     return found
+
+
+def cutting_options(call: Mapping[str, Any]) -> list[str]:
+    """The names of a call's options, those in tables of further options too, that can end an answer early."""
+    given = {name for name, value in _spread(call).items() if not _asks_nothing(name, value)}
+    return sorted(name for name in given - _NO_CUT if _CUTTING.search(name))
 
 
 def unlike_calls(
@@ -163,14 +186,21 @@ def _difference(name: str, options: Mapping[str, Any], known: Mapping[str, Any])
 
 
 def _spread(layer: Mapping[str, Any]) -> dict[str, Any]:
-    """The options of a layer; those that stand in a table of further options too."""
-    found: dict[str, Any] = {}
-    for name, value in layer.items():
-        if name in _NESTED and isinstance(value, Mapping):
-            found |= _spread(cast("Mapping[str, Any]", value))
-        else:
-            found[name] = value
+    """The options of a layer; those that stand in a table of further options too.
+
+    Servers differ in which of two values they heed: where a table says otherwise than the layer, both are kept.
+    """
+    tables = [name for name, value in layer.items() if name in _NESTED and isinstance(value, Mapping)]
+    found = {name: value for name, value in layer.items() if name not in tables}
+    for table in tables:
+        for name, value in _spread(layer[table]).items():
+            if found.setdefault(name, value) != value:
+                found[f"{table}.{name}"] = value
     return found
+
+
+def _asks_nothing(name: str, value: Any) -> bool:
+    return value is None or (name in _EMPTY and value in ([], {}, ()))
 
 
 def _is_a_limit(value: Any) -> bool:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from semgrad_guard.calibration import Binding
-from semgrad_guard.calibration.call_options import call_options, unlike_calls
+from semgrad_guard.calibration.call_options import call_options, cutting_options, unlike_calls
 
 OWN = Binding(model="m", estimator="e", max_tokens=24, stop=("END",))
 
@@ -37,6 +37,8 @@ def test_what_changes_no_answer_is_no_option(given: dict[str, Any]) -> None:
         *({"chat_template_kwargs": {"enable_thinking": True}}, {"guided_choice": ["a"]}, {"bad_words": ["a"]}),
         *({"continue_final_message": True}, {"reasoning_effort": "high"}, {"documents": [{"text": "a"}]}),
         *({"extra_body": {"top_k": 2}}, {"model_kwargs": {"extra_body": {"never_heard_of": 0}}}, {"anything": False}),
+        *({"web_search_options": {}}, {"json_schema": {}}, {"lora": []}, {"temperature": []}),
+        *({"temperature": 2, "extra_body": {"temperature": 0}}, {"top_k": 9, "options": {"top_k": 0}}),
         *({"stop": "a"}, {"stop": ["END", "a"]}, {"max_tokens": 2}, {"max_completion_tokens": 3}, {"stop": 7}),
     ],
 )
@@ -85,3 +87,18 @@ def test_later_layers_replace_earlier_ones_and_nothing_secret_is_kept() -> None:
 
 def test_an_answer_of_the_scored_model_itself_has_no_call() -> None:
     assert unlike_calls(None, OWN, tokens=30, text="END") == ()
+
+
+@pytest.mark.parametrize(
+    ("given", "found"),
+    [
+        ({"stop_regex": "a", "temperature": 2, "min_tokens": 3}, ["stop_regex"]),
+        ({"extra_body": {"stop": ["a"]}, "options": {"num_predict": 2}}, ["num_predict", "stop"]),
+        ({"stop": "a", "extra_body": {"stop": "b"}}, ["extra_body.stop", "stop"]),
+        ({"custom_stopping_strings": ["a"], "max_length": 2}, ["custom_stopping_strings", "max_length"]),
+        ({"stop": [], "stop_token_ids": [], "max_tokens": None, "include_stop_str_in_output": True}, []),
+        ({"messages": [{"stop": "a"}], "metadata": {"stop": "a"}, "max_retries": 2, "ignore_eos": True}, []),
+    ],
+)
+def test_what_can_end_an_answer_early_is_known_by_its_name(given: dict[str, Any], found: list[str]) -> None:
+    assert cutting_options(given) == found
