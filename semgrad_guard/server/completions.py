@@ -73,7 +73,8 @@ def usage(call: Call, outcomes: Sequence[Outcome[Answer]]) -> Json:
     """Tokens of the prompt, and of what was delivered.
 
     Where another server counts several answers together, and some were withheld, or does not count, it is the scored
-    tokens that are counted.
+    tokens that are counted. Of what it says about the prompt of a withheld answer nothing is told: it need not be about
+    the prompt alone.
     """
     delivered = [(outcome.answer, outcome.verdict) for outcome in outcomes if outcome.answer is not None]
     together = {answer.together for answer, _ in delivered}
@@ -81,11 +82,9 @@ def usage(call: Call, outcomes: Sequence[Outcome[Answer]]) -> Json:
         written = whole
     else:
         written = sum(_written(answer, verdict) for answer, verdict in delivered)
-    return {
-        "prompt_tokens": call.prompt_tokens,
-        "completion_tokens": written,
-        "total_tokens": call.prompt_tokens + written,
-    }
+    shown = call.served.upstream is None or all(outcome.verdict.shows_draft for outcome in outcomes)
+    read = call.prompt_tokens if shown else 0
+    return {"prompt_tokens": read, "completion_tokens": written, "total_tokens": read + written}
 
 
 def _written(answer: Answer, verdict: Verdict) -> int:

@@ -6,7 +6,7 @@ Of such a request we read what we need. What the scorer cannot read is passed on
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 from pydantic import ValidationError
@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from semgrad_guard.adapters.answer_form import AnswerForm
 from semgrad_guard.errors import InputError
 from semgrad_guard.records import Message
-from semgrad_guard.server.protocol import ChatRequest
+from semgrad_guard.server.protocol import CUTS, ChatRequest
 
 _OURS = frozenset({"model", "messages", "stream", "n", "semgrad_guard"})
 """What decides how we answer, so that it must be right."""
@@ -24,12 +24,24 @@ _SCORED = frozenset({"tools", "tool_choice", "response_format"})
 
 @dataclass(frozen=True)
 class Forwarded:
-    """A request as far as we read it; `unread` says why its answer cannot be scored."""
+    """A request as far as we read it; `unread` says why its answer cannot be scored, `left` which of its fields are
+    not in the `request`, and why."""
 
     request: ChatRequest
     conversation: tuple[Message, ...] = ()
     form: AnswerForm | None = None
     unread: str | None = None
+    left: Mapping[str, str] = field(default_factory=dict[str, str])
+
+    def require_cuts(self, limit: int) -> None:
+        """Refuse cuts that this server is to make and cannot read, or that lie beyond its own limit.
+
+        Raises:
+            InputError: there are some.
+        """
+        if unread := [said for name, said in self.left.items() if name in CUTS]:
+            raise InputError(unread[0])
+        self.request.require_within(limit)
 
 
 def forwarded(body: Mapping[str, Any]) -> Forwarded:
@@ -39,6 +51,7 @@ def forwarded(body: Mapping[str, Any]) -> Forwarded:
         ValidationError: what decides how we answer is wrong.
     """
     kept, unread = {**body, "stream_options": _stream_options(body.get("stream_options"))}, list[str]()
+    left: dict[str, str] = {}
     while True:
         try:
             request = ChatRequest.model_validate(kept)
@@ -52,6 +65,7 @@ def forwarded(body: Mapping[str, Any]) -> Forwarded:
                 raise
             else:
                 del kept[name]
+                left[name] = f"{place}: {said}"
             if name in ("messages", *_SCORED):
                 unread.append(f"{place}: {said}")
     try:
@@ -60,8 +74,9 @@ def forwarded(body: Mapping[str, Any]) -> Forwarded:
         unread.append(str(error))
         conversation, form = (), None
     if unread:
-        return Forwarded(request, unread=f"the scorer cannot read the request ({'; '.join(unread)})")
-    return Forwarded(request, conversation, form)
+        said = f"the scorer cannot read the request ({'; '.join(unread)})"
+        return Forwarded(request, unread=said, left=left)
+    return Forwarded(request, conversation, form, left=left)
 
 
 def problem_of(error: ValidationError) -> tuple[str, str]:

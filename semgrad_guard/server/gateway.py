@@ -166,7 +166,7 @@ async def _drafts(served: ServedModel, request: GuardrailRequest, asked: Asked) 
     drafts = [await _draft(served, text, request, asked) for text in request.texts or ()]
     for there, said in ((request.tool_calls, "a tool call"), (request.images, "an image")):
         if there:
-            scored = await served.scheduler.unscored("", f"{said} from elsewhere cannot be scored")
+            scored = await served.scheduler.unscored("", f"{said} from elsewhere cannot be scored", asked.form)
             drafts.append(Draft(scored.verdict, Answer(text="")))
     return drafts
 
@@ -174,7 +174,7 @@ async def _drafts(served: ServedModel, request: GuardrailRequest, asked: Asked) 
 async def _draft(served: ServedModel, text: str, request: GuardrailRequest, asked: Asked) -> Draft[Answer]:
     scheduler = served.scheduler
     if asked.reason is not None:
-        scored = await scheduler.unscored(text, asked.reason)
+        scored = await scheduler.unscored(text, asked.reason, asked.form)
     else:
         reasoned = bool(request.reasoning_content or request.reasoning)
         scored = await scheduler.scored(asked.conversation, text, form=asked.form, reasoned=reasoned)

@@ -70,8 +70,8 @@ class ModelQueue(Protocol):
         """A text's sentences or clauses, each with an uncertainty of its own; None where it has none."""
         ...
 
-    async def unscored(self, text: str, reason: str) -> Draft[None]:
-        """A text from elsewhere that cannot be scored, with the reason."""
+    async def unscored(self, text: str, reason: str, form: AnswerForm | None = None) -> Draft[None]:
+        """A text from elsewhere that cannot be scored, with the reason; its record is that of a scored one's form."""
         ...
 
     def close(self) -> None:

@@ -26,6 +26,8 @@ DEPTH = 64
 """How deeply a body may be nested."""
 LONGEST_STOP = 256
 """Characters of a stop string: the model waits while it is spelled in every way that the vocabulary can."""
+CUTS = ("max_completion_tokens", "max_tokens", "stop")
+"""Where a client may have an answer cut off."""
 _SEEDS = 2**62
 
 
@@ -214,8 +216,7 @@ class ChatRequest(BaseModel):
             raise InputError(f"stop takes up to 4 strings, not {len(cuts.stop)}")
         if max(map(len, cuts.stop), default=0) > LONGEST_STOP:
             raise InputError(f"a stop string has up to {LONGEST_STOP} characters")
-        if (longest := cuts.max_tokens or 0) > usual.max_tokens:
-            raise InputError(f"max_tokens is {longest}, and this server writes up to {usual.max_tokens} tokens")
+        self.require_within(usual.max_tokens)
         asked: dict[str, Any] = {
             "temperature": self.temperature,
             "top_p": self.top_p,
@@ -225,6 +226,15 @@ class ChatRequest(BaseModel):
         if not uncut:
             asked |= {"max_tokens": cuts.max_tokens, "stop": None if self.stop is None else cuts.stop}
         return replace(usual, **{name: value for name, value in asked.items() if value is not None})
+
+    def require_within(self, limit: int) -> None:
+        """Refuse to write more tokens than the operator allows.
+
+        Raises:
+            InputError: the request asks for more.
+        """
+        if (longest := self.cuts.max_tokens or 0) > limit:
+            raise InputError(f"max_tokens is {longest}, and this server writes up to {limit} tokens")
 
     @property
     def wants_json(self) -> bool:

@@ -163,10 +163,11 @@ class Scheduler:
         """What each token of a text from elsewhere adds to it."""
         return await self.work(lambda: self._writer.pieces(text))
 
-    async def unscored(self, text: str, reason: str) -> Draft[None]:
+    async def unscored(self, text: str, reason: str, form: AnswerForm | None = None) -> Draft[None]:
         """A text from elsewhere that cannot be scored, with the reason."""
+        options = {} if form is None else form.template_options
         answerer = self._writer.answerer()
-        return await self.work(lambda: Draft(answerer.unscored(text, reason), None))
+        return await self.work(lambda: Draft(answerer.unscored(text, reason, options), None))
 
     async def work(self, work: Callable[[], T]) -> T:
         """What `work` returns, run in the model's thread when its turn has come. A cancelled task stops it.

@@ -203,6 +203,8 @@ class Service:
                 "made on whole answers. Let it end in a user's turn"
             )
         cuts = request.cuts if terms.withholds else None
+        if cuts is not None and served.upstream is not None:
+            sent.require_cuts(served.options.max_tokens)
         terms = replace(terms, trim=cuts.delivered if cuts else None)
         return Call(
             request=request, forwarded=sent, body=body, served=served, terms=terms, stop=terms.stop(), cuts=cuts

@@ -18,14 +18,15 @@ from typing import Any, TypeVar, cast
 
 import httpx
 
-from semgrad_guard.calibration.call_options import LIMITS, STOPS, call_options
+from semgrad_guard.calibration.call_options import call_options, cutting_options
 from semgrad_guard.engine.prompts.reasoning import HeldText
 from semgrad_guard.errors import InputError, UpstreamError
-from semgrad_guard.guard import Draft, Reply, Waiting
+from semgrad_guard.guard import Draft, Reply, Waiting, external
 from semgrad_guard.records import Message, ToolCall
 from semgrad_guard.server.answers import Answer
 from semgrad_guard.server.cuts import Cuts
 from semgrad_guard.server.event_stream import events
+from semgrad_guard.server.protocol import CUTS
 from semgrad_guard.server.scheduler import Scheduler
 from semgrad_guard.server.sent import (
     Sent,
@@ -43,19 +44,15 @@ _LARGEST = 16 * 2**20
 """Bytes of an answer."""
 _KEPT_BACK = frozenset({"semgrad_guard", "stream", "stream_options", "model", "n"})
 _OF_THE_PROMPT = frozenset(
-    {
-        "add_generation_prompt",
-        "chat_template",
-        "chat_template_kwargs",
-        "continue_final_message",
-        "documents",
-        "reasoning_effort",
-    }
+    (
+        *("add_generation_prompt", "add_special_tokens", "continue_final_message", "truncate_prompt_tokens"),
+        *("chat_template", "chat_template_kwargs", "mm_processor_kwargs", "documents", "functions", "transforms"),
+        *("reasoning_effort", "reasoning", "thinking", "think", "enable_thinking", "thinking_budget"),
+        *("reasoning_budget", "web_search_options", "plugins"),
+        *("system", "template", "prompt", "context", "images", "raw", "suffix"),  # Ollama's
+    )
 )
 """Fields that change the prompt that the other server renders. The scorer would score another prompt."""
-_CUTS = ("max_completion_tokens", "max_tokens", "stop")
-_OTHER_CUTS = {*LIMITS, *STOPS, "stop_token_ids", "t_max_predict_ms"}.difference(_CUTS)
-"""What cuts answers off under names that only some servers know."""
 _MESSAGE = 300
 _PASSING = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 520, 521, 522, 523, 524, 529})
 """Statuses of servers that are busy or start anew, and of the proxies before them."""
@@ -177,12 +174,14 @@ class Upstream:
     async def scored(self, asked: Asked, answer: Answer) -> Draft[Answer]:
         """An answer with its score. Of calls the text is not known, so that they cannot be scored."""
         if answer.tool_calls:
-            scored = await self.scheduler.unscored(answer.text, "a tool call from elsewhere cannot be scored")
+            scored = await self.scheduler.unscored(
+                answer.text, "a tool call from elsewhere cannot be scored", asked.form
+            )
         elif asked.unread is not None:
-            scored = await self.scheduler.unscored(answer.text, asked.unread)
-        elif changed := sorted(name for name in _OF_THE_PROMPT if asked.body.get(name) is not None):
+            scored = await self.scheduler.unscored(answer.text, asked.unread, asked.form)
+        elif changed := _changes_of_the_prompt(asked.body):
             reason = f"{', '.join(changed)} of the request changed the prompt, and the scorer does not know how"
-            scored = await self.scheduler.unscored(answer.text, reason)
+            scored = await self.scheduler.unscored(answer.text, reason, asked.form)
         else:
             cut, reasoned = answer.finish_reason == "length", answer.reasoning is not None
             scored = await self.scheduler.scored(
@@ -230,10 +229,12 @@ class Asked:
         body = _forwarded(self.body)
         if self.cuts is None:
             return body
-        if found := sorted(name for name in _OTHER_CUTS if body.get(name) is not None):
-            raise InputError(f"this server decides on whole answers; cut them with stop and max_tokens, not {found[0]}")
         limit = "max_tokens" if body.get("max_completion_tokens") is None else "max_completion_tokens"
-        return {name: value for name, value in body.items() if name not in _CUTS} | {limit: self.limit}
+        body = {name: value for name, value in body.items() if name not in CUTS}
+        if found := cutting_options(body):
+            said = f"this server decides on whole answers; cut them with stop and max_tokens, not {found[0][:64]}"
+            raise InputError(said)
+        return body | {limit: self.limit}
 
 
 class RemoteAnswer:
@@ -330,12 +331,17 @@ class RemoteTarget:
             (answer,) = _answers(found, 1, self.server.url)
         except UpstreamError as error:
             return error
-        return Reply(answer.text, answer)
+        said = external(answer.text, tool_calls=answer.tool_calls) if answer.tool_calls else answer.text
+        return Reply(said, answer)
 
 
 def _forwarded(body: Mapping[str, Any]) -> dict[str, Any]:
     """The fields that another server is sent as they came, those that are not known here among them."""
     return {name: value for name, value in body.items() if name not in _KEPT_BACK}
+
+
+def _changes_of_the_prompt(body: Mapping[str, Any]) -> list[str]:
+    return [name for name in call_options(body) if name.rpartition(".")[2] in _OF_THE_PROMPT]
 
 
 def _answers(found: Mapping[str, Any], count: int, url: str) -> list[Answer]:
@@ -420,7 +426,7 @@ def _json(data: bytes) -> dict[str, Any]:
 async def _refusal(url: str, response: httpx.Response, *, words: bool) -> UpstreamError:
     """What to say of a status. The words of other statuses than these may hold what is nobody's business (keys)."""
     status, said = response.status_code, ""
-    if status in (404, 413) or (words and status in (400, 422)):
+    if words and status in (400, 404, 413, 422):
         try:
             found: Any = _json(await _limited(response))
             said = f": {found['error']['message']}"[:_MESSAGE]

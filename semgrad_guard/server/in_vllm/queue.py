@@ -137,9 +137,10 @@ class WorkerQueue:
         found = await ain_time(self._ask(SEGMENTS, asked))
         return [(Segment(piece, start, end, None), value) for piece, start, end, value in found]
 
-    async def unscored(self, text: str, reason: str) -> Draft[None]:
+    async def unscored(self, text: str, reason: str, form: AnswerForm | None = None) -> Draft[None]:
         """A text from elsewhere that cannot be scored, with the reason."""
-        return _draft(await ain_time(self._ask(ELSEWHERE, Elsewhere(text=text, reason=reason))))
+        asked = Elsewhere(text=text, reason=reason, form=form or AnswerForm())
+        return _draft(await ain_time(self._ask(ELSEWHERE, asked)))
 
     def close(self) -> None:
         """Nothing is held here: vLLM ends its requests itself."""

@@ -144,7 +144,7 @@ class Scoring:
     def _elsewhere(self, text: Elsewhere) -> ScoredDraft:
         answerer, options = self._writer.answerer(), text.form.template_options
         if text.reason is not None:
-            return _record(Draft(answerer.unscored(text.text, text.reason), None))
+            return _record(Draft(answerer.unscored(text.text, text.reason, options), None))
         found = answerer.scored(
             text.conversation, text.text, template_options=options, cut=text.cut, reasoned=text.reasoned
         )
