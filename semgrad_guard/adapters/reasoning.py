@@ -12,8 +12,14 @@ __all__ = ["BLOCKS", "HeldText", "tells_reasoning"]
 BLOCKS = frozenset({"thinking", "redacted_thinking", "reasoning", "reasoning_content"})
 """Types of content blocks that hold reasoning."""
 
-_NAMES = ("reasoning_content", "reasoning", "thinking", "thinking_blocks", "reasoning_details")
-_COUNTS = ("reasoning_tokens", "reasoning", "thoughts_token_count")
+_NAMES = (
+    *("reasoning_content", "reasoning", "thinking", "thinking_blocks", "reasoning_details", "thinking_content"),
+    *("thought", "thoughts", "thought_summary", "reasoning_text", "reasoning_summary", "reasoning_blocks"),
+)
+_COUNTS = (
+    *("reasoning_tokens", "reasoning", "thoughts_token_count", "thinking_tokens", "thought_tokens", "thoughts_tokens"),
+    *("reasoning_token_count", "reasoningTokens"),
+)
 _USAGE = (
     "usage",
     "token_usage",
@@ -21,6 +27,10 @@ _USAGE = (
     "completion_tokens_details",
     "output_token_details",
     "output_tokens_details",
+    "completionTokensDetails",
+    "details",
+    "provider_specific_fields",
+    "additional_kwargs",
 )
 
 
@@ -34,7 +44,7 @@ def _tells(record: Mapping[str, Any]) -> bool:
     counts = (record.get(name) for name in _COUNTS)
     return (
         any(_holds(value) for value in named)
-        or any(isinstance(count, int) and count > 0 for count in counts)
+        or any(isinstance(count, int | float) and count > 0 for count in counts)
         or tells_reasoning(*(record.get(name) for name in _USAGE))
     )
 
@@ -42,5 +52,6 @@ def _tells(record: Mapping[str, Any]) -> bool:
 def _holds(value: object) -> bool:
     """Whether a field holds reasoning: text, parts, or an item of OpenAI's; settings of reasoning are none."""
     if isinstance(value, Mapping):
-        return cast("Mapping[str, Any]", value).get("type") == "reasoning"
+        item = cast("Mapping[str, Any]", value)
+        return item.get("type") == "reasoning" or any(item.get(name) for name in ("content", "text"))
     return isinstance(value, str | list) and value not in ("", [])

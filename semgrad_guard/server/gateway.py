@@ -16,6 +16,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, StrictStr, ValidationError
 
 from semgrad_guard.adapters.answer_form import AnswerForm
+from semgrad_guard.adapters.reasoning import tells_reasoning
 from semgrad_guard.decision_log.sink import Facts
 from semgrad_guard.errors import InputError, LowConfidenceError
 from semgrad_guard.guard import Draft, Outcome, arun
@@ -37,9 +38,9 @@ Rows = list[dict[str, Any]]
 
 
 class GuardrailRequest(BaseModel):
-    """The body of POST /beta/litellm_basic_guardrail_api. What is not read here is left out: LiteLLM adds fields."""
+    """The body of POST /beta/litellm_basic_guardrail_api. LiteLLM adds fields; some of them may tell of reasoning."""
 
-    model_config = ConfigDict(frozen=True, extra="ignore", protected_namespaces=())
+    model_config = ConfigDict(frozen=True, extra="allow", protected_namespaces=())
 
     input_type: Literal["request", "response"]
     texts: list[StrictStr] | None = Field(default=None, max_length=128)
@@ -47,8 +48,6 @@ class GuardrailRequest(BaseModel):
     tools: Rows | None = Field(default=None, max_length=512)
     tool_calls: Rows | None = Field(default=None, max_length=512)
     images: list[StrictStr] | None = Field(default=None, max_length=512)
-    reasoning_content: Any = None
-    reasoning: Any = None
     model: StrictStr | None = None
     litellm_call_id: StrictStr | None = Field(default=None, max_length=256)
 
@@ -162,11 +161,11 @@ class LiteLLMGuardrail:
 
 
 async def _drafts(served: ServedModel, request: GuardrailRequest, asked: Asked) -> Sequence[Draft[Answer]]:
-    """Every text with its score; what else there is cannot have one."""
+    """Every text with its score; what else there is cannot have one, and is named where a text would stand."""
     drafts = [await _draft(served, text, request, asked) for text in request.texts or ()]
     for there, said in ((request.tool_calls, "a tool call"), (request.images, "an image")):
         if there:
-            scored = await served.scheduler.unscored("", f"{said} from elsewhere cannot be scored", asked.form)
+            scored = await served.scheduler.unscored(said, f"{said} from elsewhere cannot be scored", asked.form)
             drafts.append(Draft(scored.verdict, Answer(text="")))
     return drafts
 
@@ -176,7 +175,7 @@ async def _draft(served: ServedModel, text: str, request: GuardrailRequest, aske
     if asked.reason is not None:
         scored = await scheduler.unscored(text, asked.reason, asked.form)
     else:
-        reasoned = bool(request.reasoning_content or request.reasoning)
+        reasoned = tells_reasoning(request.model_extra)
         scored = await scheduler.scored(asked.conversation, text, form=asked.form, reasoned=reasoned)
     strange = _OPTIONS_UNKNOWN if scheduler.served else _ELSEWHERE
     return Draft(scored.verdict, Answer(text=text), scored.prompt, strange=strange)

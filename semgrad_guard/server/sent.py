@@ -41,8 +41,10 @@ class SentCall(Sent):
 class SentMessage(Sent):
     """An answer, or a piece of one. A call in the form that came before `tool_calls` would be lost: it is refused.
 
-    Servers have several names for reasoning, and several forms.
+    Servers have many names for reasoning, and several forms: further fields are kept to be looked at.
     """
+
+    model_config = ConfigDict(frozen=True, extra="allow")
 
     content: StrictStr | None = None
     refusal: StrictStr | None = None
@@ -50,9 +52,7 @@ class SentMessage(Sent):
     function_call: None = None
     reasoning_content: Any = None
     reasoning: Any = None
-    reasoning_details: Any = None
     thinking: Any = None
-    thinking_blocks: Any = None
 
     @property
     def thought(self) -> str | None:
@@ -70,10 +70,10 @@ class SentLogprobs(Sent):
 class SentUsage(Sent):
     """How many tokens were read and written, by the other server's own account."""
 
+    model_config = ConfigDict(frozen=True, extra="allow")
+
     prompt_tokens: Annotated[StrictInt, Field(ge=0, lt=2**31)] | None = None
     completion_tokens: Annotated[StrictInt, Field(ge=0, lt=2**31)] | None = None
-    completion_tokens_details: Any = None
-    reasoning_tokens: Any = None
 
     @property
     def reasoned(self) -> bool:

@@ -258,6 +258,8 @@ def test_a_text_from_elsewhere_is_taken_apart() -> None:
         (None, "Milan", True, ("Milan", "")),
         (None, "<think>Milan", False, ("<think>Milan", None)),
         (None, "<think>a</think>Milan", False, ("Milan", "a")),
+        (None, "<thinking>a</thinking>Milan", False, ("Milan", "a")),
+        (None, "<|begin_of_thought|>a<|end_of_thought|>Milan", False, ("Milan", "a")),
         (None, "Write <think>a</think>", False, ("Write <think>a</think>", None)),
         (channels, "analysisThe user asks.assistantfinalMilan", False, ("Milan", "The user asks.")),
         (channels, "analysisThe user", False, ("", "The user")),

@@ -139,15 +139,21 @@ async def test_what_has_no_score_is_the_operators_to_decide(serve: Serve, first:
 
 
 @pytest.mark.parametrize(
-    "told", [{"reasoning_content": "It is Paris."}, {"texts": [written(next(iter(ANSWERS)))]}], ids=["told", "raw"]
+    "told",
+    [
+        *({"reasoning_content": "It is Paris."}, {"thinking_blocks": [{"thinking": "It is Paris."}]}),
+        {"texts": [written(next(iter(ANSWERS)))]},
+    ],
+    ids=["told", "blocks", "raw"],
 )
 async def test_an_answer_behind_reasoning_has_no_score(serve: Serve, told: dict[str, Any]) -> None:
-    async with serve(ALL, model=thinking_model()) as client:
-        await client.post(PATH, json=before())
-        found = (await client.post(PATH, json={**after(), **told})).json()
-    assert found["action"] == "BLOCKED"
-    assert "reasoning" in found["blocked_reason"]
-    assert found["semgrad_guard"][0]["status"] == "unscored"
+    for policy, action in ((ALL, "BLOCKED"), (Policy(threshold=1e9, on_unscored="answer"), "NONE")):
+        async with serve(policy, model=thinking_model()) as client:
+            await client.post(PATH, json=before())
+            found = (await client.post(PATH, json={**after(), **told})).json()
+        (record,) = found["semgrad_guard"]
+        assert (found["action"], record["status"]) == (action, "unscored")
+        assert ("reasoning" in record["reason"]) is (action == "NONE")  # of a withheld answer nothing is told
 
 
 async def test_two_conversations_under_one_id_judge_nothing(serve: Serve) -> None:

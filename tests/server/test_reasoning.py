@@ -53,11 +53,15 @@ FORMS: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "reasoning": ({"reasoning": THOUGHT}, {}, THOUGHT),
     "reasoning_details": ({"reasoning_details": [{"type": "reasoning.encrypted"}]}, {}, ""),
     "thinking_blocks": ({"thinking_blocks": [{"thinking": "a"}], "reasoning": {"effort": 1}}, {}, ""),
+    "thoughts": ({"thoughts": THOUGHT}, {}, ""),
+    "provider": ({"provider_specific_fields": {"reasoning_content": THOUGHT}}, {}, ""),
+    "an object": ({"thinking": {"content": THOUGHT}}, {}, ""),
+    "half tokens": ({}, {"output_tokens_details": {"reasoning_tokens": 9.0}}, ""),
     "usage": ({}, {"completion_tokens_details": {"reasoning_tokens": 9}}, ""),
     "raw": ({"content": RAW + ANSWER}, {}, THOUGHT),
     "none": (
-        {"reasoning_content": None, "reasoning": {"effort": "low"}},
-        {"completion_tokens_details": {"reasoning_tokens": 0}},
+        {"reasoning_content": None, "reasoning": {"effort": "low", "summary": "auto"}, "annotations": ["a"]},
+        {"completion_tokens_details": {"reasoning_tokens": 0}, "details": {"a": 1}},
         "",
     ),
 }

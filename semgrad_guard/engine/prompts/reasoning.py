@@ -53,6 +53,9 @@ _PAIRS = (
     Marks("<|START_THINKING|>", "<|END_THINKING|>"),
     Marks("<|channel>thought", "<channel|>"),
     Marks("<thought>", "</thought>"),
+    Marks("<thinking>", "</thinking>"),
+    Marks("<reasoning>", "</reasoning>"),
+    Marks("<|begin_of_thought|>", "<|end_of_thought|>", wrap=("<|begin_of_solution|>", "<|end_of_solution|>")),
     Marks("Here are my reasoning steps:", "[BEGIN FINAL RESPONSE]", wrap=("", "[END FINAL RESPONSE]")),
     Marks("Here is my thought process:", "Here is my response:"),
 )
