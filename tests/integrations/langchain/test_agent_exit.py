@@ -260,6 +260,15 @@ def test_a_hook_that_jumps_to_the_end_is_judged(how: str, chat: ChatSemGrad) -> 
     state = RUNS[how](agent_of(chat, guard(EVERYTHING), Jump()), ASKED, None)
     assert [message.text for message in state["messages"]] == [QUESTION, "No."]
 
+    class First(AgentMiddleware[Any, Any, Any]):
+        @hook_config(can_jump_to=["end"])
+        def before_model(self, state: Any, runtime: Any) -> Any:
+            return {"messages": [AIMessage(LEAK)], "jump_to": "end"}
+
+    for order in ([guard(EVERYTHING), First()], [First(), guard(EVERYTHING)]):
+        state = RUNS[how](agent_of(chat, *order), ASKED, None)
+        assert [message.text for message in state["messages"]] == [QUESTION, "No."]
+
     class Early(AgentMiddleware[Any, Any, Any]):
         @hook_config(can_jump_to=["end"])
         def after_model(self, state: Any, runtime: Any) -> Any:
