@@ -1,9 +1,9 @@
 """A function by its content: what it does is bound to a calibration, and a name would not tell that.
 
 The digest is over a function's code and all that the code works with: defaults, values that it closes over, globals
-that it reads, and code of the same package that it calls. Python's version is part of it, as bytecode changes with it.
-Other packages' functions and classes count by their names. Where a value cannot be put into a digest, the function is
-refused: a `Versioned` one has the name and the version that its user gives it.
+that it reads, what it names in modules, and code of the same package that it calls. Python's version is part of it, as
+bytecode changes with it. Other packages' functions and classes count by their names. Where a value cannot be put into a
+digest, the function is refused: a `Versioned` one has the name and the version that its user gives it.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import dis
 import enum
 import functools
 import hashlib
+import importlib
 import re
 import sys
 import uuid
@@ -31,8 +32,12 @@ from semgrad_guard.errors import InputError
 T = TypeVar("T")
 
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), type(...))
+_BASES = (bool, int, float, complex, str, bytes, type(None), tuple, list, set, frozenset, dict)
 _PRINTED = (datetime.date, datetime.time, datetime.timedelta, datetime.tzinfo, decimal.Decimal, uuid.UUID, PurePath)
 _READS = ("LOAD_GLOBAL", "LOAD_NAME")
+_OUTSIDE = frozenset({"open", "eval", "exec", "globals", "locals", "vars", "input", "__import__"})
+_OUTSIDE_ATTRIBUTES = frozenset({"getenv", "environ", "open", "read_text", "read_bytes"})
+"""Builtins and attributes by which code works with values that it does not name."""
 _OF_CLASSES = frozenset({"__module__", "__dict__", "__weakref__", "__doc__", "__annotations__", "__firstlineno__"})
 
 
@@ -116,12 +121,16 @@ class _Content:
         try:
             yield type(value).__name__
             yield from self._content(value)
+            kind = cast("type[Any]", type(value))
+            if isinstance(value, _BASES) and kind not in _BASES:  # a subclass has methods and fields of its own
+                yield from self._class(kind)
+                yield self.digest(getattr(cast("Any", value), "__dict__", None))
         finally:
             self._open.pop()
 
     def _content(self, value: Any) -> Iterator[str]:  # noqa: C901 - one branch for each kind of value
         if isinstance(value, enum.Enum):
-            yield f"{type(value).__qualname__}.{value.name}"
+            yield f"{type(value).__qualname__}.{value.name}={self.digest(value.value)}"
         elif isinstance(value, (*_PLAIN, *_PRINTED)):
             yield repr(value)
         elif isinstance(value, re.Pattern):
@@ -134,7 +143,7 @@ class _Content:
             yield from sorted(self.digest(each) for each in cast("set[Any]", value))
         elif isinstance(value, Mapping):
             items = cast("Mapping[Any, Any]", value).items()
-            yield from sorted(f"{self.digest(key)}={self.digest(of)}" for key, of in items)
+            yield from (f"{self.digest(key)}={self.digest(of)}" for key, of in items)
         elif isinstance(value, CodeType):
             yield from self._code(value)
         elif isinstance(value, FunctionType):
@@ -149,7 +158,7 @@ class _Content:
         elif isinstance(value, property):
             yield self.digest([value.fget, value.fset])
         elif isinstance(value, ModuleType):
-            yield value.__name__
+            yield value.__name__  # of what is in it, `_function` knows the names that are read
         elif isinstance(value, type):
             yield from self._class(cast("type[Any]", value))
         elif isinstance(value, BuiltinFunctionType) and isinstance(value.__self__, (ModuleType, type(None))):
@@ -169,18 +178,47 @@ class _Content:
             yield f"{function.__module__}.{function.__qualname__}"
             return
         yield from self._code(function.__code__)
-        yield self.digest([function.__defaults__, function.__kwdefaults__])
+        yield self.digest([function.__defaults__, function.__kwdefaults__, vars(function)])
+        reads = _globals_of(function.__code__)
+        attributes = _names_of(function.__code__)
+        outside = sorted((_OUTSIDE & reads - function.__globals__.keys()) | (_OUTSIDE_ATTRIBUTES & attributes))
+        if self._strict and outside:
+            raise _UnknownStateError(f"{outside[0]} in it works with values that it does not name")
         closed = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
         for name, cell in closed:
             try:
-                yield f"{name}={self._seen(cell.cell_contents)}"
+                held = cell.cell_contents
+                yield f"{name}={self._read(held, attributes)}"
             except ValueError:  # nothing has been assigned yet
                 yield f"{name} is empty"
-        for name in sorted(_globals_of(function.__code__)):
+        for name in sorted(reads):
             if name in function.__globals__:
-                yield f"{name}={self._seen(function.__globals__[name])}"
+                yield f"{name}={self._read(function.__globals__[name], attributes)}"
             elif not hasattr(builtins, name):
                 yield f"{name} is missing"
+        for name in sorted(_imports_of(function.__code__)):
+            yield f"import {name}={self._read(_imported(name), attributes)}"
+
+    def _read(self, value: Any, names: frozenset[str]) -> str:
+        """A value that code works with; of a module, the values of these names in it."""
+        if not isinstance(value, ModuleType) or id(value) in self._open:
+            return self._seen(value)
+        if self._strict and "getattr" in names:
+            raise _UnknownStateError(f"getattr in it may read anything in the module {value.__name__}")
+        self._open.append(id(value))
+        try:
+            found = [
+                f"{name}={self._in_module(vars(value)[name], names)}" for name in sorted(names & vars(value).keys())
+            ]
+        finally:
+            self._open.pop()
+        return ",".join([value.__name__, *found])
+
+    def _in_module(self, value: Any, names: frozenset[str]) -> str:
+        """A value in a module: code of other packages counts by its name."""
+        if callable(value) and _package(value) != self._package:
+            return f"{getattr(value, '__module__', '')}.{getattr(value, '__qualname__', type(value).__qualname__)}"
+        return self._read(value, names)
 
     def _seen(self, value: Any) -> str:
         """A value that code works with, and that a run may change."""
@@ -191,13 +229,18 @@ class _Content:
         yield f"{kind.__module__}.{kind.__qualname__}"
         if _package(kind) != self._package:
             return
-        for base in kind.__bases__:
+        for base in (*kind.__bases__, type(kind)):
             yield self.digest(base)
         for name, value in sorted(vars(kind).items()):
-            if isinstance(value, (FunctionType, staticmethod, classmethod, property, *_PLAIN)) and (
-                name not in _OF_CLASSES and not name.startswith("__pydantic")
-            ):
+            made = ("_",) if issubclass(kind, enum.Enum) else ("__pydantic", "__dataclass", "_abc_", "model_")
+            if name in _OF_CLASSES or name.startswith(made):
+                continue
+            if isinstance(value, (FunctionType, staticmethod, classmethod, property, *_PLAIN)):
                 yield f"{name}={self.digest(value)}"
+            elif isinstance(value, functools.cached_property):
+                yield f"{name}={self.digest(cast('functools.cached_property[Any]', value).func)}"
+            elif not name.startswith("__") and (_package(type(value)) == self._package or not _is_descriptor(value)):
+                yield f"{name}={self._seen(value)}"
 
     def _object(self, value: Any) -> Iterator[str]:
         """An object by its class and its fields."""
@@ -213,6 +256,8 @@ class _Content:
         names = sorted(getattr(value, "__dict__", ())) or sorted(getattr(kind, "__dataclass_fields__", ()))
         for name in names:
             yield f"{name}={self._seen(getattr(value, name))}"
+        if isinstance(value, BaseModel):
+            yield self.digest([value.__pydantic_private__, value.__pydantic_extra__])
 
 
 def _has_code(value: Any) -> bool:
@@ -227,10 +272,38 @@ def _has_code(value: Any) -> bool:
     )
 
 
+def _is_descriptor(value: Any) -> bool:
+    return hasattr(cast("Any", type(value)), "__get__")
+
+
+def _imported(name: str) -> ModuleType | None:
+    """A module that code imports when it runs."""
+    try:
+        return importlib.import_module(name)
+    except (ImportError, ValueError):
+        return None
+
+
 def _globals_of(code: CodeType) -> set[str]:
     """The names of the globals that code reads, nested code included."""
-    names = {str(each.argval) for each in dis.get_instructions(code) if each.opname in _READS}
-    return names.union(*(_globals_of(const) for const in code.co_consts if isinstance(const, CodeType)))
+    return _arguments_of(code, _READS)
+
+
+def _imports_of(code: CodeType) -> set[str]:
+    """The names of the modules that code imports, nested code included."""
+    return _arguments_of(code, ("IMPORT_NAME",))
+
+
+def _arguments_of(code: CodeType, operations: tuple[str, ...]) -> set[str]:
+    names = {str(each.argval) for each in dis.get_instructions(code) if each.opname in operations}
+    return names.union(*(_arguments_of(const, operations) for const in code.co_consts if isinstance(const, CodeType)))
+
+
+def _names_of(code: CodeType) -> frozenset[str]:
+    """The names that code reads, of globals and of attributes, nested code included."""
+    return frozenset(code.co_names).union(
+        *(_names_of(const) for const in code.co_consts if isinstance(const, CodeType))
+    )
 
 
 def _package(value: Any) -> str:

@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import functools
+import math
 import operator
+import os
+import re
 import subprocess
 import sys
 import textwrap
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from enum import Enum
+from pathlib import Path
+from types import ModuleType
+from typing import Any, ClassVar
 
 import pytest
+from pydantic import BaseModel, PrivateAttr
 
 from semgrad_guard.adapters.code_identity import Versioned, code_identity, content_digest
 from semgrad_guard.errors import InputError
@@ -82,6 +89,113 @@ def test_another_value_is_another_function(name: str) -> None:
     one, same, other = identity(make("A")), identity(make("A")), identity(make("B"))
     assert one == same != other
     assert identity(make(["A", {"x": (1, 2)}])) != identity(make(["A", {"x": (1, 3)}]))
+
+
+class Names:
+    """What code works with beside globals and closures."""
+
+    wanted: tuple[Any, ...] = ("A",)
+    listed: ClassVar[list[Any]] = ["A"]
+
+    @classmethod
+    def of_class(cls, call: Any) -> bool:
+        return call in cls.wanted
+
+    @classmethod
+    def of_list(cls, call: Any) -> bool:
+        return call in cls.listed
+
+
+class Text(str):
+    """A text with a field."""
+
+    field: Any
+
+
+class Kept(BaseModel):
+    _private: Any = PrivateAttr(None)
+
+    def __call__(self, call: Any) -> bool:
+        return call == self._private
+
+
+CONFIG = ModuleType("made_configuration")
+
+
+def of_module(call: Any) -> bool:
+    return call == CONFIG.VALUE
+
+
+def of_import(call: Any) -> bool:
+    import made_configuration  # pyright: ignore[reportMissingImports]
+
+    return bool(call == made_configuration.VALUE)
+
+
+def of_attribute(call: Any) -> bool:
+    return bool(call == vars_of.value)
+
+
+vars_of: Any = lambda: None  # noqa: E731 - a function with a field
+text = Text("x")
+kept = Kept()
+of_text, of_itself = closing(text), of_attribute
+STATES: dict[str, tuple[Any, Callable[[Any], None]]] = {
+    "class": (Names.of_class, lambda value: setattr(Names, "wanted", (value,))),
+    "class list": (Names.of_list, lambda value: setattr(Names, "listed", [value])),
+    "module": (of_module, lambda value: setattr(CONFIG, "VALUE", value)),
+    "import": (of_import, lambda value: setattr(CONFIG, "VALUE", value)),
+    "function": (of_attribute, lambda value: setattr(vars_of, "value", value)),
+    "subclass": (of_text, lambda value: setattr(text, "field", value)),
+    "private": (kept, lambda value: setattr(kept, "_private", value)),
+}
+
+
+@pytest.mark.parametrize("name", STATES)
+def test_another_state_is_another_function(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "made_configuration", CONFIG)
+    function, change = STATES[name]
+    found = list[str]()
+    for value in ("A", "B", "A"):
+        change(value)
+        found.append(identity(function))
+    assert found[0] == found[2] != found[1]
+
+
+def of_environment(call: Any) -> bool:
+    return bool(call == os.environ["WANTED"])
+
+
+def of_file(call: Any) -> bool:
+    return bool(call == Path("wanted").read_text())
+
+
+def of_names(call: Any) -> bool:
+    return bool(call == globals()["LIMIT"])
+
+
+def of_any_name(call: Any) -> bool:
+    return bool(call == getattr(CONFIG, "VALUE"))  # noqa: B009 - as code does that makes up the name
+
+
+@pytest.mark.parametrize("function", [of_environment, of_file, of_names, of_any_name])
+def test_code_that_works_with_what_it_does_not_name_is_refused(function: Any) -> None:
+    with pytest.raises(InputError, match=r"Versioned\("):
+        identity(function)
+
+
+class Kind(Enum):
+    ONE = 1
+
+
+def of_libraries(call: Any) -> bool:
+    import json
+
+    return math.isclose(call, math.pi) or bool(re.match("x", json.dumps(call))) or call is Kind.ONE
+
+
+def test_code_of_libraries_and_enumerations_counts_by_its_name() -> None:
+    assert identity(of_libraries) == identity(of_libraries)
 
 
 def test_lambdas_of_one_name_differ_by_their_code() -> None:
