@@ -358,10 +358,15 @@ class GuardedChatModel(AroundChatModel):
 
     @property
     def _built(self) -> tuple[tuple[Any, ...], Inner, Rules]:
-        """Model and rules, made anew where a field has changed (by assignment, or in a copy)."""
+        """Model and rules, made anew where a field has changed, here or in the model (by assignment, or in a copy)."""
         names = ("model", "policy", "escalate_to", "scorer", "estimator", "prompt_template", *_TERMS)
-        fields = tuple(getattr(self, name) for name in names)
-        if self._parts is None or any(old is not new for old, new in zip(self._parts[0], fields, strict=True)):
+        inside = inner_of(self.model).model
+        fields = (
+            *(getattr(self, name) for name in names),
+            *(getattr(inside, name) for name in type(inside).model_fields),
+        )
+        known = () if self._parts is None else self._parts[0]
+        if self._parts is None or list(map(id, known)) != list(map(id, fields)):
             terms = {name: getattr(self, name) for name in _TERMS}
             rules = rules_of(self._guard, self.policy, self.escalate_to, **terms)
             self._parts = (fields, self._scoring(inner_of(self.model)), rules)

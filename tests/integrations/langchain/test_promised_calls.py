@@ -17,6 +17,8 @@ from semgrad_guard import LanguageModel, Policy
 from semgrad_guard.errors import BindingMismatchError
 from semgrad_guard.records import Verdict
 
+from .support import policy_for_another_model
+
 QUESTIONS = [f"Who is number {number} of {number % 7}?" for number in range(40)]
 RATES = {"alpha": 0.2, "delta": 0.1, "progress": False, "grid": [1e9]}
 
@@ -147,3 +149,13 @@ def test_the_worst_of_several_scores_is_no_score_of_one(chat: ChatSemGrad) -> No
     policy = policy_of(chain, aggregate="max")
     with pytest.raises(BindingMismatchError, match="'aggregate': 'max'"):
         GuardedChatModel(chat, policy).invoke(QUESTIONS[3])
+
+
+def test_a_field_that_is_set_later_holds(language_model: LanguageModel) -> None:
+    """The guard scores by a copy of the model, which follows the model."""
+    chat = ChatSemGrad.from_model(language_model, max_tokens=12)
+    guard = GuardedChatModel(chat, policy_for_another_model())
+    first = guard._inner.model
+    assert guard._inner.model is first
+    chat.max_tokens = 3
+    assert (first.max_tokens, guard._inner.model.max_tokens) == (12, 3)
