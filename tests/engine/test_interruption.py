@@ -323,9 +323,9 @@ def test_cancelled_from_another_thread(make_language_model: Make) -> None:
     assert generated(model) == generated(make_language_model())
 
 
-def held_stream(model: LanguageModel) -> TextStream:
+def held_stream(model: LanguageModel, steps: Steps | None = None) -> TextStream:
     """A stream whose model waits, after some steps, until it is told to stop: it cannot be done before."""
-    steps = Steps(model)
+    steps = steps or Steps(model)
     model._scorer.tiers()
     steps.expect(100, until_stopped)
     return model.stream("What is tea?", LONG)
@@ -336,13 +336,15 @@ class TestStreams:
 
     def test_closed_mid_way(self, make_language_model: Make) -> None:
         model = make_language_model()
-        stream = held_stream(model)
+        steps = Steps(model)
+        stream = held_stream(model, steps)
         next(stream)
         stream.close()
         for _ in stream:
             pass
         with pytest.raises(AnswerCancelledError, match="closed"):
             _ = stream.generation
+        steps.remove()
         assert generated(model) == generated(make_language_model())
 
     def test_closed_during_the_prefill(self, make_language_model: Make) -> None:

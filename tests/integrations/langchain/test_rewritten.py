@@ -27,6 +27,13 @@ Chain = Runnable[Any, Any]
 ASK = ChatPromptTemplate.from_template("{question}")
 
 
+@pytest.fixture(autouse=True)
+def nothing_from_before() -> None:
+    """Runs that other tests have left open, such as abandoned streams, are forgotten."""
+    WITNESS._wholes.clear()
+    WITNESS._of.clear()
+
+
 def right(text: str, answers: Sequence[str]) -> bool:
     """A grader by function: everything is right."""
     return True
