@@ -158,14 +158,16 @@ class InputCheck:
 
     def due(self, batch: TokenBatch, kind: Kind) -> tuple[int, TokenBatch] | None:
         """The longest row of the batch, with its place, if it has to be verified."""
+        if not self._is_due(batch.longest, kind):  # no row is longer; the mask lies on the model's device
+            return None
         prompts: list[int] = batch.mask[:, : batch.prompt_columns].sum(1).tolist()
         lengths = [prompt + answer for prompt, answer in zip(prompts, batch.lengths, strict=True)]
-        longest, known = max(lengths), self._verified.get(kind, 0)
-        crossed = any(known <= limit < longest for limit in self.branches.limits)
-        if known and longest < 2 * known and not crossed:
-            return None
-        place = lengths.index(longest)
-        return place, list(batch.rows())[place]
+        place = lengths.index(max(lengths))
+        return (place, list(batch.rows())[place]) if self._is_due(lengths[place], kind) else None
+
+    def _is_due(self, length: int, kind: Kind) -> bool:
+        known = self._verified.get(kind, 0)
+        return not known or length >= 2 * known or any(known <= limit < length for limit in self.branches.limits)
 
     def note(self, row: TokenBatch, kind: Kind) -> None:
         """Remember that the scores of a row were verified."""
