@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Generator
+from collections.abc import AsyncGenerator, Callable, Generator
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from inspect import isasyncgen, isgenerator
 from typing import Any, Protocol, TypeVar, cast
 from weakref import WeakSet
@@ -13,6 +14,7 @@ from llama_index_instrumentation.span import active_span_id
 from semgrad_guard.guard import current_stop, stopping
 
 T = TypeVar("T")
+Context = Callable[[], AbstractContextManager[None]]
 _bound = WeakSet[Any]()
 """The streams that know their step."""
 
@@ -25,49 +27,29 @@ class Opens(Protocol):
 
 def resumed(pieces: Generator[T], turn: Opens) -> Generator[T]:
     """The pieces of a lazy stream, whose calls belong to `turn` in whatever context they are asked for."""
-    return _resumed(pieces, turn, current_stop())
-
-
-def _resumed(pieces: Generator[T], turn: Opens, stop: Any) -> Generator[T]:
-    try:
-        while True:
-            with turn.open(), stopping(stop):
-                try:
-                    piece = next(pieces)
-                except StopIteration:
-                    return
-            yield piece
-    finally:
-        pieces.close()
+    return _read_in(pieces, _opening(turn))
 
 
 def aresumed(pieces: AsyncGenerator[T], turn: Opens) -> AsyncGenerator[T]:
     """As `resumed`, for an async stream."""
-    return _aresumed(pieces, turn, current_stop())
-
-
-async def _aresumed(pieces: AsyncGenerator[T], turn: Opens, stop: Any) -> AsyncGenerator[T]:
-    try:
-        while True:
-            with turn.open(), stopping(stop):
-                try:
-                    piece = await anext(pieces)
-                except StopAsyncIteration:
-                    return
-            yield piece
-    finally:
-        await pieces.aclose()
+    return _aread_in(pieces, _opening(turn))
 
 
 def asked_here(pieces: Generator[T]) -> Generator[T]:
     """The pieces of a lazy stream, whose call belongs to the step that asks for it now, whoever reads it."""
-    return _asked_in(pieces, active_span_id.get())
+    return _read_in(pieces, partial(_within, active_span_id.get()))
 
 
-def _asked_in(pieces: Generator[T], span: str | None) -> Generator[T]:
+def aasked_here(pieces: AsyncGenerator[T]) -> AsyncGenerator[T]:
+    """As `asked_here`, for an async stream."""
+    return _aread_in(pieces, partial(_within, active_span_id.get()))
+
+
+def _read_in(pieces: Generator[T], context: Context) -> Generator[T]:
+    """The pieces, every one of which is read in a context of its own that has ended when it goes out."""
     try:
         while True:
-            with _within(span):
+            with context():
                 try:
                     piece = next(pieces)
                 except StopIteration:
@@ -77,15 +59,10 @@ def _asked_in(pieces: Generator[T], span: str | None) -> Generator[T]:
         pieces.close()
 
 
-def aasked_here(pieces: AsyncGenerator[T]) -> AsyncGenerator[T]:
-    """As `asked_here`, for an async stream."""
-    return _aasked_in(pieces, active_span_id.get())
-
-
-async def _aasked_in(pieces: AsyncGenerator[T], span: str | None) -> AsyncGenerator[T]:
+async def _aread_in(pieces: AsyncGenerator[T], context: Context) -> AsyncGenerator[T]:
     try:
         while True:
-            with _within(span):
+            with context():
                 try:
                     piece = await anext(pieces)
                 except StopAsyncIteration:
@@ -93,6 +70,18 @@ async def _aasked_in(pieces: AsyncGenerator[T], span: str | None) -> AsyncGenera
             yield piece
     finally:
         await pieces.aclose()
+
+
+def _opening(turn: Opens) -> Context:
+    """The turn, under the stops that count now."""
+    stop = current_stop()
+
+    @contextmanager
+    def opened() -> Generator[None]:
+        with turn.open(), stopping(stop):
+            yield
+
+    return opened
 
 
 def bound_to(pieces: Any, span: str) -> Any:
@@ -101,9 +90,9 @@ def bound_to(pieces: Any, span: str) -> Any:
         return pieces
     bound: Any = pieces
     if isgenerator(pieces):
-        bound = _asked_in(cast("Generator[Any]", pieces), span)
+        bound = _read_in(cast("Generator[Any]", pieces), partial(_within, span))
     elif isasyncgen(pieces):
-        bound = _aasked_in(cast("AsyncGenerator[Any]", pieces), span)
+        bound = _aread_in(cast("AsyncGenerator[Any]", pieces), partial(_within, span))
     if bound is not pieces:
         _bound.add(bound)
     return bound
