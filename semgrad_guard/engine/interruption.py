@@ -136,13 +136,15 @@ def stopping(stop: Stop | Stops) -> Iterator[None]:
 
 
 class InterruptibleLock:
-    """A re-entrant lock; whoever waits for it heeds the current stop. For use as a context manager.
+    """A re-entrant lock; a thread that waits for it heeds the current stop. For use as a context manager.
 
     `turn` counts how often it was taken by a thread that did not hold it; `leaving` is called at the end of each turn.
     """
 
     _all: ClassVar[WeakSet[InterruptibleLock]] = WeakSet()
     _all_lock: ClassVar[threading.Lock] = threading.Lock()
+    _last_thread: ClassVar[threading.Thread | None] = None
+    """The thread that ends the process; no other one runs a model any more."""
 
     def __init__(self, leaving: Callable[[], None] | None = None) -> None:
         self._lock = threading.RLock()
@@ -155,6 +157,7 @@ class InterruptibleLock:
     @classmethod
     def keep_all(cls) -> None:
         """Take all locks for good, each at the end of the turn that it is in: only this thread runs a model now."""
+        cls._last_thread = threading.current_thread()
         with cls._all_lock:
             locks = list(cls._all)
         for lock in locks:
@@ -163,9 +166,12 @@ class InterruptibleLock:
                     break  # it ended within its turn, and nobody will get the lock
 
     @classmethod
-    def forget_all(cls) -> None:
-        """After a fork: who holds a lock that was made before it is not in this process."""
-        cls._all, cls._all_lock = WeakSet(), threading.Lock()
+    def renew_all(cls) -> None:
+        """After a fork: the only thread of this process has the locks that it held before, and the others are free."""
+        cls._all_lock = threading.Lock()
+        for lock in list(cls._all):
+            if lock._holder is not threading.current_thread():
+                lock._lock, lock._holder, lock._depth = threading.RLock(), None, 0
 
     def __enter__(self) -> None:
         self._acquire()
@@ -179,9 +185,12 @@ class InterruptibleLock:
                 self._leaving()
         finally:
             self._depth -= 1
-            if not self._depth:
+            leaves = not self._depth
+            if leaves:
                 self._holder = None
             self._lock.release()
+            if leaves:
+                self._halt_at_the_end_of_the_process()
 
     def _acquire(self) -> None:
         stop = current_stop()
@@ -190,4 +199,15 @@ class InterruptibleLock:
             return
         stop.check()
         while not self._lock.acquire(timeout=_SLICE):
+            self._halt_at_the_end_of_the_process()
             stop.check()
+
+    @classmethod
+    def _halt_at_the_end_of_the_process(cls) -> None:
+        """Never return to a daemon thread of an interpreter that is about to go.
+
+        Python ends such a thread where it next needs the interpreter, by unwinding its stack. If that happens in torch,
+        C++ aborts the process.
+        """
+        if cls._last_thread not in (None, threading.current_thread()):
+            threading.Event().wait()

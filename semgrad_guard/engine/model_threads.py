@@ -85,11 +85,11 @@ def _end() -> None:
 
 
 def _forget() -> None:
-    """After a fork: the threads are the parent's, and so is what holds a lock."""
+    """After a fork: the threads are the parent's, and so are the locks that they hold."""
     global _lock
     _lock = threading.Lock()
     _threads.clear()
-    InterruptibleLock.forget_all()
+    InterruptibleLock.renew_all()
 
 
 atexit.register(_end)

@@ -10,11 +10,10 @@ import pytest
 from tests.warm_python import WarmPython
 
 SETTING = """
-import atexit
-ends = []
-atexit.register(lambda: print(*ends))  # before ours, and so called after it
+import asyncio, atexit, os, threading, time
+ends, pause = [], 0
+atexit.register(lambda: (time.sleep(pause), print(*ends)))  # before ours, and so called after it
 
-import asyncio, os, threading
 from semgrad_guard import GenerationOptions, HybridGrad, LanguageModel, Message
 from semgrad_guard.guard import off_loop
 from tests.conftest import byte_tokenizer, random_llama
@@ -50,8 +49,8 @@ task = loop.create_task(main())
 loop.run_forever()
 """
 
-SOMEBODY_ELSES = """
-LONG = GenerationOptions(max_tokens=100)
+DAEMON = """
+LONG, pause = GenerationOptions(max_tokens=100), 0.5
 threading.Thread(target=write, daemon=True).start()
 begun.wait()
 """
@@ -87,20 +86,30 @@ raise SystemExit(4)
 """
 
 
+FORKED_WITH_A_DAEMON = (
+    """
+child = os.fork()
+if child:
+    raise SystemExit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+    + DAEMON
+)
+
+FORKS = pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
+
 @pytest.mark.parametrize(
     ("program", "code", "told"),
     [
         (STREAM, 0, ""),
         (STREAM + RAISES, 3, ""),
-        pytest.param(
-            STREAM + FORKED, 4, "", marks=pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
-        ),
+        pytest.param(STREAM + FORKED, 4, "", marks=FORKS),
         (OFF_LOOP, 0, "AnswerCancelledError"),
-        (SOMEBODY_ELSES, 0, ""),  # its turn is waited for; whether it tells its end is up to the machine
+        (DAEMON, 0, "nothing"),  # its turn is waited for, and the thread goes no further
+        pytest.param(FORKED_WITH_A_DAEMON, 0, "nothing", marks=FORKS),
         (SCHEDULER, 0, ""),
         (SERVED, 0, ""),
     ],
-    ids=["stream", "raises", "forked", "off_loop", "others", "self_check", "served"],
+    ids=["stream", "raises", "forked", "off_loop", "daemon", "forked_daemon", "self_check", "served"],
 )
 def test_a_process_ends_with_its_own_code(
     program: str, code: int, told: str, warm_python: WarmPython, tmp_path: Path
