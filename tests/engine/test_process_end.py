@@ -97,6 +97,7 @@ if child:
 
 FORKS = pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
 
+
 @pytest.mark.parametrize(
     ("program", "code", "told"),
     [
