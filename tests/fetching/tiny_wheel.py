@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import json
 import threading
 import zipfile
 from collections.abc import Callable, Generator
@@ -78,25 +77,15 @@ def send(request: BaseHTTPRequestHandler, content: bytes, kind: str = "text/html
     request.wfile.write(content)
 
 
-def index(wheel: Path, *, as_json: bool = False, seen: list[str] | None = None) -> Answer:
-    """An index with this one file, as PEP 503 or PEP 691 has it; `seen` gets every path that was asked for."""
+def index(wheel: Path, *, seen: list[str] | None = None) -> Answer:
+    """An index with this one file, as PEP 503 has it; `seen` gets every path that was requested."""
 
     def answer(request: BaseHTTPRequestHandler) -> None:
         if seen is not None:
             seen.append(request.path)
         if request.path.endswith(f"/{PROJECT}/"):
-            if as_json:
-                page = {
-                    "meta": {"api-version": "1.0"},
-                    "name": PROJECT,
-                    "files": [{"filename": NAME, "url": f"/f/{NAME}", "hashes": {}}],
-                }
-                send(request, json.dumps(page).encode(), "application/vnd.pypi.simple.v1+json")
-            else:
-                send(
-                    request,
-                    f'<a href="../../files/old-{NAME}">old</a> <a href="../../files/{NAME}#x=1">{NAME}</a>'.encode(),
-                )
+            page = f'<a href="../../files/old-{NAME}">old</a> <a href="../../files/{NAME}#x=1">{NAME}</a>'
+            send(request, page.encode())
         elif request.path.endswith(f"/{NAME}"):
             send(request, wheel.read_bytes(), "application/zip")
         else:

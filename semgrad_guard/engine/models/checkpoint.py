@@ -26,7 +26,7 @@ from semgrad_guard.engine.models.gguf import find_gguf, load_gguf
 from semgrad_guard.engine.models.hub import why_unreachable
 from semgrad_guard.engine.models.loading import first_line, require_all_weights, settled, stage, without_weight_bar
 from semgrad_guard.errors import InputError, UnsupportedModelError
-from semgrad_guard.named import folder_of
+from semgrad_guard.named import did_you_mean, folder_of
 
 _WHERE = ("revision", "local_files_only")
 _HOW = ("dtype", "device_map", "quantization_config", "attn_implementation")
@@ -83,7 +83,7 @@ def _load(
     if not Path(path).exists() and not where.get("local_files_only"):
         unreachable = why_unreachable(path, where.get("revision"))
         where["local_files_only"] = unreachable is not None
-    missing = _advice(unreachable)
+    missing = f"{_advice(unreachable)}{did_you_mean(name)}"
     with without_weight_bar():
         with stage(name, f"its config.json cannot be read by transformers {transformers.__version__}", missing=missing):
             config: Any = AutoConfig.from_pretrained(path, trust_remote_code=False, **where)
