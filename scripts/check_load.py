@@ -3,6 +3,8 @@
 python scripts/check_load.py [saturation] [nonces] [faults] [--minutes 10] [--nonces 100000] [--kills 20]
 
 Prints a line for each check, writes its figures to a file, and fails where one does not hold.
+
+Why: docs/adr/0151-reliability-by-whole-processes.md
 """
 
 from __future__ import annotations

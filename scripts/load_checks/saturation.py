@@ -1,4 +1,7 @@
-"""Clients at the limit, a tenth of them ill-meant: no answer is lost, mixed up or given twice, and nothing grows."""
+"""Clients at the limit, a tenth of them ill-meant: no answer is lost, mixed up or given twice, and nothing grows.
+
+Why: docs/adr/0179-as-near-to-float64-as-single-processes.md
+"""
 
 from __future__ import annotations
 

@@ -3,6 +3,8 @@
 The promise: among the answers that are let through, the error rate is at most alpha, with probability at least
 1 - delta over the draw of the calibration set. It assumes that calibration questions and later questions are
 exchangeable (drawn from one population, independently); `drift.py` watches for the day when they are not.
+
+Why: docs/adr/0180-one-threshold-for-several-engines.md
 """
 
 from __future__ import annotations

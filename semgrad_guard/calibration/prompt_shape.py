@@ -18,6 +18,8 @@ inside a retrieved passage is a passage; where questions of many kinds and lengt
 sentence, or a short question in a related language, may look like another question. What a single calibration prompt
 looks like is familiar, however rare: a shape tells strange prompts, and `DriftMonitor` tells when familiar ones come
 more often.
+
+Why: docs/adr/0083-shape-of-prompts.md
 """
 
 from __future__ import annotations

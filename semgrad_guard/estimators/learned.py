@@ -1,4 +1,7 @@
-"""What learned estimators share: named numbers about an answer, weighed by a logistic regression on graded answers."""
+"""What learned estimators share: named numbers about an answer, weighed by a logistic regression on graded answers.
+
+Why: docs/adr/0131-learned-scores-lean-on-likelihoods.md
+"""
 
 from __future__ import annotations
 

@@ -3,6 +3,8 @@
 A frontend (a framework, the command line, a server) says how the model is asked and how the target is asked; what is
 delivered is said here. Its own objects (messages, responses) travel beside the records as `answer`. Streams are in
 `streams.py`.
+
+Why: docs/adr/0084-one-flow.md
 """
 
 from __future__ import annotations

@@ -18,6 +18,8 @@ the earlier calibration sets, and passed through the earlier stages as they will
 and no other. Prompts that do not look like those of the calibration are no such draws: each answer's verdict says so.
 Calibrating stage 2 on *all* questions breaks the promise, because the ones handed on are harder. Answers
 delivered without a score are outside it.
+
+Why: docs/adr/0120-promise-of-the-chain.md
 """
 
 from __future__ import annotations

@@ -3,6 +3,8 @@
 A batch is handed out when a worker is free, so no more than one batch a worker is on its way, however many there are.
 What a worker returns is whole or not at all: a batch whose worker died is handed to another one, and no batch is
 returned twice.
+
+Why: docs/adr/0160-batches-go-to-workers.md
 """
 
 from __future__ import annotations

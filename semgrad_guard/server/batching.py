@@ -23,7 +23,7 @@ lengths of their prompts, or with prompts of equal length; not at all.
 ROWS = 32
 """Answers that are written at once."""
 MEMORY = Memory(logits=256 << 20, activations=1 << 30, outputs=512 << 20)
-"""What a batch of so many answers may hold for their scores (ADR 0178)."""
+"""What a batch of so many answers may hold for their scores."""
 _CELLS = 1 << 16  # tokens of a batch, padding counted: what bounds its memory
 _READ = 2048  # tokens of prompts that are read between two steps of those that are being written
 _LINGER = 4  # steps that an answer which is done waits for others to be scored with

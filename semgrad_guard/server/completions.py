@@ -3,6 +3,8 @@
 The verdict stands in `choices[i].logprobs.semgrad_guard`, which every client lets through, and at the top level as
 `semgrad_guard` (a list where there are several answers). An answer that stands in for a withheld one has no
 log-probabilities and no tokens; where JSON was asked for it is a `refusal`, as OpenAI's own models give one.
+
+Why: docs/adr/0141-verdict-in-logprobs.md
 """
 
 from __future__ import annotations

@@ -4,6 +4,8 @@ Where answers may be withheld, the draft ends by the server's own limits, and th
 client's cut changed the draft, it would change the decision: the beginning of a withheld answer may score lower than
 the whole, and whether a decision changes tells whether a string occurs in it. So the cuts are made afterwards, in text
 that is delivered anyway.
+
+Why: docs/adr/0144-nothing-of-a-withheld-draft-leaves.md
 """
 
 from __future__ import annotations

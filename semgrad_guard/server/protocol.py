@@ -1,6 +1,8 @@
 """What clients send: OpenAI's requests, checked, and translated into the records of the house.
 
 A field that this server does not know, or cannot honour, is refused. What changes no answer is accepted.
+
+Why: docs/adr/0143-unknown-fields-are-refused.md
 """
 
 from __future__ import annotations

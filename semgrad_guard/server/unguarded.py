@@ -2,6 +2,8 @@
 
 A request chooses among the named routes and makes none: it is matched as a whole, and what the upstream is asked for is
 the operator's own spelling. So no other spelling of a path leads anywhere.
+
+Why: docs/adr/0155-unguarded-routes-by-name.md
 """
 
 from __future__ import annotations

@@ -2,6 +2,8 @@
 
 vLLM fuses the projections of queries, keys and values into one matrix, and those of gate and up into another; it may
 pad the vocabulary. All else has the name and the shape that transformers gives it.
+
+Why: docs/adr/0165-a-twin-on-vllms-weights.md
 """
 
 from __future__ import annotations

@@ -4,6 +4,8 @@ The Llama's stream holds the reader's (`places.py` says what else); its norm see
 normed state is scaled by what the reader's part is of the whole. The last layer points at the answer, copies it
 token by token, and ends it. What comes out answers by plain `generate` nearly as well as the reader; facts are learnt
 in the training that follows (`pocket.train`), in layers of their own (`memory.py`).
+
+Why: docs/adr/0071-pocket-reader-written-into-a-llama.md
 """
 
 from __future__ import annotations

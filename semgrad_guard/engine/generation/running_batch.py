@@ -3,6 +3,8 @@
 All rows end in one column and begin where their prompt begins; a row that joins is read by itself and set beside the
 others. What the passes leave for scoring is kept for stretches of steps with the same rows, and put together for those
 answers that are scored together.
+
+Why: docs/adr/0146-requests-join-a-running-batch.md
 """
 
 from __future__ import annotations

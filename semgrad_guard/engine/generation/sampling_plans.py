@@ -1,4 +1,7 @@
-"""How to draw more answers to a prompt: plans that several estimators can share, and the samples they give."""
+"""How to draw more answers to a prompt: plans that several estimators can share, and the samples they give.
+
+Why: docs/adr/0036-samples-belong-to-the-prompt.md
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""A copy of a model that shares every weight and nothing else, so that the user's model is never touched."""
+"""A copy of a model that shares every weight and nothing else, so that the user's model is never touched.
+
+Why: docs/adr/0001-weight-sharing-copy.md
+"""
 
 from __future__ import annotations
 

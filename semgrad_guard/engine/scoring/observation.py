@@ -1,6 +1,8 @@
 """What an answer's own tokens tell without a gradient: their likelihoods, and where a middle layer puts the answer.
 
 Generating computes all of it. It is read off what a generation has left, or one pass over prompt and answer.
+
+Why: docs/adr/0107-observing-without-a-replay.md
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""The scores of one response as plain numbers: finite, or absent with a reason."""
+"""The scores of one response as plain numbers: finite, or absent with a reason.
+
+Why: docs/adr/0087-no-score-rather-than-a-wrong-one.md
+"""
 
 from __future__ import annotations
 

@@ -3,6 +3,9 @@
 This is done once, on two short made-up prompts, in float32 (or float64) whatever the model's dtype is: bfloat16's own
 noise hides errors of ten per cent and more. A model in half precision is checked by a float32 copy, or a few layers of
 it where the copy would be large; in its own dtype it must then agree as far as that allows.
+
+Why: docs/adr/0095-exactness-against-the-ordinary-call.md
+Why: docs/adr/0096-self-check-in-float32.md
 """
 
 from __future__ import annotations

@@ -2,6 +2,8 @@
 
 The promise needs a threshold whose answers played no part in what was learned: they are split by a seeded draw that
 looks at no label.
+
+Why: docs/adr/0031-labels-split-between-learning-and-threshold.md
 """
 
 from __future__ import annotations

@@ -4,4 +4,6 @@ messages   what travels between the two processes
 worker     in vLLM's worker: reads requests, scores answers
 queue      in vLLM's server: has answers written, and scored together
 plugin     our routes in the place of vLLM's
+
+Why: docs/adr/0169-the-guard-inside-vllm-serve.md
 """
