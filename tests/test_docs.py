@@ -137,7 +137,8 @@ def test_records_are_dated_numbered_and_listed() -> None:
     index = (DOCS / "adr" / "README.md").read_text(encoding="utf-8")
     for record in RECORDS:
         text, number = record.read_text(encoding="utf-8"), record.stem.partition("-")[0]
-        assert re.match(rf"# {number}\. .+\n\n- Date: \d{{4}}-\d\d-\d\d\n- Status: accepted\n\n## Context\n", text), record
+        head = rf"# {number}\. .+\n\n- Date: \d{{4}}-\d\d-\d\d\n- Status: accepted\n\n## Context\n"
+        assert re.match(head, text), record
         assert re.findall(r"^## (.+)$", text, re.MULTILINE) == ["Context", "Decision", "Consequences"], record
         assert f"| [{number}]({record.name}) |" in index, record
     assert len({record.stem.partition("-")[0] for record in RECORDS}) == len(RECORDS) > 20
