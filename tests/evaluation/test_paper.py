@@ -9,7 +9,7 @@ import pytest
 
 from semgrad_guard.evaluation import paper
 
-PAGE = (Path(__file__).parents[2] / "docs" / "evaluation.md").read_text()
+PAGE = (Path(__file__).parents[2] / "docs" / "results" / "paper.md").read_text()
 
 
 def cells(title: str) -> dict[str, list[float]]:
