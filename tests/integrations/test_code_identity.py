@@ -1,8 +1,9 @@
-"""A function by its content: another one has another identity, and the same one keeps it."""
+"""A function by its content: another one has another identity or is refused, and the same one keeps its own."""
 
 from __future__ import annotations
 
 import functools
+import json
 import math
 import operator
 import os
@@ -20,10 +21,12 @@ from typing import Any, ClassVar
 import pytest
 from pydantic import BaseModel, PrivateAttr
 
-from semgrad_guard.adapters.code_identity import Versioned, code_identity, content_digest
+from semgrad_guard.adapters.chain_identity import chain_identity
+from semgrad_guard.adapters.code_identity import Versioned, code_identity
 from semgrad_guard.errors import InputError
 
 LIMIT = 3
+CONFIG = ModuleType("made_configuration")
 
 
 def identity(function: Any) -> str:
@@ -44,17 +47,46 @@ def nested(value: Any) -> Callable[..., bool]:
 
 
 def reading(value: Any) -> Callable[..., bool]:
-    """A function that reads a global of this value."""
+    """A function that reads a global of this value, in code within it."""
     scope: dict[str, Any] = {"LIMIT": value, "__name__": "somewhere"}
     exec("def chosen(call):\n    return [LIMIT for _ in (1,)] == call\n", scope)  # noqa: S102
     return scope["chosen"]
 
 
 def calling(value: Any) -> Callable[..., bool]:
-    """A function that calls another one, which differs."""
-    scope: dict[str, Any] = {"__name__": "somewhere"}
-    exec(f"def helper(call):\n    return call == {value!r}\ndef chosen(call):\n    return helper(call)\n", scope)  # noqa: S102
+    """A function that calls one of another package, which differs."""
+    helpers: dict[str, Any] = {"__name__": "elsewhere"}
+    exec(f"def helper(call):\n    return call == {value!r}\n", helpers)  # noqa: S102
+    scope: dict[str, Any] = {"__name__": "somewhere", "helper": helpers["helper"]}
+    exec("def chosen(call):\n    return helper(call)\n", scope)  # noqa: S102
     return scope["chosen"]
+
+
+def with_field(value: Any) -> Callable[..., bool]:
+    inner: Any = closing("x")
+    inner.value = value
+    return lambda call: call == inner.value
+
+
+MAKERS: dict[str, Callable[[Any], Any]] = {
+    "closing": closing,
+    "defaults": defaults,
+    "nested": nested,
+    "reading": reading,
+    "calling": calling,
+    "field": with_field,
+    "partial": lambda value: functools.partial(closing("x"), value),
+    "wrapped": lambda value: functools.wraps(closing("x"))(closing(value)),
+    "named like a library's": lambda value: functools.wraps(json.loads)(closing(value)),
+}
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_another_value_is_another_function(name: str) -> None:
+    make = MAKERS[name]
+    one, same, other = identity(make("A")), identity(make("A")), identity(make("B"))
+    assert one == same != other
+    assert identity(make(["A", {"x": (1, 2)}])) != identity(make(["A", {"x": (1, 3)}]))
 
 
 @dataclass(frozen=True)
@@ -70,39 +102,13 @@ class Picks:
         return call != self.value
 
 
-MAKERS = {
-    "closing": closing,
-    "defaults": defaults,
-    "nested": nested,
-    "reading": reading,
-    "calling": calling,
-    "partial": lambda value: functools.partial(closing("x"), value),
-    "object": Picks,
-    "method": lambda value: Picks(value).method,
-    "wrapped": lambda value: functools.wraps(closing("x"))(closing(value)),
-}
-
-
-@pytest.mark.parametrize("name", MAKERS)
-def test_another_value_is_another_function(name: str) -> None:
-    make = MAKERS[name]
-    one, same, other = identity(make("A")), identity(make("A")), identity(make("B"))
-    assert one == same != other
-    assert identity(make(["A", {"x": (1, 2)}])) != identity(make(["A", {"x": (1, 3)}]))
-
-
 class Names:
-    """What code works with beside globals and closures."""
+    """Values that code works with beside globals and closures."""
 
-    wanted: tuple[Any, ...] = ("A",)
     listed: ClassVar[list[Any]] = ["A"]
 
     @classmethod
     def of_class(cls, call: Any) -> bool:
-        return call in cls.wanted
-
-    @classmethod
-    def of_list(cls, call: Any) -> bool:
         return call in cls.listed
 
 
@@ -119,11 +125,8 @@ class Kept(BaseModel):
         return call == self._private
 
 
-CONFIG = ModuleType("made_configuration")
-
-
-def of_module(call: Any) -> bool:
-    return call == CONFIG.VALUE
+class Kind(Enum):
+    ONE = 1
 
 
 def of_import(call: Any) -> bool:
@@ -132,70 +135,48 @@ def of_import(call: Any) -> bool:
     return bool(call == made_configuration.VALUE)
 
 
-def of_attribute(call: Any) -> bool:
-    return bool(call == vars_of.value)
-
-
-vars_of: Any = lambda: None  # noqa: E731 - a function with a field
-text = Text("x")
-kept = Kept()
-of_text, of_itself = closing(text), of_attribute
-STATES: dict[str, tuple[Any, Callable[[Any], None]]] = {
-    "class": (Names.of_class, lambda value: setattr(Names, "wanted", (value,))),
-    "class list": (Names.of_list, lambda value: setattr(Names, "listed", [value])),
-    "module": (of_module, lambda value: setattr(CONFIG, "VALUE", value)),
-    "import": (of_import, lambda value: setattr(CONFIG, "VALUE", value)),
-    "function": (of_attribute, lambda value: setattr(vars_of, "value", value)),
-    "subclass": (of_text, lambda value: setattr(text, "field", value)),
-    "private": (kept, lambda value: setattr(kept, "_private", value)),
+REFUSED: dict[str, Any] = {
+    "builtin": len,
+    "getter": operator.itemgetter(0),
+    "method of a text": "x".startswith,
+    "object": Picks("A"),
+    "method": Picks("A").method,
+    "class method": Names.of_class,
+    "class": Picks,
+    "private field": Kept(),
+    "closed object": closing(object()),
+    "closed object of the user's": closing(Picks("A")),
+    "closed iterator": closing(iter("a")),
+    "subclass of text": closing(Text("x")),
+    "reads a class": lambda call: call in Names.listed,
+    "reads an enumeration": lambda call: call is Kind.ONE,
+    "reads a module": lambda call: call == CONFIG.VALUE,
+    "reads a module by any name": lambda call: call == getattr(CONFIG, "VALUE"),  # noqa: B009 - as code does that makes up the name
+    "imports": of_import,
+    "environment": lambda call: call == os.environ["WANTED"],
+    "file": lambda call: call == Path("wanted").read_text(),
+    "globals": lambda call: call == globals()["LIMIT"],
+    "opens": lambda call: call == open("wanted").read(),  # noqa: SIM115
 }
 
 
-@pytest.mark.parametrize("name", STATES)
-def test_another_state_is_another_function(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "made_configuration", CONFIG)
-    function, change = STATES[name]
-    found = list[str]()
-    for value in ("A", "B", "A"):
-        change(value)
-        found.append(identity(function))
-    assert found[0] == found[2] != found[1]
-
-
-def of_environment(call: Any) -> bool:
-    return bool(call == os.environ["WANTED"])
-
-
-def of_file(call: Any) -> bool:
-    return bool(call == Path("wanted").read_text())
-
-
-def of_names(call: Any) -> bool:
-    return bool(call == globals()["LIMIT"])
-
-
-def of_any_name(call: Any) -> bool:
-    return bool(call == getattr(CONFIG, "VALUE"))  # noqa: B009 - as code does that makes up the name
-
-
-@pytest.mark.parametrize("function", [of_environment, of_file, of_names, of_any_name])
-def test_code_that_works_with_what_it_does_not_name_is_refused(function: Any) -> None:
-    with pytest.raises(InputError, match=r"Versioned\("):
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_may_have_a_state_is_refused_with_advice(name: str) -> None:
+    function = REFUSED[name]
+    with pytest.raises(InputError, match=r"answering=.*Versioned\("):
         identity(function)
-
-
-class Kind(Enum):
-    ONE = 1
+    assert identity(Versioned(function, name="picks", version="2")) == "picks@2"
 
 
 def of_libraries(call: Any) -> bool:
-    import json
-
-    return math.isclose(call, math.pi) or bool(re.match("x", json.dumps(call))) or call is Kind.ONE
+    return math.isclose(call, math.pi) or bool(re.match("x", json.dumps(call))) or sorted([call]) == [LIMIT]
 
 
-def test_code_of_libraries_and_enumerations_counts_by_its_name() -> None:
-    assert identity(of_libraries) == identity(of_libraries)
+def test_code_of_the_standard_library_counts_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = identity(of_libraries)
+    assert identity(of_libraries) == before
+    monkeypatch.setitem(globals(), "LIMIT", 4)
+    assert identity(of_libraries) != before
 
 
 def test_lambdas_of_one_name_differ_by_their_code() -> None:
@@ -207,22 +188,15 @@ def test_lambdas_of_one_name_differ_by_their_code() -> None:
 
 def test_the_identity_is_the_same_in_another_process() -> None:
     source = textwrap.dedent("""
+        from semgrad_guard.adapters.chain_identity import chain_identity
         from semgrad_guard.adapters.code_identity import code_identity
         def make(words):
             return lambda call: call.text in {"alpha", "beta", "gamma", "delta"} and call.kind in words
-        print(code_identity(make({"x", "y", "z"}), role="answering"))
+        made = make({"x", "y", "z"})
+        print(code_identity(made, role="answering"), chain_identity([made], models=()))
     """)
     runs = [subprocess.run([sys.executable, "-c", source], capture_output=True, check=True, text=True) for _ in "ab"]
     assert len({run.stdout for run in runs}) == 1
-
-
-@pytest.mark.parametrize(
-    "function", [len, operator.itemgetter(0), "x".startswith, closing(object()), closing(iter("a"))]
-)
-def test_what_cannot_be_known_is_refused_with_what_to_give(function: Any) -> None:
-    with pytest.raises(InputError, match=r"answering=.*Versioned\("):
-        identity(function)
-    assert identity(Versioned(function, name="picks", version="2")) == "picks@2"
 
 
 @pytest.mark.parametrize("given", [("x", "", "1"), (len, "", "1"), (len, "n", None)])
@@ -231,11 +205,54 @@ def test_a_versioned_function_has_a_name_and_a_version(given: Any) -> None:
         Versioned(*given)
 
 
-def test_a_looser_digest_lets_a_run_change_what_it_closes_over() -> None:
+def parts(code: str, *, module: str = "made_chain") -> Any:
+    """What a module of the user's defines as `part`."""
+    scope: dict[str, Any] = {"__name__": module, "cached_property": functools.cached_property, "CONFIG": CONFIG}
+    exec(textwrap.dedent(code), scope)  # noqa: S102
+    return scope["part"]
+
+
+CODE = {
+    "function": "def part(x): return {}",
+    "helper": "def helper(x): return {}\ndef part(x): return helper(x)",
+    "constant": "LIMIT = {}\ndef part(x): return x < LIMIT",
+    "default": "def part(x, limit={}): return x",
+    "nested": "def part(x): return [{} for _ in x]",
+    "closure": "def make(limit):\n    return lambda x: x < limit\npart = make({})",
+    "method": "class Part:\n    def run(self): return {}\npart = Part()",
+    "static": "class Part:\n    @staticmethod\n    def run(): return {}\npart = Part()",
+    "property": "class Part:\n    @property\n    def run(self): return {}\npart = Part()",
+    "cached": "class Part:\n    @cached_property\n    def run(self): return {}\npart = Part()",
+    "member": "class Part:\n    limit = {}\npart = Part()",
+    "base": "class Base:\n    limit = {}\nclass Part(Base): pass\npart = Part()",
+    "bound": "class Part:\n    def run(self): return {}\npart = Part().run",
+}
+
+
+@pytest.mark.parametrize("name", CODE)
+def test_a_chain_of_other_code_is_another_chain(name: str) -> None:
+    one, same, other = (chain_identity([parts(CODE[name].format(n))], models=()) for n in (1, 1, 2))
+    assert one == same != other
+
+
+def test_a_chain_knows_the_values_that_its_code_reads_in_modules(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "made_configuration", CONFIG)
+    for code in (
+        "def part(x): return CONFIG.VALUE",
+        "def part(x):\n    import made_configuration\n    return made_configuration.VALUE",
+    ):
+        found = list[str]()
+        for value in ("A", "B", "A"):
+            monkeypatch.setattr(CONFIG, "VALUE", value, raising=False)
+            found.append(chain_identity([parts(code)], models=()))
+        assert found[0] == found[2] != found[1]
+
+
+def test_a_chain_is_the_same_where_a_run_changed_what_it_closes_over() -> None:
     heard: list[int] = []
     function = closing(heard)
-    before = content_digest(function)
+    before = chain_identity([function], models=())
     heard.append(1)
-    assert content_digest(function) == before
-    assert content_digest(closing("A")) != content_digest(closing("B"))
-    assert content_digest(closing(object()))
+    assert chain_identity([function], models=()) == before
+    assert chain_identity([closing("A")], models=()) != chain_identity([closing("B")], models=())
+    assert chain_identity([closing(object())], models=())
