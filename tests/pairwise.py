@@ -36,7 +36,7 @@ def pairwise(
     cells = [
         pytest.param(
             *_chosen(values, row),
-            id="-".join(_name(*each) for each in zip(factors, row, _chosen(values, row), strict=True)),
+            id="-".join(_name(*factor) for factor in zip(factors, row, _chosen(values, row), strict=True)),
             marks=() if row in covering else pytest.mark.heavy,
         )
         for row in matrix

@@ -79,7 +79,7 @@ def test_the_page_names_what_auto_compares() -> None:
     page = (DOCS / "estimators.md").read_text(encoding="utf-8")
     told = re.search(r"`auto` compares (.+?) on a quarter", page, re.DOTALL)
     assert told is not None
-    assert re.findall(r"`(\w+)`", told[1]) == [each.name for each in CANDIDATES]
+    assert re.findall(r"`(\w+)`", told[1]) == [candidate.name for candidate in CANDIDATES]
     assert len(CANDIDATES) == 8  # as the help of --estimator says
 
 

@@ -105,7 +105,7 @@ def test_the_demo_answers_escalates_and_abstains(
 
 @pytest.mark.parametrize("stages", [1, 2])
 def test_the_demos_table_is_a_line_a_question_at_80_columns(stages: int) -> None:
-    shown = [each for each in questions() if each.question in SHOWN]
+    shown = [question for question in questions() if question.question in SHOWN]
     said = "The answer to this question is a sentence of many words."
     record = Verdict(
         status="scored",

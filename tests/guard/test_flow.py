@@ -322,7 +322,7 @@ class TestTime:
             with pytest.raises(DeadlineExceededError):
                 run(terms, late, Source(0.5).ask, count=2)
             return
-        outcomes = [one([each]) for each in run(terms, late, Source(0.5).ask, count=2)]
+        outcomes = [one([term]) for term in run(terms, late, Source(0.5).ask, count=2)]
         assert [o.verdict.text for o in outcomes] == ["no", "no"]
         assert all(o.verdict.status == "unscored" and o.verdict.reason == "too late" for o in outcomes)
 
@@ -342,7 +342,7 @@ def test_a_recorder_sees_drafts_and_nothing_is_decided(driver: Driver) -> None:
         _, outcome = driver(Terms(policy=Policy(threshold=THRESHOLD), can_escalate=True), source)
     assert outcome.verdict.text == TEXT
     assert source.asked == 0
-    assert [each.verdict.uncertainty for each in recorder.drafts] == [2.0]
+    assert [draft.verdict.uncertainty for draft in recorder.drafts] == [2.0]
     assert driver(Terms(policy=Policy(threshold=THRESHOLD)), source)[1].verdict.action == "abstain"
     assert len(recorder.drafts) == 1
 
@@ -358,7 +358,7 @@ def test_one_failing_draft_leaves_the_others_alone() -> None:
     terms = Terms(policy=foreign, abstain_message=words)
     drafts = [Draft(scored(u), str(u)) for u in (0.5, 3.0, 2.0)]
     outcomes = run(terms, lambda: drafts, Source(0.0).ask, count=3)
-    assert [isinstance(each, RuntimeError) for each in outcomes] == [False, True, False]
+    assert [isinstance(outcome, RuntimeError) for outcome in outcomes] == [False, True, False]
     assert one([outcomes[2]]).verdict.text == "no"
 
 

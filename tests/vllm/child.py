@@ -43,24 +43,24 @@ def found(folder: str, dtype: str) -> dict[str, object]:
     theirs, ours = served.generate_batch(QUESTIONS, LONG), own.generate_batch(QUESTIONS, LONG)
     again = served.generate_batch(QUESTIONS, LONG)
     passes = passes_of(served)
-    scores = [each.evidence.gradients().scores for each in theirs]
+    scores = [answer.evidence.gradients().scores for answer in theirs]
     passes_of_scores = len(passes)
     after = served.generate_batch(QUESTIONS, LONG)
     text = theirs[0].text
     return {
         "shared": [shared(served._model, served._engine.runner.model), len(list(served._model.parameters()))],
         "end_tokens": [served._end_tokens, own._end_tokens],
-        "ids": [[list(each.response_ids) for each in answers] for answers in (theirs, again, after, ours)],
-        "ends": [[each.finish_reason, each.cut, each.completion_tokens] for each in theirs],
-        "own_ends": [[each.finish_reason, each.cut, each.completion_tokens] for each in ours],
-        "scores": [[each.semgrad, each.paragrad, each.mean_entropy] for each in scores],
-        "tiers": sorted({each.tier for each in scores}),
+        "ids": [[list(answer.response_ids) for answer in answers] for answers in (theirs, again, after, ours)],
+        "ends": [[answer.finish_reason, answer.cut, answer.completion_tokens] for answer in theirs],
+        "own_ends": [[answer.finish_reason, answer.cut, answer.completion_tokens] for answer in ours],
+        "scores": [[score.semgrad, score.paragrad, score.mean_entropy] for score in scores],
+        "tiers": sorted({score.tier for score in scores}),
         "passes_of_scores": passes_of_scores,
         "same_answers": [told(scores_by(own, theirs)), told(scores)],
         "sampled_paragrad": [
             [[each.paragrad, each.paragrad_error] for each in found]
             for found in (
-                [each.evidence.alone().gradients(SAMPLED).scores for each in theirs],
+                [answer.evidence.alone().gradients(SAMPLED).scores for answer in theirs],
                 scores_by(own, theirs, SAMPLED),
             )
         ],
@@ -95,10 +95,10 @@ def observed(served: LanguageModel, own: LanguageModel) -> dict[str, object]:
     """What is read off vLLM's own passes, how many passes of ours that took, and what our engine alone observes."""
     answers = served.generate_batch([*QUESTIONS, QUESTIONS[0] * 3], GenerationOptions(max_tokens=9))
     passes = passes_of(served)
-    found = [told_of(each) for each in answers]
+    found = [told_of(answer) for answer in answers]
     count = len(passes)
     theirs = own.generate_batch([*QUESTIONS, QUESTIONS[0] * 3], GenerationOptions(max_tokens=9))
-    return {"told": found, "own": [told_of(each) for each in theirs], "passes": count}
+    return {"told": found, "own": [told_of(answer) for answer in theirs], "passes": count}
 
 
 def beyond(served: LanguageModel) -> list[object]:
@@ -115,8 +115,8 @@ def beyond(served: LanguageModel) -> list[object]:
         finally:
             served._scorer.memory = memory
         captured: Any = answers[0].evidence.scoring._captured
-        sides = [[each.completion_tokens for each in answers], len(captured.logits), len(captured.surveys)]
-        found.append([sides, [told_of(each) for each in answers], [told_of(each) for each in whole]])
+        sides = [[answer.completion_tokens for answer in answers], len(captured.logits), len(captured.surveys)]
+        found.append([sides, [told_of(answer) for answer in answers], [told_of(each) for each in whole]])
     return found
 
 
@@ -140,7 +140,7 @@ def scores_by(own: LanguageModel, answers: Sequence[Generation], objective: Obje
 
 def told(scores: Sequence[Any]) -> list[list[float]]:
     """SemGrad, ParaGrad, HybridGrad and mean entropy of each."""
-    return [[each.semgrad, each.paragrad, each.hybridgrad, each.mean_entropy] for each in scores]
+    return [[score.semgrad, score.paragrad, score.hybridgrad, score.mean_entropy] for score in scores]
 
 
 def half_apart(served: LanguageModel, own: LanguageModel) -> list[float]:

@@ -65,8 +65,8 @@ class Mixed:
         self.own, self.random, self.found = LanguageModel.from_pretrained(folder, dtype="float32"), Random(5), Found()
         lengths = Random(7)
         self.asked = [
-            Asked(self.served.render(each), GenerationOptions(max_tokens=lengths.randint(1, 24)))
-            for each in questions(count)
+            Asked(self.served.render(question), GenerationOptions(max_tokens=lengths.randint(1, 24)))
+            for question in questions(count)
         ]
         self.served._scorer.tiers()  # the self-check has passes of its own
         layer: Any = self.served._scorer.current_replayer().layers[0]
@@ -89,7 +89,7 @@ class Mixed:
             if len(done) >= TOGETHER or not running:
                 self.compare(batch.generations(list(done.values())), list(done), alone)
                 done.clear()
-        counted = {each.name: each.value for each in self.served._llm.get_metrics() if hasattr(each, "value")}
+        counted = {metric.name: metric.value for metric in self.served._llm.get_metrics() if hasattr(metric, "value")}
         self.found.preempted = int(counted["vllm:num_preemptions"])
         self.found.cached = int(counted["vllm:prefix_cache_hits"])
         return self.found
