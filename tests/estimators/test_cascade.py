@@ -21,14 +21,8 @@ QUESTIONS = ["q", "What is it?", "Who?", "Where is the nearest place to eat?", "
 @pytest.fixture
 def batch(language_model: LanguageModel):
     options = GenerationOptions(max_tokens=5, temperature=1.0, seed=3)
-
-    def generate():
-        answers = language_model.generate_batch(QUESTIONS, options, objective=Cascade().objective)
-        return [answer.evidence for answer in answers]
-
-    for evidence in generate():
-        ParaGrad()(evidence)  # the first scores of a model are compared with its ordinary call, by passes of their own
-    return generate()
+    answers = language_model.generate_batch(QUESTIONS, options, objective=Cascade().objective)
+    return [answer.evidence for answer in answers]
 
 
 @pytest.fixture
@@ -66,6 +60,7 @@ def test_only_what_is_in_doubt_is_differentiated(
     batch, differentiated: list[int], passes: list[str], count: int
 ) -> None:
     cascade = band(batch, count)
+    passes.clear()  # the first scores of a model are compared with its ordinary call
     found = [cascade(answer) for answer in batch]
     assert differentiated == [count]
     assert passes == []
