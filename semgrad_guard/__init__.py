@@ -1,86 +1,43 @@
 """semgrad-guard: every answer of a local language model knows how sure it is, and a threshold keeps a promise.
 
-These are the names that most programs need; the others stand in their modules (`semgrad_guard.guard`, `.calibration`,
-`.estimators`, `.errors`, `.records`, `.adapters`). Names load lazily: importing this package, or
+These are the names that most programs need; the others are in their modules (`semgrad_guard.guard`, `.calibration`,
+`.estimators`, `.errors`, `.records`, `.adapters`). Names load at their first use: importing this package, or
 `semgrad_guard.calibration`, loads neither torch nor transformers.
 """
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from semgrad_guard import _moved
-
-_moved.install()
-
-if TYPE_CHECKING:
-    from semgrad_guard.calibration import Binding, Calibration, DriftMonitor, calibrate
-    from semgrad_guard.engine.generation.generation import Generation
-    from semgrad_guard.engine.generation.options import GenerationOptions
-    from semgrad_guard.engine.language_model import LanguageModel
-    from semgrad_guard.engine.prompts.token_choice import TokenChoice
-    from semgrad_guard.engine.replay.memory_budget import Memory
-    from semgrad_guard.engine.scoring.gradient_scores import gradient_scores
-    from semgrad_guard.engine.scoring.scores import GradientScores
-    from semgrad_guard.errors import SemGradGuardError
-    from semgrad_guard.estimators import Estimator, FusedGrad, HybridGrad, ParaGrad, SemGrad
-    from semgrad_guard.guard import Guard, Policy, Promise, estimator_of
-    from semgrad_guard.records import METADATA_KEY, Message, ToolCall, Verdict
-
-_HOMES = {
-    "semgrad_guard.calibration": ("Binding", "Calibration", "DriftMonitor", "calibrate"),
-    "semgrad_guard.engine.generation.generation": ("Generation",),
-    "semgrad_guard.engine.generation.options": ("GenerationOptions",),
-    "semgrad_guard.engine.language_model": ("LanguageModel",),
-    "semgrad_guard.engine.prompts.token_choice": ("TokenChoice",),
-    "semgrad_guard.engine.replay.memory_budget": ("Memory",),
-    "semgrad_guard.engine.scoring.gradient_scores": ("gradient_scores",),
-    "semgrad_guard.engine.scoring.scores": ("GradientScores",),
-    "semgrad_guard.errors": ("SemGradGuardError",),
-    "semgrad_guard.estimators": ("Estimator", "FusedGrad", "HybridGrad", "ParaGrad", "SemGrad"),
-    "semgrad_guard.guard": ("Guard", "Policy", "Promise", "estimator_of"),
-    "semgrad_guard.records": ("METADATA_KEY", "Message", "ToolCall", "Verdict"),
-}
-_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+from semgrad_guard.lazy import lazy_names
 
 __version__ = "0.2.0"
-__all__ = [
-    "METADATA_KEY",
-    "Binding",
-    "Calibration",
-    "DriftMonitor",
-    "Estimator",
-    "FusedGrad",
-    "Generation",
-    "GenerationOptions",
-    "GradientScores",
-    "Guard",
-    "HybridGrad",
-    "LanguageModel",
-    "Memory",
-    "Message",
-    "ParaGrad",
-    "Policy",
-    "Promise",
-    "SemGrad",
-    "SemGradGuardError",
-    "TokenChoice",
-    "ToolCall",
-    "Verdict",
-    "calibrate",
-    "estimator_of",
-    "gradient_scores",
-]
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOME_OF:
-        return _moved.moved_name(__name__, name)
-    value = getattr(import_module(_HOME_OF[name]), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return __all__
+if TYPE_CHECKING:
+    from semgrad_guard.calibration import Binding as Binding
+    from semgrad_guard.calibration import Calibration as Calibration
+    from semgrad_guard.calibration import DriftMonitor as DriftMonitor
+    from semgrad_guard.calibration import calibrate as calibrate
+    from semgrad_guard.engine.generation.generation import Generation as Generation
+    from semgrad_guard.engine.generation.options import GenerationOptions as GenerationOptions
+    from semgrad_guard.engine.language_model import LanguageModel as LanguageModel
+    from semgrad_guard.engine.prompts.token_choice import TokenChoice as TokenChoice
+    from semgrad_guard.engine.replay.memory_budget import Memory as Memory
+    from semgrad_guard.engine.scoring.gradient_scores import gradient_scores as gradient_scores
+    from semgrad_guard.engine.scoring.scores import GradientScores as GradientScores
+    from semgrad_guard.errors import SemGradGuardError as SemGradGuardError
+    from semgrad_guard.estimators import Estimator as Estimator
+    from semgrad_guard.estimators import FusedGrad as FusedGrad
+    from semgrad_guard.estimators import HybridGrad as HybridGrad
+    from semgrad_guard.estimators import ParaGrad as ParaGrad
+    from semgrad_guard.estimators import SemGrad as SemGrad
+    from semgrad_guard.guard import Guard as Guard
+    from semgrad_guard.guard import Policy as Policy
+    from semgrad_guard.guard import Promise as Promise
+    from semgrad_guard.guard import estimator_of as estimator_of
+    from semgrad_guard.records import METADATA_KEY as METADATA_KEY
+    from semgrad_guard.records import Message as Message
+    from semgrad_guard.records import ToolCall as ToolCall
+    from semgrad_guard.records import Verdict as Verdict
+else:
+    __getattr__, __dir__, __all__ = lazy_names(__name__)

@@ -78,10 +78,19 @@ OPEN = (
     "semgrad_guard.calibration",
     "semgrad_guard.estimators",
     "semgrad_guard.errors",
+    "semgrad_guard.lazy",
     "semgrad_guard.named",
     "semgrad_guard.records",
 )
-"""The documented modules. A front may import the names of their `__all__`."""
+"""The documented modules. A front may import their public names."""
+
+
+def public_names(name: str) -> set[str]:
+    """`__all__` of a module, or the names that a package imports as themselves."""
+    module = import_module(name)
+    tree = ast.parse(MODULES[name].read_text(encoding="utf-8"))
+    aliases = [alias for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) for alias in node.names]
+    return set(getattr(module, "__all__", ())) or {alias.name for alias in aliases if alias.name == alias.asname}
 
 
 def imports_of_private_names(name: str) -> Iterator[str]:
@@ -90,7 +99,7 @@ def imports_of_private_names(name: str) -> Iterator[str]:
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names if alias.name.split(".")[0] == "semgrad_guard")
         elif isinstance(node, ast.ImportFrom) and (module := node.module or "").split(".")[0] == "semgrad_guard":
-            public = import_module(module).__all__ if module in OPEN else ()
+            public = public_names(module) if module in OPEN else ()
             if not module.startswith("semgrad_guard.adapters."):
                 yield from (f"{module}.{alias.name}" for alias in node.names if alias.name not in public)
 

@@ -9,53 +9,27 @@ Every message carries its verdict in `message.response_metadata["semgrad_guard"]
 
 from __future__ import annotations
 
-from importlib import import_module
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from semgrad_guard.errors import LowConfidenceError, MissingExtraError
+from semgrad_guard.errors import MissingExtraError
+from semgrad_guard.lazy import lazy_names
 
 if find_spec("langchain_core") is None:
     raise MissingExtraError("langchain-core", extra="langchain")
 
-from langchain_semgrad_guard.calibrating import acalibrate_chain, calibrate_chain
-from langchain_semgrad_guard.callback import UncertaintyRouterCallback
-from langchain_semgrad_guard.chat_model import ChatSemGrad
-from langchain_semgrad_guard.guarded_model import GuardedChatModel, UncertaintyRouter
-from langchain_semgrad_guard.langsmith_tracer import UncertaintyLangChainTracer
-from langchain_semgrad_guard.messages import get_verdict
-from langchain_semgrad_guard.review import HumanReview
-
 if TYPE_CHECKING:
-    from langchain_semgrad_guard.middleware import UncertaintyMiddleware
-    from langchain_semgrad_guard.tracing import UncertaintyTracer
-
-__all__ = [
-    "ChatSemGrad",
-    "GuardedChatModel",
-    "HumanReview",
-    "LowConfidenceError",
-    "UncertaintyLangChainTracer",
-    "UncertaintyMiddleware",
-    "UncertaintyRouter",
-    "UncertaintyRouterCallback",
-    "UncertaintyTracer",
-    "acalibrate_chain",
-    "calibrate_chain",
-    "get_verdict",
-]
-
-_LAZY = {
-    "UncertaintyMiddleware": ("middleware", "langchain", "agents"),
-    "UncertaintyTracer": ("tracing", "opentelemetry", "tracing"),
-}
-"""Names whose modules need more than langchain-core: module, package, extra."""
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _LAZY:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    module, package, extra = _LAZY[name]
-    if find_spec(package) is None:
-        raise MissingExtraError(package, extra=extra)
-    return getattr(import_module(f"{__name__}.{module}"), name)
+    from langchain_semgrad_guard.calibrating import acalibrate_chain as acalibrate_chain
+    from langchain_semgrad_guard.calibrating import calibrate_chain as calibrate_chain
+    from langchain_semgrad_guard.callback import UncertaintyRouterCallback as UncertaintyRouterCallback
+    from langchain_semgrad_guard.chat_model import ChatSemGrad as ChatSemGrad
+    from langchain_semgrad_guard.guarded_model import GuardedChatModel as GuardedChatModel
+    from langchain_semgrad_guard.guarded_model import UncertaintyRouter as UncertaintyRouter
+    from langchain_semgrad_guard.langsmith_tracer import UncertaintyLangChainTracer as UncertaintyLangChainTracer
+    from langchain_semgrad_guard.messages import get_verdict as get_verdict
+    from langchain_semgrad_guard.middleware import UncertaintyMiddleware as UncertaintyMiddleware
+    from langchain_semgrad_guard.review import HumanReview as HumanReview
+    from langchain_semgrad_guard.tracing import UncertaintyTracer as UncertaintyTracer
+    from semgrad_guard.errors import LowConfidenceError as LowConfidenceError
+else:
+    __getattr__, __dir__, __all__ = lazy_names(__name__, extras={"langchain": "agents", "opentelemetry": "tracing"})

@@ -1,21 +1,11 @@
 """Calibrating: thresholds that keep a promise, P(correct) and drift. Imports neither torch nor transformers."""
 
-from __future__ import annotations
-
-from semgrad_guard.calibration.binding import Binding, EngineIdentity
-from semgrad_guard.calibration.calibrating import EngineAnswers, calibrate
-from semgrad_guard.calibration.calibration_record import Calibration
-from semgrad_guard.calibration.choice import EstimatorChoice
-from semgrad_guard.calibration.drift import Drift, DriftMonitor, drift
-
-__all__ = [
-    "Binding",
-    "Calibration",
-    "Drift",
-    "DriftMonitor",
-    "EngineAnswers",
-    "EngineIdentity",
-    "EstimatorChoice",
-    "calibrate",
-    "drift",
-]
+from semgrad_guard.calibration.binding import Binding as Binding
+from semgrad_guard.calibration.binding import EngineIdentity as EngineIdentity
+from semgrad_guard.calibration.calibrating import EngineAnswers as EngineAnswers
+from semgrad_guard.calibration.calibrating import calibrate as calibrate
+from semgrad_guard.calibration.calibration_record import Calibration as Calibration
+from semgrad_guard.calibration.choice import EstimatorChoice as EstimatorChoice
+from semgrad_guard.calibration.drift import Drift as Drift
+from semgrad_guard.calibration.drift import DriftMonitor as DriftMonitor
+from semgrad_guard.calibration.drift import drift as drift

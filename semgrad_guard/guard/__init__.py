@@ -1,256 +1,88 @@
 """The guard: policies, verdicts, and the flow from a scored draft to what is delivered.
 
-The names load lazily: a `Policy` needs neither torch nor transformers.
+Names load at their first use: a `Policy` needs neither torch nor transformers.
 """
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from semgrad_guard.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from semgrad_guard.decision_log.sink import DecisionSink
-    from semgrad_guard.engine.interruption import Stop, current_stop, stopping
-    from semgrad_guard.guard.answering import (
-        Answerer,
-        AsyncLiveAnswer,
-        LiveAnswer,
-        assess,
-        scoring_settings,
-        template_name,
-    )
-    from semgrad_guard.guard.calibrated_estimator import as_estimator, estimator_of
-    from semgrad_guard.guard.flow import (
-        Abstain,
-        Deliver,
-        Draft,
-        Escalate,
-        HandedOn,
-        Outcome,
-        Pending,
-        Raise,
-        Refusal,
-        Reply,
-        Settlement,
-        Waiting,
-        arun,
-        conclude,
-        one,
-        run,
-        settle,
-    )
-    from semgrad_guard.guard.guard import AsyncGuardedStream, Guard, GuardedStream, Target
-    from semgrad_guard.guard.modes import ABSTAIN_MESSAGE, Mode, require_mode, withholds
-    from semgrad_guard.guard.policy import OnUnscored, Policy, require_policy
-    from semgrad_guard.guard.promise import Promise, combined_promise, promise_along, split_delta
-    from semgrad_guard.guard.recorder import Recorder, current_recorder, record_draft, recording
-    from semgrad_guard.guard.streams import AsyncLiveDraft, LiveDraft, arun_stream, run_stream
-    from semgrad_guard.guard.terms import AbstainMessage, OnError, Terms
-    from semgrad_guard.guard.timing import ain_time, cancelling, in_thread, in_time, off_loop
-    from semgrad_guard.guard.verdicts import (
-        abstained,
-        as_draft,
-        binding_of,
-        by_a_person,
-        decide,
-        decide_unscored,
-        escalated,
-        external,
-        handed_on,
-        is_withheld,
-        require_sequel,
-        undecided,
-        unlike,
-        unscored,
-    )
-
-_HOMES = {
-    "answering": (
-        "Answerer",
-        "AsyncLiveAnswer",
-        "LiveAnswer",
-        "assess",
-        "scoring_settings",
-        "template_name",
-    ),
-    "calibrated_estimator": (
-        "as_estimator",
-        "estimator_of",
-    ),
-    "flow": (
-        "Abstain",
-        "Deliver",
-        "Draft",
-        "Escalate",
-        "HandedOn",
-        "Outcome",
-        "Pending",
-        "Raise",
-        "Refusal",
-        "Reply",
-        "Settlement",
-        "Waiting",
-        "arun",
-        "conclude",
-        "one",
-        "run",
-        "settle",
-    ),
-    "guard": (
-        "AsyncGuardedStream",
-        "Guard",
-        "GuardedStream",
-        "Target",
-    ),
-    "modes": (
-        "ABSTAIN_MESSAGE",
-        "Mode",
-        "require_mode",
-        "withholds",
-    ),
-    "policy": (
-        "OnUnscored",
-        "Policy",
-        "require_policy",
-    ),
-    "promise": (
-        "Promise",
-        "combined_promise",
-        "promise_along",
-        "split_delta",
-    ),
-    "recorder": (
-        "Recorder",
-        "current_recorder",
-        "record_draft",
-        "recording",
-    ),
-    "streams": (
-        "AsyncLiveDraft",
-        "LiveDraft",
-        "arun_stream",
-        "run_stream",
-    ),
-    "terms": (
-        "AbstainMessage",
-        "DecisionSink",
-        "OnError",
-        "Terms",
-    ),
-    "timing": (
-        "Stop",
-        "ain_time",
-        "cancelling",
-        "current_stop",
-        "in_thread",
-        "in_time",
-        "off_loop",
-        "stopping",
-    ),
-    "verdicts": (
-        "abstained",
-        "as_draft",
-        "binding_of",
-        "by_a_person",
-        "decide",
-        "decide_unscored",
-        "escalated",
-        "external",
-        "handed_on",
-        "is_withheld",
-        "require_sequel",
-        "undecided",
-        "unlike",
-        "unscored",
-    ),
-}
-_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
-
-__all__ = [
-    "ABSTAIN_MESSAGE",
-    "Abstain",
-    "AbstainMessage",
-    "Answerer",
-    "AsyncGuardedStream",
-    "AsyncLiveAnswer",
-    "AsyncLiveDraft",
-    "DecisionSink",
-    "Deliver",
-    "Draft",
-    "Escalate",
-    "Guard",
-    "GuardedStream",
-    "HandedOn",
-    "LiveAnswer",
-    "LiveDraft",
-    "Mode",
-    "OnError",
-    "OnUnscored",
-    "Outcome",
-    "Pending",
-    "Policy",
-    "Promise",
-    "Raise",
-    "Recorder",
-    "Refusal",
-    "Reply",
-    "Settlement",
-    "Stop",
-    "Target",
-    "Terms",
-    "Waiting",
-    "abstained",
-    "ain_time",
-    "arun",
-    "arun_stream",
-    "as_draft",
-    "as_estimator",
-    "assess",
-    "binding_of",
-    "by_a_person",
-    "cancelling",
-    "combined_promise",
-    "conclude",
-    "current_recorder",
-    "current_stop",
-    "decide",
-    "decide_unscored",
-    "escalated",
-    "estimator_of",
-    "external",
-    "handed_on",
-    "in_thread",
-    "in_time",
-    "is_withheld",
-    "off_loop",
-    "one",
-    "promise_along",
-    "record_draft",
-    "recording",
-    "require_mode",
-    "require_policy",
-    "require_sequel",
-    "run",
-    "run_stream",
-    "scoring_settings",
-    "settle",
-    "split_delta",
-    "stopping",
-    "template_name",
-    "undecided",
-    "unlike",
-    "unscored",
-    "withholds",
-]
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOME_OF:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(f"{__name__}.{_HOME_OF[name]}"), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return __all__
+    from semgrad_guard.decision_log.sink import DecisionSink as DecisionSink
+    from semgrad_guard.engine.interruption import Stop as Stop
+    from semgrad_guard.engine.interruption import current_stop as current_stop
+    from semgrad_guard.engine.interruption import stopping as stopping
+    from semgrad_guard.guard.answering import Answerer as Answerer
+    from semgrad_guard.guard.answering import AsyncLiveAnswer as AsyncLiveAnswer
+    from semgrad_guard.guard.answering import LiveAnswer as LiveAnswer
+    from semgrad_guard.guard.answering import assess as assess
+    from semgrad_guard.guard.answering import scoring_settings as scoring_settings
+    from semgrad_guard.guard.answering import template_name as template_name
+    from semgrad_guard.guard.calibrated_estimator import as_estimator as as_estimator
+    from semgrad_guard.guard.calibrated_estimator import estimator_of as estimator_of
+    from semgrad_guard.guard.flow import Abstain as Abstain
+    from semgrad_guard.guard.flow import Deliver as Deliver
+    from semgrad_guard.guard.flow import Draft as Draft
+    from semgrad_guard.guard.flow import Escalate as Escalate
+    from semgrad_guard.guard.flow import HandedOn as HandedOn
+    from semgrad_guard.guard.flow import Outcome as Outcome
+    from semgrad_guard.guard.flow import Pending as Pending
+    from semgrad_guard.guard.flow import Raise as Raise
+    from semgrad_guard.guard.flow import Refusal as Refusal
+    from semgrad_guard.guard.flow import Reply as Reply
+    from semgrad_guard.guard.flow import Settlement as Settlement
+    from semgrad_guard.guard.flow import Waiting as Waiting
+    from semgrad_guard.guard.flow import arun as arun
+    from semgrad_guard.guard.flow import conclude as conclude
+    from semgrad_guard.guard.flow import one as one
+    from semgrad_guard.guard.flow import run as run
+    from semgrad_guard.guard.flow import settle as settle
+    from semgrad_guard.guard.guard import AsyncGuardedStream as AsyncGuardedStream
+    from semgrad_guard.guard.guard import Guard as Guard
+    from semgrad_guard.guard.guard import GuardedStream as GuardedStream
+    from semgrad_guard.guard.guard import Target as Target
+    from semgrad_guard.guard.modes import ABSTAIN_MESSAGE as ABSTAIN_MESSAGE
+    from semgrad_guard.guard.modes import Mode as Mode
+    from semgrad_guard.guard.modes import require_mode as require_mode
+    from semgrad_guard.guard.modes import withholds as withholds
+    from semgrad_guard.guard.policy import OnUnscored as OnUnscored
+    from semgrad_guard.guard.policy import Policy as Policy
+    from semgrad_guard.guard.policy import require_policy as require_policy
+    from semgrad_guard.guard.promise import Promise as Promise
+    from semgrad_guard.guard.promise import combined_promise as combined_promise
+    from semgrad_guard.guard.promise import promise_along as promise_along
+    from semgrad_guard.guard.promise import split_delta as split_delta
+    from semgrad_guard.guard.recorder import Recorder as Recorder
+    from semgrad_guard.guard.recorder import current_recorder as current_recorder
+    from semgrad_guard.guard.recorder import record_draft as record_draft
+    from semgrad_guard.guard.recorder import recording as recording
+    from semgrad_guard.guard.streams import AsyncLiveDraft as AsyncLiveDraft
+    from semgrad_guard.guard.streams import LiveDraft as LiveDraft
+    from semgrad_guard.guard.streams import arun_stream as arun_stream
+    from semgrad_guard.guard.streams import run_stream as run_stream
+    from semgrad_guard.guard.terms import AbstainMessage as AbstainMessage
+    from semgrad_guard.guard.terms import OnError as OnError
+    from semgrad_guard.guard.terms import Terms as Terms
+    from semgrad_guard.guard.timing import ain_time as ain_time
+    from semgrad_guard.guard.timing import cancelling as cancelling
+    from semgrad_guard.guard.timing import in_thread as in_thread
+    from semgrad_guard.guard.timing import in_time as in_time
+    from semgrad_guard.guard.timing import off_loop as off_loop
+    from semgrad_guard.guard.verdicts import abstained as abstained
+    from semgrad_guard.guard.verdicts import as_draft as as_draft
+    from semgrad_guard.guard.verdicts import binding_of as binding_of
+    from semgrad_guard.guard.verdicts import by_a_person as by_a_person
+    from semgrad_guard.guard.verdicts import decide as decide
+    from semgrad_guard.guard.verdicts import decide_unscored as decide_unscored
+    from semgrad_guard.guard.verdicts import escalated as escalated
+    from semgrad_guard.guard.verdicts import external as external
+    from semgrad_guard.guard.verdicts import handed_on as handed_on
+    from semgrad_guard.guard.verdicts import is_withheld as is_withheld
+    from semgrad_guard.guard.verdicts import require_sequel as require_sequel
+    from semgrad_guard.guard.verdicts import undecided as undecided
+    from semgrad_guard.guard.verdicts import unlike as unlike
+    from semgrad_guard.guard.verdicts import unscored as unscored
+else:
+    __getattr__, __dir__, __all__ = lazy_names(__name__)

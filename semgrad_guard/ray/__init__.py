@@ -4,9 +4,5 @@ score    the rows of a Ray dataset, scored
 app      the server behind Ray Serve
 """
 
-from __future__ import annotations
-
-from semgrad_guard.ray.dataset import score
-from semgrad_guard.ray.serving import app
-
-__all__ = ["app", "score"]
+from semgrad_guard.ray.dataset import score as score
+from semgrad_guard.ray.serving import app as app

@@ -1,7 +1,3 @@
 """vLLM writes, and our engine scores on vLLM's own weights."""
 
-from __future__ import annotations
-
-from semgrad_guard.vllm.language_model import VLLMLanguageModel
-
-__all__ = ["VLLMLanguageModel"]
+from semgrad_guard.vllm.language_model import VLLMLanguageModel as VLLMLanguageModel

@@ -1,9 +1,1 @@
 """The upper layers again, with a gradient: from states captured while generating, on shared weights."""
-
-from __future__ import annotations
-
-from functools import partial
-
-from semgrad_guard._moved import moved_name
-
-__getattr__ = partial(moved_name, __name__)  # names that stood in a module of this folder's name

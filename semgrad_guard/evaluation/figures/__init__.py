@@ -1,30 +1,14 @@
 """The figures of the paper and of the report; matplotlib (extra `eval`) is imported when one is drawn."""
 
-from __future__ import annotations
-
-from semgrad_guard.evaluation.figures.entropy import entropy_figure, has_entropy
-from semgrad_guard.evaluation.figures.selective import risk_coverage_figure
-from semgrad_guard.evaluation.figures.spread import histogram_figure, reliability_figure
-from semgrad_guard.evaluation.figures.sps import (
-    ProbeMaps,
-    draw_sps,
-    draw_sps_against_auroc,
-    sps_auroc_figure,
-    sps_figure,
-)
-from semgrad_guard.evaluation.figures.style import inline_svg, save
-
-__all__ = [
-    "ProbeMaps",
-    "draw_sps",
-    "draw_sps_against_auroc",
-    "entropy_figure",
-    "has_entropy",
-    "histogram_figure",
-    "inline_svg",
-    "reliability_figure",
-    "risk_coverage_figure",
-    "save",
-    "sps_auroc_figure",
-    "sps_figure",
-]
+from semgrad_guard.evaluation.figures.entropy import entropy_figure as entropy_figure
+from semgrad_guard.evaluation.figures.entropy import has_entropy as has_entropy
+from semgrad_guard.evaluation.figures.selective import risk_coverage_figure as risk_coverage_figure
+from semgrad_guard.evaluation.figures.spread import histogram_figure as histogram_figure
+from semgrad_guard.evaluation.figures.spread import reliability_figure as reliability_figure
+from semgrad_guard.evaluation.figures.sps import ProbeMaps as ProbeMaps
+from semgrad_guard.evaluation.figures.sps import draw_sps as draw_sps
+from semgrad_guard.evaluation.figures.sps import draw_sps_against_auroc as draw_sps_against_auroc
+from semgrad_guard.evaluation.figures.sps import sps_auroc_figure as sps_auroc_figure
+from semgrad_guard.evaluation.figures.sps import sps_figure as sps_figure
+from semgrad_guard.evaluation.figures.style import inline_svg as inline_svg
+from semgrad_guard.evaluation.figures.style import save as save

@@ -3,36 +3,15 @@
 The model graders are imported from their own modules; those here need neither torch nor anything else.
 """
 
-import warnings
-
-from semgrad_guard.engine.texts.words import normalise, token_f1
-from semgrad_guard.evaluation.graders.base import AnswerGrader, AnswerToGrade, Grader
-from semgrad_guard.evaluation.graders.by_words import GRADERS, default_grader
-from semgrad_guard.evaluation.graders.contains import Contains
-from semgrad_guard.evaluation.graders.words import ExactMatch, RougeL, TokenF1, rouge_l
-
-__all__ = [
-    "GRADERS",
-    "AnswerGrader",
-    "AnswerToGrade",
-    "Contains",
-    "ExactMatch",
-    "Grader",
-    "RougeL",
-    "TokenF1",
-    "default_grader",
-    "normalise",
-    "rouge_l",
-    "token_f1",
-]
-
-
-def __getattr__(name: str) -> object:
-    if name == "Graded":
-        warnings.warn(
-            f"{__name__}.Graded is now {__name__}.AnswerToGrade; the old name goes away with the next release",
-            DeprecationWarning,
-            stacklevel=2,
-        )
-        return AnswerToGrade
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+from semgrad_guard.engine.texts.words import normalise as normalise
+from semgrad_guard.engine.texts.words import token_f1 as token_f1
+from semgrad_guard.evaluation.graders.base import AnswerGrader as AnswerGrader
+from semgrad_guard.evaluation.graders.base import AnswerToGrade as AnswerToGrade
+from semgrad_guard.evaluation.graders.base import Grader as Grader
+from semgrad_guard.evaluation.graders.by_words import GRADERS as GRADERS
+from semgrad_guard.evaluation.graders.by_words import default_grader as default_grader
+from semgrad_guard.evaluation.graders.contains import Contains as Contains
+from semgrad_guard.evaluation.graders.words import ExactMatch as ExactMatch
+from semgrad_guard.evaluation.graders.words import RougeL as RougeL
+from semgrad_guard.evaluation.graders.words import TokenF1 as TokenF1
+from semgrad_guard.evaluation.graders.words import rouge_l as rouge_l

@@ -1,7 +1,8 @@
 """How well uncertainties do: ranking (here), its intervals, the honesty of P(correct), and what a promise leaves."""
 
-from __future__ import annotations
-
-from semgrad_guard.evaluation.metrics.ranking import RiskCoverage, accuracy_at, aurc, auroc, prr, risk_coverage
-
-__all__ = ["RiskCoverage", "accuracy_at", "aurc", "auroc", "prr", "risk_coverage"]
+from semgrad_guard.evaluation.metrics.ranking import RiskCoverage as RiskCoverage
+from semgrad_guard.evaluation.metrics.ranking import accuracy_at as accuracy_at
+from semgrad_guard.evaluation.metrics.ranking import aurc as aurc
+from semgrad_guard.evaluation.metrics.ranking import auroc as auroc
+from semgrad_guard.evaluation.metrics.ranking import prr as prr
+from semgrad_guard.evaluation.metrics.ranking import risk_coverage as risk_coverage
