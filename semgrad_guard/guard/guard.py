@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import warnings
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Generator, Iterator, Mapping, Sequence
 from typing import Any, cast
 
 from semgrad_guard.calibration import Binding, DriftMonitor
 from semgrad_guard.decision_log.sink import DecisionSink
 from semgrad_guard.engine.generation.generation import Generation
-from semgrad_guard.engine.generation.options import GenerationOptions
-from semgrad_guard.engine.generation.spelling import knows_its_options
+from semgrad_guard.engine.generation.options import GenerationOptions, knows_its_options
 from semgrad_guard.engine.language_model import LanguageModel
 from semgrad_guard.errors import InputError
 from semgrad_guard.estimators import Estimator
@@ -20,7 +18,7 @@ from semgrad_guard.guard.answering import Answerer
 from semgrad_guard.guard.calibrated_estimator import estimator_of
 from semgrad_guard.guard.flow import Draft, Outcome, Reply, Said, Waiting, arun, one, run
 from semgrad_guard.guard.modes import ABSTAIN_MESSAGE, Mode
-from semgrad_guard.guard.policy import Policy
+from semgrad_guard.guard.policy import Policy, require_policy
 from semgrad_guard.guard.promise import Promise, promise_along
 from semgrad_guard.guard.streams import arun_stream, run_stream
 from semgrad_guard.guard.terms import AbstainMessage, OnError, Terms
@@ -38,6 +36,7 @@ _Outcome = Outcome[Generation] | Exception
 _Said = Said[Generation]
 
 
+@knows_its_options
 class Guard:
     """Answers, scores and decides: `Guard(model, policy)(conversation) -> Verdict`.
 
@@ -68,12 +67,10 @@ class Guard:
         DeadlineExceededError: at an answer that takes longer than `timeout`, where `on_error` is "raise".
     """
 
-    @knows_its_options
     def __init__(  # noqa: PLR0913 - a guard is told everything here
         self,
         model: LanguageModel,
-        policy: Policy | Estimator | None = None,
-        old_policy: Policy | None = None,
+        policy: Policy | None = None,
         *,
         estimator: Estimator | None = None,
         escalate_to: Target | None = None,
@@ -88,10 +85,6 @@ class Guard:
         notify: Callable[[Verdict], None] | None = None,
         log: DecisionSink | None = None,
     ) -> None:
-        if policy is not None and not isinstance(policy, Policy):
-            policy, estimator = _in_old_order(policy, old_policy), policy
-        elif old_policy is not None:
-            raise InputError("Guard(model, policy) takes one policy")
         if escalate_to is not None and not callable(escalate_to):
             raise InputError(
                 f"escalate_to must be a Guard or a function of the conversation, not a {type(escalate_to).__name__}"
@@ -99,7 +92,7 @@ class Guard:
         if prepare is not None and not callable(prepare):
             raise InputError(f"prepare must be a function of the conversation, not a {type(prepare).__name__}")
         self.terms = Terms(
-            policy=cast("Policy", policy),
+            policy=require_policy(policy),
             mode=mode,
             can_escalate=escalate_to is not None,
             abstain_message=abstain_message,
@@ -316,16 +309,6 @@ class AsyncGuardedStream(AsyncIterator[str]):
     async def aclose(self) -> None:
         """Stop the model; harmless at any time."""
         await self._steps.aclose()
-
-
-def _in_old_order(estimator: object, policy: Policy | None) -> Policy | None:
-    """The policy of `Guard(model, estimator, policy)`, the order of arguments until 0.1."""
-    if not callable(estimator):
-        raise InputError("a guard needs a policy: Policy(threshold=...) or Policy.from_calibration(calibration)")
-    warnings.warn(
-        "Guard(model, estimator, policy) is now Guard(model, policy, estimator=...)", DeprecationWarning, stacklevel=4
-    )
-    return policy
 
 
 def _template_options(tools: Tools | None) -> Mapping[str, Any] | None:

@@ -6,7 +6,9 @@ import math
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import wraps
+from inspect import signature
+from typing import Any, TypeVar
 
 import torch
 from transformers import (
@@ -17,13 +19,28 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from semgrad_guard.engine.generation.spelling import has_max_tokens
-from semgrad_guard.errors import InputError
+from semgrad_guard.errors import InputError, require_known
+
+T = TypeVar("T")
 
 _COLDEST = 1e-6
 
 
-@has_max_tokens
+def knows_its_options(kind: type[T]) -> type[T]:
+    """For a class: an unknown keyword is an `InputError` that names the known ones."""
+    initialize: Any = kind.__init__
+    known = [name for name in signature(kind).parameters if name != "self"]
+
+    @wraps(initialize)
+    def checked(self: T, *args: Any, **options: Any) -> None:
+        require_known(type(self).__name__, options, known)
+        initialize(self, *args, **options)
+
+    setattr(kind, "__init__", checked)  # noqa: B010 - a type checker keeps to the signature that it has read
+    return kind
+
+
+@knows_its_options
 @dataclass(frozen=True, kw_only=True)
 class GenerationOptions:
     """How to generate. Greedy by default, as in the paper; a model's own sampling defaults play no part.

@@ -13,13 +13,12 @@ from typing import Any
 import torch
 from transformers import LogitsProcessor, LogitsProcessorList
 
-from semgrad_guard.engine.generation.options import sampling_processors
+from semgrad_guard.engine.generation.options import knows_its_options, sampling_processors
 from semgrad_guard.engine.generation.reading import Ids
-from semgrad_guard.engine.generation.spelling import has_max_tokens
 from semgrad_guard.errors import InputError
 
 
-@has_max_tokens
+@knows_its_options
 @dataclass(frozen=True)
 class Sampling:
     """Independent samples. Fields as in `GenerationOptions`; `temperature` > 0.
@@ -48,7 +47,7 @@ class Sampling:
         return sampling_processors(seeds, temperature=self.temperature, top_p=self.top_p, top_k=self.top_k)
 
 
-@has_max_tokens
+@knows_its_options
 @dataclass(frozen=True)
 class DiverseBeams:
     """Diverse beam search with `count` groups of one beam each and Hamming diversity `penalty` >= 0.
