@@ -193,8 +193,7 @@ class Verdict(BaseModel):
 
     Its schema is versioned (`schema_version`; `schema` in metadata). A release may add fields with a default without a
     new version: readers take missing fields as their defaults. Removing a field, renaming it, or changing what it
-    means takes a new version, which is announced one release before; records of the version before stay readable for
-    one release.
+    means takes a new version; records of another version are refused.
 
     `uncertainty` is higher for less certain answers; `confidence` is P(correct) in [0, 1] and exists only after
     calibration. `status` is `scored`, `unscored` (there was nothing to score) or `failed` (the score was not finite);

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 from llama_index.core.base.base_query_engine import BaseQueryEngine
 from llama_index.core.chat_engine.types import BaseChatEngine
@@ -61,7 +60,7 @@ class Routing:
         timeout: float | None,
         monitor: DriftMonitor | None,
         log: DecisionSink | None = None,
-        aggregate: Aggregate | Literal["last"] | None = None,
+        aggregate: Aggregate | None = None,
         answering: Answering | None = None,
         whole: bool = False,
     ) -> Routing:
@@ -70,9 +69,6 @@ class Routing:
         Raises:
             InputError: one of them is none.
         """
-        if aggregate == "last":
-            warnings.warn("leave aggregate='last' out: the call that wrote the answer counts", DeprecationWarning, 3)
-            aggregate = None
         terms = Terms(
             policy=policy,
             mode=mode,

@@ -33,7 +33,7 @@ class Calibration(BaseModel):
     out, `n_tested` the scored ones that were not spent on the grid. `split_seed` is None where the grid came from
     outside. `scores` are the calibration scores, rising, kept for `drift`. `choice` says how the estimator was
     chosen or fitted, where that was learned from labels (not those of the threshold). `shape` says what the prompts
-    looked like; a calibration without one (all made by version 0.1.0) still gives a threshold and promises nothing.
+    looked like; a calibration without one gives a threshold and promises nothing.
     Where the answers of several engines were tested (`binding.also`), the promise holds for each of them, and all of
     this is about the engine whose `risk_bound` is the largest. `n_recorded` counts the questions whose answers were
     read from a record and not given anew. `id` is a hash over all of it.
@@ -92,7 +92,7 @@ class Calibration(BaseModel):
         """
         if self.shape is None:
             return (
-                "the calibration does not know what its prompts looked like (it was given none, or is of 0.1.0); make "
+                "the calibration does not know what its prompts looked like (it was given none); make "
                 "it anew with `semgrad-guard calibrate`, or calibrate(..., prompts=...)",
             )
         return ("the prompt is not known",) if prompt is None else self.shape.differences(prompt)
@@ -200,18 +200,18 @@ def _content_id(calibration: Calibration) -> str:
     return hashlib.sha256(canonical.encode()).hexdigest()[:16]
 
 
-_LATER = frozenset({"max_tokens", "stop", "also", "options", "rewritten", "control"})
-"""What bindings and shapes state since version 0.2.0, where there is something to state."""
+_OPTIONAL = frozenset({"max_tokens", "stop", "also", "options", "rewritten", "control"})
+"""Fields of bindings and shapes that a file holds only where they state something."""
 
 
 def _content(calibration: Calibration) -> dict[str, Any]:
-    """The fields as plain JSON; without those that came later where there is nothing in them, as in older files."""
+    """The fields as plain JSON, without the optional ones that state nothing."""
     absent = {name for name in ("choice", "shape", "n_recorded") if not getattr(calibration, name)}
     content = calibration.model_dump(mode="json", exclude=absent, warnings=False)
     for place in ("binding", "shape"):
         if isinstance(content.get(place), dict):
             fields = cast("dict[str, Any]", content[place])
-            content[place] = {name: x for name, x in fields.items() if name not in _LATER or not _is_nothing(x)}
+            content[place] = {name: x for name, x in fields.items() if name not in _OPTIONAL or not _is_nothing(x)}
     return content
 
 

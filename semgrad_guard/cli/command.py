@@ -1,4 +1,4 @@
-"""What makes a function a command: what ends it, how much it says, and which spellings of options it takes."""
+"""What makes a function a command: what ends it, and how much it says."""
 
 from __future__ import annotations
 
@@ -20,7 +20,6 @@ from semgrad_guard.cli.help import ExitCode, flowing
 from semgrad_guard.cli.terminal import ERR, Loudness, is_verbose, say, speaking
 from semgrad_guard.errors import SemGradGuardError
 
-_RENAMED = {"--max-new-tokens": "--max-tokens"}
 _LONGEST = 600
 """Letters of a message: what was typed may be a whole file."""
 
@@ -31,7 +30,7 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class Command(TyperCommand):
-    """Takes an option once, and by its old name, too, for one release; keeps messages short."""
+    """Takes an option once, and keeps messages short."""
 
     def get_help_option(self, ctx: Any) -> Any:
         """`--help` among the options that say what is shown, and not in a group of its own."""
@@ -42,7 +41,7 @@ class Command(TyperCommand):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Read the arguments of this command."""
-        given = [_today(argument) for argument in _with_address(args)]
+        given = _with_address(args)
         try:
             self._require_once(ctx, given)
             return super().parse_args(ctx, given)
@@ -149,15 +148,6 @@ def _with_address(args: list[str]) -> list[str]:
         "--ray=local" if argument == "--ray" and after.startswith("-") else argument
         for argument, after in itertools.pairwise([*args, "--"])
     ]
-
-
-def _today(argument: str) -> str:
-    """An option as it is spelled now."""
-    name, equals, value = argument.partition("=")
-    if name not in _RENAMED:
-        return argument
-    say(f"{name} is now {_RENAMED[name]}; the old name goes with the next release.", label="Warning")
-    return f"{_RENAMED[name]}{equals}{value}"
 
 
 def _short(message: str) -> str:

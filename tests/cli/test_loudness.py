@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import platform
 import subprocess
@@ -60,18 +59,6 @@ def test_verbose_tells_of_the_model_and_where_an_error_began(run: Run, jobs: dic
     assert "Traceback" in wrong.stderr
     assert "Error: there is no folder './nowhere'" in wrong.stderr
     assert "Traceback" not in run("ask", "What?", "--model", "./nowhere").stderr  # one call's loudness is its own
-
-
-def test_what_was_renamed_works_once_more_and_says_so(run: Run, model_folder: Path) -> None:
-    job = ("ask", "What?", "--model", model_folder, "--json")
-    new, old, joined = (
-        run(*job, *option) for option in (("--max-tokens", 3), ("--max-new-tokens", 3), ("--max-new-tokens=3",))
-    )
-    assert json.loads(new.stdout)["text"] == json.loads(old.stdout)["text"] == json.loads(joined.stdout)["text"]
-    assert new.stderr == ""
-    assert "--max-new-tokens is now --max-tokens" in flat(old.stderr)
-    assert "--max-new-tokens is now --max-tokens" in flat(joined.stderr)
-    assert "--max-new-tokens" not in run("ask", "--help").stdout
 
 
 @pytest.mark.parametrize(

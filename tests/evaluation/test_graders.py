@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from semgrad_guard.errors import InputError
-from semgrad_guard.evaluation import graders
 from semgrad_guard.evaluation.graders import (
     GRADERS,
     AnswerToGrade,
@@ -127,10 +126,3 @@ def test_many_answers_are_graded_in_order() -> None:
     ]
     for grader in GRADERS.values():
         assert grader.grade(answers) == [True, False, False]
-
-
-def test_the_old_name_of_an_answer_to_grade_works_and_warns() -> None:
-    with pytest.warns(DeprecationWarning, match="AnswerToGrade"):
-        assert graders.Graded is AnswerToGrade
-    with pytest.raises(AttributeError):
-        _ = graders.Grades

@@ -69,8 +69,6 @@ def test_aggregates(make_engine: Maker) -> None:
         )
 
     assert score(inner) == pytest.approx(scores[-1])
-    with pytest.warns(DeprecationWarning, match="leave aggregate='last' out"):
-        assert score(inner, "last") == score(inner)
     assert score(inner, "max") == pytest.approx(max(scores))
     assert score(inner, "mean") == pytest.approx(sum(scores) / 2)
     side_by_side = make_engine(response_mode="accumulate")
