@@ -17,7 +17,7 @@ __all__ = ["lazy_names"]
 def lazy_names(
     package: str, *, extras: Mapping[str, str] | None = None
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
-    """`__getattr__`, `__dir__` and `__all__` of a package that calls this in its `__init__`.
+    """`__getattr__`, `__dir__` and `__all__` of a package, which calls this at the end of its `__init__`.
 
     Its public names are those that its source imports as themselves, and those that it assigns::
 
