@@ -2,7 +2,7 @@
 
     python benchmarks/cold_start.py [--rounds 5]
 
-Wall-clock seconds, median (least-greatest), beside `import torch` and `import torch, transformers`, which nobody who
+Wall-clock seconds, median (least-greatest), next to `import torch` and `import torch, transformers`, which nobody who
 runs a model can avoid; the commands take turns.
 """
 

@@ -1,4 +1,4 @@
-"""What the benchmarks' command lines share: options, a check of the output, and figures kept as they come."""
+"""The benchmarks' shared command line: options, a check of the output, and figures kept as they come."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""The least time that exact scores can take on a machine, from the bytes and operations that nobody can avoid.
+"""The least time that exact scores can take on a machine, from the unavoidable bytes and operations.
 
-Scoring an answer of T tokens from what its generation left has to
+Scoring an answer of T tokens from its generation's states has to
 
     backward  read the upper layers' weights once and multiply them with T + 2 positions (t* .. the last but one);
               forward, generation has done so already
@@ -35,7 +35,7 @@ class ScoringFloor:
 
 
 def scoring_floor(config: Any, setting: Setting, rates: Rates, element: int) -> ScoringFloor:
-    """What scoring a batch takes at least."""
+    """The least work of scoring a batch."""
     first = config.num_hidden_layers - config.num_hidden_layers // 2
     upper = layer_weights(config) * (config.num_hidden_layers - first)
     head = config.vocab_size * config.hidden_size

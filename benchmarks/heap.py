@@ -1,4 +1,4 @@
-"""How much of a score's peak memory is tensors, how much the C library's heap, and what a stricter heap costs.
+"""How much of a score's peak memory is tensors, how much the C library's heap, and the cost of a stricter heap.
 
     python benchmarks/heap.py [--only 60/128]
 

@@ -128,4 +128,4 @@ TINY_NLI = Judge("a tiny NLI model", DebertaV2Config(**{**_deberta(64).to_dict()
 TINY_CROSS = Judge(
     "a tiny cross-encoder", _roberta(hidden_size=64, num_hidden_layers=2, num_attention_heads=1, intermediate_size=256)
 )
-"""deberta-v2-xlarge-mnli is what the published code of semantic entropy asks, stsb-roberta-large what SAR's asks."""
+"""The published code of semantic entropy uses deberta-v2-xlarge-mnli, SAR's uses stsb-roberta-large."""

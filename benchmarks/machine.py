@@ -1,4 +1,4 @@
-"""What the figures depend on, and what this machine can do at best: read memory, multiply matrices."""
+"""The figures' conditions, and this machine's best rates: reading memory, multiplying matrices."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def measured_rates(dtype: torch.dtype) -> Rates:
 
 
 def best(work: Callable[[], object], rounds: int = 5) -> float:
-    """The least CPU seconds of several rounds: what the machine can do, not what it usually does."""
+    """The least CPU seconds of several rounds: the machine's best, not its usual time."""
     return min(cpu_seconds(work) for _ in range(rounds))
 
 

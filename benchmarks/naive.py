@@ -1,4 +1,4 @@
-"""The official algorithm as published, row after row: what the engine's speed is compared with.
+"""The official algorithm as published, row after row: the engine's speed is compared with it.
 
 One forward pass over prompt and response with a graph through everything, gradients with respect to all hidden states
 and to the head, autograd through the T x V logits. Nothing more is kept than that needs: only the head's weight asks

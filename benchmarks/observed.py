@@ -1,10 +1,10 @@
-"""What an answer costs that is scored without a replay, as a ratio to plain generation by transformers.
+"""The cost of an answer scored without a replay, as a ratio to plain generation by transformers.
 
     python benchmarks/observed.py [--model MODEL] [--dtype bfloat16] [--tokens 48] [--rows 1 8] [--pairs 7]
 
-Plain generation is `model.generate`, greedy, of exactly as many tokens as our answer has. Beside it stands ours with
+Plain generation is `model.generate`, greedy, of exactly as many tokens as our answer has. Next to it is ours with
 `FusedStates` (and the likelihoods that come with it), in turns, in CPU time of the process: a busy machine does not
-blur it. `kept` is what a generation holds in memory for it, per answer token. One thread.
+blur it. `kept` is a generation's memory for scoring, per answer token. One thread.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def plain(model: LanguageModel, prompts: Sequence[Any], tokens: int) -> Callable
 
 
 def scored(model: LanguageModel, rows: int, tokens: int) -> tuple[Callable[[], object], list[int]]:
-    """Ours, of as many tokens at most, and what it keeps in bytes."""
+    """Ours, of as many tokens at most, and its kept bytes."""
     kept: list[int] = []
 
     def run() -> None:
@@ -71,7 +71,7 @@ def main() -> None:
         prompts = [model.render(QUESTION)] * rows
         steps = model.generate(QUESTION, GenerationOptions(max_tokens=chosen.tokens)).completion_tokens
         base, (ours, kept) = plain(model, prompts, steps), scored(model, rows, chosen.tokens)
-        base(), ours()  # what happens once
+        base(), ours()  # one-time work
         pairs = [(seconds(base), seconds(ours)) for _ in range(chosen.pairs)]
         ratios = sorted(b / a for a, b in pairs)
         print(

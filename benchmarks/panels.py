@@ -41,5 +41,5 @@ def drawn(target: Path, *, columns: int, rows: int = 1, height: float = 3.4) -> 
 
 
 def legend(axes: Any) -> None:
-    """What the lines are."""
+    """The legend of the lines."""
     axes.legend(frameon=False, fontsize=8, labelcolor=INK)

@@ -1,9 +1,9 @@
-"""Where the time of a score goes, part by part, beside the floor of each part.
+"""Where the time of a score goes, part by part, next to the floor of each part.
 
     python benchmarks/phases.py [--dtype bfloat16]
 
 One thread, random weights; CPU seconds, medians. The parts are the replay's forward pass (attention, norms and
-activations: what the linear maps gave was kept), the entropies from the kept logits, the sensitivities A, the seed A W,
+activations: the linear maps' outputs were kept), the entropies from the kept logits, the sensitivities A, the seed A W,
 ParaGrad's products A^T H, and the backward pass through the upper layers; the rest is bookkeeping.
 """
 

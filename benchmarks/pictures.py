@@ -1,4 +1,4 @@
-"""Draw what scoring costs against the answer's length and against the batch's size, from `scoring.py`'s figures.
+"""Draw the cost of scoring against the answer's length and against the batch's size, from `scoring.py`'s figures.
 
     python benchmarks/pictures.py output/scoring-full.json --output docs/cost.svg [--dtype float32]
 

@@ -1,4 +1,4 @@
-"""HybridGrad beside LM-Polygraph's estimators: extra time over plain greedy generation, process by process in turns.
+"""HybridGrad and LM-Polygraph's estimators: extra time over plain greedy generation, process by process in turns.
 
     python -m venv .venv-polygraph
     .venv-polygraph/bin/pip install torch==2.13.0 lm-polygraph==0.7.0     (2.2 GB on disk with torch's CPU build)
@@ -49,7 +49,7 @@ def run(side: str, python: str, folder: Path, setting: Setting) -> dict[str, flo
     """CPU seconds of one side's ways, from a process of its own.
 
     Raises:
-        SystemExit: the process failed; the message ends with what it said.
+        SystemExit: the process failed; the message ends with its output.
     """
     found = folder / "seconds.json"
     worker = str(Path(__file__).with_name("polygraph_worker.py"))
@@ -94,7 +94,7 @@ def markdown(report: Mapping[str, Any]) -> str:
 
 
 def versions(python: Path) -> dict[str, str]:
-    """What is measured in the other environment.
+    """The measurement in the other environment.
 
     Raises:
         SystemExit: LM-Polygraph is not there.

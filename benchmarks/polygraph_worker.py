@@ -44,7 +44,7 @@ def ours(model: Any, tokenizer: Any, question: str) -> dict[str, Way]:
 
 
 def polygraph(model: Any, tokenizer: Any, question: str, judge: Path) -> dict[str, Way]:
-    """LM-Polygraph's cheapest estimators, as they come and asked for no attentions and states; and its usual ones."""
+    """LM-Polygraph's cheapest estimators, as they come and without attentions and states; and its usual ones."""
     from lm_polygraph import WhiteboxModel
     from lm_polygraph.defaults.register_default_stat_calculators import register_default_stat_calculators
     from lm_polygraph.estimators import LexicalSimilarity, MaximumSequenceProbability, MeanTokenEntropy, SemanticEntropy
@@ -55,7 +55,7 @@ def polygraph(model: Any, tokenizer: Any, question: str, judge: Path) -> dict[st
     whitebox = WhiteboxModel(model, tokenizer, model_path="random")
 
     def way(estimator: Any, *, lean: bool = False) -> Way:
-        """What `estimate_uncertainty` does, with the manager (and its judge) made beforehand."""
+        """The work of `estimate_uncertainty`, with the manager (and its judge) made beforehand."""
         keeping = {"output_attentions": not lean, "output_hidden_states": not lean}
         calculators = register_default_stat_calculators("Whitebox", **keeping)
         for calculator in calculators:

@@ -1,4 +1,4 @@
-"""Ratios that must not get worse: the committed ones, and what a new run says of them.
+"""Ratios that must not get worse: the committed ones, and the comparison of a new run with them.
 
 The least of the rounds is compared, not the median: noise on a shared machine only ever adds time. Shares of generation
 compare between processors of one kind only: the file holds a report for each kind that was measured. Elsewhere it says
@@ -15,7 +15,7 @@ MEMORY_TOLERANCE_MB = 40
 
 
 def worsened(report: Mapping[str, Any], recorded: Sequence[Mapping[str, Any]]) -> list[str]:
-    """What is worse than recorded on a machine of this kind, a line each; empty where nothing is."""
+    """The ratios that are worse than recorded on a machine of this kind, one line each."""
     machines = {_kind(each): each for each in recorded}
     if _kind(report) not in machines:
         return [f"not comparable: recorded on {', '.join(sorted(machines))}; this is {_kind(report)}"]

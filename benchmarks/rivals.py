@@ -1,10 +1,10 @@
-"""What other scores cost beside HybridGrad: each one's extra time over plain greedy generation of the answer.
+"""The cost of other scores, next to HybridGrad: each one's extra time over plain greedy generation of the answer.
 
     python benchmarks/rivals.py [--shape 0.5B] [--dtype float32] [--rounds 5] [--output rivals.json]
     python benchmarks/rivals.py --quick                                 (small shapes, to see that everything runs)
 
 The project's own estimators: Semantic Entropy and SAR over ten samples with judges of their published sizes, LN-PE over
-ten samples (sampling alone: what every sampling method costs at least), P(True). All weights are random: ten samples
+ten samples (sampling alone: the least cost of every sampling method), P(True). All weights are random: ten samples
 are ten different texts, so a judge sees every pair; samples that coincide would save pairs, never samples.
 
 One process, one thread. The ways take turns within each round, in an order that alternates; every score gets an answer
@@ -116,7 +116,7 @@ class Arena:
         self._plain.generate(self._ids, attention_mask=torch.ones_like(self._ids), generation_config=options)
 
     def answer(self) -> Any:
-        """The same through the engine, which keeps what HybridGrad needs."""
+        """The same through the engine, which keeps the states for HybridGrad."""
         found = self.model.generate(self._question, self._options)
         assert len(found.response_ids) == self.setting.answer, "the answer ended early; take another seed"
         return found
@@ -153,7 +153,7 @@ def enter(rival: Rival, rounds: int, judges: dict[str, Any]) -> Entry | str:
 def measured(
     arena: Arena, entered: Mapping[str, Entry], rounds: int, tell: Callable[[str], object] = lambda text: None
 ) -> Iterator[dict[str, list[float]]]:
-    """CPU seconds of each way so far, after every round; `tell` hears what is at work."""
+    """CPU seconds of each way so far, after every round; `tell` gets the current way."""
     seconds: dict[str, list[float]] = {name: [] for name in (PLAIN, CAPTURING, *entered)}
     for number in range(rounds):
         plan = Sampling(count=SAMPLES, seed=number, max_tokens=arena.setting.answer)
@@ -183,7 +183,7 @@ def ratios(seconds: Mapping[str, list[float]]) -> dict[str, dict[str, list[float
 
 
 def markdown(report: Mapping[str, Any]) -> str:
-    """The table for a page of the documentation, and what was left out by name."""
+    """The table for a page of the documentation, and the names left out."""
     lines: list[tuple[str, ...]] = []
     for row in report["rows"]:
         for name, found in row["ratios"].items():

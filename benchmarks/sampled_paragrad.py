@@ -1,4 +1,4 @@
-"""What sampled ParaGrad saves and what it errs: scores of the same answers with and without it, taking turns.
+"""Time saved by sampled ParaGrad, and its error: scores of the same answers with and without it, taking turns.
 
     python benchmarks/sampled_paragrad.py
 
@@ -24,7 +24,7 @@ from semgrad_guard.engine.scoring.scores import GradientScores
 
 
 def timed(bench: Bench, objective: Objective) -> tuple[float, GradientScores]:
-    """CPU seconds of scoring the answer that was generated last, from what its generation left; and its scores."""
+    """CPU seconds of scoring the answer that was generated last, from its generation's states; and its scores."""
     began = time.process_time()
     responses = bench.ids[:, bench.setting.prompt :].tolist()
     batch = TokenBatch.of(bench.prompts.tolist(), responses, [SEMANTIC_TOKEN], bench.model.device)

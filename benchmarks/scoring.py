@@ -1,9 +1,9 @@
-"""What a score costs: scoring as a share of plain greedy generation, against the official algorithm, and the floor.
+"""The cost of a score: scoring as a share of plain greedy generation, against the official algorithm, and the floor.
 
     python benchmarks/scoring.py [--shape 0.5B] [--cells usual] [--dtype float32] [--output results.json]
     python benchmarks/scoring.py --compare benchmarks/recorded.json      (exit status 1 if a ratio has worsened)
     python benchmarks/scoring.py --frugal           (also the mode that holds least memory: its time and its peak)
-    python benchmarks/scoring.py --cells full --output results.json --resume          (go on where a run was stopped)
+    python benchmarks/scoring.py --cells full --output results.json --resume          (resume a run)
 
 Models of known shapes with random weights, one thread. The ways below take turns within each round, in one process, so
 that whatever else the machine does falls on all of them; times are CPU seconds of this process (wall-clock seconds with
@@ -192,7 +192,7 @@ def gpu_seconds(work: Callable[[], object]) -> float:
 
 
 def free_bytes(model: Any) -> int:
-    """Memory that is left beside the model."""
+    """Memory left next to the model."""
     if model.device.type == "cpu":
         return int(psutil.virtual_memory().available)
     return int(torch.cuda.mem_get_info()[0])
@@ -200,7 +200,7 @@ def free_bytes(model: Any) -> int:
 
 def parsed() -> argparse.Namespace:
     options = command.parser(
-        __doc__, rounds="how often each way takes its turn", output="where the figures go (JSON; a table beside it)"
+        __doc__, rounds="rounds of each way", output="where the figures go (JSON; a table next to it)"
     )
     options.add_argument("--cells", choices=sorted(CELLS), default="usual", help="quick, usual (minutes) or full")
     names = sorted({str(setting) for cells in CELLS.values() for setting in cells})
@@ -212,7 +212,7 @@ def parsed() -> argparse.Namespace:
     options.add_argument("--compare", type=Path, help="recorded ratios to hold the new ones against")
     arguments = command.parsed(options)
     if arguments.resume and not arguments.output:
-        options.error("--resume goes on with the figures in --output, which is not given")
+        options.error("--resume continues the figures in --output, which is not given")
     if arguments.compare and not arguments.compare.exists():
         options.error(f"{arguments.compare} does not exist; a file that --output wrote here can be recorded as it")
     return arguments

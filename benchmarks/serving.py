@@ -1,18 +1,18 @@
-"""Servers side by side: answers a second, tokens a second, time to the first token, and what waits for how long.
+"""Servers side by side: answers a second, tokens a second, time to the first token, and waiting times.
 
     python benchmarks/serving.py --model smollm2 [--servers unguarded hybridgrad cascade max_probability transformers]
         [--clients 1 8 32] [--threads 1 2] [--others PYTHON] [--rounds 3] [--output serving.json]
 
 Each server is a process of its own; this process is its clients. A client sends a question, waits for the whole answer,
 and sends the next one; all servers get the same questions. `unguarded` is our server with an estimator that looks at
-nothing. `generate` is no server: one padded batch of as many prompts after the other, in one process.
+nothing. `generate` is not a server: one padded batch of as many prompts after the other, in one process.
 
 Other people's servers come from the environment whose Python is --others. `transformers` is `transformers serve` (`make
-check-upstreams` makes such an environment), and `continuous` the same with `--continuous-batching`. `vllm` is what
-`vllm serve` runs, and `vllm-hybridgrad` the same with our plugin (`make check-vllm`). `ray-hybridgrad` is our server
+check-upstreams` makes such an environment), and `continuous` the same with `--continuous-batching`. `vllm` is the
+program of `vllm serve`, and `vllm-hybridgrad` the same with our plugin (`make check-vllm`). `ray-hybridgrad` is our server
 behind Ray Serve, one replica (`make check-ray`).
 
-The servers take turns, round by round. Time to the first token is a streamed request's, one client at a time, beside
+The servers take turns, round by round. Time to the first token is a streamed request's, one client at a time, next to
 `model.stream` in a process of its own ("stream").
 """
 
@@ -91,7 +91,7 @@ def _parser() -> argparse.ArgumentParser:
     return made
 
 
-# What is measured of one server.
+# One server's measurements.
 
 
 def _measured(name: str, given: argparse.Namespace, threads: int) -> Iterator[Figures]:
@@ -144,7 +144,7 @@ def _figures(clients: int, seconds: float, waits: Sequence[float], written: Sequ
 
 
 def _cpu_seconds(process: int) -> float:
-    """Of a process and its children: what does not depend on who else uses the machine."""
+    """Of a process and its children: independent of other work on the machine."""
     parents, ticks = {}, {}
     for folder in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
@@ -251,7 +251,7 @@ def _command(name: str, given: argparse.Namespace, port: int, folder: Path) -> S
 def _vllm(
     given: argparse.Namespace, weights: str, settings: dict[str, Any] | None, folder: Path
 ) -> tuple[list[str], dict[str, str]]:
-    """What `vllm serve` runs (the wheel for CPUs has no such script that starts), with our plugin where there are
+    """The program of `vllm serve` (the wheel for CPUs has no such script that starts), with our plugin where there are
     settings."""
     command = [str(given.others), "-m", "vllm.entrypoints.openai.api_server", "--model", weights]
     command += ["--dtype", "bfloat16", "--max-model-len", "1024", "--enforce-eager"]
@@ -398,7 +398,7 @@ def _timed(work: Callable[[], object]) -> float:
     return time.perf_counter() - began
 
 
-# What comes out.
+# Output.
 
 
 def table(points: Sequence[dict[str, Any]]) -> str:

@@ -1,4 +1,4 @@
-"""Which models, prompts, answers and batches are measured; a rule settled beforehand says what is left out."""
+"""Which models, prompts, answers and batches are measured; a fixed rule leaves cases out."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def speaking_model(layers: int, width: int) -> LanguageModel:
 
 
 def naive_bytes(config: Any, setting: Setting, element: int) -> int:
-    """What the official algorithm holds at least, above the weights: its graph, its logits, the head's gradient."""
+    """The official algorithm's least memory above the weights: its graph, its logits, the head's gradient."""
     tokens = setting.prompt + setting.answer
     attention = config.num_attention_heads * tokens * tokens * 2
     layer = tokens * (10 * config.hidden_size + 4 * config.intermediate_size) + attention

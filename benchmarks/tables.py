@@ -67,7 +67,7 @@ def markdown(report: Mapping[str, Any]) -> str:
 
 
 def machine_line(report: Mapping[str, Any]) -> str:
-    """What was measured, on what and when."""
+    """The measurement, its machine and its time."""
     machine = report["machine"]
     return (
         f"{report['shape']} shape, random weights; {machine['cpu']} ({machine['capability']}), {report['device']}, "

@@ -1,4 +1,4 @@
-"""What a chat's next turn costs when the turns before it are not read again: answer and score, over reading all of it.
+"""The cost of a chat's next turn when the turns before it are not read again: answer and score, over reading all of it.
 
     python benchmarks/turns.py [--layers 24 --width 896] [--instructions 1000] [--rounds 3] [--output results.json]
 

@@ -1,4 +1,4 @@
-"""What verdicts cost where vLLM writes: tokens a second with and without them, and what one answer waits.
+"""The cost of verdicts with vLLM: tokens a second with and without them, and the wait of one answer.
 
     make .venv-vllm/.installed
     LD_PRELOAD=.venv-vllm/lib/libiomp5.so OMP_NUM_THREADS=1 .venv-vllm/bin/python benchmarks/vllm_engine.py
@@ -6,9 +6,9 @@
 
 `vllm` is vLLM alone (`LLM.generate`), `unscored` the same answers through our running batch; the others also score
 every answer. Every way answers the same prompts, in turn, round by round; the rate is that of the median round, the
-ratio the median of the rounds' ratios to `vllm`. A second part asks one prompt at a time, and counts what its score
+ratio the median of the rounds' ratios to `vllm`. A second part sends one prompt at a time, and counts what its score
 takes in decode steps. Where others use the machine as well, `--clock cpu` counts this process's CPU seconds: with one
-thread they are what a machine to itself would take.
+thread they are the times of an otherwise idle machine.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def main() -> None:
 
 
 def ways_of(model: VLLMLanguageModel, tokens: int) -> dict[str, Way]:
-    """What answers some questions and says how many tokens it wrote."""
+    """A function that answers questions and counts the tokens written."""
     options = GenerationOptions(max_tokens=tokens)
     sampling = library().SamplingParams(
         max_tokens=tokens, temperature=0.0, stop_token_ids=list(model._end_tokens), detokenize=False

@@ -22,7 +22,7 @@ Scores = list[tuple[float, float]]
 
 
 class Bench:
-    """`plain` to `naive` are the ways; each leaves what the next ones need."""
+    """`plain` to `naive` are the ways; each leaves the states for the next ones."""
 
     def __init__(self, model: Any, setting: Setting) -> None:
         self.model, self.setting = model, setting
@@ -60,7 +60,7 @@ class Bench:
         )
 
     def captured(self) -> Scores:
-        """Scoring what was just generated."""
+        """Scoring the latest generation."""
         return self._score(self.states)
 
     def frugal(self) -> Scores:
@@ -81,7 +81,7 @@ class Bench:
         return [naive_scores(self.model, row, self.setting.prompt, SEMANTIC_TOKEN) for row in self.ids.split(1)]
 
     def kept_mb(self) -> float:
-        """MB that the generation left for scoring beside its cache: states, and what was kept of logits and outputs."""
+        """MB that the generation left for scoring next to its cache: states, and kept logits and outputs."""
         captured = self.states
         if captured is None:
             return 0.0

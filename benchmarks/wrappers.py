@@ -1,9 +1,9 @@
-"""What the frameworks' wrappers cost: a guarded answer through a chain or an engine, over generation and scoring alone.
+"""The cost of the wrappers: a guarded answer through a chain or an engine, over generation and scoring alone.
 
     python benchmarks/wrappers.py [--model pocket | --layers 12 --width 768] [--rounds 20] [--output results.json]
 
-The pocket model answers within milliseconds, which shows what a wrapper adds. Random weights of a given size answer
-as slowly as models in use, which shows what that is worth.
+The pocket model answers within milliseconds, which shows the wrapper's share. Random weights of a given size answer
+as slowly as models in use, which puts that share in proportion.
 
 The ways take turns within each round, in one process and in an order that alternates, so that whatever else the machine
 does falls on all of them; times are CPU seconds of this process. Ratios are taken round by round: median (quartiles).
@@ -43,7 +43,7 @@ EVERYTHING = Policy(threshold=1e308)
 
 
 class Asking(CustomQueryEngine):
-    """The thinnest query engine there is: it asks the LLM, with nothing retrieved."""
+    """The thinnest query engine there is: it calls the LLM, with nothing retrieved."""
 
     llm: SemGradLLM
 
@@ -91,7 +91,7 @@ def _text(message: AIMessage) -> str:
 
 
 def measure(tasks: Mapping[str, Callable[[], Sequence[str]]], rounds: int) -> dict[str, list[float]]:
-    """CPU seconds of each way, round by round. All must say the same."""
+    """CPU seconds of each way, round by round. All must give the same text."""
     expected = {name: list(task()) for name, task in tasks.items()}  # once unmeasured: buffers, kernels, identities
     assert len({tuple(texts) for texts in expected.values()}) == 1, f"the ways do not say the same: {expected}"
     seconds: dict[str, list[float]] = {name: [] for name in tasks}

@@ -1,4 +1,4 @@
-"""A guarded RAG chain in LangChain: answer what is known, look up the rest, abstain where neither is certain.
+"""A guarded RAG chain in LangChain: answer from memory, look up the rest, abstain where neither is certain.
 
     python examples/01_guarded_rag.py [--model smollm2]
 
@@ -27,7 +27,7 @@ retriever = BM25Retriever.over(documents())
 
 
 def with_documents(messages: list[BaseMessage]) -> str:
-    """The question with what the library says about it, if anything, in the form that this model reads."""
+    """The question with the library's passage, if there is one, in the form that this model reads."""
     question = messages[-1].text
     found = "\n\n".join(document.page_content for document in retriever.invoke(question))
     return chat.reading_prompt.format(question=question, context=found) if found else question

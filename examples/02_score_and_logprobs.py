@@ -25,7 +25,7 @@ print(f"{QUESTION}\n  own answer: {message.text} (uncertainty {get_verdict(messa
 for token in message.response_metadata["logprobs"]["content"]:
     print(f"    {token['token']!r} with probability {math.exp(token['logprob']):.3f}")
 
-for answer in ("Paris", "Berlin"):  # whoever wrote it: another server, a cache, a person
+for answer in ("Paris", "Berlin"):  # from any author: another server, a cache, a person
     scored = chat.score(QUESTION, answer)
     print(f"  from elsewhere: {scored.text} (uncertainty {get_verdict(scored).uncertainty:.1e})")
 

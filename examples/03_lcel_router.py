@@ -1,4 +1,4 @@
-"""A router in a chain: what the first model is not sure of goes to a second one, and is withheld if that is not either.
+"""A router in a chain: doubtful questions go to a second model, and are withheld if that is not sure either.
 
     python examples/03_lcel_router.py [--model smollm2]
 
@@ -44,7 +44,7 @@ reword = RunnableLambda(lambda messages: [HumanMessage("Do you know this? " + me
 second = reword | GuardedChatModel(ChatSemGrad(model=MODEL, max_tokens=12), policy, abstain_message="Nobody knows.")
 router = GuardedChatModel(chat, policy, escalate_to=second)
 
-print("The verdict stands beside the answer:")
+print("The verdict is next to the answer:")
 for asked, answer in zip(QUESTIONS, (prompt | router).batch(QUESTIONS), strict=True):
     verdict = get_verdict(answer)
     print(f"  {asked['question']}  {verdict.action}: {answer.text}  ({verdict.uncertainty:.1e})")

@@ -1,4 +1,4 @@
-"""An agent that searches only when it is unsure: what it answers from memory is judged before it is said.
+"""An agent that searches only when it is unsure: an answer from memory is judged before it is delivered.
 
     python examples/04_agent_middleware.py [--model smollm2]
 
@@ -8,7 +8,7 @@ tool's result into that form. The threshold is the median of four scores, for br
 
 from __future__ import annotations
 
-# Ours first: where something is not installed, it says what to install.
+# Ours first: if a package is absent, its error names it.
 from langchain_semgrad_guard import ChatSemGrad, UncertaintyMiddleware, get_verdict
 from langchain_semgrad_guard.demo.library import BM25Retriever, documents
 
@@ -52,7 +52,7 @@ def look_it_up(messages: list[BaseMessage]) -> AIMessage:
 
 @wrap_model_call
 def reading(request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], ModelResponse[Any]]) -> Any:
-    """What the model sees: the question, and what was found."""
+    """The prompt: the question, and the passages."""
     question, found = request.messages[0].text, request.messages[-1]
     if isinstance(found, ToolMessage) and found.text:
         question = chat.reading_prompt.format(question=question, context=found.text)

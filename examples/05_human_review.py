@@ -1,4 +1,4 @@
-"""A person decides about what an agent is unsure of: the graph waits, and the model is asked once.
+"""A person reviews an agent's doubtful answers: the graph waits, and the model is called once.
 
 The threshold lies between the surest answer and the others, for brevity: it promises nothing.
 
@@ -7,7 +7,7 @@ python examples/05_human_review.py [--model smollm2]
 
 from __future__ import annotations
 
-# Ours first: where something is not installed, it says what to install.
+# Ours first: if a package is absent, its error names it.
 from langchain_semgrad_guard import ChatSemGrad, HumanReview, UncertaintyMiddleware, get_verdict
 
 # isort: split

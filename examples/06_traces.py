@@ -7,7 +7,7 @@ It needs opentelemetry-sdk and openinference-instrumentation-langchain.
 
 from __future__ import annotations
 
-# Ours first: where something is not installed, it says what to install.
+# Ours first: if a package is absent, its error names it.
 from langchain_semgrad_guard import ChatSemGrad, UncertaintyMiddleware, UncertaintyTracer, get_verdict
 
 # isort: split

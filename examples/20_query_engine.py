@@ -1,10 +1,10 @@
-"""A LlamaIndex query engine that answers from memory what it knows, and looks up the rest.
+"""A LlamaIndex query engine that answers from memory where it is sure, and looks up the rest.
 
     python examples/20_query_engine.py [--model smollm2]
 
 The first engine sees the question only, the second one the passages as well. The embedded model's threshold is its own
-calibration, so what it answers from memory is within its promise; another model's lies between the scores of these two
-questions, and promises nothing. What is looked up is not judged, and is outside of any promise.
+calibration, so its answers from memory are within its promise; another model's lies between the scores of these two
+questions, and promises nothing. Answers from passages are not judged, and are outside of any promise.
 """
 
 from __future__ import annotations

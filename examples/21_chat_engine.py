@@ -1,4 +1,4 @@
-"""A LlamaIndex chat engine that withholds what it is not sure of, and remembers only what the user saw.
+"""A LlamaIndex chat engine that withholds doubtful answers, and remembers only the texts the user saw.
 
     python examples/21_chat_engine.py [--model smollm2]
 

@@ -2,7 +2,7 @@
 
     python examples/22_workflow.py [--model smollm2]
 
-The agent waits in the middle of its run: an `InputRequiredEvent` goes out with the draft, and whoever runs the workflow
+The agent waits in the middle of its run: an `InputRequiredEvent` is sent with the draft, and the program around the workflow
 answers with a `HumanResponseEvent`. The threshold lies between the scores of two questions, for brevity: it promises
 nothing.
 """
@@ -27,7 +27,7 @@ QUESTIONS = ("What is the capital of France?", "What is the capital of Mongolia?
 
 
 async def main() -> None:
-    """Ask what the model is less sure of, and answer for the person."""
+    """Put the doubtful question, and answer for the person."""
     llm = SemGradLLM(model=MODEL, max_tokens=24)
     # The agent has no tools: it is spared LlamaIndex's instructions for them.
     formatter = ReActChatFormatter(system_header="Answer the question.")

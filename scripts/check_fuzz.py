@@ -1,9 +1,9 @@
-"""Starts `semgrad-guard serve`, and has schemathesis send it what its OpenAPI schema allows, and what it does not.
+"""Starts `semgrad-guard serve`, and has schemathesis send it requests inside and outside its OpenAPI schema.
 
 python scripts/check_fuzz.py --fuzzer .venv-fuzz/bin/python [--requests 100000] [--minutes 60]
 
 Fails where a request is answered with a server's error, in another form than OpenAI's, or not within a minute, and
-where the server's log names a bug. Rounds that are done stand in a file, and are not done again: the same command goes
+where the server's log names a bug. Finished rounds are in a file, and are not repeated: the same command goes
 on where it was stopped. One that ends before so many requests were sent has not passed; its status is 2.
 """
 
@@ -32,7 +32,7 @@ EXAMPLES = 30
 
 
 class Round(BaseModel):
-    """What became of the requests of one round; `seed` repeats them, and is None for what the server itself did."""
+    """The results of one round's requests; `seed` repeats them, and is None for the server's own problems."""
 
     seed: int | None
     at: datetime
@@ -107,9 +107,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--fuzzer", required=True, help="the Python of the fuzzer's environment")
     parser.add_argument("--requests", type=int, default=100_000, help="how many requests at least")
-    parser.add_argument("--minutes", type=float, default=float("inf"), help="end after so many minutes, to go on later")
+    parser.add_argument("--minutes", type=float, default=float("inf"), help="end after so many minutes")
     parser.add_argument("--workers", type=int, default=2, help="rounds at once")
-    parser.add_argument("--state", type=Path, default=Path("output/fuzz.jsonl"), help="where a run goes on")
+    parser.add_argument("--state", type=Path, default=Path("output/fuzz.jsonl"), help="the record of the run")
     parser.add_argument("--output", type=Path, default=Path("output/fuzz.json"))
     options = parser.parse_args()
     done = read(options.state)
@@ -120,7 +120,7 @@ def main() -> None:
     problems = [problem for each in done for problem in each.problems]
     holds = report([Check("fuzzed", figures | dict(sorted(statuses.items())), problems)], options.output)
     if holds and sent(done) < options.requests:
-        print(f"not done: {sent(done)} of {options.requests} requests; the same command goes on from here")
+        print(f"not done: {sent(done)} of {options.requests} requests; run the same command again to resume")
         raise SystemExit(2)
     raise SystemExit(0 if holds else 1)
 

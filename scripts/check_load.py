@@ -1,4 +1,4 @@
-"""Starts `semgrad-guard serve` under load, ill-meant clients and faults, and says what holds.
+"""Starts `semgrad-guard serve` under load, hostile clients and faults, and reports the results.
 
 python scripts/check_load.py [saturation] [nonces] [faults] [--minutes 10] [--nonces 100000] [--kills 20]
 
@@ -40,7 +40,7 @@ def main() -> None:
     parser.add_argument("--clients", type=int, default=64, help="how many there are; a tenth of them mean it ill")
     parser.add_argument("--nonces", type=int, default=100_000, help="how many drafts carry a nonce")
     parser.add_argument("--kills", type=int, default=20, help="how often the server is killed")
-    parser.add_argument("--state", type=Path, default=Path("output/nonces.jsonl"), help="where a run goes on")
+    parser.add_argument("--state", type=Path, default=Path("output/nonces.jsonl"), help="the record of the run")
     parser.add_argument("--output", type=Path, default=Path("output/load.json"))
     options = parser.parse_args()
     checks = [check for part in options.parts or PARTS for check in asyncio.run(checked(part, options))]

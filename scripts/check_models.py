@@ -1,7 +1,7 @@
 """Every architecture of the installed transformers against plain autograd: `make check-models`.
 
 Builds a tiny random model of each, scores it in float32 and bfloat16, and compares with the model's own ordinary call
-(tests/engine/architectures.py). What is done is kept in the output file, so that a run can be stopped and resumed. In
+(tests/engine/architectures.py). Finished work is kept in the output file, so that a run can be stopped and resumed. In
 the end the results and the page about them are written, and a model that is neither exact nor refused in words is a
 failure.
 

@@ -1,7 +1,7 @@
 """Tests against chat templates as they are published, without keeping them: `make check-templates`.
 
 The fixtures in `tests/fixtures/chat_templates` are re-creations. This downloads the packages that carry the published
-templates into a temporary folder, compares what both render for the conversations that the tests use, runs the tests of
+templates into a temporary folder, compares both renderings of the conversations that the tests use, runs the tests of
 templates with the published ones, and deletes everything.
 
     python scripts/check_templates.py [--require]
@@ -37,7 +37,7 @@ XINFERENCE = "xinference/model/llm/models"
 
 
 class NotToBeHadError(Exception):
-    """A package cannot be downloaded, or does not hold what it held; the message says which and why."""
+    """A package cannot be downloaded, or its content has changed; the message names the package and the reason."""
 
 
 @dataclass(frozen=True)
@@ -116,7 +116,7 @@ def published(source: Source, folder: Path) -> str:
 
 
 def _strings(code: str) -> Iterator[tuple[str, str]]:
-    """What a module assigns that is a plain string, by the left side's text; nothing of it runs."""
+    """The plain strings that a module assigns, by the left side's text; nothing of it runs."""
     for node in ast.parse(code).body:
         if isinstance(node, ast.Assign):
             try:

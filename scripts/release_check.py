@@ -55,7 +55,7 @@ def python_of(page: str) -> str:
 
 
 def shown_by(page: str) -> str:
-    """What the page says that its programs print."""
+    """The output that the page shows for its programs."""
     return "".join(code for language, code in blocks(page) if language == "text")
 
 

@@ -49,7 +49,7 @@ def browser() -> Iterator[Browser]:
 def open_page(browser: Browser) -> Iterator[Open]:
     """`open_page("/", of="OPEN", size="phone", scheme="dark")`: a page of a server, in a profile of its own.
 
-    After the test: nothing was asked of another host, and the browser had nothing to complain about.
+    After the test: no request went to another host, and the browser had nothing to complain about.
     """
     contexts: list[BrowserContext] = []
     complaints: list[str] = []

@@ -27,7 +27,7 @@ def ask(page: Page, question: str, passage: str = "") -> None:
 
 
 def violations(page: Page, axe: str) -> list[Any]:
-    """What axe-core finds serious. The script is evaluated from outside, past the page's own policy."""
+    """The serious findings of axe-core. The script is evaluated from outside, past the page's own policy."""
     page.evaluate(axe)
     found = page.evaluate("() => axe.run(document, {resultTypes: ['violations']})")
     return [

@@ -1,4 +1,4 @@
-"""Sends a server what its OpenAPI schema allows, and what it does not; prints what became of it as one line of JSON.
+"""Sends a server requests inside and outside its OpenAPI schema; prints the results as one line of JSON.
 
 python scripts/fuzzing/fuzz.py URL --model NAME --seed 1 --examples 100
 
@@ -35,13 +35,13 @@ _ASKED = [{"role": "user", "content": "hello"}]
 
 
 class Found:
-    """What became of the requests of a round."""
+    """The results of a round's requests."""
 
     def __init__(self) -> None:
         self.statuses, self.problems, self._pauses = Counter[str](), list[str](), Pauses()
 
     def send(self, case: Any) -> None:
-        """Send one request, and take down what is answered."""
+        """Send one request, and record the response."""
         began = time.monotonic()
         try:
             response = case.call(timeout=_SECONDS, allow_redirects=False)

@@ -19,7 +19,7 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True, kw_only=True)
 class Reply:
-    """What a client got: status 0 where no headers came; `broken` says why the body ended too early, if it did."""
+    """A client's response: status 0 without headers; `broken` is the reason why the body ended too early."""
 
     status: int
     text: str
@@ -45,7 +45,7 @@ class Reply:
 
     @property
     def error(self) -> str | None:
-        """The code of the error that stands in the answer's place, or at a stream's end."""
+        """The code of the error in place of the answer, or at a stream's end."""
         last = self._parts()[-1]
         return last["error"]["code"] if "error" in last else None
 
@@ -76,7 +76,7 @@ async def connected(url: str, *, timeout: float = 300.0) -> AsyncGenerator[httpx
 
 
 async def ask(client: httpx.AsyncClient, body: Json) -> Reply:
-    """What a client gets that waits; as much of it as came, where the connection broke."""
+    """The response to a waiting client; the received part of it where the connection broke."""
     status, headers, received, broken = 0, dict[str, str](), bytearray(), None
     try:
         async with client.stream("POST", "/chat/completions", json=body) as response:
@@ -94,7 +94,7 @@ Rude = Callable[[str, int, Json], Awaitable[int | None]]
 
 
 async def _says(host: str, port: int, *pieces: bytes, wait: float | None = 60.0) -> int | None:
-    """Say something by hand; the status that comes back in `wait` seconds, None where none does, or nobody waits."""
+    """Send raw bytes; the status within `wait` seconds, None where none comes, or without waiting."""
     reader, writer = await asyncio.open_connection(host, port)
     try:
         for piece in pieces:
@@ -149,13 +149,13 @@ async def sends_no_json(host: str, port: int, body: Json) -> int | None:
 
 
 async def sends_ten_megabytes(host: str, port: int, body: Json) -> int | None:
-    """Sends a prompt that is far too long, and says so."""
+    """Sends a prompt that is far too long, with its length."""
     data = json.dumps({**body, "messages": [{"role": "user", "content": "word " * (_LONG // 5)}]}).encode()
     return await _says(host, port, _head(len(data)), data)
 
 
 async def sends_ten_megabytes_in_chunks(host: str, port: int, body: Json) -> int | None:
-    """Sends a prompt that is far too long, piece by piece, without saying how long it is."""
+    """Sends a prompt that is far too long, piece by piece, without its length."""
     piece = b"10000\r\n" + b" " * 0x10000 + b"\r\n"
     return await _says(host, port, _head(None), *[piece] * (_LONG // 0x10000), b"0\r\n\r\n")
 
@@ -176,4 +176,4 @@ RUDE: Mapping[Rude, frozenset[int | None]] = {
     sends_ten_megabytes_in_chunks: frozenset({None, 413}),
     sends_two_megabytes: frozenset({400, 429}),
 }
-"""Ill-meant clients, and what they may get."""
+"""Hostile clients, and their allowed statuses."""

@@ -1,4 +1,4 @@
-"""The server is killed and ended, loses its disk, its database and its upstream: what was acknowledged is kept."""
+"""The server is killed and ended, loses its disk, its database and its upstream: acknowledged decisions are kept."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _DISK = 32 * 2**20
 
 @dataclass(eq=False)
 class Load:
-    """Clients that ask one question after the other, and what they were told."""
+    """Clients that send one question after the other, and their responses."""
 
     url: str
     replies: list[Reply] = field(default_factory=list[Reply])
@@ -83,7 +83,7 @@ class Load:
 
 @asynccontextmanager
 async def loaded(url: str) -> AsyncGenerator[Load]:
-    """Clients that ask as long as this lasts."""
+    """Clients that send questions as long as this lasts."""
     load = Load(url)
     clients = [asyncio.ensure_future(load.client(number)) for number in range(CLIENTS)]
     try:
@@ -115,15 +115,15 @@ async def _killed(folder: Path, options: list[object], *, kills: int) -> Check:
                 await load.answers(draw.randint(1, 30))
                 server.kill()
         acknowledged |= load.ids
-    with serving(folder, *options) as server:  # takes up what the last one left
-        problems = [f"a server that was told to end ended with {status}"] if (status := server.end()) else []
+    with serving(folder, *options) as server:  # imports the last one's entries
+        problems = [f"a server ended with {status} after SIGTERM"] if (status := server.end()) else []
     lost = acknowledged - logged(folder / "log.db")
     problems += [f"{len(lost)} acknowledged decisions are lost"] if lost else []
     return Check("killed under load", {"kills": kills, "acknowledged": len(acknowledged), "lost": len(lost)}, problems)
 
 
 async def _drained(folder: Path, options: list[object]) -> Check:
-    """SIGTERM: whoever is written to, and whoever waits, is answered, or told so where the time is over."""
+    """SIGTERM: running and waiting requests are answered, or get an error when the time is over."""
     waiting = 24
     with serving(folder, *options) as server:
         async with connected(server.url) as http:
@@ -149,7 +149,7 @@ def _good(reply: Reply) -> bool:
 
 
 async def _full(folder: Path, options: list[object]) -> Check:
-    """A full disk: answers go on without an id, and an alarm rises; with room again, there are ids again."""
+    """A full disk: answers have no id, and an alarm rises; with room again, there are ids again."""
     with _disk(folder / "disk") as disk, serving(folder, *options, log=disk.folder / "log.db") as server:
         async with loaded(server.url) as load:
             await load.answers(30)
@@ -170,7 +170,7 @@ async def _full(folder: Path, options: list[object]) -> Check:
 
 
 async def _away(folder: Path, options: list[object]) -> Check:
-    """A database that cannot be written: answers go on with ids, the backlog is seen, and is gone when it is back."""
+    """A database that cannot be written: answers have ids, the backlog shows, and is gone when it is back."""
     path = folder / "log.db"
     with serving(folder, *options) as server:
         async with loaded(server.url) as load:

@@ -1,7 +1,7 @@
 """Every draft carries a nonce, and no nonce of a withheld draft is found in anything that leaves the server.
 
-The run is cut into blocks, each with a server, a folder and a secret of its own; a block that is done stands in a file,
-and is not done again. In two blocks of four another server writes the drafts, as it is told to. In the other two
+The run is cut into blocks, each with a server, a folder and a secret of its own; a finished block is in a file,
+and is not repeated. In two blocks of four a scripted server writes the drafts. In the other two
 our own engine does, in one running batch: each request's grammar allows its own nonce alone, so that an answer, or a
 part of one, that belongs to another row is seen.
 """
@@ -35,7 +35,7 @@ from semgrad_guard.adapters.answer_form import AnswerForm
 BLOCK, CLIENTS, TWINS = 1000, 16, 50
 """Requests in a block; clients at once; one request in so many has its score compared with a single process's."""
 INSTEAD = {"abstain": "I don't know.", "escalate": "a second opinion"}
-"""What stands in the place of a withheld draft."""
+"""The text that replaces a withheld draft."""
 TOOL = {"type": "function", "function": {"name": "look_up", "parameters": {"type": "object"}}}
 VARIANTS: Sequence[Mapping[str, Any]] = [
     {}, {"stream": True}, {"logprobs": True}, {"stream": True, "logprobs": True}, {"n": 2},
@@ -50,12 +50,12 @@ OWN_VARIANTS: Sequence[Mapping[str, Any]] = [
     {"semgrad_guard": {"mode": "raise"}}, {"semgrad_guard": {"mode": "raise"}, "stream": True},
 ]  # fmt: skip
 FAULT = {11: "breaks", 23: "lies", 47: "fails", 71: "nonsense"}
-"""Which of a hundred requests fail after the draft was said, and how."""
+"""Which of a hundred requests fail after the draft was sent, and how."""
 _FRAGMENT = re.compile(f"[{LETTERS}]{{6,}}")
 
 
 class Block(BaseModel):
-    """What a block of requests led to."""
+    """The results of a block of requests."""
 
     number: int
     written_by: Literal["upstream", "engine"] = "upstream"
@@ -86,7 +86,7 @@ def own_score(model: LanguageModel, secret: bytes, number: int) -> float | None:
 
 @dataclass(eq=False)
 class Run:
-    """The requests of one block, on their way; `own` says that our own engine writes the drafts."""
+    """The requests of one block, on their way; `own`: our own engine writes the drafts."""
 
     secret: bytes
     threshold: float
@@ -102,7 +102,7 @@ class Run:
     problems: list[str] = field(default_factory=list[str])
 
     async def client(self, http: httpx.AsyncClient, numbers: Iterator[int]) -> None:
-        """Ask one question after the other."""
+        """Send one question after the other."""
         for number in numbers:
             variants = OWN_VARIANTS if self.own else VARIANTS
             variant, fault = variants[number % len(variants)], "" if self.own else FAULT.get(number % 100, "")
@@ -123,7 +123,7 @@ class Run:
             self._search(f"the answer to {number}", f"{reply.headers} {reply.text}", allowed)
 
     async def _asked(self, http: httpx.AsyncClient, asked: Mapping[str, Any], number: int) -> Reply:
-        """What is answered; asked once more where no time was left because this process stood still."""
+        """The response; requested once more if its time ran out because this process was stopped."""
         while True:
             began = time.monotonic()
             reply = await ask(http, dict(asked))
@@ -135,7 +135,7 @@ class Run:
             self._search(f"the broken answer to {number}", f"{reply.headers} {reply.text}", own)
 
     def _judged(self, number: int, fault: str, variant: Mapping[str, Any], reply: Reply) -> set[str]:
-        """The nonces that a reply may hold; what is wrong with its answers is taken down."""
+        """The nonces that a reply may hold; errors of its answers are recorded."""
         if fault:
             self.failed += 1
             self._require(reply.status == 502 and reply.error == "upstream_failed", number, reply)
@@ -176,7 +176,7 @@ class Run:
             self.problems.append(f"{number}: {reply.status} {reply.broken} {reply.text[-500:]}")
 
     def search(self, places: Iterable[tuple[str, str]]) -> int:
-        """Look in places of the whole block, where every delivered nonce may stand; how many places there were."""
+        """Look in places of the whole block, where every delivered nonce may occur; the number of places."""
         looked = 0
         for place, text in places:
             self._search(place, text, self.open)
@@ -260,7 +260,7 @@ def _files(folder: Path) -> Iterator[tuple[str, str]]:
 
 
 async def searched(folder: Path, state: Path, *, count: int) -> Check:
-    """Go on with a run until so many drafts were judged."""
+    """Continue a run until so many drafts were judged."""
     scorer = Scorer.of(folder / "scripted")
     state.parent.mkdir(parents=True, exist_ok=True)
     done = _done(state)

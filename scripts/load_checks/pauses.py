@@ -1,4 +1,4 @@
-"""`Pauses`: when this process stood still, as on a machine whose other work stops or starves it."""
+"""`Pauses`: when this process was stopped, as on a machine whose other work stops or starves it."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import time
 
 
 class Pauses:
-    """Watches the clock from now on: a client's time may be over only because nobody ran, neither it nor the server.
+    """Watches the clock from now on: a client's time may run out only because neither it nor the server was running.
 
     Args:
         tick: seconds between two looks at the clock.
-        long: seconds from one look to the next after which the process stood still.
+        long: seconds from one look to the next that counts as a stop of the process.
     """
 
     def __init__(self, *, tick: float = 1.0, long: float = 20.0) -> None:

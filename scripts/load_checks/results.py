@@ -1,4 +1,4 @@
-"""`Check`: what was checked, whether it holds, and the figures behind it."""
+"""`Check`: a property, whether it holds, and its figures."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Check:
-    """One thing that must hold. `problems` are the first of what speaks against it, in words."""
+    """One thing that must hold. `problems` are the first counterexamples, in words."""
 
     name: str
     figures: Mapping[str, Any]

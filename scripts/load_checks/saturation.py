@@ -30,7 +30,7 @@ COARSE = 1e-3
 
 @dataclass(frozen=True)
 class Twin:
-    """What a single process answers to a question; `exact` is the uncertainty in float64, 0 where there is none.
+    """A single process's answer to a question; `exact` is the uncertainty in float64, 0 where there is none.
 
     `rounding` is how far, relative to float64, single processes are off in any of the questions.
     """
@@ -49,7 +49,7 @@ class Twin:
         return abs((self.uncertainty or 0.0) - self.exact) / self.exact if known else 0.0
 
     def differs(self, reply: Reply) -> str | None:
-        """What is not alike in a server's answer.
+        """The difference of a server's answer, None where there is none.
 
         Its uncertainty is as near to the single process's as `TOLERANCE`; or it is as near to what float64 gives as
         single processes are: where float32 rounds coarsely, they are further off than `TOLERANCE` themselves.
@@ -77,7 +77,7 @@ class Twin:
 
 
 def twins() -> list[Twin]:
-    """Questions of the embedded model's world, spread over all of them, and what one process answers to each."""
+    """Questions of the embedded model's world, spread over all of them, and one process's answer to each."""
     lines = QUESTIONS_PATH.read_text(encoding="utf-8").splitlines()
     model, exact = LanguageModel.from_pretrained(MODEL), LanguageModel.from_pretrained(MODEL, dtype="float64")
     guard = Guard(model, Policy.from_calibration(Calibration.load(CALIBRATION_PATH)), options=GenerationOptions())
@@ -93,7 +93,7 @@ def twins() -> list[Twin]:
 
 @dataclass(eq=False)
 class Crowd:
-    """All clients of one run, and what they have got."""
+    """All clients of one run, and their responses."""
 
     server: Server
     twins: Sequence[Twin]
@@ -106,7 +106,7 @@ class Crowd:
     deepest: int = 0
 
     async def polite(self, number: int) -> None:
-        """Ask, read the answer, ask again; where there is no room, come back when told to."""
+        """Send a question, read the answer, repeat; where the queue is full, retry after the given time."""
         draw = random.Random(number)
         async with connected(self.server.url) as client:
             while time.monotonic() < self.ends:
@@ -154,7 +154,7 @@ class Crowd:
             await asyncio.sleep(1)
 
     def growth(self, warm: float) -> float:
-        """The mean memory of the last fifth beside that of the first fifth, once it is warm."""
+        """The mean memory of the last fifth next to that of the first fifth, once it is warm."""
         held = [value for at, value in self.resident if at >= warm]
         part = max(1, len(held) // 5)
         return sum(held[-part:]) / sum(held[:part]) - 1
@@ -180,7 +180,7 @@ def _answers(crowd: Crowd, folder: Path, minutes: float, status: int, loud: list
     if lost := set(crowd.ids) - logged(folder / "log.db"):
         problems.append(f"{len(lost)} acknowledged decisions are not in the log")
     figures = {"minutes": minutes, "answers": len(crowd.ids), "as near to float64 as single processes": crowd.nearer}
-    figures["single processes beside float64"] = f"{crowd.twins[0].rounding:.1e}"
+    figures["single processes against float64"] = f"{crowd.twins[0].rounding:.1e}"
     figures |= sorted(crowd.replies.items())
     return Check("no answer lost, mixed up or given twice", figures, problems)
 

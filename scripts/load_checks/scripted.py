@@ -1,6 +1,6 @@
-"""`Scripted`: another server, whose every draft carries a nonce that nobody can guess, or which fails as it is told to.
+"""`Scripted`: another server, whose every draft carries an unguessable nonce, or which fails on request.
 
-A question begins with a number, which says which nonce its draft carries, and may name a fault: "17 slow".
+A question begins with a number, which selects its draft's nonce, and may name a fault: "17 slow".
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from hashlib import blake2b
 from typing import Any
 
 LETTERS = "QXZJKV"
-"""Nonces are written in letters that stand together nowhere else."""
+"""Nonces are written in letters that occur together nowhere else."""
 LENGTH = 20
 FAULTS = ("slow", "lies", "breaks", "nonsense", "fails")
 Json = dict[str, Any]
@@ -62,7 +62,7 @@ class Scripted:
             writer.close()
 
     async def _answered(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
-        """Answer one request; whether the connection goes on."""
+        """Answer one request; whether the connection stays open."""
         head = (await reader.readuntil(b"\r\n\r\n")).lower()
         length = next(int(line.split(b":")[1]) for line in head.split(b"\r\n") if line.startswith(b"content-length:"))
         body = json.loads(await reader.readexactly(length))
@@ -77,7 +77,7 @@ class Scripted:
         return True
 
     def _answer(self, body: Mapping[str, Any], number: int, index: int) -> Json:
-        """One choice; its nonce also stands in its log-probabilities, or in the call of a tool."""
+        """One choice; its nonce is also in its log-probabilities, or in the call of a tool."""
         word = nonce(self.secret, number, index)
         if body.get("tools"):
             function = {"name": "look_up", "arguments": json.dumps({"word": word})}
@@ -91,10 +91,10 @@ class Scripted:
         }
 
     async def _fails(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, fault: str, secret: str) -> bool:
-        """Fail in mid-answer, with the draft already said."""
+        """Fail in mid-answer, with the draft already sent."""
         said = json.dumps(_completion([_said(secret)])).encode()
         if fault == "slow":
-            await reader.read()  # until whoever asked gives up
+            await reader.read()  # until the client gives up
         elif fault == "lies":
             writer.write(_head("application/json", len(said) + 1000) + said)
         elif fault == "breaks":

@@ -20,7 +20,7 @@ _METRIC = re.compile(r"^(\w+)(?:\{[^}]*\})? ([-+.e\d]+)$", re.MULTILINE)
 
 @dataclass(frozen=True, eq=False)
 class Server:
-    """A running server. `said` is the file of all that it writes to its standard output and error."""
+    """A running server. `said` is the file of its standard output and error."""
 
     url: str
     process: subprocess.Popen[str]
@@ -41,12 +41,12 @@ class Server:
         return found
 
     def kill(self) -> None:
-        """End it without a chance to say goodbye."""
+        """Kill it."""
         self.process.kill()
         self.process.wait(60)
 
     def end(self) -> int:
-        """Ask it to end (SIGTERM), and return its status."""
+        """End it (SIGTERM), and return its status."""
         self.process.terminate()
         return self.process.wait(120)
 

@@ -1,4 +1,4 @@
-"""A model that is fast and knows nothing: for checks of what the server does with answers, whatever they say."""
+"""A model that is fast and knows nothing: for checks that do not depend on the answers' text."""
 
 from __future__ import annotations
 

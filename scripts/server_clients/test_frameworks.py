@@ -1,4 +1,4 @@
-"""Frameworks for agents and structures, unchanged but for their base_url. Some of them drop what they do not know."""
+"""Frameworks for agents and structures, unchanged but for their base_url. Some of them drop unknown fields."""
 
 from __future__ import annotations
 

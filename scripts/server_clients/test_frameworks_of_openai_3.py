@@ -1,4 +1,4 @@
-"""Frameworks that ask for openai 3, which others exclude."""
+"""Frameworks that need openai 3, which others exclude."""
 
 from __future__ import annotations
 

@@ -90,7 +90,7 @@ def upstream(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
         command = [python, "-m", package, "--model", request.getfixturevalue("gguf"), "--model_alias", model]
     elif request.param == "vllm":
         model, path, more = str(scorer), ["/health"], vllm_environment(python)
-        # What `vllm serve` runs; the wheel for CPUs has another name than its own script looks for.
+        # The program of `vllm serve`; the wheel for CPUs has another name than its own script looks for.
         command = [python, "-m", "vllm.entrypoints.openai.api_server", "--model", scorer, "--dtype", "float32"]
         command += ["--max-model-len", "1024", "--max-num-seqs", "8", "--enforce-eager"]
     else:
@@ -133,7 +133,7 @@ def front(upstream: Running, tmp_path_factory: pytest.TempPathFactory) -> Front:
 
 
 def vllm_environment(python: Path) -> dict[str, str]:
-    """What vLLM needs on a CPU: its own OpenMP before any other, and a bound on the memory that it takes."""
+    """vLLM's environment on a CPU: its own OpenMP before any other, and a bound on the memory that it takes."""
     return {
         "LD_PRELOAD": str(python.parents[1] / "lib" / "libiomp5.so"),
         "VLLM_CPU_KVCACHE_SPACE": "1",
@@ -149,7 +149,7 @@ def free_port() -> int:
 
 @contextmanager
 def running(command: Sequence[str], said: Path, **more: str) -> Generator[subprocess.Popen[bytes]]:
-    """A process that ends with this, and what it says in a file."""
+    """A process that ends with this, and its output in a file."""
     environment = {"HF_HUB_OFFLINE": "1", **os.environ, "SEMGRAD_GUARD_UPSTREAM_API_KEY": KEY, **more}
     with said.open("wb") as out, subprocess.Popen(command, stdout=out, stderr=out, env=environment) as process:
         try:

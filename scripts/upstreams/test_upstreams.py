@@ -30,7 +30,7 @@ def streamed(text: str) -> list[dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def draft(upstream: Running) -> str:
-    """What the upstream says by itself."""
+    """The upstream's own answer."""
     found = httpx.post(f"{upstream.url}/chat/completions", json=body(upstream), timeout=300)
     return found.raise_for_status().json()["choices"][0]["message"]["content"]
 
