@@ -9,8 +9,8 @@ nothing. `generate` is not a server: one padded batch of as many prompts after t
 
 Other people's servers come from the environment whose Python is --others. `transformers` is `transformers serve` (`make
 check-upstreams` makes such an environment), and `continuous` the same with `--continuous-batching`. `vllm` is the
-program of `vllm serve`, and `vllm-hybridgrad` the same with our plugin (`make check-vllm`). `ray-hybridgrad` is our server
-behind Ray Serve, one replica (`make check-ray`).
+program of `vllm serve`, and `vllm-hybridgrad` the same with our plugin (`make check-vllm`). `ray-hybridgrad` is our
+server behind Ray Serve, one replica (`make check-ray`).
 
 The servers take turns, round by round. Time to the first token is a streamed request's, one client at a time, next to
 `model.stream` in a process of its own ("stream").

@@ -2,7 +2,7 @@
 
     python examples/22_workflow.py [--model smollm2]
 
-The agent waits in the middle of its run: an `InputRequiredEvent` is sent with the draft, and the program around the workflow
+The agent waits in the middle of its run: an `InputRequiredEvent` is sent with the draft, and the calling program
 answers with a `HumanResponseEvent`. The threshold lies between the scores of two questions, for brevity: it promises
 nothing.
 """
