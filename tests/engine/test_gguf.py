@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import struct
 import sys
 from pathlib import Path
 from typing import Any
@@ -231,11 +232,36 @@ def test_a_cut_file_says_how_much_is_missing(file: Path, tmp_path: Path) -> None
     content = file.read_bytes()
     cut = tmp_path / "m.gguf"
     cut.write_bytes(content[:-100])
-    with pytest.raises(ModelNotFoundError, match=r"cut off: it has .* of .* bytes"):
+    with pytest.raises(ModelNotFoundError, match=r"cut off: it has .* of at least .* bytes"):
         LanguageModel.from_pretrained(str(cut))
     cut.write_bytes(b"<html>" + content)
     with pytest.raises(ModelNotFoundError, match="does not begin with the letters GGUF"):
         LanguageModel.from_pretrained(str(cut))
+
+
+HEAD = b"GGUF" + struct.pack("<IQQQ", 3, 0, 1, 1) + b"a"
+
+
+@pytest.mark.parametrize(
+    ("content", "error", "says"),
+    [
+        (HEAD + struct.pack("<IIQ", 9, 4, 2**60), ModelNotFoundError, "cut off"),
+        (HEAD + struct.pack("<IQ", 8, 2**63), ModelNotFoundError, "cut off"),
+        (HEAD + struct.pack("<I", 9) + struct.pack("<IQ", 9, 1) * 20_000, ModelNotFoundError, "damaged"),
+        (HEAD + struct.pack("<I", 99), ModelNotFoundError, "damaged"),
+        (b"GGUF" + struct.pack("<I", 9), UnsupportedModelError, "version 9 of the format"),
+        (b"GGUF", ModelNotFoundError, "cut off"),
+        (b"", ModelNotFoundError, "does not begin with the letters GGUF"),
+    ],
+    ids=["a long array", "a long text", "arrays in arrays", "a type", "a version", "no version", "nothing"],
+)
+def test_counts_and_types_that_make_no_sense_are_refused(
+    content: bytes, error: type[ModelError], says: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "m.gguf"
+    path.write_bytes(content)
+    with pytest.raises(error, match=says):
+        read_header(path)
 
 
 @given(where=st.floats(0, 1, exclude_max=True), other=st.none() | st.binary(min_size=1, max_size=9))
@@ -245,7 +271,7 @@ def test_a_damaged_file_is_refused_by_name_or_read(
 ) -> None:
     """Cut anywhere, it is refused; with other bytes anywhere in its header, no error but ours leaves the reader."""
     content = file.read_bytes()
-    position = int(where * (len(content) if other is None else read_header(file).data_start))
+    position = int(where * (len(content) if other is None else gguf.GGUFReader(file).data_offset))
     damaged = file.with_name("damaged.gguf")
     damaged.write_bytes(content[:position] + (b"" if other is None else other + content[position + len(other) :]))
     header, said = None, ""

@@ -40,7 +40,7 @@ def same(path: Path, expected: Any) -> bool:
 
 def described(architecture: str, **metadata: Any) -> GgufHeader:
     stated = {f"{architecture}.{key.replace('__', '.')}": value for key, value in metadata.items()}
-    return GgufHeader({"general.architecture": architecture, **stated}, (), 0)
+    return GgufHeader({"general.architecture": architecture, **stated})
 
 
 @pytest.mark.parametrize(

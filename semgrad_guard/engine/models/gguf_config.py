@@ -8,14 +8,13 @@ here before the weights are read, and afterwards every number of the file must h
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from math import prod
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
-from semgrad_guard.engine.models.gguf_header import GgufHeader, TensorEntry
+from semgrad_guard.engine.models.gguf_header import GgufHeader
 from semgrad_guard.errors import UnsupportedModelError
 
 _STATED = {
@@ -85,17 +84,16 @@ def _stretch(rope: dict[str, Any], stated: Mapping[str, Any]) -> None:
 
 def divide_frequencies(model: nn.Module, header: GgufHeader, path: Path) -> None:
     """Llama 3.1 and later: the file holds what every rotary frequency is divided by."""
-    entry = next((tensor for tensor in header.tensors if tensor.name == _ROPE_DIVISORS), None)
-    if entry is None or header.metadata["general.architecture"] in _BY_TRANSFORMERS:
+    stored = next((tensor for tensor in header.tensors if tensor.name == _ROPE_DIVISORS), None)
+    if stored is None or header.metadata["general.architecture"] in _BY_TRANSFORMERS:
         return
-    from gguf import GGUFReader, dequantize
+    from gguf import dequantize
 
-    stored = next(tensor for tensor in GGUFReader(path).tensors if tensor.name == _ROPE_DIVISORS)
     divisors = torch.from_numpy(dequantize(stored.data, stored.tensor_type).copy())
     frequencies = [buffer for name, buffer in model.named_buffers() if name.endswith("inv_freq")]
     if not frequencies or any(buffer.shape != divisors.shape for buffer in frequencies):
         raise UnsupportedModelError(
-            f"{str(path)!r} divides {prod(entry.sizes)} rotary frequencies ({_ROPE_DIVISORS}), which this architecture "
+            f"{str(path)!r} divides {stored.n_elements} rotary frequencies ({_ROPE_DIVISORS}), which this architecture "
             "has not; load the folder with safetensors that the file was made from"
         )
     for buffer in frequencies:
@@ -111,12 +109,12 @@ def require_all_read(model: nn.Module, header: GgufHeader, name: str) -> None:
     config: Any = model.config
     tensors = list(_of_the_model(header, int(config.num_hidden_layers), tied=bool(config.tie_word_embeddings)))
     places = {id(value): value.numel() for value in model.state_dict(keep_vars=True).values()}
-    surplus = sum(prod(tensor.sizes) for tensor in tensors) - sum(places.values())
+    surplus = sum(tensor.n_elements for tensor in tensors) - sum(places.values())
     if surplus <= 0:
         return
     left, without = list(places.values()), []
     for tensor in tensors:
-        size = prod(tensor.sizes)
+        size = tensor.n_elements
         left.remove(size) if size in left else without.append(tensor.name)
     raise UnsupportedModelError(
         f"{name!r} holds {surplus:,} numbers that transformers gives no place in {type(model).__name__} "
@@ -125,7 +123,7 @@ def require_all_read(model: nn.Module, header: GgufHeader, name: str) -> None:
     )
 
 
-def _of_the_model(header: GgufHeader, n_layers: int, *, tied: bool) -> Iterator[TensorEntry]:
+def _of_the_model(header: GgufHeader, n_layers: int, *, tied: bool) -> Iterator[Any]:
     """The tensors that make up the causal LM: no second copy of the embedding, no blocks that guess further ahead."""
     for tensor in header.tensors:
         block = tensor.name.split(".")[1] if tensor.name.startswith("blk.") else "0"
