@@ -51,8 +51,7 @@ def decisions(
     """
     if as_csv and as_json:
         raise typer.BadParameter("give --csv or --json, not both")
-    from semgrad_guard.decision_log.database import Database
-    from semgrad_guard.decision_log.places import log_address
+    from semgrad_guard.decision_log.database import Database, log_address
     from semgrad_guard.decision_log.summary import Summary, by_day, parse_since
 
     address, moment = log_address(log), parse_since(since)

@@ -229,8 +229,8 @@ def serve(  # noqa: PLR0913  # a command's options are its arguments
         typer.Option(
             metavar="FOLDER",
             parser=values.path,
-            help="Where decisions are safe until the database has them: a local disk.",
-            show_default="beside the log",
+            help="A folder on a local disk: decisions are safe there until the database has them.",
+            show_default="next to the log",
             rich_help_panel=LOG,
         ),
     ] = None,

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
-from semgrad_guard.decision_log.entries import Decision, Feedback
+from semgrad_guard.decision_log.entries import Decision, Entry, Feedback
 from semgrad_guard.errors import DecisionLogError, InputError, MissingExtraError
 from semgrad_guard.files import make_private, reason, take_back
+from semgrad_guard.folders import state_folder
 
 try:
     import sqlalchemy as sa
@@ -56,24 +58,31 @@ feedback = sa.Table(
 )
 schema = sa.Table("semgrad_guard_schema", sa.MetaData(), sa.Column("version", sa.Integer, primary_key=True))
 
-_LONGEST_WORDS = 300
+_LONGEST_REASON = 300
 
 MIGRATIONS: tuple[Callable[[sa.Connection], None], ...] = (metadata.create_all,)
-"""What brings a database from each version to the next; the first makes the tables."""
+"""The step from each version of the tables to the next; the first makes the tables."""
+
+_KINDS: Mapping[sa.Table, type[Decision] | type[Feedback]] = {decisions: Decision, feedback: Feedback}
+
+E = TypeVar("E", bound=Entry)
 
 
 class Database:
-    """Where the entries end up.
+    """The tables of a log, in SQLite or another database.
+
+    SQLite is in WAL mode with `synchronous=FULL`: a row is on the disk once `add` returns, and readers wait for nobody.
 
     Args:
         url: as SQLAlchemy takes it, or the path of an SQLite file.
+        patience: seconds for which SQLite waits where another program holds the lock.
 
     Raises:
-        InputError: it is no URL that SQLAlchemy knows, or its driver is missing.
+        InputError: SQLAlchemy does not know the URL, or its driver is missing.
     """
 
-    def __init__(self, url: str | Path) -> None:
-        self.url = as_url(url)
+    def __init__(self, url: str | Path, *, patience: float = 10.0) -> None:
+        self.url = _as_url(url)
         try:
             self._engine = sa.create_engine(self.url, pool_pre_ping=True)
         except (sa_exc.ArgumentError, ImportError) as error:
@@ -82,24 +91,68 @@ class Database:
                 "a URL such as postgresql+psycopg://user@host/name"
             ) from error
         if self.url.get_backend_name() == "sqlite":
+            settings = (f"busy_timeout={patience * 1000:.0f}", "journal_mode=WAL", "synchronous=FULL")
             sa_event.listen(self._engine, "do_connect", _protect_sqlite)
-            sa_event.listen(self._engine, "connect", _prepare_sqlite)
+            sa_event.listen(self._engine, "connect", partial(_set_up_sqlite, settings))
         self._ready, self._preparing = False, threading.Lock()
 
-    def add(self, entries: Sequence[Decision | Feedback]) -> None:
-        """Put entries in, in one transaction; those that are there already stay as they are.
+    @property
+    def file(self) -> Path | None:
+        """The file of an SQLite database; None in memory, and for other databases."""
+        return _file_of(self.url.database or "") if self.url.get_backend_name() == "sqlite" else None
+
+    def open(self) -> None:
+        """Make sure that the database can be reached, and that its tables are there.
+
+        Raises:
+            DecisionLogError: the message gives the reason.
+        """
+        with self._transaction():
+            pass
+
+    def add(self, entries: Sequence[Entry]) -> None:
+        """Add entries in one transaction; those that are there already stay as they are.
 
         Raises:
             DecisionLogError: the database cannot be reached, or refuses.
         """
-        rows: Mapping[sa.Table, list[dict[str, Any]]] = {
-            decisions: [_row(entry) for entry in entries if isinstance(entry, Decision)],
-            feedback: [_row(entry) for entry in entries if isinstance(entry, Feedback)],
-        }
         with self._transaction() as connection:
-            for table, own in rows.items():
-                if own:
-                    connection.execute(self._insert(table), own)
+            for table, kind in _KINDS.items():
+                if rows := [_row(entry) for entry in entries if isinstance(entry, kind)]:
+                    connection.execute(self._insert(table), rows)
+
+    def oldest(self, limit: int) -> list[Entry]:
+        """The first entries of an SQLite file that is a journal, in the order in which they were added to each table.
+
+        Raises:
+            DecisionLogError: the file cannot be read.
+        """
+        entries: list[Entry] = []
+        with self._transaction() as connection:
+            for table, kind in _KINDS.items():
+                query = sa.select(table).order_by(sa.text("rowid")).limit(limit - len(entries))
+                entries += [_entry(kind, row) for row in connection.execute(query).mappings()]
+        return entries
+
+    def remove(self, entries: Sequence[Entry]) -> None:
+        """Remove entries.
+
+        Raises:
+            DecisionLogError: the database cannot be reached.
+        """
+        with self._transaction() as connection:
+            for table, kind in _KINDS.items():
+                ids = [entry.id for entry in entries if isinstance(entry, kind)]
+                connection.execute(sa.delete(table).where(table.c.id.in_(ids)))
+
+    def count(self) -> int:
+        """How many entries there are.
+
+        Raises:
+            DecisionLogError: the database cannot be reached.
+        """
+        with self._transaction() as connection:
+            return sum(connection.scalar(sa.select(sa.func.count()).select_from(table)) or 0 for table in _KINDS)
 
     def decisions(
         self,
@@ -110,13 +163,13 @@ class Database:
         limit: int | None = None,
         before: str | None = None,
     ) -> list[tuple[Decision, Feedback | None]]:
-        """Decisions, the latest first, each with what was last said of it.
+        """Decisions, the latest first, each with the latest feedback on it.
 
         Args:
-            since, until: from the first, up to and without the second.
-            action: only those of which this became (see `Decision.delivery`).
-            limit: so many at most.
-            before: only those that come after the decision of this id in this order.
+            since, until: from the first time, and before the second.
+            action: only decisions with this `Decision.delivery`.
+            limit: at most so many.
+            before: only decisions that come after the decision of this id in this order.
 
         Raises:
             DecisionLogError: the database cannot be reached.
@@ -129,6 +182,7 @@ class Database:
         if action is not None:
             enforced = sa.and_(decisions.c.enforced, decisions.c.action == action)
             query = query.where(sa.or_(enforced, sa.not_(decisions.c.enforced)) if action == "answer" else enforced)
+        graded: dict[str, Feedback] = {}
         with self._transaction() as connection:
             if before is not None:
                 last = connection.execute(sa.select(decisions.c.at).where(decisions.c.id == before)).scalar()
@@ -136,18 +190,13 @@ class Database:
                     return []
                 place = sa.tuple_(decisions.c.at, decisions.c.id)
                 query = query.where(place < sa.tuple_(sa.literal(last), sa.literal(before)))
-            found = connection.execute(query if limit is None else query.limit(limit)).mappings().all()
-            said = self._said(connection, [row["id"] for row in found])
-        return [(_decision(dict(row)), said.get(row["id"])) for row in found]
-
-    def open(self) -> None:
-        """Make sure that it can be reached, and that its tables are there.
-
-        Raises:
-            DecisionLogError: one of both fails; the message says why.
-        """
-        with self._transaction():
-            pass
+            rows = connection.execute(query if limit is None else query.limit(limit)).mappings().all()
+            ids = [row["id"] for row in rows]
+            for start in range(0, len(ids), 500):  # databases limit the parameters of a query
+                some = feedback.c.decision_id.in_(ids[start : start + 500])
+                for row in connection.execute(sa.select(feedback).where(some).order_by(feedback.c.at)).mappings():
+                    graded[row["decision_id"]] = _entry(Feedback, row)
+        return [(_entry(Decision, row), graded.get(row["id"])) for row in rows]
 
     def has(self, decision_id: str) -> bool:
         """Whether there is a decision of this id.
@@ -160,7 +209,7 @@ class Database:
             return connection.execute(query).first() is not None
 
     def forget(self, before: datetime) -> int:
-        """Delete decisions before a time, and what was said of them; how many decisions there were.
+        """Delete decisions before a time, and feedback on them; how many decisions there were.
 
         Raises:
             DecisionLogError: the database cannot be reached.
@@ -172,87 +221,75 @@ class Database:
             return connection.execute(sa.delete(decisions).where(old)).rowcount
 
     def close(self) -> None:
-        """Let go of all connections."""
+        """Close all connections."""
         self._engine.dispose()
 
-    def _said(self, connection: sa.Connection, ids: Sequence[str]) -> dict[str, Feedback]:
-        found: dict[str, Feedback] = {}
-        for start in range(0, len(ids), 500):
-            some = feedback.c.decision_id.in_(ids[start : start + 500])
-            for row in connection.execute(sa.select(feedback).where(some).order_by(feedback.c.at)).mappings():
-                found[row["decision_id"]] = Feedback.model_validate({**row, "at": _time(row["at"])})
-        return found
+    @contextmanager
+    def _transaction(self) -> Generator[sa.Connection]:
+        """One transaction, on tables that are up to date.
 
-    def _transaction(self) -> _Transaction:
-        return _Transaction(self._engine, self.url, self._prepare)
+        Raises:
+            DecisionLogError: it failed.
+        """
+        began = False
+        try:
+            self._prepare()
+            with self._engine.begin() as connection:
+                began = True
+                yield connection
+        except sa_exc.SQLAlchemyError as error:
+            # A driver's text may quote rows, and rows may hold questions and answers.
+            why = "" if began else f": {_reason(error, self.url)}"
+            hint = "Is there room?" if began else "Check the address, the user, the password and the database's name"
+            raise DecisionLogError(
+                f"the decision log at {self.url.render_as_string()} cannot be used ({type(error).__name__}{why}). "
+                f"{hint}"
+            ) from error
 
     def _prepare(self) -> None:
         """Bring the tables up to date, before the first transaction of this process."""
         with self._preparing:
             if not self._ready:
                 try:
-                    self._migrated()
+                    self._migrate()
                 except (sa_exc.OperationalError, sa_exc.ProgrammingError, sa_exc.IntegrityError):
-                    self._migrated()  # another process has made the same tables at the same moment
+                    self._migrate()  # another process has made the same tables at the same moment
                 self._ready = True
 
-    def _migrated(self) -> None:
+    def _migrate(self) -> None:
+        """Bring the tables up to date.
+
+        Raises:
+            DecisionLogError: a newer version has written them.
+        """
         with self._engine.begin() as connection:
-            _migrate(connection)
+            schema.create(connection, checkfirst=True)
+            version = connection.execute(sa.select(sa.func.max(schema.c.version))).scalar() or 0
+            if version > len(MIGRATIONS):
+                raise DecisionLogError(
+                    f"the decision log was written by a newer version (schema {version}, known: {len(MIGRATIONS)}); "
+                    "update semgrad-guard"
+                )
+            for number in range(version, len(MIGRATIONS)):
+                MIGRATIONS[number](connection)
+                connection.execute(sa.insert(schema).values(version=number + 1))
 
     def _insert(self, table: sa.Table) -> Any:
-        """An insert that leaves alone what is there: a journal may be read twice."""
-        if self.url.get_backend_name() == "postgresql":
-            return postgresql.insert(table).on_conflict_do_nothing()
-        if self.url.get_backend_name() == "sqlite":
-            return sqlite.insert(table).on_conflict_do_nothing()
+        """An insert that leaves alone what is there: an entry may be brought over from the journal twice."""
+        dialects: dict[str, Any] = {"postgresql": postgresql, "sqlite": sqlite}
+        if (dialect := dialects.get(self.url.get_backend_name())) is not None:
+            return dialect.insert(table).on_conflict_do_nothing()
         return sa.insert(table)
 
 
-class _Transaction:
-    """One transaction on a database whose tables are there; what goes wrong is a `DecisionLogError`."""
-
-    def __init__(self, engine: sa.Engine, url: sa.URL, prepare: Callable[[], None]) -> None:
-        self._engine, self._url, self._prepare = engine, url, prepare
-        self._open: Any = None
-
-    def __enter__(self) -> sa.Connection:
-        try:
-            self._prepare()
-            self._open = self._engine.begin()
-            return self._open.__enter__()
-        except sa_exc.SQLAlchemyError as error:
-            raise self._error(error, why=_words(error, self._url)) from error
-
-    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
-        try:
-            self._open.__exit__(kind, error, trace)
-        except sa_exc.SQLAlchemyError as failed:
-            raise self._error(failed) from failed
-        if isinstance(error, sa_exc.SQLAlchemyError):
-            raise self._error(error) from error
-
-    def _error(self, error: Exception, *, why: str = "") -> DecisionLogError:
-        """Without the driver's words once rows are on their way: they may hold a question or an answer."""
-        kind = type(error).__name__
-        hint = "Check the address, the user, the password and the database's name" if why else "Is there room?"
-        return DecisionLogError(
-            f"the decision log at {self._url.render_as_string()} cannot be used ({kind}{why and ': '}{why}). {hint}"
-        )
+def log_address(given: str | None) -> str | Path:
+    """The URL or the file of a decision log; the default file where none is given."""
+    if given is not None:
+        return given if "://" in given else Path(given)
+    return state_folder(otherwise="Name a file: --log decisions.db") / "decisions.db"
 
 
-def _words(error: sa_exc.SQLAlchemyError, url: sa.URL) -> str:
-    """Why a database could not be opened, in its driver's words, in one line and without the password."""
-    said = " ".join(str(getattr(error, "orig", None) or error).split())
-    return (said.replace(str(url.password), "***") if url.password else said)[:_LONGEST_WORDS]
-
-
-def as_url(url: str | Path) -> sa.URL:
-    """A URL, or the path of an SQLite file as one.
-
-    Raises:
-        InputError: it is neither.
-    """
+def _as_url(url: str | Path) -> sa.URL:
     if isinstance(url, str) and "://" in url:
         try:
             return sa.make_url(url)
@@ -261,40 +298,33 @@ def as_url(url: str | Path) -> sa.URL:
     return sa.URL.create("sqlite", database=str(Path(url).expanduser().resolve()))
 
 
-def _migrate(connection: sa.Connection) -> None:
-    """Bring the tables up to date.
-
-    Raises:
-        DecisionLogError: a newer version has written them.
-    """
-    schema.create(connection, checkfirst=True)
-    version = connection.execute(sa.select(sa.func.max(schema.c.version))).scalar() or 0
-    if version > len(MIGRATIONS):
-        raise DecisionLogError(
-            f"the decision log was written by a newer version (schema {version}, known: {len(MIGRATIONS)}); update "
-            "semgrad-guard"
-        )
-    for number in range(version, len(MIGRATIONS)):
-        MIGRATIONS[number](connection)
-        connection.execute(sa.insert(schema).values(version=number + 1))
+def _reason(error: sa_exc.SQLAlchemyError, url: sa.URL) -> str:
+    """The driver's text about a database that cannot be opened, in one line and without the password."""
+    text = " ".join(str(getattr(error, "orig", None) or error).split())
+    return (text.replace(str(url.password), "***") if url.password else text)[:_LONGEST_REASON]
 
 
-def _protect_sqlite(_: object, __: object, given: Sequence[Any], ___: object) -> None:
-    """Before a file is opened: only its owner can read it. SQLite gives the files beside it the same rights.
-
-    Raises:
-        DecisionLogError: others can read it, and go on to.
-    """
-    name = str(given[0])
+def _file_of(name: str) -> Path | None:
+    """The file that SQLite opens under a name; None for a database in memory."""
     if name in ("", ":memory:"):
+        return None
+    return Path(urlsplit(name).path if name.startswith("file:") else name)
+
+
+def _protect_sqlite(_: object, __: object, arguments: Sequence[Any], ___: object) -> None:
+    """Before a file is opened: only its owner can read it. SQLite gives its own files next to it the same rights.
+
+    Raises:
+        DecisionLogError: others can read it, and their rights cannot be taken back.
+    """
+    if (path := _file_of(str(arguments[0]))) is None:
         return
-    path = Path(urlsplit(name).path if name.startswith("file:") else name)
-    with suppress(OSError):  # SQLite itself says why a file cannot be opened
+    with suppress(OSError):  # SQLite itself gives the reason why a file cannot be opened
         make_private(path)
     try:
-        for each in (path, *(Path(f"{path}-{kind}") for kind in ("wal", "shm", "journal"))):
-            if each.exists():
-                take_back(each)
+        for file in (path, *(Path(f"{path}-{kind}") for kind in ("wal", "shm", "journal"))):
+            if file.exists():
+                take_back(file)
     except OSError as error:
         raise DecisionLogError(
             f"the decision log at {path} can be read by others, and their rights cannot be taken back: "
@@ -302,20 +332,16 @@ def _protect_sqlite(_: object, __: object, given: Sequence[Any], ___: object) ->
         ) from error
 
 
-def _prepare_sqlite(connection: Any, _: object) -> None:
+def _set_up_sqlite(settings: Sequence[str], connection: Any, _: object) -> None:
     cursor = connection.cursor()
-    for setting in ("journal_mode=WAL", "synchronous=FULL", "busy_timeout=10000"):
+    for setting in settings:
         cursor.execute(f"PRAGMA {setting}")
     cursor.close()
 
 
-def _row(entry: Decision | Feedback) -> dict[str, Any]:
+def _row(entry: Entry) -> dict[str, Any]:
     return {**entry.model_dump(exclude={"kind"}), "at": entry.at.timestamp()}
 
 
-def _decision(row: dict[Any, Any]) -> Decision:
-    return Decision.model_validate({**row, "at": _time(row["at"])})
-
-
-def _time(seconds: float) -> datetime:
-    return datetime.fromtimestamp(seconds, UTC)
+def _entry(kind: type[E], row: Mapping[Any, Any]) -> E:
+    return kind.model_validate({**row, "at": datetime.fromtimestamp(row["at"], UTC)})

@@ -1,25 +1,33 @@
-"""`DecisionLog`: writes decisions to a journal, and brings them from there into a database."""
+"""`DecisionLog`: every decision is a row on the disk before its id is given out."""
 
 from __future__ import annotations
 
 import logging
 import threading
+import time
+from concurrent.futures import Future
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from semgrad_guard.decision_log.database import Database
-from semgrad_guard.decision_log.entries import Decision, Feedback, Sampling
-from semgrad_guard.decision_log.journal import Journal, Segment
-from semgrad_guard.decision_log.sink import Facts
+from semgrad_guard.decision_log.entries import Decision, Entry, Facts, Feedback, Sampling
 from semgrad_guard.errors import DecisionLogError, InputError
+from semgrad_guard.files import reason, take_back
 from semgrad_guard.records import Verdict
 
 logger = logging.getLogger("semgrad_guard.decision_log")
 
+_PATIENCE = 0.25
+"""Seconds that a decision waits for a locked SQLite file before it goes to the journal."""
 _RETRY = 2.0
-"""Seconds until the database is tried again."""
-_SWEEP = 3600.0
-"""Seconds between two looks for what is too old."""
+"""Seconds until a database that is away is tried again."""
+_ROUND = 3600.0
+"""Seconds between two looks for old decisions, and for a journal that an ended process left."""
+_GATHER = 0.05
+"""Seconds for which entries gather in the journal, so that several share the transactions that move them."""
+_JOURNAL = "journal.db"
+_AT_ONCE = 500
+"""Entries that are brought from the journal into the database in one transaction."""
 
 
 class DecisionLog:
@@ -28,14 +36,19 @@ class DecisionLog:
         log = DecisionLog("decisions.db")
         guard = Guard(model, policy, log=log)
 
-    A decision is on the disk before `write` returns its id: what a killed process leaves in the journal is taken up by
-    the next one. Where the journal cannot be written, answers go on without an id, and an error is logged. The database
-    may be away for any time. Thread-safe; several processes may share one.
+    A decision is on the disk before `write` returns its id, so that a killed process loses none. An SQLite file takes
+    decisions itself. In front of another database there is a journal, which is an SQLite file on this machine: a thread
+    brings its entries into the database, which may be away for any time.
+
+    The journal also takes the decisions of an SQLite file that another program has locked. Without it, an answer would
+    wait for that program, or have no id; with it, the first decision under a lock takes 0.3 s and the others as long as
+    without a lock. Where neither can be written, answers are delivered without an id, and an error is logged: a guard
+    that stops because a disk is full would be worse than a gap that is counted. Thread-safe; processes may share a log.
 
     Args:
         url: the path of an SQLite file, or a URL as SQLAlchemy takes it ("postgresql+psycopg://user@host/name").
-        journal: a folder for the journal, on a local disk; default: "NAME.journal" beside an SQLite file.
-        text: also write down questions and delivered answers; withheld ones never.
+        journal: a folder for the journal, on a local disk; default: next to an SQLite file.
+        text: also write questions and delivered answers; withheld ones never.
         keep: delete decisions that are older than this.
 
     Raises:
@@ -52,29 +65,27 @@ class DecisionLog:
         text: bool = False,
         keep: timedelta | None = None,
     ) -> None:
-        self.database = Database(url)
-        if journal is None:
-            if self.database.url.get_backend_name() != "sqlite" or not self.database.url.database:
-                raise InputError("a decision log in a database needs journal=..., a folder on a local disk")
-            journal = Path(f"{self.database.url.database}.journal")
+        self.database = Database(url, patience=_PATIENCE)
+        self._is_sqlite = self.database.file is not None
+        self._journal_file = _journal_file(journal, self.database.file)
+        self._journal = Database(self._journal_file)
+        self._store = self.database if self._is_sqlite else self._journal
         self.text, self._keep = text, keep
         self.failures = 0
-        self._journal = Journal(journal)
-        self._taken: dict[Path, int] = {}
-        self._pending = 0
-        self._wake = threading.Condition()
-        self._rounds, self._closed, self._asked = 0, False, True
-        self._opened, self._said = False, ""
+        self._queue, self._writing = list[tuple[Entry, Future[None]]](), threading.Lock()
+        self._changed = threading.Condition()
+        self._pending, self._rounds, self._due, self._closed = 0, 0, True, False
+        self._swept, self._problem = 0.0, ""
         self._thread = threading.Thread(target=self._run, daemon=True, name="semgrad-guard-log")
         self._thread.start()
 
     @property
     def pending(self) -> int:
-        """How many entries of this process are safe, and not yet in the database."""
+        """How many entries are safe in the journal, and not yet in the database."""
         return self._pending
 
     def write(self, verdict: Verdict, *, seconds: float | None = None, facts: Facts | None = None) -> str | None:
-        """Write one decision down, and return its id once it is on the disk; None where that failed."""
+        """Write one decision, and return its id once it is on the disk; None where that failed."""
         entry = Decision.of(verdict, seconds=seconds, facts=facts or Facts(), text=self.text)
         try:
             self._put(entry)
@@ -87,34 +98,34 @@ class DecisionLog:
     def feedback(
         self, decision_id: str, *, right: bool, sampling: Sampling = "user", grader: str | None = None
     ) -> Feedback:
-        """Write down whether a delivered answer was right, and how it came to be graded.
+        """Write whether a delivered answer was right, and why it was graded.
 
         Raises:
             InputError: there is no such decision.
-            DecisionLogError: it cannot be looked up, or written down.
+            DecisionLogError: the decision cannot be looked up, or the feedback cannot be written.
         """
-        self.flush()
-        if not self.database.has(decision_id):
+        waits = self._pending > 0 and self._journal.has(decision_id)  # first: entries go from there to the database
+        if not waits and not self.database.has(decision_id):
             raise InputError("there is no decision of this id in the log")
         entry = Feedback.of(decision_id, right=right, sampling=sampling, grader=grader)
         self._put(entry)
         return entry
 
     def flush(self, *, timeout: float = 10.0) -> bool:
-        """Bring what is in the journal into the database; whether that was done in time."""
-        with self._wake:
+        """Bring the journal's entries into the database; whether that was done in time."""
+        with self._changed:
             aim = self._rounds + 2  # a round that has begun may have missed the last entry
-            self._asked = True
-            self._wake.notify_all()
-            return self._wake.wait_for(lambda: self._rounds >= aim or self._pending == 0, timeout) or False
+            self._due = True
+            self._changed.notify_all()
+            return self._changed.wait_for(lambda: self._rounds >= aim or self._pending == 0, timeout) or False
 
     def close(self) -> None:
-        """Write what waits, bring it into the database if that is there, and stop."""
-        self._journal.close()
-        with self._wake:
-            self._closed = self._asked = True
-            self._wake.notify_all()
+        """Bring the journal's entries into the database if it is there, and stop."""
+        with self._changed:
+            self._closed = self._due = True
+            self._changed.notify_all()
         self._thread.join()
+        self._journal.close()
         self.database.close()
 
     def __enter__(self) -> DecisionLog:
@@ -123,97 +134,121 @@ class DecisionLog:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _put(self, entry: Decision | Feedback) -> None:
-        with self._wake:
-            self._pending += 1  # first: its line may be in the database before anybody here goes on
+    def _put(self, entry: Entry) -> None:
+        """Return once an entry is on the disk. Entries that come together are written in one transaction.
+
+        Raises:
+            DecisionLogError: it is not.
+        """
+        done = Future[None]()
+        with self._changed:
+            if self._closed:
+                raise DecisionLogError("the decision log is closed")
+            self._queue.append((entry, done))
+        with self._writing:
+            if not done.done():  # the thread before this one has not written this entry with its own
+                self._write_queue()
+        done.result()
+
+    def _write_queue(self) -> None:
+        with self._changed:
+            batch, self._queue = self._queue, []
+        problem: DecisionLogError | None = DecisionLogError("writing was interrupted")
         try:
-            self._journal.write([entry])
-        except DecisionLogError:
-            with self._wake:
-                self._pending -= 1
-            raise
-        with self._wake:
-            self._asked = True
-            self._wake.notify_all()
+            self._add([entry for entry, _ in batch])
+            problem = None
+        except DecisionLogError as error:
+            problem = error
+        finally:
+            for _, done in batch:
+                if problem is None:
+                    done.set_result(None)
+                else:
+                    done.set_exception(problem)
+
+    def _add(self, entries: list[Entry]) -> None:
+        """Add entries to an SQLite file, or to the journal; to the journal also as long as it holds earlier ones."""
+        if self._store is self.database:
+            try:
+                self.database.add(entries)
+            except DecisionLogError:
+                self._store = self._journal
+            else:
+                return
+        self._journal.add(entries)
+        with self._changed:
+            self._pending += len(entries)
+            self._due = True
+            self._changed.notify_all()
 
     # From the journal into the database, in a thread of its own.
 
     def _run(self) -> None:
-        swept = 0.0
-        while True:
-            with self._wake:
-                self._wake.wait_for(lambda: self._asked, None)
-                self._asked, last = False, self._closed
-            done = self._try(last=last)
-            if done and self._keep is not None and datetime.now(UTC).timestamp() - swept > _SWEEP:
-                done, swept = self._sweep(), datetime.now(UTC).timestamp()
-            with self._wake:
+        last = False
+        while not last:
+            with self._changed:
+                self._changed.wait_for(lambda: self._due, _ROUND)
+                self._changed.wait_for(lambda: self._closed, _GATHER)
+                self._due, last = False, self._closed
+            done = self._round()
+            with self._changed:
                 self._rounds += done
-                self._wake.notify_all()
-                if last:
-                    break
-                if not done:
-                    self._wake.wait_for(lambda: self._closed, _RETRY)
-                    self._asked = True
-        for segment in (*self._journal.full, *([self._journal.current] if self._journal.current else [])):
-            segment.release()
+                self._changed.notify_all()
+                if not done and not last:
+                    self._changed.wait_for(lambda: self._closed, _RETRY)
+                    self._due = True
 
-    def _try(self, *, last: bool) -> bool:
-        """One round: everything that is whole; whether it went well. The first one tells whether the database is there.
+    def _round(self) -> bool:
+        """Bring everything up to date; whether that worked. A problem is logged once, and once more when it is over.
 
-        What goes wrong is told once, and again when it is over.
+        The first round shows whether the database is there, before there is a decision.
         """
         try:
-            if not self._opened:
+            if not self._rounds:
                 self.database.open()
-                self._opened = True
-            for segment in self._journal.orphans():
-                self._take_over(segment)
-            for segment in list(self._journal.full):
-                self._fill(segment)
-                self._journal.full.remove(segment)
-                self._taken.pop(segment.path, None)
-                segment.remove()
-            current = self._journal.current
-            if current is not None:
-                self._fill(current)
-                if last:
-                    current.remove()
-        except (DecisionLogError, OSError) as error:
-            if self._said != str(error):
-                logger.error("the decision log is not up to date, and is tried again every 2 s: %s", error)
-            self._said = str(error)
-            return False
-        if self._said:
-            logger.warning("the decision log is up to date again")
-            self._said = ""
-        return True
-
-    def _take_over(self, segment: Segment) -> None:
-        """Bring what another process has left behind into the database."""
-        try:
-            found, _ = segment.entries()
-            self.database.add(found)
-        except BaseException:
-            segment.lock.release()
-            raise
-        logger.warning("%d entries of a process that is gone were taken over", len(found))
-        segment.remove()
-
-    def _fill(self, segment: Segment) -> None:
-        """Bring the new entries of a segment of ours into the database."""
-        found, end = segment.entries(self._taken.get(segment.path, 0))
-        if found:
-            self.database.add(found)
-        self._taken[segment.path] = end
-        with self._wake:
-            self._pending -= len(found)
-
-    def _sweep(self) -> bool:
-        try:
-            if self._keep is not None:
+            if self._store is self._journal or self._journal_file.exists():
+                self._forward()
+            now = time.time()
+            if self._keep is not None and now - self._swept > _ROUND:
                 self.database.forget(datetime.now(UTC) - self._keep)
+                self._swept = now
         except DecisionLogError as error:
-            logger.error("old decisions could not be deleted: %s", error)
+            if self._problem != str(error):
+                logger.error("the decision log is not up to date, and is tried again every 2 s: %s", error)
+            self._problem = str(error)
             return False
+        if self._problem:
+            logger.warning("the decision log is up to date again")
+            self._problem = ""
         return True
+
+    def _forward(self) -> None:
+        """Bring the journal's entries into the database: this process's, and those that an ended one has left."""
+        while entries := self._journal.oldest(_AT_ONCE):
+            self.database.add(entries)
+            self._journal.remove(entries)
+        with self._writing:
+            self._pending = self._journal.count()
+            if self._is_sqlite and not self._pending:
+                self._store = self.database
+
+
+def _journal_file(folder: Path | None, log: Path | None) -> Path:
+    """The journal in its folder, which is made; without a folder, next to the SQLite file of a log.
+
+    Raises:
+        InputError: there is neither.
+        DecisionLogError: the folder cannot be made.
+    """
+    if folder is None and log is None:
+        raise InputError("a decision log in a database needs journal=..., a folder on a local disk")
+    file = Path(f"{log}.waiting") if folder is None else folder / _JOURNAL
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        if folder is not None and all(path.name.startswith(_JOURNAL) for path in folder.iterdir()):
+            take_back(folder)  # unless it holds other files as well
+    except OSError as error:
+        raise DecisionLogError(
+            f"the journal cannot be kept in {file.parent}: {reason(error)}; choose another folder"
+        ) from error
+    return file

@@ -1,26 +1,50 @@
-"""The rows of a decision log: decisions and feedback on them. Plain data; nothing of an answer that was withheld."""
+"""The rows of a decision log: decisions, and feedback on them. Plain data; nothing of a withheld answer."""
 
 from __future__ import annotations
 
 import secrets
+from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Annotated, Literal
+from typing import Literal, Protocol
 
-from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, TypeAdapter
+from pydantic import AwareDatetime, BaseModel, ConfigDict
 
-from semgrad_guard.decision_log.sink import Facts
 from semgrad_guard.records import Action, Status, Verdict, delivery_of
 
 Sampling = Literal["user", "random", "all", "uncertain"]
-"""How an answer came to be graded: somebody chose to; drawn at random; all were; because it was uncertain."""
+"""Why an answer was graded: a user chose to; it was drawn at random; all answers were; it was uncertain."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Facts:
+    """Facts about a decision that its verdict does not have.
+
+    `request_id` names the request, `served` is the name of the model in the request. Only a log that keeps text has the
+    `question`.
+    """
+
+    request_id: str | None = None
+    served: str | None = None
+    question: str | None = None
+
+
+class DecisionSink(Protocol):
+    """A log of decisions, as the guard knows it. Called from any thread."""
+
+    def write(self, verdict: Verdict, *, seconds: float | None = None, facts: Facts | None = None) -> str | None:
+        """Write one decision, which took `seconds`, and return its id once it is on the disk.
+
+        None where it could not be written: answers are delivered all the same.
+        """
+        ...
 
 
 class Decision(BaseModel):
     """One decision. `at` is UTC, `seconds` is the time from the call to the decision. Without `enforced`, `action` is
-    advice: `delivery` is what became of the answer.
+    advice, and `delivery` is what happened to the answer.
 
-    `delivered` and `question` are texts, which only a log that keeps text has; `delivered` is what went out, never a
-    withheld draft. `tokens` are those that were scored of a delivered answer.
+    `delivered` and `question` are texts, which only a log that keeps text has; `delivered` is the text that was sent,
+    never a withheld draft. `tokens` counts the scored tokens of a delivered answer.
     """
 
     model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False)
@@ -51,18 +75,18 @@ class Decision(BaseModel):
 
     @property
     def delivery(self) -> Action:
-        """What became of the answer."""
+        """What happened to the answer."""
         return delivery_of(self.action, enforced=self.enforced)
 
     @property
     def shows_draft(self) -> bool:
-        """Whether what was delivered is the answer that the score belongs to."""
+        """Whether the delivered text is the answer that the score belongs to."""
         return self.escalated_to is None and self.delivery == "answer"
 
     def without_score(self) -> Decision:
-        """The decision without what its draft tells: the score, what follows from it, and the times it took."""
-        untold = ("uncertainty", "confidence", "reason", "drift", "tokens", "seconds", "scoring_ms")
-        return self.model_copy(update={"status": "unscored", **dict.fromkeys(untold)})
+        """The decision without the score of its draft, and without the fields that depend on the draft."""
+        hidden = ("uncertainty", "confidence", "reason", "drift", "tokens", "seconds", "scoring_ms")
+        return self.model_copy(update={"status": "unscored", **dict.fromkeys(hidden)})
 
     @classmethod
     def of(cls, verdict: Verdict, *, seconds: float | None, facts: Facts, text: bool) -> Decision:
@@ -94,7 +118,7 @@ class Decision(BaseModel):
 
 
 class Feedback(BaseModel):
-    """Whether a delivered answer was right, and how it came to be graded. What is said last counts."""
+    """Whether a delivered answer was right, and why it was graded. The latest feedback counts."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
@@ -119,19 +143,9 @@ class Feedback(BaseModel):
         )
 
 
-Entry = Annotated[Decision | Feedback, Field(discriminator="kind")]
-_ENTRY: TypeAdapter[Decision | Feedback] = TypeAdapter(Entry)
-
-
-def read_entry(line: bytes) -> Decision | Feedback:
-    """An entry as a line of a journal holds it.
-
-    Raises:
-        ValueError: the line is none.
-    """
-    return _ENTRY.validate_json(line)
+Entry = Decision | Feedback
 
 
 def _writable(text: str | None) -> str | None:
-    """A text as every database takes it: no null characters, no halves of characters."""
+    """A text without null characters and halves of characters, which databases refuse."""
     return None if text is None else text.replace("\0", "\ufffd").encode("utf-8", "replace").decode()

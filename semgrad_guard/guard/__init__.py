@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from semgrad_guard.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from semgrad_guard.decision_log.sink import DecisionSink as DecisionSink
+    from semgrad_guard.decision_log.entries import DecisionSink as DecisionSink
     from semgrad_guard.engine.interruption import Stop as Stop
     from semgrad_guard.engine.interruption import current_stop as current_stop
     from semgrad_guard.engine.interruption import stopping as stopping

@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, 
 from typing import Any, cast
 
 from semgrad_guard.calibration import Binding, DriftMonitor
-from semgrad_guard.decision_log.sink import DecisionSink
+from semgrad_guard.decision_log.entries import DecisionSink
 from semgrad_guard.engine.generation.generation import Generation
 from semgrad_guard.engine.generation.options import GenerationOptions, knows_its_options
 from semgrad_guard.engine.language_model import LanguageModel

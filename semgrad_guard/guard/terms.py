@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, cast
 
 from semgrad_guard.calibration import DriftMonitor
-from semgrad_guard.decision_log.sink import DecisionSink
+from semgrad_guard.decision_log.entries import DecisionSink
 from semgrad_guard.engine.interruption import Stop
 from semgrad_guard.errors import InputError
 from semgrad_guard.guard.modes import ABSTAIN_MESSAGE, Mode, require_mode, withholds

@@ -15,13 +15,14 @@ from typing import TYPE_CHECKING, TypeVar
 from fastapi import FastAPI
 
 from semgrad_guard.calibration import DriftMonitor
+from semgrad_guard.decision_log.database import log_address
 from semgrad_guard.decision_log.decision_log import DecisionLog
-from semgrad_guard.decision_log.places import journal_folder, log_address
 from semgrad_guard.engine import model_threads
 from semgrad_guard.engine.generation.options import GenerationOptions
 from semgrad_guard.engine.language_model import LanguageModel
 from semgrad_guard.engine.replay.memory_budget import Memory
 from semgrad_guard.errors import InputError
+from semgrad_guard.folders import state_folder
 from semgrad_guard.guard import Answerer, Policy, Terms
 from semgrad_guard.guard.policy import lets_every_score_through
 from semgrad_guard.loading import ModelSource, load_estimator, load_policy, pocket_policy
@@ -225,8 +226,10 @@ def _evaluations() -> Evaluations | None:
 
 
 def _open_log(settings: ServerSettings) -> DecisionLog:
-    address = log_address(settings.log)
+    address, journal = log_address(settings.log), settings.journal
     if isinstance(address, Path):
         address.parent.mkdir(parents=True, exist_ok=True)
+    elif journal is None and not address.startswith("sqlite"):
+        journal = state_folder(otherwise="Name a folder: --journal FOLDER") / "journal"
     keep = None if settings.keep_log is None else timedelta(days=settings.keep_log)
-    return DecisionLog(address, journal=journal_folder(address, settings.journal), text=settings.log_text, keep=keep)
+    return DecisionLog(address, journal=journal, text=settings.log_text, keep=keep)

@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, StrictStr, ValidationError
 
 from semgrad_guard.adapters.answer_form import AnswerForm
 from semgrad_guard.adapters.reasoning import tells_reasoning
-from semgrad_guard.decision_log.sink import Facts
+from semgrad_guard.decision_log.entries import Facts
 from semgrad_guard.errors import InputError, LowConfidenceError
 from semgrad_guard.guard import Draft, Outcome, arun
 from semgrad_guard.records import Message, Verdict

@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from semgrad_guard.calibration.curve import risk_curve
-from semgrad_guard.decision_log.sink import DecisionSink, Facts
+from semgrad_guard.decision_log.entries import DecisionSink, Facts
 from semgrad_guard.decision_log.summary import Summary, by_day, parse_since
 from semgrad_guard.engine.generation.options import GenerationOptions
 from semgrad_guard.engine.interruption import Stop

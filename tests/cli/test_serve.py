@@ -18,7 +18,7 @@ pytest.importorskip("fastapi", reason="the extra `serve` is not installed")
 import httpx
 
 from semgrad_guard.decision_log.decision_log import DecisionLog
-from semgrad_guard.decision_log.sink import Facts
+from semgrad_guard.decision_log.entries import Facts
 from semgrad_guard.records import Verdict
 from tests.steps import LIMIT
 

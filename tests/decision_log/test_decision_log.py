@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
+import sqlite3
 import stat
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -23,8 +24,7 @@ pytest.importorskip("sqlalchemy", reason="the extra `log` is not installed")
 
 from semgrad_guard.decision_log.database import Database
 from semgrad_guard.decision_log.decision_log import DecisionLog
-from semgrad_guard.decision_log.entries import Decision
-from semgrad_guard.decision_log.sink import Facts
+from semgrad_guard.decision_log.entries import Decision, Facts
 from semgrad_guard.decision_log.summary import Summary, by_day, parse_since
 from tests.ports import free_port
 from tests.steps import LIMIT
@@ -62,7 +62,7 @@ def test_a_decision_is_a_row(tmp_path: Path) -> None:
     everything = b"".join(path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())
     assert b"secret" not in everything
     assert b"an answer" not in everything
-    assert not list((tmp_path / "log.db.journal").glob("*.jsonl"))  # all of it is in the database
+    assert [path.name for path in tmp_path.iterdir()] == ["log.db"]  # there was no need of a journal
 
 
 def test_texts_only_where_they_are_asked_for_and_drafts_never(tmp_path: Path) -> None:
@@ -99,9 +99,10 @@ async def test_on_the_event_loop_too(tmp_path: Path, language_model: LanguageMod
 
 KILLED = """
 import sys, threading
+from pathlib import Path
 from semgrad_guard import Verdict
 from semgrad_guard.decision_log.decision_log import DecisionLog
-log = DecisionLog(sys.argv[1])
+log = DecisionLog(sys.argv[1], journal=Path(sys.argv[2]) if sys.argv[2:] else None)
 verdict = Verdict(status="scored", action="answer", text="", estimator="e", model="m", uncertainty=0.5)
 lock = threading.Lock()
 def work():
@@ -114,20 +115,58 @@ for _ in range(4):
 """
 
 
+def killed(log: str | Path, count: int, *, journal: Path | None = None) -> set[str]:
+    """The ids that a process has printed before it was killed: at least so many."""
+    command = [sys.executable, "-c", KILLED, log, *([journal] if journal else [])]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        acknowledged = {process.stdout.readline().strip() for _ in range(count)}
+        os.kill(process.pid, signal.SIGKILL)
+        return acknowledged | {line.strip() for line in process.stdout.readlines() if line.endswith("\n")}
+
+
+@contextmanager
+def locked(path: Path) -> Generator[None]:
+    """Another program has the file's lock, as in the middle of a long transaction."""
+    other = sqlite3.connect(path)
+    other.execute("begin exclusive")
+    try:
+        yield
+    finally:
+        other.close()
+
+
 def test_a_killed_process_loses_nothing_acknowledged(tmp_path: Path) -> None:
-    path, acknowledged = tmp_path / "log.db", set[str]()
-    for count in (1, 40, 150):
-        with subprocess.Popen([sys.executable, "-c", KILLED, path], stdout=subprocess.PIPE, text=True) as process:
-            assert process.stdout is not None
-            for _ in range(count):
-                acknowledged.add(process.stdout.readline().strip())
-            os.kill(process.pid, signal.SIGKILL)
-            acknowledged.update(line.strip() for line in process.stdout.readlines() if line.endswith("\n"))
+    path = tmp_path / "log.db"
+    acknowledged = set[str]().union(*(killed(path, count) for count in (1, 40, 150)))
+    assert acknowledged - set(rows(path)) == set()  # they need no other process that takes them up
+    with locked(path):
+        behind = killed(path, 60)
+    assert behind & set(rows(path)) == set()
     with DecisionLog(path) as log:
+        assert log.write(verdict()) is not None
+    assert acknowledged | behind <= set(rows(path))
+    assert len(behind) >= 60
+
+
+def test_a_locked_file_costs_neither_ids_nor_decisions(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with DecisionLog(tmp_path / "log.db") as log:
+        ids = [log.write(verdict())]
+        with locked(tmp_path / "log.db"):
+            ids += [log.write(verdict("an answer")) for _ in range(3)]
+            assert log.feedback(str(ids[-1]), right=True).decision_id == ids[-1]
+            assert log.pending == 4
+            assert log.flush(timeout=0.5) is False
+            assert len(log.database.decisions()) == 1  # readers do not wait for the lock
         assert log.flush(timeout=LIMIT)
-    assert acknowledged - set(rows(path)) == set()
-    assert len(acknowledged) >= 191
-    assert not list((tmp_path / "log.db.journal").glob("*.jsonl"))
+        assert log.pending == 0
+        ids.append(log.write(verdict()))
+        assert log.pending == 0  # in the file itself again
+        assert log.failures == 0
+        found = log.database.decisions()
+    assert [decision.id for decision, _ in reversed(found)] == ids
+    assert found[1][1] is not None
+    assert not [record for record in caplog.records if "an answer" in record.getMessage()]
 
 
 def test_the_database_may_be_away(tmp_path: Path) -> None:
@@ -175,28 +214,40 @@ def test_an_unreachable_log_says_why_once(tmp_path: Path, caplog: pytest.LogCapt
             assert "the decision log is up to date again" in caplog.text
 
 
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="a disk that is full is Linux's")
-def test_a_full_disk_is_an_alarm_and_answers_go_on(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    with DecisionLog(tmp_path / "log.db") as log:
-        first = log.write(verdict())
-        journal: Any = log._journal
-        healthy, journal._file = journal._file, open("/dev/full", "wb", buffering=0)  # noqa: SIM115
-        assert log.write(verdict()) is None
-        assert log.failures == 1
-        assert "could not be written down" in caplog.text
-        healthy.close()  # such a segment is left as it is, and another one begun
-        last = log.write(verdict())
-    assert set(rows(tmp_path / "log.db")) == {first, last}
+FILLED = """
+import resource, signal, sys
+from pathlib import Path
+from semgrad_guard import Verdict
+from semgrad_guard.decision_log.decision_log import DecisionLog
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+verdict = Verdict(status="scored", action="answer", text="x" * 5000, estimator="e", model="m", uncertainty=0.5)
+hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
+def limit(size):
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+with DecisionLog(sys.argv[1], text=True) as log:
+    ids = [log.write(verdict)]
+    size = Path(sys.argv[1] + "-wal").stat().st_size
+    for room in (size + 7000, size + 2500, 1000):  # the file has room for a part of an entry; nothing has any room
+        limit(room)
+        ids.append(log.write(verdict))
+        limit(hard)
+        after = [log.write(verdict), log.write(verdict)]
+        assert None not in after
+        ids += after
+    assert ids[-3] is None
+    assert log.failures == ids.count(None)
+    print(*filter(None, ids))
+"""
 
 
-def test_half_a_line_was_never_acknowledged(tmp_path: Path) -> None:
-    folder = tmp_path / "log.db.journal"
-    folder.mkdir()
-    entry = Decision.of(verdict(), seconds=None, facts=Facts(), text=False).model_dump_json()
-    (folder / "left.jsonl").write_text(f"{entry}\nnonsense\n{entry[:50]}")
-    with DecisionLog(tmp_path / "log.db") as log:
-        log.flush(timeout=LIMIT)
-    assert list(rows(tmp_path / "log.db")) == [json.loads(entry)["id"]]
+@pytest.mark.skipif(sys.platform == "win32", reason="limits of file sizes are POSIX's")
+def test_a_full_disk_costs_ids_and_no_answers(tmp_path: Path) -> None:
+    """Also in the middle of an entry; with room again, there are ids again."""
+    command = [sys.executable, "-c", FILLED, str(tmp_path / "log.db")]
+    found = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert found.returncode == 0, found.stderr
+    assert "could not be written down" in found.stderr
+    assert set(rows(tmp_path / "log.db")) == set(found.stdout.split())
 
 
 def test_several_threads_share_a_sync(tmp_path: Path) -> None:
@@ -261,8 +312,6 @@ def test_what_cannot_be_a_log(tmp_path: Path) -> None:
 
 
 def test_a_newer_log_is_refused(tmp_path: Path) -> None:
-    import sqlite3
-
     with DecisionLog(tmp_path / "log.db") as log:
         log.write(verdict())
     with sqlite3.connect(tmp_path / "log.db") as connection:
@@ -272,69 +321,29 @@ def test_a_newer_log_is_refused(tmp_path: Path) -> None:
         rows(tmp_path / "log.db")
 
 
-FILLED = """
-import resource, signal, sys
-from pathlib import Path
-from semgrad_guard import Verdict
-from semgrad_guard.decision_log.entries import Decision
-from semgrad_guard.decision_log.journal import Journal
-from semgrad_guard.decision_log.sink import Facts
-from semgrad_guard.errors import DecisionLogError
-signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-verdict = Verdict(status="scored", action="answer", text="", estimator="e", model="m", uncertainty=0.5)
-journal = Journal(Path(sys.argv[1]))
-hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
-def write():
-    entry = Decision.of(verdict, seconds=None, facts=Facts(), text=False)
-    try:
-        journal.write([entry])
-    except DecisionLogError:
-        return None
-    return entry.id
-first = write()
-size = journal.current.path.stat().st_size
-resource.setrlimit(resource.RLIMIT_FSIZE, (size + size // 2, hard))
-refused = write()
-held = journal.current.path.stat().st_size
-resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
-last = write()
-journal.close()
-print(first, refused, held == size, last)
-"""
-
-
-@pytest.mark.skipif(sys.platform == "win32", reason="limits of file sizes are POSIX's")
-def test_a_disk_that_fills_in_the_middle_of_a_line(tmp_path: Path) -> None:
-    found = subprocess.run([sys.executable, "-c", FILLED, tmp_path], stdout=subprocess.PIPE, text=True, check=True)
-    first, refused, taken_back, last = found.stdout.split()
-    assert (refused, taken_back) == ("None", "True")
-    (segment,) = tmp_path.glob("*.jsonl")
-    assert [json.loads(line)["id"] for line in segment.read_text().splitlines()] == [first, last]
-
-
 @pytest.mark.skipif(os.name != "posix", reason="rights of groups and others")
 @pytest.mark.parametrize("spelled", ["{}", "sqlite:///{}", "sqlite:///file:{}?uri=true"])
 @pytest.mark.parametrize("known", [False, True], ids=["new", "with wider rights"])
 def test_a_log_is_its_owners_alone(tmp_path: Path, spelled: str, known: bool) -> None:
-    path, journal = tmp_path / "log.db", tmp_path / "log.journal"
+    path, journal = tmp_path / "log.db", tmp_path / "journal"
     if known:
         with DecisionLog(path, journal=journal) as log:
             log.write(verdict())
-        (journal / "0123.jsonl").write_bytes(b"")
-        for each in (path, journal, journal / "0123.jsonl"):
-            each.chmod(0o777)
+            with locked(path):
+                log.write(verdict())
+        for file in (path, journal, journal / "journal.db"):
+            file.chmod(0o777)
     with DecisionLog(spelled.format(path), journal=journal) as log:
         log.write(verdict())
-        assert log.flush()
-        found = {each.name: stat.S_IMODE(each.stat().st_mode) for each in (tmp_path, *tmp_path.rglob("*"))}
-    del found[tmp_path.name]
-    assert {"log.db", "log.db-wal", "log.db-shm", "log.journal"} <= set(found)
-    assert [name for name in found if name.endswith(".jsonl")]
-    assert not {name: oct(rights) for name, rights in found.items() if rights & 0o077}
+        with locked(path):
+            log.write(verdict())
+            modes = {file.name: stat.S_IMODE(file.stat().st_mode) for file in tmp_path.rglob("*")}
+    assert {"log.db", "log.db-wal", "log.db-shm", "journal", "journal.db", "journal.db-wal"} <= set(modes)
+    assert not {name: oct(mode) for name, mode in modes.items() if mode & 0o077}
 
 
 def test_a_folder_with_other_files_keeps_its_rights(tmp_path: Path) -> None:
-    (tmp_path / "of somebody else").write_text("x")
+    (tmp_path / "of another program").write_text("x")
     tmp_path.chmod(0o755)
     with DecisionLog(tmp_path / "log.db", journal=tmp_path) as log:
         log.write(verdict())

@@ -12,8 +12,9 @@ pytest.importorskip("psycopg", reason="psycopg is not installed")
 pytest.importorskip("sqlalchemy", reason="the extra `log` is not installed")
 
 from semgrad_guard.decision_log.decision_log import DecisionLog
-from semgrad_guard.decision_log.sink import Facts
+from semgrad_guard.decision_log.entries import Facts
 from semgrad_guard.errors import DecisionLogError
+from tests.decision_log.test_decision_log import killed
 from tests.postgresql import Postgres
 from tests.steps import LIMIT
 
@@ -42,6 +43,21 @@ def test_it_goes_away_and_comes_back(postgres: Postgres, tmp_path: Path) -> None
         assert [decision.id for decision, _ in log.database.decisions(before=str(ids[4]), limit=2)] == [ids[3], ids[2]]
     with DecisionLog(postgres.url, journal=tmp_path / "journal") as log:  # the tables are there already
         assert len(log.database.decisions()) == 6
+
+
+def test_a_killed_process_leaves_its_decisions_to_the_next(postgres: Postgres, tmp_path: Path) -> None:
+    """Killed while the database is there, and while it is away."""
+    journal = tmp_path / "journal"
+    acknowledged = killed(postgres.url, 60, journal=journal)
+    postgres.stop()
+    acknowledged |= killed(postgres.url, 60, journal=journal)
+    postgres.start()
+    with DecisionLog(postgres.url, journal=journal) as log:
+        log.write(VERDICT)
+        assert log.flush(timeout=LIMIT)
+        found = {decision.id for decision, _ in log.database.decisions()}
+    assert len(acknowledged) >= 120
+    assert acknowledged <= found
 
 
 def test_a_wrong_database_says_so(postgres: Postgres, tmp_path: Path) -> None:
