@@ -167,10 +167,10 @@ def folder_of(name: str) -> Path | None:
     return model.folder
 
 
-def did_you_mean(name: str, names: Sequence[str] = NAMES) -> str:
+def did_you_mean(name: str | Path, names: Sequence[str] = NAMES) -> str:
     """A question that names the nearest of the known names, with a space before it; "" if none is near."""
-    near = difflib.get_close_matches(name.lower(), names, n=1, cutoff=0.7)
-    return f" Did you mean {near[0]}?" if near and near[0] != name else ""
+    near = difflib.get_close_matches(str(name).lower(), names, n=1, cutoff=0.7)
+    return f" Did you mean {near[0]}?" if near and near[0] != str(name) else ""
 
 
 def read_record(folder: Path) -> Fetched | None:

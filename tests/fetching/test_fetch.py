@@ -255,6 +255,8 @@ def test_a_name_that_is_nearly_right_gets_the_right_one(tmp_path: Path, monkeypa
     assert "Did you mean smollm2?" in flat(CliRunner().invoke(app, ["fetch", "SmolLM"]).output)
     with pytest.raises(ModelNotFoundError, match=r"Did you mean smollm2\?$"):
         LanguageModel.from_pretrained("smollm3")
+    with pytest.raises(ModelNotFoundError, match="smollm9"):
+        LanguageModel.from_pretrained(tmp_path / "smollm9")
     with pytest.raises(ModelNotFoundError, match="cannot load 'gpt2'") as refused:
         LanguageModel.from_pretrained("gpt2")
     assert "mean" not in str(refused.value)
