@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from semgrad_guard.engine.generation.generation import Generation as Generation
     from semgrad_guard.engine.generation.options import GenerationOptions as GenerationOptions
     from semgrad_guard.engine.language_model import LanguageModel as LanguageModel
-    from semgrad_guard.engine.prompts.token_choice import TokenChoice as TokenChoice
+    from semgrad_guard.engine.prompts.semantic_token import TokenChoice as TokenChoice
     from semgrad_guard.engine.replay.memory_budget import Memory as Memory
     from semgrad_guard.engine.scoring.gradient_scores import gradient_scores as gradient_scores
     from semgrad_guard.engine.scoring.scores import GradientScores as GradientScores

@@ -16,7 +16,7 @@ from semgrad_guard.named import NAMES
 if TYPE_CHECKING:
     from semgrad_guard.engine.language_model import LanguageModel
     from semgrad_guard.engine.loaded_model import ModelIdentity
-    from semgrad_guard.engine.prompts.token_choice import TokenChoice
+    from semgrad_guard.engine.prompts.semantic_token import TokenChoice
     from semgrad_guard.estimators import Estimator
     from semgrad_guard.guard import OnUnscored, Policy
 

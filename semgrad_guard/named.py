@@ -16,7 +16,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from semgrad_guard.errors import ModelNotFoundError
-from semgrad_guard.folders import cache_folder
+from semgrad_guard.files import cache_folder
 
 __all__ = [
     "FETCHABLE",

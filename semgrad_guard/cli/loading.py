@@ -17,7 +17,7 @@ from semgrad_guard.loading import ModelSource
 if TYPE_CHECKING:
     from semgrad_guard.engine.generation.options import GenerationOptions
     from semgrad_guard.engine.language_model import LanguageModel
-    from semgrad_guard.engine.prompts.token_choice import TokenChoice
+    from semgrad_guard.engine.prompts.semantic_token import TokenChoice
     from semgrad_guard.evaluation.questions.prompts import Wording
     from semgrad_guard.guard import OnUnscored, Policy
 
@@ -117,7 +117,7 @@ def worded(prompt: str) -> tuple[Wording, str | None, list[Path]]:
 
 def load_token(probe: Path | None) -> TokenChoice | None:
     """The t* that a probe's record recommends, read before any work."""
-    from semgrad_guard.engine.prompts.token_choice import TokenChoice
+    from semgrad_guard.engine.prompts.semantic_token import TokenChoice
 
     return None if probe is None else TokenChoice.load(probe)
 

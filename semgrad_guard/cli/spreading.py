@@ -14,7 +14,7 @@ from semgrad_guard.cli.terminal import is_verbose, status
 
 if TYPE_CHECKING:
     from semgrad_guard.engine.language_model import LanguageModel
-    from semgrad_guard.engine.prompts.token_choice import TokenChoice
+    from semgrad_guard.engine.prompts.semantic_token import TokenChoice
     from semgrad_guard.evaluation.runs.run import Batch, Spread
     from semgrad_guard.evaluation.runs.run_file import Kept
     from semgrad_guard.ray.pool import Recipe

@@ -13,8 +13,7 @@ from urllib.parse import urlsplit
 
 from semgrad_guard.decision_log.entries import Decision, Entry, Feedback
 from semgrad_guard.errors import DecisionLogError, InputError, MissingExtraError
-from semgrad_guard.files import make_private, reason, take_back
-from semgrad_guard.folders import state_folder
+from semgrad_guard.files import make_private, reason, state_folder, take_back
 
 try:
     import sqlalchemy as sa

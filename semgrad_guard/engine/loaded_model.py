@@ -22,7 +22,7 @@ from semgrad_guard.engine.prompts.prompt import (
     render,
     template_fingerprint,
 )
-from semgrad_guard.engine.prompts.token_choice import TokenChoice
+from semgrad_guard.engine.prompts.semantic_token import TokenChoice
 from semgrad_guard.engine.prompts.tool_format import ToolFormat, calls_tools, tool_format
 from semgrad_guard.engine.replay.memory_budget import Memory
 from semgrad_guard.engine.replay.skinny_linear import lacks_units

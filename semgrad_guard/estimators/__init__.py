@@ -50,7 +50,6 @@ if TYPE_CHECKING:
     from semgrad_guard.estimators.equivalence import ExactMatchEquivalence as ExactMatchEquivalence
     from semgrad_guard.estimators.equivalence import F1Equivalence as F1Equivalence
     from semgrad_guard.estimators.equivalence import NLIEquivalence as NLIEquivalence
-    from semgrad_guard.estimators.exgrad import ExGrad as ExGrad
     from semgrad_guard.estimators.fusedgrad import FusedGrad as FusedGrad
     from semgrad_guard.estimators.fusedstates import FusedStates as FusedStates
     from semgrad_guard.estimators.hybridgrad import HybridGrad as HybridGrad
@@ -64,6 +63,7 @@ if TYPE_CHECKING:
     from semgrad_guard.estimators.ln_pe import LengthNormalisedEntropy as LengthNormalisedEntropy
     from semgrad_guard.estimators.mutual_information import MutualInformation as MutualInformation
     from semgrad_guard.estimators.p_true import PTrue as PTrue
+    from semgrad_guard.estimators.paragrad import ExGrad as ExGrad
     from semgrad_guard.estimators.paragrad import ParaGrad as ParaGrad
     from semgrad_guard.estimators.rauq import RAUQ as RAUQ
     from semgrad_guard.estimators.sar import SAR as SAR

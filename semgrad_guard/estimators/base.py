@@ -1,14 +1,15 @@
-"""What every estimator is: a frozen dataclass whose fields are its configuration, called with evidence."""
+"""Estimators: frozen dataclasses whose fields are their configuration, called with the evidence about an answer."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any, ClassVar, Protocol, cast
 
 from semgrad_guard.engine.generation.evidence import Evidence
 from semgrad_guard.engine.objective import Objective
+from semgrad_guard.engine.scoring.observation import Observation
 from semgrad_guard.engine.scoring.scores import GradientScores
 from semgrad_guard.records import Score
 
@@ -16,7 +17,7 @@ from semgrad_guard.records import Score
 class Estimator(Protocol):
     """One number per answer, higher = less certain.
 
-    `name` stands in verdicts and calibrations, `title` in tables and figures (the paper's spelling); `objective` tells
+    `name` is used in verdicts and calibrations, `title` in tables and figures (the paper's spelling); `objective` tells
     the generator which states to keep for scoring.
     """
 
@@ -25,7 +26,7 @@ class Estimator(Protocol):
 
     @property
     def objective(self) -> Objective:
-        """What is differentiated."""
+        """The quantity that is differentiated."""
         ...
 
     def settings(self) -> dict[str, Any]:
@@ -42,7 +43,7 @@ _LATER_SETTINGS: dict[str, Any] = {"norm": "l1", "weighted": True, "token": None
 
 
 class Likelihoods(Protocol):
-    """What a replay and an observation both know of an answer: nats, per token and for all of it."""
+    """The numbers that replays and observations have in common: nats, per token and for the whole answer."""
 
     @property
     def log_probs(self) -> tuple[float, ...]: ...
@@ -71,11 +72,11 @@ class ReplayEstimator:
     def settings(self) -> dict[str, Any]:
         """The dataclass fields, tuples as lists; those that came later only where they are not the default."""
         fields: dict[str, Any] = asdict(self)  # type: ignore[call-overload]  # every estimator is a dataclass
-        told = {key: v for key, v in fields.items() if key not in _LATER_SETTINGS or v != _LATER_SETTINGS[key]}
-        return {key: list(cast("tuple[Any, ...]", v)) if isinstance(v, tuple) else v for key, v in told.items()}
+        stated = {key: v for key, v in fields.items() if key not in _LATER_SETTINGS or v != _LATER_SETTINGS[key]}
+        return {key: list(cast("tuple[Any, ...]", v)) if isinstance(v, tuple) else v for key, v in stated.items()}
 
     def value(self, scores: Any) -> float | None:
-        """The estimator's number for finite scores: a replay's (`GradientScores`), or what it says it needs of them."""
+        """The estimator's number for finite scores: a replay's (`GradientScores`), or the part that it needs."""
         raise NotImplementedError
 
     def __call__(self, evidence: Evidence) -> Score:
@@ -100,14 +101,74 @@ def read_off(evidence: Evidence, objective: Objective, value: Callable[[Gradient
         details["deviation"] = scores.deviation
     if scores.paragrad_error is not None:
         details["paragrad_error"] = scores.paragrad_error
-    number = value(scores)
+    return finite_score(value(scores), scores.reason, details)
+
+
+def finite_score(number: float | None, reason: str | None, details: dict[str, Any]) -> Score:
+    """A number as a score; without a finite one, none for this reason."""
     if number is None or not math.isfinite(number):
-        return Score(None, scores.reason or "the score is not finite", details)
+        return Score(None, reason or "the score is not finite", details)
     return Score(number, None, details)
 
 
 def likelihoods(scores: Likelihoods) -> dict[str, float | None]:
-    """The label-free scores that cost nothing: they stand beside every other."""
+    """The label-free scores that cost nothing: details of every other score."""
     nll, count = scores.greedy_nll, len(scores.log_probs)
     probability = None if nll is None or not count else -math.expm1(-nll / count)
     return {"mean_entropy": scores.mean_entropy, "gnll": nll, "max_probability": probability}
+
+
+OBSERVING = Objective(gradients=False)
+"""The objective of estimators that differentiate nothing."""
+
+
+class ObservedEstimator(ReplayEstimator):
+    """An estimator that reads its number off an answer's likelihoods, which a replay knows as well."""
+
+    @property
+    def objective(self) -> Objective:
+        """Nothing is differentiated."""
+        return OBSERVING
+
+    def __call__(self, evidence: Evidence) -> Score:
+        seen, milliseconds = evidence.timed(evidence.observed)
+        if seen is None:
+            return Score(None, evidence.why_empty)
+        return finite_score(self.value(seen), seen.reason, observed_details(seen, milliseconds))
+
+
+def observed_details(seen: Observation, milliseconds: float) -> dict[str, Any]:
+    """The details of the score of an observed answer."""
+    return {**likelihoods(seen), "scored_tokens": len(seen.log_probs), "scoring_ms": round(milliseconds, 3)}
+
+
+class AttendingEstimator:
+    """An estimator of how an answer's tokens attend to each other: one pass over prompt and answer, without a gradient.
+
+    Subclasses combine the attention of the middle layers and the tokens' probabilities, in `number`.
+    """
+
+    name: ClassVar[str]
+    title: ClassVar[str]
+
+    @property
+    def objective(self) -> Objective:
+        """Nothing is differentiated."""
+        return OBSERVING
+
+    def settings(self) -> dict[str, Any]:
+        """Empty unless a subclass has settings."""
+        return {}
+
+    def number(self, log_probs: Sequence[float], previous: Sequence[Sequence[float]], own: Sequence[float]) -> float:
+        """From log-probabilities (nats) and an `AttentionReading`."""
+        raise NotImplementedError
+
+    def __call__(self, evidence: Evidence) -> Score:
+        (seen, read), milliseconds = evidence.timed(lambda: (evidence.observed(), evidence.attention()))
+        if seen is None or read is None:
+            return Score(None, evidence.why_empty)
+        details = observed_details(seen, milliseconds)
+        if reason := seen.reason or read.reason:
+            return Score(None, reason, details)
+        return finite_score(self.number(seen.log_probs, read.previous, read.own), None, details)

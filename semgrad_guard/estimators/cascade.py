@@ -1,4 +1,4 @@
-"""Cascade: what is free decides where it leaves no doubt, and gradients are asked for in between."""
+"""Cascade: the free score decides where it leaves no doubt, and gradients are computed in between."""
 
 from __future__ import annotations
 
@@ -9,12 +9,10 @@ from typing import ClassVar
 
 from semgrad_guard.engine.generation.evidence import Evidence
 from semgrad_guard.engine.objective import Objective
-from semgrad_guard.engine.scoring.observation import HeadGradient
 from semgrad_guard.engine.scoring.scores import GradientScores
 from semgrad_guard.errors import InputError
-from semgrad_guard.estimators.base import ReplayEstimator
+from semgrad_guard.estimators.base import OBSERVING, ReplayEstimator
 from semgrad_guard.estimators.likelihood import MaxProbability
-from semgrad_guard.estimators.observed import OBSERVING
 from semgrad_guard.estimators.paragrad import ParaGrad
 from semgrad_guard.records import Score
 
@@ -27,7 +25,7 @@ class Cascade(ReplayEstimator):
         S = low + (high - low) g / (1 + g)     in between
 
     f is 1 - the geometric mean of the answer's token probabilities, g is ParaGrad. An answer outside [low, high] costs
-    what `MaxProbability` costs, nothing beside generating it; of the others the output head alone is differentiated.
+    what `MaxProbability` costs, nothing besides generating it; of the others the output head alone is differentiated.
     A calibration treats it as one score. 0 <= low < high <= 1; docs/results/smollm2.md has what the band costs and
     gains.
 
@@ -57,21 +55,21 @@ class Cascade(ReplayEstimator):
         return evidence.together(self, self._scored)
 
     def _scored(self, batch: Sequence[Evidence]) -> Sequence[Score]:
-        """The scores of all answers of a batch: the free ones first, which say of which answers more is asked."""
+        """The scores of all answers of a batch: the free ones first, which decide about the gradients of the others."""
         scores = [MaxProbability()(answer) for answer in batch]
         doubtful = [row for row, score in enumerate(scores) if self.doubts(score.uncertainty)]
-        for row, answer in zip(doubtful, _by_themselves(batch, doubtful), strict=True):
-            scores[row] = self._placed(scores[row], *answer.timed(partial(answer.head_gradient, ParaGrad().objective)))
+        answers = [batch[row] for row in doubtful]
+        if 0 < len(doubtful) < len(batch):
+            answers = batch[0].scoring.part(doubtful).evidence
+        for row, answer in zip(doubtful, answers, strict=True):
+            gradient, milliseconds = answer.timed(partial(answer.head_gradient, ParaGrad().objective))
+            if gradient is not None:
+                free = scores[row]
+                details = dict(free.details or {})
+                spent = round(details.get("scoring_ms", 0) + milliseconds, 3)
+                details |= {"paragrad": gradient.paragrad, "scoring_ms": spent}
+                scores[row] = Score(self.of(free.uncertainty, gradient.paragrad), gradient.reason, details)
         return scores
-
-    def _placed(self, free: Score, gradient: HeadGradient | None, milliseconds: float) -> Score:
-        """The score of an answer that was in doubt."""
-        if gradient is None:
-            return free
-        known = dict(free.details or {})
-        spent = round(known.get("scoring_ms", 0) + milliseconds, 3)
-        details = {**known, "paragrad": gradient.paragrad, "scoring_ms": spent}
-        return Score(self.of(free.uncertainty, gradient.paragrad), gradient.reason, details)
 
     def doubts(self, free: float | None) -> bool:
         """Whether this maximum probability leaves it to the gradients."""
@@ -82,10 +80,3 @@ class Cascade(ReplayEstimator):
         if not self.doubts(free):
             return free
         return None if gradient is None else self.low + (self.high - self.low) * gradient / (1 + gradient)
-
-
-def _by_themselves(batch: Sequence[Evidence], rows: Sequence[int]) -> Sequence[Evidence]:
-    """These answers in a batch without the others, of which nothing is asked."""
-    if len(rows) in (0, len(batch)):
-        return [batch[row] for row in rows]
-    return batch[0].scoring.part(rows).evidence

@@ -9,8 +9,7 @@ from typing import Any, ClassVar, Self
 from semgrad_guard.engine.generation.evidence import Evidence
 from semgrad_guard.engine.objective import Objective, Variant
 from semgrad_guard.estimators.base import read_off
-from semgrad_guard.estimators.features import replay_features
-from semgrad_guard.estimators.learned import Features, LearnedEstimator, Shrinkage
+from semgrad_guard.estimators.learned import Features, LearnedEstimator, Shrinkage, replay_features
 from semgrad_guard.records import FusedWeights, Score
 
 

@@ -7,9 +7,8 @@ from typing import Any, ClassVar
 
 from semgrad_guard.engine.generation.evidence import Evidence
 from semgrad_guard.engine.objective import Objective
-from semgrad_guard.estimators.features import observed_features
-from semgrad_guard.estimators.learned import LearnedEstimator, Shrinkage
-from semgrad_guard.estimators.observed import OBSERVING, observed_details
+from semgrad_guard.estimators.base import OBSERVING, observed_details
+from semgrad_guard.estimators.learned import LearnedEstimator, Shrinkage, observed_features
 from semgrad_guard.records import FusedWeights, Score
 
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from semgrad_guard.estimators.base import Likelihoods, likelihoods
-from semgrad_guard.estimators.observed import ObservedEstimator
+from semgrad_guard.estimators.base import Likelihoods, ObservedEstimator, likelihoods
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from semgrad_guard.engine.scoring.observation import Observation
-from semgrad_guard.estimators.attending import AttendingEstimator
-from semgrad_guard.estimators.observed import ObservedEstimator
+from semgrad_guard.estimators.base import AttendingEstimator, ObservedEstimator
 
 
 @dataclass(frozen=True)

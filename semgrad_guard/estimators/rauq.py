@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from semgrad_guard.errors import InputError
-from semgrad_guard.estimators.attending import AttendingEstimator
+from semgrad_guard.estimators.base import AttendingEstimator
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""What the estimators that ask the model for more have in common."""
+"""The base of estimators that draw more answers of the model, and functions of their samples."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ from semgrad_guard.engine.generation.evidence import Evidence
 from semgrad_guard.engine.generation.sampling_plans import DiverseBeams, Sample, Sampling, plan_record
 from semgrad_guard.engine.objective import Objective
 from semgrad_guard.errors import DetachedRecordError, ScoringError
+from semgrad_guard.estimators.base import finite_score
 from semgrad_guard.records import Score
 
 
 class AskingEstimator:
-    """An estimator that draws samples or asks the model about its answer. Subclasses say what to make of it."""
+    """An estimator that draws samples, or puts a question about the answer to the model. Subclasses define `value`."""
 
     name: ClassVar[str]
     title: ClassVar[str]
@@ -42,21 +43,18 @@ class AskingEstimator:
         """`scoring_ms` is the cost of everything the number needs, as if no other estimator had needed it before."""
         if not evidence.response_ids:
             return Score(None, evidence.why_empty)
-        value, milliseconds = evidence.timed(lambda: self._attempt(evidence))
-        details = {"scored_tokens": len(evidence.response_ids), "scoring_ms": round(milliseconds, 3)}
-        if isinstance(value, str):
-            return Score(None, value, details)
-        if not math.isfinite(value):
-            return Score(None, "the score is not finite", details)
-        return Score(value, None, details)
 
-    def _attempt(self, evidence: Evidence) -> float | str:
-        try:
-            return self.value(evidence)
-        except DetachedRecordError:  # says nothing about the answer
-            raise
-        except ScoringError as error:
-            return str(error)
+        def attempt() -> tuple[float | None, str | None]:
+            try:
+                return self.value(evidence), None
+            except DetachedRecordError:  # about the record, not the answer
+                raise
+            except ScoringError as error:
+                return None, str(error)
+
+        (value, reason), milliseconds = evidence.timed(attempt)
+        details = {"scored_tokens": len(evidence.response_ids), "scoring_ms": round(milliseconds, 3)}
+        return finite_score(value, reason, details)
 
 
 def texts_of(samples: Iterable[Sample]) -> list[str]:

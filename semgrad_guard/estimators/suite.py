@@ -7,7 +7,6 @@ from semgrad_guard.estimators.base import Estimator
 from semgrad_guard.estimators.cascade import Cascade
 from semgrad_guard.estimators.degree import Degree
 from semgrad_guard.estimators.equivalence import Equivalence, F1Equivalence
-from semgrad_guard.estimators.exgrad import ExGrad
 from semgrad_guard.estimators.hybridgrad import HybridGrad
 from semgrad_guard.estimators.inside import Inside
 from semgrad_guard.estimators.likelihood import GreatestEntropy, GreedyNLL, MaxProbability, MeanEntropy
@@ -15,7 +14,7 @@ from semgrad_guard.estimators.llm_check import AttentionScore, HiddenScore
 from semgrad_guard.estimators.ln_pe import LengthNormalisedEntropy
 from semgrad_guard.estimators.mutual_information import MutualInformation
 from semgrad_guard.estimators.p_true import PTrue
-from semgrad_guard.estimators.paragrad import ParaGrad
+from semgrad_guard.estimators.paragrad import ExGrad, ParaGrad
 from semgrad_guard.estimators.rauq import RAUQ
 from semgrad_guard.estimators.sar import SAR, Similarity, WordOverlap
 from semgrad_guard.estimators.self_consistency import SelfConsistency

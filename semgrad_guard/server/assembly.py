@@ -22,7 +22,7 @@ from semgrad_guard.engine.generation.options import GenerationOptions
 from semgrad_guard.engine.language_model import LanguageModel
 from semgrad_guard.engine.replay.memory_budget import Memory
 from semgrad_guard.errors import InputError
-from semgrad_guard.folders import state_folder
+from semgrad_guard.files import state_folder
 from semgrad_guard.guard import Answerer, Policy, Terms
 from semgrad_guard.guard.policy import lets_every_score_through
 from semgrad_guard.loading import ModelSource, load_estimator, load_policy, pocket_policy

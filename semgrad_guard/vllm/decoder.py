@@ -1,9 +1,11 @@
-"""`VLLMDecoder`: vLLM writes the answers, and our engine scores them on the same weights."""
+"""`VLLMBatch` and `VLLMDecoder`: vLLM writes the answers, in its own running batch, and our engine scores them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextvars import Context
 from dataclasses import replace
+from typing import cast
 
 import torch
 from transformers import PreTrainedTokenizerBase
@@ -12,13 +14,79 @@ from transformers.generation.streamers import BaseStreamer
 from semgrad_guard.engine.generation.decoding import Decoder
 from semgrad_guard.engine.generation.generation import Generation
 from semgrad_guard.engine.generation.options import GenerationOptions
-from semgrad_guard.engine.generation.running_batch import Asked
+from semgrad_guard.engine.generation.running_batch import Asked, RunningAnswer
+from semgrad_guard.engine.interruption import current_stop
 from semgrad_guard.engine.objective import Objective
 from semgrad_guard.engine.prompts.prompt import Prompt
 from semgrad_guard.engine.scoring.scorer import Scorer
 from semgrad_guard.records import Conversation
-from semgrad_guard.vllm.engine import Engine
-from semgrad_guard.vllm.running_batch import VLLMBatch
+from semgrad_guard.vllm.engine import Engine, VLLMAnswer
+from semgrad_guard.vllm.recorded_batch import RecordedBatch
+
+
+class VLLMBatch(RecordedBatch):
+    """A running batch that vLLM keeps: it reads prompts in pieces, shares what they have in common, makes room."""
+
+    def __init__(
+        self, engine: Engine, scorer: Scorer, decoder: Callable[[], Decoder], objective: Objective | None = None
+    ) -> None:
+        super().__init__(scorer, decoder, objective, recorder=engine.recorder)
+        self._engine = engine
+
+    def takes(self, prompt: Prompt, options: GenerationOptions) -> bool:
+        """Whether this answer can join: vLLM takes every one."""
+        del prompt, options
+        return True
+
+    def join(self, asked: Sequence[Asked]) -> list[RunningAnswer]:
+        """Have answers written, from the next step on. Whatever it raises: none of them has joined.
+
+        Raises:
+            AnswerInterruptedError: the current stop ended it, or the model was changed while it wrote the others.
+            InputError: vLLM does not take a request.
+        """
+        with self._scorer.lock:
+            current_stop().check()
+            self.require_the_same_model()
+            decoder = self._get_decoder()
+            rows = [VLLMAnswer(each, decoder, self._objective) for each in asked]
+            try:
+                for row in rows:
+                    row.epoch = self._epoch
+                    self._engine.add(row)
+            except BaseException:
+                self._engine.abort(rows)
+                raise
+            self._rows += rows
+            return list(rows)
+
+    def step(self) -> None:
+        """One more token of every answer whose prompt was read; those that are done with it leave the batch.
+
+        Whatever it raises: no answer can go on, and the batch is empty.
+
+        Raises:
+            AnswerInterruptedError: the model was changed while it wrote, or the current stop ended it.
+        """
+        with self._scorer.lock:
+            try:
+                current_stop().check()
+                self.require_the_same_model()
+                if not all(row.done for row in self._rows):  # somebody else's step may have ended them
+                    self._engine.step()
+            except BaseException:
+                self.drop(self._rows)
+                raise
+            self._rows = [row for row in self._rows if not row.done]
+
+    def drop(self, rows: Iterable[RunningAnswer]) -> None:
+        """Let answers go that nobody waits for any more."""
+        Context().run(self._let_go, list(rows))  # under no stop: it may be the one that ended them
+
+    def _let_go(self, rows: Sequence[RunningAnswer]) -> None:
+        with self._scorer.lock:
+            self._engine.abort(cast(Sequence[VLLMAnswer], rows))
+            self._rows = [row for row in self._rows if row not in rows]
 
 
 class VLLMDecoder(Decoder):

@@ -17,15 +17,14 @@ from semgrad_guard.engine.loaded_model import ModelIdentity, name_of
 from semgrad_guard.engine.models.architecture import LogitTransform
 from semgrad_guard.engine.objective import Objective
 from semgrad_guard.engine.prompts.prompt import render
-from semgrad_guard.engine.prompts.token_choice import TokenChoice
+from semgrad_guard.engine.prompts.semantic_token import TokenChoice
 from semgrad_guard.engine.scoring.logits import surveyed_step
 from semgrad_guard.engine.scoring.observation import observed_layer
 from semgrad_guard.named import folder_of
-from semgrad_guard.vllm.decoder import VLLMDecoder
+from semgrad_guard.vllm.decoder import VLLMBatch, VLLMDecoder
 from semgrad_guard.vllm.engine import Engine
 from semgrad_guard.vllm.recorded_batch import WrittenAnswers
 from semgrad_guard.vllm.recorder import Record, Recorder
-from semgrad_guard.vllm.running_batch import VLLMBatch
 from semgrad_guard.vllm.shared_weights import kept_weights, library, twin_of
 
 _BUDGET = 512 << 20

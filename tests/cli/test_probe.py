@@ -10,7 +10,7 @@ import pytest
 from click.testing import Result
 
 from semgrad_guard import LanguageModel, SemGrad
-from semgrad_guard.engine.prompts.token_choice import TokenChoice
+from semgrad_guard.engine.prompts.semantic_token import TokenChoice
 from semgrad_guard.evaluation.probing import probe as probing
 
 from .helpers import ASKED, TOKENS, flat, jsonl, merged

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from semgrad_guard import GenerationOptions, HybridGrad, LanguageModel, SemGrad
-from semgrad_guard.engine.prompts.token_choice import TokenChoice
+from semgrad_guard.engine.prompts.semantic_token import TokenChoice
 from semgrad_guard.errors import BindingMismatchError, InputError
 from semgrad_guard.guard import scoring_settings
 

@@ -14,7 +14,7 @@ import torch
 
 from semgrad_guard import GenerationOptions, LanguageModel
 from semgrad_guard.engine.objective import Objective
-from semgrad_guard.engine.prompts.token_choice import TokenChoice
+from semgrad_guard.engine.prompts.semantic_token import TokenChoice
 from semgrad_guard.errors import BindingMismatchError, InputError
 from semgrad_guard.evaluation.graders import ExactMatch
 from semgrad_guard.evaluation.metrics import auroc

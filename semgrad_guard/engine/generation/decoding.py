@@ -17,11 +17,11 @@ from transformers import (
 from transformers.generation.streamers import BaseStreamer
 
 from semgrad_guard.engine.generation.evidence import BatchScoring
-from semgrad_guard.engine.generation.generation import Generation, Visible, answered
+from semgrad_guard.engine.generation.generation import Generation
 from semgrad_guard.engine.generation.options import GenerationOptions
 from semgrad_guard.engine.generation.sampling import ModelSampler
 from semgrad_guard.engine.generation.sampling_plans import SamplingPlan
-from semgrad_guard.engine.generation.stop_strings import StopStrings
+from semgrad_guard.engine.generation.visible import StopStrings, Visible, answered
 from semgrad_guard.engine.objective import Objective
 from semgrad_guard.engine.prompts.grammar import GrammarCompiler
 from semgrad_guard.engine.prompts.prompt import Prompt

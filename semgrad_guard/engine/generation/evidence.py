@@ -7,12 +7,10 @@ from collections.abc import Callable, Hashable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol, TypeVar
-
-import torch
+from typing import Any, TypeVar
 
 from semgrad_guard.engine.cost_accounting import add_cost, with_cost
-from semgrad_guard.engine.generation.reading import Ids, Reading
+from semgrad_guard.engine.generation.sampling import ModelSampler
 from semgrad_guard.engine.generation.sampling_plans import Sample, SamplingPlan
 from semgrad_guard.engine.objective import Objective
 from semgrad_guard.engine.prompts.prompt import Prompt
@@ -21,93 +19,12 @@ from semgrad_guard.engine.replay.captured_states import CapturedStates
 from semgrad_guard.engine.replay.token_batch import TokenBatch
 from semgrad_guard.engine.scoring.attention_reading import AttentionReading
 from semgrad_guard.engine.scoring.observation import HeadGradient, Observation
-from semgrad_guard.engine.scoring.scorer import clean_slate
+from semgrad_guard.engine.scoring.scorer import Scorer, clean_slate
 from semgrad_guard.engine.scoring.scores import GradientScores
 from semgrad_guard.errors import DetachedRecordError, ScoringError
-from semgrad_guard.records import Conversation, in_context
+from semgrad_guard.records import in_context
 
 T = TypeVar("T")
-
-
-class BatchScorer(Protocol):
-    """The live side of evidence, to score by: the model that answered, replayed."""
-
-    @property
-    def lock(self) -> AbstractContextManager[Any]:
-        """Held while the model works."""
-        ...
-
-    @property
-    def epoch(self) -> object:
-        """Another object after every change of the model."""
-        ...
-
-    @property
-    def device(self) -> torch.device:
-        """Where token ids live."""
-        ...
-
-    def score(
-        self, batch: TokenBatch, objective: Objective, captured: CapturedStates | None = None
-    ) -> tuple[GradientScores, ...]:
-        """The scores of every row; `captured` is what the generation of the batch left."""
-        ...
-
-    def observe(self, batch: TokenBatch, captured: CapturedStates | None = None) -> tuple[Observation, ...]:
-        """What every row's own tokens tell without a gradient."""
-        ...
-
-    def head_gradients(
-        self, batch: TokenBatch, objective: Objective, captured: CapturedStates | None = None
-    ) -> tuple[HeadGradient, ...]:
-        """Every row's gradient by the output head alone."""
-        ...
-
-    def attention(self, batch: TokenBatch) -> tuple[AttentionReading, ...]:
-        """How the tokens of every row's answer attend to each other."""
-        ...
-
-
-class Sampler(Protocol):
-    """The live side of evidence, to ask: for more answers of the model, and for its opinion of answers."""
-
-    def render(self, conversation: Conversation, /) -> Prompt:
-        """The prompt that the model would see."""
-        ...
-
-    def drawn(
-        self, prompts: Sequence[Prompt], plan: SamplingPlan, *, stop: tuple[str, ...] = ()
-    ) -> list[tuple[Sample, ...]]:
-        """`plan.count` answers to each prompt, not yet judged."""
-        ...
-
-    def judged(
-        self, prompts: Sequence[Prompt], samples: Sequence[Sequence[Sample]], *, temperature: float = 1.0
-    ) -> list[tuple[Sample, ...]]:
-        """The samples with their embeddings and log-probabilities."""
-        ...
-
-    def read(
-        self, prompts: Sequence[Prompt], answers: Sequence[Sequence[Ids]], *, temperature: float = 1.0
-    ) -> list[list[Reading]]:
-        """What the model thinks of several answers to each prompt."""
-        ...
-
-    def likeliest(self, prompt: Prompt, answer: Ids, count: int) -> list[tuple[tuple[int, float], ...]]:
-        """The likeliest tokens at each place of an answer, and their log-probabilities."""
-        ...
-
-    def fits(self, prompt: Prompt, longest: int) -> bool:
-        """Whether an answer of `longest` tokens has room behind this prompt."""
-        ...
-
-    def encode(self, text: str) -> tuple[int, ...]:
-        """The tokens of a piece of an answer."""
-        ...
-
-    def decode(self, ids: Ids) -> str:
-        """The text of answer tokens."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -134,17 +51,17 @@ class BatchScoring:
 
     def __init__(
         self,
-        scorer: BatchScorer,
+        scorer: Scorer,
         prompts: Sequence[Prompt],
         responses: Sequence[Sequence[int]],
         captured: CapturedStates | None = None,
         *,
         texts: Sequence[str],
-        sampler: Sampler,
+        sampler: ModelSampler,
         stop: tuple[str, ...] = (),
         reasoning: Sequence[Reasoning | None] = (),
     ) -> None:
-        self._live: tuple[BatchScorer, Sampler] | None = (scorer, sampler)
+        self._live: tuple[Scorer, ModelSampler] | None = (scorer, sampler)
         self.prompts, self.texts, self.stop = tuple(prompts), tuple(texts), stop
         self.reasoning = tuple(reasoning) or (None,) * len(self.prompts)
         self._ids = [tuple(response) for response in responses]
@@ -162,7 +79,7 @@ class BatchScoring:
         return {**self.__dict__, "_live": None, "_captured": None, "_epoch": None}
 
     @property
-    def sampler(self) -> Sampler:
+    def sampler(self) -> ModelSampler:
         """For questions about the answers: renders prompts and reads answers to them.
 
         Raises:
@@ -171,11 +88,11 @@ class BatchScoring:
         return self._model[1]
 
     @property
-    def _scorer(self) -> BatchScorer:
+    def _scorer(self) -> Scorer:
         return self._model[0]
 
     @property
-    def _model(self) -> tuple[BatchScorer, Sampler]:
+    def _model(self) -> tuple[Scorer, ModelSampler]:
         if self._live is None:
             raise DetachedRecordError(
                 "This record of an answer was copied without its model, and holds only what was computed before. "
@@ -243,7 +160,7 @@ class BatchScoring:
 
     def observed(self, row: int) -> Observation:
         """What one row's tokens tell; the first call observes the whole batch, and leaves what scoring can use."""
-        return self.together(Observation, lambda _: self._observe(), row)
+        return self.together(Observation, lambda _: self._scorer.observe(self._laid_out(), self._captured), row)
 
     def head_gradient(self, objective: Objective, row: int) -> HeadGradient:
         """One row's gradient by the output head alone; the first call reads the whole batch."""
@@ -283,9 +200,6 @@ class BatchScoring:
             return
         if self._epoch is not (epoch := self._live[0].epoch):
             self._done, self._results, self._epoch = {}, {}, epoch
-
-    def _observe(self) -> tuple[Observation, ...]:
-        return self._scorer.observe(self._laid_out(), self._captured)
 
     def _laid_out(self) -> TokenBatch:
         """Prompts and answers, for what asks for no token of the prompt."""
@@ -385,7 +299,7 @@ class Evidence:
         return in_context(self.prompt.question, self.prompt.context)
 
     @property
-    def sampler(self) -> Sampler:
+    def sampler(self) -> ModelSampler:
         """For questions about the answer: renders prompts and reads answers to them."""
         return self.scoring.sampler
 

@@ -1,18 +1,38 @@
-"""More answers of a model to the same prompts, and readings of answers."""
+"""More answers of a model to the same prompts, and readings of answers: log-probabilities and a middle layer's states.
+
+Answers are read in one pass over a whole batch, without a graph; a prompt is read once, however many answers it has.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Protocol
 
-from semgrad_guard.engine.generation.evidence import Sampler
-from semgrad_guard.engine.generation.generation import Codec, answered
-from semgrad_guard.engine.generation.reading import Ids, Reading, likeliest, read
-from semgrad_guard.engine.generation.sampling_plans import Sample, SamplingPlan
+import torch
+
+from semgrad_guard.engine.generation.sampling_plans import Ids, Sample, SamplingPlan
+from semgrad_guard.engine.generation.visible import Codec, answered
 from semgrad_guard.engine.prompts.prompt import Prompt
-from semgrad_guard.engine.scoring.scorer import Scorer
+from semgrad_guard.engine.replay.token_batch import TokenBatch
+from semgrad_guard.engine.scoring.scorer import Scorer, clean_slate
 from semgrad_guard.records import Conversation
+
+_TOKENS = 1 << 15  # rows x columns of one pass
+_LOGITS = 1 << 27  # and its rows x response tokens x vocabulary
+
+
+@dataclass(frozen=True)
+class Reading:
+    """One answer as the model sees it. Both are empty where the answer holds no token.
+
+    `log_probs` are the tokens' log-probabilities in nats, `embedding` the hidden state of the last token in the middle
+    of the model (layer floor((L + 1) / 2) of 0 .. L); None where the model's layers are not known.
+    """
+
+    log_probs: tuple[float, ...] = ()
+    embedding: tuple[float, ...] | None = None
 
 
 class Draws(Codec, Protocol):
@@ -23,7 +43,7 @@ class Draws(Codec, Protocol):
     ) -> list[list[int]]: ...
 
 
-class ModelSampler(Sampler):
+class ModelSampler:
     """Asks one model for further answers, and for its opinion of answers. Holds the model's lock while it runs."""
 
     def __init__(
@@ -59,12 +79,22 @@ class ModelSampler(Sampler):
     def read(
         self, prompts: Sequence[Prompt], answers: Sequence[Sequence[Ids]], *, temperature: float = 1.0
     ) -> list[list[Reading]]:
-        """What the model thinks of several answers to each prompt (see `reading.read`)."""
+        """The model's opinion of several answers to each prompt (see the function `read`)."""
         return read(self._scorer, [prompt.ids for prompt in prompts], answers, temperature=temperature)
 
     def likeliest(self, prompt: Prompt, answer: Ids, count: int) -> list[tuple[tuple[int, float], ...]]:
-        """The likeliest tokens at each place of an answer (see `reading.likeliest`)."""
-        return likeliest(self._scorer, prompt.ids, answer, count)
+        """The `count` likeliest tokens at each place of an answer and their log-probabilities in nats, likeliest first.
+
+        From the model's raw distribution, in one pass over prompt and answer.
+        """
+        scorer = self._scorer
+        with scorer.lock, clean_slate(), torch.no_grad():
+            batch = TokenBatch.of([prompt.ids], [list(answer)], [-1], scorer.device)
+            logits, _ = scorer.current_replayer().read(batch, 0, cache=None, layer=None)
+            own = logits[0, : len(answer)]
+            log_probs = (own if own.dtype == torch.float64 else own.float()).log_softmax(-1)
+            values, ids = log_probs.topk(min(count, log_probs.shape[1]))
+        return [tuple(zip(*row, strict=True)) for row in zip(ids.tolist(), values.tolist(), strict=True)]
 
     def fits(self, prompt: Prompt, longest: int) -> bool:
         """Whether an answer of `longest` tokens has room behind this prompt."""
@@ -77,3 +107,100 @@ class ModelSampler(Sampler):
     def decode(self, ids: Ids) -> str:
         """The text of answer tokens."""
         return self._decoder.decode(ids)
+
+
+def read(
+    scorer: Scorer, prompts: Sequence[Ids], answers: Sequence[Sequence[Ids]], *, temperature: float = 1.0
+) -> list[list[Reading]]:
+    """Read several answers to each prompt.
+
+    Args:
+        scorer: the model's.
+        prompts: token ids.
+        answers: for each prompt any number of answers' token ids.
+        temperature: > 0; logits are divided by it before they become probabilities.
+    """
+    units = list(_units(answers, scorer.vocabulary))
+    owners = [prompts[index] for index, _ in units]
+    parts = [part for _, part in units]
+    by_prompt: list[list[Reading]] = [[] for _ in answers]
+    with scorer.lock, clean_slate(), torch.no_grad():
+        for rows in _pieces(owners, parts, scorer.vocabulary):
+            readings = _read(scorer, owners[rows], parts[rows], temperature)
+            for (index, _), part in zip(units[rows], readings, strict=True):
+                by_prompt[index] += part
+    return by_prompt
+
+
+def middle_layer(n_layers: int) -> int:
+    """The layer whose last-token state stands for an answer's meaning (Chen et al., 2024: half of L + 1 states)."""
+    return (n_layers + 1) // 2
+
+
+def _units(answers: Sequence[Sequence[Ids]], vocabulary: int) -> Iterator[tuple[int, Sequence[Ids]]]:
+    """A prompt's number and answers to it whose logits can be held at once."""
+    for index, own in enumerate(answers):
+        step = max(1, _LOGITS // (max([1, *map(len, own)]) * vocabulary))
+        yield from ((index, own[start : start + step]) for start in range(0, len(own), step))
+
+
+def _pieces(prompts: Sequence[Ids], answers: Sequence[Sequence[Ids]], vocabulary: int) -> Iterator[slice]:
+    """Successive units, as many as fit into one pass; at least one."""
+    start, rows, width, tail = 0, 0, 0, 0
+    for index, (prompt, own) in enumerate(zip(prompts, answers, strict=True)):
+        rows += len(own)
+        width, tail = max(width, len(prompt)), max(tail, *map(len, own), 1)
+        if index > start and (rows * (width + tail) > _TOKENS or rows * tail * vocabulary > _LOGITS):
+            yield slice(start, index)
+            start, rows, width, tail = index, len(own), len(prompt), max(map(len, own))
+    if start < len(prompts):
+        yield slice(start, len(prompts))
+
+
+def _read(
+    scorer: Scorer, prompts: Sequence[Ids], answers: Sequence[Sequence[Ids]], temperature: float
+) -> list[list[Reading]]:
+    owners = [index for index, own in enumerate(answers) for _ in own]
+    flat = [list(answer) or [0] for own in answers for answer in own]  # a filler keeps an empty answer's row
+    batch = TokenBatch.of([prompts[i] for i in owners], flat, [-1] * len(flat), scorer.device)
+    if batch.is_padded and not scorer.pads:
+        readings = [_pass(scorer, row, None, temperature)[0] for row in batch.rows()]
+    else:
+        shared = TokenBatch.of(prompts, [[0]] * len(prompts), [-1] * len(prompts), scorer.device)
+        readings = _pass(scorer, batch, (shared, owners), temperature)
+    if len(readings) > 1 and not all(math.isfinite(sum(reading.log_probs)) for reading in readings):
+        # Padding alone makes some attention kernels answer NaN: such rows are given a second chance.
+        singly = zip(readings, batch.rows(), strict=True)
+        readings = [
+            r if math.isfinite(sum(r.log_probs)) else _pass(scorer, row, None, temperature)[0] for r, row in singly
+        ]
+    rest = iter(readings)
+    return [[reading if answer else Reading() for answer, reading in zip(own, rest, strict=False)] for own in answers]
+
+
+def _pass(
+    scorer: Scorer, batch: TokenBatch, shared: tuple[TokenBatch, list[int]] | None, temperature: float
+) -> list[Reading]:
+    """Every row of a batch; `shared` are the prompts, once each, and which of them each row continues."""
+    replayer, architecture = scorer.current_replayer(), scorer.architecture
+    start, cache = 0, None
+    if shared is not None and batch.prompt_columns > 1 and scorer.can_resume(batch.longest):
+        start = batch.prompt_columns - 1
+        cache = replayer.prefilled(shared[0], start, shared[1])
+    layer = middle_layer(architecture.n_layers)
+    known = architecture.layers is not None and layer < architecture.n_layers
+    logits, states = replayer.read(batch, start, cache=cache, layer=layer if known else None)
+    return [_reading(batch, row, logits, states, temperature) for row in range(len(batch.lengths))]
+
+
+def _reading(
+    batch: TokenBatch, row: int, logits: torch.Tensor, states: torch.Tensor | None, temperature: float
+) -> Reading:
+    """From the last columns' logits [B, T + 1, V] and hidden states [B, T + 1, d], T the longest answer's length."""
+    length = batch.lengths[row]
+    targets = batch.ids[row, batch.prompt_columns : batch.prompt_columns + length]
+    own = logits[row, :length]
+    tempered = (own if own.dtype == torch.float64 else own.float()) / temperature
+    log_probs = tempered.log_softmax(-1).gather(1, targets[:, None].to(own.device)).squeeze(1)
+    embedding = None if states is None else tuple(states[row, length].double().tolist())
+    return Reading(tuple(log_probs.double().tolist()), embedding)

@@ -14,8 +14,9 @@ import torch
 from transformers import LogitsProcessor, LogitsProcessorList
 
 from semgrad_guard.engine.generation.options import knows_its_options, sampling_processors
-from semgrad_guard.engine.generation.reading import Ids
 from semgrad_guard.errors import InputError
+
+Ids = Sequence[int]
 
 
 @knows_its_options
@@ -43,7 +44,9 @@ class Sampling:
 
     def processors(self, prompts: Sequence[Ids], _: tuple[int, ...]) -> LogitsProcessorList:
         """For `count` rows a prompt."""
-        seeds = [_seed(self.seed, prompt, number) for prompt in prompts for number in range(self.count)]
+        texts = [f"{self.seed} {number} {list(prompt)}" for prompt in prompts for number in range(self.count)]
+        digests = [hashlib.sha256(text.encode()).digest() for text in texts]
+        seeds = [int.from_bytes(digest[:8], "big") >> 1 for digest in digests]
         return sampling_processors(seeds, temperature=self.temperature, top_p=self.top_p, top_k=self.top_k)
 
 
@@ -117,11 +120,6 @@ class DiversityPenalty(LogitsProcessor):
             choice = log_probs[:, group].argmax(dim=-1, keepdim=True)
             taken.scatter_add_(1, choice, running[:, group, None].to(taken.dtype))
         return log_probs.view_as(scores)
-
-
-def _seed(seed: int, prompt: Ids, number: int) -> int:
-    digest = hashlib.sha256(f"{seed} {number} {list(prompt)}".encode()).digest()
-    return int.from_bytes(digest[:8], "big") >> 1
 
 
 def _check_sizes(count: int, max_tokens: int) -> None:

@@ -18,8 +18,7 @@ from transformers.utils.hub import extract_commit_hash
 
 from semgrad_guard.engine.models.gguf_config import complete_config, divide_frequencies, require_all_read
 from semgrad_guard.engine.models.gguf_header import GgufHeader, is_part, read_header
-from semgrad_guard.engine.models.hub import why_unreachable
-from semgrad_guard.engine.models.loading import first_line, require_all_weights, without_weight_bar
+from semgrad_guard.engine.models.loading import first_line, require_all_weights, why_unreachable, without_weight_bar
 from semgrad_guard.errors import InputError, ModelNotFoundError, UnsupportedModelError
 
 _ON_THE_HUB = re.compile(r"(?P<repository>[\w.-]+/[\w.-]+):(?P<file>[^:]+\.gguf)")

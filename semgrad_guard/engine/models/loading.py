@@ -9,6 +9,8 @@ from importlib import import_module
 from typing import Any
 
 import torch
+from huggingface_hub import constants, get_hf_file_metadata, hf_hub_url, is_offline_mode
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
 from safetensors import SafetensorError
 from transformers import PreTrainedModel
@@ -108,3 +110,20 @@ def first_line(error: BaseException) -> str:
         line = f"{type(error).__name__}: {line}"
     line = line if len(line) <= _LONGEST else line[:_LONGEST].rsplit(" ", 1)[0] + " …"
     return line if line.endswith((".", "!", "?", "…")) else line + "."
+
+
+def why_unreachable(name: str, revision: str | None = None) -> str | None:
+    """Why the hub cannot be asked for a repository; None where it answers, even if it says that there is none.
+
+    One request of huggingface_hub's own (with its proxies, HF_ENDPOINT and token) and with its own patience: an answer
+    may take HF_HUB_ETAG_TIMEOUT seconds, 10 by default.
+    """
+    if is_offline_mode():
+        return "HF_HUB_OFFLINE is set"
+    try:
+        get_hf_file_metadata(hf_hub_url(name, "config.json", revision=revision), timeout=constants.HF_HUB_ETAG_TIMEOUT)
+    except (HfHubHTTPError, HFValidationError):
+        return None
+    except Exception as error:  # noqa: BLE001 - whose errors these are (httpx, httpx2) depends on huggingface_hub
+        return f"{constants.ENDPOINT} does not answer, {str(error) or type(error).__name__}"
+    return None

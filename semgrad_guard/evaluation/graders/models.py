@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from semgrad_guard.engine.texts.answer_equivalence import AnswerEquivalence
-from semgrad_guard.engine.texts.text_pairs import Entailment
+from semgrad_guard.engine.texts.text_pairs import AnswerEquivalence, Entailment
 from semgrad_guard.evaluation.graders.base import AnswerToGrade, Verdicts, any_reference
 from semgrad_guard.evaluation.graders.words import require_threshold
 

@@ -70,7 +70,7 @@ def _load(name: str, model: str) -> AnswerGrader:
         from semgrad_guard.evaluation.graders.judge import Judge
 
         return Judge.from_name(model)
-    from semgrad_guard.engine.texts.answer_equivalence import AnswerEquivalence
+    from semgrad_guard.engine.texts.text_pairs import AnswerEquivalence
     from semgrad_guard.evaluation.graders.models import Bem, EntailmentGrader
 
     if name == "bem":

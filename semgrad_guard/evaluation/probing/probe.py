@@ -19,7 +19,7 @@ from semgrad_guard.engine.generation.options import GenerationOptions
 from semgrad_guard.engine.language_model import LanguageModel
 from semgrad_guard.engine.objective import Objective
 from semgrad_guard.engine.prompts.prompt import Prompt
-from semgrad_guard.engine.prompts.token_choice import TokenChoice
+from semgrad_guard.engine.prompts.semantic_token import TokenChoice
 from semgrad_guard.engine.scoring.semantic_preservation import SemanticPreservation
 from semgrad_guard.errors import InputError, PromptTooLongError
 from semgrad_guard.evaluation.graders import Grader

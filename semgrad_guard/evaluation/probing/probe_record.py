@@ -9,7 +9,7 @@ from typing import Literal, Self
 import numpy as np
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from semgrad_guard.engine.prompts.token_choice import TokenChoice
+from semgrad_guard.engine.prompts.semantic_token import TokenChoice
 from semgrad_guard.errors import InputError
 from semgrad_guard.evaluation.figures.sps import ProbeMaps
 from semgrad_guard.files import atomic_write
