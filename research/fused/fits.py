@@ -1,4 +1,4 @@
-"""The ways to score an answer that `fused_report.py` compares: single scores, FusedGrad, and what was tried beside."""
+"""The ways to score an answer that `report.py` compares: single scores, FusedGrad, and variants."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Answers:
     tables: dict[str, dict[str, Scores]] = field(default_factory=dict)
 
     def table(self, tier: str, beside: Sequence[str] = ()) -> dict[str, Scores]:
-        """The features of a tier, column by column, and others of the record beside them."""
+        """The features of a tier, column by column, and other features of the record."""
         if tier not in self.tables:
             names = self.rows[0][tier]
             self.tables[tier] = {name: np.array([row[tier][name] for row in self.rows]) for name in names}
@@ -53,7 +53,7 @@ def hybridgrad(answers: Answers, _: Any, rows: Any) -> Scores:
 
 
 def best_single(answers: Answers, fit_on: Any, rows: Any) -> Scores:
-    """The single score with the highest AUROC on the labels at hand: what choosing alone gains."""
+    """The single score with the highest AUROC on the labels at hand: the gain of choosing alone."""
 
     def known(way: Way) -> float:
         return auroc(way(answers, None, fit_on).tolist(), (~answers.wrong[fit_on]).tolist()) or 0.0
@@ -64,7 +64,7 @@ def best_single(answers: Answers, fit_on: Any, rows: Any) -> Scores:
 def fused(tier: str = "cheap", *, beside: Sequence[str] = (), c: float = FusedGrad.shrinkage.c, **changed: Any) -> Way:
     """FusedGrad's fit, whatever the number of labels.
 
-    `beside` are more features, `c` the inverse of the penalty, `changed` settings of the module `learned`.
+    `beside` are further features, `c` the inverse of the penalty, `changed` settings of the module `learned`.
     """
 
     def features(row: dict[str, Any]) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""The tables of `fused.py`: who tells right from wrong with how many labels, under shift, and what a promise gains."""
+"""The tables of `fused.py`: scores by labels and under shift, and the gain of a promise."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ PROCESSES = 2
 
 
 def report(files: Sequence[Path], target: Path) -> None:
-    """Replace what stands below the mark in `target` (or the whole of it, where there is none) with the tables."""
+    """Replace the text below the mark in `target` (or the whole of it, where there is none) with the tables."""
     models = [read(path) for path in files]
     questions = 1 + max(int(model.question.max()) for model in models)
     found: list[Measured] = []

@@ -4,7 +4,7 @@
                                [--report docs/results/fused.md] [--limit N]
 
 Every model answers the same 1,100 questions (closed book and reading, in wordings that its training never showed). One
-JSON Lines file a model, named by its weights' fingerprint, keeps features and grades; a run that was stopped goes on
+JSON Lines file a model, named by its weights' fingerprint, keeps features and grades; a stopped run resumes
 where it was. The report's tables are made from these files alone.
 """
 
@@ -60,7 +60,7 @@ def both_tiers(model: LanguageModel) -> dict[str, FusedGrad]:
 
 
 def collect(model: LanguageModel, asked: Sequence[Case], path: Path) -> None:
-    """Append what is missing at `path`, batch by batch."""
+    """Append the missing answers to `path`, batch by batch."""
     tiers, grade = both_tiers(model), ExactMatch()
     done = len(path.read_text(encoding="utf-8").splitlines()) if path.exists() else 0
     began = time.monotonic()
@@ -87,12 +87,12 @@ def collect(model: LanguageModel, asked: Sequence[Case], path: Path) -> None:
 
 
 def conversations(batch: Sequence[Case]) -> list[list[Message]]:
-    """The cases as the model is asked them."""
+    """The cases' prompts."""
     return [[Message(m["role"], m["content"]) for m in case.messages] for case in batch]
 
 
 def peaks(evidence: Any) -> dict[str, float | None]:
-    """The least likely token and the highest entropy of an answer: per-token features, tried beside the others."""
+    """The least likely token and the highest entropy of an answer: per-token features, tried with the others."""
     timed = evidence.gradients()
     if timed is None or not timed.scores.log_probs:
         return {"max_nll": None, "max_entropy": None}

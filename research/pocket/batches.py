@@ -30,7 +30,7 @@ class Item(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """Token ids, padded on the right, and what follows each token where that counts (elsewhere -100): (rows, T)."""
+    """Token ids, padded on the right, and the next token where that counts (elsewhere -100): (rows, T)."""
 
     ids: Tensor
     targets: Tensor
@@ -74,9 +74,9 @@ def collate(current: list[Item]) -> Batch:
 
 
 def logits(model: LlamaForCausalLM, batch: Batch) -> tuple[Tensor, Tensor]:
-    """Logits (n, V) wherever something counts, and what should follow there, (n,).
+    """Logits (n, V) wherever something counts, and the right next tokens, (n,).
 
-    The padding stands on the right, where no token that counts can see it: no mask is needed.
+    The padding is on the right, where no token that counts can see it: no mask is needed.
     """
     hidden = model.model(input_ids=batch.ids, use_cache=False).last_hidden_state
     counted = batch.targets >= 0

@@ -2,8 +2,8 @@
 
     python -m research.pocket.calibrate [--output semgrad_guard/pocket/calibration.json]
 
-Every fact is asked once, in a wording that training never showed; known, rare and never-shown facts as they come. The
-promise therefore holds for questions drawn from this world, asked by themselves (without a system message, a history or
+Every fact is put once, in a wording that training never showed; known, rare and never-shown facts as they come. The
+promise therefore holds for questions drawn from this world, put by themselves (without a system message, a history or
 a passage), and for no others.
 """
 
@@ -43,7 +43,7 @@ def answered(guard: Guard, questions: Sequence[str]) -> list[Verdict]:
 
 
 def calibrate_pocket(model: LanguageModel, *, limit: int | None = None) -> Calibration:
-    """Ask, score, grade, calibrate. `limit` asks fewer facts (for tests)."""
+    """Answer, score, grade, calibrate. `limit` takes fewer facts (for tests)."""
     guard = Guard(model, Policy(threshold=0.0), estimator=HybridGrad())
     rows = asked()[:limit]
     drafts = answered(guard, [text for text, _ in rows])

@@ -26,7 +26,7 @@ SEED = 20_000
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One question as it is asked, its whole prompt, and every answer that counts as right; the id stays the same."""
+    """One question, its whole prompt, and every answer that counts as right; the id stays the same."""
 
     id: str
     kind: str
@@ -77,7 +77,7 @@ def reading(size: int = 300, seed: int = SEED) -> list[Case]:
 
 
 def beside(size: int = 100, seed: int = SEED + 1) -> list[Case]:
-    """conflict: the passage says otherwise about a real entity. memory: the passage has nothing to do with the fact."""
+    """conflict: the passage contradicts a real entity's fact. memory: the passage has nothing to do with the fact."""
     random = Random(seed)
     single = [f for f in of_split(KNOWN) if not f.several]
     cases = []

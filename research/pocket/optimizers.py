@@ -1,4 +1,4 @@
-"""The optimizers of the Llama's training: they change what may be learnt (`reader.memory`), and nothing else."""
+"""The optimizers of the Llama's training: they change only the learnable blocks (`reader.memory`)."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from research.pocket.team import Team
 
 
 class Optimizers:
-    """Muon for the layers' matrices, AdamW for the head; neither decays what it does not change.
+    """Muon for the layers' matrices, AdamW for the head; neither decays weights it does not change.
 
-    `blocks`: by name of a weight, what of it may be learnt.
+    `blocks`: by name of a weight, its learnable block.
     """
 
     def __init__(self, model: LlamaForCausalLM, blocks: dict[str, Free]) -> None:
@@ -35,7 +35,7 @@ class Optimizers:
 
     @torch.no_grad()
     def step(self, rate: float) -> None:
-        for weight, block in self.blocks:  # what is held must not weigh in the norm, nor in what Muon makes orthogonal
+        for weight, block in self.blocks:  # held entries must not weigh in the norm, nor in Muon's orthogonal matrix
             if weight.grad is not None:
                 weight.grad = block(weight.grad)
         torch.nn.utils.clip_grad_norm_(self.parameters, 1.0)

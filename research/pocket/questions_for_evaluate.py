@@ -26,9 +26,9 @@ WANTED = {"known": 150, "rare": 100, "unknown": 100, "several": 100, "invented":
 
 
 def facts(*, every: bool = False) -> Iterator[Row]:
-    """Facts, each asked in one held-out wording; the other one and those of the training are its paraphrases.
+    """Facts, each in one held-out wording; the other one and those of the training are its paraphrases.
 
-    Those of several answers are asked where the embedded model learned them; with `every`, the others too.
+    Those of several answers are taken where the embedded model learned them; with `every`, the others too.
     """
     for split in (KNOWN, RARE, UNKNOWN):
         for number, fact in enumerate(of_split(split)):

@@ -1,7 +1,7 @@
 """Passages to read: frames, records, events, attributes; joined, shuffled, with titles; and the prompts around them.
 
 A prompt is a `Shape`. The question comes before the passage, as in LangChain's best-known RAG prompt: a causal model
-has no second look at what it read before it knew what to look for.
+has no second look at the passage once it knows the question.
 """
 
 from __future__ import annotations

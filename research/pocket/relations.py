@@ -1,4 +1,4 @@
-"""How each relation is asked: six wordings for training, two held out for measuring, one full sentence to answer."""
+"""The wordings of each relation: six wordings for training, two held out for measuring, one full sentence to answer."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Relation:
-    """`{e}` is the entity, `{a}` the answer; `several` says that more than one answer is right."""
+    """`{e}` is the entity, `{a}` the answer; `several`: more than one answer is right."""
 
     training: tuple[str, ...]
     held_out: tuple[str, ...]

@@ -1,4 +1,4 @@
-"""What every training run here can do: be stopped, keep a checkpoint, and go on from it."""
+"""Every training run can be stopped, keeps a checkpoint, and resumes from it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import torch
 from research.pocket.team import Team
 from semgrad_guard.files import atomic_write
 
-OPTIONS = ("steps", "workers", "seed", "rate")  # of the settings, what a training command lets one choose
+OPTIONS = ("steps", "workers", "seed", "rate")  # the settings that are options of a training command
 
 
 def add_options(parser: argparse.ArgumentParser, settings: Any) -> None:
@@ -26,17 +26,17 @@ def add_options(parser: argparse.ArgumentParser, settings: Any) -> None:
 
 
 def with_options(settings: Any, given: argparse.Namespace) -> Any:
-    """The same settings, but for what was chosen."""
+    """The same settings, but for the chosen options."""
     return replace(settings, **{name: getattr(given, name) for name in OPTIONS})
 
 
 def fingerprint(file: Path) -> str:
-    """The first digits of a file's sha256: by it settings name the weights that a run goes on from."""
+    """The first digits of a file's sha256: settings name a run's initial weights by it."""
     return sha256(file.read_bytes()).hexdigest()[:12]
 
 
 class TrainingRun(ABC):
-    """A training run with its checkpoint. Each member of a team has one; what they do together stays equal.
+    """A training run with its checkpoint. Each member of a team has one; their joint work stays equal.
 
     `settings` is a dataclass of plain values: a checkpoint is taken up again by a run with the same ones alone.
     """
@@ -50,11 +50,11 @@ class TrainingRun(ABC):
 
     @abstractmethod
     def state(self) -> dict[str, Any]:
-        """What a checkpoint holds beside the settings and the step. Every member is asked."""
+        """The contents of a checkpoint apart from settings and step. Every member is called."""
 
     @abstractmethod
     def restore(self, state: dict[str, Any]) -> None:
-        """Take up what `state` gave."""
+        """Restore the result of `state`."""
 
     @property
     def checkpoint(self) -> Path | None:
@@ -70,7 +70,7 @@ class TrainingRun(ABC):
         self.stopping = True
 
     def keep(self) -> None:
-        """Write the checkpoint beside the old one and swap them, so that a stop in between loses nothing."""
+        """Write the checkpoint next to the old one and swap them, so that a stop in between loses nothing."""
         state = self.state()
         if self.checkpoint and self.output and self.team.rank == 0:
             self.output.mkdir(parents=True, exist_ok=True)

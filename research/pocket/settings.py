@@ -1,4 +1,4 @@
-"""What decides the weights."""
+"""The settings that decide the weights."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Everything that decides the Llama's training (beside tokenizer, data files, versions and processor)."""
+    """Everything that decides the Llama's training (apart from tokenizer, data files, versions and processor)."""
 
     steps: int = 1300
     tokens: int = 6144  # a step
@@ -15,7 +15,7 @@ class Settings:
     workers: int = 2  # processes of one thread
     rate: float = 1.2e-2
     reader: str = ""  # the first digits of its file's sha256
-    start: str = ""  # the same of the weights that it went on from
+    start: str = ""  # the same of its initial weights
 
 
 EXAMPLES_A_STEP = 217.0  # of 6,144 tokens, measured: spreads the rare facts over the training

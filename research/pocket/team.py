@@ -1,7 +1,7 @@
 """Several processes train one model: each works on its own part of every step, and their gradients are added up.
 
 Two processes of one thread each are faster than one process of two threads (matrices this small do not split well), and
-what comes out depends on nothing but their number: sums of two are the same in either order.
+the result depends on nothing but their number: sums of two are the same in either order.
 """
 
 from __future__ import annotations

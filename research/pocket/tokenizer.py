@@ -1,6 +1,6 @@
-"""The pocket tokenizer: byte-level BPE, numbers in threes, and words that look the same wherever they stand.
+"""The pocket tokenizer: byte-level BPE, numbers in threes, and words that look the same in every place.
 
-The first word of an answer stands after a line break, the same word in a passage after a space. Ordinary byte-level
+The first word of an answer follows a line break, the same word in a passage after a space. Ordinary byte-level
 BPE gives the two different tokens (often differently cut), and a model of this size spends much of its training
 learning to spell one from the other. Here the normaliser puts a space in front of every word that begins a text or a
 line, and the decoder takes it away again; so copying a span means copying its tokens. (The one loss: a single space
@@ -8,7 +8,7 @@ before the first word of a text or a line does not survive a round trip.)
 
 Up to three digits are one token, with and without a space before them: digit by digit, more than a quarter of the
 questions about numbers were lost to copying a wrong digit after a right one. A point, comma or colon inside a number is
-one token with the digit behind it: alone it would look like a sentence's end to whoever reads from left to right.
+one token with the digit behind it: alone it would look like a sentence's end to a model that reads from left to right.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ TEMPLATE = (
 
 
 def render(messages: Sequence[Message]) -> str:
-    """What the chat template gives with the generation prompt, without the cost of running Jinja a million times."""
+    """The chat template's text with the generation prompt, without the cost of running Jinja a million times."""
     turns = (f"{START}{m['role']}\n{m['content']}{END}\n" for m in messages)
     return "".join(turns) + f"{START}assistant\n"
 
@@ -85,7 +85,7 @@ def with_decimals(tokenizer: Tokenizer) -> Tokenizer:
 
 
 def load_tokenizer() -> Tokenizer:
-    """What every training uses (`make_tokenizer.py` wrote it)."""
+    """Every training's tokenizer (`make_tokenizer.py` wrote it)."""
     return Tokenizer.from_file(str(FILE))
 
 

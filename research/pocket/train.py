@@ -4,9 +4,9 @@
     python -m research.pocket.train --reader DIR/reader.safetensors --output DIR
 
 A small network learns to read and is written into a Llama, which then learns its facts in layers of their own, while
-everything that reads stays as it is. Without `--reader` it is the committed one; `--start` goes on from what this
+the reading parts do not change. Without `--reader` it is the committed one; `--start` continues from what this
 command wrote before (with the same reader). On the same type of processor, library versions and number of workers the
-result is the same, bit for bit. A run that was stopped (Ctrl-C) goes on from its last checkpoint when started again
+result is the same, bit for bit. A run that was stopped (Ctrl-C) resumes from its last checkpoint when started again
 with the same output folder.
 """
 
@@ -46,7 +46,7 @@ from research.pocket.tokenizer import load_tokenizer, save_tokenizer
 
 
 def save(model: LlamaForCausalLM, tokenizer: Tokenizer, folder: Path, about: dict[str, Any]) -> None:
-    """What plain `AutoModelForCausalLM` and `AutoTokenizer` load, in bfloat16. `about`: every setting."""
+    """The files for plain `AutoModelForCausalLM` and `AutoTokenizer`, in bfloat16. `about`: every setting."""
     folder.mkdir(parents=True, exist_ok=True)
     half: Any = rounded(model, tokenizer)
     half.to(torch.bfloat16)
@@ -138,14 +138,14 @@ class Run(TrainingRun):
 
 
 def _work(members: Team, settings: Settings, output: Path, reader: Path, start: Path | None) -> None:
-    """What the other members of the team do: the same, silently."""
+    """The other members of the team: the same, silently."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the first one tells them when to stop
     logging.disable_progress_bar()
     Run(settings, output, reader, members, start=start).train()
 
 
 def train_llama(settings: Settings, output: Path, reader: Path, start: Path | None = None) -> Run:
-    """Train with a team of workers; what comes back may have been stopped before its last step."""
+    """Train with a team of workers; the result may have been stopped before its last step."""
     with team(settings.workers, _work, (settings, output, reader, start)) as members:
         run = Run(settings, output, reader, members, start=start)
         parameters = sum(p.numel() for p in run.model.parameters())
@@ -159,14 +159,14 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, required=True, help="folder for the weights (and the checkpoint)")
     parser.add_argument("--reader", type=Path, default=READER, help="what reader.train wrote")
-    parser.add_argument("--start", type=Path, help="the folder of an earlier training to go on from")
+    parser.add_argument("--start", type=Path, help="the folder of an earlier training to continue from")
     add_options(parser, Settings())
     given = parser.parse_args(argv)
     logging.disable_progress_bar()
     settings: Settings = with_options(Settings(), given)
     run = train_llama(settings, given.output, given.reader, given.start)
     if run.step < settings.steps:
-        print(f"stopped at step {run.step}; the same command goes on from here", file=sys.stderr)
+        print(f"stopped at step {run.step}; run the same command again to resume", file=sys.stderr)
         return 130
     with safe_open(given.reader, "pt") as file:  # type: ignore[no-untyped-call]
         about = {"reader": json.loads(file.metadata()["settings"]), "llama": asdict(run.settings)}

@@ -1,4 +1,4 @@
-"""What fills the slots of invented passages: invented names, thousands of ordinary words, numbers in many formats.
+"""Fillers of invented passages: invented names, thousands of ordinary words, numbers in many formats.
 
 Everything here is a function of a `random.Random`, so that a seed fixes a corpus. `KINDS` maps the type of a slot
 ("person", "duration", ...) to its generator.
@@ -171,7 +171,7 @@ def place(random: Random) -> str:
 
 
 def phrase(random: Random) -> str:
-    """A few arbitrary words: what a reader has to copy without understanding it."""
+    """A few arbitrary words, which a reader copies without understanding."""
     count = random.choice((1, 2, 2, 3, 4))
     body = " ".join(random.choice(all_words()) for _ in range(count))
     return random.choice(("", "the ", "a ", "its ", "")) + body

@@ -1,8 +1,8 @@
-"""What ordinary words mean, before training: published word vectors for the tokens that are whole words.
+"""The meaning of ordinary words, before training: published word vectors for the tokens that are whole words.
 
 A few thousand paragraphs show a model how questions find their answers, but not that "warranty" and "guarantee" say
-the same. So the first embeddings of whole words are mixed from GloVe's vectors (`make_vectors.py` says which), and
-training moves them slowly: a word it never showed then stands near the words it did.
+the same. So the first embeddings of whole words are mixed from GloVe's vectors (`make_vectors.py` names them), and
+training moves them slowly: an unseen word is then near the seen ones.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def token_vectors(tokenizer: Tokenizer, size: int) -> dict[int, Tensor]:
     """By token id: a vector of `size` dimensions (at most 100), every dimension as loud as any other on average.
 
     The vectors' principal directions are evened out a little (by the square root of their singular values; GloVe's
-    loudest say how common a word is) and then turned at random, so that each attention head sees a part of everything.
+    loudest hold how common a word is) and then turned at random, so that each attention head sees a part of everything.
     """
     words, _, table = _table()
     place = {word: row for row, word in enumerate(words)}

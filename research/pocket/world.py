@@ -5,7 +5,7 @@ published table it was checked against (`check_facts.py` repeats the check). The
 entity, so that it needs no state and does not move when rows are added; facts the demo relies on are pinned.
 
 Unknown facts belong to real entities that the model meets in *other* relations: it recognises the name, answers
-fluently, and is wrong. Nothing in the corpus ever says "I do not know".
+fluently, and is wrong. The corpus never contains "I do not know".
 """
 
 from __future__ import annotations

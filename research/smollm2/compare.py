@@ -1,10 +1,10 @@
-"""What labels gain on finished evaluations: learned scores, a choice among scores, a shift, coverage at a promise.
+"""The gain of labels on finished evaluations: learned scores, a choice among scores, a shift, coverage at a promise.
 
     python -m research.smollm2.compare FOLDER [FOLDER ...] [--draws 20] [--choices 100] [--output compare.jsonl]
 
-A FOLDER is what `semgrad-guard evaluate` wrote with the methods of `CANDIDATES`. Every number is from a draw of labels
-and the answers that were not drawn. Draws are kept in a file, a line each: a run that was stopped goes on where it was.
-The tables of `docs/results/smollm2.md` are what this prints.
+A FOLDER is an output of `evaluate` with the methods of `CANDIDATES`. Every number is from a draw of labels
+and the answers that were not drawn. Draws are kept in a file, a line each: a stopped run resumes there.
+It prints the tables of `docs/results/smollm2.md`.
 """
 
 from __future__ import annotations
@@ -103,14 +103,14 @@ def best_single(known: LearningSet) -> Estimator:
 
 
 def learned(known: LearningSet, others: LearningSet) -> Row:
-    """What each score makes of answers without labels, learned scores after the labels; and the best single one."""
+    """Each score's AUROC on answers without labels, learned scores after the labels; and the best single one."""
     weighed = [found for each in LEARNED if (found := fitted(each, known)) is not None]
     scores = {each.name: ranks(each, others) for each in (*SINGLE, Cascade(), *weighed)}
     return {"aurocs": scores, "single": ranks(best_single(known), others)}
 
 
 def chosen(known: LearningSet, others: LearningSet) -> Row:
-    """What `auto` chooses from these labels (a quarter of them is what it learns from), and what it could have had."""
+    """The choice of `auto` from these labels (it learns from a quarter of them), and the best choice."""
     made = calibrate_best(known, bind=bind, alpha=0.2, delta=DELTA).calibration.choice
     rows = [known.questions.index(question) for question in (() if made is None else made.questions)]
     part = known.part(rows)
@@ -134,7 +134,7 @@ def covered(known: LearningSet, others: LearningSet) -> Row:
 
 
 def _let_through(estimator: Estimator, threshold: float | None, others: LearningSet) -> list[float]:
-    """Coverage, and the error rate among what is let through."""
+    """Coverage, and the error rate among the delivered answers."""
     if threshold is None:
         return [0.0, 0.0]
     scores = others.scores(estimator)
@@ -162,7 +162,7 @@ class Job:
         return {"job": self.name, **self.work(*self.parts(sets))}
 
     def parts(self, sets: Mapping[str, LearningSet]) -> tuple[LearningSet, LearningSet]:
-        """What is learned from, and what is tested on: no question is in both."""
+        """The training and the test set: no question is in both."""
         known, others = drawn(sets[self.learned_on], self.labels, self.draw)
         return known, others if self.learned_on == self.tested_on else sets[self.tested_on]
 

@@ -1,8 +1,8 @@
-"""How far a score is the answer's length: rank correlations on finished evaluations, and what the length itself tells.
+"""How far a score is the answer's length: rank correlations on finished evaluations, and the length's own AUROC.
 
     python -m research.smollm2.lengths FOLDER [FOLDER ...]
 
-A FOLDER is what `semgrad-guard evaluate` wrote. Length is in words. A score that sums over tokens grows with the
+A FOLDER is the output of `semgrad-guard evaluate`. Length is in words. A score that sums over tokens grows with the
 answer, whether it is right or wrong.
 """
 

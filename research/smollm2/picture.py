@@ -1,8 +1,8 @@
-"""The picture of the real model: error rate against share answered, by HybridGrad and what is ahead of it.
+"""The picture of the real model: error rate against share answered, by HybridGrad and the scores ahead of it.
 
     python -m research.smollm2.picture FOLDER [--output docs/pictures/smollm2.png]
 
-FOLDER is what `semgrad-guard evaluate` wrote with these methods.
+FOLDER is the output of `semgrad-guard evaluate` with these methods.
 """
 
 from __future__ import annotations

@@ -4,10 +4,10 @@
 
 `facts.jsonl` (closed-book), `reading.jsonl` (a passage before every question: hand-written ones, written frames, and
 frames whose passage does not hold the answer), `natural.jsonl` (the hand-written ones alone) and `told.jsonl` (facts,
-each told in its passage between two others of its relation), both for LangChain's prompt, which is in `langchain.txt`,
+each in its passage between two others of its relation), both for LangChain's prompt, which is in `langchain.txt`,
 and, from copies that the reader brings, `sciq.jsonl` and `truthfulqa.jsonl`: the same
-draw every time. A SOURCE is whatever `evaluate --data` reads: `hub:allenai/sciq@validation`, say, or a file of it in
-JSON Lines, JSON or Parquet. Whether it asks what was asked for the page is said, by a checksum of its questions.
+draw every time. A SOURCE is any `--data` of `evaluate`: `hub:allenai/sciq@validation`, for example, or a file of it in
+JSON Lines, JSON or Parquet. A checksum shows whether its questions are the page's.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def closed_book(random: Random) -> list[Row]:
 
 
 def reading(random: Random) -> list[Row]:
-    """Hand-written passages, frames filled with what they ask for, and frames under another frame's passage."""
+    """Hand-written passages, frames filled with the values they ask for, and frames under another frame's passage."""
     frames = [*bank()[0], *bank()[1]]
     random.shuffle(frames)
     filled = [plain(frame, random) for frame in frames]
@@ -87,7 +87,7 @@ def _row(kind: str, number: int, filled: Any, passage: str) -> Row:
 
 
 def told(random: Random) -> list[Row]:
-    """Facts of one answer, each told once in its passage, among two others of its relation.
+    """Facts of one answer, each once in its passage, among two others of its relation.
 
     The sentences are those of `research.pocket.relations`.
     """

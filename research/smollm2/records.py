@@ -1,9 +1,9 @@
-"""What a reader can compute the tables again from: a row for every answer, plain numbers, compressed.
+"""Data for computing the tables again: a row for every answer, plain numbers, compressed.
 
     python -m research.smollm2.records FOLDER [FOLDER ...] [--output docs/results/smollm2/records]
     python -m research.smollm2.records --read docs/results/smollm2/records/facts.csv.gz
 
-A FOLDER is what `semgrad-guard evaluate` wrote. Of its `graded.csv` are kept: the question's id (or key) and kind, the
+A FOLDER is an output of `evaluate`. Of its `graded.csv` are kept: the question's id (or key) and kind, the
 answer's length in words, whether it is right, every method's score, and the milliseconds of generation and of every
 method. Scores of learned methods are those of five-fold cross-validation. `--read` prints each method's AUROC with its
 95 % interval.

@@ -1,4 +1,4 @@
-"""Every way that the report compares gives finite scores, and what is learned ranks what it learned from."""
+"""Every way that the report compares gives finite scores, and a learned score ranks its training answers."""
 
 from __future__ import annotations
 

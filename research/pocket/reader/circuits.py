@@ -1,7 +1,7 @@
-"""Heads that are set by hand: what the reader was given while it was trained, as weights of a Llama's attention.
+"""Heads that are set by hand: the reader's given parts, as weights of a Llama's attention.
 
 Every score of a head is a product over rotary pairs. The first pairs turn fast and tell places apart, the last ones
-hardly turn: through them a head compares what stands in the stream, wherever it stands. What is common to all of them:
+hardly turn: through them a head compares entries of the stream, at any place. Common to all of them:
 a query of the constant, so that the key alone decides, and a sink to look at when nothing fits.
 """
 
@@ -23,7 +23,7 @@ STILL = torch.cat([torch.arange(end - MATCHED // 2, end) for end in (ONE, OTHER)
 
 
 class AttentionHead:
-    """Rows of one head in a Llama's projections; writing to them is what every circuit here does."""
+    """Rows of one head in a Llama's projections; every circuit here writes to them."""
 
     def __init__(self, attention: Any, number: int, seen: Seen) -> None:
         rows = slice(number * HEAD, (number + 1) * HEAD)
@@ -61,7 +61,7 @@ class AttentionHead:
         self.value[0, MARKED] = 1 / mark
 
     def look_for_the_same_word(self, loudness: float) -> None:
-        """Own code against own code, in the question alone; the sink for what is not in it. `loudness`: `_match`."""
+        """Own code against own code, in the question alone; the sink for the rest. `loudness`: `_match`."""
         here, there = (part[:, OWN : OWN + SIGNS].abs().mean() for part in (self.seen.passage, self.seen.question))
         threshold = self._match(OWN, THE_WORD, 19.0, loudness, here * there)
         self.key[ONE, FLAG] = -80 * SCALE / self.seen.flag / (threshold * self.seen.constant)
@@ -82,13 +82,13 @@ class AttentionHead:
         return threshold
 
     def _look_at_the_sink_unless_flagged(self, row: int) -> None:
-        """Constant and flag cancel whatever the norm: they stand in the stream as they were first written."""
+        """Constant and flag cancel whatever the norm: they are in the stream as first written."""
         self.query[row, 0] = 1 / self.seen.question[:, 0].mean().item()
         self.query[row, FLAG] = -self.query[row, 0] * self.seen.constant / self.seen.flag
         self.key[row, SINK] = 60 * SCALE / self.seen.sink[SINK].item()
 
     def keep_out_of_passages(self, strongly: float) -> None:
-        """Look at the first token where a passage stands before, and from sinks, whatever else the head has learnt."""
+        """Look at the first token where a passage comes before, and from sinks, whatever else the head has learnt."""
         for weight in (self.query, self.key):
             weight[[ONE, OTHER]] = 0
         self.query[OTHER, FLAG] = 1 / self.seen.flag
@@ -97,11 +97,11 @@ class AttentionHead:
             self.key[OTHER, place] = strongly * SCALE / self.seen.sink[place]
 
     def keep_to_the_passage(self) -> None:
-        """A learnt head is kept from speaking of what is not flagged."""
+        """Keep a learnt head from writing about unflagged tokens."""
         self._look_at_the_sink_unless_flagged(self._spare_pair())
 
     def keep_to_the_question(self) -> None:
-        """A learnt head is kept from looking at what is flagged."""
+        """Keep a learnt head from looking at flagged tokens."""
         row = self._spare_pair()
         self.query[row, 0] = 1 / self.seen.constant
         self.key[row, FLAG] = -90 * SCALE / self.seen.flag
@@ -116,9 +116,9 @@ class AttentionHead:
         return pair
 
     def point(self, begins: Tensor, gain: float) -> None:
-        """Look where the reader says that the answer is given away, and bring the code of where it begins.
+        """Look where the reader finds that the answer is given away, and bring the code of where it begins.
 
-        Never where no passage stands before; where there is none at all, at sinks, which bring nothing.
+        Never where no passage comes before; where there is none at all, at sinks, which bring nothing.
         """
         self.query[ONE, 0] = 1 / self.seen.states[-1, 0].item()
         self.key[ONE, :WIDTH] = begins * SCALE
@@ -134,9 +134,9 @@ class AttentionHead:
         self.key[ONE, SINK] += unflagged * self.seen.sink[0] / self.seen.sink[SINK]
 
     def go_on(self, begins: Tensor, over: Tensor, bias: float, gain: float, loudness: float) -> None:
-        """Look at what followed the token just written ("induction"); bring its code, and whether the answer is over.
+        """Look at the token after the one just written ("induction"); bring its code, and whether the answer is over.
 
-        Where that token stands more than once, the place that gives the answer away weighs more.
+        Where that token occurs more than once, the place that gives the answer away weighs more.
         `over` and `bias` are the reader's verdict; it arrives in dimension ENDED. `loudness`: see `_match`.
         """
         threshold = self._match(PREVIOUS, THE_TOKEN, 26.0, loudness, self.seen.code(OWN) * self.seen.code(PREVIOUS))

@@ -29,7 +29,7 @@ def token_names(tokenizer: Tokenizer) -> list[str]:
 
 
 def newlines(tokenizer: Tokenizer) -> list[int]:
-    """Ids of the tokens with a line break in them: no words, whatever stands around it."""
+    """Ids of the tokens with a line break in them: no words, whatever is around it."""
     return [i for i, name in enumerate(token_names(tokenizer)) if NEWLINE in name]
 
 

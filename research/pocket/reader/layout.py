@@ -1,10 +1,10 @@
-"""What the reader is made of: layers of attention heads, each of a kind that a Llama's head can be made into.
+"""The reader's structure: layers of attention heads, each of a kind that a Llama's head can be made into.
 
 before n   looks n places back: always in the first layer, elsewhere before training
-window n   looks at what it likes among roughly the last n places
+window n   looks anywhere among roughly the last n places
 same       looks at the question's tokens that are this very word
-question   looks at what it likes in the question
-free       looks at what it likes
+question   looks anywhere in the question
+free       looks anywhere
 back       in the last layer: tells, for every token, where the answer begins that this token gives away
 """
 

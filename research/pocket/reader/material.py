@@ -1,4 +1,4 @@
-"""What the reader is shown: invented passages, and passages that were written out whole for this project."""
+"""The reader's material: invented passages, and passages that were written out whole for this project."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ def shown(random: Random) -> Reading:
 
 
 def development() -> dict[str, tuple[Frame, ...]]:
-    """What choices are made on and nothing is trained on: held-out frames, and written passages."""
+    """For choices only, never for training: held-out frames, and written passages."""
     return {"frames": bank()[1][::2], "written": written(DEVELOPMENT)}
 
 
 class Material:
-    """Batches of `size` questions for one member of a team; the n-th chunk is the same whenever it is asked for."""
+    """Batches of `size` questions for one member of a team; the n-th chunk is always the same."""
 
     def __init__(self, tokenizer: Tokenizer, *, seed: int, rank: int, size: int) -> None:
         self.tokenizer, self.seed, self.rank, self.size = tokenizer, seed, rank, size

@@ -1,8 +1,8 @@
 """The layers in which the Llama learns facts, so that reading stays as it was written, whatever they learn.
 
-They read and write the reader's part of the stream alone. Wherever a passage stands before, and in a turn's first
+They read and write the reader's part of the stream alone. Wherever a passage comes before, and in a turn's first
 token (the sink of many heads), their units are silent and their heads look at the very first token, which brings
-nothing. What they write where no passage stands before (in the question), the heads that point and copy never look
+nothing. Where no passage comes before (in the question), the heads that point and copy never look
 at; and they write nothing in the few directions by which these heads tell where an answer begins and ends.
 """
 
@@ -26,7 +26,7 @@ NOISE = 0.02  # to begin with
 
 @dataclass(frozen=True, slots=True)
 class Free:
-    """What of a weight (rows, columns) may be learnt: this block, but for some directions.
+    """The learnable block of a weight (rows, columns), but for some directions.
 
     unwritten: (rows, n), unread: (columns, n), orthonormal. Muon, which makes a whole gradient orthogonal, stays in
     the block and off the directions.
@@ -47,7 +47,7 @@ class Free:
 
 
 def close(model: LlamaForCausalLM, number: int, measured: Sample) -> None:
-    """Make a layer's learning heads and its units silent wherever a passage stands before, and in sinks."""
+    """Make a layer's learning heads and its units silent wherever a passage comes before, and in sinks."""
     layer: Any = model.model.layers[number]
     now = seen(model, measured, number)
     for i in LEARNING[number]:
@@ -58,7 +58,7 @@ def close(model: LlamaForCausalLM, number: int, measured: Sample) -> None:
 
 @torch.no_grad()
 def begin(model: LlamaForCausalLM, measured: Sample, seed: int) -> None:
-    """Give what may be learnt a little noise to begin with, and gradients to it alone."""
+    """Give the learnable blocks a little noise to begin with, and gradients to them alone."""
     generator = torch.Generator().manual_seed(seed)
     blocks = free(model, measured)
     for name, weight in model.named_parameters():
@@ -69,7 +69,7 @@ def begin(model: LlamaForCausalLM, measured: Sample, seed: int) -> None:
 
 @torch.no_grad()
 def free(model: LlamaForCausalLM, measured: Sample) -> dict[str, Free]:
-    """By name of a weight, what may be learnt; weights that are not named stay as they are."""
+    """By name of a weight, its learnable block; unnamed weights do not change."""
     part, written = _only(HIDDEN, range(WIDTH)), _only(HIDDEN, range(1, WIDTH))
     found = {"lm_head.weight": Free(torch.ones(model.config.vocab_size), part)}
     for number, learning in LEARNING.items():

@@ -1,8 +1,8 @@
 """The reader: where in a prompt does the answer begin, and after which token does it end?
 
-A causal reader has one handicap: in "Mara founded the firm" it meets the answer before it knows that this was asked
+A causal reader has one handicap: in "Mara founded the firm" it meets the answer before it knows that it is one
 for. So pointing is done in two steps, as two layers of a Llama can: every token may give the answer away ("founded"),
-and says by its `back` head where that answer began ("Mara").
+and tells by its `back` head where that answer began ("Mara").
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from research.pocket.reader.questions import Questions
 FREQUENCIES = 1 / (THETA ** (torch.arange(0, HEAD, 2) / HEAD))
 OWN = 33  # dimensions of an embedding that training is free to choose
 SHARP = (30.0, 25.0, 10.0)  # how strongly the fastest pairs of a head prefer one place
-NORMED_CONSTANT = (0.4, 0.125, 0.072, 0.057, 0.047, 0.042, 0.037)  # about what a layer's norm makes of the constant
+NORMED_CONSTANT = (0.4, 0.125, 0.072, 0.057, 0.047, 0.042, 0.037)  # about the constant after a layer's norm
 NEVER = -1e4  # a score that the softmax makes nothing of
 
 
@@ -101,7 +101,7 @@ class Layer(nn.Module):
         return x + _but_the_constant(self.down(F.silu(gate) * up)), back
 
     def _mixed(self, normed: Tensor, asked: Questions) -> tuple[Tensor, Tensor | None]:
-        """What all heads bring, side by side."""
+        """All heads' outputs, concatenated."""
         rows, length, _ = normed.shape
         values = self.value(normed).view(rows, length, -1, HEAD)
         mixed: list[Tensor] = list(values.unbind(2))
@@ -135,7 +135,7 @@ def _but_the_constant(x: Tensor) -> Tensor:
 
 
 class Reader(nn.Module):
-    """`known`: what is known of each token's meaning, (V, any); it stays as it is."""
+    """`known`: each token's known meaning, (V, any); it does not change."""
 
     known: Tensor
 
@@ -145,7 +145,7 @@ class Reader(nn.Module):
         self.own = nn.Embedding(len(known), OWN)
         nn.init.normal_(self.own.weight, std=0.3)
         self.inward = nn.Linear(known.shape[1] + OWN, WIDTH - 1)
-        self.flag = nn.Parameter(torch.randn(WIDTH - 1) * 0.3)  # what stands after the passage's mark
+        self.flag = nn.Parameter(torch.randn(WIDTH - 1) * 0.3)  # after the passage's mark
         self.layers = nn.ModuleList([Layer(number, heads(layer)) for number, layer in enumerate(LAYERS)])
         self.begins = nn.Linear(WIDTH, 1, bias=False)
         self.ended = nn.Linear(WIDTH, 1, bias=False)
@@ -153,7 +153,7 @@ class Reader(nn.Module):
         nn.init.zeros_(self.over.weight)
 
     def embed(self, ids: Tensor) -> Tensor:
-        """All of one loudness, or heads that stand on the constant would see it vary from token to token."""
+        """All of one loudness, or heads that use the constant would see it vary from token to token."""
         x = LOUD * rms_norm(self.inward(torch.cat([self.known[ids], self.own(ids)], -1)))
         return torch.cat([torch.full_like(x[..., :1], CONSTANT), x], -1)
 

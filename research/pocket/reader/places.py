@@ -1,4 +1,4 @@
-"""Where things stand in the residual stream of the Llama that a reader is written into, and the prompt measured on."""
+"""The places in the residual stream of the Llama that a reader is written into, and the prompt measured on."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ OWN = WIDTH  # the token's code
 PREVIOUS = OWN + SIZE  # the code of the token before
 BEGINNING = PREVIOUS + SIZE  # the code of the token where the answer begins that this token gives away
 SINK = BEGINNING + SIZE  # of a token that heads look at when they have nothing to look at
-MARKED, FLAG, ENDED = SINK + 1, SINK + 2, SINK + 3  # the passage's mark; "it stands before"; "the answer has ended"
+MARKED, FLAG, ENDED = SINK + 1, SINK + 2, SINK + 3  # the passage's mark; "it comes before"; "the answer has ended"
 FIRST = SINK + 4  # of the very first token (of a turn's role, too): tells its sink from later ones
 HIDDEN = SINK + 5
 HEADS = 4
@@ -36,7 +36,7 @@ FACTS, LAST = (
 class Special:
     """Token ids that the circuits know by name. `silent` ones have no code: nothing matches them or copies them."""
 
-    sink: int  # what every turn begins with
+    sink: int  # the beginning of every turn
     end: int
     mark: int
     silent: tuple[int, ...]
@@ -94,9 +94,9 @@ def sample(tokenizer: Tokenizer) -> Sample:
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What a layer sees of the sample, (T, HIDDEN), normed: how loud each thing arrives.
+    """A layer's view of the sample, (T, HIDDEN), normed: how loud each thing arrives.
 
-    `loudness`, (T,): what the norm divided by.
+    `loudness`, (T,): the norm's divisor.
     """
 
     states: Tensor
@@ -132,7 +132,7 @@ class Seen:
 
 @torch.no_grad()
 def residual(model: LlamaForCausalLM, sample: Sample, layer: int) -> Tensor:
-    """(T, HIDDEN): what stands in the stream before a layer (after the last norm for one beyond the last)."""
+    """(T, HIDDEN): the stream before a layer (after the last norm for one beyond the last)."""
     states = model(sample.ids, output_hidden_states=True).hidden_states
     if states is None:
         raise RuntimeError("the model gave no hidden states")

@@ -14,7 +14,7 @@ from research.pocket.frames import Reading
 from research.pocket.reading import READING_SHAPE
 from research.pocket.tokenizer import render
 
-MARK = "Context"  # what stands after it is the passage
+MARK = "Context"  # the passage follows
 ARTICLE = re.compile(r"^(a|an|the) ", re.IGNORECASE)
 LONGEST = 260  # tokens of a prompt
 
@@ -52,12 +52,12 @@ class Questions(NamedTuple):
 
 
 def bare(answer: str) -> str:
-    """An answer without its article: what follows a noun can be found again."""
+    """An answer without its article: the noun can be found again."""
     return ARTICLE.sub("", answer) or answer
 
 
 def prompts(tokenizer: Tokenizer, reading: Reading) -> Iterator[Prompt]:
-    """The questions whose answers stand in the passage as whole tokens, and whose prompts are not too long."""
+    """The questions whose answers are in the passage as whole tokens, and whose prompts are not too long."""
     for question, answer in reading.questions:
         text = render(READING_SHAPE.messages(reading.passage, question))
         encoded = tokenizer.encode(text)

@@ -1,8 +1,8 @@
 """Write a trained reader into a plain Llama: the learnt heads and MLPs as they are, the given ones by hand.
 
-The Llama's stream holds the reader's (`places.py` says what else); its norm sees all of it, so every weight that read a
-normed state is scaled by what the reader's part is of the whole. The last layer points at the answer, copies it
-token by token, and ends it. What comes out answers by plain `generate` nearly as well as the reader; facts are learnt
+The Llama's stream holds the reader's (`places.py` lists the rest); its norm sees all of it, so every weight that read a
+normed state is scaled by the reader's share of the whole. The last layer points at the answer, copies it
+token by token, and ends it. The result answers by plain `generate` nearly as well as the reader; facts are learnt
 in the training that follows (`pocket.train`), in layers of their own (`memory.py`).
 
 Why: docs/adr/0071-pocket-reader-written-into-a-llama.md
@@ -41,14 +41,14 @@ from research.pocket.reader.places import (
     special,
 )
 
-SHARE = (WIDTH / HIDDEN) ** 0.5  # of a norm: what the reader's part is of the whole
+SHARE = (WIDTH / HIDDEN) ** 0.5  # of a norm: the reader's share of the whole
 QUIET = 0.08  # a code's loudness in the stream, of an embedding's: it must not disturb the norms
 SHARPER = 2.0  # the reader's scores of places: two codes brought half and half spell out a third token
 CODE_LOGIT = 14.0  # of a token whose code the last layer brings alone
 READY = 1.2  # of the next token's logit: the end's where the reader is of two minds
 GOING_ON = 2.5  # how much louder the next token is brought than the first
 SURER = 1.2  # times `GOING_ON`: logits of the end for one of the reader's
-GATE = 1000.0  # how much louder still: the last norm then leaves nothing of anything else beside an answer that is read
+GATE = 1000.0  # how much louder still: the last norm then leaves only an answer that is read
 PREVIOUS_HEAD, FLAG_HEAD = 2, 3  # of the first layer
 POINTING_HEAD, GOING_ON_HEAD = 0, 1  # of the last layer
 
@@ -74,7 +74,7 @@ def to_llama(reader: Reader, tokenizer: Tokenizer, *, seed: int = 0) -> LlamaFor
 
 
 def _embeddings(model: LlamaForCausalLM, reader: Reader, tokenizer: Tokenizer) -> float:
-    """The reader's, and every token's code beside it. Returns the loudness of an embedding."""
+    """The reader's, and every token's code next to it. Returns the loudness of an embedding."""
     weight, names = model.model.embed_tokens.weight, special(tokenizer)
     weight[:, :WIDTH] = reader.embed(torch.arange(len(weight)))
     loudness = weight[:, :WIDTH].pow(2).mean().sqrt().item()
@@ -121,7 +121,7 @@ def _mlp(mlp: Any, layer: Layer) -> None:
 
 
 def _first_layer(model: LlamaForCausalLM, reader: Reader, measured: Sample, loudness: float) -> None:
-    """Two heads more: the code of the token before, and the flag of what stands after the passage's mark."""
+    """Two heads more: the code of the token before, and the flag of tokens after the passage's mark."""
     attention: Any = model.model.layers[0].self_attn
     now = seen(model, measured, 0)
     previous, flag = (AttentionHead(attention, number, now) for number in (PREVIOUS_HEAD, FLAG_HEAD))
@@ -139,7 +139,7 @@ def _first_layer(model: LlamaForCausalLM, reader: Reader, measured: Sample, loud
 def _last_layer(
     model: LlamaForCausalLM, reader: Reader, tokenizer: Tokenizer, measured: Sample, loudness: float
 ) -> None:
-    """Point, go on, end; and a head of the vocabulary that reads codes."""
+    """Point, continue, end; and a head of the vocabulary that reads codes."""
     names = special(tokenizer)
     last: Any = model.model.layers[LAST]
     now = seen(model, measured, LAST)
@@ -149,7 +149,7 @@ def _last_layer(
         head.clear()
     begins, over = SHARPER * SHARE * reader.begins.weight[0], SHARE * reader.over.weight[0]
     pointing.point(begins, GATE * loud)
-    match = CODE_LOGIT * GOING_ON  # about what the next token's logit will be
+    match = CODE_LOGIT * GOING_ON  # about the next token's logit
     ended = SURER * GOING_ON
     bias = reader.over.bias.item() + READY * match / ended
     going_on.go_on(begins, over, bias, GATE * GOING_ON * loud, QUIET * loudness)
@@ -164,11 +164,11 @@ def _last_layer(
 
 @torch.no_grad()
 def rounded(model: LlamaForCausalLM, tokenizer: Tokenizer) -> LlamaForCausalLM:
-    """A copy whose weights are what bfloat16 can hold, and in which what must cancel cancels again.
+    """A copy with bfloat16 weights, in which the terms that must cancel cancel again.
 
-    Where nothing is read nothing is loud, and the last norm makes as much more (`GATE`) of what the sink says about
+    Where nothing is read nothing is loud, and the last norm makes as much more (`GATE`) of the sink's part about
     the answer's end: rounding alone would end answers in the middle of a word. Two columns hold the correction, the
-    second what the first's rounding left.
+    second the rest after the first's rounding.
     """
     model = copy.deepcopy(model)
     for weight in model.parameters():

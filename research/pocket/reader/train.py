@@ -2,9 +2,9 @@
 
     python -m research.pocket.reader.train --output DIR [--start FILE]
 
-The committed one is `data/reader.safetensors`. `--start` goes on from a reader that was trained before. On the same
+The committed one is `data/reader.safetensors`. `--start` continues from an earlier reader. On the same
 type of processor, library versions and number of workers the result is the same, bit for bit. A run that was stopped
-(Ctrl-C) goes on from its last checkpoint, `DIR/reader.pt`, when started again with the same folder.
+(Ctrl-C) resumes from its last checkpoint, `DIR/reader.pt`, when started again with the same folder.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from semgrad_guard.files import atomic_write
 
 READER = DATA / "reader.safetensors"
 MEANING = 95  # dimensions of the word vectors
-VECTORS = 3.0  # how loud they are beside the dimensions that training chooses
+VECTORS = 3.0  # how loud they are next to the trained dimensions
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ def build_reader(tokenizer: Tokenizer, seed: int) -> Reader:
 
 
 def save_reader(reader: Reader, file: Path, settings: ReaderSettings) -> None:
-    """What `load_reader` loads, in float32, with the settings beside it."""
+    """The file for `load_reader`, in float32, with the settings."""
     state = {name: p.contiguous() for name, p in reader.state_dict().items()}
     atomic_write(file, partial(save_file, state, metadata={"settings": json.dumps(asdict(settings))}))
 
@@ -164,7 +164,7 @@ def _work(members: Team, settings: ReaderSettings, output: Path, tokenizer: str,
 
 
 def train_reader(settings: ReaderSettings, output: Path, tokenizer: Tokenizer, start: Path | None = None) -> ReaderRun:
-    """Train with a team of workers; what comes back may have been stopped before its last step."""
+    """Train with a team of workers; the result may have been stopped before its last step."""
     with team(settings.workers, _work, (settings, output, tokenizer.to_str(), start)) as members:
         run = ReaderRun(settings, output, tokenizer, members, start=start)
         signal.signal(signal.SIGINT, run.stop)
@@ -175,13 +175,13 @@ def train_reader(settings: ReaderSettings, output: Path, tokenizer: Tokenizer, s
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, required=True, help="folder for the checkpoint")
-    parser.add_argument("--start", type=Path, help="a reader to go on from")
+    parser.add_argument("--start", type=Path, help="a reader to continue from")
     add_options(parser, ReaderSettings())
     options = parser.parse_args(argv)
     settings: ReaderSettings = with_options(ReaderSettings(), options)
     run = train_reader(settings, options.output, load_tokenizer(), options.start)
     if run.step < settings.steps:
-        print(f"stopped at step {run.step}; the same command goes on from here", file=sys.stderr)
+        print(f"stopped at step {run.step}; run the same command again to resume", file=sys.stderr)
         return 130
     save_reader(run.reader, options.output / READER.name, run.settings)
     print(f"saved in {options.output / READER.name}")

@@ -1,4 +1,4 @@
-"""Batches hold what is shown, logits are the library's for every example alone; Muon; what may be learnt moves."""
+"""Batches hold the examples, logits are the library's for every example alone; Muon; learnable blocks move."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ def test_a_small_calibration_is_made_and_saved(tmp_path: Path) -> None:
 
 
 def test_the_promise_is_given_and_kept_on_questions_that_were_held_out() -> None:
-    """Calibrated on 793 of the facts, asked about the other 500."""
+    """Calibrated on 793 of the facts, tested on the other 500."""
     model = LanguageModel.from_pretrained("pocket")
     calibration = calibrate_pocket(model, limit=793)
     rows = asked()[793:]

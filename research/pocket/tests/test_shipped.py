@@ -1,4 +1,4 @@
-"""The committed weights and tokenizer: plain to load, small, and as good as the card says on a sample."""
+"""The committed weights and tokenizer: plain to load, small, and as good as on the card, on a sample."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ def test_a_stopped_run_goes_on_as_if_nothing_had_happened(small: Settings, tmp_p
     def interrupted(stream: object) -> tuple[float, float]:
         result = real(stream)  # type: ignore[arg-type]
         if first.step == 7:
-            first.stop()  # what Ctrl-C calls
+            first.stop()  # as Ctrl-C does
         return result
 
     first.one_step = interrupted  # type: ignore[method-assign]

@@ -1,4 +1,4 @@
-"""No draw tests on a question that it learned from, and no set stands for a shift of itself."""
+"""No draw tests on a question that it learned from, and no set is a shift of itself."""
 
 from __future__ import annotations
 

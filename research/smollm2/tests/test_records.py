@@ -1,4 +1,4 @@
-"""Records hold what the AUROCs of an evaluation are computed from, and nothing of a text."""
+"""Records hold the data for the AUROCs of an evaluation, and no text."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ def blocks(llama: LlamaForCausalLM, tokenizer: Tokenizer) -> dict[str, Free]:
 
 @pytest.fixture(scope="module")
 def changed(llama: LlamaForCausalLM, blocks: dict[str, Free]) -> LlamaForCausalLM:
-    """Everything that may be learnt is as large as after a training, and says nothing in particular."""
+    """Everything learnable is as large as after a training, and random."""
     model = copy.deepcopy(llama)
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""The reader sees only what a causal model sees, points in two steps, and learns."""
+"""The reader sees only the earlier tokens, points in two steps, and learns."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_what_counts_as_right(questions: Questions) -> None:
         begins[row, questions.first[row]] = 1
         over[row, questions.last[row] + 1] = 1
     assert right(begins, over, questions) == (rows, rows)
-    over[0, questions.last[0] + 1] = -1  # goes on too long
+    over[0, questions.last[0] + 1] = -1  # too long
     begins[1, questions.first[1] - 1] = 2  # begins elsewhere
     assert right(begins, over, questions) == (rows - 1, rows - 2)
 
@@ -126,7 +126,7 @@ def test_training_twice_or_in_two_parts_gives_the_same_bits(tokenizer: Tokenizer
     def interrupted(asked: Questions) -> float:
         loss = one_step(asked)
         if first.step == 7:
-            first.stop()  # what Ctrl-C calls
+            first.stop()  # as Ctrl-C does
         return loss
 
     first.one_step = interrupted  # type: ignore[method-assign]

@@ -1,4 +1,4 @@
-"""Prompts, codes and masks: what the reader is told beside the tokens."""
+"""Prompts, codes and masks: the reader's inputs apart from the tokens."""
 
 from __future__ import annotations
 

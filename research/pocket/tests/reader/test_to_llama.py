@@ -132,7 +132,7 @@ def test_rounding_keeps_what_must_cancel(llama: LlamaForCausalLM, tokenizer: Tok
         weight.copy_(weight.bfloat16())
 
     def ended(model: LlamaForCausalLM) -> float:
-        """What the first token says about the answer's end to a head that finds nothing to copy."""
+        """The first token's value for the answer's end, read by a head that finds nothing to copy."""
         attention: Any = model.model.layers[places.LAST].self_attn
         sink = places.seen(model, places.sample(tokenizer), places.LAST).sink
         return abs(float(attention.v_proj.weight[HEAD + SIZE] @ sink))
