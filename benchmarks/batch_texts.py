@@ -24,21 +24,21 @@ QUESTIONS = Path(__file__).parent.parent / "examples" / "questions.jsonl"
 HEADER = ("dtype", "answers", "other text in a batch", "other text with max_batch=1")
 
 
-def texts(model: LanguageModel, asked: list[str], batch: int, tokens: int) -> list[str]:
+def texts(model: LanguageModel, sample: list[str], batch: int, tokens: int) -> list[str]:
     """The answers, written in batches of so many."""
     options = GenerationOptions(max_tokens=tokens)
-    batches = (asked[start : start + batch] for start in range(0, len(asked), batch))
-    return [answer.text for each in batches for answer in model.generate_batch(each, options)]
+    batches = (sample[start : start + batch] for start in range(0, len(sample), batch))
+    return [answer.text for batch in batches for answer in model.generate_batch(batch, options)]
 
 
-def compared(name: str, dtype: str, asked: list[str], batch: int, tokens: int) -> dict[str, Any]:
+def compared(name: str, dtype: str, sample: list[str], batch: int, tokens: int) -> dict[str, Any]:
     """How many answers differ from those of single runs, in a batch and in batches that are limited to one row."""
     model = LanguageModel.from_pretrained(name, dtype=dtype)
-    single, together = (texts(model, asked, rows, tokens) for rows in (1, batch))
+    single, together = (texts(model, sample, rows, tokens) for rows in (1, batch))
     model.max_batch = 1
-    limited = texts(model, asked, batch, tokens)
+    limited = texts(model, sample, batch, tokens)
     differing = [sum(a != b for a, b in zip(single, other, strict=True)) for other in (together, limited)]
-    return {"dtype": dtype, "answers": len(asked), "in_a_batch": differing[0], "max_batch_1": differing[1]}
+    return {"dtype": dtype, "answers": len(sample), "in_a_batch": differing[0], "max_batch_1": differing[1]}
 
 
 def main() -> None:
@@ -52,10 +52,10 @@ def main() -> None:
     options.add_argument("--output", type=Path, help="where the figures go (JSON)")
     arguments = command.parsed(options)
     questions = [row.question for row in read_questions(QUESTIONS).rows]
-    asked = questions[:: max(1, len(questions) // arguments.questions)][: arguments.questions]
+    sample = questions[:: max(1, len(questions) // arguments.questions)][: arguments.questions]
     found = list[dict[str, Any]]()
     for dtype in arguments.dtype or DTYPES:
-        found.append(compared(arguments.model, dtype, asked, arguments.batch, arguments.tokens))
+        found.append(compared(arguments.model, dtype, sample, arguments.batch, arguments.tokens))
         command.keep({"machine": about(), "model": arguments.model, "rows": found}, arguments.output)
     print("\n".join(table(HEADER, [tuple(map(str, row.values())) for row in found])))
 

@@ -68,7 +68,7 @@ def measure(bench: Bench, rounds: int) -> dict[str, float]:
         with watched(seconds):
             whole = cpu_seconds(bench.captured)
         found.append(seconds | {"rest": whole - sum(seconds.values()), "whole": whole})
-    return {part: statistics.median(each[part] for each in found) for part in found[0]}
+    return {part: statistics.median(row[part] for row in found) for part in found[0]}
 
 
 def main() -> None:

@@ -16,7 +16,7 @@ MEMORY_TOLERANCE_MB = 40
 
 def worsened(report: Mapping[str, Any], recorded: Sequence[Mapping[str, Any]]) -> list[str]:
     """The ratios that are worse than recorded on a machine of this kind, one line each."""
-    machines = {_kind(each): each for each in recorded}
+    machines = {_kind(report): report for report in recorded}
     if _kind(report) not in machines:
         return [f"not comparable: recorded on {', '.join(sorted(machines))}; this is {_kind(report)}"]
     known = {(row["dtype"], row["setting"]): row for row in machines[_kind(report)]["rows"]}

@@ -151,9 +151,9 @@ def _cpu_seconds(process: int) -> float:
             fields = (folder / "stat").read_text().rpartition(")")[2].split()
             parents[int(folder.name)], ticks[int(folder.name)] = int(fields[1]), int(fields[11]) + int(fields[12])
     family = {process}
-    while more := {each for each, parent in parents.items() if parent in family} - family:
+    while more := {pid for pid, parent in parents.items() if parent in family} - family:
         family |= more
-    return sum(ticks.get(each, 0) for each in family) / os.sysconf("SC_CLK_TCK")
+    return sum(ticks.get(pid, 0) for pid in family) / os.sysconf("SC_CLK_TCK")
 
 
 def _first_token(url: str, model: str, tokens: int) -> float:
@@ -385,8 +385,8 @@ def _generated(model: Any, prompts: Sequence[Sequence[int]], tokens: int) -> lis
     named, width = model.generation_config.eos_token_id, max(map(len, prompts))
     ends = {named} if isinstance(named, int) else set(named)
     pad = min(ends)
-    ids = torch.tensor([[pad] * (width - len(each)) + list(each) for each in prompts])
-    mask = torch.tensor([[0] * (width - len(each)) + [1] * len(each) for each in prompts])
+    ids = torch.tensor([[pad] * (width - len(prompt)) + list(prompt) for prompt in prompts])
+    mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts])
     found = model.generate(ids, attention_mask=mask, do_sample=False, max_new_tokens=tokens, pad_token_id=pad)
     rows = [row[width:].tolist() for row in found]
     return [next((place + 1 for place, token in enumerate(row) if token in ends), len(row)) for row in rows]

@@ -64,7 +64,7 @@ def main() -> None:
     ways = ways_of(model, given.tokens)
     report: dict[str, Any] = {"machine": about(), "arguments": {**vars(given), "output": None}, "points": []}
     for rows in (given.rows, 1):
-        prompts = [each["question"] for each in closed_book(Random(0))[: rows * (given.rounds + 1)]]
+        prompts = [row["question"] for row in closed_book(Random(0))[: rows * (given.rounds + 1)]]
         for number in range(given.rounds + 1):
             for name, way in ways.items():
                 some = prompts[number * rows : (number + 1) * rows]
@@ -86,7 +86,7 @@ def ways_of(model: VLLMLanguageModel, tokens: int) -> dict[str, Way]:
     )
 
     def alone(questions: Sequence[str]) -> int:
-        prompts = [{"prompt_token_ids": list(model.render(each).ids)} for each in questions]
+        prompts = [{"prompt_token_ids": list(model.render(question).ids)} for question in questions]
         outputs = model._llm.generate(prompts, sampling, use_tqdm=False)
         return sum(len(output.outputs[0].token_ids) for output in outputs)
 
@@ -97,9 +97,9 @@ def ways_of(model: VLLMLanguageModel, tokens: int) -> dict[str, Way]:
     return {
         "vllm": alone,
         "unscored": lambda questions: sum(
-            each.completion_tokens for each in model.generate_batch(list(questions), options)
+            answer.completion_tokens for answer in model.generate_batch(list(questions), options)
         ),
-        **{name: scored(Answerer(model, each, options=options)) for name, each in estimators.items()},
+        **{name: scored(Answerer(model, estimator, options=options)) for name, estimator in estimators.items()},
     }
 
 

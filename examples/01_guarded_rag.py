@@ -35,7 +35,7 @@ def with_documents(messages: list[BaseMessage]) -> str:
 
 def guard(chain: Runnable[Any, AIMessage], *, share: int) -> Policy:
     """A threshold that lets about so many of ten questions through: a quantile of their scores."""
-    answers = chain.batch([[HumanMessage(each.question)] for each in questions()[:32]])
+    answers = chain.batch([[HumanMessage(row.question)] for row in questions()[:32]])
     scores = [get_verdict(answer).uncertainty for answer in answers]
     return Policy(threshold=quantiles(scores, n=10)[share - 1])
 

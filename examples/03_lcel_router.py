@@ -45,9 +45,9 @@ second = reword | GuardedChatModel(ChatSemGrad(model=MODEL, max_tokens=12), poli
 router = GuardedChatModel(chat, policy, escalate_to=second)
 
 print("The verdict is next to the answer:")
-for asked, answer in zip(QUESTIONS, (prompt | router).batch(QUESTIONS), strict=True):
+for question, answer in zip(QUESTIONS, (prompt | router).batch(QUESTIONS), strict=True):
     verdict = get_verdict(answer)
-    print(f"  {asked['question']}  {verdict.action}: {answer.text}  ({verdict.uncertainty:.1e})")
+    print(f"  {question['question']}  {verdict.action}: {answer.text}  ({verdict.uncertainty:.1e})")
 
 print("A chain that wants text only:")
 chain = prompt | router | StrOutputParser()
@@ -59,7 +59,7 @@ for chunk in live.stream(QUESTIONS[-1]):
     print(f"  {chunk.text!r}", get_verdict(chunk).action if get_verdict(chunk) else "")
 
 print("As an error, it makes LangChain's own fallbacks go by confidence:")
-person = RunnableLambda(lambda asked: "I have passed your question on to a person.")
+person = RunnableLambda(lambda question: "I have passed your question on to a person.")
 certain = GuardedChatModel(chat, policy, mode="raise")
 fallback = prompt | certain.with_fallbacks([person], exceptions_to_handle=(LowConfidenceError,)) | StrOutputParser()
 print(" ", fallback.invoke(QUESTIONS[-1]))

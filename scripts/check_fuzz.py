@@ -56,8 +56,8 @@ def rounds(fuzzer: str, url: str, *, model: str, workers: int, done: set[int | N
     with ThreadPoolExecutor(workers) as pool:
         while True:
             yield from (
-                each.result()
-                for each in as_completed(
+                future.result()
+                for future in as_completed(
                     pool.submit(fuzzed, fuzzer, url, model=model, seed=seed) for seed in islice(seeds, workers)
                 )
             )
@@ -65,7 +65,7 @@ def rounds(fuzzer: str, url: str, *, model: str, workers: int, done: set[int | N
 
 def sent(done: Sequence[Round]) -> int:
     """How many requests were sent."""
-    return sum(number for each in done for status, number in each.statuses.items() if status != "sent again")
+    return sum(number for round_ in done for status, number in round_.statuses.items() if status != "sent again")
 
 
 def go_on(done: list[Round], options: argparse.Namespace) -> None:
@@ -77,14 +77,14 @@ def go_on(done: list[Round], options: argparse.Namespace) -> None:
         done.append(found)
         with options.state.open("a", encoding="utf-8") as file:
             file.write(found.model_dump_json() + "\n")
-        print(f"{sent(done)} requests, {sum(len(each.problems) for each in done)} problems", flush=True)
+        print(f"{sent(done)} requests, {sum(len(round_.problems) for round_ in done)} problems", flush=True)
 
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         model = small_model(folder / "small")
         given = ("--model", model, "--threshold", "0.5", "--max-tokens", 8, "--allow-override", "mode")
         with serving(folder, *given) as server:
-            known = {each.seed for each in done}
+            known = {round_.seed for round_ in done}
             for found in rounds(options.fuzzer, server.url, model=model.name, workers=options.workers, done=known):
                 add(found)
                 if sent(done) >= options.requests or time.monotonic() > ends:
@@ -115,9 +115,13 @@ def main() -> None:
     done = read(options.state)
     if sent(done) < options.requests:
         go_on(done, options)
-    statuses = sum((Counter(each.statuses) for each in done), Counter[str]())
-    figures = {"requests": sent(done), "of": options.requests, "routes": max((each.routes for each in done), default=0)}
-    problems = [problem for each in done for problem in each.problems]
+    statuses = sum((Counter(round_.statuses) for round_ in done), Counter[str]())
+    figures = {
+        "requests": sent(done),
+        "of": options.requests,
+        "routes": max((round_.routes for round_ in done), default=0),
+    }
+    problems = [problem for round_ in done for problem in round_.problems]
     holds = report([Check("fuzzed", figures | dict(sorted(statuses.items())), problems)], options.output)
     if holds and sent(done) < options.requests:
         print(f"not done: {sent(done)} of {options.requests} requests; run the same command again to resume")

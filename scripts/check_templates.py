@@ -168,7 +168,7 @@ def main() -> int:
                 continue
             (templates / f"{name}.jinja").write_text(text, encoding="utf-8")
             problems += differences(name, text)
-        for line in (*(f"skipped: {each}" for each in skipped), *problems):
+        for line in (*(f"skipped: {name}" for name in skipped), *problems):
             print(line, flush=True)
         failed = len(skipped) < len(SOURCES) and run_tests(templates)
     print(f"{len(SOURCES) - len(skipped)} published templates tested, {len(skipped)} skipped")

@@ -32,8 +32,8 @@ def lowest(requirements: Iterable[str], *, but: Iterable[str]) -> Iterator[str]:
 
 def main() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    extras = [each for group in project["optional-dependencies"].values() for each in group]
-    others = [each for each in extras if not each.startswith(f"{project['name']}[")]
+    extras = [requirement for group in project["optional-dependencies"].values() for requirement in group]
+    others = [requirement for requirement in extras if not requirement.startswith(f"{project['name']}[")]
     pinned = (ROOT / "constraints.txt").read_text()
     print(pinned, *lowest([*project["dependencies"], *others], but=("torch",)), sep="\n")
 

@@ -22,17 +22,21 @@ def reference() -> str:
 
 
 def _command(name: str, command: Any) -> str:
-    parameters = [each for each in command.params if each.name not in NO_OPTION and not getattr(each, "hidden", False)]
-    arguments = [each for each in parameters if each.param_type_name == "argument"]
-    options = [each for each in parameters if each.param_type_name == "option"]
-    usage = " ".join(["semgrad-guard", name, "[OPTIONS]", *(_metavar(each) for each in arguments)])
+    parameters = [
+        parameter
+        for parameter in command.params
+        if parameter.name not in NO_OPTION and not getattr(parameter, "hidden", False)
+    ]
+    arguments = [parameter for parameter in parameters if parameter.param_type_name == "argument"]
+    options = [parameter for parameter in parameters if parameter.param_type_name == "option"]
+    usage = " ".join(["semgrad-guard", name, "[OPTIONS]", *(_metavar(argument) for argument in arguments)])
     return "\n\n".join(
         [
             f"## {name}",
             _prose(command.help or ""),
             f"```sh\n{usage}\n```",
-            _table("argument", [(f"`{_metavar(each)}`", _says(each)) for each in arguments]),
-            _table("option", [(_names(each), _says(each)) for each in options]),
+            _table("argument", [(f"`{_metavar(argument)}`", _help(argument)) for argument in arguments]),
+            _table("option", [(_names(option), _help(option)) for option in options]),
             _prose(command.epilog or "", heading=True),
         ]
     )
@@ -47,23 +51,23 @@ def _names(option: Any) -> str:
     return names if option.is_flag or not option.metavar else f"{names} `{option.metavar}`"
 
 
-def _says(parameter: Any) -> str:
-    said = MARKUP.sub("", parameter.help or "").replace("\n", " ")
-    said = re.sub(r"([\[\]|<*])", r"\\\1", said)
+def _help(parameter: Any) -> str:
+    text = MARKUP.sub("", parameter.help or "").replace("\n", " ")
+    text = re.sub(r"([\[\]|<*])", r"\\\1", text)
     default = parameter.show_default if isinstance(parameter.show_default, str) else parameter.default
     if parameter.required:
-        return f"{said} Required."
+        return f"{text} Required."
     if isinstance(parameter.show_default, str):
-        return f"{said} Default: {default}."
+        return f"{text} Default: {default}."
     shown = default is not None and not callable(default) and not getattr(parameter, "is_flag", False)
     shown = shown and str(default) not in ("", "()", "Sentinel.UNSET") and "UNSET" not in repr(default)
-    return f"{said} Default: `{getattr(default, 'value', default)}`." if shown else said
+    return f"{text} Default: `{getattr(default, 'value', default)}`." if shown else text
 
 
 def _table(kind: str, rows: list[tuple[str, str]]) -> str:
     if not rows:
         return ""
-    return "\n".join([f"| {kind} | |", "| --- | --- |", *(f"| {name} | {said} |" for name, said in rows)])
+    return "\n".join([f"| {kind} | |", "| --- | --- |", *(f"| {name} | {text} |" for name, text in rows)])
 
 
 def _prose(text: str, *, heading: bool = False) -> str:

@@ -74,7 +74,7 @@ def _auroc(answers: Answers, way: str) -> str:
 
 
 def _mean(found: Sequence[Measured], way: str, setting: str) -> Floats:
-    return np.mean([each.aurocs[way, setting] for each in found], axis=0)
+    return np.mean([study.aurocs[way, setting] for study in found], axis=0)
 
 
 def _interval(gap: Floats) -> str:
@@ -122,7 +122,7 @@ def _promises(found: Sequence[Measured]) -> Iterator[str]:
 
 
 def _coverage(found: Sequence[Measured], title: str, budget: int, alpha: float) -> str:
-    outcomes = np.array([outcome for each in found for outcome in each.promises[title, budget, alpha]])
+    outcomes = np.array([outcome for study in found for outcome in study.promises[title, budget, alpha]])
     return f"{outcomes[:, 0].mean():.3f} ({(outcomes[:, 1] > alpha).mean():.2f})"
 
 

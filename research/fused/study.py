@@ -59,14 +59,14 @@ def both_tiers(model: LanguageModel) -> dict[str, FusedGrad]:
     return {"cheap": FusedGrad(), "full": FusedGrad(layers=tuple(range(layers)), last_tokens=8)}
 
 
-def collect(model: LanguageModel, asked: Sequence[Case], path: Path) -> None:
+def collect(model: LanguageModel, chosen: Sequence[Case], path: Path) -> None:
     """Append the missing answers to `path`, batch by batch."""
     tiers, grade = both_tiers(model), ExactMatch()
     done = len(path.read_text(encoding="utf-8").splitlines()) if path.exists() else 0
     began = time.monotonic()
     with path.open("a", encoding="utf-8") as file:
-        for start in range(done, len(asked), BATCH):
-            batch = asked[start : start + BATCH]
+        for start in range(done, len(chosen), BATCH):
+            batch = chosen[start : start + BATCH]
             found = model.generate_batch(conversations(batch), OPTIONS, objective=tiers["full"].objective)
             rows = [
                 {
@@ -81,8 +81,8 @@ def collect(model: LanguageModel, asked: Sequence[Case], path: Path) -> None:
             file.write("".join(json.dumps(row) + "\n" for row in rows))
             file.flush()
             reached = start + len(batch)
-            left = (time.monotonic() - began) / (reached - done) * (len(asked) - reached)
-            print(f"\r{path.name}: {reached}/{len(asked)}, {left:.0f} s left ", end="", file=sys.stderr)
+            left = (time.monotonic() - began) / (reached - done) * (len(chosen) - reached)
+            print(f"\r{path.name}: {reached}/{len(chosen)}, {left:.0f} s left ", end="", file=sys.stderr)
     print(file=sys.stderr)
 
 
@@ -99,13 +99,13 @@ def peaks(evidence: Any) -> dict[str, float | None]:
     return {"max_nll": -min(timed.scores.log_probs), "max_entropy": max(timed.scores.entropies)}
 
 
-def cost(model: LanguageModel, asked: Sequence[Case]) -> dict[str, float]:
+def cost(model: LanguageModel, chosen: Sequence[Case]) -> dict[str, float]:
     """CPU seconds of this process per batch, medians: generating, and scoring in either tier, taking turns."""
     tiers = both_tiers(model)
     seconds: dict[str, list[float]] = {"generating": [], **{name: [] for name in tiers}}
-    step = max(1, len(asked) // (TIMED * BATCH))
+    step = max(1, len(chosen) // (TIMED * BATCH))
     for number in range(TIMED):
-        batch = asked[number * step * BATCH :][:BATCH]
+        batch = chosen[number * step * BATCH :][:BATCH]
         for name in (tiers if number % 2 else reversed(tiers)) if batch else ():
             began = time.process_time()
             found = model.generate_batch(conversations(batch), OPTIONS, objective=tiers[name].objective)
@@ -126,14 +126,14 @@ def main(argv: list[str] | None = None) -> None:
     options = parser.parse_args(argv)
     torch.set_num_threads(1)
     options.records.mkdir(parents=True, exist_ok=True)
-    asked, files = questions(options.limit), []
+    chosen, files = questions(options.limit), []
     for name in options.model or ["pocket"]:
         model = LanguageModel.from_pretrained(name, dtype=torch.float32)
         path = options.records / f"{model.name}-{model.identity.fingerprint[:12]}.jsonl"
-        collect(model, asked, path)
+        collect(model, chosen, path)
         seconds = path.with_suffix(".cost.json")
         if not seconds.exists():
-            seconds.write_text(json.dumps(cost(model, asked)), encoding="utf-8")
+            seconds.write_text(json.dumps(cost(model, chosen)), encoding="utf-8")
         files.append(path)
     if options.report:
         options.report.parent.mkdir(parents=True, exist_ok=True)

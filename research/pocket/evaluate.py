@@ -79,10 +79,10 @@ class Pocket:
         return record
 
 
-def results(pocket: Pocket, asked: Sequence[Case], *, scored: bool = True) -> Iterator[dict[str, Any]]:
+def results(pocket: Pocket, chosen: Sequence[Case], *, scored: bool = True) -> Iterator[dict[str, Any]]:
     """One JSON-safe record a case, in order of prompt length within the batches."""
     grade = ExactMatch()
-    ordered = sorted(asked, key=lambda case: sum(len(m["content"]) for m in case.messages))
+    ordered = sorted(chosen, key=lambda case: sum(len(m["content"]) for m in case.messages))
     for start in range(0, len(ordered), BATCH):
         for answer in pocket.answer(ordered[start : start + BATCH]):
             case = answer.case
@@ -143,11 +143,11 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--no-scores", action="store_true", help="answers and grades only")
     options = parser.parse_args(argv)
     torch.set_num_threads(1)
-    asked = all_cases(options.natural)
-    kinds = options.kinds or dict.fromkeys(case.kind for case in asked)
+    chosen = all_cases(options.natural)
+    kinds = options.kinds or dict.fromkeys(case.kind for case in chosen)
     chosen: list[Case] = []
     for kind in kinds:
-        own = [case for case in asked if case.kind == kind]
+        own = [case for case in chosen if case.kind == kind]
         keep = min(len(own), options.limit or len(own))
         chosen += [own[i * len(own) // keep] for i in range(keep)]
     rows: list[dict[str, Any]] = []

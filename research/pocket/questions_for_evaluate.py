@@ -53,9 +53,9 @@ def reading() -> Iterator[Row]:
     random = Random(cases.SEED)
     fresh = [cases.fresh(random) for _ in range(2 * WANTED["invented"])]
     for kind, readings in (("invented", fresh), ("frames", [plain(frame, random) for frame in bank()[1]])):
-        for number, each in enumerate(readings):
-            asked, answer = each.questions[0]
-            row = {"id": f"{kind}/{number}", "kind": kind, "question": asked, "context": each.passage}
+        for number, reading_ in enumerate(readings):
+            text, answer = reading_.questions[0]
+            row = {"id": f"{kind}/{number}", "kind": kind, "question": text, "context": reading_.passage}
             yield row | {"answers": [answer]}
 
 

@@ -41,7 +41,7 @@ from semgrad_guard.evaluation.runs.run_file import read_run
 
 LABELS = (100, 400)
 LEARNED: tuple[LearnedEstimator, ...] = (FusedStates(), FusedGrad())
-SINGLE = tuple(each for each in CANDIDATES if not isinstance(each, LearnedEstimator))
+SINGLE = tuple(estimator for estimator in CANDIDATES if not isinstance(estimator, LearnedEstimator))
 DELTA = 0.1
 Row = dict[str, Any]
 
@@ -55,8 +55,8 @@ def read(folder: Path) -> LearningSet:
     return LearningSet(
         [answer.key for answer in kept],
         [right for _, right in known],
-        {each.name: [answer.scores[each.name].features for answer in kept] for each in LEARNED},
-        {each.name: column(each, kept) for each in (*SINGLE, Cascade())},
+        {estimator.name: [answer.scores[estimator.name].features for answer in kept] for estimator in LEARNED},
+        {estimator.name: column(estimator, kept) for estimator in (*SINGLE, Cascade())},
     )
 
 
@@ -99,13 +99,13 @@ def fitted(estimator: LearnedEstimator, known: LearningSet) -> LearnedEstimator 
 
 def best_single(known: LearningSet) -> Estimator:
     """The single score that ranks the labels best."""
-    return max(SINGLE, key=lambda each: ranks(each, known) or 0.0)
+    return max(SINGLE, key=lambda estimator: ranks(estimator, known) or 0.0)
 
 
 def learned(known: LearningSet, others: LearningSet) -> Row:
     """Each score's AUROC on answers without labels, learned scores after the labels; and the best single one."""
-    weighed = [found for each in LEARNED if (found := fitted(each, known)) is not None]
-    scores = {each.name: ranks(each, others) for each in (*SINGLE, Cascade(), *weighed)}
+    weighed = [found for estimator in LEARNED if (found := fitted(estimator, known)) is not None]
+    scores = {estimator.name: ranks(estimator, others) for estimator in (*SINGLE, Cascade(), *weighed)}
     return {"aurocs": scores, "single": ranks(best_single(known), others)}
 
 
@@ -114,9 +114,9 @@ def chosen(known: LearningSet, others: LearningSet) -> Row:
     made = calibrate_best(known, bind=bind, alpha=0.2, delta=DELTA).calibration.choice
     rows = [known.questions.index(question) for question in (() if made is None else made.questions)]
     part = known.part(rows)
-    weighed = {each.name: fitted(each, part) for each in LEARNED}
-    every = [each for each in (*SINGLE, *weighed.values()) if each is not None]
-    scores = {each.name: ranks(each, others) for each in every}
+    weighed = {estimator.name: fitted(estimator, part) for estimator in LEARNED}
+    every = [estimator for estimator in (*SINGLE, *weighed.values()) if estimator is not None]
+    scores = {estimator.name: ranks(estimator, others) for estimator in every}
     return {"chosen": "" if made is None else made.estimator, "aurocs": scores}
 
 
@@ -127,9 +127,9 @@ def covered(known: LearningSet, others: LearningSet) -> Row:
     weights = None if states.choice is None else states.choice.weights
     own: Estimator = HybridGrad() if weights is None else FusedStates(weights=weights)
     found: Row = {"alpha": alpha, "states": _let_through(own, states.threshold, others)}
-    for each in SINGLE:
-        made = calibrate(known.scores(each), known.correct, alpha=alpha, delta=DELTA)
-        found[each.name] = _let_through(each, made.threshold, others)
+    for estimator in SINGLE:
+        made = calibrate(known.scores(estimator), known.correct, alpha=alpha, delta=DELTA)
+        found[estimator.name] = _let_through(estimator, made.threshold, others)
     return found
 
 
@@ -216,36 +216,44 @@ def _learned(rows: Sequence[Row]) -> Iterator[str]:
         names = sorted({name for row in mine for name in row["aurocs"]}, key=lambda name: -_mean(_of(mine, name)))
         table = [["score", *sets, "mean", "- HybridGrad"]]
         for name in names:
-            by_set = [_of([row for row in mine if row["job"][1] == each], name) for each in sets]
-            ahead = [_of([row for row in mine if row["job"][1] == each], name, "hybridgrad") for each in sets]
+            by_set = [_of([row for row in mine if row["job"][1] == set_name], name) for set_name in sets]
+            ahead = [_of([row for row in mine if row["job"][1] == set_name], name, "hybridgrad") for set_name in sets]
             per_draw = [_mean(found) for found in zip(*ahead, strict=False)]
-            mean = f"{_mean([_mean(each) for each in by_set]):.3f}"
-            table.append([name, *(f"{_mean(each):.3f}" for each in by_set), mean, _interval(per_draw)])
+            mean = f"{_mean([_mean(values) for values in by_set]):.3f}"
+            table.append([name, *(f"{_mean(values):.3f}" for values in by_set), mean, _interval(per_draw)])
         yield f"AUROC after {labels} labels, on the answers without:\n\n{_table(table)}"
 
 
 def _shift(rows: Sequence[Row]) -> str:
     table = [
-        ["labels", "learned on, tested on", *(each.title for each in LEARNED), "best single", "FusedStates - best"]
+        [
+            "labels",
+            "learned on, tested on",
+            *(estimator.title for estimator in LEARNED),
+            "best single",
+            "FusedStates - best",
+        ]
     ]
     mine = [row for row in rows if row["job"][0] == "shift"]
     for labels, on, to in dict.fromkeys((row["job"][3], row["job"][1], row["job"][2]) for row in mine):
         here = [row for row in mine if row["job"][1:4] == [on, to, labels]]
         behind = [row["aurocs"]["states"] - row["single"] for row in here if "states" in row["aurocs"]]
-        learned_ones = [f"{_mean(_of(here, each.name)):.3f}" for each in LEARNED]
+        learned_ones = [f"{_mean(_of(here, estimator.name)):.3f}" for estimator in LEARNED]
         single = f"{_mean([row['single'] for row in here]):.3f}"
         table.append([str(labels), f"{on}, {to}", *learned_ones, single, _interval(behind)])
     return f"Learned on one set, tested on another:\n\n{_table(table)}"
 
 
 def _coverage(rows: Sequence[Row]) -> str:
-    table = [["set", "alpha", "FusedStates", *(each.title for each in SINGLE), "FusedStates - HybridGrad", "kept"]]
+    table = [
+        ["set", "alpha", "FusedStates", *(estimator.title for estimator in SINGLE), "FusedStates - HybridGrad", "kept"]
+    ]
     mine = [row for row in rows if row["job"][0] == "coverage"]
     for name in dict.fromkeys(row["job"][1] for row in mine):
         here = [row for row in mine if row["job"][1] == name]
         ahead = [row["states"][0] - row["hybridgrad"][0] for row in here]
         kept = sum(row["states"][1] <= row["alpha"] for row in here)
-        singles = [f"{_mean([row[each.name][0] for row in here]):.2f}" for each in SINGLE]
+        singles = [f"{_mean([row[estimator.name][0] for row in here]):.2f}" for estimator in SINGLE]
         states, alpha = _mean([row["states"][0] for row in here]), _mean([row["alpha"] for row in here])
         table.append([name, f"{alpha:.2f}", f"{states:.2f}", *singles, _interval(ahead, 2), f"{kept} of {len(here)}"])
     return f"Coverage from {LABELS[-1]} labels at two thirds of the model's own error rate:\n\n{_table(table)}"
@@ -258,7 +266,7 @@ def _auto(rows: Sequence[Row]) -> str:
         here = [row for row in mine if name in (None, row["job"][1])]
         lost = [_behind(row, row["chosen"]) for row in here]
         picked = [row["chosen"] for row in here]
-        shown = ", ".join(f"{each} {picked.count(each)}" for each in dict.fromkeys(sorted(picked)))
+        shown = ", ".join(f"{name} {picked.count(name)}" for name in dict.fromkeys(sorted(picked)))
         within, always = (
             sum(loss <= 0.01 for loss in some) for some in (lost, [_behind(row, "states") for row in here])
         )

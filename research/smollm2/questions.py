@@ -69,15 +69,15 @@ def natural() -> Iterator[Row]:
 
 
 def _with(filled: Sequence[Any]) -> list[Row]:
-    return [_row("with", number, each, each.passage) for number, each in enumerate(filled)]
+    return [_row("with", number, reading, reading.passage) for number, reading in enumerate(filled)]
 
 
 def _without(filled: Sequence[Any]) -> list[Row]:
     rows: list[Row] = []
-    for number, each in enumerate(filled):
+    for number, reading in enumerate(filled):
         passage = filled[(number + 37) % len(filled)].passage
-        if each.questions[0][1].lower() not in passage.lower():
-            rows.append(_row("without", number, each, passage))
+        if reading.questions[0][1].lower() not in passage.lower():
+            rows.append(_row("without", number, reading, passage))
     return rows
 
 
@@ -95,7 +95,7 @@ def told(random: Random) -> list[Row]:
     rows: list[Row] = []
     for number, fact in enumerate(facts):
         others = [other for other in facts if other.relation == fact.relation and other.entity != fact.entity]
-        sentences = [sentence(each, each.answers[0]) for each in (fact, *random.sample(others, 2))]
+        sentences = [sentence(told_fact, told_fact.answers[0]) for told_fact in (fact, *random.sample(others, 2))]
         random.shuffle(sentences)
         rows.append(_told(fact, question(fact, number % 2, held_out=True), " ".join(sentences)))
     return rows

@@ -29,7 +29,7 @@ Row = Mapping[str, str]
 
 def kept(row: Row, methods: Sequence[str]) -> list[str]:
     """The cells that are kept of a row of `graded.csv`."""
-    numbers = [*methods, *(f"ms: {each}" for each in methods), "ms: generation"]
+    numbers = [*methods, *(f"ms: {method}" for method in methods), "ms: generation"]
     asked = [row["id"] or row["key"], row["kind"], str(len(row["answer"].split())), row[RIGHT]]
     return [*asked, *(f"{float(row[name]):.6g}" if row[name] else "" for name in numbers)]
 
@@ -42,7 +42,7 @@ def packed(folder: Path) -> bytes:
     methods = names[names.index(RIGHT) + 1 : next(i for i, name in enumerate(names) if name.startswith("ms: "))]
     text = io.StringIO()
     table = csv.writer(text, lineterminator="\n")
-    table.writerow([*ASKED, *methods, *(f"ms: {each}" for each in methods), "ms: generation"])
+    table.writerow([*ASKED, *methods, *(f"ms: {method}" for method in methods), "ms: generation"])
     table.writerows(kept(row, methods) for row in rows)
     return gzip.compress(text.getvalue().encode(), mtime=0)
 
@@ -63,8 +63,8 @@ def aurocs(rows: Sequence[Row], data: str) -> list[str]:
         )["auroc"]
         for name in names
     }
-    known = sorted(((each.value or 0.0, name, each) for name, each in found.items()), key=lambda each: -each[0])
-    return [f"| {name} | {value:.3f} ({each.low or 0:.3f}-{each.high or 0:.3f}) |" for value, name, each in known]
+    known = sorted(((metric.value or 0.0, name, metric) for name, metric in found.items()), key=lambda row: -row[0])
+    return [f"| {name} | {value:.3f} ({metric.low or 0:.3f}-{metric.high or 0:.3f}) |" for value, name, metric in known]
 
 
 def main() -> None:

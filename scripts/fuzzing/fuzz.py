@@ -129,7 +129,7 @@ def main() -> None:
     parser.add_argument("--examples", type=int, required=True)
     options = parser.parse_args()
     found, schema = Found(), schemathesis.openapi.from_url(f"{options.url}/openapi.json")
-    operations = [each.ok() for each in schema.get_all_operations()]
+    operations = [operation.ok() for operation in schema.get_all_operations()]
     for operation in operations:
         examples = options.examples * (_BUSY if operation.path == CHAT else 1)
         for mode in (GenerationMode.POSITIVE, GenerationMode.NEGATIVE):

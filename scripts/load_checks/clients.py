@@ -58,7 +58,7 @@ class Reply:
     def _parts(self) -> list[Json]:
         if not self.headers.get("content-type", "").startswith("text/event-stream"):
             return [json.loads(self.text)]
-        lines = [each.removeprefix("data: ") for each in self.text.split("\n\n") if each.startswith("data: ")]
+        lines = [line.removeprefix("data: ") for line in self.text.split("\n\n") if line.startswith("data: ")]
         return [json.loads(line) for line in lines if line != "[DONE]"]
 
 

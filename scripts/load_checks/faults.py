@@ -42,7 +42,7 @@ class Load:
     @property
     def ids(self) -> set[str]:
         """The decisions that were acknowledged."""
-        return {each for reply in self.replies for each in reply.ids}
+        return {decision_id for reply in self.replies for decision_id in reply.ids}
 
     @property
     def statuses(self) -> Counter[int]:
@@ -137,7 +137,7 @@ async def _drained(folder: Path, options: list[object]) -> Check:
     told = [reply for reply in load.replies if reply.whole and reply.error == "shutting_down"]
     left = [reply for reply in load.replies if reply not in told and not _good(reply)]
     problems = loud + ([f"the server ended with {status}"] if status else [])
-    problems += [f"not answered: {each.status} {each.broken} {each.text[-200:]}" for each in left]
+    problems += [f"not answered: {reply.status} {reply.broken} {reply.text[-200:]}" for reply in left]
     if load.ids - logged(folder / "log.db"):
         problems.append("acknowledged decisions are lost")
     figures = {"asked": ROWS + waiting, "waiting": waiting, "answered": len(load.ids), "told": len(told)}
@@ -160,7 +160,9 @@ async def _full(folder: Path, options: list[object]) -> Check:
             await load.answers(60)
         ended, loud = server.end(), server.loud()
         lost = load.ids - logged(disk.folder / "log.db")
-    problems = loud + [f"not answered: {each.status} {each.text[-200:]}" for each in load.replies if not _good(each)]
+    problems = loud + [
+        f"not answered: {reply.status} {reply.text[-200:]}" for reply in load.replies if not _good(reply)
+    ]
     problems += [f"{len(lost)} acknowledged decisions are lost"] if lost else []
     problems += [] if failures else ["no alarm: semgrad_guard_log_failures_total is 0"]
     problems += [] if "could not be written down" in server.said.read_text() else ["no alarm in the server's log"]
@@ -186,7 +188,9 @@ async def _away(folder: Path, options: list[object]) -> Check:
         await load.until(lambda: server.metrics()["semgrad_guard_log_pending"] == 0, "an empty journal")
         lost = load.ids - logged(path)
         ended, loud = server.end(), server.loud()
-    problems = loud + [f"not answered: {each.status} {each.text[-200:]}" for each in load.replies if not _good(each)]
+    problems = loud + [
+        f"not answered: {reply.status} {reply.text[-200:]}" for reply in load.replies if not _good(reply)
+    ]
     problems += [f"{len(lost)} acknowledged decisions are lost"] if lost else []
     problems += [] if behind >= 60 else [f"semgrad_guard_log_pending is {behind:g}"]
     problems += [f"the server ended with {ended}"] if ended else []

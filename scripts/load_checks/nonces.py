@@ -185,7 +185,7 @@ class Run:
 
     def _search(self, place: str, text: str, allowed: set[str]) -> None:
         for fragment in set(_FRAGMENT.findall(text)) - allowed:
-            if not any(fragment in each for each in allowed):
+            if not any(fragment in nonce for nonce in allowed):
                 self.problems.append(f"LEAK of {fragment} in {place}: {text[:300]}")
 
 
@@ -202,8 +202,8 @@ class Scorer:
     def of(cls, folder: Path) -> Scorer:
         """A small model, which is made in `folder`."""
         model = LanguageModel.from_pretrained(str(small_model(folder)))
-        scores = [model.score(f"{each} ", draft(b"sample", each)).hybridgrad or 0.0 for each in range(40)]
-        own = [own_score(model, b"sample", each) or 0.0 for each in range(40)]
+        scores = [model.score(f"{number} ", draft(b"sample", number)).hybridgrad or 0.0 for number in range(40)]
+        own = [own_score(model, b"sample", number) or 0.0 for number in range(40)]
         return cls(folder, model, median(scores), median(own))
 
 
@@ -264,18 +264,20 @@ async def searched(folder: Path, state: Path, *, count: int) -> Check:
     scorer = Scorer.of(folder / "scripted")
     state.parent.mkdir(parents=True, exist_ok=True)
     done = _done(state)
-    numbers = (each for each in counting() if each not in {one.number for one in done})
-    while (left := count - sum(each.drafts for each in done)) > 0:
+    numbers = (number for number in counting() if number not in {one.number for one in done})
+    while (left := count - sum(block.drafts for block in done)) > 0:
         with tempfile.TemporaryDirectory(dir=folder) as name:
             found = await block(Path(name), scorer, number=next(numbers), size=min(BLOCK, left))
         done.append(found)
         with state.open("a", encoding="utf-8") as file:
             file.write(found.model_dump_json() + "\n")
-        print(f"{sum(each.drafts for each in done)} drafts: {found.model_dump_json()}"[:300], flush=True)
+        print(f"{sum(block.drafts for block in done)} drafts: {found.model_dump_json()}"[:300], flush=True)
     names = ("drafts", "delivered", "withheld", "failed", "twins", "repeated", "places", "seconds")
-    figures = {name: round(sum(getattr(each, name) for each in done)) for name in names}
-    figures["by our own engine"] = sum(each.drafts for each in done if each.written_by == "engine")
-    return Check("no nonce of a withheld draft anywhere", figures, [each for one in done for each in one.problems])
+    figures = {name: round(sum(getattr(block, name) for block in done)) for name in names}
+    figures["by our own engine"] = sum(block.drafts for block in done if block.written_by == "engine")
+    return Check(
+        "no nonce of a withheld draft anywhere", figures, [problem for block in done for problem in block.problems]
+    )
 
 
 def _done(state: Path) -> list[Block]:

@@ -166,7 +166,7 @@ async def saturated(folder: Path, *, minutes: float, clients: int) -> list[Check
     with serving(folder, "--queue", QUEUE) as server:
         crowd = Crowd(server, expected, time.monotonic() + 60 * minutes)
         rude = clients // 10
-        people = [crowd.rude(each) if each < rude else crowd.polite(each) for each in range(clients)]
+        people = [crowd.rude(number) if number < rude else crowd.polite(number) for number in range(clients)]
         await asyncio.gather(crowd.watch(), *people)
         status, loud = server.end(), server.loud()
     warm = min(60.0, 15 * minutes)  # the first minute, or the first quarter of a short run

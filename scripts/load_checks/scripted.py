@@ -121,7 +121,7 @@ def _stream(answer: Json) -> bytes:
     """A choice as a stream, in four pieces."""
     message, entries = answer["message"], (answer["logprobs"] or {}).get("content")
     if "tool_calls" in message:
-        pieces: list[Json] = [{"delta": {"tool_calls": [{"index": 0, **each} for each in message["tool_calls"]]}}]
+        pieces: list[Json] = [{"delta": {"tool_calls": [{"index": 0, **call} for call in message["tool_calls"]]}}]
     else:
         text, middle = message["content"], -1 - LENGTH // 2
         parts = (text[: -1 - LENGTH], text[-1 - LENGTH : middle], text[middle:-1], text[-1:])

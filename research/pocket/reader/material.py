@@ -78,9 +78,9 @@ class Material:
             yield self.collate(found[i : i + 48])
 
 
-def right(begins: Tensor, over: Tensor, asked: Questions) -> tuple[int, int]:
+def right(begins: Tensor, over: Tensor, questions: Questions) -> tuple[int, int]:
     """How many rows begin at the right token, and how many also end there."""
-    within, after = asked.answers()
-    begun = begins.argmax(-1) == asked.first
+    within, after = questions.answers()
+    begun = begins.argmax(-1) == questions.first
     stopped = (((over > 0) == after) | ~within).all(-1)
     return int(begun.sum()), int((begun & stopped).sum())

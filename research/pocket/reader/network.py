@@ -92,15 +92,15 @@ class Layer(nn.Module):
         """Does it look where it looks without having learnt it?"""
         return head.kind == "same" or (head.kind == "before" and self.number == 0)
 
-    def forward(self, x: Tensor, asked: Questions, extra: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
+    def forward(self, x: Tensor, questions: Questions, extra: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
         """The stream after this layer, and the attention (rows, T, T) of a `back` head."""
-        mixed, back = self._mixed(rms_norm(x), asked)
+        mixed, back = self._mixed(rms_norm(x), questions)
         x = x if extra is None else x + extra
         x = x + _but_the_constant(self.out(mixed))
         gate, up = self.gate_up(rms_norm(x)).chunk(2, -1)
         return x + _but_the_constant(self.down(F.silu(gate) * up)), back
 
-    def _mixed(self, normed: Tensor, asked: Questions) -> tuple[Tensor, Tensor | None]:
+    def _mixed(self, normed: Tensor, questions: Questions) -> tuple[Tensor, Tensor | None]:
         """All heads' outputs, concatenated."""
         rows, length, _ = normed.shape
         values = self.value(normed).view(rows, length, -1, HEAD)
@@ -109,7 +109,7 @@ class Layer(nn.Module):
             if head.kind == "before" and self.fixed(head):
                 mixed[i] = F.pad(mixed[i], (0, 0, head.reach, 0))[:, :length]
             elif head.kind == "same":
-                mixed[i] = torch.bmm(asked.same, mixed[i])
+                mixed[i] = torch.bmm(questions.same, mixed[i])
         if not self.learnt:
             return torch.cat(mixed, -1), None
         query, key = (
@@ -118,10 +118,10 @@ class Layer(nn.Module):
         back = None
         if self.back:
             scores = query[:, -1] @ key[:, -1].mT / HEAD**0.5
-            back = scores.masked_fill(~asked.seen, NEVER).softmax(-1)
+            back = scores.masked_fill(~questions.seen, NEVER).softmax(-1)
             query, key = query[:, :-1], key[:, :-1]
         speaking = self.learnt[: query.shape[1]]
-        masks = [asked.seen_question if self.heads[i].kind == "question" else asked.seen for i in speaking]
+        masks = [questions.seen_question if self.heads[i].kind == "question" else questions.seen for i in speaking]
         found = F.scaled_dot_product_attention(
             query, key, values[:, :, speaking].transpose(1, 2), attn_mask=torch.stack(masks, 1)
         )
@@ -157,31 +157,31 @@ class Reader(nn.Module):
         x = LOUD * rms_norm(self.inward(torch.cat([self.known[ids], self.own(ids)], -1)))
         return torch.cat([torch.full_like(x[..., :1], CONSTANT), x], -1)
 
-    def states(self, asked: Questions) -> tuple[Tensor, Tensor]:
+    def states(self, questions: Questions) -> tuple[Tensor, Tensor]:
         """The last layer's states (rows, T, WIDTH), normed, and the `back` head's attention."""
-        x, back = self.embed(asked.ids), None
-        flag = _but_the_constant(self.flag * asked.after_mark[..., None])
+        x, back = self.embed(questions.ids), None
+        flag = _but_the_constant(self.flag * questions.after_mark[..., None])
         for number, layer in enumerate(self.layers):
-            x, back = layer(x, asked, None if number else flag)
+            x, back = layer(x, questions, None if number else flag)
         if back is None:
             raise ValueError("the last layer needs a head of the kind `back`")
         return rms_norm(x), back
 
-    def forward(self, asked: Questions) -> Scores:
-        states, back = self.states(asked)
-        telling = self.begins(states).squeeze(-1).masked_fill(~asked.valid, NEVER).softmax(-1)
+    def forward(self, questions: Questions) -> Scores:
+        states, back = self.states(questions)
+        telling = self.begins(states).squeeze(-1).masked_fill(~questions.valid, NEVER).softmax(-1)
         begins = torch.bmm(telling[:, None], back).squeeze(1)
-        ended = self.ended(states).squeeze(-1).masked_fill(asked.after_mark == 0, NEVER)
+        ended = self.ended(states).squeeze(-1).masked_fill(questions.after_mark == 0, NEVER)
         return Scores(torch.log(begins + 1e-9), ended, self.over(states).squeeze(-1))
 
 
-def losses(scores: Scores, asked: Questions) -> Tensor:
+def losses(scores: Scores, questions: Questions) -> Tensor:
     """The sum over rows: where it begins, where it has ended, and at every token between whether it has."""
     begins, ended, over = scores
-    within, after = asked.answers()
-    each = F.binary_cross_entropy_with_logits(over, after.float(), reduction="none")
+    within, after = questions.answers()
+    losses_ = F.binary_cross_entropy_with_logits(over, after.float(), reduction="none")
     return (
-        F.nll_loss(begins, asked.first, reduction="sum")
-        + F.cross_entropy(ended, asked.last + 1, reduction="sum")
-        + (each * within).sum()
+        F.nll_loss(begins, questions.first, reduction="sum")
+        + F.cross_entropy(ended, questions.last + 1, reduction="sum")
+        + (losses_ * within).sum()
     )

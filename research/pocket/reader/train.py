@@ -113,10 +113,10 @@ class ReaderRun(TrainingRun):
         for optimizer, kept in zip(self.optimizers, state["optimizers"], strict=True):
             optimizer.load_state_dict(kept)
 
-    def one_step(self, asked: Questions) -> float:
+    def one_step(self, questions: Questions) -> float:
         """One step of the whole team; this member's mean loss."""
-        rows = len(asked.ids)
-        loss = losses(self.forward(asked), asked) / (rows * self.team.size)
+        rows = len(questions.ids)
+        loss = losses(self.forward(questions), questions) / (rows * self.team.size)
         loss.backward()
         gradients = [p.grad for p in self.parameters if p.grad is not None]
         self.team.add(gradients)
@@ -133,10 +133,10 @@ class ReaderRun(TrainingRun):
     def accuracy(self, sets: list[Questions]) -> tuple[float, float]:
         """Shares of answers that begin right, and that are right word for word; each member reads a part."""
         begun = exact = rows = 0.0
-        for asked in sets[self.team.rank :: self.team.size]:
-            scores = self.reader(asked)
-            first, whole = right(scores.begins, scores.over, asked)
-            begun, exact, rows = begun + first, exact + whole, rows + len(asked.ids)
+        for questions in sets[self.team.rank :: self.team.size]:
+            scores = self.reader(questions)
+            first, whole = right(scores.begins, scores.over, questions)
+            begun, exact, rows = begun + first, exact + whole, rows + len(questions.ids)
         begun, exact, rows = self.team.total(begun, exact, rows)
         return begun / max(rows, 1), exact / max(rows, 1)
 
@@ -146,8 +146,8 @@ class ReaderRun(TrainingRun):
         settings, held_out = self.settings, self.material.held_out()
         began, first, loss = time.time(), self.step, 0.0
         while self.step < settings.steps and not self.team.total(self.stopping)[0]:
-            for asked in self.material.chunk(self.step // BATCHES)[: settings.steps - self.step]:
-                loss += (self.one_step(asked) - loss) * max(0.02, 1 / (self.step - first))
+            for questions in self.material.chunk(self.step // BATCHES)[: settings.steps - self.step]:
+                loss += (self.one_step(questions) - loss) * max(0.02, 1 / (self.step - first))
                 if self.step % every == 0:
                     left = (time.time() - began) / (self.step - first) * (settings.steps - self.step)
                     self.say(f"{self.step}/{settings.steps} loss {loss:.3f}, {left / 60:.1f} min left")

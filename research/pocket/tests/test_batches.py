@@ -44,9 +44,9 @@ def test_every_example_has_the_logits_it_has_alone(model: LlamaForCausalLM, toke
 def test_the_loss_is_a_sum_over_the_answers_tokens(model: LlamaForCausalLM, tokenizer: Tokenizer) -> None:
     taken = list(items(tokenizer, examples(4)))
     whole, right = loss(model, collate(taken))
-    each = [loss(model, collate([item])) for item in taken]
-    torch.testing.assert_close(whole, torch.stack([lost for lost, _ in each]).sum(), rtol=1e-4, atol=0)
-    assert right == sum(hits for _, hits in each)
+    losses = [loss(model, collate([item])) for item in taken]
+    torch.testing.assert_close(whole, torch.stack([lost for lost, _ in losses]).sum(), rtol=1e-4, atol=0)
+    assert right == sum(hits for _, hits in losses)
 
 
 def test_items_are_the_prompt_and_the_answer_with_its_end(tokenizer: Tokenizer) -> None:

@@ -29,8 +29,8 @@ def test_what_is_told_is_in_the_passage_once() -> None:
     for row in rows:
         fact = facts[row["id"]]
         assert row["context"].count(sentence(fact, fact.answers[0])) == 1
-        others = [each for each in facts.values() if each.relation == fact.relation and each is not fact]
-        assert sum(sentence(each, each.answers[0]) in row["context"] for each in others) >= 2
+        others = [other for other in facts.values() if other.relation == fact.relation and other is not fact]
+        assert sum(sentence(other, other.answers[0]) in row["context"] for other in others) >= 2
 
 
 def test_a_copy_of_a_set_is_recognised_by_its_questions(

@@ -123,8 +123,8 @@ def test_training_twice_or_in_two_parts_gives_the_same_bits(tokenizer: Tokenizer
     first = ReaderRun(SMALL, tmp_path, tokenizer)
     one_step = first.one_step
 
-    def interrupted(asked: Questions) -> float:
-        loss = one_step(asked)
+    def interrupted(questions: Questions) -> float:
+        loss = one_step(questions)
         if first.step == 7:
             first.stop()  # as Ctrl-C does
         return loss
