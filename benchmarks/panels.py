@@ -10,7 +10,7 @@ from typing import Any
 from matplotlib import rc_context
 from matplotlib.figure import Figure
 
-from semgrad_guard.evaluation.figures.plots import FAINT, INK, STYLE, require_drawable, settled
+from semgrad_guard.evaluation.report.drawing import FAINT, INK, STYLE, require_drawable, settled
 from semgrad_guard.files import atomic_write
 
 

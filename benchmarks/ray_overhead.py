@@ -22,8 +22,8 @@ import torch
 
 from semgrad_guard import GenerationOptions, HybridGrad, LanguageModel
 from semgrad_guard.evaluation.questions.data import read_questions
+from semgrad_guard.evaluation.runs.answers import Answer
 from semgrad_guard.evaluation.runs.run import Answering, Batch, Spread, collect_answers
-from semgrad_guard.evaluation.runs.run_file import Answer
 from semgrad_guard.loading import ModelSource
 from semgrad_guard.ray.cluster import cluster
 from semgrad_guard.ray.pool import Job, spread

@@ -35,9 +35,9 @@ from semgrad_guard.estimators.learned import LearnedEstimator
 from semgrad_guard.evaluation.calibrating.learning import CANDIDATES, LearningSet, calibrate_best, calibrate_learned
 from semgrad_guard.evaluation.graders import GRADERS
 from semgrad_guard.evaluation.graders.grading import grade
+from semgrad_guard.evaluation.job_record import read_record
 from semgrad_guard.evaluation.metrics import auroc
-from semgrad_guard.evaluation.runs.evaluated import EvaluatedAnswer
-from semgrad_guard.evaluation.runs.run_file import read_run
+from semgrad_guard.evaluation.runs.answers import EvaluatedAnswer
 
 LABELS = (100, 400)
 LEARNED: tuple[LearnedEstimator, ...] = (FusedStates(), FusedGrad())
@@ -48,7 +48,7 @@ Row = dict[str, Any]
 
 def read(folder: Path) -> LearningSet:
     """The graded answers of a finished evaluation, without those that have no verdict."""
-    answers = read_run(folder / "answers.jsonl", EvaluatedAnswer)[1]
+    answers = read_record(folder / "answers.jsonl", EvaluatedAnswer)[1]
     verdicts = grade(answers, GRADERS["contains"])
     known = [(answer, bool(right)) for answer, right in zip(answers, verdicts, strict=True) if right is not None]
     kept = [answer for answer, _ in known]

@@ -11,9 +11,9 @@ import argparse
 from dataclasses import replace
 from pathlib import Path
 
-from semgrad_guard.evaluation.figures import risk_coverage_figure
 from semgrad_guard.evaluation.graded import GradedRun
 from semgrad_guard.evaluation.graded.graded_file import read_graded
+from semgrad_guard.evaluation.report.figures import risk_coverage_figure
 
 METHODS = ("FusedStates", "Mean entropy", "Max probability", "G-NLL", "HybridGrad")
 

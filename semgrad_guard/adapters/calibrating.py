@@ -11,16 +11,17 @@ import json
 import random
 import sys
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Generator, Iterable, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TextIO, cast
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
 from semgrad_guard.calibration import Binding
-from semgrad_guard.errors import CalibrationError, InputError
-from semgrad_guard.files import make_private
+from semgrad_guard.errors import BindingMismatchError, CalibrationError, InputError
+from semgrad_guard.evaluation.job_record import JobRecord, Progress
 from semgrad_guard.guard.recorder import RecordedDraft
 from semgrad_guard.guard.verdicts import UNSCORED, binding_of
 from semgrad_guard.records import PromptForm
@@ -29,8 +30,6 @@ Aggregate = Literal["one", "max"]
 """What several drafts of one example come to: "one" is an error, "max" the least certain of them."""
 _TRIED = 3
 """Recorded inputs that are run again before a record is believed."""
-Progress = Callable[[int, int], None]
-"""Called with (examples done, examples in all)."""
 
 
 @dataclass(frozen=True)
@@ -147,14 +146,31 @@ class Collecting:
             return binding
         return binding.model_copy(update={"settings": {**(binding.settings or {}), "aggregate": self.aggregate}})
 
-    def header(self) -> dict[str, Any]:
-        """What a record must have been made with."""
-        return {
-            "semgrad_guard_record": 1,
-            "chain": self.chain,
-            "aggregate": self.aggregate,
-            "answering": self.answering,
-        }
+    @contextmanager
+    def opened(self, examples: Sequence[Example]) -> Generator[JobRecord[AnsweredExample] | None]:
+        """The record, for as long as this lasts; None if there is none.
+
+        Raises:
+            InputError: it is of another chain, of other options or of other examples, or cannot be written.
+        """
+        if self.record is None:
+            yield None
+            return
+        settings = {"chain": self.chain, "aggregate": self.aggregate, "answering": self.answering}
+        try:
+            record = JobRecord(self.record, settings, AnsweredExample, kind="examples")
+        except BindingMismatchError as error:
+            raise InputError(
+                f"{self.record} is not a record of this chain with these options: {error.differences}. Choose another "
+                "file, or delete it to begin anew."
+            ) from error
+        with record:
+            if record.rows.keys() - {example.key for example in examples}:
+                raise InputError(
+                    f"{self.record} answers an input that is not among the examples. Choose another file for other "
+                    "examples."
+                )
+            yield record
 
 
 def read_examples(examples: Iterable[Any]) -> list[Example]:
@@ -177,32 +193,34 @@ def collect(examples: Sequence[Example], run: RunAll, how: Collecting) -> list[A
         InputError: the record is of another chain or of other examples, or its inputs are answered otherwise now.
         Exception: whatever the chain raises, noted with its example; what was answered is in the record.
     """
-    work = _Work(examples, how)
-    if work.tried:
-        work.retry([each for example in work.tried for each in run([example.input])])
-    while batch := work.next():
-        work.keep(batch, run([example.input for example in batch]))
-    return work.answers()
+    with how.opened(examples) as record:
+        work = _Work(examples, how, record)
+        if work.tried:
+            work.retry([each for example in work.tried for each in run([example.input])])
+        while batch := work.next():
+            work.keep(batch, run([example.input for example in batch]))
+        return work.answers()
 
 
 async def acollect(examples: Sequence[Example], run: AsyncRunAll, how: Collecting) -> list[AnsweredExample]:
     """Like `collect`, on the event loop."""
-    work = _Work(examples, how)
-    if work.tried:
-        work.retry([each for example in work.tried for each in await run([example.input])])
-    while batch := work.next():
-        work.keep(batch, await run([example.input for example in batch]))
-    return work.answers()
+    with how.opened(examples) as record:
+        work = _Work(examples, how, record)
+        if work.tried:
+            work.retry([each for example in work.tried for each in await run([example.input])])
+        while batch := work.next():
+            work.keep(batch, await run([example.input for example in batch]))
+        return work.answers()
 
 
 class _Work:
     """What is still to be answered, and what has been; `tried` are recorded inputs that are to be run again first."""
 
-    def __init__(self, examples: Sequence[Example], how: Collecting) -> None:
-        self._examples, self._how = examples, how
+    def __init__(self, examples: Sequence[Example], how: Collecting, record: JobRecord[AnsweredExample] | None) -> None:
+        self._examples, self._how, self._record = examples, how, record
         self._numbers = {example.key: number for number, example in reversed(list(enumerate(examples, start=1)))}
-        self._file = None if how.record is None else _RecordFile(how.record, how.header(), self._numbers)
-        self._done = {} if self._file is None else dict(self._file.answered)
+        recorded = {} if record is None else record.rows
+        self._done = {key: row.model_copy(update={"recorded": True}) for key, row in recorded.items()}
         distinct = {example.key: example for example in examples}
         self.tried = _some_of([example for key, example in distinct.items() if key in self._done])
         self._waiting = [example for key, example in distinct.items() if key not in self._done]
@@ -228,8 +246,8 @@ class _Work:
                 error.add_note(f"This was example {number} of {len(self._examples)}.")
                 failed.append(error)
                 continue
-            if self._file is not None:
-                self._file.add(answered)
+            if self._record is not None:
+                self._record.append([answered])
             self._done[example.key] = answered
         if failed:
             raise failed[0]
@@ -261,8 +279,8 @@ class _Work:
 
     def _changed(self, example: Example, how: str) -> InputError:
         return InputError(
-            f"{self._how.record} is no record of this chain as it is now: example {self._numbers[example.key]} was run "
-            f"again, and {how} (other documents, another model, other code). Choose another file, or delete it to "
+            f"{self._how.record} is not a record of this chain as it is now: example {self._numbers[example.key]} was "
+            f"run again, and {how} (other documents, another model, other code). Choose another file, or delete it to "
             "begin anew."
         )
 
@@ -287,60 +305,6 @@ class _Work:
             prompt=draft.prompt,
             cut=draft.verdict.cut,
         )
-
-
-class _RecordFile:
-    """Answers at `path`: a header, then a line for each. A line that a kill cut short is answered again."""
-
-    def __init__(self, path: Path, header: Mapping[str, Any], known: Mapping[str, int]) -> None:
-        self._path = path
-        self.answered: dict[str, AnsweredExample] = {}
-        content = path.read_bytes() if path.exists() else b""
-        whole = content[: content.rfind(b"\n") + 1]
-        lines = whole.splitlines()
-        if lines and _json(lines[0]) != header:
-            raise InputError(
-                f"{path} is no record of this chain with these options (it begins with {lines[0][:200]!r}, not with "
-                f"{json.dumps(header)}). Choose another file, or delete it to begin anew."
-            )
-        for number, line in enumerate(lines[1:], start=2):
-            self._read(line, number, known)
-        try:
-            if len(whole) < len(content):
-                path.write_bytes(whole)
-            if not lines:
-                self._append(json.dumps(header))
-        except OSError as error:
-            raise self._cannot_write(error) from error
-
-    def add(self, answered: AnsweredExample) -> None:
-        """Append an answer."""
-        try:
-            self._append(answered.model_dump_json())
-        except OSError as error:
-            raise self._cannot_write(error) from error
-
-    def _append(self, line: str) -> None:
-        make_private(self._path)
-        with self._path.open("ab") as file:
-            file.write(line.encode() + b"\n")
-
-    def _read(self, line: bytes, number: int, known: Mapping[str, int]) -> None:
-        try:
-            answered = AnsweredExample.model_validate_json(line)
-        except ValidationError as error:
-            raise InputError(
-                f"{self._path}, line {number} is no answer; delete the line to answer it again."
-            ) from error
-        if answered.key not in known:
-            raise InputError(
-                f"{self._path}, line {number} answers an input that is not among the examples. Choose another file for "
-                "other examples."
-            )
-        self.answered[answered.key] = answered.model_copy(update={"recorded": True})
-
-    def _cannot_write(self, error: OSError) -> InputError:
-        return InputError(f"Cannot write {self._path}: {error.strerror or error}. Choose a path that you may write to.")
 
 
 class ProgressLine:
@@ -406,10 +370,3 @@ def _example(given: Any, number: int) -> Example:
         )
     digest = hashlib.sha256(json.dumps(asked, sort_keys=True, default=repr).encode("utf-8", "surrogatepass"))
     return Example(asked, answers, digest.hexdigest()[:16])
-
-
-def _json(line: bytes) -> Any:
-    try:
-        return json.loads(line)
-    except ValueError:
-        return None

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from semgrad_guard.evaluation.graders import AnswerGrader
     from semgrad_guard.evaluation.questions.data import Question, QuestionFile
     from semgrad_guard.evaluation.questions.prompts import Wording
-    from semgrad_guard.evaluation.runs.run_file import Answer
+    from semgrad_guard.evaluation.runs.answers import Answer
 
 
 def calibrate(  # noqa: PLR0913  # a command's options are its arguments
@@ -327,8 +327,8 @@ class _Run:
 
 def _check_first(files: Files, inputs: Sequence[Path]) -> None:
     """Everything that can be refused before any work."""
-    from semgrad_guard.evaluation.figures.plots import require_drawable
     from semgrad_guard.evaluation.files import require_outputs
+    from semgrad_guard.evaluation.report.drawing import require_drawable
 
     if files.plot is not None:
         require_drawable(files.plot)

@@ -36,25 +36,26 @@ class Files:
     @property
     def answered(self) -> list[str]:
         """The keys of all answers there are, of other questions, too."""
-        from semgrad_guard.evaluation.runs.run_file import Answer, read_run
+        from semgrad_guard.evaluation.job_record import read_record
+        from semgrad_guard.evaluation.runs.answers import Answer
 
-        return [answer.key for answer in read_run(self.answers, Answer)[1]]
+        return [answer.key for answer in read_record(self.answers, Answer)[1]]
 
     def outputs(self) -> list[Output]:
         """The files, and what they hold."""
         from semgrad_guard.calibration import Calibration
-        from semgrad_guard.evaluation.figures.plots import is_drawn
         from semgrad_guard.evaluation.files import STDIN, Output, read_by
-        from semgrad_guard.evaluation.graders.grading import is_grade_book
-        from semgrad_guard.evaluation.runs.run_file import is_run
+        from semgrad_guard.evaluation.graders.grading import GRADES
+        from semgrad_guard.evaluation.job_record import is_record
+        from semgrad_guard.evaluation.report.drawing import is_drawn
 
         picture = [] if self.plot is None else [Output(self.plot, "picture of a calibration", is_drawn)]
         # A sheet that is there is extended and never overwritten; whether it is one, `grading.check_labels` says.
         sheet = [] if self.labels in (None, STDIN) else [Output(self.labels, "sheet of labels", lambda _: True)]
         return [
             Output(self.output, "calibration", read_by(Calibration.load)),
-            Output(self.answers, "record of a run", is_run),
-            Output(self.grades, "file of grades", is_grade_book),
+            Output(self.answers, "record of answers", is_record()),
+            Output(self.grades, "record of grades", is_record(GRADES)),
             *picture,
             *sheet,
         ]
@@ -62,7 +63,7 @@ class Files:
 
 def draw(path: Path, outcome: Outcome) -> None:
     """Risk against coverage, as a picture."""
-    from semgrad_guard.evaluation.figures.plots import draw_risk_coverage
+    from semgrad_guard.evaluation.report.drawing import draw_risk_coverage
 
     made_for = outcome.calibration.binding
     draw_risk_coverage(

@@ -73,8 +73,8 @@ def _require_extras() -> None:
 
 def _require_folder(output: Path | None) -> None:
     """Refuse, before minutes of work, a folder in which the picture cannot be written."""
-    from semgrad_guard.evaluation.figures.plots import is_drawn
     from semgrad_guard.evaluation.files import Output, make_folder, require_outputs
+    from semgrad_guard.evaluation.report.drawing import is_drawn
 
     folder = output or Path()
     make_folder(folder)

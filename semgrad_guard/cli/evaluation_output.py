@@ -54,13 +54,13 @@ class Files:
         from semgrad_guard.evaluation.files import Output, read_by
         from semgrad_guard.evaluation.graded.graded_file import read_graded
         from semgrad_guard.evaluation.graded.results import is_graded_table
-        from semgrad_guard.evaluation.graders.grading import is_grade_book
-        from semgrad_guard.evaluation.runs.run_file import is_run
+        from semgrad_guard.evaluation.graders.grading import GRADES
+        from semgrad_guard.evaluation.job_record import is_record
 
         new_sheet = [] if self.sheet.exists() else [Output(self.sheet, "sheet of labels", lambda _: False)]
         return [
-            Output(self.answers, "record of a run", is_run),
-            Output(self.grades, "file of grades", is_grade_book),
+            Output(self.answers, "record of answers", is_record()),
+            Output(self.grades, "record of grades", is_record(GRADES)),
             Output(self.table, "table of an evaluation", is_graded_table),
             Output(self.run, "graded run", read_by(read_graded)),
             *new_sheet,
@@ -69,7 +69,7 @@ class Files:
     def _pages(self) -> list[Output]:
         from semgrad_guard.evaluation.files import Output
         from semgrad_guard.evaluation.report.page import is_report
-        from semgrad_guard.evaluation.tables.table import is_table
+        from semgrad_guard.evaluation.report.table import is_table
 
         tables = sorted(self.folder.glob("tables/*.csv"))
         return [
@@ -116,8 +116,8 @@ class Files:
 
 def finished(folders: Sequence[Path], *, report: bool) -> Sequence[GradedRun]:
     """Other evaluations for the same report, and whether there can be one, before any work."""
-    from semgrad_guard.evaluation.figures.plots import require_drawable
     from semgrad_guard.evaluation.graded.graded_file import read_graded
+    from semgrad_guard.evaluation.report.drawing import require_drawable
 
     if report:
         require_drawable(Path("report.svg"))

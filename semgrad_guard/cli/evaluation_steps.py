@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from semgrad_guard.evaluation.probing.probe_record import Probe
     from semgrad_guard.evaluation.questions.data import Question, QuestionFile
     from semgrad_guard.evaluation.questions.prompts import Wording
-    from semgrad_guard.evaluation.runs.evaluated import EvaluatedAnswer
+    from semgrad_guard.evaluation.runs.answers import EvaluatedAnswer
     from semgrad_guard.evaluation.runs.experiment import Experiment
     from semgrad_guard.evaluation.runs.run import AnswerBatch
     from semgrad_guard.evaluation.runs.sampled_questions import SampledQuestions
@@ -170,10 +170,10 @@ def answer(
 
 def kept(files: Files, questions: QuestionFile | None) -> Run:
     """The answers there are, with the references of the questions, if those are given."""
-    from semgrad_guard.evaluation.runs.evaluated import EvaluatedAnswer
-    from semgrad_guard.evaluation.runs.run_file import read_run
+    from semgrad_guard.evaluation.job_record import read_record
+    from semgrad_guard.evaluation.runs.answers import EvaluatedAnswer
 
-    settings, answers = read_run(files.answers, EvaluatedAnswer)
+    settings, answers = read_record(files.answers, EvaluatedAnswer)
     if questions is not None:
         known = {each.key: each for each in answers}
         answers = [known[row.key] for row in questions.rows if row.key in known]
@@ -191,20 +191,19 @@ def grade(
     from semgrad_guard.evaluation.graded.results import Results
     from semgrad_guard.evaluation.graders import GRADERS, default_grader
     from semgrad_guard.evaluation.graders.base import WordGrader
-    from semgrad_guard.evaluation.graders.grading import GradeBook, grade, with_references
+    from semgrad_guard.evaluation.graders.grading import grade, with_references
     from semgrad_guard.evaluation.graders.labels import NAME, labels_for
     from semgrad_guard.evaluation.graders.look import GradedAnswer
 
     answers = run.answers if questions is None else with_references(run.answers, questions.rows)
     grades = {} if labels is None else {NAME: labels_for(labels, answers, others=_kept_keys(files))}
     graders = graders or [GRADERS[default_grader(run.settings["prompt_template"])]]
-    book = GradeBook(files.grades)
     for grader in graders:
         if isinstance(grader, WordGrader):
             grades[grader.name] = grade(answers, grader)
             continue
         with kept_on_interrupt(f"Grading by {grader.name}", f"grades are kept in {files.grades}") as tell:
-            grades[grader.name] = grade(answers, grader, book, on_progress=tell)
+            grades[grader.name] = grade(answers, grader, files.grades, on_progress=tell)
     decides, verdicts = next(iter(grades.items()))
     shown = [
         GradedAnswer(answer.question, answer.text or "", answer.references, verdict)
@@ -225,10 +224,10 @@ def grade(
 
 def _kept_keys(files: Files) -> list[str]:
     """The keys of all answers there are, of other questions, too."""
-    from semgrad_guard.evaluation.runs.evaluated import EvaluatedAnswer
-    from semgrad_guard.evaluation.runs.run_file import read_run
+    from semgrad_guard.evaluation.job_record import read_record
+    from semgrad_guard.evaluation.runs.answers import EvaluatedAnswer
 
-    return [answer.key for answer in read_run(files.answers, EvaluatedAnswer)[1]]
+    return [answer.key for answer in read_record(files.answers, EvaluatedAnswer)[1]]
 
 
 def _name(questions: QuestionFile | None, files: Files) -> str:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from semgrad_guard.evaluation.graders import AnswerGrader, AnswerToGrade
     from semgrad_guard.evaluation.graders.labels import Labelled
     from semgrad_guard.evaluation.questions.data import Question
-    from semgrad_guard.evaluation.runs.run_file import Answer
+    from semgrad_guard.evaluation.runs.answers import Answer
 
 
 def read_examples(path: Path | None, shots: int | None) -> Sequence[Question]:
@@ -79,7 +79,7 @@ def grade(
     `others` are keys of further answers in the same record, `book` keeps what a model or a judge said. A question
     without an answer is wrong.
     """
-    from semgrad_guard.evaluation.graders.grading import GradeBook, grade_texts
+    from semgrad_guard.evaluation.graders.grading import grade_texts
     from semgrad_guard.evaluation.graders.labels import NAME, SheetAnswer, labels_for
     from semgrad_guard.evaluation.graders.look import GradedAnswer
 
@@ -87,7 +87,7 @@ def grade(
     name = grader.name if labels is None else NAME
     if labels is None:
         with kept_on_interrupt(f"Grading by {name}", f"grades are kept in {book}") as tell:
-            verdicts = grade_texts(_to_grade(items), grader, GradeBook(book), on_progress=tell)
+            verdicts = grade_texts(_to_grade(items), grader, book, on_progress=tell)
     else:
         verdicts = labels_for(labels, items, others=others)
         verdicts = [False if item.text is None else label for item, label in zip(items, verdicts, strict=True)]

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from semgrad_guard.estimators.learned import LearnedEstimator
     from semgrad_guard.evaluation.calibrating.outcome import Outcome
     from semgrad_guard.evaluation.questions.data import Question
-    from semgrad_guard.evaluation.runs.run_file import Answer
+    from semgrad_guard.evaluation.runs.answers import Answer
     from semgrad_guard.records import PromptForm
 
 

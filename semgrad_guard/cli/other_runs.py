@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from semgrad_guard.calibration import EngineIdentity
     from semgrad_guard.evaluation.questions.data import Question
-    from semgrad_guard.evaluation.runs.run_file import Answer
+    from semgrad_guard.evaluation.runs.answers import Answer
 
 _OF_ENGINES = frozenset({"fingerprint", "dtype"})
 """Settings of a run in which engines and number formats differ."""
@@ -31,13 +31,14 @@ def read_other(path: Path, rows: Sequence[Question], settings: Mapping[str, Any]
     Raises:
         BindingMismatchError: they were asked or scored in another way, or by this very engine.
         DataFileError: a line is broken.
-        InputError: it is no record of a run, or questions have no answer there.
+        InputError: it is not a record of answers, or questions have no answer there.
     """
     from semgrad_guard.calibration import EngineIdentity
     from semgrad_guard.errors import BindingMismatchError, InputError
-    from semgrad_guard.evaluation.runs.run_file import Answer, differing, read_run
+    from semgrad_guard.evaluation.job_record import differing, read_record
+    from semgrad_guard.evaluation.runs.answers import Answer
 
-    theirs, kept = read_run(path, Answer)
+    theirs, kept = read_record(path, Answer)
     mine: dict[str, Any] = json.loads(json.dumps(settings))
     changed = differing(theirs, mine)
     if foreign := [said for name, said in changed.items() if name not in _OF_ENGINES]:

@@ -145,8 +145,8 @@ class _Files:
 
     def check(self, inputs: Sequence[Path]) -> None:
         """Everything that can be refused before any work."""
-        from semgrad_guard.evaluation.figures.plots import require_drawable
         from semgrad_guard.evaluation.files import require_outputs
+        from semgrad_guard.evaluation.report.drawing import require_drawable
 
         if self.map is not None:
             require_drawable(self.map)
@@ -154,16 +154,16 @@ class _Files:
 
     def _outputs(self) -> list[Output]:
         from semgrad_guard.engine.scoring.semantic_preservation import SemanticPreservation
-        from semgrad_guard.evaluation.figures.plots import is_drawn
         from semgrad_guard.evaluation.files import Output, read_by
+        from semgrad_guard.evaluation.job_record import is_record
         from semgrad_guard.evaluation.probing.probe_record import Probe
-        from semgrad_guard.evaluation.runs.run_file import is_run
+        from semgrad_guard.evaluation.report.drawing import is_drawn
 
         pictures = [path for path in (self.map, self.scatter) if path is not None]
         return [
             Output(self.record, "record of a probe", read_by(Probe.load)),
             Output(self.states, "file of a probe's sums", read_by(SemanticPreservation.read)),
-            Output(self.answers, "record of a run", is_run),
+            Output(self.answers, "record of answers", is_record()),
             *(Output(path, "picture of a probe", is_drawn) for path in pictures),
         ]
 
@@ -218,13 +218,14 @@ def _probe(
 
 
 def _draw(found: Probe, files: _Files) -> list[Path]:
-    from semgrad_guard.evaluation.figures import draw_sps, draw_sps_against_auroc
+    from semgrad_guard.evaluation.report.drawing import save
+    from semgrad_guard.evaluation.report.figures import sps_auroc_figure, sps_figure
 
     maps, drawn = found.maps, list[Path]()
     if files.map is not None:
-        drawn.append(draw_sps(files.map, maps.sps, title=maps.title, tokens=maps.tokens))
+        drawn.append(save(sps_figure(maps.sps, title=maps.title, tokens=maps.tokens), files.map))
     if files.scatter is not None and maps.auroc is not None:
-        drawn.append(draw_sps_against_auroc(files.scatter, maps.sps, maps.auroc, title=maps.title))
+        drawn.append(save(sps_auroc_figure(maps.sps, maps.auroc, title=maps.title), files.scatter))
     return drawn
 
 

@@ -15,11 +15,11 @@ from semgrad_guard.cli.terminal import is_verbose, status
 if TYPE_CHECKING:
     from semgrad_guard.engine.language_model import LanguageModel
     from semgrad_guard.engine.prompts.semantic_token import TokenChoice
+    from semgrad_guard.evaluation.job_record import Row
     from semgrad_guard.evaluation.runs.run import Batch, Spread
-    from semgrad_guard.evaluation.runs.run_file import Kept
     from semgrad_guard.ray.pool import Recipe
 
-A = TypeVar("A", bound="Kept")
+A = TypeVar("A", bound="Row")
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from semgrad_guard.cli import signals
 
 if TYPE_CHECKING:
     from semgrad_guard.evaluation.graders.look import GradedAnswer
-    from semgrad_guard.evaluation.runs.run_file import Answer
+    from semgrad_guard.evaluation.runs.answers import Answer
 
 
 class _Console(Console):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+import errno
 import os
 import stat
 import sys
@@ -179,6 +180,8 @@ def sole_writer(path: Path) -> Generator[None]:
     target = path.resolve()
     lock = FileLock(target.with_name(f".{target.name}.lock"))
     try:
+        if not target.parent.is_dir():  # the lock would make it
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
         lock.acquire(blocking=False)
     except Timeout:
         raise InputError(

@@ -527,14 +527,14 @@ def run_records() -> Iterator[Bad]:
     """Records of runs that belong to something else, or are broken."""
     header = {
         "no header": b'{"question": "a?"}\n',
-        "a header of another version": b'{"semgrad_guard_run": 2, "settings": {}}\n',
-        "a header without settings": b'{"semgrad_guard_run": 1}\n',
-        "settings that are a list": b'{"semgrad_guard_run": 1, "settings": []}\n',
-        "other settings": b'{"semgrad_guard_run": 1, "settings": {"model": "other"}}\n',
-        "a broken header": b'{"semgrad_guard_run": 1, "settings": {\n',
+        "a header of another version": b'{"semgrad_guard_record": "scores", "settings": {}}\n',
+        "a header without settings": b'{"semgrad_guard_record": "answers"}\n',
+        "settings that are a list": b'{"semgrad_guard_record": "answers", "settings": []}\n',
+        "other settings": b'{"semgrad_guard_record": "answers", "settings": {"model": "other"}}\n',
+        "a broken header": b'{"semgrad_guard_record": "answers", "settings": {\n',
         "text": b"What is this?\n",
         "binary": bytes(range(256)) + b"\n",
-        "digits": b'{"semgrad_guard_run": ' + b"9" * 6000 + b"}\n",
+        "digits": b'{"semgrad_guard_record": ' + b"9" * 6000 + b"}\n",
         "nested": b"[" * 100_000 + b"\n",
     }
     RUNS.update(header)

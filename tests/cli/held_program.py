@@ -1,7 +1,8 @@
 """`semgrad-guard`, holding itself: `python held_program.py RECORD LINES ARGUMENTS...`.
 
-Once the record of answers has so many lines, the program waits before its next batch until a signal ends it: what a
-test finds does not depend on how fast the run is. A hook on the model would change the model's fingerprint.
+Once the record of answers has so many lines, the program touches RECORD.held and waits before its next batch until a
+signal ends it, so that the result of a test does not depend on the speed of the run. A hook on the model would change
+the model's fingerprint.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ if __name__ == "__main__":
 
     def held(*given: Any, **named: Any) -> Any:
         if record.exists() and record.read_bytes().count(b"\n") >= lines:
+            record.with_suffix(".held").touch()
             until(lambda: False)
         return generate_batch(*given, **named)
 

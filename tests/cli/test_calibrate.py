@@ -105,7 +105,7 @@ def test_other_settings_do_not_share_a_record(calibrate: Run, right: Path, tmp_p
     calibrate(right)
     result = calibrate(right, "--estimator", "gnll")
     assert result.exit_code == 1
-    assert f"The answers in {tmp_path / 'c.answers.jsonl'} come from a run with other settings" in result.stderr
+    assert f"The answers in {tmp_path / 'c.answers.jsonl'} were made with other settings" in result.stderr
 
 
 def test_broken_lines_are_named_and_the_rest_calibrated(calibrate: Run, right: Path, tmp_path: Path) -> None:

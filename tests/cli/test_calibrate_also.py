@@ -79,7 +79,7 @@ def test_what_cannot_be_together_is_refused_before_any_answer(calibrate: Run, tm
         (("--also", kept), "this engine's own"),
         (("--dtype", "bfloat16", "--also", kept, "--system", "Be brief."), "differs in more than its engine"),
         (("--dtype", "bfloat16", "--also", half), "30 of the 60 questions have no answer"),
-        (("--dtype", "bfloat16", "--also", right), "no record of a run"),
+        (("--dtype", "bfloat16", "--also", right), "not a record of answers"),
         (("--dtype", "bfloat16", "--also", tmp_path / "none.jsonl"), "Cannot read"),
         (("--dtype", "bfloat16", "--also", kept, "--estimator", "auto"), "learns nothing from labels, not auto"),
         (("--dtype", "bfloat16", "--also", kept, "--labels", tmp_path / "l.csv"), "no --labels|--labels are about"),

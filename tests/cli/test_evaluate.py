@@ -13,8 +13,8 @@ from click.testing import Result
 
 from semgrad_guard import LanguageModel
 from semgrad_guard.cli import loading
-from semgrad_guard.evaluation.runs.evaluated import EvaluatedAnswer
-from semgrad_guard.evaluation.runs.run_file import read_run
+from semgrad_guard.evaluation.job_record import read_record
+from semgrad_guard.evaluation.runs.answers import EvaluatedAnswer
 
 from .helpers import ASKED, TOKENS, flat, jsonl, merged
 
@@ -62,7 +62,7 @@ def table(folder: Path) -> list[dict[str, str]]:
 
 
 def kept(folder: Path) -> list[EvaluatedAnswer]:
-    return read_run(folder / "out" / "answers.jsonl", EvaluatedAnswer)[1]
+    return read_record(folder / "out" / "answers.jsonl", EvaluatedAnswer)[1]
 
 
 def timeless(answers: list[EvaluatedAnswer]) -> list[dict[str, Any]]:
@@ -234,7 +234,7 @@ def test_what_cannot_be_is_refused_before_a_model_is_loaded(
         (("--data", mixed, "--grader", f"bem={tmp_path}"), "holds no *.safetensors"),
         (("--data", mixed, "--grader", "nli=./nowhere"), "there is no folder './nowhere'"),
         (("--data", mixed, "--cross-encoder", "./nowhere"), "there is no folder './nowhere'"),
-        (("--regrade",), "Run the evaluation first"),
+        (("--regrade",), "Run the command that writes it"),
         (("--data", mixed, "--beside", tmp_path), "Name the folder of an evaluation that has finished"),
     ):
         result = evaluate(*arguments)
@@ -293,7 +293,7 @@ def test_questions_are_put_as_the_program_words_them(
     assert made.exit_code in (0, 4), made.stderr
     held = evaluate("--data", mixed, "--calibration", tmp_path / "c.json", "--prompt", f"@{tmp_path / 'prompt.txt'}")
     assert held.exit_code == 0, held.stderr
-    settings = read_run(tmp_path / "out" / "answers.jsonl", EvaluatedAnswer)[0]
+    settings = read_record(tmp_path / "out" / "answers.jsonl", EvaluatedAnswer)[0]
     assert settings["prompt"] == template
     assert settings["prompt_template"].startswith("chat+prompt-")
     again = evaluate("--data", mixed, "--prompt", template.replace("one", "a"))

@@ -10,7 +10,8 @@ import pytest
 from click.testing import Result
 
 from semgrad_guard import Calibration
-from semgrad_guard.evaluation.runs.run_file import Answer, read_run
+from semgrad_guard.evaluation.job_record import read_record
+from semgrad_guard.evaluation.runs.answers import Answer
 
 from .helpers import ASKED, TOKENS, flat, jsonl
 
@@ -84,14 +85,14 @@ def test_examples_stop_strings_and_a_system_message_are_asked_and_bound(
     shown = jsonl(tmp_path / "shots.jsonl", ({"question": f"Shot {i}?", "answers": [f"s{i}"]} for i in range(3)))
     asked = ("--few-shot", shown, "--shots", 2, "--system", "Be terse.", "--answers")
     assert calibrate(right, *asked, tmp_path / "a.jsonl", "--stop", "\\n\\n", "--stop", "Q:").exit_code in (0, 4)
-    settings, answers = read_run(tmp_path / "a.jsonl", Answer)
+    settings, answers = read_record(tmp_path / "a.jsonl", Answer)
     assert settings["generation"]["stop"] == ["\n\n", "Q:"]
     made = Calibration.load(tmp_path / "c.json")
     assert made.binding is not None
     assert made.binding.prompt_template is not None
     assert "+examples-" in made.binding.prompt_template
     calibrate(right, "--answers", tmp_path / "b.jsonl")
-    plain = read_run(tmp_path / "b.jsonl", Answer)[1]
+    plain = read_record(tmp_path / "b.jsonl", Answer)[1]
     assert [each.text for each in answers] != [each.text for each in plain]
     other = calibrate(right, *asked[:2], "--shots", 1, *asked[4:], tmp_path / "a.jsonl")
     assert other.exit_code == 1

@@ -33,12 +33,13 @@ def held(record: Path, lines: int, arguments: Sequence[str]) -> list[str]:
     return [sys.executable, str(Path(__file__).with_name("held_program.py")), str(record), str(lines), *arguments]
 
 
-def wait_for_lines(path: Path, count: int, process: subprocess.Popen[str]) -> None:
-    """Wait until a run has written so many lines. One that ends before that fails."""
-    while not path.exists() or path.read_bytes().count(b"\n") < count:
+def wait_until_held(record: Path, process: subprocess.Popen[str]) -> None:
+    """Wait until a run holds itself. One that ends before that fails."""
+    while not record.with_suffix(".held").exists():
         with suppress(subprocess.TimeoutExpired):
             process.wait(0.01)
             pytest.fail(f"the run has ended: {process.communicate()}")
+    record.with_suffix(".held").unlink()
 
 
 def test_an_interrupted_calibration_continues(run: Run, model_folder: Path, right: Path, tmp_path: Path) -> None:
@@ -55,14 +56,14 @@ def test_an_interrupted_calibration_continues(run: Run, model_folder: Path, righ
         # A runner without a terminal may have us ignore Ctrl-C, which children inherit.
         preexec_fn=partial(signal.signal, signal.SIGINT, signal.default_int_handler),
     ) as process:
-        wait_for_lines(record, 5, process)
+        wait_until_held(record, process)
         process.send_signal(signal.SIGINT)
         stdout, stderr = process.communicate(timeout=LIMIT)
 
     assert (process.returncode, stdout) == (130, "")
     assert "Traceback" not in stderr
     header, *kept = [json.loads(line) for line in record.read_text().splitlines()]
-    assert header["semgrad_guard_run"] == 1
+    assert header["semgrad_guard_record"] == "answers"
     assert len(kept) == 4
     assert f"4 of {len(ASKED)} answers are kept in {record}. Run the same command again to continue." in stderr
     assert not output.exists()

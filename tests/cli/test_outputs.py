@@ -20,7 +20,7 @@ from semgrad_guard.cli import app
 from semgrad_guard.evaluation.files import sole_writer
 
 from .helpers import ASKED, TOKENS, flat, jsonl
-from .test_interrupt import held, wait_for_lines
+from .test_interrupt import held, wait_until_held
 
 Run = Callable[..., Result]
 Job = Callable[..., list[str]]
@@ -200,7 +200,7 @@ def test_a_killed_run_holds_nothing_and_a_running_one_does(run: Run, job: Job, t
     pipe = subprocess.PIPE
     command = held(record, 3, arguments)
     with subprocess.Popen(command, stderr=pipe, stdout=pipe, text=True, env=environment()) as process:
-        wait_for_lines(record, 3, process)
+        wait_until_held(record, process)
         assert "Another run is writing" in run(*arguments).stderr
         process.kill()
         process.communicate()

@@ -17,7 +17,7 @@ from semgrad_guard.cli import loading, signals, spreading
 from tests.steps import LIMIT
 
 from .helpers import jsonl
-from .test_interrupt import arguments, held, wait_for_lines
+from .test_interrupt import arguments, held, wait_until_held
 from .test_outputs import environment
 
 Run = Callable[..., Result]
@@ -67,7 +67,7 @@ def test_a_terminated_calibration_leaves_no_lock(run: Run, model_folder: Path, r
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment()
     ) as process:
-        wait_for_lines(record, 5, process)
+        wait_until_held(record, process)
         process.send_signal(signal.SIGTERM)
         stdout, stderr = process.communicate(timeout=LIMIT)
     assert (process.returncode, stdout) == (143, "")

@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from semgrad_guard.evaluation.questions.data import Question
-from semgrad_guard.evaluation.runs.evaluated import EvaluatedAnswer
-from semgrad_guard.evaluation.runs.run_file import AnswerScore
+from semgrad_guard.evaluation.runs.answers import AnswerScore, EvaluatedAnswer
 
 SETTINGS: dict[str, Any] = {
     "model": "tiny",

@@ -16,11 +16,11 @@ from semgrad_guard.errors import BindingMismatchError, InputError
 from semgrad_guard.estimators import SemanticDensity
 from semgrad_guard.estimators.sampled import AskingEstimator
 from semgrad_guard.estimators.suite import paper_suite
+from semgrad_guard.evaluation.job_record import read_record
 from semgrad_guard.evaluation.questions.data import Question
 from semgrad_guard.evaluation.runs.ablations import semgrad_ablations
-from semgrad_guard.evaluation.runs.evaluated import EvaluatedAnswer
+from semgrad_guard.evaluation.runs.answers import EvaluatedAnswer
 from semgrad_guard.evaluation.runs.experiment import Experiment
-from semgrad_guard.evaluation.runs.run_file import read_run
 from semgrad_guard.evaluation.runs.sampled_questions import SampledQuestions
 
 TOKENS = 3
@@ -106,13 +106,13 @@ def test_an_interrupted_run_continues(experiment: Experiment, tmp_path: Path, re
 
     with pytest.raises(Killed):
         experiment.run(QUESTIONS, path, batch_size=2, on_progress=kill)
-    _, kept = read_run(path, EvaluatedAnswer)
+    _, kept = read_record(path, EvaluatedAnswer)
     assert timeless(kept) == timeless(whole[:reached])
     content = path.read_bytes()
     path.write_bytes(content + b'{"key": "half of a li')
     again = experiment.run(QUESTIONS, path, batch_size=2)
     assert timeless(again) == timeless(whole)
-    settings, answers = read_run(path, EvaluatedAnswer)
+    settings, answers = read_record(path, EvaluatedAnswer)
     assert answers == again
     assert settings == experiment.settings(QUESTIONS)
 

@@ -13,10 +13,12 @@ import numpy as np
 import pytest
 
 from semgrad_guard.errors import InputError
-from semgrad_guard.evaluation import figures, metrics
-from semgrad_guard.evaluation.figures.entropy import BETAS, TAUS, hybrid
+from semgrad_guard.evaluation import metrics
 from semgrad_guard.evaluation.graded import GradedRun, example_run
 from semgrad_guard.evaluation.metrics.confidence_quality import crossfitted
+from semgrad_guard.evaluation.report import figures
+from semgrad_guard.evaluation.report.drawing import inline_svg, save
+from semgrad_guard.evaluation.report.figures import BETAS, TAUS, hybrid
 
 RUN = example_run(n=120, methods=("HybridGrad", "SemGrad", "ParaGrad", "SAR", "Deg", "G-NLL", "M.I."))
 SPS = np.add.outer(np.arange(6), np.arange(4)) / 10.0
@@ -43,7 +45,7 @@ def drawn(run: GradedRun) -> list[Any]:
 @pytest.mark.parametrize("run", DEGENERATE, ids=["all right", "all wrong", "one question", "no scores", "one method"])
 def test_every_run_can_be_drawn(run: GradedRun) -> None:
     for figure in drawn(run):
-        ElementTree.fromstring(figures.inline_svg(figure, "f", description="d"))  # noqa: S314 - our own drawing
+        ElementTree.fromstring(inline_svg(figure, "f", description="d"))  # noqa: S314 - our own drawing
 
 
 def test_risk_coverage_puts_hybridgrad_in_front() -> None:
@@ -112,7 +114,7 @@ def test_the_heat_map_is_the_table_with_its_highest_score_ringed(tmp_path: Path)
         "-2",
         "-1",
     ]
-    assert figures.draw_sps(tmp_path / "sps.png", SPS, title="T").read_bytes().startswith(b"\x89PNG")
+    assert save(figures.sps_figure(SPS, title="T"), tmp_path / "sps.png").read_bytes().startswith(b"\x89PNG")
     assert list(tmp_path.iterdir()) == [tmp_path / "sps.png"]
 
 
@@ -124,24 +126,22 @@ def test_sps_against_auroc_has_a_point_per_state_and_says_the_correlation(tmp_pa
     assert axes.texts[0].get_text() == "r = 1.00 over 23 states"
     flat = figures.sps_auroc_figure(SPS, np.full(SPS.shape, 0.5), title="T").axes[0]
     assert flat.texts[0].get_text().startswith("no correlation")
-    assert figures.draw_sps_against_auroc(tmp_path / "a.svg", SPS, auroc, title="T").exists()
+    assert save(figures.sps_auroc_figure(SPS, auroc, title="T"), tmp_path / "a.svg").exists()
 
 
 def test_maps_of_other_shapes_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"\[layers, tokens\]"):
-        figures.draw_sps(tmp_path / "a.png", [0.1, 0.2], title="")
+        figures.sps_figure([0.1, 0.2], title="")
     with pytest.raises(InputError, match="finite"):
         figures.sps_figure(np.full((2, 2), np.nan), title="")
     with pytest.raises(InputError, match="same states"):
         figures.sps_auroc_figure(SPS, SPS[:3], title="")
     with pytest.raises(InputError, match=r"\.png"):
-        figures.draw_sps(tmp_path / "a.bmp", SPS, title="")
+        save(figures.sps_figure(SPS, title=""), tmp_path / "a.bmp")
 
 
 def test_inline_svg_can_stand_beside_others() -> None:
-    one, other = (
-        figures.inline_svg(figures.risk_coverage_figure(RUN), name, description='a "b" & <c>') for name in "xy"
-    )
+    one, other = (inline_svg(figures.risk_coverage_figure(RUN), name, description='a "b" & <c>') for name in "xy")
     found = [set(re.findall(r'\bid="([^"]+)"', svg)) for svg in (one, other)]
     assert found[0]
     assert not found[0] & found[1]

@@ -11,7 +11,7 @@ import pytest
 
 from semgrad_guard.errors import InputError
 from semgrad_guard.evaluation.graded import GradedRun, example_run, require_distinct
-from semgrad_guard.evaluation.graded.summary import summarize
+from semgrad_guard.evaluation.report.summary import summarize
 
 
 def run(**changes: Any) -> GradedRun:

@@ -10,7 +10,8 @@ import pytest
 from semgrad_guard.errors import InputError
 from semgrad_guard.evaluation.graders import AnswerToGrade, ExactMatch
 from semgrad_guard.evaluation.graders.base import Verdicts
-from semgrad_guard.evaluation.graders.grading import GradeBook, grade, with_references
+from semgrad_guard.evaluation.graders.grading import Grade, grade, with_references
+from semgrad_guard.evaluation.job_record import JobRecord
 from semgrad_guard.evaluation.questions.data import Question
 
 from .made_answers import made
@@ -43,44 +44,51 @@ def test_grades_are_kept_and_a_stopped_grading_goes_on(tmp_path: Path) -> None:
     path, seen = tmp_path / "grades.jsonl", []
     first = Counting(stop_after=64)
     with pytest.raises(Stopped):
-        grade(ANSWERS, first, GradeBook(path))
+        grade(ANSWERS, first, path)
     second = Counting()
-    assert grade(ANSWERS, second, GradeBook(path), on_progress=lambda *at: seen.append(at)) == RIGHT
+    assert grade(ANSWERS, second, path, on_progress=lambda *at: seen.append(at)) == RIGHT
     assert (len(first.asked), len(second.asked), seen) == (64, 6, [(64, 70), (70, 70)])
     third = Counting()
-    assert grade(ANSWERS, third, GradeBook(path)) == RIGHT
+    assert grade(ANSWERS, third, path) == RIGHT
     assert third.asked == []
 
 
 @pytest.mark.parametrize("lost", [1, 30, 100, 300])
 def test_a_half_written_grade_is_given_again(tmp_path: Path, lost: int) -> None:
     path = tmp_path / "grades.jsonl"
-    grade(ANSWERS[:5], Counting(), GradeBook(path))
+    grade(ANSWERS[:5], Counting(), path)
     whole = path.read_bytes()
     path.write_bytes(whole[:-lost])
-    assert grade(ANSWERS[:5], Counting(), GradeBook(path)) == RIGHT[:5]
+    assert grade(ANSWERS[:5], Counting(), path) == RIGHT[:5]
     assert path.read_bytes() == whole
 
 
 def test_a_broken_book_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "grades.jsonl"
     for line in ('{"grader": "x"}', '{"grader": "x", "answer": "y", "correct": 1}', "nonsense", "[]"):
-        path.write_text(line + "\n")
-        with pytest.raises(InputError, match=r"line 1 is no grade; delete the line"):
-            GradeBook(path)
+        path.write_text(f'{{"semgrad_guard_record": "grades", "settings": {{}}}}\n{line}\n')
+        with pytest.raises(InputError, match=r"line 2 is not a line of grades.*Delete the line"):
+            grade(ANSWERS[:1], Counting(), path)
+
+
+def test_two_gradings_do_not_write_one_record(tmp_path: Path) -> None:
+    path = tmp_path / "grades.jsonl"
+    with JobRecord(path, {}, Grade, kind="grades"), pytest.raises(InputError, match="Another run is writing"):
+        grade(ANSWERS[:1], Counting(), path)
+    assert grade(ANSWERS[:1], Counting(), path) == RIGHT[:1]
 
 
 def test_no_verdict_is_asked_for_again(tmp_path: Path) -> None:
-    book = GradeBook(tmp_path / "grades.jsonl")
+    book = tmp_path / "grades.jsonl"
     found = grade(ANSWERS[:4], Counting(none=["question 2"]), book)
     assert found == [False, True, None, False]
     again = Counting()
-    assert grade(ANSWERS[:4], again, GradeBook(book.path)) == RIGHT[:4]
+    assert grade(ANSWERS[:4], again, book) == RIGHT[:4]
     assert [answer.question for answer in again.asked] == ["question 2"]
 
 
 def test_changed_references_are_graded_anew(tmp_path: Path) -> None:
-    book = GradeBook(tmp_path / "grades.jsonl")
+    book = tmp_path / "grades.jsonl"
     grade(ANSWERS[:3], Counting(), book)
     mended = with_references(ANSWERS[:3], [Question(question="question 1", answers=("new",), kind="other")])
     assert [answer.references for answer in mended] == [("Paris",), ("new",), ("Paris",)]
@@ -97,6 +105,6 @@ def test_what_says_nothing_is_wrong_without_asking() -> None:
 
 
 def test_words_are_graded_anew_every_time(tmp_path: Path) -> None:
-    book = GradeBook(tmp_path / "grades.jsonl")
+    book = tmp_path / "grades.jsonl"
     assert grade([made(1), made(2, text="Rome")], ExactMatch(), book) == [True, False]
-    assert not book.path.exists()
+    assert not book.exists()

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from semgrad_guard.evaluation import paper
+from semgrad_guard.evaluation.report import paper
 
 PAGE = (Path(__file__).parents[2] / "docs" / "results" / "paper.md").read_text()
 

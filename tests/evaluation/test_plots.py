@@ -10,8 +10,8 @@ import pytest
 
 from semgrad_guard import calibrate
 from semgrad_guard.errors import InputError, MissingExtraError
-from semgrad_guard.evaluation.figures import plots
-from semgrad_guard.evaluation.figures.plots import draw_risk_coverage, require_drawable
+from semgrad_guard.evaluation.report import drawing
+from semgrad_guard.evaluation.report.drawing import draw_risk_coverage, require_drawable
 
 RNG = np.random.default_rng(0)
 CORRECT = (RNG.random(300) < 0.7).tolist()
@@ -30,7 +30,7 @@ def test_the_suffix_decides_the_format(tmp_path: Path, suffix: str, beginning: b
 
 
 def test_the_operating_point_says_coverage_and_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(plots.STYLE, "svg.fonttype", "none")
+    monkeypatch.setitem(drawing.STYLE, "svg.fonttype", "none")
     found = calibrate(SCORES, CORRECT, alpha=0.1, delta=0.1)
     assert found.threshold is not None
     text = svg(
@@ -45,7 +45,7 @@ def test_the_operating_point_says_coverage_and_bound(tmp_path: Path, monkeypatch
 
 
 def test_without_a_threshold_the_picture_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(plots.STYLE, "svg.fonttype", "none")
+    monkeypatch.setitem(drawing.STYLE, "svg.fonttype", "none")
     found = calibrate(SCORES, [False] * 300, alpha=0.1, delta=0.1)
     assert "no threshold keeps it" in svg(draw_risk_coverage(tmp_path / "a.svg", SCORES, CORRECT, calibration=found))
 
@@ -79,6 +79,6 @@ def test_an_unknown_suffix_and_a_missing_folder_are_refused(tmp_path: Path) -> N
 
 def test_without_matplotlib_the_error_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real = importlib.util.find_spec
-    monkeypatch.setattr(plots, "find_spec", lambda name: None if name == "matplotlib" else real(name))
+    monkeypatch.setattr(drawing, "find_spec", lambda name: None if name == "matplotlib" else real(name))
     with pytest.raises(MissingExtraError, match=r"pip install 'semgrad-guard\[eval\]'"):
         require_drawable(tmp_path / "a.png")

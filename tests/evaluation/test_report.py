@@ -15,13 +15,12 @@ import numpy as np
 import pytest
 
 from semgrad_guard.errors import InputError, MissingExtraError
-from semgrad_guard.evaluation import metrics, paper
-from semgrad_guard.evaluation.figures import ProbeMaps, plots
+from semgrad_guard.evaluation import metrics
 from semgrad_guard.evaluation.graded import GradedRun, example_run
-from semgrad_guard.evaluation.graded.summary import summarize
-from semgrad_guard.evaluation.report import write_report
-from semgrad_guard.evaluation.report.headline import standing
-from semgrad_guard.evaluation.report.paper_settings import STANDING, deviations
+from semgrad_guard.evaluation.report import drawing, paper, write_report
+from semgrad_guard.evaluation.report.figures import ProbeMaps
+from semgrad_guard.evaluation.report.paper import STANDING, deviations
+from semgrad_guard.evaluation.report.summary import standing, summarize
 
 METHODS = ("HybridGrad", "SemGrad", "ParaGrad", "SAR")
 RUN = example_run(n=80, methods=METHODS)
@@ -154,7 +153,7 @@ def test_what_cannot_be_reported_is_refused_before_any_work(tmp_path: Path, monk
     with pytest.raises(InputError, match="Cannot make the folder"):
         write(tmp_path / "file" / "folder")
     real = importlib.util.find_spec
-    monkeypatch.setattr(plots, "find_spec", lambda name: None if name == "matplotlib" else real(name))
+    monkeypatch.setattr(drawing, "find_spec", lambda name: None if name == "matplotlib" else real(name))
     with pytest.raises(MissingExtraError, match="eval"):
         write(tmp_path / "b")
 

@@ -16,8 +16,8 @@ from semgrad_guard.estimators import GreedyNLL
 from semgrad_guard.evaluation.calibrating.outcome import calibrate_answers
 from semgrad_guard.evaluation.questions.data import Question
 from semgrad_guard.evaluation.questions.prompts import prompt_name
+from semgrad_guard.evaluation.runs.answers import Answer
 from semgrad_guard.evaluation.runs.run import collect_answers, run_binding
-from semgrad_guard.evaluation.runs.run_file import Answer
 
 Make = Callable[..., LanguageModel]
 QUESTIONS = [Question(question=f"question {'x' * (i % 4)} {i}", id=str(i)) for i in range(11)]
@@ -135,11 +135,13 @@ def test_another_model_is_refused(tmp_path: Path, language_model: LanguageModel,
         collect(path, make_language_model(seed=1))
 
 
-@pytest.mark.parametrize("content", ["no record", '{"question": "q"}\n', "[1]\n", '{"semgrad_guard_run": 2}\n', "\n"])
+@pytest.mark.parametrize(
+    "content", ["no record", '{"question": "q"}\n', "[1]\n", '{"semgrad_guard_record": "grades"}\n', "\n"]
+)
 def test_a_file_of_something_else_is_left_alone(tmp_path: Path, language_model: LanguageModel, content: str) -> None:
     path = tmp_path / "mine.txt"
     path.write_text(content)
-    with pytest.raises(InputError, match="is no record of a run"):
+    with pytest.raises(InputError, match="is not a record of answers"):
         collect(path, language_model)
     assert path.read_text() == content
 
@@ -149,7 +151,7 @@ def test_a_broken_line_in_the_record_is_named(tmp_path: Path, language_model: La
     collect(path, language_model, QUESTIONS[:3])
     whole = path.read_text().splitlines(keepends=True)
     path.write_text("".join([*whole[:2], "{}\n", *whole[3:]]))
-    with pytest.raises(DataFileError, match=r"run\.jsonl, line 3 is no answer of a run"):
+    with pytest.raises(DataFileError, match=r"run\.jsonl, line 3 is not a line of answers"):
         collect(path, language_model)
 
 

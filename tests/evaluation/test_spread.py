@@ -13,9 +13,9 @@ from semgrad_guard.errors import PromptTooLongError
 from semgrad_guard.estimators import GreedyNLL
 from semgrad_guard.evaluation.questions.data import Question
 from semgrad_guard.evaluation.questions.prompts import Phrasing
+from semgrad_guard.evaluation.runs.answers import Answer
 from semgrad_guard.evaluation.runs.experiment import Experiment
 from semgrad_guard.evaluation.runs.run import Answering, Batch, batches_of, collect_answers
-from semgrad_guard.evaluation.runs.run_file import Answer
 from semgrad_guard.evaluation.runs.scoring import KeptScoring, ScoringRecipe, TextScorer, score_kept
 
 QUESTIONS = [Question(question=f"question {'x' * (i % 4)} {i}", response="so" * i or "no") for i in range(11)]

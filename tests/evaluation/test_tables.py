@@ -10,13 +10,14 @@ import numpy as np
 import pytest
 from sklearn.metrics import cohen_kappa_score
 
-from semgrad_guard.evaluation import metrics, paper
+from semgrad_guard.evaluation import metrics
 from semgrad_guard.evaluation.graded import GradedRun, example_run
-from semgrad_guard.evaluation.graded.summary import RunSummary, summarize
 from semgrad_guard.evaluation.metrics.bootstrap import Estimate, estimate
 from semgrad_guard.evaluation.metrics.guarantee import guaranteed_coverage
-from semgrad_guard.evaluation.tables import Cell, Column, Row, Table, all_tables, guaranteed_tables, practice, quality
-from semgrad_guard.evaluation.tables.table import marked
+from semgrad_guard.evaluation.report import paper, tables
+from semgrad_guard.evaluation.report.summary import RunSummary, summarize
+from semgrad_guard.evaluation.report.table import Cell, Column, Row, Table, marked
+from semgrad_guard.evaluation.report.tables import all_tables, guaranteed_tables
 
 METHODS = ("HybridGrad", "SemGrad", "LN-PE", "Homemade")
 
@@ -43,8 +44,8 @@ def test_the_main_table_has_every_run_their_mean_and_the_papers(
     runs: list[GradedRun], summaries: list[RunSummary]
 ) -> None:
     for table, metric, reference in (
-        (quality.auroc(summaries), metrics.auroc, paper.AUROC_AVERAGES),
-        (quality.aurc(summaries), metrics.aurc, paper.AURC_AVERAGES),
+        (tables.auroc(summaries), metrics.auroc, paper.AUROC_AVERAGES),
+        (tables.aurc(summaries), metrics.aurc, paper.AURC_AVERAGES),
     ):
         assert list(numbers(table)) == ["LN-PE", "SemGrad", "HybridGrad", "Homemade"]
         for method, found in numbers(table).items():
@@ -54,18 +55,18 @@ def test_the_main_table_has_every_run_their_mean_and_the_papers(
             assert found[3] == reference.get(method)
         assert [column.name for column in table.columns] == ["example data 0", "example data 1", "Avg.", "Avg."]
         assert table.groups() == [("example model", 2), ("", 1), ("Paper", 1)]
-    assert len(quality.prr(summaries[:1]).columns) == 1
+    assert len(tables.prr(summaries[:1]).columns) == 1
 
 
 def test_the_other_tables_say_what_their_metrics_say(runs: list[GradedRun], summaries: list[RunSummary]) -> None:
     run = runs[0]
-    accuracy = numbers(quality.accuracy(summaries[:1]))["SemGrad"]
+    accuracy = numbers(tables.accuracy(summaries[:1]))["SemGrad"]
     assert accuracy[1] == pytest.approx(metrics.accuracy_at(run.scores["SemGrad"], run.correct, coverage=0.5))
-    ablation = quality.ablation(summaries[:1])
+    ablation = tables.ablation(summaries[:1])
     assert ablation is not None
     assert list(numbers(ablation)) == ["SemGrad", "l2 norm", "without entropy weights"]
     assert numbers(ablation)["l2 norm"] == [pytest.approx(metrics.auroc(run.ablations["l2 norm"], run.correct))]
-    graders = practice.graders(summaries[:1])
+    graders = tables.graders(summaries[:1])
     assert graders is not None
     assert [column.name for column in graders.columns] == ["exact-match", "judge"]
     assert numbers(graders)["LN-PE"] == [
@@ -74,7 +75,7 @@ def test_the_other_tables_say_what_their_metrics_say(runs: list[GradedRun], summ
     ]
     kappa = cohen_kappa_score(run.correct, run.other_graders["judge"])
     assert f"(Cohen's kappa {kappa:.2f})" in graders.notes[0]
-    kinds = practice.kinds(summaries[:1])
+    kinds = tables.kinds(summaries[:1])
     assert kinds is not None
     reading = [i for i, kind in enumerate(run.kinds) if kind == "reading"]
     assert [column.name for column in kinds.columns] == ["closed book", "reading"]
@@ -84,14 +85,14 @@ def test_the_other_tables_say_what_their_metrics_say(runs: list[GradedRun], summ
 
 
 def test_run_time_is_what_is_added_to_generation(runs: list[GradedRun], summaries: list[RunSummary]) -> None:
-    table = practice.run_time(summaries[:1])
+    table = tables.run_time(summaries[:1])
     assert table is not None
     added, plain = np.mean(runs[0].milliseconds["HybridGrad"]), np.mean(runs[0].generation_ms)
     assert numbers(table)["HybridGrad"] == pytest.approx([added, added / plain, 1.4077], rel=1e-3)
     assert table.columns[0].text(added).startswith("+")
     assert f"{plain:,.1f} ms" in table.notes[0]
     bare = replace(runs[0], generation_ms=())
-    without = practice.run_time([summary(bare)])
+    without = tables.run_time([summary(bare)])
     assert without is not None
     assert numbers(without)["HybridGrad"][1] is None
 
@@ -107,7 +108,7 @@ def test_coverage_at_a_promise_is_the_mean_over_halves(runs: list[GradedRun], su
 
 
 def test_differences_are_to_hybridgrad_on_what_both_scored(runs: list[GradedRun], summaries: list[RunSummary]) -> None:
-    table = quality.differences(summaries)
+    table = tables.differences(summaries)
     assert table is not None
     assert "HybridGrad" not in numbers(table)
     ours, theirs = (metrics.auroc(runs[0].scores[m], runs[0].correct) for m in ("HybridGrad", "LN-PE"))
@@ -116,13 +117,13 @@ def test_differences_are_to_hybridgrad_on_what_both_scored(runs: list[GradedRun]
     kept = summary(holes).methods["LN-PE"].difference["auroc"].value
     expected = [metrics.auroc(runs[0].scores[m][1:], runs[0].correct[1:]) for m in ("LN-PE", "HybridGrad")]
     assert kept == pytest.approx(expected[0] - expected[1])  # type: ignore[operator]
-    assert quality.differences([summary(replace(runs[0], scores={"LN-PE": runs[0].scores["LN-PE"]}))]) is None
+    assert tables.differences([summary(replace(runs[0], scores={"LN-PE": runs[0].scores["LN-PE"]}))]) is None
 
 
 def test_answers_without_a_score_are_counted_below_the_main_table(runs: list[GradedRun]) -> None:
     holes = replace(runs[0], scores={**runs[0].scores, "LN-PE": [None, *runs[0].scores["LN-PE"][1:]]})
-    assert "LN-PE 1 of 80 (example 0)" in quality.auroc([summary(holes)]).notes[0]
-    assert quality.auroc([summary(runs[0])]).notes == ()
+    assert "LN-PE 1 of 80 (example 0)" in tables.auroc([summary(holes)]).notes[0]
+    assert tables.auroc([summary(runs[0])]).notes == ()
 
 
 @pytest.mark.parametrize(
@@ -131,7 +132,7 @@ def test_answers_without_a_score_are_counted_below_the_main_table(runs: list[Gra
 def test_all_right_and_all_wrong_are_said(right: list[bool], why: str) -> None:
     run = replace(example_run(n=12), correct=right, other_graders={"judge": right})
     found = summary(run)
-    table = quality.auroc([found])
+    table = tables.auroc([found])
     assert numbers(table)["HybridGrad"][0] is None
     assert why in table.reasons()
     for each in [*all_tables([found]), *guaranteed_tables([found])]:
@@ -144,10 +145,10 @@ def test_one_question_and_no_score_leave_tables_that_say_so() -> None:
     assert "one question cannot be split" in guaranteed_tables([one])[0].reasons()
     none = replace(example_run(n=9), scores={"HybridGrad": [None] * 9, "SAR": [1.0] * 9})
     found = summary(none)
-    assert "no answer has a score" in quality.auroc([found]).reasons()
-    assert numbers(quality.auroc([found]))["SAR"][0] == 0.5
-    assert numbers(quality.differences([found]))["SAR"] == [None, None]  # type: ignore[arg-type]
-    assert "not run" in quality.auroc([one, found]).reasons()
+    assert "no answer has a score" in tables.auroc([found]).reasons()
+    assert numbers(tables.auroc([found]))["SAR"][0] == 0.5
+    assert numbers(tables.differences([found]))["SAR"] == [None, None]  # type: ignore[arg-type]
+    assert "not run" in tables.auroc([one, found]).reasons()
 
 
 def made(*values: float | None) -> tuple[Cell, ...]:
@@ -173,10 +174,10 @@ def test_the_best_is_marked_and_what_may_equal_it() -> None:
 
 def test_high_is_good_for_auroc_and_low_for_aurc_and_brier(summaries: list[RunSummary]) -> None:
     for table, best in (
-        (quality.auroc(summaries), max),
-        (quality.prr(summaries), max),
-        (quality.aurc(summaries), min),
-        (practice.confidence(summaries), min),
+        (tables.auroc(summaries), max),
+        (tables.prr(summaries), max),
+        (tables.aurc(summaries), min),
+        (tables.confidence(summaries), min),
     ):
         column = {row.name: row.cells[0] for row in table.rows}
         (winner,) = [name for name, cell in column.items() if cell.mark == "best"]
@@ -192,7 +193,7 @@ def test_numbers_are_written_for_readers() -> None:
 
 
 def test_csv_holds_full_numbers_and_intervals(summaries: list[RunSummary]) -> None:
-    table = quality.auroc(summaries)
+    table = tables.auroc(summaries)
     header, *rows = csv.reader(io.StringIO(table.csv()))
     assert header[:4] == [
         "Method",
@@ -219,5 +220,5 @@ def test_pieces_keep_groups_whole_and_lose_nothing() -> None:
 
 def test_columns_of_several_models_are_named_by_run(runs: list[GradedRun]) -> None:
     other = summary(replace(runs[1], model="another"))
-    names = {column.group for column in quality.accuracy([summary(runs[0]), other]).columns}
+    names = {column.group for column in tables.accuracy([summary(runs[0]), other]).columns}
     assert names == {"example 0", "example 1"}

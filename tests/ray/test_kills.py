@@ -13,8 +13,8 @@ import pytest
 from semgrad_guard import GenerationOptions, HybridGrad, LanguageModel
 from semgrad_guard.errors import BindingMismatchError, ClusterError, ModelNotFoundError
 from semgrad_guard.evaluation.questions.data import Question
+from semgrad_guard.evaluation.runs.answers import Answer
 from semgrad_guard.evaluation.runs.run import Answering, Batch, collect_answers
-from semgrad_guard.evaluation.runs.run_file import Answer
 
 from .processes import killer, own_workers
 

@@ -15,9 +15,9 @@ from langchain_semgrad_guard.demo.stages import GRADER, graded
 from langchain_semgrad_guard.messages import get_verdict
 from semgrad_guard import Calibration, Verdict
 from semgrad_guard.errors import ScoringError
-from semgrad_guard.evaluation.figures.plots import draw_risk_coverage
 from semgrad_guard.evaluation.graders import Grader
 from semgrad_guard.evaluation.metrics.effect import Effect
+from semgrad_guard.evaluation.report.drawing import draw_risk_coverage
 
 _ONE_STAGE = ("question", "answer", "uncertainty")
 _TWO_STAGES = (*_ONE_STAGE, "action", "source")

@@ -9,7 +9,7 @@ from semgrad_guard.estimators.fusedgrad import FusedGrad
 from semgrad_guard.estimators.fusedstates import FusedStates
 from semgrad_guard.estimators.learned import LearnedEstimator
 from semgrad_guard.evaluation.calibrating.learning import LearningSet, out_of_fold
-from semgrad_guard.evaluation.runs.run_file import Answer
+from semgrad_guard.evaluation.runs.answers import Answer
 
 LEARNED: Mapping[str, LearnedEstimator] = {FusedGrad.name: FusedGrad(), FusedStates.name: FusedStates()}
 """Those that a run keeps features of, by name."""

@@ -35,7 +35,7 @@ from semgrad_guard.estimators.learned import MIN_ANSWERS, Features, LearnedEstim
 from semgrad_guard.evaluation.calibrating.outcome import Outcome
 from semgrad_guard.evaluation.metrics import auroc
 from semgrad_guard.evaluation.questions.data import Question
-from semgrad_guard.evaluation.runs.run_file import Answer
+from semgrad_guard.evaluation.runs.answers import Answer
 from semgrad_guard.records import PromptForm
 
 CANDIDATES: tuple[Estimator, ...] = (

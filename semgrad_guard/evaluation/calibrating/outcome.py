@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from semgrad_guard.calibration import Binding, Calibration, EngineAnswers, calibrate
 from semgrad_guard.evaluation.metrics import aurc, auroc
 from semgrad_guard.evaluation.metrics.effect import Effect
-from semgrad_guard.evaluation.runs.run_file import Answer
+from semgrad_guard.evaluation.runs.answers import Answer
 from semgrad_guard.records import PromptForm
 
 

@@ -14,7 +14,7 @@ from semgrad_guard.evaluation.files import first_line
 from semgrad_guard.evaluation.graded.graded_run import GradedRun
 from semgrad_guard.evaluation.graders.base import Verdicts
 from semgrad_guard.evaluation.questions.spreadsheet import write_table
-from semgrad_guard.evaluation.runs.evaluated import EvaluatedAnswer
+from semgrad_guard.evaluation.runs.answers import EvaluatedAnswer
 
 _ASKED = ("id", "key", "kind", "question", "references", "answer")
 

@@ -10,11 +10,11 @@ from semgrad_guard.engine.generation.generation import Generation
 from semgrad_guard.engine.generation.options import GenerationOptions
 from semgrad_guard.engine.language_model import LanguageModel
 from semgrad_guard.engine.objective import Objective
-from semgrad_guard.evaluation.progress import Progress
+from semgrad_guard.evaluation.job_record import JobRecord, Progress
 from semgrad_guard.evaluation.questions.data import Question
 from semgrad_guard.evaluation.questions.prompts import conversation, form_of, prompt_name
+from semgrad_guard.evaluation.runs.answers import Answer
 from semgrad_guard.evaluation.runs.run import complete, in_turn, run_settings, why_too_long
-from semgrad_guard.evaluation.runs.run_file import Answer, RunFile
 
 
 class GridAnswer(Answer):
@@ -48,7 +48,7 @@ def collect_grids(
 ) -> list[GridAnswer]:
     """Answer the questions greedily and differentiate by all layers at the last `tokens` prompt tokens.
 
-    Every answer is kept at `path` as it comes, and what is there already is not redone (see `RunFile`).
+    Every answer is kept at `path` as it comes, and what is there already is not redone (see `JobRecord`).
     """
     objective = Objective(layers=tuple(range(model.n_layers)), last_tokens=tokens)
     template = prompt_name(form_of(questions), system=system)
@@ -64,7 +64,7 @@ def collect_grids(
             for question, reason in zip(batch, reasons, strict=True)
         ]
 
-    with RunFile(path, settings, GridAnswer) as record:
+    with JobRecord(path, settings, GridAnswer) as record:
         return complete(record, questions, in_turn(answer), batch_size=batch_size, on_progress=on_progress)
 
 

@@ -14,7 +14,7 @@ from semgrad_guard.engine.language_model import LanguageModel
 from semgrad_guard.engine.prompts.prompt import Prompt
 from semgrad_guard.engine.scoring.semantic_preservation import SemanticPreservation
 from semgrad_guard.errors import BindingMismatchError, InputError
-from semgrad_guard.evaluation.progress import Progress
+from semgrad_guard.evaluation.job_record import Progress, differing
 from semgrad_guard.evaluation.questions.data import Question
 from semgrad_guard.evaluation.questions.prompts import conversation, form_of, prompt_name
 from semgrad_guard.files import atomic_write
@@ -92,11 +92,9 @@ def _load(path: Path, settings: dict[str, Any]) -> SemanticPreservation | None:
     if not path.exists():
         return None
     sums, found = SemanticPreservation.read(path)
-    changed = [key for key in settings if settings[key] != found.get(key)]
-    if changed:
-        named = "; ".join(f"{key} is {settings[key]!r} and was {found.get(key)!r}" for key in changed)
+    if changed := differing(found, settings):
         raise BindingMismatchError(
-            f"The sums in {path} come from a probe with other settings: {named}. Continue with the same ones, or "
-            "choose another output."
+            f"The sums in {path} come from a probe with other settings: {'; '.join(changed.values())}. Continue with "
+            "the same ones, or choose another output."
         )
     return sums

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from semgrad_guard.engine.prompts.semantic_token import TokenChoice
 from semgrad_guard.errors import InputError
-from semgrad_guard.evaluation.figures.sps import ProbeMaps
+from semgrad_guard.evaluation.report.figures import ProbeMaps
 from semgrad_guard.files import atomic_write
 
 Table = tuple[tuple[float, ...], ...]

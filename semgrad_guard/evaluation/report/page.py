@@ -12,18 +12,17 @@ from unicodedata import category
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from semgrad_guard.evaluation import figures, paper
-from semgrad_guard.evaluation.figures.plots import require_drawable
-from semgrad_guard.evaluation.figures.sps import ProbeMaps
 from semgrad_guard.evaluation.files import make_folder, require_writable
 from semgrad_guard.evaluation.graded import GradedRun, require_distinct
-from semgrad_guard.evaluation.graded.summary import RunSummary, summarize
 from semgrad_guard.evaluation.highlight import Claim, highlighted_html
 from semgrad_guard.evaluation.metrics.bootstrap import LEVEL, RESAMPLES
 from semgrad_guard.evaluation.metrics.guarantee import ALPHAS, DELTA, SPLITS
-from semgrad_guard.evaluation.report.headline import promises, standing
-from semgrad_guard.evaluation.report.paper_settings import deviations, flat
-from semgrad_guard.evaluation.tables import Table, all_tables, guaranteed_tables
+from semgrad_guard.evaluation.report import figures, paper
+from semgrad_guard.evaluation.report.drawing import inline_svg, require_drawable
+from semgrad_guard.evaluation.report.figures import ProbeMaps
+from semgrad_guard.evaluation.report.summary import RunSummary, promises, standing, summarize
+from semgrad_guard.evaluation.report.table import Table
+from semgrad_guard.evaluation.report.tables import all_tables, guaranteed_tables
 from semgrad_guard.files import atomic_write
 
 FILE = "report.html"
@@ -79,7 +78,8 @@ def write_report(
     given = [runs] if isinstance(runs, GradedRun) else list(runs)
     maps = [probe] if isinstance(probe, ProbeMaps) else list(probe or ())
     require_distinct(given)
-    target = _make(Path(folder))
+    make_folder(Path(folder) / TABLES)
+    target = Path(folder) / FILE
     require_drawable(target.with_suffix(".svg"))
     require_writable(target)
     summaries = [summarize(run, count=count, splits=splits, alphas=alphas, tell=tell) for run in given]
@@ -88,7 +88,10 @@ def write_report(
         tell(f"{table.key}.csv")
         _write(target.parent / TABLES / f"{table.key}.csv", table.csv())
     tell(FILE)
-    shown = {question: Markup(highlighted_html(_segments(each))) for question, each in (claims or {}).items()}  # noqa: S704
+    shown = {
+        question: Markup(highlighted_html([(_visible(t), u) for t, u in each]))  # noqa: S704
+        for question, each in (claims or {}).items()
+    }
     return _write(target, _page(summaries, promised, tables, maps, shown, title=title, count=count, splits=splits))
 
 
@@ -124,8 +127,8 @@ def _page(
             "standing": standing(summary),
             "promised": table,
             "figures": _figures(summary, f"run{number}"),
-            "settings": [(name, _written(value)) for name, value in flat(summary.run.settings)],
-            "deviations": deviations(summary.run.settings),
+            "settings": [(name, _written(value)) for name, value in paper.flat(summary.run.settings)],
+            "deviations": paper.deviations(summary.run.settings),
         }
         for number, (summary, table) in enumerate(zip(summaries, promised, strict=True), start=1)
     ]
@@ -167,7 +170,7 @@ def _figures(summary: RunSummary, name: str) -> list[Figure]:
             f"Scores of right and wrong answers, {run.title}; to the right is less certain. Every scale is its own.",
         ),
     ]
-    if figures.has_entropy(run):
+    if any(value is not None for value in run.mean_entropy):
         caption = (
             f"The balance of {paper.OURS}, {run.title} (Figure 5 of the paper). Left: mean token entropy of all and of "
             "right answers. Right: AUROC as tau and beta change; the thick line is beta 1."
@@ -176,12 +179,8 @@ def _figures(summary: RunSummary, name: str) -> list[Figure]:
     return [_figure(figure, f"{name}f{number}", caption) for number, (figure, caption) in enumerate(drawn, start=1)]
 
 
-def _segments(claims: Sequence[Claim]) -> list[Claim]:
-    return [(_visible(text), uncertainty) for text, uncertainty in claims]
-
-
 def _figure(figure: Any, name: str, caption: str) -> Figure:
-    return Figure(Markup(figures.inline_svg(figure, name, description=_visible(caption))), caption)  # noqa: S704 - ours
+    return Figure(Markup(inline_svg(figure, name, description=_visible(caption))), caption)  # noqa: S704 - ours
 
 
 def _probe(maps: ProbeMaps, name: str) -> dict[str, Any]:
@@ -206,12 +205,6 @@ def _visible(value: Any) -> Any:
 
 def _written(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
-
-
-def _make(folder: Path) -> Path:
-    """The page's path, in a folder that is there."""
-    make_folder(folder / TABLES)
-    return folder / FILE
 
 
 def _write(path: Path, text: str) -> Path:

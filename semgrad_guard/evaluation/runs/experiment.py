@@ -16,7 +16,7 @@ from semgrad_guard.engine.objective import Objective
 from semgrad_guard.errors import InputError
 from semgrad_guard.estimators import Estimator
 from semgrad_guard.estimators.sampled import AskingEstimator
-from semgrad_guard.evaluation.progress import Progress
+from semgrad_guard.evaluation.job_record import JobRecord, Progress
 from semgrad_guard.evaluation.questions.data import Question
 from semgrad_guard.evaluation.questions.prompts import (
     Wording,
@@ -27,7 +27,7 @@ from semgrad_guard.evaluation.questions.prompts import (
     require_prompt,
 )
 from semgrad_guard.evaluation.runs.ablations import Ablation
-from semgrad_guard.evaluation.runs.evaluated import EvaluatedAnswer
+from semgrad_guard.evaluation.runs.answers import AnswerScore, EvaluatedAnswer
 from semgrad_guard.evaluation.runs.measuring import Cell, Part, Step, measure
 from semgrad_guard.evaluation.runs.run import (
     AnswerBatch,
@@ -39,7 +39,6 @@ from semgrad_guard.evaluation.runs.run import (
     seeded,
     why_too_long,
 )
-from semgrad_guard.evaluation.runs.run_file import AnswerScore, RunFile
 from semgrad_guard.evaluation.runs.sampled_questions import SampledQuestions
 from semgrad_guard.records import Message
 
@@ -109,10 +108,9 @@ class Experiment:
         if self.sample_batch is not None and self.sample_batch < 1:
             raise InputError(f"sample_batch must be at least 1, not {self.sample_batch}")
         settings = self.settings(questions)
-        part = Part.beside(path, settings)
-        with RunFile(path, settings, EvaluatedAnswer) as record:
+        with JobRecord(path, settings, EvaluatedAnswer) as record, Part.beside(path, settings) as part:
             record.require_continuable()  # a report is about the methods of its run, and no others
-            if spread is None and any(question.key not in record.answers for question in questions):
+            if spread is None and any(question.key not in record.rows for question in questions):
                 self._warm_up()
             here = in_turn(partial(self._answer, part=part, on_step=on_step))
             answers = complete(record, questions, spread or here, batch_size=batch_size, on_progress=on_progress)

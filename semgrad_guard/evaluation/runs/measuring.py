@@ -8,24 +8,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any
+from types import TracebackType
+from typing import Any, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict
 
 from semgrad_guard.engine.cost_accounting import with_cost
 from semgrad_guard.engine.generation.evidence import BatchScoring, Evidence
 from semgrad_guard.engine.generation.sampling_plans import plan_record
-from semgrad_guard.errors import DetachedRecordError, ScoringError
+from semgrad_guard.errors import BindingMismatchError, DetachedRecordError, InputError, ScoringError
 from semgrad_guard.estimators import Estimator
 from semgrad_guard.estimators.mutual_information import MutualInformation
 from semgrad_guard.estimators.sampled import AskingEstimator
-from semgrad_guard.evaluation.runs.evaluated import SampleSet
+from semgrad_guard.evaluation.job_record import JobRecord
+from semgrad_guard.evaluation.runs.answers import AnswerScore, SampleSet
 from semgrad_guard.evaluation.runs.run import kept_score, observing_first
-from semgrad_guard.evaluation.runs.run_file import AnswerScore
-from semgrad_guard.files import atomic_write
 
 _DIGITS = 6  # of a sample's log-probabilities
 
@@ -42,61 +41,88 @@ class Cell(BaseModel):
     milliseconds: float
 
 
-class _Kept(BaseModel):
-    """A batch that is not whole: whose answers, each method's cells by row, and each plan's samples."""
+class Measured(BaseModel):
+    """Some answers of a batch, by row, measured by one method: their cells, and the samples that its plan drew."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid")
 
-    settings: dict[str, Any]
-    keys: tuple[str, ...]
-    token_ids: tuple[tuple[int, ...], ...]
-    cells: dict[str, dict[int, Cell]] = Field(default_factory=dict[str, dict[int, Cell]])
-    samples: dict[str, dict[int, SampleSet]] = Field(default_factory=dict[str, dict[int, SampleSet]])
+    method: str
+    cells: dict[int, Cell]
+    plan: str
+    samples: dict[int, SampleSet]
+
+    @property
+    def key(self) -> str:
+        """Unique in the record of a batch."""
+        return f"{self.method} {sorted(self.cells)}"
 
 
 class Part:
-    """The file of the batch that is being measured; without a path, only what is known of the batch."""
+    """The record of the batch that is being measured; a context manager. Without a path nothing is written."""
 
     def __init__(self, path: Path | None, settings: Mapping[str, Any]) -> None:
-        self._path, self._settings = path, dict(settings)
-        self._kept = _Kept(settings={}, keys=(), token_ids=())
+        self._path, self._settings = path, settings
+        self._record: JobRecord[Measured] | None = None
+        self._cells: dict[tuple[str, int], Cell] = {}
+        self._samples: dict[tuple[str, int], SampleSet] = {}
 
     @classmethod
     def beside(cls, record: Path, settings: Mapping[str, Any]) -> Part:
-        """That of the run with its record there."""
+        """The part of the run whose record is at this path."""
         return cls(record.with_name(record.name + ".part"), settings)
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._close()
+
     def begin(self, keys: Sequence[str], token_ids: Sequence[Sequence[int]]) -> None:
-        """Take up what is known of these very answers, or begin anew."""
-        fresh = _Kept(settings=self._settings, keys=tuple(keys), token_ids=tuple(map(tuple, token_ids)))
-        self._kept = fresh
+        """Resume if the record is about these very answers, or begin anew."""
+        self._close()
+        self._cells, self._samples = {}, {}
         if self._path is None:
             return
-        with suppress(OSError, ValidationError):
-            found = _Kept.model_validate_json(self._path.read_bytes())
-            if found.model_copy(update={"cells": {}, "samples": {}}) == fresh:
-                self._kept = found
+        settings = {**self._settings, "keys": list(keys), "token_ids": list(map(list, token_ids))}
+        try:
+            self._record = JobRecord(self._path, settings, Measured, kind="measurements")
+        except (BindingMismatchError, InputError):
+            self._path.unlink(missing_ok=True)
+            self._record = JobRecord(self._path, settings, Measured, kind="measurements")
+        for row in self._record.rows.values():
+            self._take(row)
 
     def cell(self, method: str, row: int) -> Cell | None:
-        """What is known already."""
-        return self._kept.cells.get(method, {}).get(row)
+        """The cell of a method and a row, if it is measured already."""
+        return self._cells.get((method, row))
 
     def samples(self, plan: Any, row: int) -> SampleSet | None:
-        """What a plan drew for a row, as far as that is known."""
-        return self._kept.samples.get(repr(plan), {}).get(row)
+        """The samples that a plan drew for a row, if it has."""
+        return self._samples.get((repr(plan), row))
 
     def keep(self, method: str, cells: Mapping[int, Cell], plan: Any, samples: Mapping[int, SampleSet]) -> None:
-        """Add some rows of a method, and what its plan drew for them, on the disk."""
-        self._kept.cells.setdefault(method, {}).update(cells)
-        if samples:
-            self._kept.samples.setdefault(repr(plan), {}).update(samples)
-        if self._path is not None:
-            atomic_write(self._path, self._kept.model_dump_json(), private=True)
+        """Add some rows of a method, and the samples that its plan drew for them."""
+        row = Measured(method=method, cells=dict(cells), plan=repr(plan), samples=dict(samples))
+        self._take(row)
+        if self._record is not None:
+            self._record.append([row])
 
     def end(self) -> None:
-        """The run is whole."""
+        """The run is whole: remove the record of its last batch."""
+        self._close()
         if self._path is not None:
             self._path.unlink(missing_ok=True)
+
+    def _take(self, measured: Measured) -> None:
+        self._cells.update({(measured.method, row): cell for row, cell in measured.cells.items()})
+        self._samples.update({(measured.plan, row): samples for row, samples in measured.samples.items()})
+
+    def _close(self) -> None:
+        if self._record is not None:
+            self._record.__exit__(None, None, None)
+            self._record = None
 
 
 def measure(

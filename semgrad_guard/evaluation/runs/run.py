@@ -22,7 +22,7 @@ from semgrad_guard.engine.language_model import LanguageModel
 from semgrad_guard.engine.objective import Objective
 from semgrad_guard.errors import InputError, PromptTooLongError
 from semgrad_guard.estimators import Estimator
-from semgrad_guard.evaluation.progress import Progress, unwatched
+from semgrad_guard.evaluation.job_record import JobRecord, Progress, R, unwatched
 from semgrad_guard.evaluation.questions.data import Question
 from semgrad_guard.evaluation.questions.prompts import (
     Wording,
@@ -32,7 +32,7 @@ from semgrad_guard.evaluation.questions.prompts import (
     require_examples,
     require_prompt,
 )
-from semgrad_guard.evaluation.runs.run_file import A, Answer, AnswerScore, RunFile
+from semgrad_guard.evaluation.runs.answers import Answer, AnswerScore
 from semgrad_guard.guard import Answerer, template_name
 from semgrad_guard.records import Message, Score
 
@@ -44,9 +44,9 @@ class Batch(NamedTuple):
     rows: Sequence[Question]
 
 
-AnswerBatch = Callable[[Sequence[Question], int], list[A]]
+AnswerBatch = Callable[[Sequence[Question], int], list[R]]
 """Answers a batch; the second argument is the index of its first question."""
-Spread = Callable[[Iterable[Batch]], Iterable[list[A]]]
+Spread = Callable[[Iterable[Batch]], Iterable[list[R]]]
 """Answers many batches, elsewhere perhaps, and gives each one's answers as soon as they are there, in any order."""
 
 
@@ -110,7 +110,7 @@ def collect_answers(
 
     Args:
         questions: distinct ones, as `read_questions` gives them.
-        path: the record of the run (see `RunFile`).
+        path: the record of the run (see `JobRecord`).
         model: answers.
         estimators: score, each under a name of the caller's choice; they share a replay where their objectives agree.
         options: how to generate; greedy by default. Sampled runs need a seed.
@@ -132,11 +132,11 @@ def collect_answers(
     template = prompt_name(form, system=system, wording=wording, prompt=worded, examples=examples)
     settings = run_settings(model, estimators, options=options, template=template)
     answering = Answering(model, estimators, options, system, wording, prompt, examples)
-    with RunFile(path, settings, Answer) as record:
+    with JobRecord(path, settings, Answer) as record:
         return complete(record, questions, spread or in_turn(answering), batch_size=batch_size, on_progress=on_progress)
 
 
-def in_turn(answer: AnswerBatch[A]) -> Spread[A]:
+def in_turn(answer: AnswerBatch[R]) -> Spread[R]:
     """One batch after the other, here."""
     return lambda batches: (answer(batch.rows, batch.start) for batch in batches)
 
@@ -152,34 +152,34 @@ def batches_of(questions: Iterable[Question], size: int) -> Iterator[Batch]:
 
 
 def complete(
-    record: RunFile[A],
+    record: JobRecord[R],
     questions: Sequence[Question],
-    spread: Spread[A],
+    spread: Spread[R],
     *,
     batch_size: int,
     key: Callable[[Question], str] = attrgetter("key"),
     on_progress: Progress | None = None,
-) -> list[A]:
+) -> list[R]:
     """Answer the batches of which the record misses something; all answers, in the questions' order.
 
     `key` names a question in the record.
     """
     tell = on_progress or unwatched
-    done = sum(key(question) in record.answers for question in questions)
+    done = sum(key(question) in record.rows for question in questions)
     tell(done, len(questions))
     missing = [
         batch
         for batch in batches_of(questions, batch_size)
-        if any(key(question) not in record.answers for question in batch.rows)
+        if any(key(question) not in record.rows for question in batch.rows)
     ]
     if missing:
         record.require_continuable()
     for answers in spread(missing) if missing else ():
-        new = [found for found in answers if found.key not in record.answers]
+        new = [found for found in answers if found.key not in record.rows]
         record.append(new)
         done += len(new)
         tell(done, len(questions))
-    return [record.answers[key(question)] for question in questions]
+    return [record.rows[key(question)] for question in questions]
 
 
 def run_settings(

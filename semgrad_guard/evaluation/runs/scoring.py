@@ -13,11 +13,10 @@ from semgrad_guard.engine.generation.evidence import BatchScoring, Evidence
 from semgrad_guard.engine.language_model import LanguageModel
 from semgrad_guard.errors import PromptTooLongError
 from semgrad_guard.estimators import Estimator
-from semgrad_guard.evaluation.progress import Progress
+from semgrad_guard.evaluation.job_record import JobRecord, Progress
 from semgrad_guard.evaluation.questions.data import Question, identity
 from semgrad_guard.evaluation.questions.prompts import Phrasing
 from semgrad_guard.evaluation.runs.run import Spread, complete, in_turn
-from semgrad_guard.evaluation.runs.run_file import RunFile
 from semgrad_guard.guard import Policy, assess, settle, unscored
 from semgrad_guard.guard.policy import lets_every_score_through
 from semgrad_guard.records import PromptForm, Verdict
@@ -131,9 +130,9 @@ def score_kept(
 
     Raises:
         BindingMismatchError: the record belongs to a run with other settings.
-        InputError: it cannot be written, or is no record of a run.
+        InputError: it cannot be written, or is not such a record.
     """
-    with RunFile(path, _settings(scorer, batch_size), ScoredText) as record:
+    with JobRecord(path, _settings(scorer, batch_size), ScoredText, kind="scores") as record:
         spread = spread or in_turn(KeptScoring(scorer))
         found = complete(record, rows, spread, batch_size=batch_size, key=text_key, on_progress=on_progress)
     pairs = list(zip(rows, found, strict=True))

@@ -43,7 +43,7 @@ def test_a_record_belongs_to_the_whole_engine(llm: SemGradLLM, tmp_path: Path, n
     first = calibrate_engine(engine(llm, PASSAGES[0]), EXAMPLES, right, record=record, **RATES)
     same = calibrate_engine(engine(llm, PASSAGES[0]), EXAMPLES, right, record=record, **RATES)
     assert (first.n_recorded, same.n_recorded) == (0, len(EXAMPLES))
-    with pytest.raises(InputError, match="no record of this chain"):
+    with pytest.raises(InputError, match="not a record of"):
         calibrate_engine(examples=EXAMPLES, grader=right, record=record, **CHANGED[name](llm), **RATES)
 
 

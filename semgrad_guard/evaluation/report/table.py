@@ -1,4 +1,4 @@
-"""What a table is: rows of estimates under grouped columns, its best entries marked; as CSV and for the report."""
+"""What a table is: rows of estimates under grouped columns, the best entries marked; as HTML and as CSV."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Column:
     """A column: `name` under a `group`, and how its numbers are written.
 
     Numbers are printed times `scale` with `digits` decimals, with a sign if `signed`. `better` says which way is good,
-    None where nothing is to be won. `reference` columns hold other people's figures, which are not marked.
+    None if neither is. `reference` columns hold the figures of other people, which are not marked.
     """
 
     name: str
@@ -55,16 +55,15 @@ class Cell:
 
 @dataclass(frozen=True)
 class Row:
-    """A named row; `section` is the heading it stands under."""
+    """A named row."""
 
     name: str
     cells: tuple[Cell, ...]
-    section: str = ""
 
 
 @dataclass(frozen=True)
 class Table:
-    """A table. `key` names its CSV file, `notes` stand below it."""
+    """A table. `key` names its CSV file, `notes` are printed below it."""
 
     key: str
     title: str
@@ -75,7 +74,7 @@ class Table:
     first: str = "Method"
 
     def groups(self) -> list[tuple[str, int]]:
-        """(group, number of columns), for a heading above the columns; [] where no column has a group."""
+        """(group, number of columns), for a heading above the columns; [] if no column has a group."""
         spans: list[tuple[str, int]] = []
         for column in self.columns:
             if spans and spans[-1][0] == column.group:
@@ -91,11 +90,8 @@ class Table:
 
     def reasons(self) -> list[str]:
         """Why entries are undefined, each reason once."""
-        return list(
-            dict.fromkeys(
-                cell.note for row in self.rows for cell in row.cells if cell.note and cell.estimate.value is None
-            )
-        )
+        cells = (cell for row in self.rows for cell in row.cells)
+        return list(dict.fromkeys(cell.note for cell in cells if cell.note and cell.estimate.value is None))
 
     def parts(self, width: int) -> list[Table]:
         """The table in pieces of at most `width` columns where groups allow it, for paper; groups stay whole."""
@@ -106,11 +102,14 @@ class Table:
                 pieces.append([])
             pieces[-1] += range(start, start + span)
             start += span
-        return [self._columns_of(kept) for kept in pieces]
-
-    def _columns_of(self, kept: Sequence[int]) -> Table:
-        rows = tuple(replace(row, cells=tuple(row.cells[i] for i in kept)) for row in self.rows)
-        return replace(self, columns=tuple(self.columns[i] for i in kept), rows=rows)
+        return [
+            replace(
+                self,
+                columns=tuple(self.columns[i] for i in kept),
+                rows=tuple(replace(row, cells=tuple(row.cells[i] for i in kept)) for row in self.rows),
+            )
+            for kept in pieces
+        ]
 
     def csv(self) -> str:
         """The numbers as they are (not times `scale`), each with its interval; empty where undefined."""
@@ -146,9 +145,7 @@ def marked(table: Table) -> Table:
 def _marks(column: Column, cells: Sequence[Cell]) -> list[Mark]:
     values = [cell.estimate.value for cell in cells]
     defined = [value for value in values if value is not None]
-    if column.better is None or column.reference or len(defined) < 2:
-        return [""] * len(cells)
-    if min(defined) == max(defined):
+    if column.better is None or column.reference or len(set(defined)) < 2:
         return [""] * len(cells)
     goal = max(defined) if column.better == "higher" else min(defined)
     best = cells[values.index(goal)].estimate

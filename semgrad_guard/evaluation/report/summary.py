@@ -8,7 +8,6 @@ from functools import partial
 
 import numpy as np
 
-from semgrad_guard.evaluation import paper
 from semgrad_guard.evaluation.graded.graded_run import GradedRun
 from semgrad_guard.evaluation.metrics.bootstrap import (
     Estimate,
@@ -20,8 +19,15 @@ from semgrad_guard.evaluation.metrics.bootstrap import (
     resamples,
 )
 from semgrad_guard.evaluation.metrics.confidence_quality import brier, crossfitted, expected_calibration_error
-from semgrad_guard.evaluation.metrics.guarantee import ALPHAS, SPLITS, GuaranteedCoverage, guaranteed_coverage
+from semgrad_guard.evaluation.metrics.guarantee import (
+    ALPHAS,
+    SPLITS,
+    GuaranteedCoverage,
+    fewest_questions,
+    guaranteed_coverage,
+)
 from semgrad_guard.evaluation.metrics.tally import Floats, Tally
+from semgrad_guard.evaluation.report import paper
 
 COVERAGES = (0.3, 0.5, 0.7, 0.9)
 AUROC: Mapping[str, Metric] = {"auroc": Tally.auroc}
@@ -96,10 +102,20 @@ def summarize(
     ours: dict[str, Estimate] | None = None
     for title in sorted(paper.in_order(run.scores), key=lambda method: method != paper.OURS):
         tell(f"{run.title}: {title}")
-        scores, correct = _put_to(run, title)
+        rows = run.put_to(title)
+        scores, correct = [run.scores[title][row] for row in rows], [run.correct[row] for row in rows]
         quality = bootstrap(QUALITY, scores, correct, data=run.data, count=count)
         ours = quality if title == paper.OURS else ours
-        methods[title] = _method(run, title, quality, ours, count=count, splits=splits, alphas=alphas)
+        confidence = crossfitted(run.scores[title], run.correct)
+        methods[title] = MethodSummary(
+            quality=quality,
+            difference={} if ours is None else _difference(run, title, quality, ours, count),
+            confidence=confidence,
+            brier=brier(confidence, run.correct, data=run.data, count=count),
+            ece=expected_calibration_error(confidence, run.correct, data=run.data, count=count),
+            guaranteed={a: guaranteed_coverage(scores, correct, alpha=a, splits=splits) for a in alphas},
+            unscored=sum(score is None for score in run.scores[title]),
+        )
     tell(f"{run.title}: graders, kinds of questions and run times")
     return RunSummary(
         run=run,
@@ -109,40 +125,16 @@ def summarize(
             grader: {m: _auroc(run, run.scores[m], labels, count) for m in paper.in_order(run.scores)}
             for grader, labels in run.other_graders.items()
         },
-        kinds=_by_kind(run, count),
-        run_time={m: _run_time(run, m, count) for m in paper.in_order(run.milliseconds)},
+        kinds={
+            kind: {m: _within(run, run.scores[m], kind, count) for m in paper.in_order(run.scores)}
+            for kind in sorted({kind for kind in run.kinds if kind is not None})
+        },
+        run_time={
+            m: _mean_time(run, [time for time in run.milliseconds[m] if time is not None], count)
+            for m in paper.in_order(run.milliseconds)
+        },
         generation=_mean_time(run, run.generation_ms, count) if run.generation_ms else None,
     )
-
-
-def _method(
-    run: GradedRun,
-    title: str,
-    quality: dict[str, Estimate],
-    ours: dict[str, Estimate] | None,
-    *,
-    count: int,
-    splits: int,
-    alphas: Sequence[float],
-) -> MethodSummary:
-    scores = run.scores[title]
-    asked, right = _put_to(run, title)
-    confidence = crossfitted(scores, run.correct)
-    return MethodSummary(
-        quality=quality,
-        difference={} if ours is None else _difference(run, title, quality, ours, count),
-        confidence=confidence,
-        brier=brier(confidence, run.correct, data=run.data, count=count),
-        ece=expected_calibration_error(confidence, run.correct, data=run.data, count=count),
-        guaranteed={a: guaranteed_coverage(asked, right, alpha=a, splits=splits) for a in alphas},
-        unscored=sum(score is None for score in scores),
-    )
-
-
-def _put_to(run: GradedRun, title: str) -> tuple[Scores, Sequence[bool]]:
-    """The method's scores, and which answers are right, of the questions that were put to it."""
-    rows = run.put_to(title)
-    return [run.scores[title][row] for row in rows], [run.correct[row] for row in rows]
 
 
 def _difference(
@@ -155,12 +147,6 @@ def _difference(
     return {name: combined([quality[name], ours[name]], [1.0, -1.0]) for name in COMPARED}
 
 
-def _by_kind(run: GradedRun, count: int) -> dict[str, dict[str, Estimate]]:
-    """AUROC within each kind of question; kinds in alphabetical order."""
-    kinds = sorted({kind for kind in run.kinds if kind is not None})
-    return {kind: {m: _within(run, run.scores[m], kind, count) for m in paper.in_order(run.scores)} for kind in kinds}
-
-
 def _within(run: GradedRun, scores: Scores, kind: str, count: int) -> Estimate:
     rows = [row for row, found in enumerate(run.kinds) if found == kind]
     data = f"{run.data}, {kind}"
@@ -171,12 +157,57 @@ def _auroc(run: GradedRun, scores: Scores, correct: Sequence[bool], count: int) 
     return bootstrap(AUROC, scores, correct, data=run.data, count=count)["auroc"]
 
 
-def _run_time(run: GradedRun, method: str, count: int) -> Estimate:
-    """Of the questions that were put to the method."""
-    return _mean_time(run, [time for time in run.milliseconds[method] if time is not None], count)
-
-
 def _mean_time(run: GradedRun, milliseconds: Sequence[float], count: int) -> Estimate:
     times = np.asarray(milliseconds, dtype=np.float64)
     blocks = [weights @ times / len(times) for weights in resamples(len(times), data=run.data, count=count)]
     return estimate(float(times.mean()), np.concatenate(blocks))
+
+
+@dataclass(frozen=True)
+class Promised:
+    """For one alpha, the coverage of HybridGrad and that of the best method.
+
+    `needs` is the number of questions that it takes to promise this at all, if the run has fewer.
+    """
+
+    alpha: float
+    ours: float | None
+    best: str
+    best_coverage: float
+    needs: int | None
+
+
+@dataclass(frozen=True)
+class Standing:
+    """Methods by the interval of their AUROC's difference to HybridGrad's: above zero, below it, or holding it."""
+
+    better: list[str]
+    worse: list[str]
+    undecided: list[str]
+
+
+def standing(summary: RunSummary) -> Standing | None:
+    """Which methods beat HybridGrad's AUROC on a run, which it beats, and which are too close to tell."""
+    found = Standing([], [], [])
+    for method, each in summary.methods.items():
+        difference = each.difference.get("auroc")
+        if method == paper.OURS or difference is None or difference.value is None or difference.low is None:
+            continue
+        if not difference.excludes_zero:
+            found.undecided.append(method)
+        else:
+            (found.better if difference.value > 0 else found.worse).append(method)
+    return found if found.better or found.worse or found.undecided else None
+
+
+def promises(summary: RunSummary) -> list[Promised]:
+    """One entry per alpha; none for a single question, which cannot be split."""
+    found: list[Promised] = []
+    for alpha in summary.alphas:
+        coverage = {m: g.mean_coverage for m, s in summary.methods.items() if (g := s.guaranteed[alpha]) is not None}
+        if coverage:
+            best = max(coverage, key=lambda method: (coverage[method], method == paper.OURS))
+            needed = fewest_questions(alpha=alpha)
+            needs = needed if summary.run.n < needed else None
+            found.append(Promised(alpha, coverage.get(paper.OURS), best, coverage[best], needs))
+    return found

@@ -1,13 +1,85 @@
-"""The settings of the paper's appendix, and where those of a run differ from them."""
+"""The paper: its methods in order, its averages for comparison, its settings, and where those of a run differ.
+
+Source: Li et al., "Gradients with Respect to Semantics Preserving Embeddings Tell the Uncertainty of Large Language
+Models", ICML 2026; Tables 1, 3 and 5.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, cast
 
 Settings = Mapping[str, Any]
 
-PAPER: Mapping[str, Settings] = {
+OURS = "HybridGrad"
+"""The method that everything is compared with."""
+
+METHODS = (
+    "LN-PE",
+    "P(True)",
+    "Self-Con",
+    "Deg",
+    "INSIDE",
+    "Semantic Entropy",
+    "Semantic Density",
+    "M.I.",
+    "G-NLL",
+    "SAR",
+    "ExGrad",
+    "ParaGrad",
+    "SemGrad",
+    "HybridGrad",
+)
+"""In the order of the paper's tables: eleven rivals, then its own three."""
+
+SOURCE = "Li et al., ICML 2026, averages over three models and three data sets"
+
+AUROC_AVERAGES = {
+    "LN-PE": 0.7325,
+    "P(True)": 0.6520,
+    "Self-Con": 0.7051,
+    "Deg": 0.7199,
+    "INSIDE": 0.6673,
+    "Semantic Entropy": 0.6945,
+    "Semantic Density": 0.6963,
+    "M.I.": 0.7201,
+    "G-NLL": 0.7313,
+    "SAR": 0.7533,
+    "ExGrad": 0.7392,
+    "ParaGrad": 0.7559,
+    "SemGrad": 0.7575,
+    "HybridGrad": 0.7659,
+}
+"""Table 1, column Avg."""
+
+AURC_AVERAGES = {
+    "LN-PE": 0.3211,
+    "P(True)": 0.3689,
+    "Self-Con": 0.3439,
+    "Deg": 0.3403,
+    "INSIDE": 0.3587,
+    "Semantic Entropy": 0.3643,
+    "Semantic Density": 0.3496,
+    "M.I.": 0.3249,
+    "G-NLL": 0.3055,
+    "SAR": 0.2950,
+    "ExGrad": 0.3025,
+    "ParaGrad": 0.2947,
+    "SemGrad": 0.2897,
+    "HybridGrad": 0.2865,
+}
+"""Table 5, column Avg."""
+
+RUN_TIME_SHARES = {
+    "SemGrad": 0.7062 / 0.5644,
+    "HybridGrad": 0.7945 / 0.5644,
+    "SAR": 1.3889 / 0.5644,
+    "Semantic Entropy": 1.4637 / 0.5644,
+    "Semantic Density": 5.2592 / 0.5644,
+}
+"""Table 3: additional run time over that of plain generation, both summed over its three data sets (Llama, A100)."""
+
+SETTINGS: Mapping[str, Settings] = {
     "ln_pe": {"plan.count": 10, "plan.temperature": 1.0},
     "self_consistency": {"plan.count": 10, "plan.temperature": 0.7, "plan.top_p": 1.0},
     "deg": {"plan.count": 10, "plan.temperature": 0.7, "plan.top_p": 1.0},
@@ -33,6 +105,12 @@ STANDING = (
     "Paraphrases for the Semantic Preservation Score are the data file's; the paper asked a service for them.",
 )
 """Where this project differs from the paper whatever the settings."""
+
+
+def in_order(methods: Iterable[str]) -> list[str]:
+    """The paper's methods in its order, then the others as they come."""
+    given = list(methods)
+    return [m for m in METHODS if m in given] + [m for m in given if m not in METHODS]
 
 
 def deviations(settings: Settings) -> list[str]:
@@ -74,11 +152,11 @@ def _conditions(settings: Settings) -> Iterator[str]:
 
 
 def _of_estimator(name: str, leaves: Settings, called: str) -> Iterator[str]:
-    for field, expected in PAPER.get(name, {}).items():
+    for field, expected in SETTINGS.get(name, {}).items():
         if field in leaves and leaves[field] != expected:
             yield f"{called}: {field.removeprefix('plan.')} is {leaves[field]}, and {expected} in the paper."
-    for field, (part, paper) in MODELS.items():
+    for field, (part, theirs) in MODELS.items():
         if field in leaves and part not in str(leaves[field]).lower():
-            yield f"{called}: {field} is told by {leaves[field]}; {paper}."
+            yield f"{called}: {field} is told by {leaves[field]}; {theirs}."
     if name == "p_true" and leaves.get("examples") == []:
         yield f"{called}: asked without examples; the paper's published code shows six."

@@ -1,0 +1,86 @@
+"""The rows of a run's record: an answered question with its scores, and everything that an evaluation keeps of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class AnswerScore(BaseModel):
+    """The number of one estimator for an answer; None, with a reason, if it has none.
+
+    `features` are the input of a learned estimator, kept so that it can be fitted on graded answers.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    uncertainty: float | None
+    reason: str | None = None
+    features: dict[str, float] | None = None
+
+
+class Answer(BaseModel):
+    """One answered question. `key` is the question's; `text` is None where the question does not fit the window."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    key: str
+    id: str | None = None
+    question: str
+    text: str | None
+    finish_reason: str | None = None
+    scores: dict[str, AnswerScore]
+
+    def uncertainty(self, estimator: str) -> float | None:
+        """The number of the estimator that has this name in the run."""
+        return self.scores[estimator].uncertainty
+
+    @property
+    def unscored(self) -> str | None:
+        """Why no estimator could score it; None if one has."""
+        if any(score.uncertainty is not None or score.features for score in self.scores.values()):
+            return None
+        return next((score.reason for score in self.scores.values() if score.reason), None)
+
+
+class SampleSet(BaseModel):
+    """The samples that a plan drew: their texts, and the log-probability of each of their tokens (nats).
+
+    The probabilities are those of logits divided by `temperature`, as the methods that share the plan read them.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    plan: dict[str, Any]
+    temperature: float = 1.0
+    texts: tuple[str, ...]
+    log_probs: tuple[tuple[float | None, ...], ...]
+
+
+class EvaluatedAnswer(Answer):
+    """An answer with its references, its tokens, and the score and cost of every method.
+
+    `entropies` and `log_probs` (nats) have one entry per token of `token_ids`. `generation_ms` is the time of plain
+    generation (that of the batch, divided by its `rows`), `milliseconds` is the additional cost of each method: all
+    that it needs, even if another method had computed it already (see `engine.cost_accounting`). `ablations` are
+    variants of SemGrad, by name.
+    """
+
+    references: tuple[str, ...] = ()
+    kind: str | None = None
+    context: str | None = None
+    token_ids: tuple[int, ...] = ()
+    entropies: tuple[float, ...] = ()
+    log_probs: tuple[float, ...] = ()
+    rows: int = 1
+    generation_ms: float = 0.0
+    milliseconds: Mapping[str, float] = Field(default_factory=dict[str, float])
+    ablations: Mapping[str, float | None] = Field(default_factory=dict[str, float | None])
+    samples: tuple[SampleSet, ...] = ()
+
+    @property
+    def mean_entropy(self) -> float | None:
+        """The mean of the token entropies in nats, None without any."""
+        return sum(self.entropies) / len(self.entropies) if self.entropies else None
