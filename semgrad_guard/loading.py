@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -43,6 +43,10 @@ class ModelSource:
         """A folder is named by its whole path: workers start elsewhere."""
         is_path = name not in NAMES and Path(name).exists()
         return cls(str(Path(name).resolve()) if is_path else name, **settings)
+
+    def for_workers(self, identity: ModelIdentity) -> Self:
+        """The same for workers, which start in another folder and take no other model than this one."""
+        return replace(self, name=self.of(self.name).name, identity=identity)
 
     @property
     def on_gpu(self) -> bool:

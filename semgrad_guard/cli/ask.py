@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from semgrad_guard.cli import grading, loading, options, values
+from semgrad_guard.cli import loading, options, values
 from semgrad_guard.cli.estimator_spec import EstimatorSpec
 from semgrad_guard.cli.help import ExitCode
-from semgrad_guard.cli.spreading import Loading
 from semgrad_guard.cli.terminal import OUT, note, say, status
 from semgrad_guard.errors import BindingMismatchError, EmptyPromptError
-from semgrad_guard.loading import pocket_policy
+from semgrad_guard.loading import ModelSource, pocket_policy
 from semgrad_guard.named import POCKET
 
 if TYPE_CHECKING:
@@ -24,8 +21,7 @@ if TYPE_CHECKING:
     from semgrad_guard.engine.language_model import LanguageModel
     from semgrad_guard.estimators import Estimator
     from semgrad_guard.evaluation.questions.data import Question
-    from semgrad_guard.evaluation.questions.prompts import Phrasing
-    from semgrad_guard.guard import OnUnscored, Policy
+    from semgrad_guard.guard import Answerer, OnUnscored, Policy
     from semgrad_guard.records import Message, Verdict
 
 
@@ -82,95 +78,62 @@ def ask(  # noqa: PLR0913  # a command's options are its arguments
     The embedded model brings its calibration along; it is used unless you give another or change what it was made for.
     """
     values.one_from_stdin(question=question, prompt=prompt, system=system, context=context)
-    asked = loading.given_text(question)
-    if not asked.strip():
+    text = loading.given_text(question)
+    if not text.strip():
         raise EmptyPromptError("The question is empty; ask something.")
-    turns = _turns(
-        asked,
-        system=loading.system_message(system)[0],
-        prompt=prompt,
-        context=context,
-        examples=grading.read_examples(few_shot, shots),
-    )
+    row, phrasing = _row(text, context), loading.phrasing(system, prompt, few_shot, shots)[0]
+    phrasing.require([row])
     policy, token = loading.load_policy(calibration, threshold, on_unscored), loading.load_token(probe)
     embedded = pocket_policy(on_unscored) if policy is None and model == POCKET else None
     chosen = EstimatorSpec(estimator, variant, tau, beta, sampled_rows).estimator(policy or embedded)
-    asker = _Asker(
-        Loading(model, dtype, device, quantization_config, token, engine, dict(template_option or ())).load(),
+    template = dict(template_option or ())
+    answerer = _answerer(
+        loading.load(ModelSource(model, dtype, device, quantization_config, token, template, engine)),
         chosen,
         loading.decoding(max_tokens=max_tokens, temperature=temperature, seed=seed, stop=stop or ()),
-        turns,
+        phrasing.name([row]),
     )
     if policy is not None:
-        policy.check(asker.binding)
+        policy.check(answerer.binding())
     elif embedded is not None:
-        policy = _if_it_fits(embedded, asker.binding)
-    verdict = asker(policy, on_unscored)
-    _show(verdict, asked, as_json=as_json)
+        policy = _if_it_fits(embedded, answerer.binding())
+    verdict = _verdict(answerer, phrasing.conversation(row), policy, on_unscored)
+    _show(verdict, text, as_json=as_json)
     raise typer.Exit(_code(verdict))
 
 
-@dataclass(frozen=True)
-class _Turns:
-    """How the question is put: in the forms of prompt that `calibrate` knows."""
-
-    row: Question
-    phrasing: Phrasing
-
-    @property
-    def name(self) -> str:
-        """What a calibration calls such prompts."""
-        return self.phrasing.name(self.row)
-
-    @property
-    def conversation(self) -> list[Message]:
-        """The messages that the model is asked."""
-        return self.phrasing.conversation(self.row)
-
-
-def _turns(
-    question: str, *, system: str | None, prompt: str, context: str | None, examples: Sequence[Question]
-) -> _Turns:
-    """The question as the options put it; refuses what does not go together."""
+def _row(question: str, context: str | None) -> Question:
     from semgrad_guard.evaluation.questions.data import Question
-    from semgrad_guard.evaluation.questions.prompts import Phrasing
 
-    wording, template, _ = loading.worded(prompt)
     passage = None if context is None else loading.text_or_file(context)[0]
     if passage is not None and not passage.strip():
         raise EmptyPromptError("The passage is empty; leave --context out to ask without one.")
-    row = Question(question=question, context=passage)
-    phrasing = Phrasing(system, wording, template, examples)
-    phrasing.require([row])
-    return _Turns(row, phrasing)
+    return Question(question=question, context=passage)
 
 
-class _Asker:
-    """A model, an estimator and the form of prompt: what a calibration must have been made for."""
+def _answerer(model: LanguageModel, estimator: Estimator, options: GenerationOptions, template: str) -> Answerer:
+    from semgrad_guard.guard import Answerer
 
-    def __init__(self, model: LanguageModel, estimator: Estimator, decoding: GenerationOptions, turns: _Turns) -> None:
-        from semgrad_guard.guard import Answerer
+    return Answerer(model, estimator, options, prompt_template=template)
 
-        self._conversation = turns.conversation
-        self._answerer = Answerer(model, estimator, decoding, prompt_template=turns.name)
-        self.binding = self._answerer.binding()
 
-    def __call__(self, policy: Policy | None, on_unscored: OnUnscored) -> Verdict:
-        """Answer; without a policy nothing that has a score is withheld."""
-        from semgrad_guard.guard import Guard
-        from semgrad_guard.guard.policy import lets_every_score_through
+def _verdict(
+    answerer: Answerer, conversation: list[Message], policy: Policy | None, on_unscored: OnUnscored
+) -> Verdict:
+    """The answer; without a policy nothing that has a score is withheld."""
+    from semgrad_guard.guard import Guard
+    from semgrad_guard.guard.policy import lets_every_score_through
 
-        answerer = self._answerer
-        with status("Answering …"):
-            guard = Guard(
-                answerer.model,
-                policy or lets_every_score_through(on_unscored),
-                estimator=answerer.estimator,
-                options=answerer.options,
-                prompt_template=answerer.prompt_template,
-            )
-            verdict = guard(self._conversation)
-        return verdict if policy is not None else verdict.model_copy(update={"threshold": None})
+    with status("Answering …"):
+        guard = Guard(
+            answerer.model,
+            policy or lets_every_score_through(on_unscored),
+            estimator=answerer.estimator,
+            options=answerer.options,
+            prompt_template=answerer.prompt_template,
+        )
+        verdict = guard(conversation)
+    return verdict if policy is not None else verdict.model_copy(update={"threshold": None})
 
 
 def _if_it_fits(policy: Policy, binding: Binding) -> Policy | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_args
+from typing import TYPE_CHECKING, Annotated, get_args
 
 import typer
 
@@ -15,8 +15,10 @@ from semgrad_guard.cli.estimator_spec import EstimatorSpec
 from semgrad_guard.cli.help import ExitCode
 from semgrad_guard.cli.other_runs import read_other
 from semgrad_guard.cli.reading import read_data
-from semgrad_guard.cli.spreading import Cluster, Loading, spreading
+from semgrad_guard.cli.spreading import Cluster, spreading
 from semgrad_guard.cli.terminal import kept_on_interrupt, note, say, say_unscored
+from semgrad_guard.errors import InputError
+from semgrad_guard.loading import ModelSource
 from semgrad_guard.named import POCKET
 
 if TYPE_CHECKING:
@@ -27,7 +29,7 @@ if TYPE_CHECKING:
     from semgrad_guard.evaluation.calibrating.outcome import Outcome
     from semgrad_guard.evaluation.graders import AnswerGrader
     from semgrad_guard.evaluation.questions.data import Question, QuestionFile
-    from semgrad_guard.evaluation.questions.prompts import Wording
+    from semgrad_guard.evaluation.questions.prompts import Phrasing
     from semgrad_guard.evaluation.runs.answers import Answer
 
 
@@ -167,23 +169,21 @@ def calibrate(  # noqa: PLR0913  # a command's options are its arguments
     cluster = Cluster.asked(ray, workers)
     files = Files(output, answers or beside(output, ".answers.jsonl"), plot, labels)
     spec = EstimatorSpec(estimator, variant, tau, beta, sampled_rows)
-    if runs:
-        _require_for_several(spec, labels)
-    wording, template, sources = loading.worded(prompt)
-    system, told_in = loading.system_message(system)
-    _check_first(files, [data, Path(model), *sources, *told_in, *runs, *(path for path in (probe, few_shot) if path)])
+    if runs and learning.learns(spec):
+        raise InputError(f"--also takes an estimator that learns nothing from labels, not {spec.name}")
+    if runs and labels is not None:
+        raise InputError("--also takes a grader for the answers of every run; --labels are about those of one")
+    phrasing, sources = loading.phrasing(system, prompt, few_shot, shots)
+    files.check([data, Path(model), *sources, *runs, *([probe] if probe else [])])
     columns = {"question_field": question_field, "answers_field": answers_field, "context_field": context_field}
     questions = _read(data, columns, strict=strict, alpha=alpha, delta=delta)
     learning.estimators_for(spec)  # refuses settings that they do not take, before any work
     graders = grading.load_graders([] if grader is None else [grader])
     grading.check_labels(labels, begun_at=labels)
-    examples = grading.read_examples(few_shot, shots)
     decoding = loading.decoding(max_tokens=max_tokens, temperature=temperature, seed=seed, stop=stop or ())
-    asked = _Asked(system, wording, template, examples, decoding, batch_size)
-    load = Loading(
-        model, dtype, device, quantization_config, loading.load_token(probe), engine, dict(template_option or ())
-    )
-    run = _Run(load, spec, asked, cluster, runs)
+    template, token = dict(template_option or ()), loading.load_token(probe)
+    source = ModelSource(model, dtype, device, quantization_config, token, template, engine)
+    run = _Run(source, spec, phrasing, decoding, batch_size, cluster, runs)
     with sole_writer(output):
         outcome = run(questions.rows, files, graders=graders, alpha=alpha, delta=delta, upstream=upstream)
         if (choice := outcome.calibration.choice) is not None:
@@ -199,16 +199,6 @@ def calibrate(  # noqa: PLR0913  # a command's options are its arguments
     raise typer.Exit(_code(outcome.calibration, questions))
 
 
-def _require_for_several(spec: EstimatorSpec, labels: Path | None) -> None:
-    """Refuse what does not go with the answers of several engines."""
-    from semgrad_guard.errors import InputError
-
-    if learning.learns(spec):
-        raise InputError(f"--also takes an estimator that learns nothing from labels, not {spec.name}")
-    if labels is not None:
-        raise InputError("--also takes a grader for the answers of every run; --labels are about those of one")
-
-
 def _code(calibration: Calibration, questions: QuestionFile) -> ExitCode:
     """How the command ends: what must be mended first goes first, the model, the file, the promise."""
     if calibration.n_unscored == calibration.n:
@@ -219,26 +209,16 @@ def _code(calibration: Calibration, questions: QuestionFile) -> ExitCode:
 
 
 @dataclass(frozen=True)
-class _Asked:
-    """How questions are put to the model."""
-
-    system: str | None
-    wording: Wording
-    prompt: str | None
-    examples: Sequence[Question]
-    decoding: GenerationOptions
-    batch_size: int
-
-
-@dataclass(frozen=True)
 class _Run:
     """How to answer and score."""
 
-    loading: Loading
+    source: ModelSource
     estimator: EstimatorSpec
-    asked: _Asked
+    phrasing: Phrasing
+    decoding: GenerationOptions
+    batch_size: int
     cluster: Cluster
-    also: Sequence[Path] = ()
+    also: Sequence[Path]
 
     def __call__(
         self,
@@ -252,37 +232,27 @@ class _Run:
     ) -> Outcome:
         """Answer what is missing, grade, and calibrate."""
         from semgrad_guard.evaluation.graders import GRADERS, default_grader
-        from semgrad_guard.evaluation.questions.prompts import (
-            form_of,
-            prompt_forms,
-            prompt_name,
-            require_examples,
-            require_prompt,
-        )
         from semgrad_guard.evaluation.runs.run import run_binding, run_settings
         from semgrad_guard.guard import template_name
 
-        asked, form = self.asked, form_of(rows)
-        if asked.prompt is not None:
-            require_prompt(asked.prompt, form)
-        require_examples(asked.examples, rows)
-        worded: dict[str, Any] = {"wording": asked.wording, "prompt": asked.prompt, "examples": asked.examples}
-        template = prompt_name(form, system=asked.system, **worded)
-        model = self.loading.load()
+        self.phrasing.require(rows)
+        template = self.phrasing.name(rows)
+        model = loading.load(self.source)
+        estimators = {estimator.name: estimator for estimator in learning.estimators_for(self.estimator)}
         grader = next(iter(graders), GRADERS[default_grader(template_name(model, template))])
-        settings = run_settings(model, self._estimators(), options=asked.decoding, template=template)
+        settings = run_settings(model, estimators, options=self.decoding, template=template)
         others = [read_other(path, rows, settings) for path in self.also]
-        answers = self._collect(rows, files.answers, model)
+        answers = self._collect(rows, files.answers, model, estimators)
         say_unscored(answers)
         grades = grading.grade(rows, answers, grader, labels=files.labels, others=files.answered, book=files.grades)
 
         def bind(estimator: Estimator) -> Binding:
             return run_binding(
-                model, estimator, options=asked.decoding, template=template, grader=grades.grader, upstream=upstream
+                model, estimator, options=self.decoding, template=template, grader=grades.grader, upstream=upstream
             )
 
         kept = [rows[i] for i in grades.rows]
-        forms = prompt_forms(kept, model.render, system=asked.system, **worded)
+        forms = self.phrasing.forms(kept, model.render)
         prompts = forms if any(forms) else None
         of_others = [
             learning.GradedOther(other, grading.grade(rows, other.answers, grader, book=files.grades))
@@ -293,46 +263,28 @@ class _Run:
         )
         return learning.outcome_of(self.estimator, graded, bind, alpha=alpha, delta=delta)
 
-    def _estimators(self) -> dict[str, Estimator]:
-        return {estimator.name: estimator for estimator in learning.estimators_for(self.estimator)}
-
-    def _collect(self, rows: Sequence[Question], path: Path, model: LanguageModel) -> list[Answer]:
-        """The answers; on Ctrl-C say how many are kept, and how to go on."""
+    def _collect(
+        self, rows: Sequence[Question], path: Path, model: LanguageModel, estimators: Mapping[str, Estimator]
+    ) -> list[Answer]:
+        """The answers; Ctrl-C tells how many are kept, and how to resume."""
         from semgrad_guard.evaluation.runs.run import Answering, collect_answers
 
-        asked = self.asked
-        estimators = self._estimators()
-        answering = Answering(
-            model, estimators, asked.decoding, asked.system, asked.wording, asked.prompt, asked.examples
-        )
+        recipe = Answering(model, estimators, self.decoding, self.phrasing).recipe
         with (
             kept_on_interrupt("Answering", f"answers are kept in {path}") as tell,
-            spreading(self.cluster, model, self.loading, answering.recipe) as spread,
+            spreading(self.cluster, model, self.source, recipe) as spread,
         ):
             return collect_answers(
                 rows,
                 path,
                 model=model,
                 estimators=estimators,
-                options=asked.decoding,
-                system=asked.system,
-                wording=asked.wording,
-                prompt=asked.prompt,
-                examples=asked.examples,
-                batch_size=asked.batch_size,
+                options=self.decoding,
+                phrasing=self.phrasing,
+                batch_size=self.batch_size,
                 spread=spread,
                 on_progress=tell,
             )
-
-
-def _check_first(files: Files, inputs: Sequence[Path]) -> None:
-    """Everything that can be refused before any work."""
-    from semgrad_guard.evaluation.files import require_outputs
-    from semgrad_guard.evaluation.report.drawing import require_drawable
-
-    if files.plot is not None:
-        require_drawable(files.plot)
-    require_outputs(files.outputs(), inputs=inputs)
 
 
 def _read(data: Path, columns: Mapping[str, str | None], *, strict: bool, alpha: float, delta: float) -> QuestionFile:

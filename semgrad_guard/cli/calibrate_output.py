@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -41,8 +42,16 @@ class Files:
 
         return [answer.key for answer in read_record(self.answers, Answer)[1]]
 
-    def outputs(self) -> list[Output]:
-        """The files, and what they hold."""
+    def check(self, inputs: Sequence[Path]) -> None:
+        """Refuse, before any work, a file that cannot be written."""
+        from semgrad_guard.evaluation.files import require_outputs
+        from semgrad_guard.evaluation.report.drawing import require_drawable
+
+        if self.plot is not None:
+            require_drawable(self.plot)
+        require_outputs(self._outputs(), inputs=inputs)
+
+    def _outputs(self) -> list[Output]:
         from semgrad_guard.calibration import Calibration
         from semgrad_guard.evaluation.files import STDIN, Output, read_by
         from semgrad_guard.evaluation.graders.grading import GRADES

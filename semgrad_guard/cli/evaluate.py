@@ -11,8 +11,9 @@ from semgrad_guard.cli import evaluation_output as writing
 from semgrad_guard.cli import evaluation_steps as steps
 from semgrad_guard.cli import grading, loading, options, values
 from semgrad_guard.cli.help import ExitCode
-from semgrad_guard.cli.spreading import Cluster, Loading
+from semgrad_guard.cli.spreading import Cluster
 from semgrad_guard.cli.terminal import say_unscored
+from semgrad_guard.loading import ModelSource
 from semgrad_guard.named import POCKET
 
 _GRADING = options.GRADING
@@ -201,38 +202,31 @@ def evaluate(  # noqa: PLR0913  # a command's options are its arguments
     files, cluster = writing.Files(output), Cluster.asked(ray, workers)
     others, held = writing.finished(beside or [], report=report), steps.load_calibration(calibration)
     probed = steps.load_probe(probe)
-    models = [model, *(name for name in (nli, cross_encoder) if name), *(_model_of(name) for name in grader or ())]
-    wording, template, sources = loading.worded(prompt)
-    system, told_in = loading.system_message(system)
-    given = (labels, calibration, probe, few_shot, *sources, *told_in, *(beside or ()))
-    records = [path for path in given if path is not None]
+    models = [
+        model,
+        *(name for name in (nli, cross_encoder) if name),
+        *(name.partition("=")[2] or name for name in grader or ()),
+    ]
+    phrasing, sources = loading.phrasing(system, prompt, few_shot, shots)
+    records = [*sources, *(path for path in (labels, calibration, probe) if path is not None), *(beside or ())]
     columns = {"question_field": question_field, "answers_field": answers_field, "context_field": context_field}
     with files.made():
         files.check([*records, *map(Path, [*models, *([data] if data else [])])], report=report)
         graders = grading.load_graders(grader or (), nli=nli)
         grading.check_labels(labels, begun_at=files.sheet)
-        examples = grading.read_examples(few_shot, shots)
         questions = steps.read(data, columns, limit=limit, strict=strict, optional=regrade)
         with files.held():
             if regrade:
                 run = steps.kept(files, questions)
             else:
                 asked = steps.Asked(
-                    wording,
-                    template,
-                    system,
-                    examples,
-                    tuple(stop or ()),
-                    max_tokens,
-                    batch_size,
-                    ablations,
-                    sampled_questions,
-                    sample_batch,
+                    phrasing, tuple(stop or ()), max_tokens, batch_size, ablations, sampled_questions, sample_batch
                 )
                 token = None if probed is None else probed.semantic_token
-                load = Loading(model, dtype, device, quantization_config, token, engine, dict(template_option or ()))
+                template = dict(template_option or ())
+                source = ModelSource(model, dtype, device, quantization_config, token, template, engine)
                 chosen = steps.Chosen(methods, nli, cross_encoder, seed)
-                run = steps.answer(questions, files, asked, chosen, loading=load, cluster=cluster)
+                run = steps.answer(questions, files, asked, chosen, source=source, cluster=cluster)
             results = steps.grade(run, graders, labels, files, questions)
             writing.write(results, files)
             if report:
@@ -242,8 +236,3 @@ def evaluate(  # noqa: PLR0913  # a command's options are its arguments
         broken = questions is not None and questions.problems
         unscored = all(answer.unscored is not None for answer in run.answers)
     raise typer.Exit(ExitCode.UNSCORED if unscored else ExitCode.BROKEN_LINES if broken else ExitCode.OK)
-
-
-def _model_of(grader: str) -> str:
-    """The model that a grader's name holds, if any: `bem=MODEL`."""
-    return grader.partition("=")[2] or grader

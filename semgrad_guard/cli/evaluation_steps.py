@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from semgrad_guard.cli import loading
 from semgrad_guard.cli.evaluation_output import Files
-from semgrad_guard.cli.loading import quietly
 from semgrad_guard.cli.reading import read_data
-from semgrad_guard.cli.spreading import Cluster, Loading, spreading
+from semgrad_guard.cli.spreading import Cluster, spreading
 from semgrad_guard.cli.terminal import kept_on_interrupt, note, say, show_grades
 from semgrad_guard.errors import InputError
+from semgrad_guard.loading import ModelSource
 
 if TYPE_CHECKING:
     from semgrad_guard.calibration import Calibration
@@ -23,8 +24,8 @@ if TYPE_CHECKING:
     from semgrad_guard.evaluation.graded.results import Results
     from semgrad_guard.evaluation.graders import AnswerGrader
     from semgrad_guard.evaluation.probing.probe_record import Probe
-    from semgrad_guard.evaluation.questions.data import Question, QuestionFile
-    from semgrad_guard.evaluation.questions.prompts import Wording
+    from semgrad_guard.evaluation.questions.data import QuestionFile
+    from semgrad_guard.evaluation.questions.prompts import Phrasing
     from semgrad_guard.evaluation.runs.answers import EvaluatedAnswer
     from semgrad_guard.evaluation.runs.experiment import Experiment
     from semgrad_guard.evaluation.runs.run import AnswerBatch
@@ -33,12 +34,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Asked:
-    """How questions are put to the model."""
+    """How questions are answered."""
 
-    wording: Wording
-    prompt: str | None
-    system: str | None
-    examples: Sequence[Question]
+    phrasing: Phrasing
     stop: tuple[str, ...]
     max_tokens: int
     batch_size: int
@@ -64,7 +62,7 @@ class Chosen:
         from semgrad_guard.evaluation.calibrating.learned_columns import LEARNED
         from semgrad_guard.evaluation.graders.naming import entailment_model
 
-        with quietly("Loading what compares answers …"):
+        with loading.quietly("Loading what compares answers …"):
             nli = None if self.nli is None else NLIEquivalence(entailment_model(self.nli))
             importance = None if self.cross_encoder is None else CrossEncoder.from_pretrained(self.cross_encoder)
         suite = paper_suite(nli, importance, self.seed, max_tokens=max_tokens)
@@ -132,10 +130,7 @@ class Measuring:
             model,
             estimators,
             GenerationOptions(max_tokens=asked.max_tokens, stop=asked.stop),
-            wording=asked.wording,
-            prompt=asked.prompt,
-            system=asked.system,
-            examples=asked.examples,
+            phrasing=asked.phrasing,
             ablations=semgrad_ablations(model.n_layers) if asked.ablations else {},
             sampled=self.sampled,
             sample_batch=asked.sample_batch,
@@ -143,7 +138,7 @@ class Measuring:
 
 
 def answer(
-    questions: QuestionFile | None, files: Files, asked: Asked, chosen: Chosen, *, loading: Loading, cluster: Cluster
+    questions: QuestionFile | None, files: Files, asked: Asked, chosen: Chosen, *, source: ModelSource, cluster: Cluster
 ) -> Run:
     """Answer and measure what is missing; on Ctrl-C say how much is kept."""
     from semgrad_guard.evaluation.runs.measuring import price_of_samples
@@ -153,14 +148,14 @@ def answer(
     sampled = SampledQuestions.of(rows, count=asked.sampled_questions, seed=chosen.seed)
     measuring = Measuring(chosen, asked, sampled)
     estimators = chosen.estimators(asked.max_tokens)
-    model = loading.load()
+    model = loading.load(source)
     experiment = measuring.experiment(model, estimators)
     drawn_for = len(rows) if sampled is None else len(sampled.keys)
     if (price := price_of_samples(estimators, sampled=drawn_for, questions=len(rows))) is not None:
         say(price, label="Warning")
     with (
         kept_on_interrupt("Answering", f"answers are kept in {files.answers}") as tell,
-        spreading(cluster, model, loading, measuring) as spread,
+        spreading(cluster, model, source, measuring) as spread,
     ):
         answers = experiment.run(
             rows, files.answers, batch_size=asked.batch_size, spread=spread, on_progress=tell, on_step=tell.step

@@ -1,4 +1,4 @@
-"""What `calibrate` and `evaluate` share: examples, graders by name, files of labels, and a look at grades."""
+"""What `calibrate` and `evaluate` share: graders by name, files of labels, and a look at grades."""
 
 from __future__ import annotations
 
@@ -8,29 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from semgrad_guard.cli.loading import quietly
-from semgrad_guard.cli.terminal import kept_on_interrupt, say, say_problems, show_grades
+from semgrad_guard.cli.terminal import kept_on_interrupt, say, show_grades
 
 if TYPE_CHECKING:
-    from semgrad_guard.evaluation.graders import AnswerGrader, AnswerToGrade
-    from semgrad_guard.evaluation.graders.labels import Labelled
+    from semgrad_guard.evaluation.graders import AnswerGrader
     from semgrad_guard.evaluation.questions.data import Question
     from semgrad_guard.evaluation.runs.answers import Answer
-
-
-def read_examples(path: Path | None, shots: int | None) -> Sequence[Question]:
-    """The few-shot examples, the first `shots` of the file; none without one."""
-    from semgrad_guard.errors import InputError
-    from semgrad_guard.evaluation.questions.data import read_questions
-
-    if path is None:
-        if shots is not None:
-            raise InputError("--shots says how many examples of --few-shot FILE to take; name the file, too")
-        return ()
-    found = read_questions(path)
-    say_problems(found.problems)
-    if shots is not None and shots > len(found.rows):
-        raise InputError(f"{path} has {len(found.rows)} examples, and --shots asks for {shots}")
-    return found.rows[:shots]
 
 
 def load_graders(specs: Sequence[str], *, nli: str | None = None) -> Sequence[AnswerGrader]:
@@ -79,15 +62,17 @@ def grade(
     `others` are keys of further answers in the same record, `book` keeps what a model or a judge said. A question
     without an answer is wrong.
     """
+    from semgrad_guard.evaluation.graders import AnswerToGrade
     from semgrad_guard.evaluation.graders.grading import grade_texts
     from semgrad_guard.evaluation.graders.labels import NAME, SheetAnswer, labels_for
     from semgrad_guard.evaluation.graders.look import GradedAnswer
 
     items = [SheetAnswer(q.key, q.question, q.answers, a.text) for q, a in zip(questions, answers, strict=True)]
+    to_grade = [AnswerToGrade(item.question, item.text or "", item.references) for item in items]
     name = grader.name if labels is None else NAME
     if labels is None:
         with kept_on_interrupt(f"Grading by {name}", f"grades are kept in {book}") as tell:
-            verdicts = grade_texts(_to_grade(items), grader, book, on_progress=tell)
+            verdicts = grade_texts(to_grade, grader, book, on_progress=tell)
     else:
         verdicts = labels_for(labels, items, others=others)
         verdicts = [False if item.text is None else label for item, label in zip(items, verdicts, strict=True)]
@@ -101,9 +86,3 @@ def grade(
         [GradedAnswer(e.question, e.text or "", e.references, c) for e, c in zip(shown, correct, strict=True)], name
     )
     return Grades(rows, correct, name)
-
-
-def _to_grade(items: Sequence[Labelled]) -> list[AnswerToGrade]:
-    from semgrad_guard.evaluation.graders import AnswerToGrade
-
-    return [AnswerToGrade(item.question, item.text or "", item.references) for item in items]

@@ -3,50 +3,25 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import typer
 
 from semgrad_guard import loading
-from semgrad_guard.cli.terminal import detail, is_verbose, note, status
+from semgrad_guard.cli.terminal import detail, is_verbose, note, say_problems, status
+from semgrad_guard.errors import InputError
 from semgrad_guard.loading import ModelSource
 
 if TYPE_CHECKING:
     from semgrad_guard.engine.generation.options import GenerationOptions
     from semgrad_guard.engine.language_model import LanguageModel
     from semgrad_guard.engine.prompts.semantic_token import TokenChoice
-    from semgrad_guard.evaluation.questions.prompts import Wording
+    from semgrad_guard.evaluation.questions.data import Question
+    from semgrad_guard.evaluation.questions.prompts import Phrasing
     from semgrad_guard.guard import OnUnscored, Policy
-
-
-def load_model(
-    name: str,
-    dtype: str | None = None,
-    *,
-    device: str | None = None,
-    quantization: Mapping[str, Any] | None = None,
-    token: TokenChoice | None = None,
-    template: Mapping[str, Any] | None = None,
-    engine: Mapping[str, Any] | None = None,
-) -> LanguageModel:
-    """The model, without the chatter of the libraries that load it; `token` is the t* that a probe recommends.
-
-    `template` are options of the chat template, `engine` are vLLM's arguments, where vLLM writes the answers.
-    """
-    return load(
-        ModelSource(
-            name,
-            dtype,
-            device=device,
-            quantization=quantization,
-            semantic_token=token,
-            template_options=template,
-            engine=engine,
-        )
-    )
 
 
 def load(source: ModelSource) -> LanguageModel:
@@ -105,14 +80,36 @@ def text_or_file(given: str) -> tuple[str, list[Path]]:
     return read_text(path).removesuffix("\n"), [path]
 
 
-def system_message(given: str | None) -> tuple[str | None, list[Path]]:
-    """The system message, if there is one, and the file that it is from."""
-    return (None, []) if given is None else text_or_file(given)
+def phrasing(
+    system: str | None, prompt: str, few_shot: Path | None = None, shots: int | None = None
+) -> tuple[Phrasing, list[Path]]:
+    """How questions are put to the model, and the files that the options read it from."""
+    from semgrad_guard.evaluation.questions.prompts import Phrasing
+
+    files = [] if few_shot is None else [few_shot]
+    if system is not None:
+        system, read = text_or_file(system)
+        files += read
+    examples = read_examples(few_shot, shots)
+    if prompt == "plain" or prompt == "paper":
+        return Phrasing(system, prompt, None, examples), files
+    template, read = text_or_file(prompt)
+    return Phrasing(system, "plain", template, examples), [*files, *read]
 
 
-def worded(prompt: str) -> tuple[Wording, str | None, list[Path]]:
-    """The wording that a name stands for, or else "plain" with a template; and the file that the template is from."""
-    return (prompt, None, []) if prompt == "plain" or prompt == "paper" else ("plain", *text_or_file(prompt))
+def read_examples(path: Path | None, shots: int | None) -> Sequence[Question]:
+    """The few-shot examples, the first `shots` of the file; none without one."""
+    from semgrad_guard.evaluation.questions.data import read_questions
+
+    if path is None:
+        if shots is not None:
+            raise InputError("--shots says how many examples of --few-shot FILE to take; name the file, too")
+        return ()
+    found = read_questions(path)
+    say_problems(found.problems)
+    if shots is not None and shots > len(found.rows):
+        raise InputError(f"{path} has {len(found.rows)} examples, and --shots asks for {shots}")
+    return found.rows[:shots]
 
 
 def load_token(probe: Path | None) -> TokenChoice | None:

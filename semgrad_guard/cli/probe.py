@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -13,10 +13,10 @@ from semgrad_guard.cli import loading, options, signals, values
 from semgrad_guard.cli.help import ExitCode
 from semgrad_guard.cli.reading import read_data
 from semgrad_guard.cli.terminal import OUT, note, progress, say
+from semgrad_guard.loading import ModelSource
 from semgrad_guard.named import POCKET
 
 if TYPE_CHECKING:
-    from semgrad_guard.engine.language_model import LanguageModel
     from semgrad_guard.evaluation.files import Output
     from semgrad_guard.evaluation.probing.probe import ProbePlan
     from semgrad_guard.evaluation.probing.probe_record import Probe
@@ -101,20 +101,18 @@ def probe(  # noqa: PLR0913  # a command's options are its arguments
     from semgrad_guard.evaluation.files import sole_writer
 
     files = _Files.beside(output, plots=plots)
-    system, told_in = loading.system_message(system)
-    files.check([data, Path(model), *told_in])
+    phrasing, sources = loading.phrasing(system, "plain")
+    files.check([data, Path(model), *sources])
     columns = {"question_field": question_field, "answers_field": answers_field, "context_field": context_field}
     questions = _read(data, columns, strict=strict)
     with sole_writer(output):
         found = _probe(
             questions,
             files,
-            lambda: loading.load_model(
-                model, dtype, device=device, quantization=quantization_config, template=dict(template_option or ())
-            ),
+            ModelSource(model, dtype, device, quantization_config, template_options=dict(template_option or ())),
             answers=answers,
             grader=grader,
-            plan=_plan(tokens, batch_size, max_tokens, system),
+            plan=_plan(tokens, batch_size, max_tokens, phrasing.system),
         )
         found.save(output)
         drawn = _draw(found, files)
@@ -188,7 +186,7 @@ def _read(data: Path, columns: Mapping[str, str | None], *, strict: bool) -> Que
 def _probe(
     questions: QuestionFile,
     files: _Files,
-    load: Callable[[], LanguageModel],
+    source: ModelSource,
     *,
     answers: bool,
     grader: str | None,
@@ -196,19 +194,19 @@ def _probe(
 ) -> Probe:
     from semgrad_guard.evaluation.graders import GRADERS, default_grader
     from semgrad_guard.evaluation.probing.probe import probe
-    from semgrad_guard.evaluation.questions.prompts import prompt_name
+    from semgrad_guard.evaluation.questions.prompts import Phrasing
     from semgrad_guard.guard import template_name
 
-    language_model = load()
+    model = loading.load(source)
     try:
         return probe(
             questions.rows,
-            model=language_model,
+            model=model,
             plan=plan,
             data=questions.path.name,
             states_path=files.states,
             answers_path=files.answers if answers else None,
-            grader=GRADERS[grader or default_grader(template_name(language_model, prompt_name()))],
+            grader=GRADERS[grader or default_grader(template_name(model, Phrasing().name()))],
             phase=progress,
         )
     except KeyboardInterrupt as error:

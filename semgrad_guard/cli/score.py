@@ -8,19 +8,19 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from semgrad_guard.cli import claims, grading, loading, options, scores_file, values
+from semgrad_guard.cli import claims, loading, options, scores_file, values
 from semgrad_guard.cli.estimator_spec import EstimatorSpec
 from semgrad_guard.cli.help import ExitCode
 from semgrad_guard.cli.reading import read_data
-from semgrad_guard.cli.spreading import Cluster, Loading, spreading
+from semgrad_guard.cli.spreading import Cluster, spreading
 from semgrad_guard.cli.terminal import OUT, kept_on_interrupt, progress, say, say_problems
 from semgrad_guard.errors import EmptyPromptError, EmptyResponseError, InputError
+from semgrad_guard.loading import ModelSource
 from semgrad_guard.named import POCKET
 
 if TYPE_CHECKING:
     from semgrad_guard.calibration import Drift
     from semgrad_guard.evaluation.questions.data import Question
-    from semgrad_guard.evaluation.questions.prompts import Phrasing
     from semgrad_guard.evaluation.runs.scoring import Scored, TextScorer
     from semgrad_guard.guard import Policy
 
@@ -119,28 +119,28 @@ def score(  # noqa: PLR0913  # a command's options are its arguments
             "--ray is for whole answers of a file: give --data and --output FILE, beside which everything is kept as "
             "it comes, and no --by"
         )
-    phrasing, sources = _phrasing(system, prompt, grading.read_examples(few_shot, shots))
-    scores_file.require_outputs(output, [data, calibration, probe, few_shot, Path(model), *sources])
+    phrasing, sources = loading.phrasing(system, prompt, few_shot, shots)
+    scores_file.require_outputs(output, [data, calibration, probe, Path(model), *sources])
     values.one_from_stdin(data=data, prompt=prompt, system=system, question=question, response=response)
     columns = {"question_field": question_field, "context_field": context_field}
     rows, problems = _rows(data, question, response, columns=columns, strict=strict)
     phrasing.require(rows)
     spec = EstimatorSpec(estimator, variant, tau, beta, sampled_rows)
-    template = dict(template_option or ())
-    of = Loading(model, dtype, device, quantization_config, loading.load_token(probe), template=template)
+    template, token = dict(template_option or ()), loading.load_token(probe)
+    source = ModelSource(model, dtype, device, quantization_config, token, template)
     with scores_file.sole_writer(output):
         if by is not None:
             chosen = claims.replay_estimator(spec)
             found = claims.score_claims(
-                rows, of.load(), chosen, by=by, phrasing=phrasing, output=output, as_json=as_json
+                rows, loading.load(source), chosen, by=by, phrasing=phrasing, output=output, as_json=as_json
             )
             raise typer.Exit(_code(found.left_out or problems, found.unscored))
         policy = loading.load_policy(calibration, None)
         asked = spec.estimator(policy)
-        scorer = TextScorer(of.load(), asked, policy, phrasing)
+        scorer = TextScorer(loading.load(source), asked, policy, phrasing)
         if cluster.is_asked and output is not None:
             scored, left_out = _score_spread(
-                rows, scorer, batch_size, record=scores_file.record(output), cluster=cluster, loading=of
+                rows, scorer, batch_size, record=scores_file.record(output), cluster=cluster, source=source
             )
         else:
             scored, left_out = _score(rows, scorer, batch_size)
@@ -187,14 +187,6 @@ def _rows(
     return [Question(question=asked, response=said)], []
 
 
-def _phrasing(system: str | None, prompt: str, examples: Sequence[Question]) -> tuple[Phrasing, list[Path]]:
-    """How the texts' questions were put, as far as the options say it, and the files that it was read from."""
-    from semgrad_guard.evaluation.questions.prompts import Phrasing
-
-    (told, told_in), (wording, template, sources) = loading.system_message(system), loading.worded(prompt)
-    return Phrasing(told, wording, template, examples), [*told_in, *sources]
-
-
 def _score(rows: Sequence[Question], scorer: TextScorer, batch_size: int) -> tuple[list[Scored], list[str]]:
     """Rows with their verdicts, and what is to be said of those that do not fit the context window."""
     from semgrad_guard.evaluation.runs.scoring import left_out
@@ -218,7 +210,7 @@ def _score_spread(
     *,
     record: Path,
     cluster: Cluster,
-    loading: Loading,
+    source: ModelSource,
 ) -> tuple[Sequence[Scored], list[str]]:
     """The same by a cluster's workers; on Ctrl-C say how many are kept, and how to go on."""
     from semgrad_guard.evaluation.runs.scoring import ScoringRecipe, left_out, score_kept
@@ -226,7 +218,7 @@ def _score_spread(
     recipe = ScoringRecipe(scorer.estimator, scorer.policy, scorer.phrasing)
     with (
         kept_on_interrupt("Scoring", f"scores are kept in {record}") as tell,
-        spreading(cluster, scorer.model, loading, recipe) as spread,
+        spreading(cluster, scorer.model, source, recipe) as spread,
     ):
         found = score_kept(rows, record, scorer, spread=spread, batch_size=batch_size, on_progress=tell)
     return found.scored, [left_out(row, error) for row, error in found.too_long]

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Iterator, Mapping
+from collections.abc import Generator, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import typer
 
-from semgrad_guard.cli.loading import load_model
 from semgrad_guard.cli.terminal import is_verbose, status
+from semgrad_guard.loading import ModelSource
 
 if TYPE_CHECKING:
     from semgrad_guard.engine.language_model import LanguageModel
-    from semgrad_guard.engine.prompts.semantic_token import TokenChoice
     from semgrad_guard.evaluation.job_record import Row
     from semgrad_guard.evaluation.runs.run import Batch, Spread
     from semgrad_guard.ray.pool import Recipe
@@ -51,60 +50,26 @@ class Cluster:
         return self.address is not None
 
 
-@dataclass(frozen=True)
-class Loading:
-    """The options that a model was loaded with, which its copies are loaded with as well."""
-
-    name: str
-    dtype: str | None = None
-    device: str | None = None
-    quantization: Mapping[str, Any] | None = None
-    token: TokenChoice | None = None
-    engine: Mapping[str, Any] | None = None
-    template: Mapping[str, Any] | None = None
-
-    def load(self) -> LanguageModel:
-        """The model, here."""
-        return load_model(
-            self.name,
-            self.dtype,
-            device=self.device,
-            quantization=self.quantization,
-            token=self.token,
-            template=self.template,
-            engine=self.engine,
-        )
-
-
 @contextmanager
 def spreading(
-    cluster: Cluster, model: LanguageModel, loading: Loading, recipe: Recipe[list[A]]
+    cluster: Cluster, model: LanguageModel, source: ModelSource, recipe: Recipe[list[A]]
 ) -> Generator[Spread[A] | None]:
     """What spreads batches for as long as this lasts, if that is asked for; the cluster starts with the first batch."""
     address = cluster.address
     if address is None:
         yield None
         return
-    if loading.engine is not None:
+    if source.engine is not None:
         raise typer.BadParameter("--ray spreads answers of transformers; leave out --engine, or --ray")
-    from semgrad_guard.loading import ModelSource
     from semgrad_guard.ray.cluster import cluster as connected
     from semgrad_guard.ray.pool import Job, spread
 
-    source = ModelSource.of(
-        loading.name,
-        dtype=loading.dtype,
-        device=loading.device,
-        quantization=loading.quantization,
-        semantic_token=loading.token,
-        template_options=loading.template,
-        identity=model.identity,
-    )
+    job = Job(source.for_workers(model.identity), recipe)
     with ExitStack() as opened:
 
         def run(batches: Iterable[Batch]) -> Iterator[list[A]]:
             with status("Starting Ray …"):
                 ray = opened.enter_context(connected(address, verbose=is_verbose()))
-            return spread(ray, Job(source, recipe), batches, workers=cluster.workers)
+            return spread(ray, job, batches, workers=cluster.workers)
 
         yield run

@@ -35,7 +35,7 @@ def refused(run: Run) -> Callable[..., str]:
 
 @pytest.fixture
 def no_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loading, "load_model", lambda name: pytest.fail(f"{name} was loaded"))
+    monkeypatch.setattr(loading, "load", lambda name: pytest.fail(f"{name} was loaded"))
 
 
 Refused = Callable[..., str]

@@ -15,11 +15,13 @@ from typer.main import get_command
 from typer.testing import CliRunner
 
 from semgrad_guard.cli import app, loading
+from semgrad_guard.loading import ModelSource
 
 from . import bad_inputs
 from .bad_inputs import Bad
 from .helpers import flat
 
+OPTIONAL = ("dtype", "device", "quantization", "semantic_token", "template_options", "engine")
 PROGRAM = get_command(app)
 CASES = bad_inputs.all_of_them()
 Places = dict[str, Path]
@@ -73,20 +75,21 @@ def fill_with_nan(folder: Path) -> None:
 @pytest.fixture(autouse=True)
 def _one_model(monkeypatch: pytest.MonkeyPatch, model_folder: Path, one_load: Callable[..., Any]) -> None:
     """The good model is loaded once for all cases that name it and nothing else."""
-    real = loading.load_model
+    real = loading.load
 
-    def load(name: str, dtype: Any = None, **more: Any) -> Any:
-        plain = name == str(model_folder) and dtype is None and not any(more.values())
-        return one_load(name) if plain else real(name, dtype, **more)
+    def load(source: ModelSource) -> Any:
+        plain = source.name == str(model_folder) and not any(vars(source)[name] for name in OPTIONAL)
+        return one_load(source.name) if plain else real(source)
 
-    monkeypatch.setattr(loading, "load_model", load)
+    monkeypatch.setattr(loading, "load", load)
     # The runner builds the program anew for every call, which takes as long as most cases do.
     monkeypatch.setattr("typer.testing._get_command", lambda _: PROGRAM, raising=False)
 
 
 @pytest.fixture(scope="module")
 def one_load() -> Callable[..., Any]:
-    return cache(loading.load_model)
+    real = loading.load
+    return cache(lambda name: real(ModelSource(name)))
 
 
 def test_there_are_enough_of_them() -> None:

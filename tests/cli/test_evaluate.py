@@ -40,7 +40,7 @@ def again(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
 
     def invoke(*arguments: object) -> Result:
         with monkeypatch.context() as patched:
-            patched.setattr(loading, "load_model", lambda *_args, **_named: pytest.fail("a model was loaded"))
+            patched.setattr(loading, "load", lambda *_args, **_named: pytest.fail("a model was loaded"))
             return run("evaluate", "--output", tmp_path / "out", "--regrade", "--no-report", *arguments)
 
     return invoke
@@ -226,7 +226,7 @@ def test_one_question_answered_rightly(evaluate: Run, tmp_path: Path, texts: lis
 def test_what_cannot_be_is_refused_before_a_model_is_loaded(
     evaluate: Run, mixed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(loading, "load_model", lambda *_args, **_named: pytest.fail("a model was loaded"))
+    monkeypatch.setattr(loading, "load", lambda *_args, **_named: pytest.fail("a model was loaded"))
     (tmp_path / "file").write_text("")
     for arguments, said in (
         (("--data", tmp_path / "none.jsonl"), "No such file"),

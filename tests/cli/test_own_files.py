@@ -55,7 +55,7 @@ CASES = [(command, place, name) for command, places in PLACES.items() for place 
 def test_what_is_somebodys_own_is_refused(
     call: Callable[[str], Result], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str, place: str, name: str
 ) -> None:
-    monkeypatch.setattr(loading, "load_model", lambda *_args, **_named: pytest.fail("a model was loaded"))
+    monkeypatch.setattr(loading, "load", lambda *_args, **_named: pytest.fail("a model was loaded"))
     path = tmp_path / place
     path.parent.mkdir(exist_ok=True, parents=True)
     path.write_bytes(NOTES[name].encode("latin-1"))

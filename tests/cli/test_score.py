@@ -13,7 +13,7 @@ from click.testing import Result
 from semgrad_guard import GenerationOptions, HybridGrad, LanguageModel, SemGrad, calibrate
 from semgrad_guard.engine.replay.token_batch import TokenBatch
 from semgrad_guard.engine.scoring.scorer import Scorer
-from semgrad_guard.evaluation.questions.prompts import prompt_name
+from semgrad_guard.evaluation.questions.prompts import Phrasing
 from semgrad_guard.evaluation.runs.run import run_binding
 
 from .helpers import ASKED, flat, jsonl
@@ -96,7 +96,7 @@ def test_a_long_file_is_cut_in_the_terminal(score: Run, tmp_path: Path) -> None:
 def test_a_calibration_decides_and_drift_is_reported(score: Run, tmp_path: Path, language_model: LanguageModel) -> None:
     data = responses(tmp_path, 60)
     scores = [record["uncertainty"] for record in records(score("--data", data, "--json").stdout)]
-    binding = run_binding(language_model, HybridGrad(), options=GenerationOptions(), template=prompt_name())
+    binding = run_binding(language_model, HybridGrad(), options=GenerationOptions(), template=Phrasing().name())
     bound = binding.model_copy(update={"model": "tiny"})
     made = calibrate(scores, [score <= sorted(scores)[50] for score in scores], alpha=0.2, delta=0.2, binding=bound)
     path = made.save(tmp_path / "c.json")

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from click.testing import Result
 
-from semgrad_guard.cli import loading, signals, spreading
+from semgrad_guard.cli import loading, signals
 from tests.steps import LIMIT
 
 from .helpers import jsonl
@@ -37,8 +37,7 @@ def test_a_signal_while_a_model_loads(
         os.kill(os.getpid(), number)
         time.sleep(LIMIT)  # the signal ends it; where another thread takes the signal, that comes a moment later
 
-    for module in (loading, spreading):
-        monkeypatch.setattr(module, "load_model", interrupted)
+    monkeypatch.setattr(loading, "load", interrupted)
     before = signal.getsignal(number)
     rows = [{"question": q, "response": "r", "paraphrases": ["p"]} for q in ("a", "b")]
     data = jsonl(tmp_path / "d.jsonl", rows)

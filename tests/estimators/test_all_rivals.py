@@ -24,7 +24,8 @@ from semgrad_guard.estimators import (
 from semgrad_guard.estimators.equivalence import NLIEquivalence
 from semgrad_guard.estimators.sampled import AskingEstimator
 from semgrad_guard.estimators.suite import paper_suite
-from semgrad_guard.evaluation.questions.prompts import Wording, conversation
+from semgrad_guard.evaluation.questions.data import Question
+from semgrad_guard.evaluation.questions.prompts import Phrasing, Wording
 
 ASKING = tuple(kind for kind in ESTIMATORS if issubclass(kind, AskingEstimator))
 
@@ -128,7 +129,7 @@ def test_bad_settings(make) -> None:
 def test_the_bare_question_is_what_is_compared_under(
     language_model: LanguageModel, wording: Wording, context: str | None
 ) -> None:
-    turns = conversation("Who?", context, wording=wording, system="Be brief.")
+    turns = Phrasing("Be brief.", wording).conversation(Question(question="Who?", context=context))
     evidence = language_model.evidence(turns, "Nobody")
     assert evidence.question == "Who?"
     asked = "Who?" if context is None else "Question: Who?\nContext: A passage."

@@ -18,6 +18,7 @@ from semgrad_guard.estimators.sampled import AskingEstimator
 from semgrad_guard.estimators.suite import paper_suite
 from semgrad_guard.evaluation.job_record import read_record
 from semgrad_guard.evaluation.questions.data import Question
+from semgrad_guard.evaluation.questions.prompts import Phrasing
 from semgrad_guard.evaluation.runs.ablations import semgrad_ablations
 from semgrad_guard.evaluation.runs.answers import EvaluatedAnswer
 from semgrad_guard.evaluation.runs.experiment import Experiment
@@ -178,7 +179,7 @@ def test_other_settings_are_refused_and_named(experiment: Experiment, tmp_path: 
     for changed, said in (
         (other_seed, r"estimators\.ln_pe\.plan\.seed is 7 and was 0"),
         (fewer, r"have scores of other estimators as well"),
-        (replace(experiment, wording="paper"), r"prompt_template is 'paper-chat@"),
+        (replace(experiment, phrasing=Phrasing(wording="paper")), r"prompt_template is 'paper-chat@"),
         (replace(experiment, options=GenerationOptions(max_tokens=9)), r"max_new_tokens is 9 and was 3"),
         (replace(experiment, ablations={}), r"ablations is \[\] and was \['l2 norm'"),
     ):
@@ -189,7 +190,9 @@ def test_other_settings_are_refused_and_named(experiment: Experiment, tmp_path: 
 
 def test_the_papers_wording_is_what_the_model_sees(experiment: Experiment, tmp_path: Path) -> None:
     free = experiment.estimators[:1]
-    (answer,) = replace(experiment, estimators=free, wording="paper").run(QUESTIONS[:1], tmp_path / "run.jsonl")
+    (answer,) = replace(experiment, estimators=free, phrasing=Phrasing(wording="paper")).run(
+        QUESTIONS[:1], tmp_path / "run.jsonl"
+    )
     asked = f"Please directly answer the following question with one or few words:\n{QUESTIONS[0].question}"
     assert answer.text == experiment.model.generate(asked, experiment.options).text
     assert answer.question == QUESTIONS[0].question

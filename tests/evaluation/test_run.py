@@ -15,7 +15,7 @@ from semgrad_guard.errors import BindingMismatchError, DataFileError, InputError
 from semgrad_guard.estimators import GreedyNLL
 from semgrad_guard.evaluation.calibrating.outcome import calibrate_answers
 from semgrad_guard.evaluation.questions.data import Question
-from semgrad_guard.evaluation.questions.prompts import prompt_name
+from semgrad_guard.evaluation.questions.prompts import Phrasing
 from semgrad_guard.evaluation.runs.answers import Answer
 from semgrad_guard.evaluation.runs.run import collect_answers, run_binding
 
@@ -114,7 +114,7 @@ def test_questions_may_be_added(tmp_path: Path, language_model: LanguageModel) -
         ({"options": GenerationOptions(max_tokens=5)}, r"generation\.max_new_tokens is 5 and was 4"),
         ({"estimators": {**BOTH, "ours": HybridGrad(tau=2)}}, r"estimators\.ours\.tau is 2 and was 1\.0"),
         ({"estimators": {"ours": HybridGrad()}}, r"scores of other estimators as well \(free\), which"),
-        ({"system": "Be brief."}, r"prompt_template is 'chat\+system-"),
+        ({"phrasing": Phrasing("Be brief.")}, r"prompt_template is 'chat\+system-"),
     ],
 )
 def test_other_settings_are_refused(
@@ -210,7 +210,7 @@ def test_a_calibration_from_a_run_fits_the_guard(tmp_path: Path, language_model:
     questions = [Question(question=f"item {i}", answers=("?",)) for i in range(60)]
     estimators = {"ours": SemGrad()}
     answers = collect(tmp_path / "run.jsonl", language_model, questions, estimators=estimators, batch_size=20)
-    binding = run_binding(language_model, SemGrad(), options=OPTIONS, template=prompt_name())
+    binding = run_binding(language_model, SemGrad(), options=OPTIONS, template=Phrasing().name())
     outcome = calibrate_answers(
         answers, estimator="ours", correct=[True] * 60, grader="human", binding=binding, alpha=0.2, delta=0.2
     )

@@ -55,7 +55,7 @@ def calibrate_answers(
 
     `estimator` is the name that the run gave to the estimator to use, `correct` are the grades in order, `grader` is
     whose they are: a name for the binding. A question that could not be asked counts as unscored and wrong. `prompts`
-    are what the questions' prompts looked like (`run.prompt_forms`); nothing is promised without them.
+    are what the questions' prompts looked like (`Phrasing.forms`); nothing is promised without them.
     """
     own = EngineAnswers(
         [answer.uncertainty(estimator) for answer in answers],

@@ -12,7 +12,7 @@ from semgrad_guard.engine.language_model import LanguageModel
 from semgrad_guard.engine.objective import Objective
 from semgrad_guard.evaluation.job_record import JobRecord, Progress
 from semgrad_guard.evaluation.questions.data import Question
-from semgrad_guard.evaluation.questions.prompts import conversation, form_of, prompt_name
+from semgrad_guard.evaluation.questions.prompts import Phrasing
 from semgrad_guard.evaluation.runs.answers import Answer
 from semgrad_guard.evaluation.runs.run import complete, in_turn, run_settings, why_too_long
 
@@ -51,11 +51,11 @@ def collect_grids(
     Every answer is kept at `path` as it comes, and what is there already is not redone (see `JobRecord`).
     """
     objective = Objective(layers=tuple(range(model.n_layers)), last_tokens=tokens)
-    template = prompt_name(form_of(questions), system=system)
-    settings = {**run_settings(model, {}, options=options, template=template), "grid_tokens": tokens}
+    phrasing = Phrasing(system)
+    settings = {**run_settings(model, {}, options=options, template=phrasing.name(questions)), "grid_tokens": tokens}
 
     def answer(batch: Sequence[Question], _: int) -> list[GridAnswer]:
-        turns = [conversation(question.question, question.context, system=system) for question in batch]
+        turns = [phrasing.conversation(question) for question in batch]
         reasons = [why_too_long(model, turn) for turn in turns]
         asked = [turn for turn, reason in zip(turns, reasons, strict=True) if reason is None]
         generations = iter(model.generate_batch(asked, options, objective=objective))

@@ -16,7 +16,7 @@ from semgrad_guard.engine.scoring.semantic_preservation import SemanticPreservat
 from semgrad_guard.errors import BindingMismatchError, InputError
 from semgrad_guard.evaluation.job_record import Progress, differing
 from semgrad_guard.evaluation.questions.data import Question
-from semgrad_guard.evaluation.questions.prompts import conversation, form_of, prompt_name
+from semgrad_guard.evaluation.questions.prompts import Phrasing
 from semgrad_guard.files import atomic_write
 from semgrad_guard.guard import template_name
 
@@ -26,7 +26,8 @@ _SAVE_EVERY = 20.0
 def wordings(model: LanguageModel, question: Question, *, system: str | None = None) -> list[Prompt]:
     """The prompts of a question and of its paraphrases."""
     asked = dict.fromkeys((question.question, *question.paraphrases))
-    return [model.render(conversation(text, question.context, system=system)) for text in asked]
+    rows = [question.model_copy(update={"question": text}) for text in asked]
+    return [model.render(Phrasing(system).conversation(row)) for row in rows]
 
 
 def measure_preservation(
@@ -57,7 +58,7 @@ def measure_preservation(
         "model": model.identity.name,
         "fingerprint": model.identity.fingerprint,
         "dtype": model.identity.dtype,
-        "prompt_template": template_name(model, prompt_name(form_of(questions), system=system)),
+        "prompt_template": template_name(model, Phrasing(system).name(questions)),
         "tokens": tokens,
         "questions": _digest(questions),
     }

@@ -30,7 +30,7 @@ from semgrad_guard.evaluation.probing.preservation import measure_preservation, 
 from semgrad_guard.evaluation.probing.probe_record import GradedGrid, Probe, Table
 from semgrad_guard.evaluation.probing.token_rule import Recommendation, with_answers, without_answers
 from semgrad_guard.evaluation.questions.data import Question, with_paraphrases
-from semgrad_guard.evaluation.questions.prompts import form_of, prompt_name
+from semgrad_guard.evaluation.questions.prompts import Phrasing
 from semgrad_guard.guard import template_name
 
 Correlations = tuple[float | None, float | None]
@@ -165,7 +165,7 @@ def probe(
         ]
         recommendation = recommend(answers, correct, upper, ends)
         graded = _graded(answers, correct, scores, upper=upper, grader=grader.name, found=recommendation)
-    template = template_name(model, prompt_name(form_of(questions), system=plan.system))
+    template = template_name(model, Phrasing(plan.system).name(questions))
     left_out = len(questions) - len(asked)
     return _record(model, ends, sums, recommendation, graded, data=data, template=template, left_out=left_out)
 

@@ -33,41 +33,18 @@ class Rendered(Protocol):
         ...
 
 
-def conversation(
-    question: str,
-    context: str | None = None,
-    *,
-    system: str | None = None,
-    wording: Wording = "plain",
-    prompt: str | None = None,
-    examples: Sequence[Question] = (),
-) -> list[Message]:
-    """A user turn with the question, before its context if there is one, and a system message before it on request.
-
-    `examples` are questions with answers (the first reference; an abstention where none is right): turns before it,
-    worded in the same way.
-
-    `prompt` is a template of the user's turn, with {question} in it and, if it is about a passage, {context}; braces
-    that are meant as such are doubled, {{ and }}, as in Python and LangChain (`require_prompt` checks it). The turn
-    names the bare question, which methods that compare or ask again see without the instruction.
-    """
-
-    def worded(question: str, context: str | None) -> str:
-        asked = in_context(question, context) if prompt is None else _filled(prompt, question, context)
-        return PAPER_PROMPT.replace("{query}", asked) if wording == "paper" else asked
-
-    shown = [
-        Message(role, text)
-        for each in examples
-        for role, text in (("user", worded(each.question, each.context)), ("assistant", _shown_answer(each)))
-    ]
-    turns = [*shown, Message("user", worded(question, context), question=question, context=context)]
-    return turns if system is None else [Message("system", system), *turns]
-
-
 @dataclass(frozen=True)
 class Phrasing:
-    """How a question is put to the model: what `conversation` and `prompt_name` take. Plain data."""
+    """How a question is put to the model; plain data.
+
+    Args:
+        system: a system message before every question.
+        wording: the plain question, or the paper's instruction and the question.
+        prompt: a template of the user's turn, with {question} in it and, for questions about a passage, {context};
+            braces that are meant as such are doubled, {{ and }}, as in Python and LangChain (`require` checks it).
+        examples: questions with answers (the first reference; an abstention if no answer is right) that go before every
+            question as turns, worded in the same way.
+    """
 
     system: str | None = None
     wording: Wording = "plain"
@@ -75,33 +52,66 @@ class Phrasing:
     examples: Sequence[Question] = ()
 
     def conversation(self, row: Question) -> list[Message]:
-        """The messages that the model is asked."""
-        return conversation(row.question, row.context, **self._given())
+        """The messages for a question: its turn, with the passage if there is one, after the examples.
 
-    def name(self, row: Question) -> str:
-        """What a calibration calls such prompts."""
-        return prompt_name(form_of([row]), **self._given())
+        The turn names the bare question, for methods that compare questions or paraphrase them without the instruction.
+        """
+        turns = [] if self.system is None else [Message("system", self.system)]
+        for example in self.examples:
+            turns.append(Message("user", self._worded(example)))
+            turns.append(Message("assistant", _shown_answer(example)))
+        return [*turns, Message("user", self._worded(row), question=row.question, context=row.context)]
+
+    def name(self, rows: Sequence[Question] = ()) -> str:
+        """The name of such prompts in a calibration; it depends on system message, wording, template and examples.
+
+        Raises:
+            InputError: some of the questions have a context and some have none.
+        """
+        form = form_of(rows)
+        name = form if self.wording == "plain" else f"{self.wording}-{form}"
+        shown = [[each.question, each.context, _shown_answer(each)] for each in self.examples]
+        examples = json.dumps(shown) if shown else None
+        parts = (("system", self.system), ("prompt", self.prompt), ("examples", examples))
+        return "+".join([name, *(f"{kind}-{_short(text)}" for kind, text in parts if text is not None)])
 
     def require(self, rows: Sequence[Question]) -> None:
         """Refuse a template or examples that do not go with the questions.
 
         Raises:
-            InputError: as `require_prompt` and `require_examples` say.
+            InputError: as `require_prompt` and `require_examples` say, or the questions have two forms.
         """
-        if self.prompt is not None:
-            require_prompt(self.prompt, form_of(rows))
+        form = form_of(rows)
         require_examples(self.examples, rows)
+        if self.prompt is not None:
+            require_prompt(self.prompt, form)
+
+    def forms(self, rows: Iterable[Question], render: Callable[[list[Message]], Rendered]) -> list[PromptForm | None]:
+        """The forms of the questions' prompts as a model sees them; `render` is its own (`LanguageModel.render`).
+
+        None stands for a prompt that exceeds the context window by far, and so was never sent.
+        """
+
+        def form(row: Question) -> PromptForm | None:
+            try:
+                return render(self.conversation(row)).form
+            except PromptTooLongError:
+                return None
+
+        return [form(row) for row in rows]
 
     def settings(self) -> dict[str, Any]:
-        """What a record of texts that were scored so is compared by: plain JSON types."""
-        return {**self._given(), "examples": [each.model_dump() for each in self.examples]}
+        """Plain JSON, for the record of texts that were scored in this way."""
+        examples = [example.model_dump() for example in self.examples]
+        return {"system": self.system, "wording": self.wording, "prompt": self.prompt, "examples": examples}
 
-    def _given(self) -> dict[str, Any]:
-        return {"system": self.system, "wording": self.wording, "prompt": self.prompt, "examples": self.examples}
+    def _worded(self, row: Question) -> str:
+        turn = in_context(row.question, row.context) if self.prompt is None else _filled(self.prompt, row)
+        return PAPER_PROMPT.replace("{query}", turn) if self.wording == "paper" else turn
 
 
-def require_examples(examples: Sequence[Question], rows: Sequence[Question]) -> Sequence[Question]:
-    """The examples themselves.
+def require_examples(examples: Sequence[Question], rows: Sequence[Question]) -> None:
+    """Refuse few-shot examples that do not go with the questions.
 
     Raises:
         InputError: one of them is among the questions, so its answer would be given away, or they have a context and
@@ -115,11 +125,10 @@ def require_examples(examples: Sequence[Question], rows: Sequence[Question]) -> 
         )
     if examples and form_of(examples) != form_of(rows):
         raise InputError("the few-shot examples and the questions must both have a context, or both have none")
-    return examples
 
 
-def require_prompt(prompt: str, form: Form) -> str:
-    """The template itself.
+def require_prompt(prompt: str, form: Form) -> None:
+    """Refuse a template that does not go with the form of the questions.
 
     Raises:
         InputError: it has no place for the question, or one for a context where there is none, or the other way round;
@@ -130,7 +139,7 @@ def require_prompt(prompt: str, form: Form) -> str:
     if stray := next((part for part in _PIECE.split(prompt) if "{" in part or "}" in part), ""):
         shown = re.search(r"\{[^{}]*\}|[{}]", stray)
         raise InputError(
-            f"the prompt has {'' if shown is None else shown.group()[:60]} in it, which is no place: there are "
+            f"the prompt has {'' if shown is None else shown.group()[:60]} in it, which is not a place: there are "
             "{question} and {context}; double a brace that is meant as such: {{ or }}"
         )
     if "{question}" not in places:
@@ -142,33 +151,6 @@ def require_prompt(prompt: str, form: Form) -> str:
             else "the prompt has a {context} in it and the questions have none: say where it is (--context of ask, "
             "--context-field of the other commands)"
         )
-    return prompt
-
-
-def prompt_forms(
-    rows: Iterable[Question],
-    render: Callable[[list[Message]], Rendered],
-    *,
-    system: str | None,
-    wording: Wording = "plain",
-    prompt: str | None = None,
-    examples: Sequence[Question] = (),
-) -> list[PromptForm | None]:
-    """What the questions' prompts look like to a model; `render` is its own (`LanguageModel.render`).
-
-    None stands for a prompt that exceeds the context window by far, and so was never sent.
-    """
-
-    def form(row: Question) -> PromptForm | None:
-        try:
-            turns = conversation(
-                row.question, row.context, system=system, wording=wording, prompt=prompt, examples=examples
-            )
-            return render(turns).form
-        except PromptTooLongError:
-            return None
-
-    return [form(row) for row in rows]
 
 
 def form_of(rows: Sequence[Question]) -> Form:
@@ -186,21 +168,6 @@ def form_of(rows: Sequence[Question]) -> Form:
     return "context" if contexts else "chat"
 
 
-def prompt_name(
-    form: Form = "chat",
-    *,
-    system: str | None = None,
-    wording: Wording = "plain",
-    prompt: str | None = None,
-    examples: Sequence[Question] = (),
-) -> str:
-    """What a calibration calls such prompts: another system message, wording, template or example is another name."""
-    name = form if wording == "plain" else f"{wording}-{form}"
-    shown = [[each.question, each.context, _shown_answer(each)] for each in examples]
-    parts = (("system", system), ("prompt", prompt), ("examples", json.dumps(shown) if shown else None))
-    return "+".join([name, *(f"{kind}-{_short(text)}" for kind, text in parts if text is not None)])
-
-
 def _shown_answer(example: Question) -> str:
     return example.answers[0] if example.answers else "I don't know."
 
@@ -209,7 +176,7 @@ def _short(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:8]
 
 
-def _filled(prompt: str, question: str, context: str | None) -> str:
-    """The template with its places filled at once: what is put in is not searched for places."""
-    given = {"{question}": question, "{context}": context or "", "{{": "{", "}}": "}"}
+def _filled(prompt: str, row: Question) -> str:
+    """The template with its places filled in one pass: inserted text is not searched for places."""
+    given = {"{question}": row.question, "{context}": row.context or "", "{{": "{", "}}": "}"}
     return _PIECE.sub(lambda piece: given[piece.group()], prompt)

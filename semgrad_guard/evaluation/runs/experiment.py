@@ -18,14 +18,7 @@ from semgrad_guard.estimators import Estimator
 from semgrad_guard.estimators.sampled import AskingEstimator
 from semgrad_guard.evaluation.job_record import JobRecord, Progress
 from semgrad_guard.evaluation.questions.data import Question
-from semgrad_guard.evaluation.questions.prompts import (
-    Wording,
-    conversation,
-    form_of,
-    prompt_name,
-    require_examples,
-    require_prompt,
-)
+from semgrad_guard.evaluation.questions.prompts import Phrasing
 from semgrad_guard.evaluation.runs.ablations import Ablation
 from semgrad_guard.evaluation.runs.answers import AnswerScore, EvaluatedAnswer
 from semgrad_guard.evaluation.runs.measuring import Cell, Part, Step, measure
@@ -51,10 +44,7 @@ class Experiment:
         model: answers.
         estimators: score, each under its own name.
         options: how to answer; greedy by default, as in the paper.
-        wording: the question as it stands, or after the paper's instruction.
-        prompt: a template of the user's turn, with {question} and perhaps {context} in it.
-        system: a system message for every question.
-        examples: questions with answers that go before every question, as turns.
+        phrasing: how the questions are put to the model.
         ablations: variants of SemGrad to record besides.
         sampled: which questions the methods that draw samples take part in; all by default.
         sample_batch: how many answers they take at a time; by default a whole batch.
@@ -63,27 +53,22 @@ class Experiment:
     model: LanguageModel
     estimators: Sequence[Estimator]
     options: GenerationOptions = field(default_factory=GenerationOptions)
-    wording: Wording = "plain"
-    prompt: str | None = None
-    system: str | None = None
-    examples: Sequence[Question] = ()
+    phrasing: Phrasing = field(default_factory=Phrasing)
     ablations: Mapping[str, Ablation] = field(default_factory=dict[str, Ablation])
     sampled: SampledQuestions | None = None
     sample_batch: int | None = None
 
     def settings(self, questions: Sequence[Question]) -> dict[str, Any]:
         """What answers and scores depend on, as plain JSON; the titles of the methods with it."""
-        require_examples(self.examples, questions)
-        form = form_of(questions)
-        worded = None if self.prompt is None else require_prompt(self.prompt, form)
-        template = prompt_name(form, system=self.system, wording=self.wording, prompt=worded, examples=self.examples)
+        self.phrasing.require(questions)
+        template = self.phrasing.name(questions)
         found = run_settings(self.model, self._named, options=self.options, template=template)
         for name, estimator in self._named.items():
             found["estimators"][name]["title"] = estimator.title
         asking = any(isinstance(each, AskingEstimator) for each in self.estimators)
         drawn = {"sampled_questions": self.sampled.settings} if asking and self.sampled is not None else {}
-        asked = self.wording if worded is None else worded
-        return {**found, **drawn, "prompt": asked, "ablations": list(self.ablations)}
+        prompt = self.phrasing.wording if self.phrasing.prompt is None else self.phrasing.prompt
+        return {**found, **drawn, "prompt": prompt, "ablations": list(self.ablations)}
 
     def run(
         self,
@@ -142,12 +127,14 @@ class Experiment:
     def _warm_up(self) -> None:
         """What happens once per process (the self-check, kernels that load) belongs to no question's run time."""
         short = replace(self.options, max_tokens=2, temperature=0.0)
-        self.model.generate(conversation("?"), short, objective=Objective()).evidence.gradients(Objective())
+        self.model.generate(
+            Phrasing().conversation(Question(question="?")), short, objective=Objective()
+        ).evidence.gradients(Objective())
 
     def _answer(
         self, batch: Sequence[Question], start: int, *, part: Part, on_step: Step | None
     ) -> list[EvaluatedAnswer]:
-        asked = [self._turns(question) for question in batch]
+        asked = [self.phrasing.conversation(question) for question in batch]
         too_long = {i: reason for i, turns in enumerate(asked) if (reason := why_too_long(self.model, turns))}
         fitting = [i for i in range(len(batch)) if i not in too_long]
         questions, turns = [batch[i] for i in fitting], [asked[i] for i in fitting]
@@ -157,16 +144,6 @@ class Experiment:
             answered[i] if i in answered else self._unanswered(question, too_long[i])
             for i, question in enumerate(batch)
         ]
-
-    def _turns(self, question: Question) -> list[Message]:
-        return conversation(
-            question.question,
-            question.context,
-            system=self.system,
-            wording=self.wording,
-            prompt=self.prompt,
-            examples=self.examples,
-        )
 
     def _measure(
         self,

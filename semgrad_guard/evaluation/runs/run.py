@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from operator import attrgetter
 from pathlib import Path
@@ -24,14 +24,7 @@ from semgrad_guard.errors import InputError, PromptTooLongError
 from semgrad_guard.estimators import Estimator
 from semgrad_guard.evaluation.job_record import JobRecord, Progress, R, unwatched
 from semgrad_guard.evaluation.questions.data import Question
-from semgrad_guard.evaluation.questions.prompts import (
-    Wording,
-    conversation,
-    form_of,
-    prompt_name,
-    require_examples,
-    require_prompt,
-)
+from semgrad_guard.evaluation.questions.prompts import Phrasing
 from semgrad_guard.evaluation.runs.answers import Answer, AnswerScore
 from semgrad_guard.guard import Answerer, template_name
 from semgrad_guard.records import Message, Score
@@ -57,38 +50,43 @@ class Answering:
     model: LanguageModel
     estimators: Mapping[str, Estimator]
     options: GenerationOptions
-    system: str | None = None
-    wording: Wording = "plain"
-    prompt: str | None = None
-    examples: Sequence[Question] = ()
+    phrasing: Phrasing = field(default_factory=Phrasing)
 
     def __call__(self, batch: Sequence[Question], start: int) -> list[Answer]:
-        """The answers to a batch, in its order."""
-        turns = [
-            conversation(
-                each.question,
-                each.context,
-                system=self.system,
-                wording=self.wording,
-                prompt=self.prompt,
-                examples=self.examples,
-            )
-            for each in batch
+        """The answers to a batch, in its order; those that do not fit the context window without text."""
+        conversations = [self.phrasing.conversation(question) for question in batch]
+        too_long = {i: reason for i, each in enumerate(conversations) if (reason := why_too_long(self.model, each))}
+        fitting = [i for i in range(len(batch)) if i not in too_long]
+        generations = self.model.generate_batch(
+            [conversations[i] for i in fitting],
+            seeded(self.options, start),
+            objective=shared_objective(self.estimators.values()),
+        )
+        answered = {i: self._scored(batch[i], g) for i, g in zip(fitting, generations, strict=True)}
+        return [
+            answered[i] if i in answered else self._unanswered(question, too_long[i])
+            for i, question in enumerate(batch)
         ]
-        return _answer(batch, turns, self.model, self.estimators, options=seeded(self.options, start))
 
     @property
     def recipe(self) -> Callable[[LanguageModel], Answering]:
         """The same with another copy of the model; it pickles, and holds no model."""
-        return partial(
-            Answering,
-            estimators=self.estimators,
-            options=self.options,
-            system=self.system,
-            wording=self.wording,
-            prompt=self.prompt,
-            examples=self.examples,
+        return partial(Answering, estimators=self.estimators, options=self.options, phrasing=self.phrasing)
+
+    def _scored(self, question: Question, generation: Generation) -> Answer:
+        scores = {name: self.estimators[name](generation.evidence) for name in observing_first(self.estimators)}
+        return Answer(
+            key=question.key,
+            id=question.id,
+            question=question.question,
+            text=generation.text,
+            finish_reason=generation.finish_reason,
+            scores={name: kept_score(scores[name]) for name in self.estimators},
         )
+
+    def _unanswered(self, question: Question, reason: str) -> Answer:
+        none = dict.fromkeys(self.estimators, AnswerScore(uncertainty=None, reason=reason))
+        return Answer(key=question.key, id=question.id, question=question.question, text=None, scores=none)
 
 
 def collect_answers(
@@ -98,40 +96,30 @@ def collect_answers(
     model: LanguageModel,
     estimators: Mapping[str, Estimator],
     options: GenerationOptions | None = None,
-    system: str | None = None,
-    wording: Wording = "plain",
-    prompt: str | None = None,
-    examples: Sequence[Question] = (),
+    phrasing: Phrasing | None = None,
     batch_size: int = 8,
     spread: Spread[Answer] | None = None,
     on_progress: Progress | None = None,
 ) -> list[Answer]:
-    """Answer and score the questions, in order, keeping every answer at `path`; what is there already is not redone.
+    """Answer and score the questions, in order, keeping every answer at `path`; recorded answers are not redone.
+
+    A question that does not fit the context window is kept without an answer, and with the reason.
 
     Args:
         questions: distinct ones, as `read_questions` gives them.
         path: the record of the run (see `JobRecord`).
-        model: answers.
-        estimators: score, each under a name of the caller's choice; they share a replay where their objectives agree.
+        model: the model that answers.
+        estimators: each under a name of the caller's choice; they share a replay if their objectives agree.
         options: how to generate; greedy by default. Sampled runs need a seed.
-        system: a system message for every question.
-        wording: the question as it stands, or after the paper's instruction.
-        prompt: a template of the user's turn, with {question} and perhaps {context} in it.
-        examples: questions with answers that go before every question, as turns.
+        phrasing: how the questions are put to the model.
         batch_size: questions answered and scored at once.
         spread: answers the batches in the model's place, by copies of it in other processes.
-        on_progress: told (answers there are, questions in all), at the start and after every batch.
-
-    A question that does not fit the context window is kept without an answer, and with the reason.
+        on_progress: called with (recorded answers, questions in all), at the start and after every batch.
     """
-    options = options or GenerationOptions()
-    check_run(estimators, options, batch_size)
-    form = form_of(questions)
-    require_examples(examples, questions)
-    worded = None if prompt is None else require_prompt(prompt, form)
-    template = prompt_name(form, system=system, wording=wording, prompt=worded, examples=examples)
-    settings = run_settings(model, estimators, options=options, template=template)
-    answering = Answering(model, estimators, options, system, wording, prompt, examples)
+    answering = Answering(model, estimators, options or GenerationOptions(), phrasing or Phrasing())
+    check_run(estimators, answering.options, batch_size)
+    answering.phrasing.require(questions)
+    settings = run_settings(model, estimators, options=answering.options, template=answering.phrasing.name(questions))
     with JobRecord(path, settings, Answer) as record:
         return complete(record, questions, spread or in_turn(answering), batch_size=batch_size, on_progress=on_progress)
 
@@ -220,26 +208,6 @@ def run_binding(
     return bound.model_copy(update={"grader": grader, "upstream": upstream})
 
 
-def _answer(
-    batch: Sequence[Question],
-    conversations: Sequence[list[Message]],
-    model: LanguageModel,
-    estimators: Mapping[str, Estimator],
-    *,
-    options: GenerationOptions,
-) -> list[Answer]:
-    """Answers in the batch's order; those that do not fit the context window without text."""
-    too_long = {i: reason for i, each in enumerate(conversations) if (reason := why_too_long(model, each))}
-    fitting = [i for i in range(len(batch)) if i not in too_long]
-    objective = shared_objective(estimators.values())
-    generations = model.generate_batch([conversations[i] for i in fitting], options, objective=objective)
-    answered = {i: _scored(batch[i], g, estimators) for i, g in zip(fitting, generations, strict=True)}
-    return [
-        answered[i] if i in answered else _unanswered(question, estimators, too_long[i])
-        for i, question in enumerate(batch)
-    ]
-
-
 def shared_objective(estimators: Iterable[Estimator]) -> Objective:
     """What a generation keeps for several estimators: what the first that differentiates asks for, if one does."""
     asked = [estimator.objective for estimator in estimators]
@@ -262,30 +230,10 @@ def why_too_long(model: LanguageModel, turns: Sequence[Message]) -> str | None:
     return f"the prompt has {length} tokens and the context window {window}: there is no room for an answer"
 
 
-def _scored(question: Question, generation: Generation, estimators: Mapping[str, Estimator]) -> Answer:
-    evidence = generation.evidence
-    found = {name: estimators[name](evidence) for name in observing_first(estimators)}
-    return Answer(
-        key=question.key,
-        id=question.id,
-        question=question.question,
-        text=generation.text,
-        finish_reason=generation.finish_reason,
-        scores={name: kept_score(found[name]) for name in estimators},
-    )
-
-
 def kept_score(score: Score) -> AnswerScore:
     """What the record of a run keeps of a score."""
     features = None if score.features is None else dict(score.features)
     return AnswerScore(uncertainty=score.uncertainty, reason=score.reason, features=features)
-
-
-def _unanswered(question: Question, estimators: Mapping[str, Estimator], reason: str) -> Answer:
-    none = AnswerScore(uncertainty=None, reason=reason)
-    return Answer(
-        key=question.key, id=question.id, question=question.question, text=None, scores=dict.fromkeys(estimators, none)
-    )
 
 
 def seeded(options: GenerationOptions, start: int) -> GenerationOptions:

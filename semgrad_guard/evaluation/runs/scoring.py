@@ -58,7 +58,7 @@ class TextScorer:
         return self.model.evidence(self.phrasing.conversation(row), row.response or "")
 
     def _verdict(self, row: Question, evidence: Evidence) -> Verdict:
-        template = self.phrasing.name(row)
+        template = self.phrasing.name([row])
         draft = assess(self.model, self.estimator, evidence, text=evidence.text, prompt_template=template)
         return self._settled(draft, evidence.prompt.form)
 
