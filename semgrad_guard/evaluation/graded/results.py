@@ -15,6 +15,7 @@ from semgrad_guard.evaluation.graded.graded_run import GradedRun
 from semgrad_guard.evaluation.graders.base import Verdicts
 from semgrad_guard.evaluation.questions.spreadsheet import write_table
 from semgrad_guard.evaluation.runs.answers import EvaluatedAnswer
+from semgrad_guard.named import title_of
 
 _ASKED = ("id", "key", "kind", "question", "references", "answer")
 
@@ -60,7 +61,7 @@ class Results:
         answers = [self.answers[i] for i in self.kept]
         correct, *others = ([bool(verdicts[i]) for i in self.kept] for verdicts in self.grades.values())
         decides, *beside = self.grades
-        model = str(self.settings["model"])
+        model = title_of(str(self.settings["model"]))
         return GradedRun(
             title=f"{model} on {self.data}",
             model=model,

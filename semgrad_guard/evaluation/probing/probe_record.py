@@ -13,6 +13,7 @@ from semgrad_guard.engine.prompts.semantic_token import TokenChoice
 from semgrad_guard.errors import InputError
 from semgrad_guard.evaluation.report.figures import ProbeMaps
 from semgrad_guard.files import atomic_write
+from semgrad_guard.named import title_of
 
 Table = tuple[tuple[float, ...], ...]
 """Layers 0 .. L-1 x the last prompt tokens, the prompt's last token in the last column."""
@@ -84,7 +85,7 @@ class Probe(BaseModel):
         """What is drawn; undefined AUROCs are nan."""
         found = None if self.graded is None else np.array(self.graded.auroc, dtype=np.float64)
         return ProbeMaps(
-            title=f"{self.model} on {self.data}: {self.questions} questions",
+            title=f"{title_of(self.model)} on {self.data}: {self.questions} questions",
             sps=np.array(self.preservation),
             auroc=None if found is None or not np.isfinite(found).any() else found,
             tokens=[_label(offset, name) for offset, name in enumerate(self.tokens, start=-len(self.tokens))],
