@@ -17,7 +17,7 @@ import yaml
 from semgrad_guard import errors
 from semgrad_guard.cli import app
 from semgrad_guard.estimators import KIND_OF
-from semgrad_guard.evaluation.calibrating.learning import CANDIDATES
+from semgrad_guard.evaluation.calibrating import CANDIDATES
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"

@@ -32,7 +32,7 @@ from semgrad_guard.estimators import (
     ParaGrad,
 )
 from semgrad_guard.estimators.learned import LearnedEstimator
-from semgrad_guard.evaluation.calibrating.learning import CANDIDATES, LearningSet, calibrate_best, calibrate_learned
+from semgrad_guard.evaluation.calibrating import CANDIDATES, LearningSet, calibrate_best, calibrate_learned
 from semgrad_guard.evaluation.graders import GRADERS
 from semgrad_guard.evaluation.graders.grading import grade
 from semgrad_guard.evaluation.job_record import read_record

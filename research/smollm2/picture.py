@@ -11,8 +11,7 @@ import argparse
 from dataclasses import replace
 from pathlib import Path
 
-from semgrad_guard.evaluation.graded import GradedRun
-from semgrad_guard.evaluation.graded.graded_file import read_graded
+from semgrad_guard.evaluation.graded import GradedRun, read_graded
 from semgrad_guard.evaluation.report.figures import risk_coverage_figure
 
 METHODS = ("FusedStates", "Mean entropy", "Max probability", "G-NLL", "HybridGrad")

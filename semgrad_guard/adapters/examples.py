@@ -17,7 +17,7 @@ from semgrad_guard.evaluation.graders.base import Verdicts, settling
 from semgrad_guard.evaluation.graders.labels import NAME, SheetAnswer, labels_for
 from semgrad_guard.evaluation.graders.look import GradedAnswer, doubt, some_of
 from semgrad_guard.evaluation.graders.naming import load_graders
-from semgrad_guard.evaluation.metrics.effect import Effect
+from semgrad_guard.evaluation.metrics.guarantee import Effect
 
 AnyGrader = str | Grader | AnswerGrader | Callable[[str, Sequence[str]], bool]
 """A grader, its name (as on the command line), or a function of the delivered text and the right answers."""

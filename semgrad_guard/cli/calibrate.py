@@ -13,8 +13,7 @@ from semgrad_guard.cli import grading, learning, loading, options, values
 from semgrad_guard.cli.calibrate_output import Files, draw, show
 from semgrad_guard.cli.estimator_spec import EstimatorSpec
 from semgrad_guard.cli.help import ExitCode
-from semgrad_guard.cli.other_runs import read_other
-from semgrad_guard.cli.reading import read_data
+from semgrad_guard.cli.learning import read_other
 from semgrad_guard.cli.spreading import Cluster, spreading
 from semgrad_guard.cli.terminal import kept_on_interrupt, note, say, say_unscored
 from semgrad_guard.errors import InputError
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
     from semgrad_guard.engine.generation.options import GenerationOptions
     from semgrad_guard.engine.language_model import LanguageModel
     from semgrad_guard.estimators import Estimator
-    from semgrad_guard.evaluation.calibrating.outcome import Outcome
+    from semgrad_guard.evaluation.calibrating import Outcome
     from semgrad_guard.evaluation.graders import AnswerGrader
     from semgrad_guard.evaluation.questions.data import Question, QuestionFile
     from semgrad_guard.evaluation.questions.prompts import Phrasing
@@ -291,7 +290,7 @@ def _read(data: Path, columns: Mapping[str, str | None], *, strict: bool, alpha:
     """The questions, with a word on what is left out, and on files that are too small whatever the answers."""
     from semgrad_guard.calibration import binomial, fixed_sequence
 
-    questions = read_data(data, columns, strict=strict)
+    questions = loading.read_data(data, columns, strict=strict)
     tested = len(fixed_sequence.split(len(questions.rows), seed=0)[1])
     fewest = binomial.fewest_answers(alpha=alpha, delta=delta)
     if tested < fewest:

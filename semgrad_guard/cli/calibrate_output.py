@@ -14,7 +14,7 @@ from semgrad_guard.cli.terminal import OUT
 from semgrad_guard.named import title_of
 
 if TYPE_CHECKING:
-    from semgrad_guard.evaluation.calibrating.outcome import Outcome
+    from semgrad_guard.evaluation.calibrating import Outcome
     from semgrad_guard.evaluation.files import Output
     from semgrad_guard.evaluation.questions.data import QuestionFile
 

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from semgrad_guard.cli import options, values
-from semgrad_guard.cli.log_options import LogAddress
 from semgrad_guard.cli.terminal import OUT
 from semgrad_guard.errors import DecisionLogError
 
@@ -34,7 +33,7 @@ def decisions(
             rich_help_panel=options.DATA,
         ),
     ] = "7d",
-    log: LogAddress = None,
+    log: options.LogAddress = None,
     as_csv: Annotated[
         bool,
         typer.Option("--csv", help="Every decision as a line of CSV on stdout.", rich_help_panel=options.OUTPUT),

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from semgrad_guard.calibration import Calibration
     from semgrad_guard.evaluation.files import Output
     from semgrad_guard.evaluation.graded import GradedRun
-    from semgrad_guard.evaluation.graded.results import Results
     from semgrad_guard.evaluation.probing.probe_record import Probe
+    from semgrad_guard.evaluation.results import Results
 
 
 @dataclass(frozen=True)
@@ -52,10 +52,10 @@ class Files:
 
     def _data(self) -> list[Output]:
         from semgrad_guard.evaluation.files import Output, read_by
-        from semgrad_guard.evaluation.graded.graded_file import read_graded
-        from semgrad_guard.evaluation.graded.results import is_graded_table
+        from semgrad_guard.evaluation.graded import read_graded
         from semgrad_guard.evaluation.graders.grading import GRADES
         from semgrad_guard.evaluation.job_record import is_record
+        from semgrad_guard.evaluation.results import is_graded_table
 
         new_sheet = [] if self.sheet.exists() else [Output(self.sheet, "sheet of labels", lambda _: False)]
         return [
@@ -116,7 +116,7 @@ class Files:
 
 def finished(folders: Sequence[Path], *, report: bool) -> Sequence[GradedRun]:
     """Other evaluations for the same report, and whether there can be one, before any work."""
-    from semgrad_guard.evaluation.graded.graded_file import read_graded
+    from semgrad_guard.evaluation.graded import read_graded
     from semgrad_guard.evaluation.report.drawing import require_drawable
 
     if report:
@@ -126,7 +126,7 @@ def finished(folders: Sequence[Path], *, report: bool) -> Sequence[GradedRun]:
 
 def write(results: Results, files: Files) -> None:
     """The table, and the sheet for people: begun, or extended, for it may be half filled in."""
-    from semgrad_guard.evaluation.graded.graded_file import write_graded
+    from semgrad_guard.evaluation.graded import write_graded
     from semgrad_guard.evaluation.graders.labels import extend_sheet
 
     results.write_csv(files.table)
@@ -154,8 +154,8 @@ def show(
 
     `reported` tells that there is a report on it: a page that lies there may be older, or somebody else's.
     """
-    from semgrad_guard.evaluation.graded.shift import hold_against
     from semgrad_guard.evaluation.metrics import aurc, auroc
+    from semgrad_guard.evaluation.results import hold_against
 
     shift = None if calibration is None else hold_against(calibration, results)
     graded = results.graded_run

@@ -11,7 +11,6 @@ import typer
 
 from semgrad_guard.cli import loading
 from semgrad_guard.cli.evaluation_output import Files
-from semgrad_guard.cli.reading import read_data
 from semgrad_guard.cli.spreading import Cluster, spreading
 from semgrad_guard.cli.terminal import kept_on_interrupt, note, say, show_grades
 from semgrad_guard.errors import InputError
@@ -21,15 +20,14 @@ if TYPE_CHECKING:
     from semgrad_guard.calibration import Calibration
     from semgrad_guard.engine.language_model import LanguageModel
     from semgrad_guard.estimators import Estimator
-    from semgrad_guard.evaluation.graded.results import Results
     from semgrad_guard.evaluation.graders import AnswerGrader
     from semgrad_guard.evaluation.probing.probe_record import Probe
     from semgrad_guard.evaluation.questions.data import QuestionFile
     from semgrad_guard.evaluation.questions.prompts import Phrasing
+    from semgrad_guard.evaluation.results import Results
     from semgrad_guard.evaluation.runs.answers import EvaluatedAnswer
-    from semgrad_guard.evaluation.runs.experiment import Experiment
+    from semgrad_guard.evaluation.runs.experiment import Experiment, SampledQuestions
     from semgrad_guard.evaluation.runs.run import AnswerBatch
-    from semgrad_guard.evaluation.runs.sampled_questions import SampledQuestions
 
 
 @dataclass(frozen=True)
@@ -59,7 +57,7 @@ class Chosen:
         from semgrad_guard.engine.texts.text_pairs import CrossEncoder
         from semgrad_guard.estimators.equivalence import NLIEquivalence
         from semgrad_guard.estimators.suite import paper_suite
-        from semgrad_guard.evaluation.calibrating.learned_columns import LEARNED
+        from semgrad_guard.evaluation.calibrating import LEARNED
         from semgrad_guard.evaluation.graders.naming import entailment_model
 
         with loading.quietly("Loading what compares answers …"):
@@ -103,7 +101,7 @@ def read(
         if optional:
             return None
         raise typer.BadParameter("give --data SOURCE: the questions to ask (or --regrade the answers there are)")
-    questions = read_data(data, columns, strict=strict)
+    questions = loading.read_data(data, columns, strict=strict)
     return replace(questions, rows=questions.rows[:limit])
 
 
@@ -122,8 +120,7 @@ class Measuring:
     def experiment(self, model: LanguageModel, estimators: Sequence[Estimator]) -> Experiment:
         """What is asked of a model, and what is measured."""
         from semgrad_guard.engine.generation.options import GenerationOptions
-        from semgrad_guard.evaluation.runs.ablations import semgrad_ablations
-        from semgrad_guard.evaluation.runs.experiment import Experiment
+        from semgrad_guard.evaluation.runs.experiment import Experiment, semgrad_ablations
 
         asked = self.asked
         return Experiment(
@@ -141,8 +138,8 @@ def answer(
     questions: QuestionFile | None, files: Files, asked: Asked, chosen: Chosen, *, source: ModelSource, cluster: Cluster
 ) -> Run:
     """Answer and measure what is missing; on Ctrl-C say how much is kept."""
+    from semgrad_guard.evaluation.runs.experiment import SampledQuestions
     from semgrad_guard.evaluation.runs.measuring import price_of_samples
-    from semgrad_guard.evaluation.runs.sampled_questions import SampledQuestions
 
     rows = () if questions is None else questions.rows
     sampled = SampledQuestions.of(rows, count=asked.sampled_questions, seed=chosen.seed)
@@ -183,12 +180,12 @@ def grade(
     run: Run, graders: Sequence[AnswerGrader], labels: Path | None, files: Files, questions: QuestionFile | None
 ) -> Results:
     """Every grader's verdicts; people, where there are labels, decide."""
-    from semgrad_guard.evaluation.graded.results import Results
     from semgrad_guard.evaluation.graders import GRADERS, default_grader
     from semgrad_guard.evaluation.graders.base import WordGrader
     from semgrad_guard.evaluation.graders.grading import grade, with_references
     from semgrad_guard.evaluation.graders.labels import NAME, labels_for
     from semgrad_guard.evaluation.graders.look import GradedAnswer
+    from semgrad_guard.evaluation.results import Results
 
     answers = run.answers if questions is None else with_references(run.answers, questions.rows)
     grades = {} if labels is None else {NAME: labels_for(labels, answers, others=_kept_keys(files))}
@@ -227,7 +224,7 @@ def _kept_keys(files: Files) -> list[str]:
 
 def _name(questions: QuestionFile | None, files: Files) -> str:
     """What the results call the questions: as their file or dataset, or as they were called last time."""
-    from semgrad_guard.evaluation.graded.graded_file import read_graded
+    from semgrad_guard.evaluation.graded import read_graded
     from semgrad_guard.evaluation.questions.sources import HUB
 
     if questions is None:

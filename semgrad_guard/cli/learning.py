@@ -8,23 +8,30 @@ from typing import TYPE_CHECKING
 
 from semgrad_guard.cli.estimator_spec import EstimatorSpec
 from semgrad_guard.cli.grading import Grades
-from semgrad_guard.cli.other_runs import OtherRun
 
 if TYPE_CHECKING:
     from semgrad_guard.calibration import Binding, EngineAnswers
     from semgrad_guard.estimators import Estimator, HybridGrad
     from semgrad_guard.estimators.learned import LearnedEstimator
-    from semgrad_guard.evaluation.calibrating.outcome import Outcome
+    from semgrad_guard.evaluation.calibrating import Outcome
     from semgrad_guard.evaluation.questions.data import Question
     from semgrad_guard.evaluation.runs.answers import Answer
     from semgrad_guard.records import PromptForm
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from semgrad_guard.calibration import EngineIdentity
+    from semgrad_guard.evaluation.questions.data import Question
+    from semgrad_guard.evaluation.runs.answers import Answer
 
 
 def estimators_for(spec: EstimatorSpec) -> Sequence[Estimator]:
     """The estimators behind an `--estimator`: with a learned one HybridGrad, which takes its place where it cannot be
     fitted. They share one replay unless a setting that only some of them take tells them apart."""
-    from semgrad_guard.evaluation.calibrating.learned_columns import LEARNED
-    from semgrad_guard.evaluation.calibrating.learning import CANDIDATES
+    from semgrad_guard.evaluation.calibrating import CANDIDATES, LEARNED
 
     if spec.name == "auto":
         return [spec.set_where_taken(candidate) for candidate in CANDIDATES]
@@ -35,7 +42,7 @@ def estimators_for(spec: EstimatorSpec) -> Sequence[Estimator]:
 
 def learns(spec: EstimatorSpec) -> bool:
     """Whether the estimator is fitted, or chosen, on labels."""
-    from semgrad_guard.evaluation.calibrating.learned_columns import LEARNED
+    from semgrad_guard.evaluation.calibrating import LEARNED
 
     return spec.name == "auto" or spec.name in LEARNED
 
@@ -79,8 +86,12 @@ def outcome_of(
     spec: EstimatorSpec, graded: Graded, bind: Callable[[Estimator], Binding], *, alpha: float, delta: float
 ) -> Outcome:
     """Calibrate on graded answers; for a learned estimator and "auto", learn on a part of them first."""
-    from semgrad_guard.evaluation.calibrating.learning import LearningSet, calibrate_best, calibrate_learned
-    from semgrad_guard.evaluation.calibrating.outcome import calibrate_answers
+    from semgrad_guard.evaluation.calibrating import (
+        LearningSet,
+        calibrate_answers,
+        calibrate_best,
+        calibrate_learned,
+    )
 
     if learns(spec):
         known = LearningSet.of(graded.rows, graded.answers, graded.correct, prompts=graded.prompts)
@@ -105,6 +116,54 @@ def outcome_of(
 def _learned(spec: EstimatorSpec) -> tuple[LearnedEstimator, HybridGrad]:
     """The learned estimator of that name, not yet fitted, and what takes its place."""
     from semgrad_guard.estimators import HybridGrad
-    from semgrad_guard.evaluation.calibrating.learned_columns import LEARNED
+    from semgrad_guard.evaluation.calibrating import LEARNED
 
     return spec.set_on(LEARNED[str(spec.name)]), spec.set_where_taken(HybridGrad())
+
+
+_OF_ENGINES = frozenset({"fingerprint", "dtype"})
+"""Settings of a run in which engines and number formats differ."""
+
+
+@dataclass(frozen=True)
+class OtherRun:
+    """The answers to the same questions, in their order, and the engine that gave them."""
+
+    engine: EngineIdentity
+    answers: Sequence[Answer]
+
+
+def read_other(path: Path, rows: Sequence[Question], settings: Mapping[str, Any]) -> OtherRun:
+    """The answers that a run left at `path`, for a calibration whose own run has these `settings`.
+
+    Raises:
+        BindingMismatchError: they were asked or scored in another way, or by this very engine.
+        DataFileError: a line is broken.
+        InputError: it is not a record of answers, or questions have no answer there.
+    """
+    from semgrad_guard.calibration import EngineIdentity
+    from semgrad_guard.errors import BindingMismatchError, InputError
+    from semgrad_guard.evaluation.job_record import differing, read_record
+    from semgrad_guard.evaluation.runs.answers import Answer
+
+    theirs, kept = read_record(path, Answer)
+    mine: dict[str, Any] = json.loads(json.dumps(settings))
+    changed = differing(theirs, mine)
+    if foreign := [said for name, said in changed.items() if name not in _OF_ENGINES]:
+        raise BindingMismatchError(
+            f"The answers in {path} come from a run that differs in more than its engine: {'; '.join(foreign)}. "
+            "Answer the questions there with the settings of this command."
+        )
+    if not changed:
+        raise BindingMismatchError(
+            f"The answers in {path} are this engine's own: the fingerprint is {mine['fingerprint']!r} in both. "
+            "--also takes those of another engine or number format."
+        )
+    found = {answer.key: answer for answer in kept}
+    if missing := sum(question.key not in found for question in rows):
+        raise InputError(
+            f"{missing} of the {len(rows)} questions have no answer in {path}. "
+            "Run that calibration with these questions."
+        )
+    engine = EngineIdentity(fingerprint=theirs["fingerprint"], dtype=theirs["dtype"])
+    return OtherRun(engine, [found[question.key] for question in rows])

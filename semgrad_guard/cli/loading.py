@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from semgrad_guard import loading
-from semgrad_guard.cli.terminal import detail, is_verbose, note, say_problems, status
+from semgrad_guard.cli.terminal import detail, is_verbose, note, note_problems, say_problems, status
 from semgrad_guard.errors import InputError
 from semgrad_guard.loading import ModelSource
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from semgrad_guard.engine.generation.options import GenerationOptions
     from semgrad_guard.engine.language_model import LanguageModel
     from semgrad_guard.engine.prompts.semantic_token import TokenChoice
-    from semgrad_guard.evaluation.questions.data import Question
+    from semgrad_guard.evaluation.questions.data import Need, Question, QuestionFile
     from semgrad_guard.evaluation.questions.prompts import Phrasing
     from semgrad_guard.guard import OnUnscored, Policy
 
@@ -110,6 +110,23 @@ def read_examples(path: Path | None, shots: int | None) -> Sequence[Question]:
     if shots is not None and shots > len(found.rows):
         raise InputError(f"{path} has {len(found.rows)} examples, and --shots asks for {shots}")
     return found.rows[:shots]
+
+
+def read_data(
+    data: str | Path, columns: Mapping[str, str | None], *, needs: Need = "answers", strict: bool
+) -> QuestionFile:
+    """The questions of a source; `columns` are the names that the user gave, as `read_questions` takes them."""
+    from semgrad_guard.evaluation.questions.data import read_questions
+
+    found = read_questions(data, needs=needs, strict=strict, **columns)
+    say_problems(found.problems)
+    note_problems([*found.duplicates, *found.shared_ids])
+    if found.unread:
+        names = ", ".join(f'"{name}"' for name in found.unread)
+        note(f"columns that are not read: {names}.")
+    if needs == "answers" and (nowhere := sum(not row.answers for row in found.rows)):
+        note(f"{nowhere} of {len(found.rows)} questions have no right answer: there, abstaining is right.")
+    return found
 
 
 def load_token(probe: Path | None) -> TokenChoice | None:

@@ -21,6 +21,7 @@ DECISION = "Decision"
 GRADING = "Grading"
 ANSWERS = "Answers"
 OUTPUT = "What is shown"
+LOG = "Decision log"
 
 ESTIMATOR_NAMES = tuple(name for name in KINDS if name not in NEEDS_LABELS)
 METHOD_NAMES = (*ESTIMATOR_NAMES, *sorted(NEEDS_LABELS))
@@ -349,5 +350,18 @@ Verbose = Annotated[
         "-v",
         help="On stderr also what libraries say, times, and where an error began.",
         rich_help_panel=OUTPUT,
+    ),
+]
+LogAddress = Annotated[
+    str | None,
+    typer.Option(
+        "--log",
+        metavar="FILE",
+        parser=values.source,
+        envvar="SEMGRAD_GUARD_LOG",
+        help="The decision log: a file (SQLite), or a URL such as postgresql+psycopg://user@host/name; also as "
+        "SEMGRAD_GUARD_LOG in the environment.",
+        show_default="semgrad-guard/decisions.db in your state folder",
+        rich_help_panel=LOG,
     ),
 ]

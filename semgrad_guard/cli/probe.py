@@ -11,7 +11,6 @@ import typer
 
 from semgrad_guard.cli import loading, options, signals, values
 from semgrad_guard.cli.help import ExitCode
-from semgrad_guard.cli.reading import read_data
 from semgrad_guard.cli.terminal import OUT, note, progress, say
 from semgrad_guard.loading import ModelSource
 from semgrad_guard.named import POCKET
@@ -176,7 +175,7 @@ def _plan(tokens: int, batch_size: int, max_tokens: int, system: str | None) -> 
 def _read(data: Path, columns: Mapping[str, str | None], *, strict: bool) -> QuestionFile:
     from semgrad_guard.evaluation.questions.data import with_paraphrases
 
-    questions = read_data(data, columns, needs="question", strict=strict)
+    questions = loading.read_data(data, columns, needs="question", strict=strict)
     left_out = len(questions.rows) - len(with_paraphrases(questions.rows))
     if left_out:
         note(f"{left_out} of {len(questions.rows)} questions have no paraphrases; SPS leaves them out.")

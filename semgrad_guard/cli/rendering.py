@@ -17,7 +17,7 @@ from semgrad_guard.evaluation.highlight import Claim, shades
 from semgrad_guard.records import Verdict
 
 if TYPE_CHECKING:
-    from semgrad_guard.evaluation.metrics.effect import Effect
+    from semgrad_guard.evaluation.metrics.guarantee import Effect
     from semgrad_guard.evaluation.probing.probe_record import GradedGrid, Probe
 
 ROWS_SHOWN = 20

@@ -11,7 +11,6 @@ import typer
 from semgrad_guard.cli import claims, loading, options, scores_file, values
 from semgrad_guard.cli.estimator_spec import EstimatorSpec
 from semgrad_guard.cli.help import ExitCode
-from semgrad_guard.cli.reading import read_data
 from semgrad_guard.cli.spreading import Cluster, spreading
 from semgrad_guard.cli.terminal import OUT, kept_on_interrupt, progress, say, say_problems
 from semgrad_guard.errors import EmptyPromptError, EmptyResponseError, InputError
@@ -177,7 +176,7 @@ def _rows(
     if (data is None) == (question is None and response is None) or (question is None) != (response is None):
         raise typer.BadParameter("give --data FILE, or --question and --response together")
     if data is not None:
-        found = read_data(data, columns, needs="response", strict=strict)
+        found = loading.read_data(data, columns, needs="response", strict=strict)
         return found.rows, found.problems
     asked, said = loading.given_text(question or ""), loading.given_text(response or "")
     if not asked.strip():

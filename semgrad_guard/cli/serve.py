@@ -10,7 +10,6 @@ import typer
 from pydantic import ValidationError
 
 from semgrad_guard.cli import loading, options, values
-from semgrad_guard.cli.log_options import LogAddress
 from semgrad_guard.cli.terminal import note
 from semgrad_guard.errors import MissingExtraError
 from semgrad_guard.guard.modes import ABSTAIN_MESSAGE, Mode
@@ -18,7 +17,6 @@ from semgrad_guard.server.settings import API_KEY, TARGET_KEY, UPSTREAM_KEY, Ser
 
 SERVER = "Server"
 OTHERS = "Other servers"
-LOG = "Decision log"
 
 Models = Annotated[
     list[str] | None,
@@ -223,7 +221,7 @@ def serve(  # noqa: PLR0913  # a command's options are its arguments
             rich_help_panel=OTHERS,
         ),
     ] = None,
-    log: LogAddress = None,
+    log: options.LogAddress = None,
     journal: Annotated[
         Path | None,
         typer.Option(
@@ -231,12 +229,14 @@ def serve(  # noqa: PLR0913  # a command's options are its arguments
             parser=values.path,
             help="A folder on a local disk: decisions are safe there until the database has them.",
             show_default="next to the log",
-            rich_help_panel=LOG,
+            rich_help_panel=options.LOG,
         ),
     ] = None,
     log_text: Annotated[
         bool,
-        typer.Option("--log-text", help="Also write down questions and delivered answers.", rich_help_panel=LOG),
+        typer.Option(
+            "--log-text", help="Also write down questions and delivered answers.", rich_help_panel=options.LOG
+        ),
     ] = False,
     keep_log: Annotated[
         int | None,
@@ -245,10 +245,12 @@ def serve(  # noqa: PLR0913  # a command's options are its arguments
             parser=values.whole(1, 36_500),
             help="Delete decisions that are older.",
             show_default="never",
-            rich_help_panel=LOG,
+            rich_help_panel=options.LOG,
         ),
     ] = None,
-    no_log: Annotated[bool, typer.Option("--no-log", help="Keep no decision log.", rich_help_panel=LOG)] = False,
+    no_log: Annotated[
+        bool, typer.Option("--no-log", help="Keep no decision log.", rich_help_panel=options.LOG)
+    ] = False,
 ) -> None:
     """Serve models with OpenAI's protocol; every answer carries its verdict.
 

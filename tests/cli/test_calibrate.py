@@ -15,7 +15,7 @@ from semgrad_guard.calibration.prompt_shape import PromptShape
 from semgrad_guard.cli.estimator_spec import EstimatorSpec
 from semgrad_guard.cli.help import ExitCode
 from semgrad_guard.cli.learning import estimators_for
-from semgrad_guard.evaluation.calibrating.learning import CANDIDATES
+from semgrad_guard.evaluation.calibrating import CANDIDATES
 from semgrad_guard.evaluation.questions.prompts import PAPER_PROMPT
 
 from .helpers import ASKED, TOKENS, flat, jsonl, merged

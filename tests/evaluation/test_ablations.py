@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from semgrad_guard import GenerationOptions, LanguageModel, SemGrad
-from semgrad_guard.evaluation.runs.ablations import semgrad_ablations
+from semgrad_guard.evaluation.runs.experiment import semgrad_ablations
 
 
 def test_every_variant_is_semgrad_so_configured(language_model: LanguageModel) -> None:

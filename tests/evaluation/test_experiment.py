@@ -19,10 +19,8 @@ from semgrad_guard.estimators.suite import paper_suite
 from semgrad_guard.evaluation.job_record import read_record
 from semgrad_guard.evaluation.questions.data import Question
 from semgrad_guard.evaluation.questions.prompts import Phrasing
-from semgrad_guard.evaluation.runs.ablations import semgrad_ablations
 from semgrad_guard.evaluation.runs.answers import EvaluatedAnswer
-from semgrad_guard.evaluation.runs.experiment import Experiment
-from semgrad_guard.evaluation.runs.sampled_questions import SampledQuestions
+from semgrad_guard.evaluation.runs.experiment import Experiment, SampledQuestions, semgrad_ablations
 
 TOKENS = 3
 QUESTIONS = [Question(question=f"item {'x' * (i % 3)} {i}?", answers=("a", "b"), id=str(i), kind="k") for i in range(5)]

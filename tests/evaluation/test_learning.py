@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from semgrad_guard.calibration import Binding, Calibration, calibrate
 from semgrad_guard.errors import CalibrationError
 from semgrad_guard.estimators import Estimator, FusedGrad, HybridGrad, SemGrad
-from semgrad_guard.evaluation.calibrating.learning import (
+from semgrad_guard.evaluation.calibrating import (
     LEARN_MOST,
     LearningSet,
     calibrate_best,

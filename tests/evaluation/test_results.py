@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from semgrad_guard.errors import GradingError
-from semgrad_guard.evaluation.graded.results import Results
 from semgrad_guard.evaluation.graders.base import Verdicts
 from semgrad_guard.evaluation.metrics import auroc
+from semgrad_guard.evaluation.results import Results
 from semgrad_guard.evaluation.runs.answers import AnswerScore, EvaluatedAnswer
 
 from .made_answers import SETTINGS, made

@@ -13,7 +13,7 @@ import pytest
 from semgrad_guard import GenerationOptions, Guard, HybridGrad, LanguageModel, Policy, SemGrad
 from semgrad_guard.errors import BindingMismatchError, DataFileError, InputError
 from semgrad_guard.estimators import GreedyNLL
-from semgrad_guard.evaluation.calibrating.outcome import calibrate_answers
+from semgrad_guard.evaluation.calibrating import calibrate_answers
 from semgrad_guard.evaluation.questions.data import Question
 from semgrad_guard.evaluation.questions.prompts import Phrasing
 from semgrad_guard.evaluation.runs.answers import Answer

@@ -16,7 +16,7 @@ from langchain_semgrad_guard.messages import get_verdict
 from semgrad_guard import Calibration, Verdict
 from semgrad_guard.errors import ScoringError
 from semgrad_guard.evaluation.graders import Grader
-from semgrad_guard.evaluation.metrics.effect import Effect
+from semgrad_guard.evaluation.metrics.guarantee import Effect
 from semgrad_guard.evaluation.report.drawing import draw_risk_coverage
 
 _ONE_STAGE = ("question", "answer", "uncertainty")

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from semgrad_guard.evaluation.metrics.tally import Floats, Ints, Tally, tally
+from semgrad_guard.evaluation.metrics.ranking import Floats, Ints, Tally, tally
 
 RESAMPLES = 1000
 LEVEL = 0.95

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from semgrad_guard.calibration.binomial import upper_bound
 from semgrad_guard.calibration.confidence import ConfidenceMethod, fit
 from semgrad_guard.evaluation.metrics.bootstrap import RESAMPLES, Estimate, estimate, resamples
-from semgrad_guard.evaluation.metrics.tally import Floats, as_arrays
+from semgrad_guard.evaluation.metrics.ranking import Floats, as_arrays
 
 FOLDS = 5
 BINS = 10

@@ -25,8 +25,7 @@ from semgrad_guard.errors import InputError, PromptTooLongError
 from semgrad_guard.evaluation.graders import Grader
 from semgrad_guard.evaluation.job_record import Progress
 from semgrad_guard.evaluation.metrics import auroc
-from semgrad_guard.evaluation.probing.grids import GridAnswer, collect_grids
-from semgrad_guard.evaluation.probing.preservation import measure_preservation, wordings
+from semgrad_guard.evaluation.probing.collecting import GridAnswer, collect_grids, measure_preservation, wordings
 from semgrad_guard.evaluation.probing.probe_record import GradedGrid, Probe, Table
 from semgrad_guard.evaluation.probing.token_rule import Recommendation, with_answers, without_answers
 from semgrad_guard.evaluation.questions.data import Question, with_paraphrases

@@ -24,7 +24,7 @@ import numpy as np
 
 from semgrad_guard.evaluation.metrics import auroc
 from semgrad_guard.evaluation.metrics.bootstrap import Estimate, paired_difference
-from semgrad_guard.evaluation.metrics.tally import Tally
+from semgrad_guard.evaluation.metrics.ranking import Tally
 
 FEWEST = 25
 """Right answers, and wrong ones, that each half needs: intervals of a handful are not to be trusted."""

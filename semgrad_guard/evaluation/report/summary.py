@@ -8,7 +8,7 @@ from functools import partial
 
 import numpy as np
 
-from semgrad_guard.evaluation.graded.graded_run import GradedRun
+from semgrad_guard.evaluation.graded import GradedRun
 from semgrad_guard.evaluation.metrics.bootstrap import (
     Estimate,
     Metric,
@@ -26,7 +26,7 @@ from semgrad_guard.evaluation.metrics.guarantee import (
     fewest_questions,
     guaranteed_coverage,
 )
-from semgrad_guard.evaluation.metrics.tally import Floats, Tally
+from semgrad_guard.evaluation.metrics.ranking import Floats, Tally
 from semgrad_guard.evaluation.report import paper
 
 COVERAGES = (0.3, 0.5, 0.7, 0.9)

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import hashlib
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from semgrad_guard.engine.cost_accounting import with_cost
+from semgrad_guard.engine.generation.evidence import Evidence
 from semgrad_guard.engine.generation.generation import Generation
 from semgrad_guard.engine.generation.options import GenerationOptions
 from semgrad_guard.engine.language_model import LanguageModel
@@ -19,7 +23,6 @@ from semgrad_guard.estimators.sampled import AskingEstimator
 from semgrad_guard.evaluation.job_record import JobRecord, Progress
 from semgrad_guard.evaluation.questions.data import Question
 from semgrad_guard.evaluation.questions.prompts import Phrasing
-from semgrad_guard.evaluation.runs.ablations import Ablation
 from semgrad_guard.evaluation.runs.answers import AnswerScore, EvaluatedAnswer
 from semgrad_guard.evaluation.runs.measuring import Cell, Part, Step, measure
 from semgrad_guard.evaluation.runs.run import (
@@ -32,8 +35,85 @@ from semgrad_guard.evaluation.runs.run import (
     seeded,
     why_too_long,
 )
-from semgrad_guard.evaluation.runs.sampled_questions import SampledQuestions
 from semgrad_guard.records import Message
+
+
+@dataclass(frozen=True)
+class Ablation:
+    """SemGrad under another objective; where `layers` are given, of these alone, at t* or at the last token."""
+
+    objective: Objective
+    layers: tuple[int, ...] | None = None
+    last_token: bool = False
+
+    def __call__(self, evidence: Evidence) -> float | None:
+        """The variant's uncertainty, None where there is none."""
+        timed = evidence.gradients(self.objective)
+        if timed is None or timed.scores.semgrad is None:
+            return None
+        if self.layers is None:
+            return timed.scores.semgrad
+        if not timed.scores.grid:
+            return None
+        # The objective names every layer from 1 on, and the grid begins at t*.
+        return fmean(timed.scores.grid[layer - 1][-1 if self.last_token else 0] for layer in self.layers)
+
+
+def semgrad_ablations(n_layers: int) -> Mapping[str, Ablation]:
+    """The rows of Table 2 below SemGrad itself, for a model of `n_layers` decoder layers (L).
+
+    Layers are those of `Objective`; variants that a shallow model does not have are left out. One replay with the
+    gradients of all layers serves every choice of layers and tokens.
+    """
+    wide = Objective(layers=tuple(range(1, n_layers)))
+    upper = tuple(range(n_layers // 2 + 1, n_layers))
+    spans = {
+        "l = L-1": (n_layers - 1,),
+        "l = L-4": (n_layers - 4,),
+        "l = 2L/3 .. L-1": tuple(range(2 * n_layers // 3, n_layers)),
+        "l = 1 .. L-1": tuple(range(1, n_layers)),
+    }
+    found = {"l2 norm": Ablation(Objective(norm="l2")), "without entropy weights": Ablation(Objective(weighted=False))}
+    found |= {name: Ablation(wide, span) for name, span in spans.items() if span and min(span) >= 1}
+    if upper:
+        found["last token"] = Ablation(wide, upper, last_token=True)
+    return found if upper else {}
+
+
+@dataclass(frozen=True)
+class SampledQuestions:
+    """At most `count` questions of each kind, by their keys. What is chosen depends on the seed and the questions."""
+
+    count: int
+    seed: int
+    keys: frozenset[str]
+
+    @classmethod
+    def of(cls, questions: Sequence[Question], *, count: int, seed: int) -> SampledQuestions | None:
+        """The choice; None where no kind has more than `count` questions, so that none is left out.
+
+        Raises:
+            InputError: count is less than 1.
+        """
+        if count < 1:
+            raise InputError(f"sampled questions must be at least 1 of each kind, not {count}")
+        kinds: defaultdict[str | None, list[str]] = defaultdict(list)
+        for question in questions:
+            kinds[question.kind].append(question.key)
+        if all(len(keys) <= count for keys in kinds.values()):
+            return None
+
+        def place(key: str) -> str:
+            """The place of a question in the draw, apart from the others, so that more questions change little."""
+            return hashlib.sha256(f"{seed} {key}".encode()).hexdigest()
+
+        chosen = (key for keys in kinds.values() for key in sorted(keys, key=place)[:count])
+        return cls(count, seed, frozenset(chosen))
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What a record keeps of it."""
+        return {"of each kind": self.count, "seed": self.seed}
 
 
 @dataclass(frozen=True)

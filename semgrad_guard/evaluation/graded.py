@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import numpy as np
 
 from semgrad_guard.errors import InputError
+from semgrad_guard.files import atomic_write
 
 T = TypeVar("T")
 
@@ -167,3 +170,28 @@ def _number(value: Any) -> float | None:
 
 def _kind(value: Any) -> str | None:
     return None if value is None else str(value)
+
+
+def write_graded(path: Path, run: GradedRun) -> Path:
+    """Write the run as JSON."""
+    text = json.dumps(asdict(run), ensure_ascii=False)
+    return atomic_write(path, text)
+
+
+def read_graded(path: Path) -> GradedRun:
+    """Read a run back.
+
+    Raises:
+        InputError: there is no such file, or it is no graded run.
+    """
+    try:
+        found: Any = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InputError(
+            f"Cannot read {path}: {error.strerror or error}. Name the folder of an evaluation that has finished."
+        ) from error
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{path} is no graded run; evaluate (or --regrade) there again.") from error
+    if not isinstance(found, dict) or set(cast("dict[str, Any]", found)) != {field.name for field in fields(GradedRun)}:
+        raise InputError(f"{path} is no graded run; evaluate (or --regrade) there again.")
+    return GradedRun(**cast("dict[str, Any]", found))

@@ -15,10 +15,10 @@ from typing import cast
 
 import numpy as np
 
-from semgrad_guard.calibration import Binding, EstimatorChoice, calibrate
+from semgrad_guard.calibration import Binding, Calibration, EngineAnswers, EstimatorChoice, calibrate
 from semgrad_guard.calibration.choice import Asked
 from semgrad_guard.calibration.fixed_sequence import GRID_SIZE
-from semgrad_guard.errors import FitError
+from semgrad_guard.errors import FitError, MissingExtraError
 from semgrad_guard.estimators import (
     NEEDS_LABELS,
     Estimator,
@@ -32,8 +32,8 @@ from semgrad_guard.estimators import (
     SemGrad,
 )
 from semgrad_guard.estimators.learned import MIN_ANSWERS, Features, LearnedEstimator, require_enough
-from semgrad_guard.evaluation.calibrating.outcome import Outcome
-from semgrad_guard.evaluation.metrics import auroc
+from semgrad_guard.evaluation.metrics import aurc, auroc
+from semgrad_guard.evaluation.metrics.guarantee import Effect
 from semgrad_guard.evaluation.questions.data import Question
 from semgrad_guard.evaluation.runs.answers import Answer
 from semgrad_guard.records import PromptForm
@@ -120,18 +120,18 @@ def calibrate_learned(
     learn, rest = split(len(graded.questions), seed=seed)
     part = graded.part(learn)
     try:
-        found: Estimator = _fit(part, estimator)
+        found: Estimator = estimator.fitted(part.features[estimator.name], part.correct)
     except FitError as error:
         seen = tuple(part.questions) if len(learn) >= MIN_ANSWERS else ()
         reason = f"HybridGrad takes the place of {estimator.title}. {error}"
         choice = EstimatorChoice(
-            asked=_asked(estimator), estimator=HybridGrad.name, reason=reason, questions=seen, split_seed=seed
+            asked=cast(Asked, estimator.name), estimator=HybridGrad.name, reason=reason, questions=seen, split_seed=seed
         )
         rows = rest if seen else range(len(graded.questions))
         learned = part if seen else None
         found = instead or HybridGrad()
         return _calibrated(graded.part(rows), found, choice, learned, bind=bind, alpha=alpha, delta=delta)
-    choice = _choice(_asked(estimator), found, f"Fitted on {len(learn)} answers.", part, seed=seed)
+    choice = _choice(estimator.name, found, f"Fitted on {len(learn)} answers.", part, seed=seed)
     return _calibrated(graded.part(rest), found, choice, part, bind=bind, alpha=alpha, delta=delta)
 
 
@@ -169,7 +169,7 @@ def calibrate_best(
     figures = ", ".join(f"{name} {'-' if value is None else f'{value:.3f}'}" for name, value in aurocs.items())
     gradients = "Gradients are worth their price here" if best.objective.gradients else "Gradients add nothing clear"
     reason = f"{gradients}, by the AUROC on {len(learn)} answers: {figures}.{refused}"
-    found = _fit(part, best) if isinstance(best, LearnedEstimator) else best
+    found = best.fitted(part.features[best.name], part.correct) if isinstance(best, LearnedEstimator) else best
     choice = _choice("auto", found, reason, part, seed=seed, aurocs=aurocs)
     return _calibrated(graded.part(rest), found, choice, part, bind=bind, alpha=alpha, delta=delta)
 
@@ -183,20 +183,16 @@ def _compared(part: LearningSet, candidates: Sequence[Estimator], *, seed: int) 
     refused = ""
     for each in candidates:
         try:
-            columns[each.name] = (
-                _averaged([out_of_fold(part, each, seed=seed + repeat) for repeat in range(_REPEATS)])
-                if isinstance(each, LearnedEstimator)
-                else part.scores(each)
-            )
+            if not isinstance(each, LearnedEstimator):
+                columns[each.name] = part.scores(each)
+                continue
+            rows = zip(*(out_of_fold(part, each, seed=seed + repeat) for repeat in range(_REPEATS)), strict=True)
+            columns[each.name] = [
+                None if None in row else math.fsum(x for x in row if x is not None) / len(row) for row in rows
+            ]
         except FitError as error:
             columns[each.name], refused = [None] * len(part.questions), f"{refused} {error}"
     return columns, refused
-
-
-def _averaged(columns: Sequence[Sequence[float | None]]) -> list[float | None]:
-    """The mean of several scores of each answer; None where one is missing."""
-    rows = zip(*columns, strict=True)
-    return [None if None in row else math.fsum(x for x in row if x is not None) / len(row) for row in rows]
 
 
 def _default(candidates: Sequence[Estimator]) -> Estimator:
@@ -218,17 +214,13 @@ def _chosen(
     best = ranked[0]
     free = [each for each in ranked if not each.objective.gradients]
     preferred = [*(each for each in free if isinstance(each, LearnedEstimator)), *free[:1]]
-    return next((each for each in preferred if not _is_behind(each, best, part, columns, known, seed=seed)), best)
 
+    def is_behind(one: Estimator) -> bool:
+        """Whether its AUROC is lower than the best by more than the standard error of the difference."""
+        error = _standard_error(columns[best.name], columns[one.name], part.correct, seed=seed)
+        return error is None or known[best.name] - known[one.name] > _MARGIN * error
 
-def _is_behind(
-    one: Estimator, best: Estimator, part: LearningSet, columns: Columns, known: Mapping[str, float], *, seed: int
-) -> bool:
-    """Whether an estimator's AUROC is lower than the best by more than the standard error of the difference."""
-    if one is best:
-        return False
-    error = _standard_error(columns[best.name], columns[one.name], part.correct, seed=seed)
-    return error is None or known[best.name] - known[one.name] > _MARGIN * error
+    return next((each for each in preferred if each is best or not is_behind(each)), best)
 
 
 def _standard_error(
@@ -282,14 +274,6 @@ def _folds(correct: Sequence[bool], *, seed: int) -> list[list[int]]:
     return [order[fold::_FOLDS].tolist() for fold in range(_FOLDS)]
 
 
-def _fit(part: LearningSet, like: LearnedEstimator) -> LearnedEstimator:
-    return like.fitted(part.features[like.name], part.correct)
-
-
-def _asked(estimator: LearnedEstimator) -> Asked:
-    return cast(Asked, estimator.name)
-
-
 def _choice(
     asked: str,
     found: Estimator,
@@ -337,3 +321,88 @@ def _calibrated(
         prompts=rest.prompts,
     )
     return Outcome(found, scores, list(rest.correct))
+
+
+LEARNED: Mapping[str, LearnedEstimator] = {FusedGrad.name: FusedGrad(), FusedStates.name: FusedStates()}
+"""Those that a run keeps features of, by name."""
+
+
+def cross_fitted(
+    name: str, answers: Sequence[Answer], correct: Sequence[bool]
+) -> tuple[list[float | None], str | None]:
+    """Scores from the features that a run kept, by five-fold cross-validation; none, and the reason, where that fails.
+
+    Each fold has weights of its own, so its scores are on a scale of their own, too: close, not equal.
+    """
+    features = {name: [answer.scores[name].features for answer in answers]}
+    part = LearningSet([answer.key for answer in answers], list(correct), features, {})
+    try:
+        return out_of_fold(part, LEARNED[name], seed=0), None
+    except (FitError, MissingExtraError) as error:
+        return [None] * len(answers), str(error)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Graded answers and the calibration made from them; `uncertainties` and `correct` are in the questions' order.
+
+    Of several engines' answers, they are those of the engine that the calibration's numbers are about.
+    """
+
+    calibration: Calibration
+    uncertainties: list[float | None]
+    correct: list[bool]
+
+    @property
+    def auroc(self) -> float | None:
+        """P(a wrong answer is less certain than a right one); None where all are right, or all wrong."""
+        return auroc(self.uncertainties, self.correct)
+
+    @property
+    def effect(self) -> Effect:
+        """What the threshold does to these answers."""
+        return Effect.of(zip(self.uncertainties, self.correct, strict=True), self.calibration.lets_through)
+
+    @property
+    def aurc(self) -> float | None:
+        """Mean selective risk; None where no answer has a score."""
+        return aurc(self.uncertainties, self.correct)
+
+
+def calibrate_answers(
+    answers: Sequence[Answer],
+    *,
+    estimator: str,
+    correct: Sequence[bool],
+    grader: str,
+    binding: Binding,
+    alpha: float,
+    delta: float,
+    prompts: Sequence[PromptForm | None] | None = None,
+    also: Sequence[EngineAnswers] = (),
+) -> Outcome:
+    """Calibrate on the graded answers of a run, and where there are any on those of other engines (`also`).
+
+    `estimator` is the name that the run gave to the estimator to use, `correct` are the grades in order, `grader` is
+    whose they are: a name for the binding. A question that could not be asked counts as unscored and wrong. `prompts`
+    are what the questions' prompts looked like (`Phrasing.forms`); nothing is promised without them.
+    """
+    own = EngineAnswers(
+        [answer.uncertainty(estimator) for answer in answers],
+        list(correct),
+        [answer.key for answer in answers],
+        binding.model_copy(update={"grader": grader}),
+    )
+    found = calibrate(
+        own.uncertainties,
+        own.correct,
+        groups=own.groups,
+        binding=own.binding,
+        alpha=alpha,
+        delta=delta,
+        prompts=prompts,
+        also=also,
+    )
+    named = None if found.binding is None else found.binding.engine
+    shown = next((each for each in also if each.binding.engine == named), own)
+    return Outcome(found, list(shown.uncertainties), list(shown.correct))
