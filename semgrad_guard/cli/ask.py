@@ -75,7 +75,8 @@ def ask(  # noqa: PLR0913  # a command's options are its arguments
     With a calibration, or a threshold, answers that are too uncertain are withheld. Use the
     same system message, prompt, examples, stop strings and longest answer as the calibration, and a passage if its
     questions had one.
-    The embedded model brings its calibration along; it is used unless you give another or change what it was made for.
+    The embedded model brings its calibration along; it is used unless you give another or use other settings than its
+    own.
     """
     values.one_from_stdin(question=question, prompt=prompt, system=system, context=context)
     text = loading.given_text(question)
@@ -137,7 +138,7 @@ def _verdict(
 
 
 def _if_it_fits(policy: Policy, binding: Binding) -> Policy | None:
-    """The embedded model's own calibration, unless the options leave what it was made for: then it is left out."""
+    """The embedded model's own calibration, unless the options differ from its settings."""
     try:
         policy.check(binding)
     except BindingMismatchError as error:
@@ -147,7 +148,7 @@ def _if_it_fits(policy: Policy, binding: Binding) -> Policy | None:
 
 
 def _code(verdict: Verdict) -> ExitCode:
-    """How the command ends; an answer without a score is an error unless it was asked for."""
+    """How the command ends; an answer without a score is an error unless an option allows it."""
     if verdict.action == "answer":
         return ExitCode.OK
     if verdict.status == "scored":

@@ -186,7 +186,7 @@ def calibrate(  # noqa: PLR0913  # a command's options are its arguments
     with sole_writer(output):
         outcome = run(questions.rows, files, graders=graders, alpha=alpha, delta=delta, upstream=upstream)
         if (choice := outcome.calibration.choice) is not None:
-            # Another estimator than was asked for is no mere note.
+            # An estimator other than the requested one is more than a note.
             tell = note if choice.asked in ("auto", choice.estimator) else say
             tell(choice.reason, label=choice.estimator)
         outcome.calibration.save(output)
@@ -199,7 +199,7 @@ def calibrate(  # noqa: PLR0913  # a command's options are its arguments
 
 
 def _code(calibration: Calibration, questions: QuestionFile) -> ExitCode:
-    """How the command ends: what must be mended first goes first, the model, the file, the promise."""
+    """The exit code: a fault of the model comes before one of the file, and that before a promise that fails."""
     if calibration.n_unscored == calibration.n:
         return ExitCode.UNSCORED
     if questions.problems:
@@ -229,7 +229,7 @@ class _Run:
         delta: float,
         upstream: str | None,
     ) -> Outcome:
-        """Answer what is missing, grade, and calibrate."""
+        """Answer the missing questions, grade, and calibrate."""
         from semgrad_guard.evaluation.graders import GRADERS, default_grader
         from semgrad_guard.evaluation.runs.run import run_binding, run_settings
         from semgrad_guard.guard import template_name
@@ -287,7 +287,7 @@ class _Run:
 
 
 def _read(data: Path, columns: Mapping[str, str | None], *, strict: bool, alpha: float, delta: float) -> QuestionFile:
-    """The questions, with a word on what is left out, and on files that are too small whatever the answers."""
+    """The questions, with a warning if they are too few for the promise whatever the answers."""
     from semgrad_guard.calibration import binomial, fixed_sequence
 
     questions = loading.read_data(data, columns, strict=strict)

@@ -1,4 +1,4 @@
-"""What `semgrad-guard calibrate` leaves: files, a picture, and a summary for people or programs."""
+"""The output of `semgrad-guard calibrate`: files, a picture, and a summary for people or programs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Files:
-    """What the command writes."""
+    """The files that the command writes."""
 
     output: Path
     answers: Path
@@ -30,7 +30,7 @@ class Files:
 
     @property
     def grades(self) -> Path:
-        """What models and judges said of the answers."""
+        """The verdicts of models and judges."""
         from semgrad_guard.evaluation.files import beside
 
         return beside(self.output, ".grades.jsonl")
@@ -60,7 +60,7 @@ class Files:
         from semgrad_guard.evaluation.report.drawing import is_drawn
 
         picture = [] if self.plot is None else [Output(self.plot, "picture of a calibration", is_drawn)]
-        # A sheet that is there is extended and never overwritten; whether it is one, `grading.check_labels` says.
+        # An existing sheet is extended and never overwritten; `grading.check_labels` recognises it.
         sheet = [] if self.labels in (None, STDIN) else [Output(self.labels, "sheet of labels", lambda _: True)]
         return [
             Output(self.output, "calibration", read_by(Calibration.load)),
@@ -87,7 +87,7 @@ def draw(path: Path, outcome: Outcome) -> None:
 
 
 def show(outcome: Outcome, questions: QuestionFile, files: Files, *, as_json: bool) -> None:
-    """What was found, on the terminal, or as JSON."""
+    """The result, on the terminal or as JSON."""
     from semgrad_guard.cli.rendering import calibration_view
 
     if as_json:

@@ -27,14 +27,14 @@ Scored = tuple["Question", "list[Segment]"]
 
 @dataclass(frozen=True)
 class Outcome:
-    """What is to be said of texts that have no numbers: those left out, and those whose segments have none at all."""
+    """Warnings about texts without numbers: those left out, and those without a score for any segment."""
 
     left_out: Sequence[str]
     unscored: Sequence[str]
 
 
 def replay_estimator(spec: EstimatorSpec) -> ReplayEstimator:
-    """The estimator asked for, if it reads its number off a replay: only those know parts of an answer."""
+    """The requested estimator, if it reads its number off a replay: only those know parts of an answer."""
     from semgrad_guard.estimators.base import ReplayEstimator
 
     estimator = spec.estimator()

@@ -1,4 +1,4 @@
-"""What makes a function a command: what ends it, and how much it says."""
+"""Turns a function into a command: signals and errors end it with an exit code, and it is quiet or verbose."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from semgrad_guard.cli.terminal import ERR, Loudness, is_verbose, say, speaking
 from semgrad_guard.errors import SemGradGuardError
 
 _LONGEST = 600
-"""Letters of a message: what was typed may be a whole file."""
+"""Letters of a message: an argument may be a whole file."""
 
-# Newer versions of typer bring a click of their own, whose errors are no errors of click's.
+# Newer versions of typer bring a click of their own, whose errors are not those of click.
 _UsageError = cast("type[Exception]", typer.BadParameter.__mro__[1])
 _CLOSED = "stdout is closed, so nothing could be shown. Send it somewhere, for example to a file or /dev/null."
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -33,7 +33,7 @@ class Command(TyperCommand):
     """Takes an option once, and keeps messages short."""
 
     def get_help_option(self, ctx: Any) -> Any:
-        """`--help` among the options that say what is shown, and not in a group of its own."""
+        """`--help` among the options of the output, and not in a group of its own."""
         found: Any = super().get_help_option(ctx)
         if found is not None:
             found.rich_help_panel = options.OUTPUT
@@ -53,7 +53,7 @@ class Command(TyperCommand):
 
     def _require_once(self, ctx: Any, args: list[str]) -> None:
         """Refuse an option that is given twice: one of the two would be lost, and only one of them was meant."""
-        if ctx.resilient_parsing:  # a shell completes what is half typed
+        if ctx.resilient_parsing:  # a shell completes a command line
             return
         parser: Any = self.make_parser(ctx)
         order: list[Any] = parser.parse_args(args=list(args))[2]
@@ -72,8 +72,8 @@ def add(app: typer.Typer, function: Callable[..., None], epilog: str, *, continu
 
 
 def _guarded(function: Callable[..., None], continues: bool) -> Callable[..., None]:
-    """The function with --quiet and --verbose. Our own errors end it with a message and code 1, and so does what the
-    system refuses; Ctrl-C with 130, other signals alike. Anything else is a bug, and shows."""
+    """The function with --quiet and --verbose. Our own errors end it with a message and code 1, and so do those of the
+    system; Ctrl-C with 130, other signals alike. Anything else is a bug, and shows."""
     how_to_go_on = "Run the same command again to continue." if continues else "Nothing is kept."
 
     @functools.wraps(function)
@@ -96,7 +96,7 @@ def _guarded(function: Callable[..., None], continues: bool) -> Callable[..., No
                 say(f"{signals.in_words(error)}. {how_to_go_on}", style="bold yellow")
                 raise typer.Exit(signals.exit_code(error)) from error
             except BrokenPipeError as error:
-                say("Whoever read stdout has closed it before everything was written.", label="Error", style="bold red")
+                say("The reader of stdout closed it before everything was written.", label="Error", style="bold red")
                 _let_go_of_stdout()
                 raise typer.Exit(ExitCode.ERROR) from error
             except (SemGradGuardError, OSError, MemoryError, RuntimeError) as error:
@@ -121,7 +121,7 @@ def _guarded(function: Callable[..., None], continues: bool) -> Callable[..., No
 
 
 def _let_go_of_stdout() -> None:
-    """What cannot be written to stdout is dropped: Python would try once more at its end, and complain."""
+    """Drop the rest of stdout: Python would try to write it once more at its end, and complain."""
     try:
         sys.stdout.flush()
     except OSError:
@@ -129,7 +129,7 @@ def _let_go_of_stdout() -> None:
 
 
 def _message(error: Exception) -> str | None:
-    """What to say of an error; None for a bug."""
+    """The message about an error; None for a bug."""
     if isinstance(error, SemGradGuardError):
         return _short(str(error))
     if isinstance(error, OSError):
@@ -143,7 +143,7 @@ def _message(error: Exception) -> str | None:
 
 
 def _with_address(args: list[str]) -> list[str]:
-    """`--ray` may stand alone: then a cluster starts here."""
+    """`--ray` alone starts a cluster here."""
     return [
         "--ray=local" if argument == "--ray" and after.startswith("-") else argument
         for argument, after in itertools.pairwise([*args, "--"])

@@ -1,4 +1,4 @@
-"""`semgrad-guard decisions`: what a server, or a guard with a log, has decided."""
+"""`semgrad-guard decisions`: the decisions of a server, or of a guard with a log."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def decisions(
     ] = False,
     as_json: options.AsJson = False,
 ) -> None:
-    """Show what became of answers: how many were let through, by day and in all.
+    """Count the decisions: how many answers were let through, by day and in all.
 
     Where the mode enforces nothing (annotate, observe), every answer went out. Those that went out against the advice
     are counted below the table.

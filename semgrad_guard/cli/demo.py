@@ -21,7 +21,7 @@ _NEEDED = {
     "matplotlib": "matplotlib",
     "bm25s": "bm25s",
 }
-"""What the extra `demo` brings: modules, and the packages that hold them."""
+"""The extra `demo`: modules, and their packages."""
 
 
 def demo(
@@ -47,7 +47,7 @@ def demo(
         ),
     ] = None,
 ) -> None:
-    """A retrieval chain that knows when to look things up, and when to say nothing.
+    """A retrieval chain that knows when to look things up, and when to abstain.
 
     Questions that the embedded model knows are answered directly; those it does not know are answered from documents;
     if the documents do not have the answer either, it abstains. A fetched model answers all from documents, with a
@@ -55,7 +55,7 @@ def demo(
     """
     _require_extras()
     _require_folder(output)
-    folder_of(model)  # says before anything is loaded if it is not fetched
+    folder_of(model)  # an error before anything is loaded if it is not fetched
     try:
         module: Any = import_module("langchain_semgrad_guard.demo")
         code: int = module.run(output, model=model)

@@ -1,4 +1,4 @@
-"""`--estimator` and its settings: what was asked for, and the estimator that it stands for."""
+"""`--estimator` and its settings, and the estimator that they mean."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ E = TypeVar("E", bound="Estimator")
 
 @dataclass(frozen=True)
 class EstimatorSpec:
-    """What the options say; None is what they leave to the calibration, or to the estimator's own default."""
+    """The options; None leaves a setting to the calibration, or to the estimator's own default."""
 
     name: str | None = None
     variant: str | None = None

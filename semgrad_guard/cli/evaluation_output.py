@@ -1,4 +1,4 @@
-"""What `evaluate` keeps and writes in its folder, and what it shows at the end."""
+"""The files of `evaluate` in its folder, and its output at the end."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Files:
-    """What an evaluation keeps and writes in its folder."""
+    """The files of an evaluation in its folder."""
 
     folder: Path
 
@@ -42,7 +42,7 @@ class Files:
                 self.folder.rmdir()
 
     def check(self, inputs: Sequence[Path], *, report: bool) -> None:
-        """Refuse, before any work, what cannot be written, or is an input.
+        """Refuse, before any work, a file that cannot be written, or is an input.
 
         The sheet for people is not among the outputs once it is there: it is read, and never overwritten.
         """
@@ -78,7 +78,7 @@ class Files:
         ]
 
     def held(self) -> AbstractContextManager[None]:
-        """Nobody else writes in the folder for as long as it lasts."""
+        """No other process writes in the folder for as long as it lasts."""
         from semgrad_guard.evaluation.files import sole_writer
 
         return sole_writer(self.run)
@@ -90,7 +90,7 @@ class Files:
 
     @property
     def grades(self) -> Path:
-        """What models and judges said of the answers."""
+        """The verdicts of models and judges."""
         return self.folder / "grades.jsonl"
 
     @property
@@ -100,7 +100,7 @@ class Files:
 
     @property
     def run(self) -> Path:
-        """What the report is made of, for reports on several runs."""
+        """The source of the report, for reports on several runs."""
         return self.folder / "run.json"
 
     @property
@@ -137,7 +137,7 @@ def write(results: Results, files: Files) -> None:
 def report(
     results: Results, others: Sequence[GradedRun], probe: Probe | None, files: Files, *, alphas: Sequence[float] | None
 ) -> None:
-    """Tables, figures and the page, of this run and those beside it."""
+    """Tables, figures and the page, of this run and the other ones."""
     from semgrad_guard.evaluation.metrics.guarantee import ALPHAS
     from semgrad_guard.evaluation.report import write_report
 
@@ -150,9 +150,9 @@ def report(
 def show(
     results: Results, files: Files, calibration: Calibration | None, *, as_json: bool, reported: bool = True
 ) -> None:
-    """The methods, best first, what a calibration makes of the run, and where everything is.
+    """The methods, best first, the effect of a calibration on the run, and the places of the files.
 
-    `reported` tells that there is a report on it: a page that lies there may be older, or somebody else's.
+    `reported` tells that this command wrote the report: an existing page may be older, or another run's.
     """
     from semgrad_guard.evaluation.metrics import aurc, auroc
     from semgrad_guard.evaluation.results import hold_against

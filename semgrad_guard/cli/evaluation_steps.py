@@ -1,4 +1,4 @@
-"""The steps of `evaluate`: read, answer (or take what is kept), grade; the rest is in `evaluation_output`."""
+"""The steps of `evaluate`: read, answer (or take the recorded answers), grade; the rest is in `evaluation_output`."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Asked:
 
 @dataclass(frozen=True)
 class Chosen:
-    """What is measured."""
+    """The methods, and the models that they need."""
 
     methods: Sequence[str] | None
     nli: str | None
@@ -96,7 +96,7 @@ def load_probe(path: Path | None) -> Probe | None:
 def read(
     data: str | None, columns: Mapping[str, str | None], *, limit: int | None, strict: bool, optional: bool
 ) -> QuestionFile | None:
-    """The questions, with a word on what is left out."""
+    """The questions, with a note on those that are left out."""
     if data is None:
         if optional:
             return None
@@ -107,18 +107,18 @@ def read(
 
 @dataclass(frozen=True)
 class Measuring:
-    """Makes of a worker's model what answers and measures a batch there; plain data."""
+    """Turns a worker's model into a function that answers and measures a batch; plain data."""
 
     chosen: Chosen
     asked: Asked
     sampled: SampledQuestions | None = None
 
     def __call__(self, model: LanguageModel) -> AnswerBatch[EvaluatedAnswer]:
-        """What this model answers."""
+        """The function of this model."""
         return self.experiment(model, self.chosen.estimators(self.asked.max_tokens)).answering()
 
     def experiment(self, model: LanguageModel, estimators: Sequence[Estimator]) -> Experiment:
-        """What is asked of a model, and what is measured."""
+        """The experiment with a model."""
         from semgrad_guard.engine.generation.options import GenerationOptions
         from semgrad_guard.evaluation.runs.experiment import Experiment, semgrad_ablations
 
@@ -137,7 +137,7 @@ class Measuring:
 def answer(
     questions: QuestionFile | None, files: Files, asked: Asked, chosen: Chosen, *, source: ModelSource, cluster: Cluster
 ) -> Run:
-    """Answer and measure what is missing; on Ctrl-C say how much is kept."""
+    """Answer and measure the missing questions; Ctrl-C tells how many are kept."""
     from semgrad_guard.evaluation.runs.experiment import SampledQuestions
     from semgrad_guard.evaluation.runs.measuring import price_of_samples
 
@@ -223,7 +223,7 @@ def _kept_keys(files: Files) -> list[str]:
 
 
 def _name(questions: QuestionFile | None, files: Files) -> str:
-    """What the results call the questions: as their file or dataset, or as they were called last time."""
+    """The name of the questions in the results: that of their file or dataset, or the one of last time."""
     from semgrad_guard.evaluation.graded import read_graded
     from semgrad_guard.evaluation.questions.sources import HUB
 

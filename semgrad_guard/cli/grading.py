@@ -1,4 +1,4 @@
-"""What `calibrate` and `evaluate` share: graders by name, files of labels, and a look at grades."""
+"""Grading for `calibrate` and `evaluate`: graders by name, files of labels, and a look at grades."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def grade(
 ) -> Grades:
     """Grade by people where there are labels, else by the grader; show ten, and warn where they are in doubt.
 
-    `others` are keys of further answers in the same record, `book` keeps what a model or a judge said. A question
+    `others` are keys of further answers in the same record, `book` keeps the verdicts of a model or a judge. A question
     without an answer is wrong.
     """
     from semgrad_guard.evaluation.graders import AnswerToGrade

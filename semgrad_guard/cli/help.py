@@ -1,4 +1,4 @@
-"""What the help pages say below the options: examples, and what the exit codes mean."""
+"""The end of the help pages, below the options: examples, and the meaning of the exit codes."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ work with [bold]semgrad-guard demo[/].
 EXIT_CODES = """
 [bold]Exit codes[/]
 0  done; for ask: answered
-1  an error, with a message on stderr that says what to do
+1  an error, with a message on stderr that tells how to fix it
 2  wrong usage
 3  ask: abstained, the answer was too uncertain
 4  calibrate: no threshold keeps the promise (it is saved all the same)
 5  some data lines were skipped (takes precedence over 4)
 6  ask, score: an answer has no score; calibrate, evaluate: none has one
 130  interrupted by Ctrl-C (143, 129: ended by SIGTERM, SIGHUP); run again: calibrate, evaluate, probe and score --ray
-     go on where they stopped, and the others begin anew
+     resume where they stopped, and the others begin anew
 """.strip()
 
 ASK = """

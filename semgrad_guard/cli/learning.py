@@ -1,4 +1,4 @@
-"""What `calibrate` computes for every answer, and how it gets from answers to a calibration: learned or not."""
+"""The estimators of `calibrate`, and its way from answers to a calibration, learned or not."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class GradedOther:
     grades: Grades
 
     def answered(self, estimator: str, like: Binding) -> EngineAnswers:
-        """What a calibration takes of them; `like` is the binding of the first engine."""
+        """Their part in a calibration; `like` is the binding of the first engine."""
         from semgrad_guard.calibration import EngineAnswers
 
         answers = [self.run.answers[i] for i in self.grades.rows]
@@ -69,7 +69,7 @@ class GradedOther:
 
 @dataclass(frozen=True)
 class Graded:
-    """Answered questions with their grades, whose they are, and what the prompts looked like; all in one order.
+    """Answered questions with their grades, their grader, and the forms of the prompts; all in one order.
 
     `also` are the answers of other engines to the same questions.
     """
@@ -114,7 +114,7 @@ def outcome_of(
 
 
 def _learned(spec: EstimatorSpec) -> tuple[LearnedEstimator, HybridGrad]:
-    """The learned estimator of that name, not yet fitted, and what takes its place."""
+    """The learned estimator of that name, not yet fitted, and its substitute."""
     from semgrad_guard.estimators import HybridGrad
     from semgrad_guard.evaluation.calibrating import LEARNED
 
@@ -137,7 +137,7 @@ def read_other(path: Path, rows: Sequence[Question], settings: Mapping[str, Any]
     """The answers that a run left at `path`, for a calibration whose own run has these `settings`.
 
     Raises:
-        BindingMismatchError: they were asked or scored in another way, or by this very engine.
+        BindingMismatchError: prompts or scoring differ, or they are of this very engine.
         DataFileError: a line is broken.
         InputError: it is not a record of answers, or questions have no answer there.
     """

@@ -1,4 +1,4 @@
-"""From names on the command line to models, estimators and policies; torch is imported in here, when asked for."""
+"""From names on the command line to models, estimators and policies; torch is imported when it is needed."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def load(source: ModelSource) -> LanguageModel:
-    """The model, while the terminal says what is being loaded."""
+    """The model, while the terminal shows its name."""
     if source.engine is not None and (source.device is not None or source.quantization is not None):
         raise typer.BadParameter(
             "--engine vllm takes neither --device nor --quantization-config: vLLM goes where it was built for, and "
@@ -53,7 +53,7 @@ def load(source: ModelSource) -> LanguageModel:
 
 @contextmanager
 def quietly(what: str) -> Generator[None]:
-    """Says what is being loaded, and keeps the libraries that load it from saying it too."""
+    """Show a status, and keep the libraries quiet that would show their own."""
     with status(what):
         if not is_verbose():
             from transformers.utils import logging
@@ -64,7 +64,7 @@ def quietly(what: str) -> Generator[None]:
 
 
 def given_text(value: str) -> str:
-    """A text as it was typed, or what stands on standard input for "-"."""
+    """The text itself, or standard input for "-"."""
     from semgrad_guard.evaluation.files import STDIN, read_text
 
     return read_text(STDIN).strip() if value == str(STDIN) else value
@@ -146,10 +146,10 @@ def decoding(*, max_tokens: int, temperature: float, seed: int, stop: Sequence[s
 def load_policy(
     calibration: Path | None, threshold: float | None, on_unscored: OnUnscored = "abstain"
 ) -> Policy | None:
-    """What the options ask for, if anything.
+    """The policy of the options, if they have one.
 
     Raises:
-        BadParameter: they ask for two things.
+        BadParameter: they have two.
     """
     if calibration is not None and threshold is not None:
         raise typer.BadParameter("give --calibration or --threshold, not both: a calibration has its own threshold")

@@ -94,7 +94,7 @@ def probe(  # noqa: PLR0913  # a command's options are its arguments
     """Find where a model keeps the meaning of a prompt, and which prompt token SemGrad should use.
 
     Questions and their paraphrases give the Semantic Preservation Score of every layer and late token; answers, where
-    the file has references, tell where SemGrad works. The record says which token to use and why, and
+    the file has references, tell where SemGrad works. The record has the token to use and the reason, and
     LanguageModel takes it: semantic_token=TokenChoice.load(FILE).
     """
     from semgrad_guard.evaluation.files import sole_writer
@@ -124,7 +124,7 @@ def probe(  # noqa: PLR0913  # a command's options are its arguments
 
 @dataclass(frozen=True)
 class _Files:
-    """What the command writes: the record, and beside it what an interrupted run continues from, and pictures."""
+    """The files that the command writes: the record, and next to it the state of an interrupted run, and pictures."""
 
     record: Path
     states: Path

@@ -1,4 +1,4 @@
-"""What verdicts, scores and calibrations look like in a terminal."""
+"""Verdicts, scores and calibrations in a terminal."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _COLOURS = {"answer": "green", "escalate": "yellow", "abstain": "yellow"}
 
 
 def verdict_view(verdict: Verdict) -> RenderableType:
-    """The text in a panel and, below it, how sure the model is and what follows from that."""
+    """The text in a panel and, below it, how sure the model is and the decision."""
     colour = _COLOURS[verdict.action]
     body = Text(printable(verdict.text) or "(no text)")
     if verdict.draft is not None:
@@ -80,7 +80,7 @@ def claims_view(question: str, claims: Sequence[Claim], *, estimator: str) -> Re
 
 
 def _shade_style(shade: float | None) -> str:
-    """The most doubtful third stands out, the middle one is underlined."""
+    """The most doubtful third is highlighted, the middle one is underlined."""
     if shade is None:
         return "dim"
     return "bold black on yellow" if shade > 2 / 3 else "underline" if shade > 1 / 3 else ""
@@ -97,7 +97,7 @@ def drift_line(found: Drift) -> str:
 def calibration_view(
     calibration: Calibration, effect: Effect, *, auroc: float | None, aurc: float | None
 ) -> RenderableType:
-    """The promise, what it does to the answers, and P(correct) along the scores."""
+    """The promise, its effect on the answers, and P(correct) along the scores."""
     wrong = f"{calibration.n_wrong} of {calibration.n} answers wrong"
     unscored = f", {calibration.n_unscored} without a score" if calibration.n_unscored else ""
     facts = _pairs(
@@ -190,7 +190,7 @@ def _outcome(calibration: Calibration) -> list[tuple[str, str]]:
 
 
 def _right(binding: Binding | None) -> list[tuple[str, str]]:
-    """What a right answer is, where its grader does not look at all of it."""
+    """The meaning of "right", if its grader does not look at the whole answer."""
     from semgrad_guard.evaluation.graders.by_words import right_means
 
     said = None if binding is None or binding.grader is None else right_means(binding.grader)

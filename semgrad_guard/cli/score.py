@@ -100,7 +100,7 @@ def score(  # noqa: PLR0913  # a command's options are its arguments
 ) -> None:
     """Score texts from anywhere: another server, a person, a cache.
 
-    The number says how uncertain this model is of the text as an answer to the question. With a calibration, every
+    The number tells how uncertain this model is of the text as an answer to the question. With a calibration, every
     text also gets an action, and the scores are compared with the calibration's: have they moved? Use the same system
     message, prompt, examples and passages as the calibration.
 
@@ -187,7 +187,7 @@ def _rows(
 
 
 def _score(rows: Sequence[Question], scorer: TextScorer, batch_size: int) -> tuple[list[Scored], list[str]]:
-    """Rows with their verdicts, and what is to be said of those that do not fit the context window."""
+    """Rows with their verdicts, and warnings about those that do not fit the context window."""
     from semgrad_guard.evaluation.runs.scoring import left_out
 
     scored: list[Scored] = []
@@ -211,7 +211,7 @@ def _score_spread(
     cluster: Cluster,
     source: ModelSource,
 ) -> tuple[Sequence[Scored], list[str]]:
-    """The same by a cluster's workers; on Ctrl-C say how many are kept, and how to go on."""
+    """The same by a cluster's workers; Ctrl-C tells how many are kept, and how to resume."""
     from semgrad_guard.evaluation.runs.scoring import ScoringRecipe, left_out, score_kept
 
     recipe = ScoringRecipe(scorer.estimator, scorer.policy, scorer.phrasing)

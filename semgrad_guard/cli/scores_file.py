@@ -1,4 +1,4 @@
-"""What `score` hands over: a line of JSON for each text, in a file or on stdout."""
+"""The output of `score`: a line of JSON for each text, in a file or on stdout."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from semgrad_guard.cli.terminal import note
 
 _ASKED = {"id", "question", "response"}
 _CLAIMS = {*_ASKED, "estimator", "by", "segments"}
-"""What a line has with --by."""
+"""The fields of a line with --by."""
 
 
 def require_outputs(output: Path | None, inputs: Iterable[Path | None]) -> None:
@@ -27,12 +27,12 @@ def require_outputs(output: Path | None, inputs: Iterable[Path | None]) -> None:
 
 
 def record(output: Path) -> Path:
-    """Where a run that can be continued keeps what it has, until the file of scores is written."""
+    """The record of a resumable run, until the file of scores is written."""
     return output.with_name(f"{output.name}.run")
 
 
 def are_scores(path: Path) -> bool:
-    """Whether a file holds what `score` writes, and nothing that somebody has added to it."""
+    """Whether a file holds only lines of `score`, and nothing that a user has added."""
     return all(_is_score(line) for line in path.read_bytes().splitlines())
 
 
@@ -56,7 +56,7 @@ def sole_writer(output: Path | None) -> AbstractContextManager[None]:
 
 
 def deliver(records: Iterable[Mapping[str, object]], output: Path | None, *, as_json: bool) -> None:
-    """Write the lines to the file, if there is one, and to stdout, if that is asked for."""
+    """Write the lines to the file, if there is one, and to stdout on request."""
     from semgrad_guard.files import atomic_write
 
     lines = [json.dumps(record, ensure_ascii=False) + "\n" for record in records]

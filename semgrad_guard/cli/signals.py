@@ -1,4 +1,4 @@
-"""What ends a command from outside: Ctrl-C, and the signals of whoever stops programs, as orderly as Ctrl-C."""
+"""Signals that end a command: Ctrl-C, and those of service managers, which end it in the same orderly way."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _NAMES = ("SIGTERM", "SIGHUP")
 
 
 class Ended(KeyboardInterrupt):
-    """A signal other than Ctrl-C's: whoever tidies up after that one tidies up after this one, too."""
+    """A signal other than Ctrl-C's: code that tidies up after that one tidies up after this one, too."""
 
     def __init__(self, number: int) -> None:
         super().__init__()
@@ -47,5 +47,5 @@ def exit_code(error: KeyboardInterrupt) -> int:
 
 
 def in_words(error: KeyboardInterrupt) -> str:
-    """What happened."""
+    """The signal in words."""
     return f"Ended by {signal.Signals(error.number).name}" if isinstance(error, Ended) else "Interrupted"

@@ -23,7 +23,7 @@ A = TypeVar("A", bound="Row")
 
 @dataclass(frozen=True)
 class Cluster:
-    """What the options say: where the cluster is, if there is to be one, and how many workers load the model."""
+    """The options: where the cluster is, if there is to be one, and how many workers load the model."""
 
     address: str | None = None
     workers: int | None = None
@@ -54,7 +54,7 @@ class Cluster:
 def spreading(
     cluster: Cluster, model: LanguageModel, source: ModelSource, recipe: Recipe[list[A]]
 ) -> Generator[Spread[A] | None]:
-    """What spreads batches for as long as this lasts, if that is asked for; the cluster starts with the first batch."""
+    """A function that spreads batches for as long as this lasts, on request; the first batch starts the cluster."""
     address = cluster.address
     if address is None:
         yield None

@@ -1,4 +1,4 @@
-"""What every command does alike: where text goes, how errors end, how long work shows how far it is."""
+"""The terminal for every command: messages, levels of verbosity, and progress."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 class _Console(Console):
     def on_broken_pipe(self) -> None:
-        """Say so, as for every other error; rich would end the program without a word."""
+        """Raise, as for every other error; rich would end the program silently."""
         raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
 
 
@@ -36,7 +36,7 @@ PROBLEMS_SHOWN = 100
 
 
 class Loudness(IntEnum):
-    """How much a command says on stderr; results on stdout are always there."""
+    """How much a command writes to stderr; results on stdout are always there."""
 
     QUIET = 0
     NORMAL = 1
@@ -48,7 +48,7 @@ _loudness = Loudness.NORMAL
 
 @contextmanager
 def speaking(loudness: Loudness) -> Generator[None]:
-    """Say as much as that, for as long as it lasts."""
+    """Set the level for as long as it lasts."""
     global _loudness  # one process is one command; tests run several, one after the other
     before, _loudness = _loudness, loudness
     try:
@@ -58,29 +58,29 @@ def speaking(loudness: Loudness) -> Generator[None]:
 
 
 def is_verbose() -> bool:
-    """Whether libraries may say what they like."""
+    """Whether libraries may print their own messages."""
     return _loudness == Loudness.VERBOSE
 
 
 def note(message: str, *, label: str | None = "Note", style: str = "yellow") -> None:
-    """`say`, unless it is to be quiet: what is good to know and nothing has to be done about."""
+    """`say`, unless the command is quiet: for information that needs no action."""
     if _loudness > Loudness.QUIET:
         say(message, label=label, style=style)
 
 
 def detail(message: str) -> None:
-    """`say`, if it is to be verbose."""
+    """`say`, if the command is verbose."""
     if is_verbose():
         say(message, style="dim")
 
 
 def status(what: str) -> AbstractContextManager[object]:
-    """Says what is being done for as long as it lasts, where someone watches."""
+    """Show a step for as long as it lasts, on a terminal."""
     return nullcontext() if _loudness == Loudness.QUIET else ERR.status(what)
 
 
 def say(message: str, *, label: str | None = None, style: str = "yellow") -> None:
-    """A line on stderr, never wrapped where it goes into a file or a pipe: errors, warnings, how to go on."""
+    """A line on stderr, never wrapped where it goes into a file or a pipe: errors, warnings, advice."""
     head = Text(f"{label}: " if label else "", style=style)
     ERR.print(head + Text(printable(message)), soft_wrap=not ERR.is_terminal)
 
@@ -119,7 +119,7 @@ class _Rate(ProgressColumn):
 
 
 class Teller:
-    """What moves a progress display: `tell(done, total)`; and `step`, which names what is done now."""
+    """Moves a progress display: `tell(done, total)`; and `step`, which names the current step."""
 
     def __init__(self, tell: Callable[[int, int], None], step: Callable[[str], None] | None = None) -> None:
         self._tell, self.step = tell, step or _unseen
@@ -129,12 +129,12 @@ class Teller:
 
 
 def _unseen(_: str) -> None:
-    """A step that nobody sees."""
+    """A step that is not shown."""
 
 
 @contextmanager
 def progress(what: str) -> Generator[Teller]:
-    """A bar on stderr, or lines now and then where that is no terminal; yields what moves it."""
+    """A bar on stderr, or lines now and then where that is no terminal; yields its `Teller`."""
     if _loudness == Loudness.QUIET:
         yield Teller(lambda done, total: None)
         return
@@ -159,7 +159,7 @@ def progress(what: str) -> Generator[Teller]:
 
 @contextmanager
 def kept_on_interrupt(what: str, kept: str) -> Generator[Teller]:
-    """Progress; on Ctrl-C a word on how far it is and how to go on."""
+    """Progress; Ctrl-C tells how far it is and how to resume."""
     reached, of = 0, 0
     with progress(what) as tell:
 

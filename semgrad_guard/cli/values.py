@@ -1,4 +1,4 @@
-"""What the options accept: paths, texts and numbers, each refused with a word on what is due."""
+"""Parsers of the options: paths, texts and numbers, refused with advice."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def path(value: str | Path) -> Path:
 
 
 def stream(value: str | Path) -> Path:
-    """A path as `path` reads it, or "-", which stands for standard input or output."""
+    """A path as `path` reads it, or "-", which is standard input or output."""
     if isinstance(value, Path):
         return value
     if not value.strip() or "\0" in value:
@@ -66,7 +66,7 @@ def text(value: str) -> str:
 
 
 def some_text(value: str) -> str:
-    """A text with something in it, where \\n stands for a line break."""
+    """A text with something in it, where \\n is a line break."""
     if not value:
         raise typer.BadParameter("the text is empty")
     return text(value.replace("\\n", "\n"))
@@ -79,9 +79,9 @@ def number(low: float, high: float, *, open_below: bool = False) -> Callable[[st
         try:
             found = float(value)
         except (ValueError, OverflowError):
-            raise typer.BadParameter(f"{str(value)[:40]!r} is no number") from None
+            raise typer.BadParameter(f"{str(value)[:40]!r} is not a number") from None
         if not math.isfinite(found):
-            raise typer.BadParameter(f"{found} is no finite number")
+            raise typer.BadParameter(f"{found} is not a finite number")
         if not low <= found <= high or (open_below and found == low):
             raise typer.BadParameter(f"{found:g} is out of range: it is {_range(low, high, open_below)}")
         return found
@@ -96,7 +96,7 @@ def whole(low: int, high: int) -> Callable[[str | int], int]:
         try:
             found = int(value)
         except ValueError:
-            raise typer.BadParameter(f"{str(value)[:40]!r} is no whole number") from None
+            raise typer.BadParameter(f"{str(value)[:40]!r} is not a whole number") from None
         if not low <= found <= high:
             raise typer.BadParameter(f"{str(found)[:40]} is out of range: it is {_range(low, high)}")
         return found
@@ -107,7 +107,7 @@ def whole(low: int, high: int) -> Callable[[str | int], int]:
 _ID_DIGITS = 16
 _STANDARD = "-"
 _NO_FILES = (_STANDARD, "pocket")
-"""What names something else where data are read; with ./ before it, it is a file."""
+"""Names of other sources of data; with ./ before it, each is a file."""
 _NULL = "it holds a null character, which no name can"
 
 
@@ -121,7 +121,7 @@ def passage_field(value: str) -> str:
     from semgrad_guard.evaluation.questions.data import NO_PASSAGE
 
     if value in NO_PASSAGE:
-        raise typer.BadParameter(f'"{value}" is no passage to answer from: it means something else in the data')
+        raise typer.BadParameter(f'"{value}" is not a passage to answer from: it means something else in the data')
     return text(value)
 
 
@@ -139,7 +139,9 @@ def grader(value: str) -> str:
 def calibration_id(value: str) -> str:
     """The id of a calibration, as `calibrate` shows it: 16 hex digits."""
     if len(value) != _ID_DIGITS or set(value) - set("0123456789abcdef"):
-        raise typer.BadParameter(f"{value[:40]!r} is no calibration's id: that is {_ID_DIGITS} hex digits (0-9, a-f)")
+        raise typer.BadParameter(
+            f"{value[:40]!r} is not the id of a calibration, which has {_ID_DIGITS} hex digits (0-9, a-f)"
+        )
     return value
 
 
@@ -181,7 +183,7 @@ def template_option(value: str | tuple[str, Any]) -> tuple[str, Any]:
         return name, json.loads(said)
     except (ValueError, RecursionError):
         if said in ("True", "False", "None") or said[:1] in ("", "{", "[", '"'):
-            raise typer.BadParameter(f"{said[:40]!r} is no value in JSON, such as true, false, null or 3") from None
+            raise typer.BadParameter(f"{said[:40]!r} is not a value in JSON, such as true, false, null or 3") from None
         return name, said
 
 
@@ -192,7 +194,7 @@ def _object(given: str) -> dict[str, Any] | None:
     try:
         found: Any = json.loads(given)
     except (ValueError, RecursionError) as error:
-        raise typer.BadParameter(f"it is no JSON: {error}; give an object, or @FILE") from error
+        raise typer.BadParameter(f"it is not JSON: {error}; give an object, or @FILE") from error
     return cast("dict[str, Any]", found) if isinstance(found, dict) else None
 
 
@@ -218,7 +220,7 @@ def one_of(names: Sequence[str]) -> Callable[[str], str]:
 
 
 def completing(names: Sequence[str]) -> Callable[[str], list[str]]:
-    """What a shell offers for an option that takes one of these names."""
+    """A shell's completions for an option that takes one of these names."""
 
     def offered(incomplete: str) -> list[str]:
         return [name for name in names if name.startswith(incomplete)]

@@ -1,6 +1,6 @@
 """Choosing and fitting an estimator on one part of the graded answers, and calibrating it on the rest.
 
-The promise needs a threshold whose answers played no part in what was learned: they are split by a seeded draw that
+The promise needs a threshold whose answers played no part in the learning: they are split by a seeded draw that
 looks at no label.
 
 Why: docs/adr/0031-labels-split-between-learning-and-threshold.md
@@ -41,10 +41,10 @@ from semgrad_guard.records import PromptForm
 CANDIDATES: tuple[Estimator, ...] = (
     MaxProbability(), MeanEntropy(), GreedyNLL(), FusedStates(), HybridGrad(), SemGrad(), ParaGrad(), FusedGrad(),
 )  # fmt: skip
-"""What `auto` chooses among: what generating computes anyway, then what takes a replay."""
+"""The choices of `auto`: those that generating computes anyway, then those that need a replay."""
 
 LEARN_SHARE, LEARN_MOST = 1 / 4, 200
-"""How many of the answers are learned from: this share, and no more than so many. (What fitting takes, the threshold
+"""How many of the answers are learned from: this share, and no more than so many. (The threshold lacks the answers
 lacks: docs/results/fused.md.)"""
 
 _FOLDS, _REPEATS = 5, 5
@@ -56,7 +56,7 @@ _MARGIN = 1.0  # standard errors that a preferred estimator may lie behind the b
 class LearningSet:
     """Answers in the questions' order: their questions' names, grades, and by estimator features or scores.
 
-    `prompts` are what the questions' prompts looked like; nothing is promised without them.
+    `prompts` are the forms of the questions' prompts; nothing is promised without them.
     """
 
     questions: Sequence[str]
@@ -147,11 +147,11 @@ def calibrate_best(
     """Choose an estimator on one part of the answers, and its threshold on the rest.
 
     The candidate with the highest AUROC; but first a learned one that takes no replay, and then the best of those that
-    take none, where it is behind by no more than one standard error of the difference: their answers cost what
-    generating them costs, and what is learned leans on likelihoods where labels are few. Learned candidates
+    take none, where it is behind by no more than one standard error of the difference: their answers cost no more
+    than generating them, and learned weights lean on likelihoods where labels are few. Learned candidates
     are judged by repeated cross-validation in that part, and fitted on all of it if they are chosen. Where all answers
     are right, or all are wrong, nothing can be compared: then it is HybridGrad, or the first candidate. So it is where
-    the part would be smaller than what a learned candidate takes: no label is spent then.
+    the part would be too small for a learned candidate: no label is spent then.
     """
     learn, rest = split(len(graded.questions), seed=seed)
     if len(learn) < MIN_ANSWERS:
@@ -306,7 +306,7 @@ def _calibrated(
     alpha: float,
     delta: float,
 ) -> Outcome:
-    """The threshold on the rest. What was learned from gives the thresholds to try, so that the rest is spared that."""
+    """The threshold on the rest. The answers of the first part give the thresholds to try, which spares the rest."""
     scores = rest.scores(estimator)
     seen = [] if learned is None else [score for score in learned.scores(estimator) if score is not None]
     found = calibrate(
@@ -360,7 +360,7 @@ class Outcome:
 
     @property
     def effect(self) -> Effect:
-        """What the threshold does to these answers."""
+        """The effect of the threshold on these answers."""
         return Effect.of(zip(self.uncertainties, self.correct, strict=True), self.calibration.lets_through)
 
     @property
@@ -384,8 +384,8 @@ def calibrate_answers(
     """Calibrate on the graded answers of a run, and where there are any on those of other engines (`also`).
 
     `estimator` is the name that the run gave to the estimator to use, `correct` are the grades in order, `grader` is
-    whose they are: a name for the binding. A question that could not be asked counts as unscored and wrong. `prompts`
-    are what the questions' prompts looked like (`Phrasing.forms`); nothing is promised without them.
+    whose they are: a name for the binding. A question without an answer counts as unscored and wrong. `prompts`
+    are the forms of the questions' prompts (`Phrasing.forms`); nothing is promised without them.
     """
     own = EngineAnswers(
         [answer.uncertainty(estimator) for answer in answers],

@@ -19,14 +19,14 @@ from semgrad_guard.errors import DataFileError, InputError, SemGradGuardError
 from semgrad_guard.files import cannot_write, reason, require_regular
 
 STDIN = Path("-")
-"""Where a file of data is read, this path stands for standard input."""
+"""Standard input, as the path of a file of data."""
 
 
 @dataclass(frozen=True)
 class Output:
-    """A file that a command writes: where, what it is called, and whether a file that is there is of this kind.
+    """A file that a command writes: its path, the name of its kind, and whether an existing file is of this kind.
 
-    Whoever writes a kind of file knows how to recognise it; `kind` completes "it is no ...".
+    The module that writes a kind of file knows how to recognise it; `kind` completes "it is not a ...".
     """
 
     path: Path
@@ -35,7 +35,7 @@ class Output:
 
 
 def called(path: Path) -> str:
-    """What messages call an input."""
+    """The name of an input in messages."""
     return "stdin" if path == STDIN else str(path)
 
 
@@ -60,16 +60,18 @@ def read_text(path: Path, *, save_as: str = "UTF-8") -> str:
 
     Args:
         path: where it is.
-        save_as: what a program that saves the file may call the right encoding.
+        save_as: the name of the right encoding in a program that saves such files.
 
     Raises:
-        DataFileError: it cannot be read, or is no UTF-8.
+        DataFileError: it cannot be read, or is not UTF-8.
     """
     content = read_data(path)
     if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         raise DataFileError(f'{called(path)} is UTF-16 text; save it as "{save_as}".')
     if b"\0" in content:
-        raise DataFileError(f'{called(path)} holds null bytes, so it is no text, or UTF-16; save it as "{save_as}".')
+        raise DataFileError(
+            f'{called(path)} holds null bytes, so it is not text, or it is UTF-16; save it as "{save_as}".'
+        )
     try:
         return content.removeprefix(codecs.BOM_UTF8).decode("utf-8")
     except UnicodeDecodeError as error:
@@ -83,11 +85,11 @@ def require_writable(path: Path, *, inputs: Iterable[Path] = ()) -> None:
 
     Args:
         path: where the file is to be.
-        inputs: what the command reads. None of them is overwritten, however it is spelled; of a folder (a model, say),
+        inputs: files that the command reads. None of them is overwritten, however it is spelled; of a folder (a model),
             none of its files.
 
     Raises:
-        InputError: the path is no regular file's, is an input's, or cannot be written.
+        InputError: the path is not that of a regular file, is an input's, or cannot be written.
     """
     try:
         require_regular(path)
@@ -104,11 +106,11 @@ def require_writable(path: Path, *, inputs: Iterable[Path] = ()) -> None:
 def require_outputs(outputs: Iterable[Output], *, inputs: Iterable[Path]) -> None:
     """`require_writable` for all files of a command, which must be different ones and replace none of another kind.
 
-    What is there is replaced, or continued, where it is what the command itself writes, or empty. Anything else may be
-    the only copy of somebody's work: it is refused, and never overwritten.
+    An existing file is replaced, or continued, if the command itself writes such files, or if it is empty. Another may
+    be the only copy of a user's work: it is refused, and never overwritten.
 
     Raises:
-        InputError: as `require_writable`, two outputs are one file, or what is there is something else.
+        InputError: as `require_writable`, two outputs are one file, or an existing file is of another kind.
     """
     found: dict[str, Path] = {}
     read, wanted = list(inputs), list(outputs)
@@ -141,7 +143,7 @@ def first_line(path: Path) -> bytes:
 
 
 def beside(output: Path, suffix: str) -> Path:
-    """The path of what belongs to an output: its name with another suffix.
+    """The path of a file that belongs to an output: its name with another suffix.
 
     Raises:
         InputError: the path names no file.
@@ -172,7 +174,7 @@ def make_folder(folder: Path) -> bool:
 def sole_writer(path: Path) -> Generator[None]:
     """Hold `path` against every other run that would write it; a killed run holds nothing.
 
-    The lock is a file of its own, beside `path` and gone at the end.
+    The lock is a file of its own, next to `path` and gone at the end.
 
     Raises:
         InputError: another run is writing there at this moment, or nothing can be written there.
@@ -202,8 +204,8 @@ def _require_ours(output: Output) -> None:
     path = output.path
     if path.exists() and path.stat().st_size and not output.is_ours(path):
         raise InputError(
-            f"{path} is there already, and it is no {output.kind}, so it is not overwritten. Choose another path, or "
-            "remove the file first."
+            f"{path} is there already, and it is not a {output.kind}, so it is not overwritten. Choose another path, "
+            "or remove the file first."
         )
 
 
@@ -218,12 +220,12 @@ def _require_other(path: Path, given: Path) -> None:
 
 
 def _stats(given: Path) -> list[os.stat_result]:
-    """The status of an input's files; none where there is no such input."""
+    """The status of an input's files; none without such an input."""
     try:
         if given == STDIN:
             return [os.fstat(sys.stdin.fileno())]
         if given.is_dir():
             return [entry.stat() for entry in given.iterdir() if entry.is_file()]
         return [given.stat()]
-    except (OSError, ValueError):  # no such file: whoever reads it says so
+    except (OSError, ValueError):  # the error comes when it is read
         return []

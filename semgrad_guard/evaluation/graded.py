@@ -21,22 +21,22 @@ class GradedRun:
     """One column of the tables: every method's score for every answer, and whether the answer was right.
 
     One entry per question everywhere, in the same order. Columns that were not recorded stay empty; the tables and
-    figures that need them say so.
+    figures that need them mention it.
 
     Args:
-        title: what the report calls the run, for example "Llama-3.1-8B on SciQ"; unique in a report.
-        model: the model's name. Runs of one model stand side by side.
+        title: the name of the run in the report, for example "Llama-3.1-8B on SciQ"; unique in a report.
+        model: the model's name. Runs of one model are side by side.
         data: the name of the questions.
         scores: method (the paper's spelling) -> uncertainty, higher = less certain, None where there is no score.
         correct: whether the answer is right, by the run's grader.
-        milliseconds: method -> additional run time beside plain generation, per question; None where the question was
+        milliseconds: method -> run time in addition to plain generation, per question; None where the question was
             not put to the method.
         generation_ms: run time of plain generation, per question.
         mean_entropy: mean token entropy in nats, per question; None where there is none.
         kinds: the kind of each question, for a look at shifts; None where it has none.
         other_graders: grader -> whether the answer is right by that grader instead.
         ablations: variant of SemGrad -> uncertainty, as `scores`.
-        settings: how the run was made, as plain JSON; shown in the report as it stands.
+        settings: how the run was made, as plain JSON; shown in the report.
 
     Raises:
         InputError: no question, no method, columns of different lengths, or a label that is not true or false.
@@ -76,7 +76,7 @@ class GradedRun:
         return len(self.correct)
 
     def put_to(self, method: str) -> list[int]:
-        """The questions that were put to the method: all of them, unless its run times say otherwise."""
+        """The questions that were put to the method: all of them, unless some have no run time."""
         times = self.milliseconds.get(method, [0.0] * self.n)
         return [row for row, time in enumerate(times) if time is not None]
 
@@ -161,7 +161,7 @@ def _label(value: Any) -> bool:
 
 
 def _number(value: Any) -> float | None:
-    """A finite number; None for none and for what is not finite."""
+    """A finite number, else None."""
     if value is None:
         return None
     number = float(value)
@@ -182,7 +182,7 @@ def read_graded(path: Path) -> GradedRun:
     """Read a run back.
 
     Raises:
-        InputError: there is no such file, or it is no graded run.
+        InputError: the file is missing, or is not a graded run.
     """
     try:
         found: Any = json.loads(path.read_text(encoding="utf-8"))
@@ -191,7 +191,7 @@ def read_graded(path: Path) -> GradedRun:
             f"Cannot read {path}: {error.strerror or error}. Name the folder of an evaluation that has finished."
         ) from error
     except (ValueError, RecursionError) as error:
-        raise InputError(f"{path} is no graded run; evaluate (or --regrade) there again.") from error
+        raise InputError(f"{path} is not a graded run; evaluate (or --regrade) there again.") from error
     if not isinstance(found, dict) or set(cast("dict[str, Any]", found)) != {field.name for field in fields(GradedRun)}:
-        raise InputError(f"{path} is no graded run; evaluate (or --regrade) there again.")
+        raise InputError(f"{path} is not a graded run; evaluate (or --regrade) there again.")
     return GradedRun(**cast("dict[str, Any]", found))

@@ -14,7 +14,7 @@ def shades(uncertainties: Sequence[float | None]) -> list[float | None]:
     """How dark each segment is among those of its text, in [0, 1]: 0 the most certain, 1 the least.
 
     Scores span decades, so the scale is that of their logarithms. Segments that are all alike are all 0; None stays
-    None. A shade compares a text's segments with each other; it says nothing about another text.
+    None. A shade compares a text's segments with each other; it cannot be compared with those of another text.
     """
     logs = [None if u is None or not math.isfinite(u) else math.log(max(u, 1e-300)) for u in uncertainties]
     known = [value for value in logs if value is not None]

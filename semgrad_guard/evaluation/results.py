@@ -1,4 +1,4 @@
-"""From answers and grades to what is read: the graded run that the report is made of, and a table of every answer."""
+"""From answers and grades to results: the graded run behind the report, and a table of every answer."""
 
 from __future__ import annotations
 
@@ -54,10 +54,10 @@ class Results:
 
     @cached_property
     def graded_run(self) -> GradedRun:
-        """What tables and figures are made of: the answers that are `kept`.
+        """The source of tables and figures: the answers that are `kept`.
 
         Raises:
-            GradingError: there is no such answer.
+            GradingError: none is kept.
         """
         if not self.kept:
             raise GradingError(
@@ -105,7 +105,7 @@ class Results:
 
     @property
     def unfitted(self) -> dict[str, str]:
-        """Why learned methods have no scores, by title: those that were asked for and have none."""
+        """Why learned methods have no scores, by title: those that were requested and have none."""
         return {self.titles[name]: reason for name, (_, reason) in self._learned.items() if reason is not None}
 
     @property
@@ -115,7 +115,7 @@ class Results:
 
     @property
     def _note(self) -> dict[str, str]:
-        """What is to be said of the learned methods that were asked for."""
+        """A note about each learned method that was requested."""
         fitted = "five-fold cross-validation on these answers"
         return {
             self.titles[name]: fitted if reason is None else f"left out. {reason}"
@@ -123,7 +123,7 @@ class Results:
         }
 
     def write_csv(self, path: Path) -> Path:
-        """One row per question: what was asked and answered, every grader's verdict, every method's score and cost."""
+        """One row per question: question, answer, every grader's verdict, every method's score and cost."""
         names = self.titles
         header = [*_ASKED, *(f"correct: {g}" for g in self.grades)]
         header += [*names.values(), *(f"ms: {title}" for title in names.values()), "ms: generation"]
@@ -151,7 +151,7 @@ def _cost(answer: EvaluatedAnswer, name: str) -> float | None:
 
 
 def is_graded_table(path: Path) -> bool:
-    """Whether a file is a table that `Results.write_csv` wrote, as its first columns say."""
+    """Whether a file is a table that `Results.write_csv` wrote, by its first columns."""
     return first_line(path).startswith(",".join([*_ASKED, "correct: "]).encode())
 
 
@@ -161,7 +161,7 @@ def _bit(verdict: bool | None) -> int | None:
 
 @dataclass(frozen=True)
 class Shift:
-    """What a calibration lets through of `n` graded answers, how many of those are wrong, and whether scores moved."""
+    """How many of `n` answers a calibration lets through, how many of these are wrong, and whether scores moved."""
 
     n: int
     answered: int
@@ -171,7 +171,7 @@ class Shift:
 
     @property
     def risk(self) -> float | None:
-        """The error rate among what is let through; None where nothing is."""
+        """The error rate among the answers let through; None without any."""
         return self.wrong / self.answered if self.answered else None
 
     @property
@@ -214,10 +214,10 @@ def hold_against(calibration: Calibration, results: Results) -> Shift:
 
 
 def _binding(estimator: Estimator, settings: Mapping[str, Any]) -> Binding:
-    """What a guard's answers of this run would say of themselves (greedy runs: decoding is no part of it)."""
+    """The binding of a guard's answers in this run (runs are greedy, so decoding does not belong to it)."""
     stated: Mapping[str, Any] = settings["estimators"][estimator.name]
     measured = {key: value for key, value in stated.items() if key not in ("name", "title")}
-    if isinstance(estimator, LearnedEstimator):  # the run kept what its weights read
+    if isinstance(estimator, LearnedEstimator):  # the run kept the features that its weights read
         measured["weights"] = estimator.settings()["weights"]
     departures = {name: settings[name] for name in DEPARTURES if name in settings}
     return Binding(

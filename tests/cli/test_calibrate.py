@@ -281,7 +281,7 @@ def test_a_models_answer_is_no_reference_and_unread_columns_are_named(calibrate:
         (("--prompt", "{question} {}"), "has {} in it"),
         (("--prompt", '{"q": "{question}"}'), "double a brace that is meant as such: {{ or }}"),
         (("--prompt", "{question!r}"), "has {question!r} in it"),
-        (("--context-field", "answers"), '"answers" is no passage to answer from'),
+        (("--context-field", "answers"), '"answers" is not a passage to answer from'),
         (("--context-field", "correct_answer"), "is no passage"),
         (("--context-field", "question"), "is no passage"),
         (("--prompt", "{context} {question}"), "the questions have none"),

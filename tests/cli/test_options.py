@@ -176,8 +176,8 @@ def test_every_command_that_loads_a_model_quantizes_it(command: str) -> None:
 @pytest.mark.parametrize(
     ("value", "words"),
     [
-        ("{", "it is no JSON"),
-        ("[" * 100_000, "it is no JSON"),
+        ("{", "it is not JSON"),
+        ("[" * 100_000, "it is not JSON"),
         ("[]", "give an object with a quant_method"),
         ('{"load_in_4bit": true}', "give an object with a quant_method"),
         ('{"quant_method": 4}', "give an object with a quant_method"),

@@ -63,7 +63,7 @@ def test_what_is_somebodys_own_is_refused(
     result = call(command)
     assert result.exit_code == 1, result.stdout
     said = flat(result.stderr)
-    assert f"{path.name} is there already, and it is no " in said
+    assert f"{path.name} is there already, and it is not a " in said
     assert "Choose another path, or remove the file first." in said
     assert path.read_bytes() == NOTES[name].encode("latin-1")
     assert sorted(tmp_path.rglob("*")) == before
@@ -100,7 +100,7 @@ def test_one_commands_file_is_not_anothers(
     before = (tmp_path / "s.jsonl").read_bytes()
     refused = run("calibrate", *given, "--output", tmp_path / "s.jsonl")
     assert refused.exit_code == 1
-    assert "it is no calibration" in flat(refused.stderr)
+    assert "it is not a calibration" in flat(refused.stderr)
     assert (tmp_path / "s.jsonl").read_bytes() == before
 
 

@@ -59,7 +59,7 @@ def test_a_line_separator_inside_a_string_ends_no_line(tmp_path: Path) -> None:
     ("line", "said"),
     [
         ('{"question": "cut of', "is not valid JSON: Unterminated string"),
-        ("[1, 2]", "is no JSON object"),
+        ("[1, 2]", "is not a JSON object"),
         ('{"answers": ["a"]}', 'has no "question": its columns are "answers" (name the right one: --question-field)'),
         ('{"question": " \\t", "answers": ["a"]}', 'has an empty "question"'),
         ('{"question": null, "answers": ["a"]}', 'has a wrong "question"'),
@@ -190,7 +190,7 @@ def test_other_paraphrases_of_a_question_are_not_lost_silently(tmp_path: Path) -
 
 @pytest.mark.parametrize("name", NO_PASSAGE)
 def test_a_field_that_means_something_else_is_no_passage(tmp_path: Path, name: str) -> None:
-    with pytest.raises(InputError, match="is no passage to answer from"):
+    with pytest.raises(InputError, match="is not a passage to answer from"):
         read_questions(file(tmp_path, GOOD), context_field=name)
 
 

@@ -87,7 +87,7 @@ def test_a_json_list(tmp_path: Path) -> None:
     found = read_questions(path)
     assert found.rows == tuple(Question.model_validate(row) for row in ROWS)
     assert "entry 3 has no reference answer" in str(found.problems[0])
-    assert "entry 4 is no JSON object: each entry looks like" in str(found.problems[1])
+    assert "entry 4 is not a JSON object: each entry looks like" in str(found.problems[1])
     path.write_text("[\n{")
     with pytest.raises(DataFileError, match=r"is not valid JSON: .* at line 2, column"):
         read_questions(path)

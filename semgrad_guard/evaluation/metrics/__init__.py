@@ -1,4 +1,4 @@
-"""How well uncertainties do: ranking (here), its intervals, the honesty of P(correct), and what a promise leaves."""
+"""How good uncertainties are: ranking (here), intervals, the honesty of P(correct), and coverage under a promise."""
 
 from semgrad_guard.evaluation.metrics.ranking import RiskCoverage as RiskCoverage
 from semgrad_guard.evaluation.metrics.ranking import accuracy_at as accuracy_at

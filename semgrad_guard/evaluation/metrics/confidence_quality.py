@@ -1,7 +1,7 @@
 """How honest P(correct) is: expected calibration error, Brier score and the reliability diagram's bins.
 
-An uncertainty is no probability. It becomes one by the maps that a calibration uses, fitted here on four fifths of the
-answers and applied to the last fifth, in turn, so that no answer's own label made its P(correct).
+An uncertainty is not a probability. It becomes one by the maps that a calibration uses, fitted here on four fifths of
+the answers and applied to the last fifth, in turn, so that no answer's own label made its P(correct).
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def crossfitted(
 
 
 def brier(confidence: Floats, correct: Sequence[bool], *, data: str = "", count: int = RESAMPLES) -> Estimate:
-    """Mean squared difference of P(correct) and what came true, in [0, 1], lower is better; scored answers only."""
+    """Mean squared difference of P(correct) and the grade (0 or 1), in [0, 1], lower is better; scored answers only."""
     scored, right = np.isfinite(confidence), np.asarray(correct, dtype=np.float64)
     squares = np.where(scored, (np.where(scored, confidence, 0.0) - right) ** 2, 0.0)
     columns = np.stack([squares, scored.astype(np.float64)], axis=1)

@@ -1,7 +1,7 @@
-"""Coverage at a guaranteed error rate: what a promise leaves to answer, measured on questions it has not seen.
+"""Coverage at a guaranteed error rate: the share of questions that a promise leaves to answer, on unseen questions.
 
-For a promised error rate alpha, half of the questions calibrate a threshold and the other half measures what it lets
-through; over many seeded halves. This is what a user of the guard gets, which neither AUROC nor AURC says.
+For a promised error rate alpha, half of the questions calibrate a threshold and the other half measures its
+coverage; over many seeded halves. Neither AUROC nor AURC tells a user of the guard this.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ SPLITS = 100
 
 @dataclass(frozen=True)
 class GuaranteedCoverage:
-    """What a promise of at most `alpha` errors, with probability 1 - `delta`, lets through. One entry per split.
+    """The coverage of a promise of at most `alpha` errors with probability 1 - `delta`. One entry per split.
 
     `coverage` is the share of the measuring half that is let through, in [0, 1], and 0 where no threshold keeps the
     promise; `risk` is the share of wrong answers among those, nan where nothing is let through; `error` is the share of
@@ -43,7 +43,7 @@ class GuaranteedCoverage:
 
     @property
     def mean_risk(self) -> float:
-        """The mean error rate of what is let through; nan where nothing ever is."""
+        """The mean error rate of the answers let through; nan if there are never any."""
         return float(np.nanmean(self.risk)) if self.nothing < 1.0 else math.nan
 
     @property
@@ -179,7 +179,7 @@ class Effect:
         )
 
     def doubt(self, alpha: float) -> str | None:
-        """What to say where the promise allows as many errors as the model makes without a guard; None elsewhere."""
+        """A warning if the promise allows as many errors as the model makes without a guard, else None."""
         if alpha < self.error:
             return None
         return (

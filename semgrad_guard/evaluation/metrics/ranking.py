@@ -1,4 +1,4 @@
-"""How well uncertainties tell right from wrong: AUROC, selective risk, the area under it and what it gains.
+"""How well uncertainties tell right from wrong: AUROC, selective risk, the area under it and its gain.
 
 Everywhere, higher uncertainty means less certain, None (or a value that is not finite) means that an answer has no
 score, and ties are treated as if broken at random, in expectation.
@@ -56,7 +56,7 @@ def aurc(uncertainties: Sequence[float | None], correct: Sequence[bool]) -> floa
 def prr(uncertainties: Sequence[float | None], correct: Sequence[bool]) -> float | None:
     """Prediction rejection ratio: 1 for an oracle, 0 for random order, negative for worse; None where undefined.
 
-    The area under the risk-coverage curve that is gained over random order, as a share of what an oracle gains on the
+    The area under the risk-coverage curve that is gained over random order, as a share of an oracle's gain on the
     scored answers. None where all of them are right, or all wrong.
     Source: Malinin & Gales, "Uncertainty estimation in autoregressive structured prediction", ICLR 2021.
     """
@@ -128,7 +128,7 @@ class Tally:
     def prr(self) -> Floats:
         """[resamples] prediction rejection ratio: 1 for the oracle, 0 for random order, nan where one kind is missing.
 
-        The area gained over random rejection as a share of what an oracle gains.
+        The area gained over random rejection as a share of an oracle's gain.
         Source: Malinin & Gales, "Uncertainty estimation in autoregressive structured prediction", ICLR 2021.
         """
         random = self.error_rate()
@@ -151,7 +151,8 @@ def tally(uncertainties: Sequence[float | None], correct: Sequence[bool], weight
     """Count answers by uncertainty.
 
     Args:
-        uncertainties: one per answer, higher = less certain; None, nan and infinities mean that there is no score.
+        uncertainties: one per answer, higher = less certain; None, nan and infinities mean that the answer has no
+            score.
         correct: one per answer.
         weights: [resamples, answers] how often each answer was drawn; without them one row of ones.
     """

@@ -58,7 +58,7 @@ def collect_grids(
 ) -> list[GridAnswer]:
     """Answer the questions greedily and differentiate by all layers at the last `tokens` prompt tokens.
 
-    Every answer is kept at `path` as it comes, and what is there already is not redone (see `JobRecord`).
+    Every answer is kept at `path` as it comes, and recorded answers are not redone (see `JobRecord`).
     """
     objective = Objective(layers=tuple(range(model.n_layers)), last_tokens=tokens)
     phrasing = Phrasing(system)

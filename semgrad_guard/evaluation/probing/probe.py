@@ -36,12 +36,12 @@ Correlations = tuple[float | None, float | None]
 _stats = cast(Any, _untyped_stats)
 
 Phase = Callable[[str], AbstractContextManager[Progress]]
-"""Names a part of the work for as long as it lasts, and hands out what tells how far it is."""
+"""Names a part of the work for as long as it lasts, and yields a progress function."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ProbePlan:
-    """What to probe with: the prompts' last `tokens` (more, where t* lies further back), and how to answer."""
+    """How to probe: the prompts' last `tokens` (more, where t* lies further back), and how to answer."""
 
     tokens: int = 10
     system: str | None = None
@@ -55,7 +55,7 @@ class ProbePlan:
 
 @dataclass(frozen=True)
 class PromptEnds:
-    """What the prompts of all questions have in common: how many last tokens to look at, their names, and t*."""
+    """The common ends of all prompts: how many last tokens to look at, their names, and t*."""
 
     count: int
     names: tuple[str | None, ...]
@@ -113,16 +113,16 @@ def probe(
     grader: Grader,
     phase: Phase | None = None,
 ) -> Probe:
-    """Measure semantic preservation on the questions with paraphrases and, if asked to, SemGrad on all with answers.
+    """Measure semantic preservation on the questions with paraphrases and, on request, SemGrad on all with answers.
 
     Args:
         questions: distinct ones.
         model: is probed.
         plan: how.
-        data: what the record calls the questions.
+        data: the name of the questions in the record.
         states_path: keeps the sums of hidden states, so that an interrupted probe continues.
         answers_path: keeps the answers; None to leave them out.
-        grader: says which answers are right.
+        grader: decides which answers are right.
         phase: shows how far each part of the work is.
 
     Raises:

@@ -1,4 +1,4 @@
-"""What a probe leaves: numbers by layer and prompt token, and the t* that follows from them; plain JSON."""
+"""The record of a probe: numbers by layer and prompt token, and the t* that follows from them; plain JSON."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class GradedGrid(BaseModel):
 
     `auroc` is None where it is undefined; `by_token` is that of the paper's layers together. `pearson` and `spearman`
     correlate `auroc` with the Semantic Preservation Score over all layers and tokens. `proposal`, `difference`, `low`
-    and `high` are what the rule compared, if it compared (`token_rule.py`).
+    and `high` are the comparison of the rule, if it made one (`token_rule.py`).
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
@@ -50,7 +50,7 @@ class Probe(BaseModel):
 
     `tokens` names the last prompt tokens, None where prompts differ; `own_token` is the chat template's own t*.
     `preservation` = `within` - `across` is the Semantic Preservation Score. `questions` counts those with paraphrases,
-    `without_paraphrases` those left out of it. `graded` is None where answers were not asked for.
+    `without_paraphrases` those left out of it. `graded` is None without answers.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, protected_namespaces=())
@@ -82,7 +82,7 @@ class Probe(BaseModel):
 
     @property
     def maps(self) -> ProbeMaps:
-        """What is drawn; undefined AUROCs are nan."""
+        """The maps to draw; undefined AUROCs are nan."""
         found = None if self.graded is None else np.array(self.graded.auroc, dtype=np.float64)
         return ProbeMaps(
             title=f"{title_of(self.model)} on {self.data}: {self.questions} questions",

@@ -1,4 +1,4 @@
-"""Which prompt token to differentiate by: the chat template's own, unless graded answers say otherwise.
+"""Which prompt token to differentiate by: the chat template's own, unless graded answers speak against it.
 
 Bare argmax of the Semantic Preservation Score is a trap: on a small model the prompt's last token has the highest
 score and the worst SemGrad (every layer has seen the whole prompt there, and is busy with the next token), and the
@@ -6,7 +6,7 @@ paper's correlation of the two need not hold. But the paper's own choices are al
 the user's text, or that text's last token, and a chat template gives that place away. So:
 
 1. The template's own place is the recommendation to beat.
-2. The Semantic Preservation Score alone never beats it. It is reported, and a disagreement is said.
+2. The Semantic Preservation Score alone never beats it. It is reported, also where it disagrees.
 3. Graded answers are split in two halves. The first proposes the token at which SemGrad tells right from wrong best;
    the second compares that one token with the template's, on answers that had no part in choosing it. The proposal is
    recommended only if the interval of the difference in AUROC lies above zero.
@@ -45,13 +45,13 @@ class Recommendation:
 
 
 def without_answers(own: int, preserved: Mapping[int, float]) -> Recommendation:
-    """What can be said from Semantic Preservation Scores (by offset) alone: the template's own token, `own`."""
+    """The choice from Semantic Preservation Scores (by offset) alone: the template's own token, `own`."""
     best = max(preserved, key=lambda offset: preserved[offset])
     reason = f"the chat template's own place ({own}); no graded answers were given that could speak against it"
     if best != own:
         reason += (
             f". The Semantic Preservation Score is highest at {best} ({preserved[best]:.3f}, against "
-            f"{preserved.get(own, float('nan')):.3f}); by itself that is no reason, since at the prompt's last tokens "
+            f"{preserved.get(own, float('nan')):.3f}); by itself that proves nothing, since at the prompt's last tokens "
             "it can be high where SemGrad is poor"
         )
     return Recommendation(None, reason)

@@ -1,1 +1,1 @@
-"""What is asked: question files and data sets, their paraphrases, and the forms of prompt they are put in."""
+"""Questions: files and data sets, their paraphrases, and the forms of prompt they are put in."""

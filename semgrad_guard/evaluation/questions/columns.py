@@ -1,7 +1,7 @@
 """Which column of a data file is which: by the names that well-known data sets and tools give them.
 
-A name is read only where it has one meaning: `answer` is a reference in SQuAD's kin, and what a model said in a table
-that holds `ground_truth` too.
+A name is read only where it has one meaning: `answer` is a reference in SQuAD's kin, and the model's own answer in a
+table that holds `ground_truth` too.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ REFERENCES_BESIDE_ANSWERS = (
     *("expected_output", "expected_answer", "reference_output", "reference_outputs", "gold_answer", "gold_answers"),
     *("golden_answer", "golden_answers"),
 )
-"""References in tables that hold a model's answers too: beside one of these, `answer` is what a model said."""
+"""References in tables that hold a model's answers too: next to one of these, `answer` is the model's own."""
 CONTEXT = (
     *("retrieval_context", "retrieved_contexts", "context", "contexts", "passage", "passages", "reference_contexts"),
 )
@@ -37,7 +37,7 @@ NO_PASSAGE = (*QUESTION, *REFERENCES, *REFERENCES_BESIDE_ANSWERS, *RESPONSE, *KI
 _PLACEHOLDERS = frozenset(
     ("nan", "null", "none", "nil", "n/a", "#n/a", "<na>", "nat", "undefined", "<unk>", "-", "--", "—", "?", "na", "tbd")
 )
-"""What programs and people write for an answer that is missing, in any case of letters ("Na", sodium, is none)."""
+"""Marks that programs and people write for a missing answer, in any case of letters (but "Na" is sodium)."""
 _NO_ANSWER_THERE = "no answer present."
 """MS MARCO's reference where the passages do not answer the question."""
 
@@ -53,7 +53,7 @@ class Columns:
 
 @dataclass
 class Fields:
-    """A record by the fields of `Question`: their values, the column that each was read from, and what was not read.
+    """A record by the fields of `Question`: their values, their columns, and the columns that were not read.
 
     `answers` is there and empty where no answer is right but an abstention, and missing where the record has none.
     """
@@ -65,10 +65,10 @@ class Fields:
 
 
 def fields_of(record: Record, given: Columns, place: str, *, cells: bool = False) -> Fields:
-    """Read a record. With `cells` all values are texts, as in CSV, where several answers may stand one a line.
+    """Read a record. With `cells` all values are texts, as in CSV, where several answers may be written one a line.
 
     Raises:
-        DataFileError: a named column is not there, two columns contradict each other, or a value is not what it seems.
+        DataFileError: a named column is not there, two columns contradict each other, or a value is malformed.
     """
     try:
         record = flat(record)
@@ -122,7 +122,7 @@ class _Reading:
         return next(iter(filled or there), None)
 
     def _read_references(self) -> None:
-        """References, and the answer that a model gave, if the record says which is which."""
+        """References, and the answer that a model gave, if the record tells which is which."""
         answer = self._names.get("answer")
         if self._given.answers is not None:
             name = self._column(self._given.answers, ())
@@ -154,7 +154,7 @@ class _Reading:
         return any(str(each).strip().lower() == str(value).lower() for each in found)
 
     def _require_reference(self, text: str, name: str) -> None:
-        """Refuse a text that stands for a missing answer, or for several, unless it is written as a list."""
+        """Refuse a text that means a missing answer, or several, unless it is written as a list."""
         quoted = json.dumps(text, ensure_ascii=False)
         if text.strip().lower() in _PLACEHOLDERS and text.strip() != "Na":
             raise self._fault(
@@ -212,7 +212,7 @@ def listed(record: Iterable[str]) -> str:
 
 
 def passages(value: Any) -> str | None:
-    """The text to answer from, whatever holds it; None where there is none, or where it is no text.
+    """The text to answer from, whatever holds it; None if there is none, or if it is not a text.
 
     A text; a list of texts or of documents; HotpotQA's titles with sentences; MS MARCO's passages.
     """
@@ -248,7 +248,7 @@ def _is_filled(value: Any) -> bool:
 
 
 def _unwrapped(value: Any) -> Any:
-    """The texts in what SQuAD, TriviaQA and others wrap them in; anything else as it is."""
+    """The texts inside the wrappings of SQuAD, TriviaQA and others; anything else as it is."""
     if isinstance(value, Mapping):
         held = {name.lower(): each for name, each in cast("Mapping[str, Any]", value).items()}
         known = [held[name] for name in ("value", "aliases", "text", "answer") if held.get(name) is not None]
@@ -268,7 +268,7 @@ def _joined(values: Iterable[Any]) -> list[Any]:
 
 
 def _literal(text: str) -> Any:
-    """A list that stands in a text, as JSON or as Python writes it; the text itself where it is none."""
+    """A list that is written in a text, as JSON or Python; else the text itself."""
     if not text.lstrip().startswith("["):
         return text
     try:

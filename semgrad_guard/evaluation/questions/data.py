@@ -20,7 +20,7 @@ from semgrad_guard.evaluation.questions.layouts import Record
 from semgrad_guard.evaluation.questions.sources import Entry, entries
 
 Need = Literal["answers", "response", "question"]
-"""What a line must hold: reference answers (to calibrate), a response (to score), or a question and no more."""
+"""The content that a line must have: references (to calibrate), a response (to score), or just a question."""
 
 
 def _numeral(value: Any) -> Any:
@@ -35,7 +35,7 @@ _COMPARED: dict[Need, tuple[str, ...]] = {
     "question": ("answers", "paraphrases"),
     "response": (),
 }
-"""What lines with the same question must agree in."""
+"""Fields in which lines with the same question must agree."""
 _DUE = {
     "string_type": "text",
     "string_unicode": "text without lone surrogates",
@@ -47,9 +47,9 @@ class Question(BaseModel):
     """One line of a data file.
 
     `answers` are the references, any of which counts as correct; without one, an abstention is. `context` is a passage
-    to answer from. `response` is an answer that came from anywhere, to be scored. `paraphrases` ask the same thing in
-    other words. `kind` says what sort of question it is. Numbers may stand for references, ids and kinds, not for other
-    texts. What files call these fields: `columns`.
+    to answer from. `response` is an answer that came from anywhere, to be scored. `paraphrases` are the same question
+    in other words. `kind` is the sort of the question. References, ids and kinds may be numbers, other
+    fields are texts. `columns` has the names of these fields in files.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -64,18 +64,18 @@ class Question(BaseModel):
 
     @cached_property
     def key(self) -> str:
-        """Sixteen hex digits that name what is asked: question and context, apart from white space."""
+        """Sixteen hex digits that name question and context, apart from white space."""
         return _digest(self.question, self.context)
 
 
 @dataclass(frozen=True)
 class QuestionFile:
-    """What a source holds: its distinct `rows`, and what was left out, named by line.
+    """The content of a source: its distinct `rows`, and the lines that were left out.
 
-    `problems` are the broken lines, among them those that contradict an earlier one. `duplicates` says which lines
+    `problems` are the broken lines, among them those that contradict an earlier one. `duplicates` tells which lines
     repeat an earlier one: copies are not independent draws, and would make a calibration set look larger than it is.
-    `shared_ids` says which lines have an id that an earlier, different one has; they are kept. `unread` are the columns
-    that mean nothing here.
+    `shared_ids` tells which lines have an id that an earlier, different one has; they are kept. `unread` are the
+    columns that mean nothing here.
     """
 
     path: Path
@@ -102,8 +102,8 @@ def read_questions(
 
     Args:
         path: one record a line, row or entry, UTF-8. In CSV the first row names the columns; several answers in one
-            cell are a JSON list, or stand one a line.
-        needs: what every record must hold. An empty list of answers says that no answer is right but an abstention.
+            cell are a JSON list, or one a line.
+        needs: the content that every record must have. With an empty list of answers only an abstention is right.
         strict: stop at the first broken one instead of collecting it.
         question_field: the field with the question, if it has another name.
         answers_field: the field with the references, if it has another name.
@@ -112,11 +112,11 @@ def read_questions(
 
     Raises:
         DataFileError: the source cannot be read or holds nothing usable; with `strict`, the first broken record.
-        InputError: `context_field` names a field that is no passage.
-        MissingExtraError: a dataset or a Parquet file is asked for and its library is not installed.
+        InputError: `context_field` names a field that is not a passage.
+        MissingExtraError: the library for a dataset or a Parquet file is not installed.
     """
     if context_field in NO_PASSAGE:
-        raise InputError(f'the field "{context_field}" is no passage to answer from; name another as context field')
+        raise InputError(f'the field "{context_field}" is not a passage to answer from; name another as context field')
     given = Columns(question_field, answers_field, context_field)
     unread: dict[str, None] = {}
     rows: dict[str, tuple[Entry, Question]] = {}
@@ -173,7 +173,9 @@ def _read(entry: Entry, needs: Need, given: Columns) -> tuple[Question, Sequence
         raise content
     if not isinstance(content, dict):
         more = "" if needs == "question" else f', "{needs}": ...'
-        raise DataFileError(f'{entry.place} is no JSON object: each {entry.unit} looks like {{"question": ...{more}}}.')
+        raise DataFileError(
+            f'{entry.place} is not a JSON object: each {entry.unit} looks like {{"question": ...{more}}}.'
+        )
     record = cast("dict[str, Any]", content)
     try:
         found = fields_of(record, given, entry.place, cells=entry.is_text)
@@ -189,7 +191,7 @@ def _read(entry: Entry, needs: Need, given: Columns) -> tuple[Question, Sequence
 
 
 def _require_agreement(row: Question, known: Question, entry: Entry, first: Entry, needs: Need) -> None:
-    """Refuse a line that asks what an earlier one asks, and says something about it which that one does not say."""
+    """Refuse a line with the question of an earlier one that differs from it in another field."""
     for field in _COMPARED[needs]:
         mine, theirs = ({" ".join(text.split()) for text in getattr(each, field)} for each in (row, known))
         if mine - theirs or (needs == "answers" and bool(mine) != bool(theirs)):

@@ -15,13 +15,13 @@ from semgrad_guard.records import Message, PromptForm, in_context
 
 Form = Literal["chat", "context"]
 Wording = Literal["plain", "paper"]
-"""The question as it stands, or after the paper's instruction to answer in few words."""
+"""The plain question, or the paper's instruction to answer in few words and the question."""
 
 PAPER_PROMPT = "Please directly answer the following question with one or few words:\n{query}"
 """The paper's template for question answering (appendix, "Prompt Templates")."""
 
 _PIECE = re.compile(r"\{\{|\}\}|\{(?:question|context)\}")
-"""What has a meaning in a template, from left to right: a brace, or a place."""
+"""The parts of a template that have a meaning, from left to right: a brace, or a place."""
 
 
 class Rendered(Protocol):
@@ -29,7 +29,7 @@ class Rendered(Protocol):
 
     @property
     def form(self) -> PromptForm:
-        """What it looks like."""
+        """Its shape."""
         ...
 
 
@@ -79,7 +79,7 @@ class Phrasing:
         """Refuse a template or examples that do not go with the questions.
 
         Raises:
-            InputError: as `require_prompt` and `require_examples` say, or the questions have two forms.
+            InputError: as for `require_prompt` and `require_examples`, or the questions have two forms.
         """
         form = form_of(rows)
         require_examples(self.examples, rows)
@@ -89,7 +89,7 @@ class Phrasing:
     def forms(self, rows: Iterable[Question], render: Callable[[list[Message]], Rendered]) -> list[PromptForm | None]:
         """The forms of the questions' prompts as a model sees them; `render` is its own (`LanguageModel.render`).
 
-        None stands for a prompt that exceeds the context window by far, and so was never sent.
+        None is a prompt that exceeds the context window by far, and so was never sent.
         """
 
         def form(row: Question) -> PromptForm | None:
@@ -132,8 +132,8 @@ def require_prompt(prompt: str, form: Form) -> None:
 
     Raises:
         InputError: it has no place for the question, or one for a context where there is none, or the other way round;
-            or a brace in it is neither part of a place nor doubled: sent as it stands, a misspelt place is a promise
-            about other prompts than those that were meant.
+            or a brace in it is neither part of a place nor doubled: if it were sent, a misspelt place would be a
+            promise about other prompts than those that were meant.
     """
     places = set(_PIECE.findall(prompt))
     if stray := next((part for part in _PIECE.split(prompt) if "{" in part or "}" in part), ""):

@@ -22,7 +22,7 @@ from semgrad_guard.evaluation.questions.spreadsheet import read_table
 from semgrad_guard.pocket import QUESTIONS_PATH
 
 POCKET = "pocket"
-"""Stands for questions about the embedded model's world; a file of that name is ./pocket."""
+"""The name of questions about the embedded model's world; a file of that name is ./pocket."""
 HUB = "hub:"
 """Before the name of a Hugging Face dataset: hub:NAME[:CONFIG][@SPLIT]."""
 
@@ -34,9 +34,9 @@ _ROWS = 1024
 
 @dataclass(frozen=True)
 class Entry:
-    """One record of a source, or what is wrong with it. `number` counts in the source's own `unit`, from 1.
+    """One record of a source, or its fault. `number` counts in the source's own `unit`, from 1.
 
-    `is_text` says that all of its values are texts, as in CSV.
+    `is_text` tells that all of its values are texts, as in CSV.
     """
 
     source: str
@@ -47,11 +47,11 @@ class Entry:
 
     @property
     def place(self) -> str:
-        """Where it stands, to be named in messages."""
+        """Its place, for messages."""
         return f"{self.source}, {self.unit} {self.number}"
 
     def place_beside(self, other: Entry) -> str:
-        """The same where `other` is named already: the file is said only if it is another one."""
+        """The same where `other` is named already: the file is named only if it is another one."""
         return f"{self.unit} {self.number}" if self.source == other.source else self.place
 
 
@@ -104,7 +104,7 @@ def _folder(folder: Path) -> Iterator[Entry]:
 
 
 def _with_fields(content: Any, fields: dict[str, str]) -> Any:
-    """A record with what its folders say, unless it says something else; what is no record, as it is."""
+    """A record with the fields of its folders, unless it has them itself; anything else as it is."""
     return {**fields, **cast("dict[str, Any]", content)} if isinstance(content, dict) else content
 
 
@@ -176,7 +176,7 @@ def _parsed(text: bytes, place: str, *, span: str) -> Any:
         return DataFileError(f"{place} has {error} twice; keep one.")
     except RecursionError:
         return DataFileError(f"{place} is nested too deeply.")
-    except ValueError:  # what is left: Python reads no integer of more than 4,300 digits
+    except ValueError:  # the rest: Python does not read integers of more than 4,300 digits
         return DataFileError(f"{place} holds a number that is too long to read; put it in quotes or leave it out.")
 
 

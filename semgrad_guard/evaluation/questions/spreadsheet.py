@@ -30,7 +30,7 @@ def read_table(path: Path) -> tuple[list[str], list[Row]]:
     """(column names, rows that are not blank) of a CSV file; `surplus` counts cells beyond the last column.
 
     Raises:
-        DataFileError: the file cannot be read, is no UTF-8, its quotes do not match, or two columns have one name.
+        DataFileError: the file cannot be read, is not UTF-8, its quotes do not match, or two columns have one name.
     """
     text = read_text(path, save_as="CSV UTF-8")
     delimiter = _delimiter(text.partition("\n")[0])
@@ -39,7 +39,7 @@ def read_table(path: Path) -> tuple[list[str], list[Row]]:
     except ValueError:
         raise DataFileError(f"{called(path)} is empty: its first row names the columns.") from None
     except csv.Error as error:
-        raise DataFileError(f"{called(path)} is no CSV file: {error}. Is every quotation mark closed?") from error
+        raise DataFileError(f"{called(path)} is not a CSV file: {error}. Is every quotation mark closed?") from error
     names = [name.strip().lower() for name in header]
     if twice := [name for name in names if name and names.count(name) > 1]:
         raise DataFileError(f"{called(path)} has the column {twice[0]!r} twice, in any case of letters; keep one.")
@@ -56,7 +56,8 @@ def write_table(path: Path, header: Sequence[str], rows: Iterable[Sequence[objec
 
 
 def append_rows(path: Path, rows: Sequence[Sequence[str]]) -> Path:
-    """Add rows to a CSV file in its own form; all that is in it stays, byte by byte. It is written beside, and renamed.
+    """Add rows to a CSV file in its own form; all that is in it stays, byte by byte. It is written next to it, and
+    renamed.
 
     The rows' cells are in the order of the file's columns, as `read_table` names them.
     """
@@ -71,7 +72,7 @@ def append_rows(path: Path, rows: Sequence[Sequence[str]]) -> Path:
 
 
 def _delimiter(first: str) -> str:
-    """What parts the columns: the sign that makes most of them in the first line."""
+    """The separator of the columns: the sign that makes most of them in the first line."""
     return max(_DELIMITERS, key=lambda candidate: sum(len(row) for row in csv.reader([first], delimiter=candidate)))
 
 

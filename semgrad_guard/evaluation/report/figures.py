@@ -50,7 +50,7 @@ class ProbeMaps:
 
     `sps` and `auroc` are [layers, tokens]: row l is decoder layer l, the last column is the prompt's last token.
     `auroc` is SemGrad's with that hidden state alone, in [0, 1], None where no answers were graded. `tokens` are the
-    labels of the columns; `recommendation` says in words which token to use and why.
+    labels of the columns; `recommendation` tells which token to use and why.
     """
 
     title: str
@@ -136,7 +136,7 @@ def histogram_figure(run: GradedRun) -> Any:
 def entropy_figure(run: GradedRun) -> Any:
     """HybridGrad's balance (Figure 5 of the paper): mean token entropy, and AUROC over tau for several beta.
 
-    Either half says so if the run lacks its data.
+    Either half has a note if the run lacks its data.
     """
     figure = new_figure(7.4, 3.4)
     left, right = figure.subplots(1, 2)

@@ -37,7 +37,7 @@ _NARROW = 3
 
 @dataclass(frozen=True)
 class Figure:
-    """A drawing in the page, with what it shows in words."""
+    """A drawing in the page, with its caption."""
 
     svg: Markup
     caption: str
@@ -66,7 +66,7 @@ def write_report(
         count: bootstrap resamples behind every interval.
         splits: random halves behind the coverage at a guaranteed error rate.
         alphas: the error rates that are promised, each in (0, 1).
-        tell: called with what is being done, for a progress display.
+        tell: called with the current step, for a progress display.
 
     Returns:
         The path of the HTML file.

@@ -98,7 +98,7 @@ MODELS = {
     "equivalence": ("deberta", "the paper asks DeBERTa trained on MNLI"),
     "similarity": ("stsb-roberta-large", "the paper asks cross-encoder/stsb-roberta-large"),
 }
-"""Setting of an estimator -> (what the name of the paper's model holds, what the paper uses)."""
+"""Setting of an estimator -> (a part of the name of the paper's model, the paper's choice in words)."""
 
 STANDING = (
     "The end token of an answer is not scored, by G-NLL either: scored are the tokens that a reader sees.",
@@ -116,8 +116,8 @@ def in_order(methods: Iterable[str]) -> list[str]:
 def deviations(settings: Settings) -> list[str]:
     """In words, every setting of a run that the paper names and that differs, then the standing differences.
 
-    `settings` has "grader", "prompt", "generation" and "estimators": {name: {"name": ..., **settings}}. What is not
-    stated is not compared.
+    `settings` has "grader", "prompt", "generation" and "estimators": {name: {"name": ..., **settings}}. Settings that
+    are not stated is not compared.
     """
     estimators = cast("Mapping[str, Settings]", settings.get("estimators") or {})
     found = [*_conditions(settings)]

@@ -64,8 +64,8 @@ class MethodSummary:
 @dataclass(frozen=True)
 class RunSummary:
     """A run and its figures. AUROC by `ablations` (variant), `graders` (grader -> method) and `kinds` (kind ->
-    method); `run_time` in milliseconds beside plain generation, `generation` that of plain generation (None where it
-    was not recorded)."""
+    method); `run_time` in milliseconds in addition to plain generation, `generation` that of plain generation (None
+    where it was not recorded)."""
 
     run: GradedRun
     methods: Mapping[str, MethodSummary]
@@ -96,7 +96,7 @@ def summarize(
         count: bootstrap resamples.
         splits: halves for the coverage at a guaranteed error rate.
         alphas: the error rates that are promised, each in (0, 1).
-        tell: called with what is being measured, for a progress display.
+        tell: called with the current measurement, for a progress display.
     """
     methods: dict[str, MethodSummary] = {}
     ours: dict[str, Estimate] | None = None

@@ -1,4 +1,4 @@
-"""What a table is: rows of estimates under grouped columns, the best entries marked; as HTML and as CSV."""
+"""Tables: rows of estimates under grouped columns, the best entries marked; as HTML and as CSV."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ NOTHING = estimate(float("nan"), np.full(1, np.nan))
 class Column:
     """A column: `name` under a `group`, and how its numbers are written.
 
-    Numbers are printed times `scale` with `digits` decimals, with a sign if `signed`. `better` says which way is good,
+    Numbers are printed times `scale` with `digits` decimals, with a sign if `signed`. `better` tells which way is good,
     None if neither is. `reference` columns hold the figures of other people, which are not marked.
     """
 
@@ -46,7 +46,7 @@ class Column:
 
 @dataclass(frozen=True)
 class Cell:
-    """An entry. `note` says why an undefined one is undefined; `mark` is "best" in its column, or "tied" with it."""
+    """An entry. `note` tells why an undefined one is undefined; `mark` is "best" in its column, or "tied" with it."""
 
     estimate: Estimate = NOTHING
     note: str = ""

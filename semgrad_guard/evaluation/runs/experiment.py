@@ -82,7 +82,7 @@ def semgrad_ablations(n_layers: int) -> Mapping[str, Ablation]:
 
 @dataclass(frozen=True)
 class SampledQuestions:
-    """At most `count` questions of each kind, by their keys. What is chosen depends on the seed and the questions."""
+    """At most `count` questions of each kind, by their keys. The choice depends on the seed and the questions."""
 
     count: int
     seed: int
@@ -112,13 +112,13 @@ class SampledQuestions:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """What a record keeps of it."""
+        """Plain JSON, for the record of a run."""
         return {"of each kind": self.count, "seed": self.seed}
 
 
 @dataclass(frozen=True)
 class Experiment:
-    """What is asked, how, and what is measured.
+    """The model, the prompts and the methods of an evaluation.
 
     Args:
         model: answers.
@@ -139,7 +139,7 @@ class Experiment:
     sample_batch: int | None = None
 
     def settings(self, questions: Sequence[Question]) -> dict[str, Any]:
-        """What answers and scores depend on, as plain JSON; the titles of the methods with it."""
+        """Everything that answers and scores depend on, as plain JSON; the titles of the methods with it."""
         self.phrasing.require(questions)
         template = self.phrasing.name(questions)
         found = run_settings(self.model, self._named, options=self.options, template=template)
@@ -160,9 +160,10 @@ class Experiment:
         on_progress: Progress | None = None,
         on_step: Step | None = None,
     ) -> list[EvaluatedAnswer]:
-        """Answer and measure what the record at `path` does not hold yet; every answer, in the questions' order.
+        """Answer and measure the questions that the record at `path` lacks; returns every answer, in the questions'
+        order.
 
-        A batch that is interrupted keeps what its methods have measured (see `measuring`). `on_step` is told which
+        An interrupted batch keeps the measurements of its methods (see `measuring`). `on_step` is called with the
         method measures. With `spread`, other processes answer and measure (see `answering`).
 
         Raises:
@@ -183,7 +184,7 @@ class Experiment:
             return answers
 
     def answering(self) -> AnswerBatch[EvaluatedAnswer]:
-        """What answers and measures a batch in a process that keeps no record."""
+        """A function that answers and measures a batch in a process without a record."""
         self._warm_up()
         return partial(self._answer, part=Part(None, {}), on_step=None)
 
@@ -195,7 +196,7 @@ class Experiment:
     def _plans(self) -> dict[Any, float]:
         """The sampling plans of the estimators, and at which temperature their samples are read: 1 if any does that.
 
-        What the record keeps of the samples is then there already, and needs no further pass.
+        The samples of the record are then there already, and need no further pass.
         """
         plans: dict[Any, float] = {}
         for estimator in self.estimators:
@@ -205,7 +206,7 @@ class Experiment:
         return plans
 
     def _warm_up(self) -> None:
-        """What happens once per process (the self-check, kernels that load) belongs to no question's run time."""
+        """Work that happens once per process (the self-check, loading of kernels) belongs to no question's run time."""
         short = replace(self.options, max_tokens=2, temperature=0.0)
         self.model.generate(
             Phrasing().conversation(Question(question="?")), short, objective=Objective()
@@ -280,7 +281,7 @@ def _asked(question: Question) -> dict[str, Any]:
 
 
 def _facts(question: Question, generation: Generation) -> dict[str, Any]:
-    """What plain generation and one replay say; the replay is shared with the methods."""
+    """The results of plain generation and one replay, which the methods share."""
     timed = generation.evidence.gradients(Objective())
     return {
         **_asked(question),
@@ -297,7 +298,7 @@ def _rows(questions: Sequence[Question], keys: frozenset[str]) -> list[int]:
 
 
 def _columns(row: Mapping[str, Cell], names: Iterable[str]) -> dict[str, Any]:
-    """What was measured; methods that the question was not put to have no score, and no run time."""
+    """The measurements; methods without this question have no score, and no run time."""
     return {
         "scores": {name: row[name].score if name in row else _NOT_ASKED for name in names},
         "milliseconds": {name: cell.milliseconds for name, cell in row.items()},

@@ -1,7 +1,7 @@
-"""What the methods measure of one batch of answers, kept method by method: an interruption loses one at most.
+"""The measurements of one batch of answers, kept method by method: an interruption loses one at most.
 
-A batch that is not whole yet lies in a file beside the run's record. Its answers are generated again when the run is
-continued (greedily, or from their seeds), and what is there is believed only of the same tokens.
+A batch that is not whole yet has a record next to the run's. Its answers are generated again when the run is
+continued (greedily, or from their seeds), and the record counts only for the same tokens.
 """
 
 from __future__ import annotations
@@ -135,10 +135,11 @@ def measure(
     sample_batch: int | None = None,
     on_step: Step | None = None,
 ) -> tuple[list[dict[str, Cell]], list[tuple[SampleSet, ...]]]:
-    """For every answer each method's cell, by name, and what each plan drew, read at the temperature that `plans` name.
+    """For every answer each method's cell, by name, and the samples of each plan, read at the temperature that `plans`
+    name.
 
-    Method after method, for what a batch shares is done for all its rows; those that draw samples take `sample_batch`
-    answers at a time (None: all), and only the rows `sampled` (None: all): the others have no cell of theirs. What
+    Method after method, since a batch shares work among its rows; those that draw samples take `sample_batch`
+    answers at a time (None: all), and only the rows `sampled` (None: all): the others have no cell of theirs. Cells
     `part` knows is not measured again.
     """
     asking = [list(group) for group in _groups(answers, sampled, sample_batch)]
@@ -164,7 +165,7 @@ def measure(
 
 
 def price_of_samples(estimators: Sequence[Estimator], *, sampled: int, questions: int) -> str | None:
-    """What the methods that draw samples cost in further answers, in words; None where there is no such method.
+    """The cost of the methods that draw samples, in further answers; None without such a method.
 
     `sampled` of all `questions` take part.
     """
@@ -189,10 +190,10 @@ def _cell(estimator: Estimator, evidence: Evidence) -> Cell:
 
 
 def _samples(evidence: Evidence, plan: Any, temperature: float) -> SampleSet | None:
-    """What a plan drew for an answer; None where that cannot be scored, as the method's cell tells."""
+    """The samples of a plan for an answer; None if they cannot be scored, as the method's cell tells."""
     try:
         drawn = evidence.samples(plan, temperature=temperature)
-    except DetachedRecordError:  # says nothing about the answer
+    except DetachedRecordError:  # a fault of the program, not of the answer
         raise
     except ScoringError:
         return None

@@ -2,7 +2,7 @@
 
 Batches are fixed by the order of the questions and the batch size, so a run that was interrupted and continued, or
 whose batches were spread over other processes, gives exactly the answers and scores of one that was not: a batch of
-which some answers are missing is asked again as a whole. (Another batch size may change the last digits of a score.)
+which some answers are missing is answered again as a whole. (Another batch size may change the last digits of a score.)
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ Spread = Callable[[Iterable[Batch]], Iterable[list[R]]]
 
 @dataclass(frozen=True)
 class Answering:
-    """How a model answers and scores a batch. What is not the model is plain data, which other processes are sent."""
+    """How a model answers and scores a batch. Everything but the model is plain data, to be sent to other processes."""
 
     model: LanguageModel
     estimators: Mapping[str, Estimator]
@@ -130,7 +130,7 @@ def in_turn(answer: AnswerBatch[R]) -> Spread[R]:
 
 
 def batches_of(questions: Iterable[Question], size: int) -> Iterator[Batch]:
-    """The questions in their order, so many at a time, each group when it is asked for."""
+    """The questions in their order, so many at a time, each group on request."""
     rest = iter(questions)
     for start in itertools.count(0, size):
         rows = list(itertools.islice(rest, size))
@@ -203,19 +203,19 @@ def run_binding(
     grader: str | None = None,
     upstream: str | None = None,
 ) -> Binding:
-    """What a calibration made from such a run is bound to; the same as a guard's with this prompt template."""
+    """The binding of a calibration made from such a run; the same as a guard's with this prompt template."""
     bound = Answerer(model, estimator, options, prompt_template=template).binding()
     return bound.model_copy(update={"grader": grader, "upstream": upstream})
 
 
 def shared_objective(estimators: Iterable[Estimator]) -> Objective:
-    """What a generation keeps for several estimators: what the first that differentiates asks for, if one does."""
+    """The objective of a generation for several estimators: that of the first that differentiates, if one does."""
     asked = [estimator.objective for estimator in estimators]
     return next((objective for objective in asked if objective.gradients), asked[0])
 
 
 def observing_first(estimators: Mapping[str, Estimator]) -> list[str]:
-    """The names in an order that costs least: what a generation left is let go with the first replay."""
+    """The names in an order that costs least: the first replay frees the leftovers of a generation."""
     return sorted(estimators, key=lambda name: estimators[name].objective.gradients)
 
 
@@ -231,7 +231,7 @@ def why_too_long(model: LanguageModel, turns: Sequence[Message]) -> str | None:
 
 
 def kept_score(score: Score) -> AnswerScore:
-    """What the record of a run keeps of a score."""
+    """The score as a run records it."""
     features = None if score.features is None else dict(score.features)
     return AnswerScore(uncertainty=score.uncertainty, reason=score.reason, features=features)
 

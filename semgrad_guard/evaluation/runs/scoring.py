@@ -1,4 +1,4 @@
-"""Texts from anywhere, scored and decided about, batch by batch: what `score` computes, in whatever process."""
+"""Texts from anywhere, scored and decided about, batch by batch: the work of `score`, in any process."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class ScoredBatch:
 
 @dataclass(frozen=True)
 class TextScorer:
-    """How texts are scored and decided about. What is not the model is plain data, which other processes are sent."""
+    """How texts are scored and decided about. Everything but the model is plain data, to be sent to other processes."""
 
     model: LanguageModel
     estimator: Estimator
@@ -73,7 +73,7 @@ class TextScorer:
 
 
 class ScoredText(BaseModel):
-    """What the record of a run keeps of a text: its verdict, or why it does not fit the context window."""
+    """A text in the record of a run: its verdict, or why it does not fit the context window."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -101,7 +101,7 @@ class KeptScoring:
 
 @dataclass(frozen=True)
 class ScoringRecipe:
-    """Makes of a worker's model what scores texts there; plain data."""
+    """Turns a worker's model into a scorer; plain data."""
 
     estimator: Estimator
     policy: Policy | None
@@ -113,7 +113,7 @@ class ScoringRecipe:
 
 
 def text_key(row: Question) -> str:
-    """Names a text of a run: what was asked, and what was said."""
+    """The name of a text in a run, from question and response."""
     return identity(row, "response")
 
 
@@ -126,7 +126,7 @@ def score_kept(
     batch_size: int,
     on_progress: Progress | None = None,
 ) -> ScoredBatch:
-    """Score the texts, keeping all as they come in the record at `path`; what is there already is not redone.
+    """Score the texts, keeping all as they come in the record at `path`; recorded texts are not redone.
 
     Raises:
         BindingMismatchError: the record belongs to a run with other settings.
@@ -143,7 +143,7 @@ def score_kept(
 
 
 def _settings(scorer: TextScorer, batch_size: int) -> dict[str, Any]:
-    """What the numbers depend on, to their last digits."""
+    """Everything that the numbers depend on, to their last digits."""
     calibration = None if scorer.policy is None else scorer.policy.calibration
     return {
         "model": asdict(scorer.model.identity),
@@ -155,17 +155,17 @@ def _settings(scorer: TextScorer, batch_size: int) -> dict[str, Any]:
 
 
 def score_record(row: Question, verdict: Verdict) -> dict[str, object]:
-    """What `score` writes of a text: plain JSON types."""
+    """The line of a text in the output of `score`: plain JSON types."""
     return {"id": row.id, "question": row.question, "response": row.response, **verdict.metadata()}
 
 
 def left_out(row: Question, error: PromptTooLongError) -> str:
-    """What to say of a text that does not fit the context window."""
+    """The warning about a text that does not fit the context window."""
     return f"{_name(row)} is left out: {error}"
 
 
 def no_score(row: Question, verdict: Verdict) -> str:
-    """What to say of a text without a score."""
+    """The warning about a text without a score."""
     return f"{_name(row)} has no score: {verdict.reason or 'no reason is known'}."
 
 
