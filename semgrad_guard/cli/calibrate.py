@@ -243,7 +243,9 @@ class _Run:
         others = [read_other(path, rows, settings) for path in self.also]
         answers = self._collect(rows, files.answers, model, estimators)
         say_unscored(answers)
-        grades = grading.grade(rows, answers, grader, labels=files.labels, others=files.answered, book=files.grades)
+        grades = grading.grade(
+            rows, answers, grader, labels=files.labels, others=grading.recorded_keys(files.answers), book=files.grades
+        )
 
         def bind(estimator: Estimator) -> Binding:
             return run_binding(

@@ -35,14 +35,6 @@ class Files:
 
         return beside(self.output, ".grades.jsonl")
 
-    @property
-    def answered(self) -> list[str]:
-        """The keys of all answers there are, of other questions, too."""
-        from semgrad_guard.evaluation.job_record import read_record
-        from semgrad_guard.evaluation.runs.answers import Answer
-
-        return [answer.key for answer in read_record(self.answers, Answer)[1]]
-
     def check(self, inputs: Sequence[Path]) -> None:
         """Refuse, before any work, a file that cannot be written."""
         from semgrad_guard.evaluation.files import require_outputs

@@ -44,8 +44,10 @@ class EstimatorSpec:
         """
         for name in self._given:
             if name not in _settings_of(estimator):
-                option = name.replace("_", "-")
-                raise typer.BadParameter(f"{estimator.name} takes no --{option}: it is for {', '.join(_takers(name))}")
+                from semgrad_guard.estimators import KIND_OF
+
+                takers = ", ".join(taker for taker, kind in KIND_OF.items() if name in _settings_of(kind))
+                raise typer.BadParameter(f"{estimator.name} takes no --{name.replace('_', '-')}: it is for {takers}")
         return self.set_where_taken(estimator)
 
     def set_where_taken(self, estimator: E) -> E:
@@ -60,10 +62,3 @@ class EstimatorSpec:
 
 def _settings_of(estimator: Any) -> set[str]:
     return {field.name for field in fields(estimator)}
-
-
-def _takers(setting: str) -> list[str]:
-    """The names of all estimators that take a setting."""
-    from semgrad_guard.estimators import KIND_OF
-
-    return [name for name, kind in KIND_OF.items() if setting in _settings_of(kind)]

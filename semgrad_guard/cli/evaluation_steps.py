@@ -11,6 +11,7 @@ import typer
 
 from semgrad_guard.cli import loading
 from semgrad_guard.cli.evaluation_output import Files
+from semgrad_guard.cli.grading import recorded_keys
 from semgrad_guard.cli.spreading import Cluster, spreading
 from semgrad_guard.cli.terminal import kept_on_interrupt, note, say, show_grades
 from semgrad_guard.errors import InputError
@@ -188,7 +189,7 @@ def grade(
     from semgrad_guard.evaluation.results import Results
 
     answers = run.answers if questions is None else with_references(run.answers, questions.rows)
-    grades = {} if labels is None else {NAME: labels_for(labels, answers, others=_kept_keys(files))}
+    grades = {} if labels is None else {NAME: labels_for(labels, answers, others=recorded_keys(files.answers))}
     graders = graders or [GRADERS[default_grader(run.settings["prompt_template"])]]
     for grader in graders:
         if isinstance(grader, WordGrader):
@@ -212,14 +213,6 @@ def grade(
     for title, reason in results.unfitted.items():
         note(f"{title} is left out. {reason}")
     return results
-
-
-def _kept_keys(files: Files) -> list[str]:
-    """The keys of all answers there are, of other questions, too."""
-    from semgrad_guard.evaluation.job_record import read_record
-    from semgrad_guard.evaluation.runs.answers import EvaluatedAnswer
-
-    return [answer.key for answer in read_record(files.answers, EvaluatedAnswer)[1]]
 
 
 def _name(questions: QuestionFile | None, files: Files) -> str:

@@ -39,6 +39,14 @@ def check_labels(path: Path | None, *, begun_at: Path | None = None) -> None:
         open_sheet(path)
 
 
+def recorded_keys(answers: Path) -> list[str]:
+    """The keys of all answers in a record, also those to other questions."""
+    from semgrad_guard.evaluation.job_record import read_record
+    from semgrad_guard.evaluation.runs.answers import EvaluatedAnswer
+
+    return [answer.key for answer in read_record(answers, EvaluatedAnswer)[1]]
+
+
 @dataclass(frozen=True)
 class Grades:
     """Grades of those answers that have one: their places among all, the grades in order, and whose they are."""

@@ -98,6 +98,7 @@ def probe(  # noqa: PLR0913  # a command's options are its arguments
     LanguageModel takes it: semantic_token=TokenChoice.load(FILE).
     """
     from semgrad_guard.evaluation.files import sole_writer
+    from semgrad_guard.evaluation.probing.probe import ProbePlan
 
     files = _Files.beside(output, plots=plots)
     phrasing, sources = loading.phrasing(system, "plain")
@@ -111,7 +112,12 @@ def probe(  # noqa: PLR0913  # a command's options are its arguments
             ModelSource(model, dtype, device, quantization_config, template_options=dict(template_option or ())),
             answers=answers,
             grader=grader,
-            plan=_plan(tokens, batch_size, max_tokens, phrasing.system),
+            plan=ProbePlan(
+                tokens=tokens,
+                batch_size=batch_size,
+                system=phrasing.system,
+                options=loading.decoding(max_tokens=max_tokens, temperature=0.0, seed=0),
+            ),
         )
         found.save(output)
         drawn = _draw(found, files)
@@ -163,13 +169,6 @@ class _Files:
             Output(self.answers, "record of answers", is_record()),
             *(Output(path, "picture of a probe", is_drawn) for path in pictures),
         ]
-
-
-def _plan(tokens: int, batch_size: int, max_tokens: int, system: str | None) -> ProbePlan:
-    from semgrad_guard.evaluation.probing.probe import ProbePlan
-
-    decoding = loading.decoding(max_tokens=max_tokens, temperature=0.0, seed=0)
-    return ProbePlan(tokens=tokens, batch_size=batch_size, system=system, options=decoding)
 
 
 def _read(data: Path, columns: Mapping[str, str | None], *, strict: bool) -> QuestionFile:

@@ -30,7 +30,8 @@ def verdict_view(verdict: Verdict) -> RenderableType:
     body = Text(printable(verdict.text) or "(no text)")
     if verdict.draft is not None:
         body.append(f"\nwithheld: {printable(verdict.draft) or '(no text)'}", style="dim")
-    panel = Panel(body, title=_title(verdict), title_align="left", border_style=colour, box=box.ROUNDED)
+    title = {"answer": "answer", "abstain": "abstained", "escalate": "escalated"}[verdict.action]
+    panel = Panel(body, title=title, title_align="left", border_style=colour, box=box.ROUNDED)
     facts = _pairs(
         ("action", Text(verdict.action, style=f"bold {colour}") + Text(f"  {_why(verdict)}", style="dim")),
         ("uncertainty", f"{figure(verdict.uncertainty)}  ({verdict.estimator}, higher is less certain)"),
@@ -100,17 +101,25 @@ def calibration_view(
     """The promise, its effect on the answers, and P(correct) along the scores."""
     wrong = f"{calibration.n_wrong} of {calibration.n} answers wrong"
     unscored = f", {calibration.n_unscored} without a score" if calibration.n_unscored else ""
+    undefined = f"undefined: all answers are {'wrong' if effect.wrong else 'right'}"
     facts = _pairs(
         ("questions", f"{wrong}{unscored}"),
         *_right(calibration.binding),
-        ("AUROC", _undefined(effect) if auroc is None else f"{auroc:.3f} (1: every wrong answer is less certain)"),
+        ("AUROC", undefined if auroc is None else f"{auroc:.3f} (1: every wrong answer is less certain)"),
         ("AURC", f"{figure(aurc)} (mean error rate over all coverages)"),
         *_outcome(calibration),
         *([("effect", str(effect))] if calibration.threshold is not None else []),
     )
     parts: list[RenderableType] = [_promise(calibration), facts]
     if calibration.confidence_map is not None:
-        parts += [Text(), _confidence_table(calibration)]
+        table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+        table.add_column("uncertainty", justify="right")
+        table.add_column("P(correct)", justify="right")
+        table.add_column("action")
+        for score, confidence in confidence_rows(calibration):
+            action = "answer" if calibration.lets_through(score) else "abstain"
+            table.add_row(figure(score), percent(confidence), Text(action, style=_COLOURS[action]))
+        parts += [Text(), table]
     return Group(*parts)
 
 
@@ -193,12 +202,8 @@ def _right(binding: Binding | None) -> list[tuple[str, str]]:
     """The meaning of "right", if its grader does not look at the whole answer."""
     from semgrad_guard.evaluation.graders.by_words import right_means
 
-    said = None if binding is None or binding.grader is None else right_means(binding.grader)
-    return [] if said is None else [("right", said)]
-
-
-def _undefined(effect: Effect) -> str:
-    return f"undefined: all answers are {'wrong' if effect.wrong else 'right'}"
+    meaning = None if binding is None or binding.grader is None else right_means(binding.grader)
+    return [] if meaning is None else [("right", meaning)]
 
 
 def _engines(binding: Binding | None) -> list[tuple[str, str]]:
@@ -209,17 +214,6 @@ def _engines(binding: Binding | None) -> list[tuple[str, str]]:
     return [("engines", f"{1 + len(binding.also)}; these are the numbers of {binding.fingerprint} {format_}".rstrip())]
 
 
-def _confidence_table(calibration: Calibration) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("uncertainty", justify="right")
-    table.add_column("P(correct)", justify="right")
-    table.add_column("action")
-    for score, confidence in confidence_rows(calibration):
-        action = "answer" if calibration.lets_through(score) else "abstain"
-        table.add_row(figure(score), percent(confidence), Text(action, style=_COLOURS[action]))
-    return table
-
-
 def _pairs(*pairs: tuple[str, str | Text]) -> Table:
     table = Table.grid(padding=(0, 2))
     table.add_column(style="dim", no_wrap=True)
@@ -227,10 +221,6 @@ def _pairs(*pairs: tuple[str, str | Text]) -> Table:
     for name, value in pairs:
         table.add_row(f" {name}", value if isinstance(value, Text) else Text(printable(value)))
     return table
-
-
-def _title(verdict: Verdict) -> str:
-    return "answer" if verdict.action == "answer" else "abstained" if verdict.action == "abstain" else "escalated"
 
 
 def _why(verdict: Verdict) -> str:

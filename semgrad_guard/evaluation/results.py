@@ -73,7 +73,10 @@ class Results:
             data=self.data,
             scores={t: [self._uncertainty(name, i) for i in self.kept] for name, t in self._measured.items()},
             correct=correct,
-            milliseconds={t: [_cost(a, name) for a in answers] for name, t in self._measured.items()},
+            milliseconds={  # None where the question was not put to the method, and 0 without an answer
+                title: [a.milliseconds.get(name, 0.0 if a.text is None else None) for a in answers]
+                for name, title in self._measured.items()
+            },
             generation_ms=[a.generation_ms for a in answers],
             mean_entropy=[a.mean_entropy for a in answers],
             kinds=[a.kind for a in answers],
@@ -135,7 +138,7 @@ class Results:
                 answer.question,
                 "\n".join(answer.references),
                 answer.text,
-                *(_bit(verdicts[i]) for verdicts in self.grades.values()),
+                *(None if (verdict := verdicts[i]) is None else int(verdict) for verdicts in self.grades.values()),
                 *(self._uncertainty(name, i) for name in names),
                 *(answer.milliseconds.get(name) for name in names),
                 answer.generation_ms,
@@ -145,18 +148,9 @@ class Results:
         return write_table(path, header, rows)
 
 
-def _cost(answer: EvaluatedAnswer, name: str) -> float | None:
-    """A method's milliseconds; None where the question was not put to it, and nothing for one without an answer."""
-    return answer.milliseconds.get(name, 0.0 if answer.text is None else None)
-
-
 def is_graded_table(path: Path) -> bool:
     """Whether a file is a table that `Results.write_csv` wrote, by its first columns."""
     return first_line(path).startswith(",".join([*_ASKED, "correct: "]).encode())
-
-
-def _bit(verdict: bool | None) -> int | None:
-    return None if verdict is None else int(verdict)
 
 
 @dataclass(frozen=True)

@@ -110,7 +110,7 @@ class Tally:
         size = self.wrong + self.right
         answered, errors = np.cumsum(size, axis=1), np.cumsum(self.wrong, axis=1)
         share = _divide(self.wrong, size, where_zero=0.0)
-        harmonic = _harmonic_numbers(int(answered.max()))
+        harmonic = np.concatenate(([0.0], np.cumsum(1.0 / np.arange(1, int(answered.max()) + 1))))  # H(0), H(1), ...
         steps = harmonic[answered.astype(np.int64)] - harmonic[(answered - size).astype(np.int64)]
         before = (errors - self.wrong) - share * (answered - size)
         return _divide((before * steps + self.wrong).sum(axis=1), self.scored)
@@ -184,8 +184,3 @@ def _divide(numerator: Floats, denominator: Floats, *, where_zero: float = math.
     """The quotient, and `where_zero` where the denominator vanishes (a difference of two equal areas included)."""
     zero = np.abs(denominator) < 1e-12
     return np.where(zero, where_zero, numerator / np.where(zero, 1.0, denominator))
-
-
-def _harmonic_numbers(n: int) -> Floats:
-    """H(0) = 0, H(1) = 1, ..., H(n)."""
-    return np.concatenate(([0.0], np.cumsum(1.0 / np.arange(1, n + 1))))

@@ -51,7 +51,7 @@ def without_answers(own: int, preserved: Mapping[int, float]) -> Recommendation:
     if best != own:
         reason += (
             f". The Semantic Preservation Score is highest at {best} ({preserved[best]:.3f}, against "
-            f"{preserved.get(own, float('nan')):.3f}); by itself that proves nothing, since at the prompt's last tokens "
+            f"{preserved.get(own, float('nan')):.3f}); alone that proves nothing, since at the prompt's last tokens "
             "it can be high where SemGrad is poor"
         )
     return Recommendation(None, reason)
@@ -70,7 +70,9 @@ def with_answers(
         seed: of the split and the bootstrap.
     """
     choosing, testing = _halves(correct, seed)
-    if min(_fewest_kind(correct, half) for half in (choosing, testing)) < FEWEST:
+    right = [sum(_at(correct, half)) for half in (choosing, testing)]
+    wrong = [len(half) - count for half, count in zip((choosing, testing), right, strict=True)]
+    if min(*right, *wrong) < FEWEST:
         return Recommendation(
             None,
             f"the chat template's own place ({own}); {sum(correct)} right and {len(correct) - sum(correct)} wrong "
@@ -112,11 +114,6 @@ def _halves(correct: Sequence[bool], seed: int) -> tuple[list[int], list[int]]:
         for half in (0, 1):
             halves[half].extend(int(i) for i in members[half::2])
     return halves
-
-
-def _fewest_kind(correct: Sequence[bool], half: Sequence[int]) -> int:
-    right = sum(correct[i] for i in half)
-    return min(right, len(half) - right)
 
 
 def _auroc(scores: Scores, correct: Sequence[bool], half: Sequence[int]) -> float:

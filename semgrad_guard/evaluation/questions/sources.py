@@ -100,12 +100,10 @@ def _folder(folder: Path) -> Iterator[Entry]:
     for path in visible:
         fields = dict(part.split("=", 1) for part in parts[path][:-1] if "=" in part)
         for entry in _file(path):
-            yield replace(entry, content=_with_fields(entry.content, fields))
-
-
-def _with_fields(content: Any, fields: dict[str, str]) -> Any:
-    """A record with the fields of its folders, unless it has them itself; anything else as it is."""
-    return {**fields, **cast("dict[str, Any]", content)} if isinstance(content, dict) else content
+            record: Any = entry.content
+            if isinstance(record, dict):  # its own fields take precedence over those of its folders
+                record = {**fields, **cast("dict[str, Any]", record)}
+            yield replace(entry, content=record)
 
 
 def _parquet(path: Path) -> Iterator[Entry]:

@@ -47,15 +47,12 @@ class TextScorer:
         too_long: list[tuple[Question, PromptTooLongError]] = []
         for row in rows:
             try:
-                fitting.append((row, self._evidence(row)))
+                fitting.append((row, self.model.evidence(self.phrasing.conversation(row), row.response or "")))
             except PromptTooLongError as error:
                 too_long.append((row, error))
         together = BatchScoring.joined([each for _, each in fitting]).evidence if fitting else ()
         scored = [(row, self._verdict(row, each)) for (row, _), each in zip(fitting, together, strict=True)]
         return ScoredBatch(scored, too_long)
-
-    def _evidence(self, row: Question) -> Evidence:
-        return self.model.evidence(self.phrasing.conversation(row), row.response or "")
 
     def _verdict(self, row: Question, evidence: Evidence) -> Verdict:
         template = self.phrasing.name([row])
