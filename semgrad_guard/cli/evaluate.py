@@ -199,7 +199,7 @@ def evaluate(  # noqa: PLR0913  # a command's options are its arguments
     repeated with other graders.
     """
     values.one_from_stdin(data=data, prompt=prompt, system=system, labels=labels)
-    files, cluster = writing.Files(output), Cluster.asked(ray, workers)
+    files, cluster = writing.Files(output), Cluster.of(ray, workers)
     others, held = writing.finished(beside or [], report=report), steps.load_calibration(calibration)
     probed = steps.load_probe(probe)
     models = [
@@ -219,14 +219,14 @@ def evaluate(  # noqa: PLR0913  # a command's options are its arguments
             if regrade:
                 run = steps.kept(files, questions)
             else:
-                asked = steps.Asked(
+                settings = steps.AnswerSettings(
                     phrasing, tuple(stop or ()), max_tokens, batch_size, ablations, sampled_questions, sample_batch
                 )
                 token = None if probed is None else probed.semantic_token
                 template = dict(template_option or ())
                 source = ModelSource(model, dtype, device, quantization_config, token, template, engine)
-                chosen = steps.Chosen(methods, nli, cross_encoder, seed)
-                run = steps.answer(questions, files, asked, chosen, source=source, cluster=cluster)
+                measured = steps.MethodSettings(methods, nli, cross_encoder, seed)
+                run = steps.answer(questions, files, settings, measured, source=source, cluster=cluster)
             results = steps.grade(run, graders, labels, files, questions)
             writing.write(results, files)
             if report:

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Asked:
+class AnswerSettings:
     """How questions are answered."""
 
     phrasing: Phrasing
@@ -45,7 +45,7 @@ class Asked:
 
 
 @dataclass(frozen=True)
-class Chosen:
+class MethodSettings:
     """The methods, and the models that they need."""
 
     methods: Sequence[str] | None
@@ -110,42 +110,48 @@ def read(
 class Measuring:
     """Turns a worker's model into a function that answers and measures a batch; plain data."""
 
-    chosen: Chosen
-    asked: Asked
+    methods: MethodSettings
+    settings: AnswerSettings
     sampled: SampledQuestions | None = None
 
     def __call__(self, model: LanguageModel) -> AnswerBatch[EvaluatedAnswer]:
         """The function of this model."""
-        return self.experiment(model, self.chosen.estimators(self.asked.max_tokens)).answering()
+        return self.experiment(model, self.methods.estimators(self.settings.max_tokens)).answering()
 
     def experiment(self, model: LanguageModel, estimators: Sequence[Estimator]) -> Experiment:
         """The experiment with a model."""
         from semgrad_guard.engine.generation.options import GenerationOptions
         from semgrad_guard.evaluation.runs.experiment import Experiment, semgrad_ablations
 
-        asked = self.asked
+        settings = self.settings
         return Experiment(
             model,
             estimators,
-            GenerationOptions(max_tokens=asked.max_tokens, stop=asked.stop),
-            phrasing=asked.phrasing,
-            ablations=semgrad_ablations(model.n_layers) if asked.ablations else {},
+            GenerationOptions(max_tokens=settings.max_tokens, stop=settings.stop),
+            phrasing=settings.phrasing,
+            ablations=semgrad_ablations(model.n_layers) if settings.ablations else {},
             sampled=self.sampled,
-            sample_batch=asked.sample_batch,
+            sample_batch=settings.sample_batch,
         )
 
 
 def answer(
-    questions: QuestionFile | None, files: Files, asked: Asked, chosen: Chosen, *, source: ModelSource, cluster: Cluster
+    questions: QuestionFile | None,
+    files: Files,
+    settings: AnswerSettings,
+    methods: MethodSettings,
+    *,
+    source: ModelSource,
+    cluster: Cluster,
 ) -> Run:
     """Answer and measure the missing questions; Ctrl-C tells how many are kept."""
     from semgrad_guard.evaluation.runs.experiment import SampledQuestions
     from semgrad_guard.evaluation.runs.measuring import price_of_samples
 
     rows = () if questions is None else questions.rows
-    sampled = SampledQuestions.of(rows, count=asked.sampled_questions, seed=chosen.seed)
-    measuring = Measuring(chosen, asked, sampled)
-    estimators = chosen.estimators(asked.max_tokens)
+    sampled = SampledQuestions.of(rows, count=settings.sampled_questions, seed=methods.seed)
+    measuring = Measuring(methods, settings, sampled)
+    estimators = methods.estimators(settings.max_tokens)
     model = loading.load(source)
     experiment = measuring.experiment(model, estimators)
     drawn_for = len(rows) if sampled is None else len(sampled.keys)
@@ -156,7 +162,7 @@ def answer(
         spreading(cluster, model, source, measuring) as spread,
     ):
         answers = experiment.run(
-            rows, files.answers, batch_size=asked.batch_size, spread=spread, on_progress=tell, on_step=tell.step
+            rows, files.answers, batch_size=settings.batch_size, spread=spread, on_progress=tell, on_step=tell.step
         )
     return Run(answers, experiment.settings(rows))
 

@@ -112,8 +112,8 @@ def score(  # noqa: PLR0913  # a command's options are its arguments
         raise typer.BadParameter("a calibration is for whole answers; give --by or --calibration, not both")
     if output == STDOUT:
         output, as_json = None, True
-    cluster = Cluster.asked(ray, workers)
-    if cluster.is_asked and (by is not None or data is None or output is None):
+    cluster = Cluster.of(ray, workers)
+    if cluster.is_used and (by is not None or data is None or output is None):
         raise typer.BadParameter(
             "--ray is for whole answers of a file: give --data and --output FILE, beside which everything is kept as "
             "it comes, and no --by"
@@ -137,7 +137,7 @@ def score(  # noqa: PLR0913  # a command's options are its arguments
         policy = loading.load_policy(calibration, None)
         asked = spec.estimator(policy)
         scorer = TextScorer(loading.load(source), asked, policy, phrasing)
-        if cluster.is_asked and output is not None:
+        if cluster.is_used and output is not None:
             scored, left_out = _score_spread(
                 rows, scorer, batch_size, record=scores_file.record(output), cluster=cluster, source=source
             )
@@ -150,7 +150,7 @@ def score(  # noqa: PLR0913  # a command's options are its arguments
         if moved is not None:
             scored = [(row, verdict.model_copy(update={"drift": moved.moved})) for row, verdict in scored]
         _deliver(scored, moved, output, as_json=as_json, decided=policy is not None, single=data is None)
-        if cluster.is_asked and output is not None:
+        if cluster.is_used and output is not None:
             scores_file.record(output).unlink(missing_ok=True)
         unscored = [no_score(row, verdict) for row, verdict in scored if verdict.status != "scored"]
         say_problems(unscored)

@@ -29,7 +29,7 @@ class Cluster:
     workers: int | None = None
 
     @classmethod
-    def asked(cls, address: str | None, workers: int | None) -> Cluster:
+    def of(cls, address: str | None, workers: int | None) -> Cluster:
         """The options, refused before any work where they cannot be followed.
 
         Raises:
@@ -45,7 +45,7 @@ class Cluster:
         return cls(address, workers)
 
     @property
-    def is_asked(self) -> bool:
+    def is_used(self) -> bool:
         """Whether batches are spread at all."""
         return self.address is not None
 

@@ -134,7 +134,7 @@ def _unseen(_: str) -> None:
 
 @contextmanager
 def progress(what: str) -> Generator[Teller]:
-    """A bar on stderr, or lines now and then where that is no terminal; yields its `Teller`."""
+    """A bar on stderr, or lines now and then elsewhere; yields its `Teller`."""
     if _loudness == Loudness.QUIET:
         yield Teller(lambda done, total: None)
         return

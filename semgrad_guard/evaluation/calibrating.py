@@ -114,7 +114,7 @@ def calibrate_learned(
     """Fit a learned estimator on one part of the answers and choose the threshold on the rest.
 
     Where it cannot be fitted, HybridGrad takes its place (`instead`, for one with settings of its own): the
-    calibration's binding and `choice` say so. The rest is then all answers if their mere number is the reason, for
+    calibration's binding and `choice` tell it. The rest is then all answers if their mere number is the reason, for
     nothing was learned from a label.
     """
     learn, rest = split(len(graded.questions), seed=seed)

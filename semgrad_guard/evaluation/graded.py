@@ -27,7 +27,7 @@ class GradedRun:
         title: the name of the run in the report, for example "Llama-3.1-8B on SciQ"; unique in a report.
         model: the model's name. Runs of one model are side by side.
         data: the name of the questions.
-        scores: method (the paper's spelling) -> uncertainty, higher = less certain, None where there is no score.
+        scores: method (the paper's spelling) -> uncertainty, higher = less certain, None without a score.
         correct: whether the answer is right, by the run's grader.
         milliseconds: method -> run time in addition to plain generation, per question; None where the question was
             not put to the method.

@@ -1,8 +1,8 @@
 """Intervals by resampling questions, and paired differences on the same resamples. Seeded; numpy only.
 
-Questions are drawn with replacement, right and wrong ones alike (not stratified: how many are right is part of what a
-new set of questions would change). Intervals are percentile intervals of the replicates. Resamples in which a metric is
-undefined (all right, or all wrong) are left out; where they are more than a tenth there is no interval.
+Questions are drawn with replacement, right and wrong ones alike (not stratified: a new set of questions would have
+another number of right ones). Intervals are percentile intervals of the replicates. Resamples in which a metric is
+undefined (all right, or all wrong) are left out; if they are more than a tenth, the estimate has none.
 """
 
 from __future__ import annotations

@@ -61,7 +61,7 @@ def entries(source: str) -> Iterator[Entry]:
 
     Raises:
         DataFileError: the whole source cannot be read.
-        MissingExtraError: a dataset or a Parquet file is asked for and its library is not installed.
+        MissingExtraError: the library for a dataset or a Parquet file is not installed.
     """
     if source.startswith(HUB):
         return _dataset(source)
