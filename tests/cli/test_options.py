@@ -42,10 +42,6 @@ def test_an_option_is_given_once(run: Run, tmp_path: Path, command: str, option:
     assert "is given 2 times; give it once" in flat(result.stderr)
 
 
-def test_the_old_name_counts_as_well(run: Run) -> None:
-    assert "2 times" in flat(run("ask", "q", "--max-tokens", 3, "--max-new-tokens", 3).stderr)
-
-
 @pytest.mark.parametrize(
     "arguments",
     [

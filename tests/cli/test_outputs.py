@@ -179,7 +179,8 @@ def test_a_full_disk_is_named_and_nothing_half_written_stays(run: Run, job: Job,
     assert "Traceback" not in done.stderr
     assert len(done.stderr.splitlines()[-1]) < 400
     left = [path for path in folder.rglob("*") if path.is_file()]
-    assert {path.name for path in left} <= {"output.answers.jsonl", "answers.jsonl"}  # which the same command continues
+    resumable = {"output.answers.jsonl", "answers.jsonl", "answers.jsonl.part"}
+    assert {path.name for path in left} <= resumable
     assert run(*job(command, folder / "output.json")).exit_code == 0
 
 
