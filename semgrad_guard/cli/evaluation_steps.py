@@ -149,6 +149,7 @@ def answer(
     from semgrad_guard.evaluation.runs.measuring import price_of_samples
 
     rows = () if questions is None else questions.rows
+    settings.phrasing.require(rows)
     sampled = SampledQuestions.of(rows, count=settings.sampled_questions, seed=methods.seed)
     measuring = Measuring(methods, settings, sampled)
     estimators = methods.estimators(settings.max_tokens)

@@ -305,7 +305,7 @@ def test_questions_are_put_as_the_program_words_them(
     ("prompt", "code", "said"),
     [
         ("papr", 2, "'papr' is neither plain, paper, nor a template with {question} in it"),
-        ("{query}", 1, "has {query} in it, which is no place"),
+        ("{query}", 1, "has {query} in it, which is not a place"),
         ("{context} {question}", 1, "has a {context} in it and the questions have none"),
         ("@nowhere.txt", 1, "nowhere.txt"),
     ],
