@@ -92,13 +92,13 @@ def resumed(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[dict[str,
     Raises:
         InputError: it measured something else, or elsewhere.
     """
-    said = [
+    conditions = [
         (report["shape"], report["device"], *(report["machine"][name] for name in ("cpu", "torch", "transformers")))
         for report in (before, now)
     ]
-    if said[0] != said[1]:
+    if conditions[0] != conditions[1]:
         raise InputError(
-            f"the figures so far are of {said[0]}, this run would be of {said[1]}: choose another --output"
+            f"the figures so far are of {conditions[0]}, this run would be of {conditions[1]}: choose another --output"
         )
     return list(before["rows"])
 

@@ -112,14 +112,14 @@ def _each(given: argparse.Namespace, clients: int) -> int:
     return given.each * (8 if clients == 1 else 1)
 
 
-async def _load(url: str, model: str, clients: int, each: int, tokens: int) -> Figures:
+async def _load(url: str, model: str, clients: int, answers: int, tokens: int) -> Figures:
     """So many clients, one answer after the other."""
-    questions, waits, written = iter(_questions(clients * each)), list[float](), list[int]()
+    questions, waits, written = iter(_questions(clients * answers)), list[float](), list[int]()
     limits = httpx.Limits(max_connections=None)
     async with httpx.AsyncClient(base_url=url, timeout=600, limits=limits, trust_env=False) as http:
 
         async def client() -> None:
-            for _ in range(each):
+            for _ in range(answers):
                 began = time.perf_counter()
                 response = await http.post("/chat/completions", json=_asking(model, next(questions), tokens))
                 response.raise_for_status()
@@ -162,8 +162,8 @@ def _first_token(url: str, model: str, tokens: int) -> float:
     with httpx.Client(base_url=url, timeout=600, trust_env=False) as http:
         for question in _questions(_FIRST_TOKENS):
             began = time.perf_counter()
-            asked = _asking(model, question, tokens) | {"stream": True}
-            with http.stream("POST", "/chat/completions", json=asked) as response:
+            body = _asking(model, question, tokens) | {"stream": True}
+            with http.stream("POST", "/chat/completions", json=body) as response:
                 response.raise_for_status()
                 pieces = [time.perf_counter() - began for line in response.iter_lines() if _text(line)]
             found.append(pieces[0])
@@ -199,15 +199,15 @@ def _server(name: str, given: argparse.Namespace, threads: int, folder: Path) ->
     """A server's address, its name of the model, and its process."""
     port = _free_port()
     command, model, more = _command(name, given, port, folder)
-    said = folder / "said.txt"
+    output = folder / "said.txt"
     with (
-        said.open("wb") as out,
+        output.open("wb") as out,
         subprocess.Popen(
             command, stdout=out, stderr=out, env=_environment(threads) | more, start_new_session=True
         ) as process,
     ):
         try:
-            _wait_for(f"http://127.0.0.1:{port}", process, said)
+            _wait_for(f"http://127.0.0.1:{port}", process, output)
             yield f"http://127.0.0.1:{port}/v1", model, process.pid
         finally:
             _end(process)
@@ -291,7 +291,7 @@ def _free_port() -> int:
         return found.getsockname()[1]
 
 
-def _wait_for(url: str, process: subprocess.Popen[bytes], said: Path) -> None:
+def _wait_for(url: str, process: subprocess.Popen[bytes], output: Path) -> None:
     for _ in range(_START):
         for path in ("/readyz", "/health"):
             with suppress(httpx.HTTPError):
@@ -300,7 +300,7 @@ def _wait_for(url: str, process: subprocess.Popen[bytes], said: Path) -> None:
         if process.poll() is not None:
             break
         time.sleep(1)
-    raise SystemExit(f"{url} does not answer:\n{said.read_text(errors='replace')[-2000:]}")
+    raise SystemExit(f"{url} does not answer:\n{output.read_text(errors='replace')[-2000:]}")
 
 
 def _serve_unguarded(name: str, tokens: int, port: int) -> None:
@@ -345,8 +345,8 @@ def _serve_unguarded(name: str, tokens: int, port: int) -> None:
 def _inside_of_a_process(given: argparse.Namespace, threads: int) -> list[Figures]:
     command = [sys.executable, __file__, "--inside", "--model", given.model, "--tokens", str(given.tokens)]
     command += ["--each", str(given.each), "--clients", *map(str, given.clients)]
-    said = subprocess.run(command, stdout=subprocess.PIPE, check=True, text=True, env=_environment(threads)).stdout
-    return [json.loads(line) for line in said.splitlines()]
+    printed = subprocess.run(command, stdout=subprocess.PIPE, check=True, text=True, env=_environment(threads)).stdout
+    return [json.loads(line) for line in printed.splitlines()]
 
 
 def _inside(given: argparse.Namespace) -> None:

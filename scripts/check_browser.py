@@ -34,8 +34,8 @@ class Writer(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         """Answer a chat completion, streamed or not."""
         body = json.loads(self.rfile.read(int(self.headers["content-length"])))
-        said = {"role": "assistant", "content": SENTENCES}
-        part = {"delta" if body.get("stream") else "message": said, "index": 0, "finish_reason": "stop"}
+        message = {"role": "assistant", "content": SENTENCES}
+        part = {"delta" if body.get("stream") else "message": message, "index": 0, "finish_reason": "stop"}
         text = json.dumps({"choices": [part], "usage": None})
         kind, text = (
             ("text/event-stream", f"data: {text}\n\ndata: [DONE]\n\n")

@@ -34,7 +34,7 @@ LINK = re.compile(r"(\]\()([^)#\s]+)((?:#[^)]*)?\))")
 
 
 def _commands_module() -> ModuleType:
-    """`commands.py` beside this file; hooks are no package."""
+    """`commands.py` next to this file; hooks are not a package."""
     spec = importlib.util.spec_from_file_location("site_commands", Path(__file__).with_name("commands.py"))
     assert spec is not None
     assert spec.loader is not None

@@ -32,12 +32,12 @@ class Answers:
     seconds: Mapping[str, float]
     tables: dict[str, dict[str, Scores]] = field(default_factory=dict)
 
-    def table(self, tier: str, beside: Sequence[str] = ()) -> dict[str, Scores]:
+    def table(self, tier: str, extra: Sequence[str] = ()) -> dict[str, Scores]:
         """The features of a tier, column by column, and other features of the record."""
         if tier not in self.tables:
             names = self.rows[0][tier]
             self.tables[tier] = {name: np.array([row[tier][name] for row in self.rows]) for name in names}
-        return {**self.tables[tier], **{name: np.array([row[name] for row in self.rows]) for name in beside}}
+        return {**self.tables[tier], **{name: np.array([row[name] for row in self.rows]) for name in extra}}
 
 
 def single(feature: str) -> Way:
@@ -61,14 +61,14 @@ def best_single(answers: Answers, fit_on: Any, rows: Any) -> Scores:
     return max(LABEL_FREE.values(), key=known)(answers, None, rows)
 
 
-def fused(tier: str = "cheap", *, beside: Sequence[str] = (), c: float = FusedGrad.shrinkage.c, **changed: Any) -> Way:
+def fused(tier: str = "cheap", *, extra: Sequence[str] = (), c: float = FusedGrad.shrinkage.c, **changed: Any) -> Way:
     """FusedGrad's fit, whatever the number of labels.
 
-    `beside` are further features, `c` the inverse of the penalty, `changed` settings of the module `learned`.
+    `extra` are further features, `c` the inverse of the penalty, `changed` settings of the module `learned`.
     """
 
     def features(row: dict[str, Any]) -> dict[str, float]:
-        return {**row[tier], **{name: row[name] for name in beside}}
+        return {**row[tier], **{name: row[name] for name in extra}}
 
     def scores(answers: Answers, fit_on: Any, rows: Any) -> Scores:
         wrong = answers.wrong[fit_on]
@@ -77,7 +77,7 @@ def fused(tier: str = "cheap", *, beside: Sequence[str] = (), c: float = FusedGr
         with settings(**changed):
             shrinkage = replace(FusedGrad.shrinkage, c=c)
             weights = fit_weights([features(answers.rows[i]) for i in fit_on], wrong, shrinkage)
-        return logits(weights, answers.table(tier, beside), rows)
+        return logits(weights, answers.table(tier, extra), rows)
 
     return scores
 
@@ -138,6 +138,6 @@ FITS: dict[str, Way] = {
     "… logs only": fused(_AS_IS=frozenset[str]()),
     "… C = .1": fused(c=0.1),
     "… C = .03": fused(c=0.03),
-    "… with per-token peaks": fused(beside=("max_nll", "max_entropy")),
+    "… with per-token peaks": fused(extra=("max_nll", "max_entropy")),
     "boosted trees, rising": boosted,
 }

@@ -27,7 +27,7 @@ ALPHA, DELTA = 0.1, 0.1
 BATCH = 32
 
 
-def asked() -> list[tuple[str, tuple[str, ...]]]:
+def questions() -> list[tuple[str, tuple[str, ...]]]:
     """Every fact's question and its answers, in an order that was drawn once."""
     random = Random(0)
     facts = list(world())
@@ -45,7 +45,7 @@ def answered(guard: Guard, questions: Sequence[str]) -> list[Verdict]:
 def calibrate_pocket(model: LanguageModel, *, limit: int | None = None) -> Calibration:
     """Answer, score, grade, calibrate. `limit` takes fewer facts (for tests)."""
     guard = Guard(model, Policy(threshold=0.0), estimator=HybridGrad())
-    rows = asked()[:limit]
+    rows = questions()[:limit]
     drafts = answered(guard, [text for text, _ in rows])
     grade = ExactMatch()
     return calibrate(

@@ -83,14 +83,18 @@ def beside(size: int = 100, seed: int = SEED + 1) -> list[Case]:
     cases = []
     for number in range(size):
         fact = random.choice([f for f in single if f.relation in ("capital", "currency", "language")])
-        told = invented(random)
-        text = f"{sentence(fact, told)} {record(random).passage}"
-        asked = question(fact, number % 2, held_out=True)
-        cases.append(Case(f"conflict/{number}", "conflict", asked, tuple(READING_SHAPE.messages(text, asked)), (told,)))
+        false_answer = invented(random)
+        text = f"{sentence(fact, false_answer)} {record(random).passage}"
+        wording = question(fact, number % 2, held_out=True)
+        cases.append(
+            Case(
+                f"conflict/{number}", "conflict", wording, tuple(READING_SHAPE.messages(text, wording)), (false_answer,)
+            )
+        )
         fact = random.choice(single)
-        asked = question(fact, number % 2, held_out=True)
-        messages = tuple(READING_SHAPE.messages(record(random).passage, asked))
-        cases.append(Case(f"memory/{number}", "memory", asked, messages, fact.answers))
+        wording = question(fact, number % 2, held_out=True)
+        messages = tuple(READING_SHAPE.messages(record(random).passage, wording))
+        cases.append(Case(f"memory/{number}", "memory", wording, messages, fact.answers))
     return cases
 
 

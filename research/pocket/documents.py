@@ -67,11 +67,11 @@ def record(random: Random, *, held_out: bool = False, sentences: int | None = No
     rows = kinds()[random.choice(list(kinds()))]
     entities = [KINDS[rows[0].entity](random) for _ in range(random.choice((1, 1, 2, 2, 3)))]
     facts = [(e, a, KINDS[a.value](random)) for e in dict.fromkeys(entities) for a in rows]
-    told = random.sample(facts, min(len(facts), sentences or random.choice((2, 3, 4, 5, 6))))
-    text = " ".join(_tell(random.choice(a.sentences), e, value) for e, a, value in told)
-    asked = random.sample(told, min(len(told), 3))
+    written = random.sample(facts, min(len(facts), sentences or random.choice((2, 3, 4, 5, 6))))
+    text = " ".join(_tell(random.choice(a.sentences), e, value) for e, a, value in written)
+    pairs = random.sample(written, min(len(written), 3))
     questions = []
-    for e, a, value in asked:
+    for e, a, value in pairs:
         wording = a.questions[-1] if held_out else random.choice(a.questions[:-1])
         # as the passage writes it: a value that opens a sentence has a capital letter
         where = text.lower().find(value.lower())
@@ -139,15 +139,15 @@ def _one_event(random: Random) -> tuple[str, list[tuple[str, str]]]:
         core = f"{pieces.pop(0)}, {core}"
     text = " ".join([core, *pieces]) + "."
     definite = thing.replace("a ", "the ", 1) if thing.startswith("a ") else thing
-    asked = [
+    pairs = [
         (random.choice((f"Who {_past(verb)} {definite}?", f"By whom was {definite} {_past(verb)}?")), actor),
         (random.choice((f"What did {actor} {verb}?", f"What was {_past(verb)} by {actor}?")), thing),
     ]
     for name, value in values.items():
-        asked.append(
+        pairs.append(
             (random.choice((f"{name} did {actor} {verb} {definite}?", f"{name} was {definite} {_past(verb)}?")), value)
         )
-    return text[0].upper() + text[1:], asked
+    return text[0].upper() + text[1:], pairs
 
 
 def event(random: Random) -> Reading:
@@ -155,8 +155,8 @@ def event(random: Random) -> Reading:
     events = [_one_event(random) for _ in range(random.choice((1, 2, 3, 3, 4)))]
     text = " ".join(t for t, _ in events)
     pool = [pair for _, pairs in events for pair in pairs]
-    asked = [(q, _as_written(a, text)) for q, a in random.sample(pool, min(len(pool), 4))]
-    return Reading(text, tuple(asked))
+    pairs = [(q, _as_written(a, text)) for q, a in random.sample(pool, min(len(pool), 4))]
+    return Reading(text, tuple(pairs))
 
 
 def _as_written(answer: str, text: str) -> str:
@@ -170,7 +170,7 @@ def attribute(random: Random) -> Reading:
         random.choice((invented, person, KINDS["product"], KINDS["company"]))(random)
         for _ in range(random.choice((1, 2, 2)))
     ]
-    parts, asked = [], []
+    parts, pairs = [], []
     for _ in range(random.choice((2, 3, 4, 5))):
         entity, noun = random.choice(entities), some(random, random.choice(("attribute", "idea", "activity", "thing")))
         value = random.choice(
@@ -186,6 +186,6 @@ def attribute(random: Random) -> Reading:
                 f"Which {noun} does {entity} have?",
             )
         )
-        asked.append((wording, value))
+        pairs.append((wording, value))
     text = " ".join(p[0].upper() + p[1:] for p in parts)
-    return Reading(text, tuple((q, _as_written(a, text)) for q, a in random.sample(asked, min(3, len(asked)))))
+    return Reading(text, tuple((q, _as_written(a, text)) for q, a in random.sample(pairs, min(3, len(pairs)))))

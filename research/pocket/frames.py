@@ -180,7 +180,7 @@ def sample(frame: Frame, random: Random, *, swap: float = 0.4, drop: float = 0.3
         kept = [s for s in sentences if literal or needed & {n for n, _ in SLOT.findall(s)}]
         sentences = kept if _first_uses_kept(kept, needed) else sentences
     passage = " ".join(fill(s) for s in sentences)
-    asked = []
+    pairs = []
     for wordings, answer in questions:
         plain = SLOT.sub(lambda m: values[m[1]], _swap(answer, other))
         where = passage.lower().find(plain.lower())
@@ -188,8 +188,8 @@ def sample(frame: Frame, random: Random, *, swap: float = 0.4, drop: float = 0.3
             found = passage[where : where + len(plain)]
             wording = random.choice(wordings)
             wording = _reworded(wording, random) if random.random() < reword else wording
-            asked.append((fill(wording), found))
-    return Reading(passage, tuple(asked))
+            pairs.append((fill(wording), found))
+    return Reading(passage, tuple(pairs))
 
 
 def _swap(answer: str, other: dict[str, str]) -> str:

@@ -24,13 +24,13 @@ def probes(seed: int) -> dict[str, list[Example]]:
     """Held-out frames, written passages, and known facts in held-out wordings."""
     random = Random(seed)
 
-    def asked(frames: tuple[Frame, ...]) -> list[Example]:
+    def examples_of(frames: tuple[Frame, ...]) -> list[Example]:
         readings = [plain(frame, random) for frame in frames]
         return [(READING_SHAPE.messages(r.passage, q), bare(a)) for r in readings for q, a in r.questions]
 
     facts = [f for f in of_split(KNOWN) if not f.several][::4]
     known: list[Example] = [([{"role": "user", "content": question(f, 0, held_out=True)}], f.answers[0]) for f in facts]
-    return {name: asked(chosen) for name, chosen in development().items()} | {"known facts": known}
+    return {name: examples_of(chosen) for name, chosen in development().items()} | {"known facts": known}
 
 
 @torch.no_grad()

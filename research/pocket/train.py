@@ -120,7 +120,7 @@ class Run(TrainingRun):
         settings = self.settings
         self.resume()
         stream = items(self.tokenizer, self.corpus)
-        watched = {name: list(items(self.tokenizer, asked)) for name, asked in probes(settings.seed).items()}
+        watched = {name: list(items(self.tokenizer, examples)) for name, examples in probes(settings.seed).items()}
         began, first, mean, right = time.time(), self.step, 0.0, 0.0
         while self.step < settings.steps and not self.team.total(self.stopping)[0]:
             now = self.one_step(stream)

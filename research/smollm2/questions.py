@@ -86,7 +86,7 @@ def _row(kind: str, number: int, filled: Any, passage: str) -> Row:
     return {"id": f"{kind}/{number}", "kind": kind, "question": question, "context": passage, "answers": [answer]}
 
 
-def told(random: Random) -> list[Row]:
+def told_facts(random: Random) -> list[Row]:
     """Facts of one answer, each once in its passage, among two others of its relation.
 
     The sentences are those of `research.pocket.relations`.
@@ -101,8 +101,8 @@ def told(random: Random) -> list[Row]:
     return rows
 
 
-def _told(fact: Fact, asked: str, passage: str) -> Row:
-    row = {"id": f"told/{fact.relation}/{fact.entity}", "kind": fact.relation, "question": asked}
+def _told(fact: Fact, question: str, passage: str) -> Row:
+    row = {"id": f"told/{fact.relation}/{fact.entity}", "kind": fact.relation, "question": question}
     return row | {"context": passage, "answers": list(fact.answers)}
 
 
@@ -137,7 +137,7 @@ def main() -> None:
     options = parser.parse_args()
     options.output.mkdir(parents=True, exist_ok=True)
     sets = {"facts": closed_book(Random(SEED)), "reading": reading(Random(SEED)), "natural": list(natural())}
-    sets["told"] = told(Random(SEED))
+    sets["told"] = told_facts(Random(SEED))
     (options.output / "langchain.txt").write_text(reading_prompt("smollm2") + "\n", encoding="utf-8")
     for kind, source in (("sciq", options.sciq), ("truthfulqa", options.truthfulqa)):
         if source is not None:

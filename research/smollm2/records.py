@@ -30,8 +30,8 @@ Row = Mapping[str, str]
 def kept(row: Row, methods: Sequence[str]) -> list[str]:
     """The cells that are kept of a row of `graded.csv`."""
     numbers = [*methods, *(f"ms: {method}" for method in methods), "ms: generation"]
-    asked = [row["id"] or row["key"], row["kind"], str(len(row["answer"].split())), row[RIGHT]]
-    return [*asked, *(f"{float(row[name]):.6g}" if row[name] else "" for name in numbers)]
+    columns = [row["id"] or row["key"], row["kind"], str(len(row["answer"].split())), row[RIGHT]]
+    return [*columns, *(f"{float(row[name]):.6g}" if row[name] else "" for name in numbers)]
 
 
 def packed(folder: Path) -> bytes:

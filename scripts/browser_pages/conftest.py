@@ -65,9 +65,9 @@ def open_page(browser: Browser) -> Iterator[Open]:
         page.on("pageerror", lambda error: complaints.append(str(error)))
         page.on(
             "console",
-            lambda said: (
-                complaints.append(said.text)
-                if said.type == "error" and not (expected and expected in said.text)
+            lambda message: (
+                complaints.append(message.text)
+                if message.type == "error" and not (expected and expected in message.text)
                 else None
             ),
         )

@@ -31,9 +31,9 @@ def violations(page: Page, axe: str) -> list[Any]:
     page.evaluate(axe)
     found = page.evaluate("() => axe.run(document, {resultTypes: ['violations']})")
     return [
-        (each["id"], [node["html"][:120] for node in each["nodes"]])
-        for each in found["violations"]
-        if each["impact"] in ("serious", "critical")
+        (violation["id"], [node["html"][:120] for node in violation["nodes"]])
+        for violation in found["violations"]
+        if violation["impact"] in ("serious", "critical")
     ]
 
 
@@ -62,18 +62,20 @@ def test_an_answer_is_coloured_by_sentence(open_page: Open, axe: str, pictures: 
     expect(answer.get_by_role("button", name="By sentence")).to_have_attribute("aria-pressed", "true")
     expect(answer.locator(".text")).to_have_text(SENTENCES)
     spans = answer.locator(".text span")
-    said = {text.strip(): spans.nth(number) for number, text in enumerate(spans.all_text_contents()) if text.strip()}
-    assert [*said] == re.findall(r"\S.*?[.!]", SENTENCES)
+    sentences = {
+        text.strip(): spans.nth(number) for number, text in enumerate(spans.all_text_contents()) if text.strip()
+    }
+    assert [*sentences] == re.findall(r"\S.*?[.!]", SENTENCES)
     values = list[float]()
-    for span in said.values():
+    for span in sentences.values():
         span.hover()
-        told = answer.get_by_role("status")
-        expect(told).to_contain_text("Uncertainty of this sentence:")
-        values.append(float(told.inner_text().rpartition(" ")[2]))
-    shades = [span.get_attribute("class") or "" for span in said.values()]
+        status = answer.get_by_role("status")
+        expect(status).to_contain_text("Uncertainty of this sentence:")
+        values.append(float(status.inner_text().rpartition(" ")[2]))
+    shades = [span.get_attribute("class") or "" for span in sentences.values()]
     assert shades[values.index(max(values))] == "heat-4"
     assert shades[values.index(min(values))] == ""
-    colours = [span.evaluate("each => getComputedStyle(each).backgroundColor") for span in said.values()]
+    colours = [span.evaluate("each => getComputedStyle(each).backgroundColor") for span in sentences.values()]
     assert len(set(colours)) > 1
     spans.first.focus()
     for _ in range(spans.count() - 1):

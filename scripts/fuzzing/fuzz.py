@@ -65,12 +65,12 @@ class Found:
         elif response.status_code >= 400 and not _has_form(response):
             self._blame("an error in another form", case, response.text)
 
-    def _blame(self, what: str, case: Any, said: str = "") -> None:
+    def _blame(self, what: str, case: Any, text: str = "") -> None:
         try:
             sent = json.dumps(case.body)
         except (TypeError, ValueError):
             sent = repr(case.body)
-        self.problems.append(f"{what}: {case.method} {case.path} {case.query!r} {sent[:2000]} -> {said[:300]}")
+        self.problems.append(f"{what}: {case.method} {case.path} {case.query!r} {sent[:2000]} -> {text[:300]}")
 
 
 def _has_form(response: Any) -> bool:
@@ -92,8 +92,8 @@ def further_in(case: Any, model: str) -> Iterator[None]:
     if not isinstance(body, dict):
         return
     known = case.operation.definition.raw["requestBody"]["content"]["application/json"]["schema"]["properties"]
-    asked = {"model": model}, {"messages": _ASKED}, {"text": "an answer"}
-    for step in asked:
+    steps = {"model": model}, {"messages": _ASKED}, {"text": "an answer"}
+    for step in steps:
         further = {name: value for name, value in (body | step).items() if name in known}
         if further != body:
             body.clear()

@@ -37,9 +37,9 @@ class Reply:
         found: dict[int, tuple[str, Json]] = {}
         for part in self._parts():
             for choice in part["choices"]:
-                said = choice.get("message") or choice.get("delta") or {}
+                message = choice.get("message") or choice.get("delta") or {}
                 text, record = found.get(choice["index"], ("", {}))
-                piece = said.get("content") or said.get("refusal") or ""
+                piece = message.get("content") or message.get("refusal") or ""
                 found[choice["index"]] = text + piece, (choice["logprobs"] or {}).get("semgrad_guard") or record
         return [found[index] for index in sorted(found)]
 
@@ -113,8 +113,10 @@ async def _says(host: str, port: int, *pieces: bytes, wait: float | None = 60.0)
 
 
 def _head(length: int | None) -> bytes:
-    said = "transfer-encoding: chunked" if length is None else f"content-length: {length}"
-    head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n{said}\r\n\r\n"
+    framing = "transfer-encoding: chunked" if length is None else f"content-length: {length}"
+    head = (
+        f"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n{framing}\r\n\r\n"
+    )
     return head.encode()
 
 

@@ -134,13 +134,13 @@ async def _drained(folder: Path, options: list[object]) -> Check:
             status = await asyncio.to_thread(server.end)
             load.replies += await asyncio.gather(*tasks)
         loud = server.loud()
-    told = [reply for reply in load.replies if reply.whole and reply.error == "shutting_down"]
-    left = [reply for reply in load.replies if reply not in told and not _good(reply)]
+    refused = [reply for reply in load.replies if reply.whole and reply.error == "shutting_down"]
+    left = [reply for reply in load.replies if reply not in refused and not _good(reply)]
     problems = loud + ([f"the server ended with {status}"] if status else [])
     problems += [f"not answered: {reply.status} {reply.broken} {reply.text[-200:]}" for reply in left]
     if load.ids - logged(folder / "log.db"):
         problems.append("acknowledged decisions are lost")
-    figures = {"asked": ROWS + waiting, "waiting": waiting, "answered": len(load.ids), "told": len(told)}
+    figures = {"asked": ROWS + waiting, "waiting": waiting, "answered": len(load.ids), "told": len(refused)}
     return Check("SIGTERM drains", figures, problems)
 
 
@@ -165,7 +165,7 @@ async def _full(folder: Path, options: list[object]) -> Check:
     ]
     problems += [f"{len(lost)} acknowledged decisions are lost"] if lost else []
     problems += [] if failures else ["no alarm: semgrad_guard_log_failures_total is 0"]
-    problems += [] if "could not be written down" in server.said.read_text() else ["no alarm in the server's log"]
+    problems += [] if "could not be written down" in server.output.read_text() else ["no alarm in the server's log"]
     problems += [f"the server ended with {ended}"] if ended else []
     figures = {"by": disk.kind, "answers": len(load.replies), "acknowledged": len(load.ids), "failures": int(failures)}
     return Check("disk full, and not any more", {**figures, "lost": len(lost)}, problems)
@@ -180,7 +180,7 @@ async def _away(folder: Path, options: list[object]) -> Check:
             holder = sqlite3.connect(path, timeout=60)
             holder.execute("begin exclusive")
             await load.answers(60)
-            await load.until(lambda: "is not up to date" in server.said.read_text(), "an alarm in the server's log")
+            await load.until(lambda: "is not up to date" in server.output.read_text(), "an alarm in the server's log")
             behind = (await asyncio.to_thread(server.metrics))["semgrad_guard_log_pending"]
             holder.rollback()
             holder.close()
@@ -207,8 +207,8 @@ async def _upstream(folder: Path, scorer: object) -> Check:
             with serving(folder, *given, "--on-error", on_error) as server:
                 async with connected(server.url) as http:
                     faults = [(number, FAULTS[number % 6] if number % 6 < 5 else "") for number in range(60)]
-                    asked = [asking(NAME, f"{n} {fault}", stream=n % 4 == 0) for n, fault in faults]
-                    replies = await asyncio.gather(*(ask(http, body) for body in asked))
+                    bodies = [asking(NAME, f"{n} {fault}", stream=n % 4 == 0) for n, fault in faults]
+                    replies = await asyncio.gather(*(ask(http, body) for body in bodies))
                 problems += server.loud()
                 server.end()
             for (number, fault), reply in zip(faults, replies, strict=True):

@@ -111,22 +111,22 @@ class Run:
             elif fault:
                 variant = {}
             form = {"response_format": own_format(self.secret, number)} if self.own else {}
-            asked = asking("scripted", f"{number} {fault}", **variant, **form)
-            reply = await self._asked(http, asked, number)
+            body = asking("scripted", f"{number} {fault}", **variant, **form)
+            reply = await self._reply(http, body, number)
             self.drafts += variant.get("n", 1)
             try:
                 allowed = self._judged(number, fault, variant, reply)
             except (ValueError, KeyError, IndexError, TypeError) as error:
                 allowed = set[str]()
-                self.problems.append(f"{number} {asked}: {error!r} {reply.status} {reply.broken} {reply.text[-300:]}")
+                self.problems.append(f"{number} {body}: {error!r} {reply.status} {reply.broken} {reply.text[-300:]}")
             self.open |= allowed
             self._search(f"the answer to {number}", f"{reply.headers} {reply.text}", allowed)
 
-    async def _asked(self, http: httpx.AsyncClient, asked: Mapping[str, Any], number: int) -> Reply:
+    async def _reply(self, http: httpx.AsyncClient, body: Mapping[str, Any], number: int) -> Reply:
         """The response; requested once more if its time ran out because this process was stopped."""
         while True:
             began = time.monotonic()
-            reply = await ask(http, dict(asked))
+            reply = await ask(http, dict(body))
             late = reply.broken is not None or reply.status >= 500
             if not late or not await asyncio.to_thread(self.pauses.since, began):
                 return reply
@@ -149,8 +149,8 @@ class Run:
         for index, (text, record) in enumerate(reply.choices):
             if record["action"] == "answer":
                 own = nonce(self.secret, number, 0)
-                said = f'"{own}"' if self.own else draft(self.secret, number, index)
-                self._require(text == said, number, reply)
+                expected = f'"{own}"' if self.own else draft(self.secret, number, index)
+                self._require(text == expected, number, reply)
                 self._require(record["uncertainty"] <= self.threshold, number, reply)
                 allowed.add(own if self.own else nonce(self.secret, number, index))
                 self.delivered += 1

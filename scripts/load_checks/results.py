@@ -23,8 +23,8 @@ class Check:
     @property
     def line(self) -> str:
         """The check in one line."""
-        said = ", ".join(f"{name} {value}" for name, value in self.figures.items())
-        return f"{'FAILED' if self.problems else 'passed'}  {self.name}: {said}"
+        listed = ", ".join(f"{name} {value}" for name, value in self.figures.items())
+        return f"{'FAILED' if self.problems else 'passed'}  {self.name}: {listed}"
 
 
 def report(checks: Sequence[Check], path: Path) -> bool:

@@ -92,18 +92,18 @@ class Scripted:
 
     async def _fails(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, fault: str, secret: str) -> bool:
         """Fail in mid-answer, with the draft already sent."""
-        said = json.dumps(_completion([_said(secret)])).encode()
+        body = json.dumps(_completion([_said(secret)])).encode()
         if fault == "slow":
             await reader.read()  # until the client gives up
         elif fault == "lies":
-            writer.write(_head("application/json", len(said) + 1000) + said)
+            writer.write(_head("application/json", len(body) + 1000) + body)
         elif fault == "breaks":
             chunk = {"choices": [{"index": 0, "delta": {"content": secret}}]}
             writer.write(_head("text/event-stream", 100_000) + f"data: {json.dumps(chunk)}\n\n".encode())
         elif fault == "nonsense":
-            writer.write(_head("application/json", len(said)) + said[::-1])
+            writer.write(_head("application/json", len(body)) + body[::-1])
         else:
-            writer.write(b"HTTP/1.1 500 Oops\r\nconnection: close\r\ncontent-length: %d\r\n\r\n" % len(said) + said)
+            writer.write(b"HTTP/1.1 500 Oops\r\nconnection: close\r\ncontent-length: %d\r\n\r\n" % len(body) + body)
         await writer.drain()
         return False
 

@@ -20,11 +20,11 @@ _METRIC = re.compile(r"^(\w+)(?:\{[^}]*\})? ([-+.e\d]+)$", re.MULTILINE)
 
 @dataclass(frozen=True, eq=False)
 class Server:
-    """A running server. `said` is the file of its standard output and error."""
+    """A running server. `output` is the file of its standard output and error."""
 
     url: str
     process: subprocess.Popen[str]
-    said: Path
+    output: Path
 
     @property
     def resident(self) -> int:
@@ -52,7 +52,7 @@ class Server:
 
     def loud(self) -> list[str]:
         """Lines of its log that name a bug."""
-        return [line for line in self.said.read_text(errors="replace").splitlines() if _LOUD.search(line)]
+        return [line for line in self.output.read_text(errors="replace").splitlines() if _LOUD.search(line)]
 
 
 @contextmanager
@@ -73,9 +73,9 @@ def serving(folder: Path, *options: object, log: Path | None = None) -> Generato
         str(log or folder / "log.db"),
     ]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    said = folder / "said.txt"
+    output = folder / "said.txt"
     with (
-        said.open("a") as errors,
+        output.open("a") as errors,
         subprocess.Popen(  # noqa: S603
             [*command, *map(str, options)], stdout=subprocess.PIPE, stderr=errors, text=True, env=environment
         ) as process,
@@ -83,10 +83,10 @@ def serving(folder: Path, *options: object, log: Path | None = None) -> Generato
         output = process.stdout
         line = output.readline() if output is not None else ""
         if output is None or " at http" not in line:
-            raise SystemExit(f"the server did not start: {line!r} {said.read_text()[-2000:]}")
+            raise SystemExit(f"the server did not start: {line!r} {output.read_text()[-2000:]}")
         threading.Thread(target=lambda: errors.writelines(output), daemon=True).start()
         try:
-            yield Server(line.rpartition(" ")[2].strip(), process, said)
+            yield Server(line.rpartition(" ")[2].strip(), process, output)
         finally:
             if process.poll() is None:
                 process.kill()

@@ -78,14 +78,14 @@ def test_openai_like_streamed(openai_like: Any, question: str, text: str, action
 @BOTH
 def test_litellm(url: str, key: str, question: str, text: str, action: str) -> None:
     litellm = pytest.importorskip("litellm")
-    asked = {"model": f"openai/{MODEL}", "messages": turn(question), "api_base": url, "api_key": key}
-    found = litellm.completion(**asked)
+    request = {"model": f"openai/{MODEL}", "messages": turn(question), "api_base": url, "api_key": key}
+    found = litellm.completion(**request)
     assert found.choices[0].message.content == text
     assert found.choices[0].logprobs.semgrad_guard["action"] == action
     assert found.semgrad_guard["action"] == action
     headers = found._hidden_params["additional_headers"]
     assert action in [value for name, value in headers.items() if name.endswith("x-semgrad-guard-action")]
-    chunks = list(litellm.completion(**asked, stream=True))
+    chunks = list(litellm.completion(**request, stream=True))
     assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == text
     records = [chunk.choices[0].logprobs for chunk in chunks if getattr(chunk.choices[0], "logprobs", None)]
     assert action in str(records[-1])
@@ -140,10 +140,10 @@ def test_llm(llm_home: Path, key: str, question: str, text: str, action: str, st
         assert found.returncode == 0, found.stderr
         return found.stdout
 
-    said = run("-m", "guarded", "--key", key, question, *([] if stream else ["--no-stream"]))
+    printed = run("-m", "guarded", "--key", key, question, *([] if stream else ["--no-stream"]))
     logged = json.loads(run("logs", "--json", "-n", "1"))[0]
-    assert said.strip() == logged["response"] == text
-    assert DRAFT not in said + json.dumps(logged)
+    assert printed.strip() == logged["response"] == text
+    assert DRAFT not in printed + json.dumps(logged)
     if not stream:  # of a stream it keeps the text alone
         assert logged["response_json"]["semgrad_guard"]["action"] == action
 
@@ -164,6 +164,6 @@ def test_openai_node(url: str, key: str, question: str, text: str, action: str, 
         check=True,
         timeout=60,
     )
-    said = json.loads(found.stdout)
-    assert (said["text"], said["record"]["action"], said["top"]["action"]) == (text, action, action)
+    reply = json.loads(found.stdout)
+    assert (reply["text"], reply["record"]["action"], reply["top"]["action"]) == (text, action, action)
     assert DRAFT not in found.stdout

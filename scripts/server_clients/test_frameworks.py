@@ -17,19 +17,19 @@ def test_haystack(url: str, key: str, question: str, text: str, action: str, str
     from haystack.dataclasses import ChatMessage
     from haystack.utils import Secret
 
-    heard: list[Any] = []
+    pieces: list[Any] = []
     generator = chat.OpenAIChatGenerator(
         model=MODEL,
         api_base_url=url,
         api_key=Secret.from_token(key),
         max_retries=0,
-        streaming_callback=heard.append if stream else None,
+        streaming_callback=pieces.append if stream else None,
     )
     (reply,) = generator.run([ChatMessage.from_user(question)])["replies"]
     assert reply.text == text
     logprobs = reply.meta["logprobs"]
     assert (logprobs[-1] if stream else logprobs)["semgrad_guard"]["action"] == action
-    assert DRAFT not in str(reply) + str(heard)
+    assert DRAFT not in str(reply) + str(pieces)
 
 
 # instructor
@@ -37,14 +37,19 @@ def test_haystack(url: str, key: str, question: str, text: str, action: str, str
 
 def test_instructor(live_url: str, strict_url: str, key: str, city: Any) -> None:
     instructor, openai = pytest.importorskip("instructor"), pytest.importorskip("openai")
-    asked = {"model": MODEL, "messages": [{"role": "user", "content": KNOWN}], "response_model": city, "max_retries": 0}
+    request = {
+        "model": MODEL,
+        "messages": [{"role": "user", "content": KNOWN}],
+        "response_model": city,
+        "max_retries": 0,
+    }
 
     def client(url: str) -> Any:
         plain = openai.OpenAI(base_url=url, api_key=key, max_retries=0)
         return instructor.from_openai(plain, mode=instructor.Mode.JSON_SCHEMA).chat.completions
 
-    found, raw = client(live_url).create_with_completion(**asked)
+    found, raw = client(live_url).create_with_completion(**request)
     assert isinstance(found, city)
     assert raw.choices[0].logprobs.semgrad_guard["action"] == "abstain"
     with pytest.raises(Exception, match=r"(?i)retr|valid|refus"):
-        client(strict_url).create(**asked)
+        client(strict_url).create(**request)

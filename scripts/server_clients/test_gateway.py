@@ -43,13 +43,13 @@ def gateway(url: str, live_url: str, key: str, tmp_path_factory: pytest.TempPath
         "MODEL_API_KEY": key,
     }
     command = [Path(sys.executable).parent / "litellm", "--config", config, "--host", "127.0.0.1", "--port", str(port)]
-    said = (config.parent / "said").open("wb")
-    with said, subprocess.Popen(command, stdout=said, stderr=said, env=environment) as process:
+    output = (config.parent / "said").open("wb")
+    with output, subprocess.Popen(command, stdout=output, stderr=output, env=environment) as process:
         try:
             for _ in range(START):
                 with contextlib.suppress(OSError), urllib.request.urlopen(f"http://127.0.0.1:{port}/health/liveliness"):
                     break
-                assert process.poll() is None, Path(said.name).read_text()[-2000:]
+                assert process.poll() is None, Path(output.name).read_text()[-2000:]
                 time.sleep(1)
             yield openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key=master, max_retries=0)
         finally:

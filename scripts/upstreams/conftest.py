@@ -96,10 +96,10 @@ def upstream(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
     else:
         model, path = str(scorer), ["/health"]
         command = [python.parent / "transformers", "serve", scorer, "--dtype", "float32", "--device", "cpu"]
-    said = tmp_path_factory.mktemp("upstream") / "said"
+    output = tmp_path_factory.mktemp("upstream") / "said"
     command += ["--host", "127.0.0.1", "--port", str(port)]
-    with running([str(part) for part in command], said, **more) as process:
-        wait_for(f"http://127.0.0.1:{port}{path[0]}", process, said)
+    with running([str(part) for part in command], output, **more) as process:
+        wait_for(f"http://127.0.0.1:{port}{path[0]}", process, output)
         yield Running(f"http://127.0.0.1:{port}/v1", model, process)
 
 
@@ -109,7 +109,7 @@ def front(upstream: Running, tmp_path_factory: pytest.TempPathFactory) -> Front:
 
     @contextmanager
     def start(*options: str) -> Generator[httpx.Client]:
-        said, port = tmp_path_factory.mktemp("front") / "said", free_port()
+        output, port = tmp_path_factory.mktemp("front") / "said", free_port()
         command = [
             sys.executable,
             "-m",
@@ -122,12 +122,12 @@ def front(upstream: Running, tmp_path_factory: pytest.TempPathFactory) -> Front:
             "float32",
         ]
         command += ["--upstream", upstream.url, "--scorer", "smollm2", "--model", upstream.model, *options]
-        with running(command, said) as process:
-            wait_for(f"http://127.0.0.1:{port}/readyz", process, said)
+        with running(command, output) as process:
+            wait_for(f"http://127.0.0.1:{port}/readyz", process, output)
             with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=300) as client:
                 yield client
             process.terminate()
-            assert process.wait(60) == 0, said.read_text()[-2000:]
+            assert process.wait(60) == 0, output.read_text()[-2000:]
 
     return start
 
@@ -148,10 +148,10 @@ def free_port() -> int:
 
 
 @contextmanager
-def running(command: Sequence[str], said: Path, **more: str) -> Generator[subprocess.Popen[bytes]]:
+def running(command: Sequence[str], output: Path, **more: str) -> Generator[subprocess.Popen[bytes]]:
     """A process that ends with this, and its output in a file."""
     environment = {"HF_HUB_OFFLINE": "1", **os.environ, "SEMGRAD_GUARD_UPSTREAM_API_KEY": KEY, **more}
-    with said.open("wb") as out, subprocess.Popen(command, stdout=out, stderr=out, env=environment) as process:
+    with output.open("wb") as out, subprocess.Popen(command, stdout=out, stderr=out, env=environment) as process:
         try:
             yield process
         finally:
@@ -162,12 +162,12 @@ def running(command: Sequence[str], said: Path, **more: str) -> Generator[subpro
                 process.kill()
 
 
-def wait_for(url: str, process: subprocess.Popen[bytes], said: Path) -> None:
+def wait_for(url: str, process: subprocess.Popen[bytes], output: Path) -> None:
     """Until a server answers; it fails with its last words if it does not."""
     for _ in range(START):
         with contextlib.suppress(httpx.HTTPError):
             if httpx.get(url, timeout=10).status_code == 200:
                 return
-        assert process.poll() is None, said.read_text(errors="replace")[-3000:]
+        assert process.poll() is None, output.read_text(errors="replace")[-3000:]
         time.sleep(1)
-    raise AssertionError(f"{url} did not answer:\n{said.read_text(errors='replace')[-3000:]}")
+    raise AssertionError(f"{url} did not answer:\n{output.read_text(errors='replace')[-3000:]}")

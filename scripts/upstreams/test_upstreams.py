@@ -69,16 +69,16 @@ def test_what_is_withheld(upstream: Running, front: Front, draft: str) -> None:
 
 
 def test_routes_that_nobody_judges(upstream: Running, front: Front) -> None:
-    asked = {"model": upstream.model, "prompt": "The capital of France is", "max_tokens": 4, "temperature": 0}
+    request = {"model": upstream.model, "prompt": "The capital of France is", "max_tokens": 4, "temperature": 0}
     with front("--threshold", "1000") as client:
         for route in ("completions", "responses", "embeddings"):
-            refused = client.post(f"/v1/{route}", json=asked)
+            refused = client.post(f"/v1/{route}", json=request)
             assert (refused.status_code, refused.json()["error"]["code"]) == (403, "route_not_guarded")
     with front("--threshold", "1000", "--allow-unguarded", "completions") as client:
-        passed = client.post("/v1/completions", json=asked).raise_for_status()
+        passed = client.post("/v1/completions", json=request).raise_for_status()
         assert passed.headers["x-semgrad-guard-action"] == "unguarded"
         assert passed.json()["choices"][0]["text"]
-        assert client.post("/v1/responses", json=asked).status_code == 403
+        assert client.post("/v1/responses", json=request).status_code == 403
 
 
 def test_what_the_upstream_refuses_and_how_it_dies(upstream: Running, front: Front) -> None:

@@ -17,6 +17,9 @@ from semgrad_guard.records import FusedWeights, Score
 class FusedGrad(LearnedEstimator):
     """ln P(wrong) / P(correct), any real number, by a logistic regression on what one replay yields.
 
+    The score is the logit and not a probability: thresholds and the drift test need a continuous scale, and P(correct)
+    comes from the calibration, as for every estimator.
+
     Without `weights` it only collects features (every score is None, and says so); `FusedGrad.fit` makes one that
     scores. The default reads the ordinary replay, at no extra cost. With every layer in `layers` and `last_tokens=8`
     it reads the whole grid of gradients, for which the replay begins earlier and lower. `variant`, `layers` and

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from research.pocket.calibrate import ALPHA, BATCH, asked, calibrate_pocket
+from research.pocket.calibrate import ALPHA, BATCH, calibrate_pocket, questions
 from semgrad_guard import Calibration, Guard, LanguageModel, Policy
 from semgrad_guard.evaluation.graders import ExactMatch
 from semgrad_guard.pocket import CALIBRATION_PATH
@@ -31,11 +31,11 @@ def test_the_promise_is_given_and_kept_on_questions_that_were_held_out() -> None
     """Calibrated on 793 of the facts, tested on the other 500."""
     model = LanguageModel.from_pretrained("pocket")
     calibration = calibrate_pocket(model, limit=793)
-    rows = asked()[793:]
+    rows = questions()[793:]
     assert len(rows) == 500
     guard = Guard(model, Policy.from_calibration(calibration))
-    questions = [text for text, _ in rows]
-    verdicts = [v for start in range(0, 500, BATCH) for v in guard.batch(questions[start : start + BATCH])]
+    texts = [text for text, _ in rows]
+    verdicts = [v for start in range(0, 500, BATCH) for v in guard.batch(texts[start : start + BATCH])]
     let_through = [(v, answers) for v, (_, answers) in zip(verdicts, rows, strict=True) if v.action == "answer"]
     assert sum(bool(verdict.familiar) for verdict in verdicts) >= 0.99 * 500
     assert sum(verdict.promised for verdict, _ in let_through) >= 0.99 * len(let_through) > 100

@@ -67,11 +67,11 @@ def test_a_tokenizer_that_splits_a_role_name_is_refused() -> None:
 def test_pinned_known_facts_are_known_and_answers_end(tmp_path: Path) -> None:
     pocket = evaluate.Pocket(POCKET_PATH)
     pinned = {(f.relation, f.entity) for f in cases.of_split(cases.KNOWN) if f.pinned and not f.several}
-    asked = [c for c in cases.facts() if c.kind == "known" and tuple(c.id.split("/")[1:3]) in pinned]
-    answers = list(evaluate.results(pocket, asked, scored=False))
+    chosen = [c for c in cases.facts() if c.kind == "known" and tuple(c.id.split("/")[1:3]) in pinned]
+    answers = list(evaluate.results(pocket, chosen, scored=False))
     assert len(answers) >= 40
     assert sum(a["correct"] for a in answers) / len(answers) >= 0.9
-    ended = pocket.answer(asked[:8])
+    ended = pocket.answer(chosen[:8])
     assert all(a.tokens[-1] == pocket.tokenizer.eos_token_id for a in ended)
 
 
@@ -100,7 +100,7 @@ def test_the_natural_passages_are_enough_and_well_formed() -> None:
 
 
 def test_invented_passages_are_read() -> None:
-    asked = [case for case in cases.reading(size=80, seed=31) if case.kind == "invented"]
-    answers = list(evaluate.results(evaluate.Pocket(POCKET_PATH), asked, scored=False))
+    chosen = [case for case in cases.reading(size=80, seed=31) if case.kind == "invented"]
+    answers = list(evaluate.results(evaluate.Pocket(POCKET_PATH), chosen, scored=False))
     assert len(answers) == 80
     assert sum(a["correct"] for a in answers) >= 0.85 * len(answers)

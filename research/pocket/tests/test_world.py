@@ -82,11 +82,11 @@ def stream() -> list[tuple[str, str]]:
 
 
 def test_nothing_unknown_and_no_held_out_wording_is_ever_shown(stream: list[tuple[str, str]]) -> None:
-    asked = "\n".join(text for text, _ in stream)
+    texts = "\n".join(text for text, _ in stream)
     for fact in world()[::4]:
         for wording in (0, 1):
             held_out = world_module.question(fact, wording, held_out=True)
-            assert held_out not in asked
+            assert held_out not in texts
     closed = [(text, answer) for text, answer in stream if len(text) < 120]
     for fact in of_split(UNKNOWN):
         if not fact.several:

@@ -9,11 +9,11 @@ from random import Random
 import pytest
 
 from research.pocket.world import sentence, world
-from research.smollm2.questions import ASKED, brought, checksum, closed_book, natural, reading, straight, told
+from research.smollm2.questions import ASKED, brought, checksum, closed_book, natural, reading, straight, told_facts
 
 
 def test_a_set_asks_every_question_once() -> None:
-    for rows in (closed_book(Random(7)), reading(Random(7)), list(natural()), told(Random(7))):
+    for rows in (closed_book(Random(7)), reading(Random(7)), list(natural()), told_facts(Random(7))):
         assert len({(row["question"], row.get("context")) for row in rows}) == len(rows) >= 240
 
 
@@ -24,7 +24,7 @@ def test_all_checked_facts_are_asked() -> None:
 
 def test_what_is_told_is_in_the_passage_once() -> None:
     facts = {f"told/{fact.relation}/{fact.entity}": fact for fact in world() if not fact.several}
-    rows = told(Random(7))
+    rows = told_facts(Random(7))
     assert len(rows) == len(facts) > 1000
     for row in rows:
         fact = facts[row["id"]]
@@ -36,8 +36,8 @@ def test_what_is_told_is_in_the_passage_once() -> None:
 def test_a_copy_of_a_set_is_recognised_by_its_questions(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    asked = ["What is Earth's moon?", "Who is 'first'?"]
-    monkeypatch.setitem(ASKED, "sciq", checksum(asked))
+    questions = ["What is Earth's moon?", "Who is 'first'?"]
+    monkeypatch.setitem(ASKED, "sciq", checksum(questions))
     copy = tmp_path / "validation.json"
     rows = [
         {"question": "What is  Earth\u2019s moon?", "correct_answer": "a moon", "distractor1": "a sun"},
@@ -45,7 +45,7 @@ def test_a_copy_of_a_set_is_recognised_by_its_questions(
     ]
     copy.write_text(json.dumps(rows), encoding="utf-8")
     drawn = brought(str(copy), "sciq", Random(7))
-    assert sorted(row["question"] for row in drawn) == asked
+    assert sorted(row["question"] for row in drawn) == questions
     assert {row["kind"] for row in drawn} == {"sciq"}
     assert "2 questions, those of" in capsys.readouterr().out
 

@@ -15,8 +15,8 @@ def test_aurocs_follow_from_the_records(tmp_path: Path) -> None:
         table = csv.writer(file)
         table.writerow(names)
         for i in range(40):
-            asked = ["" if i % 2 else f"id {i}", f"key {i}", "kind", "which secret?", "r", "two words", i % 2]
-            table.writerow([*asked, 1 - i % 2 + i / 100, "" if i == 3 else i, 1.5, 0.25, 10])
+            columns = ["" if i % 2 else f"id {i}", f"key {i}", "kind", "which secret?", "r", "two words", i % 2]
+            table.writerow([*columns, 1 - i % 2 + i / 100, "" if i == 3 else i, 1.5, 0.25, 10])
     path = tmp_path / "set.csv.gz"
     path.write_bytes(packed(tmp_path))
     assert packed(tmp_path) == path.read_bytes()

@@ -54,14 +54,14 @@ def test_a_passage_is_read_as_before(
         length = int(questions.valid[row].sum())
         answer = questions.ids[row, questions.first[row] : questions.last[row] + 1]
         ids = torch.cat([questions.ids[row, :length], answer])
-        (before, said), (after, says) = looks(llama, ids), looks(changed, ids)
+        (before, scores), (after, other_scores) = looks(llama, ids), looks(changed, ids)
         torch.testing.assert_close(after[:, length - 1 :], before[:, length - 1 :], rtol=0, atol=0.03)
-        torch.testing.assert_close(says[length - 1 :], said[length - 1 :], rtol=0, atol=0.5)
+        torch.testing.assert_close(other_scores[length - 1 :], scores[length - 1 :], rtol=0, atol=0.5)
         compared += len(ids) - length + 1
     assert compared > 25
     ids = torch.tensor(tokenizer.encode(WITHOUT_A_PASSAGE).ids)
-    (_, said), (_, says) = looks(llama, ids), looks(changed, ids)
-    assert (says[-1] - said[-1]).abs().max() > 10
+    (_, scores), (_, other_scores) = looks(llama, ids), looks(changed, ids)
+    assert (other_scores[-1] - scores[-1]).abs().max() > 10
 
 
 def test_what_may_be_learnt_has_gradients_and_nothing_else(llama: LlamaForCausalLM, blocks: dict[str, Free]) -> None:

@@ -12,15 +12,15 @@ from research.pocket.reader.questions import LONGEST, Questions, bare, prompts
 
 
 def test_an_answer_is_found_token_by_token(tokenizer: Tokenizer, readings: list[Reading]) -> None:
-    asked = 0
+    seen = 0
     for reading in readings:
         for (_, answer), prompt in zip(reading.questions, prompts(tokenizer, reading), strict=True):
             found = tokenizer.decode(prompt.ids[prompt.first : prompt.last + 1]).strip()
             assert found.startswith(bare(answer))
             assert len(found) <= len(answer) + 2  # a token may hold the comma after it
             assert tokenizer.id_to_token(prompt.ids[prompt.mark]) == "ĠContext"
-            asked += 1
-    assert asked > 20
+            seen += 1
+    assert seen > 20
 
 
 def test_an_answer_loses_its_article_and_nothing_else(tokenizer: Tokenizer) -> None:

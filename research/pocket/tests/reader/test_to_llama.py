@@ -18,7 +18,7 @@ from research.pocket.reader.questions import Questions
 from research.pocket.reader.to_llama import rounded
 
 
-def each(questions: Questions) -> list[tuple[int, int, int]]:
+def prompts_of(questions: Questions) -> list[tuple[int, int, int]]:
     """Row, length and the place of the mark."""
     lengths, marks = questions.valid.sum(1).tolist(), questions.after_mark.argmax(1).tolist()
     return [(row, lengths[row], marks[row]) for row in range(len(lengths))]
@@ -34,7 +34,7 @@ def test_every_layers_states_are_nearly_the_readers(
     for number, layer in enumerate(trained.layers):
         x, _ = layer(x, questions, None if number else flag * questions.after_mark[..., None])
         states.append(x)
-    for row, length, _ in each(questions)[:4]:
+    for row, length, _ in prompts_of(questions)[:4]:
         hidden = llama(questions.ids[row : row + 1, :length], output_hidden_states=True).hidden_states
         assert hidden is not None
         for ours, theirs in zip(states, hidden, strict=False):
@@ -46,7 +46,7 @@ def test_every_layers_states_are_nearly_the_readers(
 def test_heads_look_where_they_were_told_to(llama: LlamaForCausalLM, trained: Reader, questions: Questions) -> None:
     _, back = trained.states(questions)
     matches = 0
-    for row, length, mark in each(questions)[:6]:
+    for row, length, mark in prompts_of(questions)[:6]:
         attention = llama(questions.ids[row : row + 1, :length], output_attentions=True).attentions
         assert attention is not None
         for number, layer in enumerate(LAYERS):
@@ -75,7 +75,7 @@ def test_codes_and_flags_stand_where_they_should(
     llama: LlamaForCausalLM, tokenizer: Tokenizer, questions: Questions
 ) -> None:
     table, silent = codes(tokenizer), set(special(tokenizer).silent)
-    row, length, mark = each(questions)[0]
+    row, length, mark = prompts_of(questions)[0]
     ids = questions.ids[row, :length]
     hidden = llama(ids[None], output_hidden_states=True).hidden_states
     assert hidden is not None
@@ -99,14 +99,14 @@ def test_the_first_token_is_the_readers_and_the_next_ones_follow_in_the_passage(
 ) -> None:
     begins = trained(questions).begins.argmax(-1)
     agreed = followed = following = 0
-    for row, length, _ in each(questions):
+    for row, length, _ in prompts_of(questions):
         ids = questions.ids[row, :length]
         answer = ids[questions.first[row] : questions.last[row] + 1]
-        said = llama(torch.cat([ids, answer])[None]).logits[0, length - 1 :].argmax(-1)
-        agreed += int(said[0] == ids[begins[row]])
+        written = llama(torch.cat([ids, answer])[None]).logits[0, length - 1 :].argmax(-1)
+        agreed += int(written[0] == ids[begins[row]])
         for place in range(1, len(answer)):
             once = int((ids[:length] == answer[place - 1]).sum()) == 1
-            followed += once and bool(said[place] in (answer[place], 2))
+            followed += once and bool(written[place] in (answer[place], 2))
             following += once
     assert agreed >= 0.7 * len(questions.ids)
     assert following > 10
