@@ -13,11 +13,11 @@ VLLM := .venv-vllm
 UPSTREAMS := .venv-upstreams
 FUZZER := .venv-fuzz
 
-# REQUIRE=--require turns what a heavy check had to skip into a failure.
+# REQUIRE=--require turns a skipped part of a heavy check into a failure.
 REQUIRE ?=
 # What `make demo` runs on.
 MODEL ?= pocket
-# How long `make check-load` and `make check-fuzz` go on.
+# The length of `make check-load` and `make check-fuzz`.
 MINUTES ?= 10
 NONCES ?= 100000
 KILLS ?= 20
@@ -42,7 +42,7 @@ check: $(STAMP)  ## lint, types, import rules, docs, tests (eight minutes)
 check-fast: $(STAMP)  ## lint, types, import rules, and the tests that take seconds (two minutes)
 	$(MAKE) --no-print-directory --jobs 2 lint tests-fast
 
-lint: $(STAMP)  ## what reads the code without running it: lint, format, import rules, types
+lint: $(STAMP)  ## checks that read the code without running it: lint, format, import rules, types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports
@@ -171,12 +171,12 @@ check-lowest: $(LOWEST)/.installed  ## the tests again, with the oldest versions
 demo: $(STAMP)  ## a guarded RAG chain on the embedded model (MODEL=smollm2: on a real one, fetched before)
 	$(BIN)/semgrad-guard demo --model $(MODEL) --output output/demo
 
-check-smollm2: $(STAMP)  ## a real model: fetched anew (93 MB), asked, calibrated, in the demo, the examples and the docs (half an hour)
+check-smollm2: $(STAMP)  ## a real model: fetched anew (93 MB), in commands, the demo, the examples and the docs (half an hour)
 	rm -rf output/check-smollm2
 	SEMGRAD_GUARD_HOME=$(CURDIR)/output/check-smollm2 $(BIN)/semgrad-guard fetch smollm2
 	SEMGRAD_GUARD_HOME=$(CURDIR)/output/check-smollm2 $(BIN)/python -m pytest -m heavy -k smollm2 $(REQUIRE) tests
 
-bench: $(STAMP)  ## what a score costs, held against the recorded ratios (minutes)
+bench: $(STAMP)  ## the cost of a score, compared with the recorded ratios (minutes)
 	mkdir -p output
 	$(BIN)/python benchmarks/scoring.py --output output/scoring.json --compare benchmarks/recorded.json
 
@@ -195,7 +195,7 @@ $(POLYGRAPH)/.installed:
 	$(POLYGRAPH)/bin/pip install --progress-bar off torch==2.13.0 lm-polygraph==0.7.0
 	touch $@
 
-bench-rivals: $(STAMP) $(POLYGRAPH)/.installed  ## beside other scores, and beside LM-Polygraph (2.2 GB; an hour or two)
+bench-rivals: $(STAMP) $(POLYGRAPH)/.installed  ## against other scores, and against LM-Polygraph (2.2 GB; an hour or two)
 	mkdir -p output
 	$(BIN)/python benchmarks/rivals.py --output output/rivals.json
 	$(BIN)/python benchmarks/polygraph.py --environment $(POLYGRAPH) --output output/polygraph.json
