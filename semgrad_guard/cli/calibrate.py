@@ -9,12 +9,19 @@ from typing import TYPE_CHECKING, Annotated, get_args
 
 import typer
 
-from semgrad_guard.cli import grading, learning, loading, options, values
+from semgrad_guard.cli import grading, loading, options, values
 from semgrad_guard.cli.calibrate_output import Files, draw, show
-from semgrad_guard.cli.estimator_spec import EstimatorSpec
+from semgrad_guard.cli.estimators import (
+    EstimatorSpec,
+    Graded,
+    GradedOther,
+    estimators_for,
+    learns,
+    outcome_of,
+    read_other,
+)
 from semgrad_guard.cli.help import ExitCode
-from semgrad_guard.cli.learning import read_other
-from semgrad_guard.cli.spreading import Cluster, spreading
+from semgrad_guard.cli.loading import Cluster, spreading
 from semgrad_guard.cli.terminal import kept_on_interrupt, note, say, say_unscored
 from semgrad_guard.errors import InputError
 from semgrad_guard.loading import ModelSource
@@ -168,7 +175,7 @@ def calibrate(  # noqa: PLR0913  # a command's options are its arguments
     cluster = Cluster.of(ray, workers)
     files = Files(output, answers or beside(output, ".answers.jsonl"), plot, labels)
     spec = EstimatorSpec(estimator, variant, tau, beta, sampled_rows)
-    if runs and learning.learns(spec):
+    if runs and learns(spec):
         raise InputError(f"--also takes an estimator that learns nothing from labels, not {spec.name}")
     if runs and labels is not None:
         raise InputError("--also takes a grader for the answers of every run; --labels are about those of one")
@@ -176,7 +183,7 @@ def calibrate(  # noqa: PLR0913  # a command's options are its arguments
     files.check([data, Path(model), *sources, *runs, *([probe] if probe else [])])
     columns = {"question_field": question_field, "answers_field": answers_field, "context_field": context_field}
     questions = _read(data, columns, strict=strict, alpha=alpha, delta=delta)
-    learning.estimators_for(spec)  # refuses settings that they do not take, before any work
+    estimators_for(spec)  # refuses settings that they do not take, before any work
     graders = grading.load_graders([] if grader is None else [grader])
     grading.check_labels(labels, begun_at=labels)
     decoding = loading.decoding(max_tokens=max_tokens, temperature=temperature, seed=seed, stop=stop or ())
@@ -237,7 +244,7 @@ class _Run:
         self.phrasing.require(rows)
         template = self.phrasing.name(rows)
         model = loading.load(self.source)
-        estimators = {estimator.name: estimator for estimator in learning.estimators_for(self.estimator)}
+        estimators = {estimator.name: estimator for estimator in estimators_for(self.estimator)}
         grader = next(iter(graders), GRADERS[default_grader(template_name(model, template))])
         settings = run_settings(model, estimators, options=self.decoding, template=template)
         others = [read_other(path, rows, settings) for path in self.also]
@@ -256,13 +263,10 @@ class _Run:
         forms = self.phrasing.forms(kept, model.render)
         prompts = forms if any(forms) else None
         of_others = [
-            learning.GradedOther(other, grading.grade(rows, other.answers, grader, book=files.grades))
-            for other in others
+            GradedOther(other, grading.grade(rows, other.answers, grader, book=files.grades)) for other in others
         ]
-        graded = learning.Graded(
-            kept, [answers[i] for i in grades.rows], grades.correct, grades.grader, prompts, of_others
-        )
-        return learning.outcome_of(self.estimator, graded, bind, alpha=alpha, delta=delta)
+        graded = Graded(kept, [answers[i] for i in grades.rows], grades.correct, grades.grader, prompts, of_others)
+        return outcome_of(self.estimator, graded, bind, alpha=alpha, delta=delta)
 
     def _collect(
         self, rows: Sequence[Question], path: Path, model: LanguageModel, estimators: Mapping[str, Estimator]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from semgrad_guard.cli import scores_file
-from semgrad_guard.cli.estimator_spec import EstimatorSpec
+from semgrad_guard.cli.estimators import EstimatorSpec
 from semgrad_guard.cli.terminal import OUT, progress, say_problems
 from semgrad_guard.errors import InputError, PromptTooLongError, ReasoningError
 

@@ -11,7 +11,7 @@ from semgrad_guard.cli import evaluation_output as writing
 from semgrad_guard.cli import evaluation_steps as steps
 from semgrad_guard.cli import grading, loading, options, values
 from semgrad_guard.cli.help import ExitCode
-from semgrad_guard.cli.spreading import Cluster
+from semgrad_guard.cli.loading import Cluster
 from semgrad_guard.cli.terminal import say_unscored
 from semgrad_guard.loading import ModelSource
 from semgrad_guard.named import POCKET

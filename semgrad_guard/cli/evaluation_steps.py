@@ -12,7 +12,7 @@ import typer
 from semgrad_guard.cli import loading
 from semgrad_guard.cli.evaluation_output import Files
 from semgrad_guard.cli.grading import recorded_keys
-from semgrad_guard.cli.spreading import Cluster, spreading
+from semgrad_guard.cli.loading import Cluster, spreading
 from semgrad_guard.cli.terminal import kept_on_interrupt, note, say, show_grades
 from semgrad_guard.errors import InputError
 from semgrad_guard.loading import ModelSource

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from semgrad_guard.cli import claims, loading, options, scores_file, values
-from semgrad_guard.cli.estimator_spec import EstimatorSpec
+from semgrad_guard.cli.estimators import EstimatorSpec
 from semgrad_guard.cli.help import ExitCode
-from semgrad_guard.cli.spreading import Cluster, spreading
+from semgrad_guard.cli.loading import Cluster, spreading
 from semgrad_guard.cli.terminal import OUT, kept_on_interrupt, progress, say, say_problems
 from semgrad_guard.errors import EmptyPromptError, EmptyResponseError, InputError
 from semgrad_guard.loading import ModelSource

@@ -12,9 +12,8 @@ from click.testing import Result
 
 from semgrad_guard import Calibration, GenerationOptions, LanguageModel, Message
 from semgrad_guard.calibration.prompt_shape import PromptShape
-from semgrad_guard.cli.estimator_spec import EstimatorSpec
+from semgrad_guard.cli.estimators import EstimatorSpec, estimators_for
 from semgrad_guard.cli.help import ExitCode
-from semgrad_guard.cli.learning import estimators_for
 from semgrad_guard.evaluation.calibrating import CANDIDATES
 from semgrad_guard.evaluation.questions.prompts import PAPER_PROMPT
 

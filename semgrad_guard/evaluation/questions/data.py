@@ -15,8 +15,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from semgrad_guard.errors import DataFileError, InputError
 from semgrad_guard.evaluation.files import called
-from semgrad_guard.evaluation.questions.columns import NO_PASSAGE, Columns, Fields, fields_of, listed
-from semgrad_guard.evaluation.questions.layouts import Record
+from semgrad_guard.evaluation.questions.columns import NO_PASSAGE, Columns, Fields, Record, fields_of, listed
 from semgrad_guard.evaluation.questions.sources import Entry, entries
 
 Need = Literal["answers", "response", "question"]

@@ -17,7 +17,7 @@ from typing import Any, cast
 
 from semgrad_guard.errors import DataFileError, MissingExtraError
 from semgrad_guard.evaluation.files import STDIN, called, read_data
-from semgrad_guard.evaluation.questions.layouts import records_in
+from semgrad_guard.evaluation.questions.columns import records_in
 from semgrad_guard.evaluation.questions.spreadsheet import read_table
 from semgrad_guard.pocket import QUESTIONS_PATH
 
