@@ -110,7 +110,7 @@ def calibrate(  # noqa: PLR0913  # a command's options are its arguments
             metavar="FILE",
             parser=values.path,
             help="The record of the run, which an interrupted run continues.",
-            show_default="beside output",
+            show_default="next to output",
             rich_help_panel=options.DATA,
         ),
     ] = None,

@@ -85,9 +85,9 @@ def _score(
     with progress("Scoring") as tell:
         tell(0, len(rows))
         for number, row in enumerate(rows, start=1):
-            asked = phrasing.conversation(row)
+            conversation = phrasing.conversation(row)
             try:
-                found = model.score(asked, row.response or "", by=by, objective=estimator.objective)
+                found = model.score(conversation, row.response or "", by=by, objective=estimator.objective)
             except (PromptTooLongError, ReasoningError) as error:
                 failed.append(f"{row.id or row.question[:60]!r} is left out: {error}")
             else:
@@ -106,8 +106,8 @@ def _record(scored: Scored, estimator: ReplayEstimator, by: By) -> dict[str, Any
         {"text": text, "start": each.start, "end": each.end, "uncertainty": uncertainty}
         for each, (text, uncertainty) in zip(segments, _claims(segments, estimator), strict=True)
     ]
-    asked = {"id": row.id, "question": row.question, "response": row.response}
-    return {**asked, "estimator": estimator.name, "by": by, "segments": parts}
+    text = {"id": row.id, "question": row.question, "response": row.response}
+    return {**text, "estimator": estimator.name, "by": by, "segments": parts}
 
 
 def _show(scored: Sequence[Scored], estimator: ReplayEstimator) -> None:

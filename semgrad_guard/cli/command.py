@@ -47,8 +47,8 @@ class Command(TyperCommand):
             return super().parse_args(ctx, given)
         except _UsageError as error:
             # typer's check of values is pydantic's, which puts these words before everything
-            said = str(cast("Any", error).message).removeprefix("Value error, ")
-            cast("Any", error).message = _short(said)
+            text = str(cast("Any", error).message).removeprefix("Value error, ")
+            cast("Any", error).message = _short(text)
             raise
 
     def _require_once(self, ctx: Any, args: list[str]) -> None:
@@ -137,8 +137,8 @@ def _message(error: Exception) -> str | None:
         advice = "Make room, or write elsewhere." if error.errno in _FULL else "Check the place and your rights to it."
         return f"The system refuses: {error.strerror or error}{place}. {advice}"
     if isinstance(error, MemoryError) or "memory" in str(error).lower():
-        said = str(error).partition("\n")[0] or "nothing more is known."
-        return f"Not enough memory: {_short(said)} Try a smaller --batch-size or shorter texts."
+        text = str(error).partition("\n")[0] or "nothing more is known."
+        return f"Not enough memory: {_short(text)} Try a smaller --batch-size or shorter texts."
     return None
 
 

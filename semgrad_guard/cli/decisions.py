@@ -82,8 +82,8 @@ def _csv(rows: list[Row]) -> str:
     out = io.StringIO()
     writer = csv.DictWriter(out, [*names, "right", "sampling", "delivery"])
     writer.writeheader()
-    for decision, said in rows:
-        graded = {} if said is None else {"right": said.right, "sampling": said.sampling}
+    for decision, feedback in rows:
+        graded = {} if feedback is None else {"right": feedback.right, "sampling": feedback.sampling}
         row = decision.model_dump(mode="json", exclude={"kind"})
         writer.writerow({**row, **graded, "delivery": decision.delivery})
     return out.getvalue()

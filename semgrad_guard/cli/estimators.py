@@ -195,7 +195,7 @@ def read_other(path: Path, rows: Sequence[Question], settings: Mapping[str, Any]
     theirs, kept = read_record(path, Answer)
     mine: dict[str, Any] = json.loads(json.dumps(settings))
     changed = differing(theirs, mine)
-    if foreign := [said for name, said in changed.items() if name not in _OF_ENGINES]:
+    if foreign := [text for name, text in changed.items() if name not in _OF_ENGINES]:
         raise BindingMismatchError(
             f"The answers in {path} come from a run that differs in more than its engine: {'; '.join(foreign)}. "
             "Answer the questions there with the settings of this command."

@@ -86,8 +86,8 @@ def grade(
         verdicts = [False if item.text is None else label for item, label in zip(items, verdicts, strict=True)]
     rows = [i for i, verdict in enumerate(verdicts) if verdict is not None]
     if left := len(items) - len(rows):
-        said = "no label in the file" if labels is not None else f"no verdict by {name}"
-        say(f"{left} of {len(items)} answers have {said}; they are left out.", label="Warning")
+        lack = "no label in the file" if labels is not None else f"no verdict by {name}"
+        say(f"{left} of {len(items)} answers have {lack}; they are left out.", label="Warning")
     correct = [verdicts[i] is True for i in rows]
     shown = [items[i] for i in rows]
     show_grades(

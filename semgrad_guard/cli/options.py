@@ -64,7 +64,7 @@ QuantizationConfig = Annotated[
     typer.Option(
         metavar="JSON",
         parser=values.quantization,
-        help='Quantize the weights while they are loaded, as transformers is told: {"quant_method": "bitsandbytes", '
+        help='Quantize the weights while they are loaded, as transformers takes it: {"quant_method": "bitsandbytes", '
         '"load_in_4bit": true}; @FILE reads it from a file.',
         rich_help_panel=MODEL,
     ),

@@ -86,7 +86,7 @@ def probe(  # noqa: PLR0913  # a command's options are its arguments
     context_field: options.ContextField = None,
     plots: Annotated[
         bool,
-        typer.Option("--plots/--no-plots", help="Draw the pictures, beside the record.", rich_help_panel=options.DATA),
+        typer.Option("--plots/--no-plots", help="Draw the pictures, next to the record.", rich_help_panel=options.DATA),
     ] = True,
     strict: options.Strict = False,
     as_json: options.AsJson = False,
@@ -208,7 +208,7 @@ def _probe(
             phase=progress,
         )
     except KeyboardInterrupt as error:
-        kept = f"What is done is kept beside {files.record}. Run the same command again to continue."
+        kept = f"Finished work is kept next to {files.record}. Run the same command again to continue."
         say(kept, label=signals.in_words(error))
         raise typer.Exit(signals.exit_code(error)) from error
 

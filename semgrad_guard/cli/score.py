@@ -115,8 +115,8 @@ def score(  # noqa: PLR0913  # a command's options are its arguments
     cluster = Cluster.of(ray, workers)
     if cluster.is_used and (by is not None or data is None or output is None):
         raise typer.BadParameter(
-            "--ray is for whole answers of a file: give --data and --output FILE, beside which everything is kept as "
-            "it comes, and no --by"
+            "--ray is for whole answers of a file: give --data and --output FILE, next to which everything is kept "
+            "as it comes, and no --by"
         )
     phrasing, sources = loading.phrasing(system, prompt, few_shot, shots)
     scores_file.require_outputs(output, [data, calibration, probe, Path(model), *sources])
@@ -135,8 +135,8 @@ def score(  # noqa: PLR0913  # a command's options are its arguments
             )
             raise typer.Exit(_code(found.left_out or problems, found.unscored))
         policy = loading.load_policy(calibration, None)
-        asked = spec.estimator(policy)
-        scorer = TextScorer(loading.load(source), asked, policy, phrasing)
+        estimate = spec.estimator(policy)
+        scorer = TextScorer(loading.load(source), estimate, policy, phrasing)
         if cluster.is_used and output is not None:
             scored, left_out = _score_spread(
                 rows, scorer, batch_size, record=scores_file.record(output), cluster=cluster, source=source
@@ -178,12 +178,12 @@ def _rows(
     if data is not None:
         found = loading.read_data(data, columns, needs="response", strict=strict)
         return found.rows, found.problems
-    asked, said = loading.given_text(question or ""), loading.given_text(response or "")
-    if not asked.strip():
+    question, response = loading.given_text(question or ""), loading.given_text(response or "")
+    if not question.strip():
         raise EmptyPromptError("The question is empty; ask something.")
-    if not said.strip():
+    if not response.strip():
         raise EmptyResponseError("The response is empty; there is nothing to score.")
-    return [Question(question=asked, response=said)], []
+    return [Question(question=question, response=response)], []
 
 
 def _score(rows: Sequence[Question], scorer: TextScorer, batch_size: int) -> tuple[list[Scored], list[str]]:

@@ -144,7 +144,7 @@ def serve(  # noqa: PLR0913  # a command's options are its arguments
         typer.Option(
             metavar="N",
             parser=values.whole(1, 100_000),
-            help="Requests that may wait for a model; more are told to come back.",
+            help="Requests that may wait for a model; further ones are refused, to be sent again.",
             rich_help_panel=SERVER,
         ),
     ] = 64,

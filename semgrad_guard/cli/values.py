@@ -176,15 +176,17 @@ def template_option(value: str | tuple[str, Any]) -> tuple[str, Any]:
     """An option of the chat template and its value in JSON; a text needs no quotes."""
     if isinstance(value, tuple):
         return value
-    name, given, said = text(value).partition("=")
+    name, given, given_value = text(value).partition("=")
     if not given or not name.isidentifier():
         raise typer.BadParameter("give a name and a value in JSON: enable_thinking=false")
     try:
-        return name, json.loads(said)
+        return name, json.loads(given_value)
     except (ValueError, RecursionError):
-        if said in ("True", "False", "None") or said[:1] in ("", "{", "[", '"'):
-            raise typer.BadParameter(f"{said[:40]!r} is not a value in JSON, such as true, false, null or 3") from None
-        return name, said
+        if given_value in ("True", "False", "None") or given_value[:1] in ("", "{", "[", '"'):
+            raise typer.BadParameter(
+                f"{given_value[:40]!r} is not a value in JSON, such as true, false, null or 3"
+            ) from None
+        return name, given_value
 
 
 def _object(given: str) -> dict[str, Any] | None:

@@ -80,7 +80,7 @@ class JobRecord(Generic[R]):
             try:
                 self._resume(json.loads(json.dumps(settings)))
             except InputError:
-                if is_new:  # a record without a header helps nobody
+                if is_new:  # a record without a header is of no use
                     path.unlink(missing_ok=True)
                 raise
             take_back(path)
