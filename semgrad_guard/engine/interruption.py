@@ -128,7 +128,7 @@ def stopping(stop: Stop | Stops) -> Iterator[None]:
     """
     known = _current.get().stops
     added = stop.stops if isinstance(stop, Stops) else (stop,)
-    token = _current.set(Stops((*known, *(each for each in added if each not in known))))
+    token = _current.set(Stops((*known, *(other for other in added if other not in known))))
     try:
         yield
     finally:

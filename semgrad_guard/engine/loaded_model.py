@@ -335,4 +335,4 @@ class LoadedModel:
 def _token_ids(listed: Any) -> tuple[int, ...]:
     """Ids as configurations list them: one, several, or none."""
     ids = listed if isinstance(listed, (list, tuple)) else [listed]
-    return tuple(int(each) for each in ids if each is not None)
+    return tuple(int(token) for token in ids if token is not None)

@@ -95,9 +95,9 @@ class NLIEquivalence:
         return [_mean(*scores) for scores in self._both_ways(pairs, question)]
 
     def _both_ways(self, pairs: Sequence[Pair], question: str) -> list[tuple[EntailmentScores, EntailmentScores]]:
-        asked = [(f"{question} {first}", f"{question} {second}") for first, second in pairs]
-        scores = self.model.probabilities([*asked, *((second, first) for first, second in asked)])
-        return list(zip(scores[: len(asked)], scores[len(asked) :], strict=True))
+        in_context = [(f"{question} {first}", f"{question} {second}") for first, second in pairs]
+        scores = self.model.probabilities([*in_context, *((second, first) for first, second in in_context)])
+        return list(zip(scores[: len(in_context)], scores[len(in_context) :], strict=True))
 
     def _same(self, there: EntailmentScores, back: EntailmentScores) -> bool:
         if self.strict:

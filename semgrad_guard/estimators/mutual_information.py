@@ -63,8 +63,8 @@ class MutualInformation(AskingEstimator):
             return 0.0
         answers = [sample.ids for sample in samples.values()]
         sampler, texts = evidence.sampler, list(samples)
-        asked = evidence.question_in_context
-        prompts = [sampler.render(_PROMPT.format(question=asked, answer=texts[i])) for i in heads]
+        question = evidence.question_in_context
+        prompts = [sampler.render(_PROMPT.format(question=question, answer=texts[i])) for i in heads]
         if not all(sampler.fits(prompt, max(map(len, answers))) for prompt in prompts):
             raise ScoringError("the question with a first answer in it does not fit the context window")
         second = sampler.read(prompts, [answers] * len(prompts))

@@ -51,22 +51,22 @@ class PTrue(AskingEstimator):
     def _ask(self, batch: Sequence[Evidence]) -> list[tuple[list[float], list[float]] | None]:
         """For each answer the log-probabilities of the forms of "true" and of "false", None where they do not fit."""
         sampler = batch[0].sampler
-        prompts = [sampler.render(self._conversation(each.question_in_context, each.text)) for each in batch]
+        prompts = [sampler.render(self._conversation(answer.question_in_context, answer.text)) for answer in batch]
         # Templates that end in white space (a new line after the role) take the word as it is, others after a blank.
         lead = ["" if prompt.text[-1:].isspace() else " " for prompt in prompts]
         forms = [[sampler.encode(before + form) for form in (*_TRUE, *_FALSE)] for before in lead]
-        asked = [i for i, prompt in enumerate(prompts) if sampler.fits(prompt, max(map(len, forms[i])))]
-        readings = sampler.read([prompts[i] for i in asked], [forms[i] for i in asked])
+        fitting = [i for i, prompt in enumerate(prompts) if sampler.fits(prompt, max(map(len, forms[i])))]
+        readings = sampler.read([prompts[i] for i in fitting], [forms[i] for i in fitting])
         by_answer: dict[int, tuple[list[float], list[float]]] = {}
-        for i, row in zip(asked, readings, strict=True):
+        for i, row in zip(fitting, readings, strict=True):
             likelihoods = [math.fsum(reading.log_probs) for reading in row]
             by_answer[i] = likelihoods[: len(_TRUE)], likelihoods[len(_TRUE) :]
         return [by_answer.get(i) for i in range(len(batch))]
 
     def _conversation(self, question: str, answer: str) -> list[Message]:
         turns: list[Message] = []
-        for asked, proposed, true in self.examples:
-            turns.append(Message("user", _QUESTION.format(question=asked, answer=proposed)))
+        for example, proposed, true in self.examples:
+            turns.append(Message("user", _QUESTION.format(question=example, answer=proposed)))
             turns.append(Message("assistant", _TRUE[0] if true else _FALSE[0]))
         return [*turns, Message("user", _QUESTION.format(question=question, answer=answer.strip()))]
 

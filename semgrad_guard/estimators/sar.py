@@ -79,9 +79,9 @@ class SAR(AskingEstimator):
 
     def _token_relevance(self, evidence: Evidence, samples: Sequence[Sample]) -> list[list[float]]:
         """1 - g(with, without) for every token of every sample, all asked at once."""
-        asked, decode = evidence.question, evidence.sampler.decode
+        question, decode = evidence.question, evidence.sampler.decode
         pairs = [
-            (f"{asked} {s.text.strip()}", f"{asked} {decode(s.ids[:i] + s.ids[i + 1 :]).strip()}")
+            (f"{question} {s.text.strip()}", f"{question} {decode(s.ids[:i] + s.ids[i + 1 :]).strip()}")
             for s in samples
             for i in range(len(s.ids))
         ]

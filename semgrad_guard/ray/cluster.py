@@ -55,9 +55,9 @@ def cluster(address: str = "local", *, verbose: bool = False, **options: Any) ->
         with _own_signals():
             ray.init(address=address, log_to_driver=verbose, logging_level="ERROR", **local, **options)
     except (OSError, ValueError, RuntimeError) as error:
-        said = str(error).strip().partition("\n")[0].rstrip(".")
+        message = str(error).strip().partition("\n")[0].rstrip(".")
         raise ClusterError(
-            f"There is no Ray cluster at {address!r}: {said}. Start one (ray start --head), set RAY_AUTH_MODE=token "
+            f"There is no Ray cluster at {address!r}: {message}. Start one (ray start --head), set RAY_AUTH_MODE=token "
             "where it asks for a token, or leave the address away: a cluster of one then starts in this process."
         ) from error
     try:

@@ -151,14 +151,15 @@ class _RowScorer:
 
     def _records(self, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
         questions = [_question(row) for row in rows]
-        good = [each for each in questions if isinstance(each, Question)]
-        found = self._score(good)
-        verdicts = {id(row): verdict for row, verdict in found.scored}
-        verdicts |= {id(row): self._score.unscored(row.response or "", str(error)) for row, error in found.too_long}
-        told = [
-            verdicts[id(each)] if isinstance(each, Question) else self._score.unscored("", each) for each in questions
+        results = self._score([question for question in questions if isinstance(question, Question)])
+        by_row = {id(row): verdict for row, verdict in results.scored}
+        by_row |= {id(row): self._score.unscored(row.response or "", str(error)) for row, error in results.too_long}
+        verdicts = [
+            by_row[id(question)] if isinstance(question, Question) else self._score.unscored("", question)
+            for question in questions
         ]
-        return [_fields(verdict.metadata()) for verdict in told]
+        records = [verdict.metadata() for verdict in verdicts]
+        return [{name: record.get(name) for name in _FIELDS} for record in records]
 
 
 def _question(row: Mapping[str, Any]) -> Question | str:
@@ -168,7 +169,3 @@ def _question(row: Mapping[str, Any]) -> Question | str:
     except ValidationError as error:
         return f"the row has no usable {error.errors()[0]['loc'][0]}"
     return question if (question.response or "").strip() else "the row has no response to score"
-
-
-def _fields(record: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: record.get(name) for name in _FIELDS}

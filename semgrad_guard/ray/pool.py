@@ -74,8 +74,8 @@ def spread(ray: Any, job: Job[R], batches: Iterable[Batch], *, workers: int | No
     """
     count = workers_for(ray, workers, on_gpu=job.source.on_gpu)
     cpus = cpus_each(ray, count)
-    said = os.environ.get("OMP_NUM_THREADS", "")
-    threads = min(cpus, int(said)) if said.isdigit() else cpus
+    stated = os.environ.get("OMP_NUM_THREADS", "")
+    threads = min(cpus, int(stated)) if stated.isdigit() else cpus
     kind = ray.remote(num_cpus=cpus, num_gpus=int(job.source.on_gpu), max_restarts=0, max_task_retries=0)(Worker)
     pool = _Pool[R](ray, lambda: kind.remote(job, threads), count, iter(batches))
     try:

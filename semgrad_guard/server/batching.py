@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
-from semgrad_guard.engine.generation.running_batch import Asked, RunningAnswer
+from semgrad_guard.engine.generation.running_batch import BatchRequest, RunningAnswer
 from semgrad_guard.engine.interruption import Stops, current_stop
 from semgrad_guard.engine.replay.memory_budget import Memory
 from semgrad_guard.errors import AnswerInterruptedError
@@ -194,8 +194,8 @@ class RunningRequests:
         """
         joined = [_Writing(turn, assignment, turn.context.run(current_stop)) for turn, assignment in orders]
         asked = [
-            [Asked(each.assignment.prompt, options, each.assignment.hearing()) for options in each.assignment.options]
-            for each in joined
+            [BatchRequest(work.prompt, options, work.hearing()) for options in work.options]
+            for work in (writing.assignment for writing in joined)
         ]
         every = [one for each in asked for one in each]
         rows: Sequence[RunningAnswer] = ()

@@ -14,7 +14,7 @@ from transformers.generation.streamers import BaseStreamer
 from semgrad_guard.engine.generation.decoding import Decoder
 from semgrad_guard.engine.generation.generation import Generation
 from semgrad_guard.engine.generation.options import GenerationOptions
-from semgrad_guard.engine.generation.running_batch import Asked, RunningAnswer
+from semgrad_guard.engine.generation.running_batch import BatchRequest, RunningAnswer
 from semgrad_guard.engine.interruption import current_stop
 from semgrad_guard.engine.objective import Objective
 from semgrad_guard.engine.prompts.prompt import Prompt
@@ -38,7 +38,7 @@ class VLLMBatch(RecordedBatch):
         del prompt, options
         return True
 
-    def join(self, asked: Sequence[Asked]) -> list[RunningAnswer]:
+    def join(self, requests: Sequence[BatchRequest]) -> list[RunningAnswer]:
         """Have answers written, from the next step on. Whatever it raises: none of them has joined.
 
         Raises:
@@ -49,7 +49,7 @@ class VLLMBatch(RecordedBatch):
             current_stop().check()
             self.require_the_same_model()
             decoder = self._get_decoder()
-            rows = [VLLMAnswer(each, decoder, self._objective) for each in asked]
+            rows = [VLLMAnswer(request, decoder, self._objective) for request in requests]
             try:
                 for row in rows:
                     row.epoch = self._epoch
@@ -117,20 +117,20 @@ class VLLMDecoder(Decoder):
         with self._scorer.lock:
             batch, seed = VLLMBatch(self._engine, self._scorer, lambda: self, objective), options.seed
             seeds = [None if seed is None else seed + row for row in range(len(prompts))]
-            rows = batch.join([Asked(p, replace(options, seed=s)) for p, s in zip(prompts, seeds, strict=True)])
-            told = 0
+            rows = batch.join([BatchRequest(p, replace(options, seed=s)) for p, s in zip(prompts, seeds, strict=True)])
+            sent = 0
             if streamer is not None:
                 streamer.put(torch.tensor([prompts[0].ids]))  # as `generate` does
             while batch.rows:
                 try:
                     batch.step()
                     if streamer is not None:
-                        for token in rows[0].ids[told:]:
+                        for token in rows[0].ids[sent:]:
                             streamer.put(torch.tensor([token]))
                 except BaseException:
                     batch.drop(rows)
                     raise
-                told = len(rows[0].ids)
+                sent = len(rows[0].ids)
             if streamer is not None:
                 streamer.end()
             for row in rows:

@@ -7,7 +7,7 @@ from itertools import count
 from typing import Any
 
 from semgrad_guard.engine.generation.decoding import Decoder
-from semgrad_guard.engine.generation.running_batch import Asked
+from semgrad_guard.engine.generation.running_batch import BatchRequest
 from semgrad_guard.engine.objective import Objective
 from semgrad_guard.errors import AnswerInterruptedError, InputError, UnsupportedModelError
 from semgrad_guard.vllm.recorded_batch import RecordedAnswer
@@ -21,8 +21,8 @@ _NUMBERS = count()
 class VLLMAnswer(RecordedAnswer):
     """An answer that vLLM writes, under this name. Nothing of a prompt is kept but what scoring takes."""
 
-    def __init__(self, asked: Asked, decoder: Decoder, objective: Objective) -> None:
-        super().__init__(asked, decoder, Record.for_scoring(asked.prompt, objective))
+    def __init__(self, request: BatchRequest, decoder: Decoder, objective: Objective) -> None:
+        super().__init__(request, decoder, Record.for_scoring(request.prompt, objective))
         self.name = f"semgrad-guard-{next(_NUMBERS)}"
         self.inner = ""
         """The name that vLLM gives it inside."""

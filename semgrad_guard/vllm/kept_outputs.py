@@ -56,13 +56,13 @@ class KeptOutputs:
                 above, _, leaf = path.rpartition(".")
                 names = [path] if path in known else [f"{above}.{part}" for part in parts_of(leaf)]
                 linear: list[Any] = [known.get(name) for name in names]
-                if linear and all(isinstance(each, nn.Linear) for each in linear):
-                    widths = [(name, each.out_features) for name, each in zip(names, linear, strict=True)]
+                if linear and all(isinstance(linear_map, nn.Linear) for linear_map in linear):
+                    widths = [(name, linear_map.out_features) for name, linear_map in zip(names, linear, strict=True)]
                     found.append((_Map(number, widths, linear[0].in_features), module))
-        found.sort(key=lambda each: -each[0].read)
-        self._maps = [each for each, _ in found]
-        self._widths = [0, *accumulate(each.given for each in self._maps)]
-        self._itemsize = next((each.element_size() for _, module in found for each in module.parameters()), 0)
+        found.sort(key=lambda entry: -entry[0].read)
+        self._maps = [linear_map for linear_map, _ in found]
+        self._widths = [0, *accumulate(linear_map.given for linear_map in self._maps)]
+        self._itemsize = next((weight.element_size() for _, module in found for weight in module.parameters()), 0)
         self._used = 0
         self._now: PassOutputs | None = None
         for number, (_, module) in enumerate(found):
@@ -71,12 +71,12 @@ class KeptOutputs:
     def begin(self, rows: torch.Tensor, held: Iterable[Sequence[Piece]], budget: int) -> PassOutputs:
         """Keep what maps give at these rows of the pass that has begun, beside what is `held`."""
         passes = _passes(held)
-        positions = sum(len(each.rows) for each in passes)
+        positions = sum(len(seen_pass.rows) for seen_pass in passes)
         self._used = len(self._maps) if positions == 0 else self._used
         while self._used and (positions + len(rows)) * self._widths[self._used] * self._itemsize > budget:
             self._used -= 1
-            for each in passes:
-                each.given.pop(self._used, None)
+            for seen_pass in passes:
+                seen_pass.given.pop(self._used, None)
         self._now = PassOutputs(rows, {})
         return self._now
 
@@ -96,24 +96,28 @@ class KeptOutputs:
         passes = _passes(rows)
         if not passes:
             return {}
-        starts = dict(zip(map(id, passes), accumulate([0, *(len(each.rows) for each in passes)]), strict=False))
-        nothing = sum(len(each.rows) for each in passes)
+        starts = dict(
+            zip(map(id, passes), accumulate([0, *(len(seen_pass.rows) for seen_pass in passes)]), strict=False)
+        )
+        nothing = sum(len(seen_pass.rows) for seen_pass in passes)
         index = torch.full((len(rows), longest), nothing)
         for row, pieces in zip(index, rows, strict=True):
-            own = torch.cat([torch.arange(count) + starts[id(each)] + begin for each, begin, count in pieces])
+            own = torch.cat([torch.arange(count) + starts[id(seen_pass)] + begin for seen_pass, begin, count in pieces])
             row[: len(own)] = own
         outputs: dict[Place, torch.Tensor] = {}
-        for number, each in enumerate(self._maps):
+        for number, linear_map in enumerate(self._maps):
             given = [seen.given[number] for seen in passes if number in seen.given]
             if len(given) < len(passes):
                 continue
             every = torch.cat([*given, given[0].new_zeros(1, given[0].shape[1])])
             whole = every.index_select(0, index.flatten().to(every.device)).view(*index.shape, -1)
-            for (path, _), part in zip(each.parts, whole.split([width for _, width in each.parts], 2), strict=True):
-                outputs[each.layer, path] = part
+            for (path, _), part in zip(
+                linear_map.parts, whole.split([width for _, width in linear_map.parts], 2), strict=True
+            ):
+                outputs[linear_map.layer, path] = part
         return outputs
 
 
 def _passes(records: Iterable[Sequence[Piece]]) -> list[PassOutputs]:
     """The passes that some records have positions in, each once."""
-    return list({id(each): each for pieces in records for each, *_ in pieces}.values())
+    return list({id(seen_pass): seen_pass for pieces in records for seen_pass, *_ in pieces}.values())

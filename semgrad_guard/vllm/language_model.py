@@ -11,7 +11,7 @@ from typing import Any, Self, cast
 from transformers import AutoConfig, AutoTokenizer, PreTrainedTokenizerBase
 
 from semgrad_guard.engine.generation.generation import Generation
-from semgrad_guard.engine.generation.running_batch import Asked
+from semgrad_guard.engine.generation.running_batch import BatchRequest
 from semgrad_guard.engine.language_model import LanguageModel
 from semgrad_guard.engine.loaded_model import ModelIdentity, name_of
 from semgrad_guard.engine.models.architecture import LogitTransform
@@ -77,7 +77,7 @@ class TwinLanguageModel(LanguageModel):
         return self._end_tokens
 
     def written(
-        self, answers: Sequence[tuple[Asked, Sequence[int], Record]], recorder: Recorder | None
+        self, answers: Sequence[tuple[BatchRequest, Sequence[int], Record]], recorder: Recorder | None
     ) -> list[Generation]:
         """Answers that vLLM wrote to what was asked, by their tokens (the token that ended one included)."""
         return WrittenAnswers(self._scorer, lambda: self._decoder, recorder=recorder).generations_of(answers)

@@ -32,12 +32,14 @@ class PagedCache:
         None where they hold another number format than the model's or an order that is none, and where the states above
         them are less exact than float32: vLLM's attention on a CPU approximates the tanh of a soft cap (Gemma 2).
         """
-        pages: list[Any] = [each.kv_cache for each in attentions]
+        pages: list[Any] = [attention.kv_cache for attention in attentions]
         if not all(
-            isinstance(each, torch.Tensor) and each.shape == pages[0].shape and each.is_contiguous() for each in pages
+            isinstance(page, torch.Tensor) and page.shape == pages[0].shape and page.is_contiguous() for page in pages
         ):
             return None
-        if pages[0].dtype == torch.float32 and any(getattr(each.impl, "logits_soft_cap", None) for each in attentions):
+        if pages[0].dtype == torch.float32 and any(
+            getattr(attention.impl, "logits_soft_cap", None) for attention in attentions
+        ):
             return None
         places = _places(attentions[0], pages[0])
         return None if places is None else cls(attentions, first, places)
@@ -61,7 +63,7 @@ class PagedCache:
             self._read(tables, rows[part], positions[part], found[:, part])
         counts = [count for _, count in wanted]
         # A copy of each: a view would keep the others' alive.
-        return [each.clone().unflatten(2, shape) for each in found.split(counts, dim=1)]
+        return [values.clone().unflatten(2, shape) for values in found.split(counts, dim=1)]
 
     def _read(
         self, tables: Mapping[str, Any], rows: torch.Tensor, positions: torch.Tensor, found: torch.Tensor
@@ -83,10 +85,10 @@ class PagedCache:
 
         Layers before the first have its length, and no memory.
         """
-        longest, shape = max(each.shape[1] for each in rows), rows[0].shape
+        longest, shape = max(values.shape[1] for values in rows), rows[0].shape
         whole = rows[0].new_zeros(shape[0], 2, len(rows), shape[3], longest, shape[4])
-        for row, each in enumerate(rows):
-            whole[:, :, row, :, longest - each.shape[1] :] = each.permute(0, 2, 3, 1, 4)
+        for row, values in enumerate(rows):
+            whole[:, :, row, :, longest - values.shape[1] :] = values.permute(0, 2, 3, 1, 4)
         nothing = whole.new_zeros(1).expand(whole.shape[2:])
         cache: Any = DynamicCache()
         cache.layers = [_layer(nothing, nothing) for _ in range(self._first)] + [_layer(*halves) for halves in whole]

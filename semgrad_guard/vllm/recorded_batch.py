@@ -7,7 +7,7 @@ from typing import cast
 
 from semgrad_guard.engine.generation.decoding import Decoder
 from semgrad_guard.engine.generation.generation import Generation
-from semgrad_guard.engine.generation.running_batch import Asked, RunningAnswer, RunningBatch
+from semgrad_guard.engine.generation.running_batch import BatchRequest, RunningAnswer, RunningBatch
 from semgrad_guard.engine.objective import Objective
 from semgrad_guard.engine.replay.captured_states import CapturedStates
 from semgrad_guard.engine.replay.memory_budget import unless_memory_runs_out
@@ -18,8 +18,8 @@ from semgrad_guard.vllm.recorder import Record, Recorder
 class RecordedAnswer(RunningAnswer):
     """An answer with what passes left of it."""
 
-    def __init__(self, asked: Asked, decoder: Decoder, record: Record) -> None:
-        super().__init__(asked, decoder)
+    def __init__(self, request: BatchRequest, decoder: Decoder, record: Record) -> None:
+        super().__init__(request, decoder)
         self.record = record
 
 
@@ -56,12 +56,12 @@ class RecordedBatch(RunningBatch):
 class WrittenAnswers(RecordedBatch):
     """Answers that vLLM has written for somebody else: their tokens, and what its passes left."""
 
-    def generations_of(self, written: Sequence[tuple[Asked, Sequence[int], Record]]) -> list[Generation]:
+    def generations_of(self, written: Sequence[tuple[BatchRequest, Sequence[int], Record]]) -> list[Generation]:
         """Each as it was asked for, with its tokens and the token that ended it; to be scored together."""
         decoder, rows = self._get_decoder(), list[RunningAnswer]()
         self.require_the_same_model()
-        for asked, tokens, record in written:
-            row = RecordedAnswer(asked, decoder, record)
+        for request, tokens, record in written:
+            row = RecordedAnswer(request, decoder, record)
             row.epoch = self._epoch
             for token in tokens:
                 if not row.done:

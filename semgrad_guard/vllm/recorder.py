@@ -133,8 +133,8 @@ class Recorder:
         self._due: list[tuple[Record, int]] = []  # whose keys and values are there after this pass, and their rows
         self._tables: Any = None
         layers = runner.model.model.layers
-        attentions = [each.self_attn.attn for each in layers[layer:]]
-        tried = all(each.attn_backend.get_name() == "CPU_ATTN" for each in attentions)  # no other backend was
+        attentions = [block.self_attn.attn for block in layers[layer:]]
+        tried = all(attention.attn_backend.get_name() == "CPU_ATTN" for attention in attentions)  # no other backend was
         self._pages = PagedCache.of(attentions, layer) if tried else None
         self._outputs = None if self._pages is None else KeptOutputs(layers, twins, layer)
         self._execute, self._compute_logits = runner.execute_model, runner.model.compute_logits
@@ -160,7 +160,7 @@ class Recorder:
         if not wanted:
             return
         hidden, residual = output
-        rows = torch.cat([torch.arange(*each) for *_, each in wanted]).to(hidden.device)
+        rows = torch.cat([torch.arange(*span) for *_, span in wanted]).to(hidden.device)
         lengths = [end - begin for *_, (begin, end) in wanted]
         # A copy of these rows alone: a view would keep a whole prompt's states alive.
         kept = hidden.index_select(0, rows) + residual.index_select(0, rows)
@@ -191,7 +191,7 @@ class Recorder:
         if not self._due or self._pages is None:
             return
         budget = self._memory().activations
-        held = sum(each.before.nbytes for each in self.records.values() if each.before is not None)
+        held = sum(record.before.nbytes for record in self.records.values() if record.before is not None)
         wanted = list[tuple[Record, int]]()
         for record, row in self._due:
             held += record.first * self._pages.bytes_per_position
@@ -210,7 +210,7 @@ class Recorder:
         if logits is None or len(hidden) != len(parts):
             return logits
         budget = 0 if self._survey is None else self._memory().logits
-        held = sum(each.nbytes for record in self.records.values() for each in record.logits or ())
+        held = sum(row_logits.nbytes for record in self.records.values() for row_logits in record.logits or ())
         beyond = list[tuple[Record, int]]()
         for row, part in enumerate(parts):
             record = part.record
@@ -236,8 +236,8 @@ class Recorder:
             found = _unstopped(self._survey, hidden.index_select(0, rows), logits.index_select(0, rows))
             cost = (time.perf_counter() - began) * 1000  # that of their scores, and not of writing
             add_cost(-cost)
-            for (record, _), each in zip(surveyed, found, strict=True):
-                record.surveys.append(each)
+            for (record, _), survey in zip(surveyed, found, strict=True):
+                record.surveys.append(survey)
                 record.survey_ms += cost / len(surveyed)
 
     def _let_logits_go(self, record: Record) -> None:
@@ -269,7 +269,7 @@ class Recorder:
         if reach == 0:
             return None
         states = [torch.cat(record.states)[record.behind - reach :] for record in records]
-        befores, longest = [each.before for each in records if each.before is not None], max(map(len, states))
+        befores, longest = [record.before for record in records if record.before is not None], max(map(len, states))
         whole = self._pages is not None and len(befores) == len(records)
         logits = by_step([record.logits or () for record in records])
         for record in () if logits else records:
@@ -278,7 +278,7 @@ class Recorder:
             self._pages.joined(befores) if self._pages is not None and whole else growing_cache(),
             self.layer,
             max(record.prompt for record in records) - reach,
-            torch.stack([F.pad(each, (0, 0, 0, longest - len(each))) for each in states]),
+            torch.stack([F.pad(state, (0, 0, 0, longest - len(state))) for state in states]),
             logits,
             self._outputs.joined([record.outputs for record in records], longest) if self._outputs and whole else {},
             epoch,

@@ -60,7 +60,7 @@ def twin_of(served: nn.Module, config: Any, dtype: torch.dtype) -> PreTrainedMod
     with torch.inference_mode(False):
         with _parameters_on_meta():
             model: Any = AutoModelForCausalLM.from_config(copy.deepcopy(config), dtype=dtype)
-        theirs = {name: each.data for name, each in served.named_parameters(remove_duplicate=False)}
+        theirs = {name: weight.data for name, weight in served.named_parameters(remove_duplicate=False)}
         wanted = dict(model.named_parameters(remove_duplicate=False))
         for name, parameter in wanted.items():
             module, _, leaf = name.rpartition(".")
@@ -71,8 +71,8 @@ def twin_of(served: nn.Module, config: Any, dtype: torch.dtype) -> PreTrainedMod
 
 def shared(twin: nn.Module, served: nn.Module) -> int:
     """How many of the twin's parameters lie in the memory of the served model's."""
-    storages = {each.untyped_storage().data_ptr() for each in served.parameters()}
-    return sum(each.untyped_storage().data_ptr() in storages for each in twin.parameters())
+    storages = {weight.untyped_storage().data_ptr() for weight in served.parameters()}
+    return sum(weight.untyped_storage().data_ptr() in storages for weight in twin.parameters())
 
 
 def keep_weights() -> Callable[[], None]:

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from semgrad_guard import GenerationOptions, LanguageModel, Message
 from semgrad_guard.engine.generation.evidence import Evidence
 from semgrad_guard.engine.generation.generation import Generation
-from semgrad_guard.engine.generation.running_batch import Asked, RunningAnswer, RunningBatch
+from semgrad_guard.engine.generation.running_batch import BatchRequest, RunningAnswer, RunningBatch
 from semgrad_guard.engine.interruption import Stop, stopping
 from semgrad_guard.engine.objective import Objective
 from semgrad_guard.engine.prompts.grammar import one_of, text_rule
@@ -56,10 +56,10 @@ def pocket() -> LanguageModel:
     return LanguageModel.from_pretrained("pocket")
 
 
-def asked(model: LanguageModel, wanted: Wanted, heard: Callable[[str], None] | None = None) -> Asked:
+def asked(model: LanguageModel, wanted: Wanted, heard: Callable[[str], None] | None = None) -> BatchRequest:
     question, options = wanted
     prompt = model.render(question)
-    return Asked(prompt, model.fitted(prompt, options), heard)
+    return BatchRequest(prompt, model.fitted(prompt, options), heard)
 
 
 def joined(model: LanguageModel, batch: RunningBatch, wanted: Sequence[Wanted]) -> list[RunningAnswer]:
@@ -545,7 +545,7 @@ def test_prompts_that_are_known_are_read_from_where_they_differ() -> None:
     questions = [[Message("system", system), Message("user", text)] for text in ("What is tea?", "What is it?", "So?")]
     for question in questions:
         prompt = model.render(question)
-        rows += batch.join([Asked(prompt, model.fitted(prompt, options)) for _ in range(2)])
+        rows += batch.join([BatchRequest(prompt, model.fitted(prompt, options)) for _ in range(2)])
         finished(batch)
     found = batch.generations(rows)
     assert [each.reused_tokens > len(system) for each in found] == [False, False, True, True, True, True]

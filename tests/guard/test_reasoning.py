@@ -6,7 +6,7 @@ import pytest
 
 from semgrad_guard import GenerationOptions, Guard, HybridGrad, LanguageModel, Policy
 from semgrad_guard.engine.generation.decoding import Written
-from semgrad_guard.engine.generation.running_batch import Asked
+from semgrad_guard.engine.generation.running_batch import BatchRequest
 from semgrad_guard.errors import InputError
 from semgrad_guard.estimators import Estimator, MeanEntropy, SelfConsistency, SemanticEntropy
 from semgrad_guard.guard import Answerer
@@ -75,7 +75,7 @@ def test_a_running_batch_keeps_the_rule(model: LanguageModel) -> None:
     heard: list[str] = []
     batch, prompt = model.running_batch(), model.render(QUESTIONS[0])
 
-    rows = batch.join([Asked(prompt, GenerationOptions(), heard.append)])
+    rows = batch.join([BatchRequest(prompt, GenerationOptions(), heard.append)])
     while batch.rows:
         batch.step()
     (generation,) = batch.generations(rows)

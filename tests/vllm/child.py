@@ -17,7 +17,7 @@ import torch
 from semgrad_guard import GenerationOptions, Guard, HybridGrad, LanguageModel, Policy
 from semgrad_guard.engine.generation.evidence import BatchScoring
 from semgrad_guard.engine.generation.generation import Generation
-from semgrad_guard.engine.generation.running_batch import Asked
+from semgrad_guard.engine.generation.running_batch import BatchRequest
 from semgrad_guard.engine.interruption import Stop, stopping
 from semgrad_guard.engine.objective import Objective
 from semgrad_guard.errors import AnswerCancelledError, BindingMismatchError, InputError
@@ -190,7 +190,7 @@ def refused(served: VLLMLanguageModel) -> dict[str, object]:
     prompt = served.render(QUESTIONS[0])
     longer = replace(prompt, ids=prompt.ids * 60)
     try:
-        served.running_batch().join([Asked(prompt, LONG), Asked(longer, LONG)])
+        served.running_batch().join([BatchRequest(prompt, LONG), BatchRequest(longer, LONG)])
     except InputError as error:
         left = served._llm.llm_engine.has_unfinished_requests()
         return {"error": str(error), "left": left, "next": len(served.generate(QUESTIONS[0], LONG).response_ids)}

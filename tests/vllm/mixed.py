@@ -17,7 +17,7 @@ from typing import Any
 from semgrad_guard import GenerationOptions, LanguageModel
 from semgrad_guard.engine.generation.evidence import BatchScoring, Evidence
 from semgrad_guard.engine.generation.generation import Generation
-from semgrad_guard.engine.generation.running_batch import Asked, RunningAnswer, RunningBatch
+from semgrad_guard.engine.generation.running_batch import BatchRequest, RunningAnswer, RunningBatch
 from semgrad_guard.vllm import VLLMLanguageModel
 from semgrad_guard.vllm.shared_weights import library
 
@@ -65,7 +65,7 @@ class Mixed:
         self.own, self.random, self.found = LanguageModel.from_pretrained(folder, dtype="float32"), Random(5), Found()
         lengths = Random(7)
         self.asked = [
-            Asked(self.served.render(question), GenerationOptions(max_tokens=lengths.randint(1, 24)))
+            BatchRequest(self.served.render(question), GenerationOptions(max_tokens=lengths.randint(1, 24)))
             for question in questions(count)
         ]
         self.served._scorer.tiers()  # the self-check has passes of its own
@@ -95,7 +95,7 @@ class Mixed:
         return self.found
 
     def join(
-        self, batch: RunningBatch, waiting: Iterator[tuple[int, Asked]], running: dict[int, RunningAnswer]
+        self, batch: RunningBatch, waiting: Iterator[tuple[int, BatchRequest]], running: dict[int, RunningAnswer]
     ) -> bool:
         """As many as there is place for, several at a time or none; more than vLLM works on at once."""
         room = min(2 * ROWS - len(running), self.random.randint(0, 8) if running else 8)

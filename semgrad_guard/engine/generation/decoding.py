@@ -110,7 +110,7 @@ class Decoder:
             for prompt, (ids, ended) in zip(prompts, produced, strict=True)
         ]
         # What was captured belongs to the tokens produced: a batch with other tokens is replayed as a whole.
-        other = any(self.read(each).retokenized for each in written)
+        other = any(self.read(tokens).retokenized for tokens in written)
         with clean_slate():  # a caller's inference mode would make tensors that nothing can be replayed from
             captured = (
                 None
@@ -125,10 +125,10 @@ class Decoder:
         Their options name the same stop strings.
         """
         stop = written[0].options.stop
-        answers = [self.read(each) for each in written]
+        answers = [self.read(tokens) for tokens in written]
         scoring = BatchScoring(
             self._scorer,
-            [each.prompt for each in written],
+            [tokens.prompt for tokens in written],
             [answer.scored_ids for answer in answers],
             captured,
             texts=[answer.text for answer in answers],
@@ -138,18 +138,18 @@ class Decoder:
         )
         return [
             Generation(
-                prompt=each.prompt,
+                prompt=tokens.prompt,
                 text=answer.text,
                 response_ids=answer.ids,
-                finish_reason="length" if (limit := _limit(answer, each.options, ended=each.ended)) else "stop",
+                finish_reason="length" if (limit := _limit(answer, tokens.options, ended=tokens.ended)) else "stop",
                 cut=limit or answer.cut,
-                completion_tokens=len(each.ids) + each.ended,
-                reused_tokens=each.reused,
+                completion_tokens=len(tokens.ids) + tokens.ended,
+                reused_tokens=tokens.reused,
                 scoring=scoring,
                 row=row,
                 reasoning=answer.reasoning,
             )
-            for row, (each, answer) in enumerate(zip(written, answers, strict=True))
+            for row, (tokens, answer) in enumerate(zip(written, answers, strict=True))
         ]
 
     def read(self, written: Written) -> Visible:

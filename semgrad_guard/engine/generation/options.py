@@ -115,7 +115,10 @@ class Draw(LogitsProcessor):
             # Kept from step to step: to get and clear these megabytes anew takes several times as long as to fill them.
             self._sums = torch.empty_like(scores, dtype=torch.float64)
         uniform = torch.stack(
-            [torch.rand(1, generator=each, dtype=torch.float64, device=scores.device) for each in self._generators]
+            [
+                torch.rand(1, generator=generator, dtype=torch.float64, device=scores.device)
+                for generator in self._generators
+            ]
         )
         weights = scores.sub_(scores.amax(-1, keepdim=True)).exp_()  # in place: the temperature has made them anew
         sums = torch.cumsum(weights, -1, dtype=torch.float64, out=self._sums)

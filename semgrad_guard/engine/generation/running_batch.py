@@ -40,12 +40,12 @@ The last is a number of its own where an answer has to be scored by itself.
 
 
 @dataclass(frozen=True)
-class Asked:
-    """A prompt that shall be answered; `heard` is told each piece of its text, as soon as it is certain."""
+class BatchRequest:
+    """A prompt to be answered; `listener` gets every piece of the text, as soon as it is certain."""
 
     prompt: Prompt
     options: GenerationOptions
-    heard: Callable[[str], None] | None = None
+    listener: Callable[[str], None] | None = None
 
 
 class RunningAnswer:
@@ -55,17 +55,17 @@ class RunningAnswer:
     `before` is the cache of the columns before those, once it is done.
     """
 
-    def __init__(self, asked: Asked, decoder: Decoder) -> None:
-        self.prompt, self.options, self._heard = asked.prompt, asked.options, asked.heard
+    def __init__(self, request: BatchRequest, decoder: Decoder) -> None:
+        self.prompt, self.options, self._listener = request.prompt, request.options, request.listener
         self.ids: list[int] = []
         self.ended, self.done, self.reused = False, False, 0
         self.passes: list[tuple[Capture, int]] = []
         self.before: Cache = growing_cache()
         self.behind, self.epoch = 0, object()
         self.error: Exception | None = None
-        self._certain = CertainText(decoder.decode, asked.options, asked.prompt.thinking)
-        self._processors = decoder.processors(asked.options, 1, len(asked.prompt.ids))
-        self._stop, self._end_tokens = decoder.stop_strings(asked.options.stop), decoder.end_tokens
+        self._certain = CertainText(decoder.decode, request.options, request.prompt.thinking)
+        self._processors = decoder.processors(request.options, 1, len(request.prompt.ids))
+        self._stop, self._end_tokens = decoder.stop_strings(request.options.stop), decoder.end_tokens
 
     @property
     def written(self) -> Written:
@@ -103,8 +103,8 @@ class RunningAnswer:
     def finish(self, text: str) -> None:
         """Let what is left of the whole text be heard; where that fails, this answer alone has an error."""
         try:
-            if self._heard is not None and self.error is None and (rest := self._certain.rest(text)):
-                self._heard(rest)
+            if self._listener is not None and self.error is None and (rest := self._certain.rest(text)):
+                self._listener(rest)
         except Exception as error:  # noqa: BLE001 - whoever asked for this answer gets it
             self.error = error
 
@@ -113,8 +113,8 @@ class RunningAnswer:
             self.ended = self.done = True
             return
         self.ids.append(token)
-        if self._heard is not None and (piece := self._certain.add(token)):
-            self._heard(piece)
+        if self._listener is not None and (piece := self._certain.add(token)):
+            self._listener(piece)
         self.done = len(self.ids) >= self.options.max_tokens or self._stop.end(self.ids)
 
 
@@ -156,7 +156,7 @@ class RunningBatch:
         longest = max(len(prompt.ids) + options.max_tokens for prompt, options in every)
         return len(every) * longest <= cells
 
-    def join(self, asked: Sequence[Asked]) -> list[RunningAnswer]:
+    def join(self, requests: Sequence[BatchRequest]) -> list[RunningAnswer]:
         """Read prompts (`takes`), and write the first token of their answers, which may be the last.
 
         Whatever it raises: none of them has joined, and the others are as they were.
@@ -167,7 +167,7 @@ class RunningBatch:
         with self._scorer.lock, clean_slate():
             self.require_the_same_model()
             decoder = self._get_decoder()
-            rows = [RunningAnswer(each, decoder) for each in asked]
+            rows = [RunningAnswer(request, decoder) for request in requests]
             known = bool(self._scorer.memory.prompts)  # what an earlier prompt left is taken up by one row alone
             try:
                 for group in _of_like_length(rows, most=1 if known else len(rows)):
@@ -256,7 +256,7 @@ class RunningBatch:
         there = bool(self._rows)
         width = max(self._mask.shape[1], mask.shape[1])
         masks = [self._mask, mask] if there else [mask]
-        self._mask = torch.cat([F.pad(each, (width - each.shape[1], 0)) for each in masks])
+        self._mask = torch.cat([F.pad(rows_mask, (width - rows_mask.shape[1], 0)) for rows_mask in masks])
         self._cache = stacked([self._cache, cache]) if there else cache
         self._rows += rows
         self._capture = None
@@ -308,8 +308,8 @@ class RunningBatch:
 
     def _left(self) -> Memory:
         """What the answers that are being written leave of the budgets."""
-        captures = {id(each): each for row in self._rows for each, _ in row.passes}.values()
-        logits, outputs = (sum(held) for held in zip((0, 0), *(each.held for each in captures), strict=True))
+        captures = {id(capture): capture for row in self._rows for capture, _ in row.passes}.values()
+        logits, outputs = (sum(held) for held in zip((0, 0), *(capture.held for capture in captures), strict=True))
         memory = self._scorer.memory
         return replace(memory, logits=max(0, memory.logits - logits), outputs=max(0, memory.outputs - outputs))
 

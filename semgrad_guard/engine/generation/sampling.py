@@ -60,7 +60,7 @@ class ModelSampler:
             answered(ids, stop, self._decoder, prompts[row // plan.count].thinking, cut=len(ids) >= plan.max_tokens)
             for row, ids in enumerate(rows)
         ]
-        samples = [Sample(each.text, each.scored_ids, reasoned=each.reasoning is not None) for each in seen]
+        samples = [Sample(answer.text, answer.scored_ids, reasoned=answer.reasoning is not None) for answer in seen]
         return [tuple(samples[start : start + plan.count]) for start in range(0, len(samples), plan.count)]
 
     def judged(

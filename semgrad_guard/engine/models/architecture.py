@@ -142,7 +142,7 @@ def virtual_tokens(model: nn.Module) -> frozenset[int]:
     """How many columns of its own a model may put before its input: none, or a tuned prompt's virtual tokens (PEFT)."""
     adapters: Any = getattr(model, "peft_config", None)
     known = adapters.values() if isinstance(adapters, dict) else ()
-    return frozenset({0, *(int(each.num_virtual_tokens) for each in known if each.is_prompt_learning)})
+    return frozenset({0, *(int(adapter.num_virtual_tokens) for adapter in known if adapter.is_prompt_learning)})
 
 
 def _called(model: Any) -> Any:
@@ -202,20 +202,22 @@ def reads_both_ways(model: nn.Module) -> bool:
 def _refuse_places(model: nn.Module, name: str) -> None:
     """Refuse weights that do not lie, all of them, on one device that computes gradients."""
     weights = list(model.parameters())
-    size = sum(each.numel() * each.element_size() for each in weights) / 2**30
+    size = sum(weight.numel() * weight.element_size() for weight in weights) / 2**30
     if any(hasattr(module, "_hf_hook") for module in model.modules()):
         raise UnsupportedModelError(
             f"the layers of this {name} are dispatched by accelerate (offloaded or split over devices), which the "
             f"replay cannot follow. Load it on one device, for example device_map={{'': 0}}: its weights need "
             f"{size:.2f} GiB there, and scoring some more. Where that is too much, take a smaller dtype or the CPU."
         )
-    places = {each.device.type for each in weights}
+    places = {weight.device.type for weight in weights}
     if "meta" in places:
         raise UnsupportedModelError(
             f"this {name} lies on the meta device: it has shapes and no weights ({size:.2f} GiB). Load them, for "
             "example device_map='cpu'."
         )
-    if any(type(each).__name__ == "Params4bit" and getattr(each, "quant_state", None) is None for each in weights):
+    if any(
+        type(weight).__name__ == "Params4bit" and getattr(weight, "quant_state", None) is None for weight in weights
+    ):
         raise UnsupportedModelError(
             f"this {name} should be quantized by bitsandbytes, says its configuration, and its weights are plain. "
             "Remove quantization_config from its config.json, or save it again as it should be."
@@ -252,7 +254,7 @@ def _decoder_layers(model: PreTrainedModel, n_layers: int, paths: Mapping[int, s
     lists = {path: module for path, module in known.items() if len(module) == n_layers} or {
         path: module
         for path, module in known.items()
-        if len(module) and all(isinstance(each, GradientCheckpointingLayer) for each in module)
+        if len(module) and all(isinstance(layer, GradientCheckpointingLayer) for layer in module)
     }
     return min(lists, key=nearest) if lists else None
 

@@ -48,11 +48,11 @@ def require_checkpoint(path: Path, name: str) -> None:
             f"{name!r} holds no *.safetensors{others_named}. Only safetensors and GGUF are loaded; save the model with "
             "model.save_pretrained(folder)."
         )
-    for each in weights:
-        with each.open("rb") as file:
+    for weight_file in weights:
+        with weight_file.open("rb") as file:
             if file.read(len(_POINTER)) == _POINTER:
                 raise ModelNotFoundError(
-                    f"{str(each)!r} is a Git LFS pointer, not the weights. Fetch them: git lfs pull."
+                    f"{str(weight_file)!r} is a Git LFS pointer, not the weights. Fetch them: git lfs pull."
                 )
     if not (path / "config.json").is_file():
         raise ModelNotFoundError(

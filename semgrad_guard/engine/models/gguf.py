@@ -155,7 +155,7 @@ def _fetched(repository: str, file: str, *, revision: str | None, local_files_on
             "capital letters count, and a file in a folder is named with it."
         ) from error
     except (OSError, HFValidationError) as error:  # no such repository, no access to it, no room for it
-        said = str(error).strip().partition("\n")[0].rstrip(".")
+        message = str(error).strip().partition("\n")[0].rstrip(".")
         raise ModelNotFoundError(
-            f"cannot load '{repository}:{file}': {said}. Check the name and the access."
+            f"cannot load '{repository}:{file}': {message}. Check the name and the access."
         ) from error

@@ -20,7 +20,7 @@ def control_tokens(tokenizer: PreTrainedTokenizerBase, texts: Any) -> tuple[str,
     """
     added = tokenizer.added_tokens_decoder.items()
     control = {
-        id: each.content for id, each in added if each.content and (each.special or _MARK.fullmatch(each.content))
+        id: token.content for id, token in added if token.content and (token.special or _MARK.fullmatch(token.content))
     }
     first = {content[0] for content in control.values()}
     doubtful = [text for text in _strings(texts) if not first.isdisjoint(text)]
@@ -36,5 +36,5 @@ def _strings(value: Any) -> Iterator[str]:
     elif isinstance(value, Mapping):
         yield from _strings(list(cast("Mapping[Any, Any]", value).values()))
     elif isinstance(value, (list, tuple)):
-        for each in cast("list[Any]", value):
-            yield from _strings(each)
+        for part in cast("list[Any]", value):
+            yield from _strings(part)

@@ -41,7 +41,7 @@ def one_of(rules: Sequence[str]) -> str:
 def closed(schema: Any) -> Any:
     """A JSON schema whose objects take no properties but the named ones, where it does not say otherwise."""
     if isinstance(schema, list):
-        return [closed(each) for each in cast("list[Any]", schema)]
+        return [closed(part) for part in cast("list[Any]", schema)]
     if not isinstance(schema, Mapping):
         return schema
     rules = {key: closed(value) for key, value in cast("Mapping[str, Any]", schema).items()}
@@ -81,8 +81,8 @@ class GrammarCompiler:
 
         matcher: Any = LLMatcher(self._tokenizer, LLMatcher.grammar_from_lark(grammar), log_level=0)
         if matcher.is_error():
-            said = matcher.get_error().partition("\n")[0]
-            raise InputError(f"no answer can be made to follow this schema: {said}")
+            message = matcher.get_error().partition("\n")[0]
+            raise InputError(f"no answer can be made to follow this schema: {message}")
         return GrammarProcessor([matcher.deep_copy() for _ in range(rows)], width, self._end_tokens)
 
 

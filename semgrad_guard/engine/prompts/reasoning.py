@@ -97,12 +97,14 @@ class Reasoning:
 
 def why_unscored(*, finished: bool = True, switch: bool = False) -> str:
     """Why an answer behind reasoning has no score, and what to do about it, in words."""
-    told = "the answer follows on reasoning, which is no part of its text, and such answers are not scored yet"
+    reason = "the answer follows on reasoning, which is no part of its text, and such answers are not scored yet"
     if not finished:
-        told = "the answer was cut off within its reasoning, before it began; allow more tokens"
+        reason = "the answer was cut off within its reasoning, before it began; allow more tokens"
     if switch:
-        return f'{told}; turn thinking off: template_options={{"{_SWITCH}": False}}, --template-option {_SWITCH}=false'
-    return f"{told}; turn thinking off where the model has a switch for it, or use one that does not think"
+        return (
+            f'{reason}; turn thinking off: template_options={{"{_SWITCH}": False}}, --template-option {_SWITCH}=false'
+        )
+    return f"{reason}; turn thinking off where the model has a switch for it, or use one that does not think"
 
 
 @dataclass(frozen=True)

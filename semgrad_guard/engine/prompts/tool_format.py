@@ -127,17 +127,17 @@ def _parse_tagged(text: str, prompt: str) -> ToolAnswer:
         calls.extend(inside or ())
         if not inside:
             broken.append(match.group())
-    said = re.sub(pattern, "", text, flags=re.DOTALL)
-    return ToolAnswer(said.rstrip(), tuple(calls), tuple(broken)) if calls or broken else ToolAnswer(text)
+    before = re.sub(pattern, "", text, flags=re.DOTALL)
+    return ToolAnswer(before.rstrip(), tuple(calls), tuple(broken)) if calls or broken else ToolAnswer(text)
 
 
 def _parse_listed(text: str, prompt: str) -> ToolAnswer:
     """[TOOL_CALLS] [{"name": ..., "arguments": {...}}, ...] (Mistral)."""
-    said, mark, rest = text.partition("[TOOL_CALLS]")
+    before, mark, rest = text.partition("[TOOL_CALLS]")
     if not mark:
         return ToolAnswer(text)
     calls = _calls_in(rest)
-    return ToolAnswer(said.rstrip(), calls, ()) if calls else ToolAnswer(said.rstrip(), (), (mark + rest,))
+    return ToolAnswer(before.rstrip(), calls, ()) if calls else ToolAnswer(before.rstrip(), (), (mark + rest,))
 
 
 def _parse_bare(text: str, prompt: str) -> ToolAnswer:
@@ -150,7 +150,7 @@ def _parse_by_template(tokenizer: Any, text: str, prompt: str) -> ToolAnswer:
     """By transformers' parser, which gives up an answer as a whole: what it cannot read is one broken call."""
     try:
         message: dict[str, Any] = tokenizer.parse_response(text, prefix=prompt)
-        calls = tuple(_as_call(each) for each in message.get("tool_calls") or ())
+        calls = tuple(_as_call(call) for call in message.get("tool_calls") or ())
     except (ValueError, KeyError, TypeError):
         return ToolAnswer("", (), (text,))
     return ToolAnswer(str(message.get("content") or ""), calls) if calls else ToolAnswer(text)

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from semgrad_guard.engine.generation.running_batch import Asked as AskedPrompt
+from semgrad_guard.engine.generation.running_batch import BatchRequest
 from semgrad_guard.errors import InputError, UnsupportedModelError
 from semgrad_guard.estimators.base import ReplayEstimator
 from semgrad_guard.guard import Draft
@@ -131,7 +131,7 @@ class Scoring:
         with self._model.turn:  # in which the model is looked at once
             assignments = [self._assigned(each.asked) for each in written]
             answers = [
-                (AskedPrompt(assignment.prompt, options), tokens, records[name] or Record(len(assignment.prompt.ids)))
+                (BatchRequest(assignment.prompt, options), tokens, records[name] or Record(len(assignment.prompt.ids)))
                 for assignment, each in zip(assignments, written, strict=True)
                 for options, tokens, name in zip(assignment.options, each.answers, each.names, strict=True)
             ]
