@@ -1,7 +1,7 @@
-"""Every error that semgrad-guard raises on purpose, each saying what to do next.
+"""Every error that semgrad-guard raises on purpose, each with advice.
 
     SemGradGuardError
-    ├── InputError                  what was asked cannot be answered
+    ├── InputError                  a request cannot be answered
     │   ├── EmptyPromptError
     │   ├── EmptyResponseError
     │   ├── ReasoningError          a text to score follows on reasoning
@@ -14,21 +14,21 @@
     │       ├── EmptyLayerSpanError too few decoder layers for the requested span
     │       └── UnsupportedToolsError the chat template knows no tools, or writes calls in an unknown form
     ├── ScoringError                an answer has no finite score and a number was demanded
-    │   └── DetachedRecordError     a copy of an answer's record, which holds no model, is asked for something new
-    ├── AnswerFailedError           what was to answer failed, and its own error may hold a withheld answer
+    │   └── DetachedRecordError     a copy of an answer's record, which holds no model, cannot compute more
+    ├── AnswerFailedError           the answering part failed, and its own error may hold a withheld answer
     ├── AnswerInterruptedError      the model was stopped before the answer was complete
     │   ├── DeadlineExceededError   the allowed time was over
     │   └── AnswerCancelledError    the caller cancelled the call, or closed the stream
     ├── CalibrationError            a calibration set or file that cannot be used
     │   ├── BindingMismatchError    made for another model, estimator, template or grader
     │   └── FitError                graded answers that a learned estimator cannot be fitted on
-    ├── GradingError                answers cannot be graded (a judge cannot be asked, a sheet of labels is wrong)
+    ├── GradingError                answers cannot be graded (a judge does not respond, a sheet of labels is wrong)
     ├── UnenforcedPolicyError       a router attached to a model that would ignore it
     ├── QueueFullError              too many requests wait for a model already
-    ├── UpstreamError               another server failed, was late, or sent what cannot be read
+    ├── UpstreamError               another server failed, was late, or sent unreadable data
     ├── DecisionLogError            the decision log cannot be read or written
     ├── ClusterError                a Ray cluster cannot be reached, or its workers keep dying
-    ├── LowConfidenceError          an answer is not let through, and an error says so (it holds the verdict)
+    ├── LowConfidenceError          an answer is not let through (it holds the verdict)
     └── MissingExtraError           an optional dependency is absent (also an ImportError)
 
 They derive from plain `Exception`: frameworks swallow or misread subclasses of ValueError and RuntimeError.
@@ -90,7 +90,7 @@ def _made_again(kind: type[SemGradGuardError], args: tuple[Any, ...]) -> SemGrad
 
 
 class InputError(SemGradGuardError):
-    """What was asked cannot be answered as it stands."""
+    """The request cannot be answered as it is."""
 
 
 class EmptyPromptError(InputError):
@@ -122,11 +122,11 @@ class ModelNotFoundError(ModelError):
 
 
 class FetchError(ModelError):
-    """A named model cannot be brought here from the package index; the message says why, and what to do."""
+    """A named model cannot be brought here from the package index; the message has the reason and advice."""
 
 
 class UnsupportedModelError(ModelError):
-    """The model's architecture or state rules out a gradient score; the message says why."""
+    """The model's architecture or state rules out a gradient score; the message has the reason."""
 
 
 class EmptyLayerSpanError(UnsupportedModelError):
@@ -142,11 +142,11 @@ class ScoringError(SemGradGuardError):
 
 
 class DetachedRecordError(ScoringError):
-    """A copied record of an answer holds what was computed before, and something else is asked of it."""
+    """A copied record of an answer holds only earlier results, and something else is needed of it."""
 
 
 class AnswerFailedError(SemGradGuardError):
-    """What was to answer failed. Its own error is not shown, since it may hold an answer that nobody has judged."""
+    """The answering part failed. Its own error is not shown, since it may hold an answer that was not judged."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(
@@ -161,7 +161,7 @@ class AnswerInterruptedError(SemGradGuardError):
 
 
 class DeadlineExceededError(AnswerInterruptedError):
-    """The time that was allowed for an answer is over; the message says how long that was and what to do."""
+    """The time that was allowed for an answer is over; the message has its length and advice."""
 
 
 class AnswerCancelledError(AnswerInterruptedError):
@@ -176,7 +176,7 @@ class BindingMismatchError(CalibrationError):
     """A calibration was made for something else; the message names the difference.
 
     `differences` are the differences alone, in words, where they are those of a binding: a server's clients can do
-    nothing of what the message tells to do.
+    nothing of the message's advice.
     """
 
     differences: str | None = None
@@ -185,7 +185,7 @@ class BindingMismatchError(CalibrationError):
 class UnfamiliarPromptError(CalibrationError):
     """A prompt is unlike those that the calibration was made on, and the policy is to raise.
 
-    `differences` says in what, in plain words.
+    `differences` are the differences, in plain words.
     """
 
     def __init__(self, differences: tuple[str, ...]) -> None:
@@ -198,15 +198,15 @@ class UnfamiliarPromptError(CalibrationError):
 
 
 class FitError(CalibrationError):
-    """A learned estimator cannot be fitted on these graded answers; the message says what is missing."""
+    """A learned estimator cannot be fitted on these graded answers; the message names the missing part."""
 
 
 class GradingError(SemGradGuardError):
-    """Answers cannot be graded; the message says what stands in the way."""
+    """Answers cannot be graded; the message has the reason."""
 
 
 class QueueFullError(SemGradGuardError):
-    """Too many requests wait for a model already; `retry_after` are the seconds after which to ask again."""
+    """Too many requests wait for a model already; `retry_after` are the seconds after which to try again."""
 
     def __init__(self, message: str, *, retry_after: int) -> None:
         super().__init__(message)
@@ -214,10 +214,10 @@ class QueueFullError(SemGradGuardError):
 
 
 class UpstreamError(SemGradGuardError):
-    """A server that answers for this one (an upstream, an escalation target) failed; the message says how.
+    """A server that answers for this one (an upstream, an escalation target) failed; the message has the details.
 
-    `status` is what it answered with, None where it did not answer. `passing` tells whether the same request may
-    succeed later (it is busy, or starts anew), and `retry_after` in how many seconds, where it said so.
+    `status` is its HTTP status, None where it did not answer. `passing`: whether the same request may
+    succeed later (it is busy, or starts anew), and `retry_after` in how many seconds, where it told that.
     """
 
     def __init__(
@@ -228,11 +228,11 @@ class UpstreamError(SemGradGuardError):
 
 
 class DecisionLogError(SemGradGuardError):
-    """The decision log cannot be opened, read or written; the message says why."""
+    """The decision log cannot be opened, read or written; the message has the reason."""
 
 
 class ClusterError(SemGradGuardError):
-    """A Ray cluster cannot be reached, has no room, or its workers keep dying; the message says which."""
+    """A Ray cluster cannot be reached, has no room, or its workers keep dying; the message has the reason."""
 
 
 class UnenforcedPolicyError(SemGradGuardError):
@@ -246,9 +246,9 @@ class LowConfidenceError(SemGradGuardError):
     withheld answer is in it (`draft`) only where `keep_draft` is set.
 
     Args:
-        verdict: what was decided.
+        verdict: the decision.
         draft: the withheld answer, where it is kept.
-        advice: what to do about it, at the end of the message. The answer itself stands nowhere in the message.
+        advice: ends the message, which never holds the answer itself.
     """
 
     def __init__(self, verdict: Verdict, *, draft: str | None, advice: str = "") -> None:

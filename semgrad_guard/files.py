@@ -28,16 +28,16 @@ _KINDS = (
 
 
 def atomic_write(path: Path, content: str | bytes | Callable[[Path], object], *, private: bool = False) -> Path:
-    """Write a file beside its place, bring it onto the disk, then rename it: an interrupted write leaves no half file.
+    """Write a file next to its place, bring it onto the disk, then rename it: an interrupted write leaves no half file.
 
     Args:
-        path: an existing file is replaced. A symbolic link keeps pointing where it does, and what it points to is
+        path: an existing file is replaced. A symbolic link keeps pointing where it does, and its target is
             written.
         content: text (written as UTF-8), bytes, or a function that makes the file at the path it is given.
         private: it holds answers that a program keeps for itself: only its owner can read it.
 
     Raises:
-        InputError: nothing can be written there, or what is there is no regular file.
+        InputError: nothing can be written there, or the present one is not a regular file.
     """
     try:
         require_regular(path)
@@ -64,21 +64,21 @@ def atomic_write(path: Path, content: str | bytes | Callable[[Path], object], *,
 def make_private(path: Path) -> None:
     """Leave a file that holds answers to its owner alone; one that is not there is made, empty.
 
-    It is made with these rights, so that nobody can have opened it before. Those of a file that is there are taken back
-    from all others. Windows has no such rights: there, the folder decides.
+    It is made with these rights, so that no other user can have opened it before. Those of a file that is there are
+    taken back from all others. Windows has no such rights: there, the folder decides.
 
     Raises:
-        OSError: it cannot be made, or belongs to somebody else.
+        OSError: it cannot be made, or belongs to another user.
     """
     os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
     take_back(path)
 
 
 def take_back(path: Path) -> None:
-    """Leave what is at a path, a regular file or a folder, to its owner alone. Devices stay as they are.
+    """Leave a regular file or a folder to its owner alone. Devices stay as they are.
 
     Raises:
-        OSError: there is nothing, or it belongs to somebody else.
+        OSError: there is nothing, or it belongs to another user.
     """
     mode = path.stat().st_mode
     ours = stat.S_ISREG(mode) or stat.S_ISDIR(mode)
@@ -87,10 +87,10 @@ def take_back(path: Path) -> None:
 
 
 def require_regular(path: Path) -> None:
-    """Refuse what is there and is no regular file: renaming over a device would replace it, a pipe waits for a reader.
+    """Refuse anything but a regular file: renaming over a device would replace it, a pipe waits for a reader.
 
     Raises:
-        InputError: it names no file, or something other than a file; the message says what.
+        InputError: it names no file, or something other than a file; the message names it.
     """
     if not path.exists():
         if not path.name:
@@ -103,14 +103,14 @@ def require_regular(path: Path) -> None:
 
 
 def cannot_write(path: Path, error: Exception) -> InputError:
-    """What to say of a path at which writing fails."""
+    """The error for a path at which writing fails."""
     return InputError(
         f"Cannot write {path}: {reason(error)}. Choose a path in an existing folder that you may write to."
     )
 
 
 def reason(error: Exception) -> str:
-    """The system's own words for what went wrong."""
+    """The system's own words for an error."""
     return str(getattr(error, "strerror", None) or error).rstrip(".")
 
 
@@ -118,19 +118,19 @@ NAME = "semgrad-guard"
 
 
 def cache_folder(*, otherwise: str) -> Path:
-    """For what can be fetched again.
+    """For files that can be fetched again.
 
     Raises:
-        InputError: there is no home folder; the message ends with `otherwise`, what to do then.
+        InputError: there is no home folder; the message ends with `otherwise`, the advice.
     """
     return _folder("XDG_CACHE_HOME", (".cache",), ("Library", "Caches"), otherwise)
 
 
 def state_folder(*, otherwise: str) -> Path:
-    """For what was seen, and is nowhere else.
+    """For records that exist nowhere else.
 
     Raises:
-        InputError: there is no home folder; the message ends with `otherwise`, what to do then.
+        InputError: there is no home folder; the message ends with `otherwise`, the advice.
     """
     return _folder("XDG_STATE_HOME", (".local", "state"), ("Library", "Application Support"), otherwise)
 

@@ -1,4 +1,4 @@
-"""From names to models, estimators and policies: what a command, a server and a worker elsewhere load alike."""
+"""From names to models, estimators and policies: the common loading of commands, servers and workers elsewhere."""
 
 from __future__ import annotations
 
@@ -54,10 +54,10 @@ class ModelSource:
         return self.device is not None and self.device.startswith("cuda")
 
     def load(self, *, verbose: bool = False) -> LanguageModel:
-        """The model; the libraries that load it say nothing, unless `verbose`.
+        """The model; the libraries that load it print nothing, unless `verbose`.
 
         Raises:
-            BindingMismatchError: what is found under this name is another model.
+            BindingMismatchError: the model under this name is another one.
             InputError: the device is none, or goes with transformers only.
             SemGradGuardError: it cannot be loaded; see `LanguageModel.from_pretrained`.
         """
@@ -107,7 +107,7 @@ def _keep_quiet() -> None:
 
 
 def _place(device: str | None) -> str | None:
-    """The device, if there is one of that name that can hold numbers, and what it takes to load a model there."""
+    """The device, if there is one of that name that can hold numbers, if a model can be loaded there."""
     if device is None:
         return None
     import torch
@@ -117,7 +117,7 @@ def _place(device: str | None) -> str | None:
             torch.ones(1, device=device).add(1).item()  # "meta" makes tensors, and keeps nothing in them
     except (RuntimeError, AssertionError, ImportError) as error:
         line = str(error).strip().partition("\n")[0]
-        reason = line.partition(". ")[0].rstrip(".")[:200]  # what follows is a list of all that torch was built for
+        reason = line.partition(". ")[0].rstrip(".")[:200]  # a list of all that torch was built for follows
         raise InputError(
             f"There is no device {device!r} here that holds a model: {reason}. Try --device cpu."
         ) from error
@@ -139,7 +139,7 @@ def load_estimator(name: str | None, policy: Policy | None = None) -> Estimator:
 def load_policy(
     calibration: Path | None, threshold: float | None, on_unscored: OnUnscored = "abstain"
 ) -> Policy | None:
-    """What a calibration's file or a threshold asks for, if one of them is given.
+    """The policy of a calibration's file or a threshold, if one of them is given.
 
     Raises:
         InputError: both are.

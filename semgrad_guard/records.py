@@ -39,7 +39,7 @@ Action = Literal["answer", "escalate", "abstain"]
 
 
 def delivery_of(action: Action, *, enforced: bool) -> Action:
-    """What became of an answer: where the action is advice, the answer went out whatever the action."""
+    """What happened to an answer: where the action is advice, the answer was delivered in any case."""
     return action if enforced else "answer"
 
 
@@ -61,11 +61,11 @@ class ToolCall:
 class Message:
     """One turn of a conversation. `role` is system, user, assistant, tool or whatever the chat template knows.
 
-    `tool_calls` are an assistant's; `tool_call_id` and `name` say which call a tool's turn answers. The template is
-    handed what is set of all these, in transformers' form.
+    `tool_calls` are an assistant's; `tool_call_id` and `name` identify the call that a tool's turn answers. The
+    template is handed the fields that are set, in transformers' form.
 
-    `question` and `context` are for a user's turn whose content says more than it asks: the bare question, and the
-    passage it is about. The model is not shown them; methods that put the question to it again, or to an NLI model,
+    `question` and `context` are for a user's turn whose content holds more than the question: the bare question, and
+    the passage it is about. The model is not shown them; methods that put the question to it again, or to an NLI model,
     leave the rest of the content (an instruction, say) away. Without them, the content is the question.
     """
 
@@ -81,24 +81,24 @@ class Message:
 def in_context(question: str, context: str | None) -> str:
     """A question as a prompt puts it: before the passage it is about, if there is one.
 
-    A causal model that knows what is asked for can look for it while it reads.
+    A causal model that knows the question can look for its answer while it reads.
     """
     return question if context is None else f"Question: {question}\nContext: {context}"
 
 
 Conversation = str | Sequence[Message | Mapping[str, Any]]
-"""What a caller may pass as a prompt: plain text (one user turn), or a list of messages."""
+"""A caller's prompt: plain text (one user turn), or a list of messages."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PromptForm:
-    """What one rendered prompt looks like: what a calibration's shape is computed from, and compared with.
+    """The form of one rendered prompt: a calibration's shape is computed from such forms, and compared with them.
 
-    `text` is what was tokenised, `tokens` how many tokens it has. `roles` are those of the conversation's turns, in
+    `text` was tokenised, `tokens` is how many tokens it has. `roles` are those of the conversation's turns, in
     order; `user_text` is the last turn that the user wrote (the last turn at all if no user spoke). `tools` is the
-    fingerprint of the tools that the chat template was handed, None where it was handed none. `rewritten` says that
-    what it asks may not be what the user asked: other code, or another call of a model, has had a hand in it. `control`
-    are the control tokens that its turns' texts hold: whoever typed them has written marks of turns.
+    fingerprint of the tools that the chat template was handed, None where it was handed none. With `rewritten`
+    its question may not be the user's: other code, or another call of a model, has had a hand in it. `control`
+    are the control tokens that its turns' texts hold: their author has written marks of turns.
     """
 
     text: str
@@ -114,7 +114,7 @@ class PromptForm:
 class SemanticToken:
     """t*: the prompt token whose hidden states preserve the prompt's meaning (paper, section 3.2).
 
-    `offset` counts from the prompt's end, -1 being its last token. `source` says how it was found.
+    `offset` counts from the prompt's end, -1 being its last token. `source` is how it was found.
     """
 
     offset: int
@@ -136,7 +136,7 @@ class Score:
 
 
 class FusedWeights(BaseModel):
-    """A fitted logistic regression as plain numbers: what a calibration file keeps of `FusedGrad`.
+    """A fitted logistic regression as plain numbers: the content of a calibration file about `FusedGrad`.
 
     One entry per column. A column "ln NAME" takes the logarithm of the feature NAME, a column "NAME" the feature as it
     is. Features are first held to [low, high], the range that fitting saw (for logarithms, its smallest positive value
@@ -189,30 +189,30 @@ class FusedWeights(BaseModel):
 
 
 class Verdict(BaseModel):
-    """What became of one question: the text to deliver, the action that led to it, and the score behind it.
+    """What happened to one question: the text to deliver, the action that led to it, and the score behind it.
 
     Its schema is versioned (`schema_version`; `schema` in metadata). A release may add fields with a default without a
-    new version: readers take missing fields as their defaults. Removing a field, renaming it, or changing what it
-    means takes a new version; records of another version are refused.
+    new version: readers take missing fields as their defaults. Removing a field, renaming it, or changing its
+    meaning takes a new version; records of another version are refused.
 
     `uncertainty` is higher for less certain answers; `confidence` is P(correct) in [0, 1] and exists only after
     calibration. `status` is `scored`, `unscored` (there was nothing to score) or `failed` (the score was not finite);
-    `reason` says more. With `action="escalate"` the scores describe this stage's draft, `text` is the target's answer
+    `reason` has details. With `action="escalate"` the scores describe this stage's draft, `text` is the target's answer
     and `escalated` the target's own verdict. Where `enforced` is False the action is advice: the text is the model's
     own answer, delivered whatever the decision. `promised` tells whether a calibrated threshold let the delivered text
     through, to a prompt like those of the calibration; bare thresholds and unscored targets promise nothing. `upstream`
     is the calibration that `calibration_id` was made after: an answer of such a stage is promised only as that of a
     target of the stage before, and there none is promised that was calibrated otherwise. `familiar`
-    tells whether the prompt is such a one (None: there is no calibration), and `unfamiliar` in what it differs, or why
-    that is not known. `model` to `prompt_template` are what a calibration is checked against. `paragrad_error` is the
+    is whether the prompt is such a one (None: there is no calibration), and `unfamiliar` how it differs, or why
+    that is not known. `model` to `prompt_template` are compared with a calibration's binding. `paragrad_error` is the
     standard error of a sampled ParaGrad. `mean_entropy`, `gnll` and `max_probability` are the numbers of these
-    estimators, which cost nothing beside any other. `deviation` is the largest relative error that the self-check found
-    in the way these scores were computed. `cut` is where the scored answer was cut off: after so many tokens, or at
-    this stop string; None where its model ended it, or where that is not known. `reasoning` is what the model wrote
-    before the text, which is no part of it: the answer is then unscored. `prompt` is the digest of the prompt
-    that it was given to (`digest_of` its text). `options` are those that another server was asked with, where it wrote
-    the answer, and None where the scored model did. `decision_id` names the row of the
-    decision log; there is one as soon as the row is safe.
+    estimators, which cost nothing in addition to any other. `deviation` is the largest relative error that the
+    self-check found in the way these scores were computed. `cut` is where the scored answer was cut off: after so many
+    tokens, or at this stop string; None where its model ended it, or where that is not known. `reasoning` is the
+    model's thought before the text, and not part of it: the answer is then unscored. `prompt` is the digest of the
+    prompt that it was given to (`digest_of` its text). `options` are those of a request to another server, where it
+    wrote the answer, and None where the scored model did. `decision_id` names the row of the decision log; there is one
+    as soon as the row is safe.
 
     `schema_version` is 1 as long as every field keeps its name, type and meaning: a reader of version 1 must accept
     fields that it does not know, and records from before a field was added, which then has its default. A field that is
@@ -266,7 +266,7 @@ class Verdict(BaseModel):
 
     @property
     def delivery(self) -> Action:
-        """What became of the answer, for counts and pages; `action` alone is what the guard decided, or advised."""
+        """What happened to the answer, for counts and pages; `action` alone is the guard's decision, or advice."""
         return delivery_of(self.action, enforced=self.enforced)
 
     @property
@@ -276,10 +276,10 @@ class Verdict(BaseModel):
 
     @property
     def delivered(self) -> Verdict:
-        """The verdict on what was delivered: after an escalation the target's own, with this one as `escalated_from`.
+        """The verdict on the delivered answer: after an escalation the target's own, with this one as `escalated_from`.
 
         Its action stays "escalate" and its promise this one's, which counts every stage; the scores, the model and the
-        status are those of whoever wrote the delivered text.
+        status are those of the author of the delivered text.
         """
         if self.escalated is None:
             return self
@@ -310,12 +310,12 @@ class Verdict(BaseModel):
 
 
 def digest_of(text: str) -> str:
-    """Twelve hex digits that name a text, white space around it aside: a record beside another one is not believed."""
+    """Twelve hex digits that name a text, white space around it aside: a record with another text is not believed."""
     return hashlib.sha256(text.strip().encode("utf-8", "surrogatepass")).hexdigest()[:12]
 
 
 def trace_fields(record: Mapping[str, Any]) -> dict[str, str | bool | int | float]:
-    """A verdict's `metadata()` as flat names and plain values: what traces can be filtered by. A draft is left out.
+    """A verdict's `metadata()` as flat names and plain values: fields to filter traces by. A draft is left out.
 
     `{"semgrad_guard.action": "abstain", "semgrad_guard.uncertainty": 0.004, ...}`
     """

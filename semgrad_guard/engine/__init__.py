@@ -1,1 +1,1 @@
-"""Torch and transformers live here: loading, generating, and the gradient scores of what was generated."""
+"""Torch and transformers live here: loading, generating, and the gradient scores of answers."""

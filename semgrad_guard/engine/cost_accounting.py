@@ -1,8 +1,7 @@
-"""What work costs where results are remembered and shared: everyone's cost is that of all they needed.
+"""The cost of work whose results are remembered and shared: each caller's cost is that of all work it needed.
 
-A remembered result takes no time, and whoever asks first waits for everybody's. So each thread keeps a correction: who
-is served from memory has the time added that the work took when it was done, and who did it for others has their share
-taken off.
+A remembered result takes no time, and the first caller waits for the work of all. So each thread keeps a correction:
+work served from memory adds the time that it once took, and work done for others takes their share off.
 """
 
 from __future__ import annotations
@@ -17,14 +16,14 @@ T = TypeVar("T")
 
 class _Thread(threading.local):
     correction = 0.0  # milliseconds
-    served: set[Hashable] | None = None  # None where nobody asks what the work costs: then nothing is kept
+    served: set[Hashable] | None = None  # None where no caller measures: then nothing is kept
 
 
 _thread = _Thread()
 
 
 def with_cost(work: Callable[[], T]) -> tuple[T, float]:
-    """What `work` returns, and its cost in milliseconds: its own time, and that of remembered work it was served."""
+    """The result of `work`, and its cost in milliseconds: its own time, and that of remembered work it used."""
     began, correction, served = time.perf_counter(), _thread.correction, _thread.served
     _thread.served = set()
     try:
@@ -35,9 +34,9 @@ def with_cost(work: Callable[[], T]) -> tuple[T, float]:
 
 
 def add_cost(milliseconds: float, *, once: Hashable | None = None) -> None:
-    """Add to the cost of the work in progress what it is served from memory; below zero: what it did for others.
+    """Add the cost of remembered work to the work in progress; below zero: of work done for others.
 
-    Work that asks for the same thing again pays for it once: `once` names the thing.
+    Work that uses the same result again pays for it once: `once` names the thing.
     """
     if _thread.served is None or once in _thread.served:
         return

@@ -1,10 +1,10 @@
 """When a model must stop: deadlines and cancellations, checked wherever it works.
 
 A `Stop` is made where a call begins and set for the calls below with `stopping`; a context variable carries it down, so
-that no function needs a parameter for it. Code that runs a model asks `current_stop().check()` between two pieces of
-work: at each decoder layer, between blocks of the vocabulary, while it waits for a lock. `check` raises; whoever holds
-something lets it go in the usual way, and no result is changed. A new thread begins without the stops of its maker: see
-`model_threads.start`.
+that no function needs a parameter for it. Code that runs a model calls `current_stop().check()` between two pieces of
+work: at each decoder layer, between blocks of the vocabulary, while it waits for a lock. `check` raises; holders of
+resources release them in the usual way, and no result is changed. A new thread begins without the stops of its maker:
+see `model_threads.start`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _SLICE = 0.02  # seconds between two checks while waiting for a lock
 
 
 class Stop:
-    """Says when to stop: `timeout` seconds from now (None: never), or as soon as it is cancelled. Thread-safe.
+    """A time to stop: `timeout` seconds from now (None: never), or as soon as it is cancelled. Thread-safe.
 
     Raises:
         InputError: the timeout is not above 0.
@@ -39,7 +39,7 @@ class Stop:
 
     @property
     def overdue(self) -> DeadlineExceededError:
-        """What is raised when the time is over."""
+        """The error when the time is over."""
         return DeadlineExceededError(
             f"the answer was not complete within the {self.timeout:g} s that were allowed for it. Raise `timeout`, "
             "or ask for less: a smaller `max_tokens`, a shorter prompt, fewer samples"
@@ -67,7 +67,7 @@ class Stop:
         return None if self._deadline is None else max(0.0, self._deadline - time.monotonic())
 
     def check(self) -> None:
-        """Return if work may go on.
+        """Return if work may continue.
 
         Raises:
             AnswerCancelledError: it was cancelled.
@@ -100,13 +100,13 @@ class Stops:
 
     @property
     def overdue(self) -> DeadlineExceededError:
-        """What the earliest deadline says when it is over; there must be one."""
+        """The error of the earliest deadline; there must be one."""
         return min(
             (stop for stop in self.stops if stop.timeout is not None), key=lambda stop: stop.remaining or 0
         ).overdue
 
     def check(self) -> None:
-        """Return if work may go on; else raise as `Stop.check` does."""
+        """Return if work may continue; else raise as `Stop.check` does."""
         for stop in self.stops:
             stop.check()
 
@@ -122,7 +122,7 @@ def current_stop() -> Stops:
 
 @contextmanager
 def stopping(stop: Stop | Stops) -> Iterator[None]:
-    """For the time of a block `stop` counts, beside those that count already.
+    """For the time of a block `stop` counts, in addition to the present ones.
 
     Not around a `yield` of a generator: its caller would run under the stop as well.
     """
@@ -163,7 +163,7 @@ class InterruptibleLock:
         for lock in locks:
             while not lock._lock.acquire(timeout=_SLICE):
                 if lock._holder is not None and not lock._holder.is_alive():
-                    break  # it ended within its turn, and nobody will get the lock
+                    break  # it ended within its turn, and the lock stays taken
 
     @classmethod
     def renew_all(cls) -> None:

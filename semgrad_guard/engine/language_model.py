@@ -1,4 +1,4 @@
-"""A local Hugging Face causal LM that answers: generates, streams, and scores what it or anyone else said."""
+"""A local Hugging Face causal LM that answers: generates, streams, and scores its own texts and others'."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class LanguageModel(LoadedModel):
         objective: Objective | None = None,
         template_options: Mapping[str, Any] | None = None,
     ) -> Generation:
-        """Answer one conversation. `objective` tells what will be scored, so that scoring finds its states kept."""
+        """Answer one conversation. `objective` is that of later scoring, so that its states are kept."""
         return self.generate_batch([conversation], options, objective=objective, template_options=template_options)[0]
 
     def generate_batch(
@@ -126,12 +126,12 @@ class LanguageModel(LoadedModel):
     def running_batch(self, objective: Objective | None = None) -> RunningBatch:
         """A batch that answers join and leave at any step. For a model that `joins`; for one thread.
 
-        `objective` tells what will be scored, as in `generate`.
+        `objective` is that of later scoring, as in `generate`.
         """
         return RunningBatch(self._scorer, lambda: self._decoder, objective or Objective())
 
     def fitted(self, prompt: Prompt, options: GenerationOptions) -> GenerationOptions:
-        """The options with `max_tokens` cut to what the context window leaves behind a prompt.
+        """The options with `max_tokens` cut to the room that the context window leaves after a prompt.
 
         Raises:
             PromptTooLongError: it leaves nothing.
@@ -165,9 +165,8 @@ class LanguageModel(LoadedModel):
         """Evidence about an answer that came from anywhere: another server, an edit, a cache.
 
         The text is tokenised as a continuation of the rendered prompt, without an end token. A text that holds its
-        reasoning by the template's marks is taken apart; `reasoned` says that its author wrote some that it does not
-        hold. Either way the answer has no score, for the reason that `why_empty` tells. `cut` says that a limit ended
-        the text.
+        reasoning by the template's marks is taken apart; with `reasoned` its author wrote some that it does not
+        hold. Either way the answer has no score, for the reason in `why_empty`. With `cut` a limit ended the text.
 
         Raises:
             EmptyResponseError: the text holds nothing but white space.
@@ -215,7 +214,7 @@ class LanguageModel(LoadedModel):
     def score(
         self, conversation: Conversation, text: str, *, by: By | None = None, objective: Objective | None = None
     ) -> GradientScores | list[Segment]:
-        """Gradient scores of a text as the answer to a conversation, whoever wrote it (see `evidence`).
+        """Gradient scores of a text as the answer to a conversation, by any author (see `evidence`).
 
         With `by="sentence"` or `by="clause"`, the text's segments with scores of their own (see `Segment`).
         """
@@ -249,7 +248,7 @@ class LanguageModel(LoadedModel):
         )
 
     def _fitted(self, prompts: Sequence[Prompt], options: GenerationOptions | None) -> GenerationOptions:
-        """The options with `max_tokens` cut to what the context window leaves."""
+        """The options with `max_tokens` cut to the room that the context window leaves."""
         options = options or GenerationOptions()
         window, longest = self.context_window, max(len(prompt.ids) for prompt in prompts)
         if window is None:

@@ -1,4 +1,4 @@
-"""What was loaded, and what it says of itself: identity, chat template, context window, forms of tool calls."""
+"""A loaded model and its properties: identity, chat template, context window, forms of tool calls."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ DEPARTURES = ("semantic_token", "end_tokens")
 
 @dataclass(frozen=True)
 class ModelIdentity:
-    """What a calibration is bound to.
+    """The identity that a calibration is bound to.
 
-    `fingerprint` follows the weights and what is switched, patched or hooked in it, `template` the chat template.
+    `fingerprint` follows the weights, switches, patches and hooks, `template` the chat template.
     """
 
     name: str
@@ -50,13 +50,13 @@ class ModelIdentity:
 
 
 def name_of(name_or_path: str) -> str:
-    """What a model is called, whichever engine loads it: a folder by its own name."""
+    """A model's name, whichever engine loads it: that of the folder."""
     is_path = name_or_path not in NAMES and Path(name_or_path).exists()
     return Path(name_or_path).resolve().name if is_path else name_or_path
 
 
 class LoadedModel:
-    """A causal LM with its tokenizer, however it was loaded; `LanguageModel` is what it does."""
+    """A causal LM with its tokenizer, however it was loaded; `LanguageModel` adds its methods."""
 
     def __init__(
         self,
@@ -85,14 +85,14 @@ class LoadedModel:
         return copied
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        """Itself: deep copies of whoever holds it share the weights."""
+        """Itself: deep copies of its holders share the weights."""
         return self
 
     def __reduce__(self) -> tuple[Any, ...]:
         """A loaded model is not pickled.
 
         Raises:
-            InputError: always; it says what to send instead.
+            InputError: always; the message names the alternative.
         """
         raise InputError(
             f"The loaded model {self.name!r} cannot be pickled, nor what holds it (a Guard): weights are named, not "
@@ -123,17 +123,17 @@ class LoadedModel:
         as the model did before it was quantized. Its tokenizer and its chat template are the file's.
 
         Args:
-            name_or_path: what to load.
+            name_or_path: the model to load.
             revision: a hub revision.
             dtype: default: the checkpoint's own, and float32 for the pocket model, which is meant for CPUs.
             device_map, attn_implementation, local_files_only: as in transformers.
             quantization_config: as in transformers, or the same as a dict: {"quant_method": ..., ...}.
             semantic_token: t*, counted from the prompt's end, where the chat template's own should be overridden; or
-                what a probe recommends, `TokenChoice.load("probe.json")`.
+                a probe's recommendation, `TokenChoice.load("probe.json")`.
             template_options: given to the chat template with every prompt, e.g. {"enable_thinking": False}.
 
         Raises:
-            ModelNotFoundError: nothing loadable at that name or path; the message says what is missing.
+            ModelNotFoundError: nothing loadable at that name or path; the message names the missing part.
             UnsupportedModelError: no decoder-only causal LM, or one whose layers are spread over devices.
             InputError: no such dtype or quantization.
             MissingExtraError: a GGUF file, without the packages of the extra `gguf`.
@@ -190,7 +190,7 @@ class LoadedModel:
 
     @property
     def turn(self) -> AbstractContextManager[None]:
-        """For the time of a block nobody else uses the model, and what is asked of it is asked of one state of it."""
+        """For the time of a block this thread alone uses the model, in one state of it."""
         return self._scorer.lock
 
     @property
@@ -210,7 +210,7 @@ class LoadedModel:
 
     @property
     def memory(self) -> Memory:
-        """How much may be held beside the model: `FRUGAL` where memory is short, `Memory(prompts=...)` for chats."""
+        """How much may be held besides the model: `FRUGAL` where memory is short, `Memory(prompts=...)` for chats."""
         return self._scorer.memory
 
     @memory.setter
@@ -224,7 +224,7 @@ class LoadedModel:
         """How many answers are written in one batch at most; None (the default) leaves it to the caller.
 
         In half precision an answer's text can depend on the batch that it is written in. With 1 it is the text of a
-        single run, whoever asks: `generate_batch`, a framework or a server.
+        single run, for `generate_batch`, a framework or a server alike.
 
         Raises:
             InputError: set to less than 1.
@@ -262,7 +262,7 @@ class LoadedModel:
 
     @property
     def doubts(self) -> Sequence[str]:
-        """What makes it doubtful that this tokenizer and chat template belong to the model, in sentences."""
+        """Doubts that this tokenizer and chat template belong to the model, in sentences."""
         return doubts(
             self.tokenizer,
             vocabulary=self._scorer.vocabulary,
@@ -313,9 +313,9 @@ class LoadedModel:
 
     @property
     def departures(self) -> dict[str, Any]:
-        """Where answers and scores depart from what the model's configuration says: an own t*, other end tokens.
+        """Departures of answers and scores from the model's configuration: an own t*, other end tokens.
 
-        Plain JSON, by name; it belongs into what a calibration is bound to, and into what a run is.
+        Plain JSON, by name; it belongs to a calibration's binding, and to a run's identity.
         """
         token = {} if self.semantic_token is None else {"semantic_token": self.semantic_token}
         config: Any = self._model.config.get_text_config(decoder=True)

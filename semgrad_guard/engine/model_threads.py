@@ -25,7 +25,7 @@ _PATIENCE = 5.0
 
 @dataclass(frozen=True)
 class _Known:
-    """What the end of the process needs to know of a thread. Nothing here may hold the thread's work, nor a model."""
+    """A thread for the end of the process. Nothing here may hold the thread's work, nor a model."""
 
     stop: Stop
     only_runs_the_model: bool
@@ -52,8 +52,8 @@ def start(
         stop: counts for the work, and is cancelled where the process ends; by default one of its own.
         context: the context variables of the work; by default none are set.
         only_runs_the_model: the work never waits for anything that its stop does not end. The process then waits for it
-            as long as it takes. Other work may ask a server; the process waits as long as it runs a model, else for
-            some seconds.
+            as long as it takes. Other work may wait for a server; the process waits as long as it runs a model, else
+            for some seconds.
     """
     stop = Stop() if stop is None else stop
 

@@ -1,4 +1,4 @@
-"""What is differentiated: which tokens' likelihood, by which hidden states, and how the gradient becomes a number."""
+"""The objective: which tokens' likelihood is differentiated by which hidden states, and how that becomes a number."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ class Objective:
     l-th decoder layer; the final, normalised state (layer L) is never part of it.
 
     `norm` makes a number of a gradient g of n entries: "l1" its mean absolute value, ||g||_1 / n, "l2" its root mean
-    square, ||g||_2 / sqrt(n). (The paper's Table 2 replaces the norm and does not say by what it divides; for one
+    square, ||g||_2 / sqrt(n). (The paper's Table 2 replaces the norm and does not give the divisor; for one
     model every choice ranks answers alike, and this one stays on the scale of "l1", on which HybridGrad's mixture
     depends.) `weighted=False` sets w_t = 1. `token` takes another prompt token than t*, counted from the prompt's end
-    (-1 is its last). `last_tokens` says how many of the prompt's last tokens `GradientScores.grid` covers; by default
+    (-1 is its last). `last_tokens` is how many of the prompt's last tokens `GradientScores.grid` covers; by default
     it begins at the differentiated token, which costs nothing.
 
     `sampled_rows` estimates ParaGrad from that many draws of the head's rows (at least 2; 2,000 to 4,000 are usual)
@@ -32,8 +32,8 @@ class Objective:
     the same answer every time. Only for the l1 norm; where the vocabulary is no larger, ParaGrad stays exact, as do
     SemGrad and the entropies.
 
-    `gradients=False` says that nothing is differentiated: the answer is only observed (`Evidence.observed`), and its
-    generation keeps what that takes and no more.
+    With `gradients=False` nothing is differentiated: the answer is only observed (`Evidence.observed`), and its
+    generation keeps no more than that takes.
     """
 
     variant: Variant = "paper"

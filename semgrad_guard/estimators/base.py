@@ -30,7 +30,7 @@ class Estimator(Protocol):
         ...
 
     def settings(self) -> dict[str, Any]:
-        """The configuration as plain JSON: part of what a calibration is bound to."""
+        """The configuration as plain JSON: part of a calibration's binding."""
         ...
 
     def __call__(self, evidence: Evidence) -> Score:
@@ -59,7 +59,7 @@ class Likelihoods(Protocol):
 
 
 class ReplayEstimator:
-    """An estimator that reads its number off one replay. Subclasses say which number, in `value`."""
+    """An estimator that reads its number off one replay. Subclasses define it in `value`."""
 
     name: ClassVar[str]
     title: ClassVar[str]

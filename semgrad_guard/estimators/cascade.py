@@ -25,12 +25,12 @@ class Cascade(ReplayEstimator):
         S = low + (high - low) g / (1 + g)     in between
 
     f is 1 - the geometric mean of the answer's token probabilities, g is ParaGrad. An answer outside [low, high] costs
-    what `MaxProbability` costs, nothing besides generating it; of the others the output head alone is differentiated.
-    A calibration treats it as one score. 0 <= low < high <= 1; docs/results/smollm2.md has what the band costs and
+    no more than `MaxProbability`, nothing besides generating it; of the others the output head alone is differentiated.
+    A calibration treats it as one score. 0 <= low < high <= 1; docs/results/smollm2.md has the band's costs and
     gains.
 
     Raises:
-        InputError: low and high are no such band.
+        InputError: low and high are not such a band.
     """
 
     low: float = 0.1
@@ -44,7 +44,7 @@ class Cascade(ReplayEstimator):
 
     @property
     def objective(self) -> Objective:
-        """No hidden state is differentiated: a generation keeps what is observed, and what ParaGrad takes of it."""
+        """No hidden state is differentiated: a generation keeps the observed states, which ParaGrad reads, too."""
         return OBSERVING
 
     def value(self, scores: GradientScores) -> float | None:

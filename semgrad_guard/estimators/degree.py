@@ -32,7 +32,7 @@ class Degree(AskingEstimator):
     title: ClassVar[str] = "Deg"
 
     def value(self, evidence: Evidence) -> float:
-        """The mean dissimilarity of all ordered pairs of samples; equal texts are alike without being asked about."""
+        """The mean dissimilarity of all ordered pairs of samples; equal texts are alike without a comparison."""
         texts = texts_of(evidence.samples(self.plan))
         distinct = list(dict.fromkeys(texts))
         pairs = [(i, j) for i in range(len(distinct)) for j in range(i)]

@@ -1,4 +1,4 @@
-"""Do two answers say the same? By their words, or by a natural language inference model that the user names."""
+"""Do two answers mean the same? By their words, or by a natural language inference model that the user names."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ class Equivalence(Protocol):
 
     @property
     def name(self) -> str:
-        """What settings and calibrations call it."""
+        """Its name in settings and calibrations."""
         ...
 
     def __call__(self, pairs: Sequence[Pair], question: str) -> list[bool]:
-        """Whether the answers of each pair say the same."""
+        """Whether the answers of each pair mean the same."""
         ...
 
     def relations(self, pairs: Sequence[Pair], question: str) -> list[EntailmentScores]:
@@ -69,14 +69,14 @@ class F1Equivalence:
 
 
 SHARED_WORDS = F1Equivalence()
-"""What serves where no NLI model is at hand."""
+"""The default where no NLI model is given."""
 
 
 @dataclass(frozen=True)
 class NLIEquivalence:
     """Each answer entails the other, both read after the question.
 
-    `strict=False` asks less: no contradiction, and not neutral both ways. Source: Farquhar et al., "Detecting
+    `strict=False` requires less: no contradiction, and not neutral both ways. Source: Farquhar et al., "Detecting
     hallucinations in large language models using semantic entropy", Nature 2024, and its published code.
     """
 
@@ -108,7 +108,7 @@ class NLIEquivalence:
 def clusters(texts: Sequence[str], question: str, equivalence: Equivalence) -> list[int]:
     """The number of each text's cluster: that of the first cluster whose first text it is equivalent to.
 
-    Equal texts are never asked about. Clusters are numbered from 0 in the order in which they appear.
+    Equal texts are never compared. Clusters are numbered from 0 in the order in which they appear.
     """
     distinct = list(dict.fromkeys(texts))
     pairs = [(first, second) for i, first in enumerate(distinct) for second in distinct[i + 1 :]]

@@ -1,4 +1,4 @@
-"""FusedGrad: everything one replay says, weighed by a logistic regression on graded answers of the model at hand."""
+"""FusedGrad: all numbers of one replay, weighed by a logistic regression on graded answers of the model at hand."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from semgrad_guard.records import FusedWeights, Score
 
 @dataclass(frozen=True)
 class FusedGrad(LearnedEstimator):
-    """ln P(wrong) / P(correct), any real number, by a logistic regression on what one replay yields.
+    """ln P(wrong) / P(correct), any real number, by a logistic regression on the numbers of one replay.
 
     The score is the logit and not a probability: thresholds and the drift test need a continuous scale, and P(correct)
     comes from the calibration, as for every estimator.
 
-    Without `weights` it only collects features (every score is None, and says so); `FusedGrad.fit` makes one that
+    Without `weights` it only collects features (every score is None, with the reason); `FusedGrad.fit` makes one that
     scores. The default reads the ordinary replay, at no extra cost. With every layer in `layers` and `last_tokens=8`
     it reads the whole grid of gradients, for which the replay begins earlier and lower. `variant`, `layers` and
     `last_tokens` are those of `Objective`. The weights mean nothing for another model: calibrations bind both.
@@ -49,7 +49,7 @@ class FusedGrad(LearnedEstimator):
         Args:
             records: each answer's `Score.features`.
             correct: True or False (or 1 or 0) per answer.
-            variant, layers, last_tokens: what the features were collected with.
+            variant, layers, last_tokens: the settings of the collected features.
 
         Raises:
             FitError, MissingExtraError: as `fitted`.

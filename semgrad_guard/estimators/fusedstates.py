@@ -1,4 +1,4 @@
-"""FusedStates: what generating an answer has computed anyway, weighed by a logistic regression on graded answers."""
+"""FusedStates: by-products of generating an answer, weighed by a logistic regression on graded answers."""
 
 from __future__ import annotations
 
@@ -16,14 +16,13 @@ from semgrad_guard.records import FusedWeights, Score
 class FusedStates(LearnedEstimator):
     """ln P(wrong) / P(correct), any real number, from likelihoods and a middle layer's mean state over the answer.
 
-    No gradient is computed and no layer is run again, so an answer costs what generating it costs. Without `weights` it
-    only collects features (every score is None, and says so); `FusedStates().fitted(records, correct)` scores. The
-    weights mean nothing for another model: calibrations bind both. What is learned of states is worth little on
-    questions of another kind, so it leans on the likelihoods as far as the labels do not speak against it
-    (`Shrinkage`).
+    No gradient is computed and no layer is run again, so an answer costs no more than generating it. Without `weights`
+    it only collects features (every score is None, with the reason); `FusedStates().fitted(records, correct)` scores.
+    The weights mean nothing for another model: calibrations bind both. Weights of states are worth little on questions
+    of another kind, so it leans on the likelihoods as far as the labels do not speak against it (`Shrinkage`).
 
-    Probes of hidden states: Azaria & Mitchell, "The internal state of an LLM knows when it's lying", 2023. Strong
-    shrinkage is what makes a hundred labels enough.
+    Probes of hidden states: Azaria & Mitchell, "The internal state of an LLM knows when it's lying", 2023. With strong
+    shrinkage a hundred labels are enough.
     """
 
     weights: FusedWeights | None = None

@@ -41,7 +41,7 @@ class HybridGrad(ReplayEstimator):
     def __post_init__(self) -> None:
         if not 0 < self.tau < math.inf or not 0 <= self.beta < math.inf:
             raise InputError(f"HybridGrad needs finite tau > 0 and beta >= 0, not tau={self.tau}, beta={self.beta}")
-        Objective(norm=self.norm, sampled_rows=self.sampled_rows)  # refuses what cannot be sampled
+        Objective(norm=self.norm, sampled_rows=self.sampled_rows)  # refuses settings that cannot be sampled
 
     @property
     def objective(self) -> Objective:

@@ -1,4 +1,4 @@
-"""What learned estimators share: named numbers about an answer, weighed by a logistic regression on graded answers.
+"""The base of learned estimators: named numbers about an answer, weighed by a logistic regression on graded answers.
 
 Why: docs/adr/0131-learned-scores-lean-on-likelihoods.md
 """
@@ -52,13 +52,13 @@ _Matrix = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Shrinkage:
-    """How strongly a fit holds back: scikit-learn's C (the inverse of the ridge penalty), and what columns are worth.
+    """How strongly a fit holds back: scikit-learn's C (the inverse of the ridge penalty), and the columns' worth.
 
     A standardised column is multiplied by `plain`; one of a state's d numbers by `state` / sqrt(d), so that a wide
     model's states weigh no more than a narrow one's.
 
-    What was learned leans on the label-free score (`ANCHOR`), which says of answers of another kind what it says of
-    all: as much as one of `SHARES` says, the greatest that costs no more than `yields` of cross-validated AUROC.
+    The learned score leans on the label-free one (`ANCHOR`), which holds for answers of
+    every kind: by one of `SHARES`, the greatest that costs no more than `yields` of cross-validated AUROC.
     """
 
     c: float
@@ -70,7 +70,7 @@ class Shrinkage:
 class LearnedEstimator(ABC):
     """ln P(wrong) / P(correct), any real number. Subclasses are frozen dataclasses with a field `weights`.
 
-    Without weights one only collects features: every score is None, and says so.
+    Without weights one only collects features: every score is None, with the reason.
     """
 
     name: ClassVar[str]
@@ -81,7 +81,7 @@ class LearnedEstimator(ABC):
     @property
     @abstractmethod
     def objective(self) -> Objective:
-        """What is differentiated, if anything is."""
+        """The quantity that is differentiated, if any."""
 
     @abstractmethod
     def settings(self) -> dict[str, Any]:
@@ -113,7 +113,7 @@ class LearnedEstimator(ABC):
         return self.weighed([r for r, use in zip(records, usable, strict=True) if use and r is not None], wrong)
 
     def weighed(self, records: Sequence[Features], wrong: NDArray[np.bool_]) -> Self:
-        """`fitted` on what is known to be usable, however little it is.
+        """`fitted` on usable records, however few they are.
 
         Raises:
             FitError: no feature varies.
@@ -235,7 +235,7 @@ def _auroc(scores: _Vector, wrong: NDArray[np.bool_]) -> float:
 
 
 class _Column(NamedTuple):
-    """A feature, or its logarithm, over all records: what `FusedWeights` keeps of it, and the values."""
+    """A feature, or its logarithm, over all records: its entries in `FusedWeights`, and the values."""
 
     name: str
     low: float

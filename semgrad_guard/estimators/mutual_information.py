@@ -33,13 +33,13 @@ class MutualInformation(AskingEstimator):
         S = sum_{i,t} m(i, t) log((m(i, t) + gamma1) / (m'(i, t) + gamma2))
         m(i, t) = p(i) p(t | i),    m'(i, t) = p(i) sum_j p(j) p(t | j)
 
-    over clusters of the distinct samples, whose likelihoods add up (each cluster stands by its first member, and takes
-    what is similar to that and in no earlier cluster). Both p are normalised over the clusters seen. p(t | i) is the
+    over clusters of the distinct samples, whose likelihoods add up (each cluster takes the samples that are similar to
+    its first member and in no earlier cluster). Both p are normalised over the clusters seen. p(t | i) is the
     likelihood of the same samples after the paper's prompt F_1, "Consider the following question: Q: ... One answer to
     question Q is ... Provide an answer to the following question: Q: ... A:", put to the model as one user turn.
-    Nothing is sampled a second time. Likelihoods leave the end token out, as everywhere here. Source: Abbasi-Yadkori
-    et al., "To believe or not to believe your LLM", NeurIPS 2024, Algorithm 3 (n = 2). The paper's setting: 10 samples
-    at temperature 0.9, similar where F1 > 0.25, gamma1 = gamma2 = 0.
+    Nothing is sampled a second time. Likelihoods leave the end token out, as everywhere here. Source: Abbasi-Yadkori et
+    al., "To believe or not to believe your LLM", NeurIPS 2024, Algorithm 3 (n = 2). The paper's setting: 10 samples at
+    temperature 0.9, similar where F1 > 0.25, gamma1 = gamma2 = 0.
     """
 
     plan: Sampling = _PLAN

@@ -1,4 +1,4 @@
-"""P(True): the model is asked whether its answer is true."""
+"""P(True): the model judges whether its answer is true."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ _TRUE, _FALSE = ("True", "(A)"), ("False", "(B)")
 class PTrue(AskingEstimator):
     """1 - the probability that the model calls its own answer true, in [0, 1].
 
-    The original prompt, asked through the model's own chat template as a new conversation. An answer may begin with
+    The original prompt, through the model's own chat template as a new conversation. An answer may begin with
     "True" or "(A)", with "False" or "(B)"; each side's probability is the sum over its two forms. `normalised` divides
     by both sides' sum, so that a model that likes to begin otherwise is not called uncertain; without it the score is
-    1 - p(true) as it stands. `examples` are (question, answer, whether it is true), put before it as turns of the
+    1 - p(true) as it is. `examples` are (question, answer, whether it is true), put before it as turns of the
     conversation; none by default, where the paper's published code shows six on a raw prompt. Source: Kadavath et al.,
     "Language models (mostly) know what they know", 2022.
     """

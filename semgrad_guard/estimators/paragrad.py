@@ -30,7 +30,7 @@ class ParaGrad(ReplayEstimator):
     title: ClassVar[str] = "ParaGrad"
 
     def __post_init__(self) -> None:
-        Objective(norm=self.norm, sampled_rows=self.sampled_rows)  # refuses what cannot be sampled
+        Objective(norm=self.norm, sampled_rows=self.sampled_rows)  # refuses settings that cannot be sampled
 
     @property
     def objective(self) -> Objective:

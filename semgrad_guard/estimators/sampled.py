@@ -23,7 +23,7 @@ class AskingEstimator:
 
     @property
     def objective(self) -> Objective:
-        """Nothing is differentiated; the generator may keep what the default objective needs."""
+        """Nothing is differentiated; the generator may keep the states of the default objective."""
         return Objective()
 
     def settings(self) -> dict[str, Any]:

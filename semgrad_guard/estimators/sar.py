@@ -22,7 +22,7 @@ class Similarity(Protocol):
 
     @property
     def name(self) -> str:
-        """What settings call it."""
+        """Its name in settings."""
         ...
 
     def similarities(self, pairs: Sequence[Pair]) -> list[float]:
@@ -78,7 +78,7 @@ class SAR(AskingEstimator):
         return sentence_sar(energies, self._similarities(evidence, samples), t=self.t)
 
     def _token_relevance(self, evidence: Evidence, samples: Sequence[Sample]) -> list[list[float]]:
-        """1 - g(with, without) for every token of every sample, all asked at once."""
+        """1 - g(with, without) for every token of every sample, all in one call."""
         question, decode = evidence.question, evidence.sampler.decode
         pairs = [
             (f"{question} {s.text.strip()}", f"{question} {decode(s.ids[:i] + s.ids[i + 1 :]).strip()}")

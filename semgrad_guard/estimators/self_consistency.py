@@ -1,4 +1,4 @@
-"""Self-Consistency (Self-Con): how many samples say something else than the answer."""
+"""Self-Consistency (Self-Con): how many samples differ in meaning from the answer."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class SelfConsistency(AskingEstimator):
     title: ClassVar[str] = "Self-Con"
 
     def value(self, evidence: Evidence) -> float:
-        """1 - the share of equivalent samples; equal texts are equivalent without being asked about."""
+        """1 - the share of equivalent samples; equal texts are equivalent without a comparison."""
         answer, texts = evidence.text.strip(), texts_of(evidence.samples(self.plan))
         others = [text for text in dict.fromkeys(texts) if text != answer]
         same = self.equivalence([(answer, other) for other in others], evidence.question)

@@ -40,7 +40,7 @@ class SemanticDensity(AskingEstimator):
             raise InputError(f"Semantic Density needs temperature > 0, not {self.temperature}")
 
     def value(self, evidence: Evidence) -> float:
-        """1 - density; a reference that equals the answer is at distance 0 without being asked about."""
+        """1 - density; a reference that equals the answer is at distance 0 without a comparison."""
         samples = with_tokens(evidence.samples(self.plan, temperature=self.temperature))
         answer, references = evidence.text.strip(), distinct(samples)
         others = [text for text in references if text != answer]

@@ -35,15 +35,15 @@ def cluster(address: str = "local", *, verbose: bool = False, **options: Any) ->
     """The package `ray`, connected until the end; one that is connected already stays so.
 
     Args:
-        address: `local` (one in this process), `auto` (what runs on this machine), `HOST:PORT` or `ray://HOST:PORT`.
-        verbose: whether what workers print is shown here.
+        address: `local` (one in this process), `auto` (the one on this machine), `HOST:PORT` or `ray://HOST:PORT`.
+        verbose: whether workers' output is shown here.
         options: further ones of `ray.init`.
 
     Raises:
         MissingExtraError: Ray is not installed.
         ClusterError: there is no cluster at the address.
     """
-    # Ray reports its use over the network, and starts pages for a browser, unless it is told not to.
+    # Ray reports its use over the network, and starts pages for a browser, unless this is switched off.
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     ray = library()
     if ray.is_initialized():
@@ -76,7 +76,7 @@ def _require_listener(address: str) -> None:
 
 @contextmanager
 def _own_signals() -> Generator[None]:
-    """Ray takes SIGTERM for itself; afterwards whoever handled it does again."""
+    """Ray takes SIGTERM for itself; afterwards the previous handler has it again."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -32,7 +32,7 @@ _FIELDS: Mapping[str, str] = {
     "reason": "string",
     "digest": "string",
 }
-"""What a row is told of its verdict, and as which of Arrow's types: the same in every block, whatever is missing."""
+"""The fields of a row's verdict, by Arrow's types: the same in every block, even where values are missing."""
 _BATCHES_A_BLOCK = 8
 """Ray's own work is done once a block."""
 
@@ -54,7 +54,7 @@ def score(
 ) -> Any:
     """A Ray dataset with the same rows in the same order, and with a verdict each in the column `semgrad_guard`.
 
-    Nothing is computed before somebody reads the result or writes it (`iter_rows()`, `write_parquet(...)`). Each
+    Nothing is computed before the result is read or written (`iter_rows()`, `write_parquet(...)`). Each
     worker is a process that loads the model once. Batches are as a single process makes them, whatever the blocks of
     the dataset are, and so are the numbers (with as many threads).
 
@@ -70,7 +70,7 @@ def score(
         workers: how many processes.
         threads: the CPUs that each of them takes.
 
-    A row without a question or a response, or one that does not fit the context window, is `unscored` and says why.
+    A row without a question or a response, or one that does not fit the context window, is `unscored`, with the reason.
 
     Raises:
         MissingExtraError: Ray is not installed.
@@ -103,9 +103,9 @@ def score(
 
 
 def _cpus_each(ray: Any, workers: int, threads: int) -> float:
-    """What a worker takes of the cluster's CPUs: its threads, or what is left where one CPU is kept for reading.
+    """A worker's share of the cluster's CPUs: its threads, or less where one CPU is kept for reading.
 
-    Workers that took all would wait for rows forever: whoever reads the rows needs a CPU, too.
+    Workers that took all would wait for rows forever: reading rows needs a CPU, too.
     """
     spare = max(ray.cluster_resources().get("CPU", 1.0) - 1, 0.5)
     return min(float(threads), round(spare / workers, 3))
@@ -133,7 +133,7 @@ class _Scoring:
 
 
 class _RowScorer:
-    """A worker's model, and what it makes of a block's rows."""
+    """A worker's model, which scores a block's rows."""
 
     def __init__(self, scoring: _Scoring) -> None:
         import torch

@@ -1,7 +1,7 @@
 """Workers that load a model once and are handed one batch after the other; one that dies loses nothing.
 
 A batch is handed out when a worker is free, so no more than one batch a worker is on its way, however many there are.
-What a worker returns is whole or not at all: a batch whose worker died is handed to another one, and no batch is
+A worker's result is whole or missing: a batch whose worker died is handed to another one, and no batch is
 returned twice.
 
 Why: docs/adr/0160-batches-go-to-workers.md
@@ -24,7 +24,7 @@ from semgrad_guard.ray.cluster import cpus_each, workers_for
 
 R = TypeVar("R")
 Recipe = Callable[[LanguageModel], Callable[[Sequence[Question], int], R]]
-"""Makes of a model what answers a batch, given the index of its first question. It pickles."""
+"""Makes a function of a model, which answers a batch, given the index of its first question. It pickles."""
 
 _DEATHS = 10
 """So many workers may die over one batch, or in a row while they load; then it is the batch or the model that kills."""
@@ -32,14 +32,14 @@ _DEATHS = 10
 
 @dataclass(frozen=True)
 class Job(Generic[R]):
-    """What the workers do: the model that they load, and what they make of it."""
+    """The workers' job: the model that they load, and the recipe for its use."""
 
     source: ModelSource
     recipe: Recipe[R]
 
 
 class Worker(Generic[R]):
-    """What lives in a process of its own."""
+    """The actor in a process of its own."""
 
     def __init__(self, job: Job[R], threads: int) -> None:
         self._job, self._threads = job, threads
@@ -53,18 +53,18 @@ class Worker(Generic[R]):
         self._answer = self._job.recipe(self._job.source.load())
 
     def answer(self, rows: Sequence[Question], start: int) -> R:
-        """What the job makes of a batch."""
+        """The job's result for a batch."""
         if self._answer is None:
             raise RuntimeError("the worker has no model yet")
         return self._answer(rows, start)
 
 
 def spread(ray: Any, job: Job[R], batches: Iterable[Batch], *, workers: int | None = None) -> Iterator[R]:
-    """What the job makes of each batch, as soon as it is there, in any order.
+    """The job's result for each batch, as soon as it is there, in any order.
 
     Args:
         ray: the package, connected.
-        job: what is done.
+        job: the work.
         batches: read as workers become free.
         workers: how many; by default one a GPU, or one a machine where the model is on CPUs. They share the CPUs.
 
@@ -86,7 +86,7 @@ def spread(ray: Any, job: Job[R], batches: Iterable[Batch], *, workers: int | No
 
 @dataclass(frozen=True)
 class _Turn:
-    """What a worker is busy with: a batch, or None while it loads."""
+    """A worker's current work: a batch, or None while it loads."""
 
     worker: Any
     batch: Batch | None
@@ -106,7 +106,7 @@ class _Pool(Generic[R]):
     deaths: Counter[int | None] = field(default_factory=Counter[int | None])
 
     def results(self) -> Iterator[R]:
-        """What comes of the batches."""
+        """The results of the batches."""
         while True:
             self._hand_out()
             if not self.busy:
@@ -171,7 +171,7 @@ def _place(batch: Batch) -> tuple[int, str]:
 
 
 def _own(error: Any) -> Exception:
-    """What a worker raised, if it is an error of ours; else as Ray tells it, with the worker's traceback."""
+    """A worker's own error, if it is one of ours; else Ray's, with the worker's traceback."""
     cause = getattr(error, "cause", None)
     return cause if isinstance(cause, SemGradGuardError) else error
 

@@ -57,11 +57,11 @@ class Replica:
         self._server = assemble(settings, keys=keys, hosts=hosts)
 
     def __serve_build_asgi_app__(self) -> Any:
-        """The application that Ray puts behind its proxies; Ray asks for it by this name."""
+        """The application that Ray puts behind its proxies; Ray calls it by this name."""
         return self._server.app
 
     def check_health(self) -> None:
-        """What Ray asks every few seconds; it replaces a replica that raises.
+        """Ray's check every few seconds; it replaces a replica that raises.
 
         Raises:
             ClusterError: a model's thread has ended.
@@ -80,7 +80,7 @@ def app(settings: ReplicaSettings) -> Any:
         A Ray Serve `Application` of one deployment, named `guard`.
 
     Raises:
-        MissingExtraError: Ray Serve, or what the server needs, is not installed.
+        MissingExtraError: Ray Serve, or a package of the server, is not installed.
     """
     serve = _library("serve")
     scaling: dict[Literal["num_replicas", "autoscaling_config"], Any] = (
@@ -97,7 +97,7 @@ def app(settings: ReplicaSettings) -> Any:
     deployment = serve.deployment(
         name="guard",
         ray_actor_options={"num_cpus": settings.cpus, "num_gpus": settings.gpus},
-        max_ongoing_requests=settings.connections,  # the server has its own queue, and says when to come back
+        max_ongoing_requests=settings.connections,  # the server has its own queue, and names a time to retry
         graceful_shutdown_timeout_s=settings.drain_seconds,
         health_check_period_s=settings.health_check_seconds,
         **scaling,

@@ -25,7 +25,7 @@ from semgrad_guard.vllm.recorded_batch import RecordedBatch
 
 
 class VLLMBatch(RecordedBatch):
-    """A running batch that vLLM keeps: it reads prompts in pieces, shares what they have in common, makes room."""
+    """A running batch that vLLM keeps: it reads prompts in pieces, shares their common beginnings, makes room."""
 
     def __init__(
         self, engine: Engine, scorer: Scorer, decoder: Callable[[], Decoder], objective: Objective | None = None
@@ -63,7 +63,7 @@ class VLLMBatch(RecordedBatch):
     def step(self) -> None:
         """One more token of every answer whose prompt was read; those that are done with it leave the batch.
 
-        Whatever it raises: no answer can go on, and the batch is empty.
+        Whatever it raises: no answer can continue, and the batch is empty.
 
         Raises:
             AnswerInterruptedError: the model was changed while it wrote, or the current stop ended it.
@@ -72,7 +72,7 @@ class VLLMBatch(RecordedBatch):
             try:
                 current_stop().check()
                 self.require_the_same_model()
-                if not all(row.done for row in self._rows):  # somebody else's step may have ended them
+                if not all(row.done for row in self._rows):  # another batch's step may have ended them
                     self._engine.step()
             except BaseException:
                 self.drop(self._rows)
@@ -80,7 +80,7 @@ class VLLMBatch(RecordedBatch):
             self._rows = [row for row in self._rows if not row.done]
 
     def drop(self, rows: Iterable[RunningAnswer]) -> None:
-        """Let answers go that nobody waits for any more."""
+        """Drop answers that no caller waits for any more."""
         Context().run(self._let_go, list(rows))  # under no stop: it may be the one that ended them
 
     def _let_go(self, rows: Sequence[RunningAnswer]) -> None:
@@ -90,7 +90,7 @@ class VLLMBatch(RecordedBatch):
 
 
 class VLLMDecoder(Decoder):
-    """Writes with vLLM's engine in this process. What draws samples for an estimator uses the twin's own `generate`."""
+    """Writes with vLLM's engine in this process. Samples for estimators are drawn by the twin's own `generate`."""
 
     def __init__(
         self,

@@ -19,7 +19,7 @@ _NUMBERS = count()
 
 
 class VLLMAnswer(RecordedAnswer):
-    """An answer that vLLM writes, under this name. Nothing of a prompt is kept but what scoring takes."""
+    """An answer that vLLM writes, under this name. Of a prompt only the states for scoring are kept."""
 
     def __init__(self, request: BatchRequest, decoder: Decoder, objective: Objective) -> None:
         super().__init__(request, decoder, Record.for_scoring(request.prompt, objective))
@@ -29,7 +29,7 @@ class VLLMAnswer(RecordedAnswer):
 
 
 class Engine:
-    """Steps go on with all answers that are being written, whoever asked for them. Not for two threads at a time.
+    """A step continues all answers that are being written, for all callers. Not for two threads at a time.
 
     Raises:
         InputError: the engine runs in another process.
@@ -50,7 +50,7 @@ class Engine:
         (self.runner,) = llm.collective_rpc(lambda worker: worker.model_runner)
         """vLLM's model runner."""
         self.recorder: Recorder | None = None
-        """What listens to its passes, once there is one."""
+        """The listener to its passes, once there is one."""
         self._running: dict[str, VLLMAnswer] = {}
 
     def add(self, answer: VLLMAnswer) -> None:
@@ -86,7 +86,7 @@ class Engine:
         self.abort([answer for answer in self._running.values() if answer.done])
 
     def abort(self, answers: Iterable[VLLMAnswer]) -> None:
-        """Go on with these no more."""
+        """Stop writing these answers."""
         gone = [answer for answer in answers if self._running.pop(answer.name, None)]
         self._engine.abort_request([answer.name for answer in gone])
         if self.recorder is not None:

@@ -1,4 +1,4 @@
-"""`KeptOutputs`: what vLLM's linear maps gave, so that a replay of the upper layers does not multiply again."""
+"""`KeptOutputs`: the outputs of vLLM's linear maps, so that a replay of the upper layers does not multiply again."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from semgrad_guard.vllm.shared_weights import parts_of
 
 @dataclass(eq=False)
 class PassOutputs:
-    """What some maps gave in one pass, by their number, at the `rows` that are kept: [rows, out] each."""
+    """Outputs of maps in one pass, by their number, at the `rows` that are kept: [rows, out] each."""
 
     rows: torch.Tensor
     given: dict[int, torch.Tensor]
@@ -69,7 +69,7 @@ class KeptOutputs:
             module.register_forward_hook(partial(self._see, number))
 
     def begin(self, rows: torch.Tensor, held: Iterable[Sequence[Piece]], budget: int) -> PassOutputs:
-        """Keep what maps give at these rows of the pass that has begun, beside what is `held`."""
+        """Keep the maps' outputs at these rows of the pass that has begun, in addition to those `held`."""
         passes = _passes(held)
         positions = sum(len(seen_pass.rows) for seen_pass in passes)
         self._used = len(self._maps) if positions == 0 else self._used
@@ -89,9 +89,9 @@ class KeptOutputs:
             self._now.given[number] = output[0].index_select(0, self._now.rows)
 
     def joined(self, rows: Sequence[Sequence[Piece]], longest: int) -> Outputs:
-        """What the twin's maps would have given at the positions of several answers: [rows, longest, out].
+        """The outputs of the twin's maps at the positions of several answers: [rows, longest, out].
 
-        Without those of which something is missing. What is beyond an answer's end is zero.
+        Without maps of which outputs are missing. Beyond an answer's end they are zero.
         """
         passes = _passes(rows)
         if not passes:

@@ -32,7 +32,7 @@ _BUDGET = 512 << 20
 
 
 class TwinLanguageModel(LanguageModel):
-    """A `LanguageModel` on vLLM's own weights: what scores the answers that vLLM writes.
+    """A `LanguageModel` on vLLM's own weights: it scores the answers that vLLM writes.
 
     Scores are those of our engine on the same weights. A calibration made with one engine does not fit the other: the
     model's fingerprint names the engine, for answers in half precision differ between them.
@@ -79,17 +79,17 @@ class TwinLanguageModel(LanguageModel):
     def written(
         self, answers: Sequence[tuple[BatchRequest, Sequence[int], Record]], recorder: Recorder | None
     ) -> list[Generation]:
-        """Answers that vLLM wrote to what was asked, by their tokens (the token that ended one included)."""
+        """Answers that vLLM wrote to requests, by their tokens (the token that ended one included)."""
         return WrittenAnswers(self._scorer, lambda: self._decoder, recorder=recorder).generations_of(answers)
 
     def listening(self, runner: Any) -> Recorder | None:
-        """From now on keep what the passes of vLLM's model runner leave for scoring; None for a model of one layer."""
+        """From now on keep the states of vLLM's passes for scoring; None for a model of one layer."""
         layer, scorer = observed_layer(self.n_layers), self._scorer
-        if layer == 0:  # what such a model shows is the embeddings
+        if layer == 0:  # such a model shows only the embeddings
             return None
         head: Any = self._model.get_submodule(scorer.architecture.head)
         twins: Any = self._model.get_submodule(scorer.architecture.layers or "")
-        # vLLM's logits are what comes after the transform, and scores take what goes into it.
+        # vLLM's logits come after the transform, and scores take its input.
         transforms = scorer.architecture.transform != LogitTransform()
         survey = None if transforms else partial(surveyed_step, head=head, transform=LogitTransform())
         return Recorder(runner, layer, twins, memory=lambda: scorer.memory, survey=survey)
@@ -123,7 +123,7 @@ class VLLMLanguageModel(TwinLanguageModel):
     ) -> Self:
         """Wrap a `vllm.LLM` that runs in this process and was made under `kept_weights` (see `from_pretrained`).
 
-        From now on its steps are taken here: ask this model, and not the `LLM` itself, while answers are written.
+        From now on its steps are taken here: use this model, and not the `LLM` itself, while answers are written.
 
         Raises:
             UnsupportedModelError: the layout of its weights is not known, or they are not whole.
@@ -153,8 +153,8 @@ class VLLMLanguageModel(TwinLanguageModel):
     ) -> Self:
         """Load a checkpoint with vLLM in this process; `engine` are the arguments of `vllm.LLM`.
 
-        Unless they or the environment say otherwise, weights are read from safetensors alone, in the checkpoint's own
-        number format, and vLLM's usage statistics are off.
+        Unless they or the environment decide otherwise, weights are read from safetensors alone, in the checkpoint's
+        own number format, and vLLM's usage statistics are off.
 
         Raises:
             InputError: vLLM is not installed, or does not load.
@@ -164,7 +164,7 @@ class VLLMLanguageModel(TwinLanguageModel):
             os.environ.setdefault(variable, value)
         vllm, place = library(), str(folder_of(name_or_path) or name_or_path)
         dtype: Any = AutoConfig.from_pretrained(place).dtype  # vLLM would make half precision of float32
-        known: dict[str, Any] = {"structured_outputs_config": {"backend": "guidance"}}  # what reads our grammars
+        known: dict[str, Any] = {"structured_outputs_config": {"backend": "guidance"}}  # it reads our grammars
         if dtype is not None:
             known["dtype"] = dtype
         with kept_weights():

@@ -1,6 +1,6 @@
 """`PagedCache`: keys and values read back from vLLM's paged cache, where our replay wants them without reading again.
 
-Which number of a block is which is asked, and not known: vLLM's own code writes numbered keys and values into a block
+The order of a block's numbers is found by a trial: vLLM's own code writes numbered keys and values into a block
 of ours. Its kernels order a block's entries as suits them (on a CPU, its instructions).
 """
 
@@ -46,7 +46,7 @@ class PagedCache:
 
     @property
     def bytes_per_position(self) -> int:
-        """What a position takes in all of the layers."""
+        """The bytes of a position in all of the layers."""
         return len(self._attentions) * self._places[0].numel() * self._attentions[0].kv_cache.itemsize
 
     def read(self, tables: Mapping[str, Any], wanted: Sequence[tuple[int, int]]) -> Sequence[torch.Tensor]:
@@ -77,11 +77,11 @@ class PagedCache:
                 known[id(table)] = blocks, blocks[:, None] * page[0].numel() + inside
             blocks, index = known[id(table)]
             found[number].copy_(torch.take(page, index))
-            # Block 0 stands for those that are behind a layer's window, which nothing sees.
+            # Block 0 replaces those outside a layer's window, which are never read.
             found[number].masked_fill_((blocks == 0)[:, None], 0)
 
     def joined(self, rows: Sequence[torch.Tensor]) -> DynamicCache:
-        """What was read of several rows as a cache of transformers', the shorter ones filled up with zeros on the left.
+        """The read keys and values of several rows as a cache of transformers', padded with zeros on the left.
 
         Layers before the first have its length, and no memory.
         """

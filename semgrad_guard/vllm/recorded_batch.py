@@ -1,4 +1,4 @@
-"""`RecordedBatch`: answers that vLLM writes, scored from what its own passes left of them."""
+"""`RecordedBatch`: answers that vLLM writes, scored from the states of its own passes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from semgrad_guard.vllm.recorder import Record, Recorder
 
 
 class RecordedAnswer(RunningAnswer):
-    """An answer with what passes left of it."""
+    """An answer with the states of its passes."""
 
     def __init__(self, request: BatchRequest, decoder: Decoder, record: Record) -> None:
         super().__init__(request, decoder)
@@ -44,7 +44,7 @@ class RecordedBatch(RunningBatch):
         return super().generations(rows)
 
     def left_by(self, rows: Sequence[RunningAnswer]) -> CapturedStates | None:
-        """What vLLM's passes left of these answers, to observe and to replay them from."""
+        """The states that vLLM's passes left of these answers, to observe and to replay them from."""
         if (recorder := self._recorder) is None:
             return None
         records = [cast(RecordedAnswer, row).record for row in rows]
@@ -54,10 +54,10 @@ class RecordedBatch(RunningBatch):
 
 
 class WrittenAnswers(RecordedBatch):
-    """Answers that vLLM has written for somebody else: their tokens, and what its passes left."""
+    """Answers that vLLM has written for another program: their tokens, and the states of its passes."""
 
     def generations_of(self, written: Sequence[tuple[BatchRequest, Sequence[int], Record]]) -> list[Generation]:
-        """Each as it was asked for, with its tokens and the token that ended it; to be scored together."""
+        """Each by its request, with its tokens and the token that ended it; to be scored together."""
         decoder, rows = self._get_decoder(), list[RunningAnswer]()
         self.require_the_same_model()
         for request, tokens, record in written:

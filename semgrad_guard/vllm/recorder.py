@@ -1,4 +1,4 @@
-"""`Recorder`: what vLLM's own forward passes leave of each answer, so that a score reads nothing again."""
+"""`Recorder`: the states that vLLM's own passes leave of each answer, so that a score reads nothing again."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ from semgrad_guard.vllm.shared_weights import library
 
 @dataclass(eq=False)
 class Record:
-    """What passes left of an answer to a prompt of `prompt` tokens.
+    """The states that passes left of an answer to a prompt of `prompt` tokens.
 
     `states` is h^(k) in pieces [n, d], from the prompt's last `behind` positions on. `before` are the keys and values
-    of the layers from k on, of all positions before those [layers, n, 2, H, d], where they were asked for and there was
-    room. `outputs` says where the outputs of linear maps are, piece by piece as the states. `finals` are the states
-    before the head [d] and `logits` its outputs [V] for each token of the answer, None where not all were kept. Then
-    `surveys` are what a survey made of each, where no gradient is asked for.
+    of the layers from k on, of all positions before those [layers, n, 2, H, d], where they are needed and there was
+    room. `outputs` are the places of the outputs of linear maps are, piece by piece as the states. `finals` are the
+    states before the head [d] and `logits` its outputs [V] for each token of the answer, None where not all were kept.
+    Then `surveys` are the surveys of each, where no gradient is needed.
     """
 
     prompt: int
     behind: int = 1
     replayed: bool = False
-    """Whether `before` is asked for."""
+    """Whether `before` is needed."""
     states: list[torch.Tensor] = field(default_factory=list[torch.Tensor])
     outputs: list[Piece] = field(default_factory=list[Piece])
     before: torch.Tensor | None = None
@@ -55,7 +55,7 @@ class Record:
 
     @classmethod
     def for_scoring(cls, prompt: Prompt, objective: Objective) -> Self:
-        """Where passes shall leave what scoring an answer to this prompt takes.
+        """A record for the states that scoring an answer to this prompt takes.
 
         Raises:
             InputError: the objective asks for a token that the prompt does not have.
@@ -75,7 +75,7 @@ class Record:
         return 1 if self.before is None else self.behind
 
     def begin(self, first: int) -> None:
-        """Positions before `first` are not computed any more: keep what observing takes."""
+        """Positions before `first` are not computed any more: keep the states for observing."""
         if first < self.prompt:
             self.states, self.outputs, self.length, self.before = [], [], 0, None
             self.behind, self.replayed = self.prompt - first, False
@@ -94,7 +94,7 @@ class _Part:
     def new(self) -> tuple[int, int] | None:
         """The rows whose states are wanted and not there yet.
 
-        A request that was preempted is read again, and what it had written with it.
+        A request that was preempted is read again, and its own tokens with it.
         """
         if self.record is None:
             return None
@@ -112,9 +112,9 @@ class Recorder:
 
     `records` are those that are kept, by the names of the requests: vLLM's own, which are the given ones with a random
     end, or the given ones. They stay within the budgets of `memory`. Beyond these the head is computed again or, where
-    no gradient is asked for, surveyed in the pass (`logits`), prompts are read again (`activations`: keys and values),
-    and linear maps multiply again (`outputs`). `survey` is None where what vLLM's head gives is of no use to a score:
-    then the head is always computed again.
+    no gradient is needed, surveyed in the pass (`logits`), prompts are read again (`activations`: keys and values),
+    and linear maps multiply again (`outputs`). `survey` is None where the output of vLLM's head is of no use to a
+    score: then the head is always computed again.
     """
 
     def __init__(
@@ -174,7 +174,7 @@ class Recorder:
             self._tables = library("vllm.forward_context").get_forward_context().attn_metadata
 
     def _keep_outputs(self, rows: torch.Tensor, wanted: Sequence[tuple[Record, int]]) -> None:
-        """Keep what linear maps give at the rows of those that can be replayed."""
+        """Keep the outputs of linear maps at the rows of answers that can be replayed."""
         replayed = [record.replayed for record, _ in wanted]
         if self._outputs is None or not any(replayed):
             return
@@ -204,7 +204,7 @@ class Recorder:
                 record.before = before
 
     def _see_head(self, hidden: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        """Keep what went into the head, and came out, where it is about the next token of an answer."""
+        """Keep the input and the output of the head for the next token of an answer."""
         logits = self._compute_logits(hidden, *args, **kwargs)
         parts = list(self._parts())
         if logits is None or len(hidden) != len(parts):
@@ -215,7 +215,7 @@ class Recorder:
         for row, part in enumerate(parts):
             record = part.record
             if record is None or part.first + part.count != record.prompt + len(record.finals):
-                continue  # a part of a prompt, or what had been written before
+                continue  # a part of a prompt, or tokens written before
             record.finals.append(hidden[row].clone())
             if record.logits is not None and held + logits[row].nbytes <= budget:
                 record.logits.append(logits[row].clone())  # the sampler writes into its own
@@ -226,7 +226,7 @@ class Recorder:
         return logits
 
     def _look(self, beyond: Sequence[tuple[Record, int]], hidden: torch.Tensor, logits: torch.Tensor) -> None:
-        """Survey what is not kept, after what had been kept before it."""
+        """Survey logits that are not kept, after those kept before them."""
         began = time.perf_counter()
         for record, _ in beyond:
             self._let_logits_go(record)
@@ -261,7 +261,7 @@ class Recorder:
         return self.records.get(request) or self.records.get(request.rpartition("-")[0])
 
     def left_by(self, records: Sequence[Record], lengths: Sequence[int], epoch: object) -> CapturedStates | None:
-        """What passes left of answers of these lengths, all of one `reach`; None where not all of it is there.
+        """The states that passes left of answers of these lengths, all of one `reach`; None where some are missing.
 
         Enough to observe them, and to replay them where there is `before`.
         """
@@ -289,5 +289,5 @@ class Recorder:
 
 
 def _unstopped(survey: Survey, states: torch.Tensor, raw: torch.Tensor) -> torch.Tensor:
-    """A survey under no stop: in the middle of a pass nobody's end may be everybody's."""
+    """A survey under no stop: in the middle of a pass one answer's end must not be that of all."""
     return Context().run(survey, states, raw)

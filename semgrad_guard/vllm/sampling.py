@@ -25,7 +25,7 @@ def require_grammars(config: Any) -> None:
 def sampling_of(options: GenerationOptions, **more: Any) -> Any:
     """vLLM's parameters for these options, and `more` of its own; a sampled answer is vLLM's for that seed, not ours.
 
-    vLLM's own end tokens are not asked for: `more` says which tokens end an answer, or whoever asks sees them.
+    vLLM's own end tokens are ignored: `more` names the tokens that end an answer, or the caller handles them.
     A grammar is read by llguidance, there as here.
     """
     vllm = library("vllm.sampling_params")

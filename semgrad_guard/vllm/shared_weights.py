@@ -30,7 +30,7 @@ _FUSED = {
     "gate_proj": ("gate_up_proj", ()),
     "up_proj": ("gate_up_proj", ("gate_proj",)),
 }
-"""Which of vLLM's matrices holds a projection, and which others stand above it there."""
+"""Which of vLLM's matrices holds a projection, and which others are above it there."""
 
 
 def library(module: str = "vllm") -> Any:
@@ -76,7 +76,7 @@ def shared(twin: nn.Module, served: nn.Module) -> int:
 
 
 def keep_weights() -> Callable[[], None]:
-    """From now on vLLM keeps a linear layer's weight beside the packed copy that a CPU computes with; how to undo it.
+    """From now on vLLM keeps a linear layer's weight next to the packed copy that a CPU computes with; how to undo it.
 
     On a CPU vLLM empties it after packing. (On CUDA nothing is packed: read in the code of vLLM 0.32, not run.)
     """
@@ -104,7 +104,7 @@ def kept_weights() -> Generator[None]:
 
 
 def parts_of(fused: str) -> tuple[str, ...]:
-    """The maps that one of vLLM's holds, in their order; none where it is no fused one."""
+    """The maps that one of vLLM's holds, in their order; none where it is not a fused one."""
     return tuple(part for part, (whole, _) in _FUSED.items() if whole == fused)
 
 

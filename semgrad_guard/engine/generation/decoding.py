@@ -1,4 +1,4 @@
-"""One run of `generate` for a batch, and what each row of it left behind."""
+"""One run of `generate` for a batch, and the states that each row of it leaves."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Written:
 class Decoder:
     """Generates with one model. Holds the model's lock for the time of a run.
 
-    `render` and `window` (positions the model can attend over) are for the estimators that ask the model for more.
+    `render` and `window` (positions the model can attend over) are for estimators that draw samples.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class Decoder:
 
     @property
     def sampler(self) -> ModelSampler:
-        """What estimators ask for more answers, and for the model's opinion of answers."""
+        """For estimators: further answers of the model, and its opinion of answers."""
         return ModelSampler(self._scorer, self, render=self._render, window=self._window)
 
     def encode(self, text: str) -> tuple[int, ...]:
@@ -84,7 +84,7 @@ class Decoder:
         return tuple(encoding["input_ids"])
 
     def decode(self, ids: Sequence[int], *, special: bool = False) -> str:
-        """The text of response tokens, white space as it is; special tokens show in it only if asked for."""
+        """The text of response tokens, white space as it is; special tokens show only with `special`."""
         text: Any = self._tokenizer.decode(
             list(ids), skip_special_tokens=not special, clean_up_tokenization_spaces=False
         )
@@ -109,7 +109,7 @@ class Decoder:
             Written(prompt, options, tuple(ids), ended, reused)
             for prompt, (ids, ended) in zip(prompts, produced, strict=True)
         ]
-        # What was captured belongs to the tokens produced: a batch with other tokens is replayed as a whole.
+        # The captured states belong to the tokens produced: a batch with other tokens is replayed as a whole.
         other = any(self.read(tokens).retokenized for tokens in written)
         with clean_slate():  # a caller's inference mode would make tensors that nothing can be replayed from
             captured = (
@@ -120,7 +120,7 @@ class Decoder:
         return self.generations(written, captured)
 
     def generations(self, written: Sequence[Written], captured: CapturedStates | None) -> list[Generation]:
-        """What was written as one batch to be scored. `captured` is what it left, where that belongs to these tokens.
+        """Answers as one batch to be scored. `captured` are the states of the run, where they belong to these tokens.
 
         Their options name the same stop strings.
         """
@@ -153,14 +153,14 @@ class Decoder:
         ]
 
     def read(self, written: Written) -> Visible:
-        """The answer among the tokens produced. What a grammar has formed holds no thought."""
+        """The answer among the tokens produced. Under a grammar there are no thoughts."""
         thinking = None if written.options.grammar else written.prompt.thinking
         return answered(written.ids, written.options.stop, self, thinking, cut=not written.ended)
 
     def capture(self, prompts: Sequence[Prompt], objective: Objective, memory: Memory | None = None) -> Capture | None:
-        """Keep h^(k) from the earliest token that will be asked for, where this model's captured tier is exact.
+        """Keep h^(k) from the earliest token that scoring needs, where this model's captured tier is exact.
 
-        As much beside it as `memory` allows, the model's own by default.
+        Besides it as much as `memory` allows, the model's own by default.
         """
         n_layers, width = self._scorer.architecture.n_layers, max(len(prompt.ids) for prompt in prompts)
         memory = memory or self._scorer.memory
@@ -226,7 +226,7 @@ class Decoder:
         capture: Capture | None,
         streamer: BaseStreamer | None,
     ) -> tuple[Any, int]:
-        """What `generate` returns, and how many columns of the prompt an earlier run had read."""
+        """The output of `generate`, and how many columns of the prompt an earlier run had read."""
         ids, mask = self.padded(prompts)
         width = ids.shape[1]
         replayer, budget = self._scorer.current_replayer(), self.prompt_budget(prompts, options, capture)
@@ -254,14 +254,14 @@ class Decoder:
         return ids, mask
 
     def prompt_budget(self, prompts: Sequence[Prompt], options: GenerationOptions, capture: Capture | None) -> int:
-        """Bytes for what these prompts leave to later ones: none where a cache may not be taken up again."""
+        """Bytes for the caches that these prompts leave to later ones: none where a cache may not be taken up again."""
         budget = self._scorer.memory.prompts
         if not budget or capture is None or len(prompts) > 1:
             return 0
         return budget if self._scorer.can_resume(len(prompts[0].ids) + options.max_tokens) else 0
 
     def _config(self, max_tokens: int) -> GenerationConfig:
-        """What every run is told."""
+        """The configuration of every run."""
         return GenerationConfig(
             max_new_tokens=max_tokens,
             do_sample=False,
@@ -271,15 +271,15 @@ class Decoder:
         )
 
     def _stopping(self, stop: Sequence[str], width: int) -> StoppingCriteriaList:
-        """What ends a row of answers behind prompts of `width` columns."""
+        """The criteria that end a row of answers after prompts of `width` columns."""
         return StoppingCriteriaList([self.stop_strings(stop, width=width)] if stop else [])
 
     def stop_strings(self, stop: Sequence[str], *, width: int = 0) -> StopStrings:
-        """What finds stop strings in answers behind prompts of `width` columns."""
+        """A finder of stop strings in answers after prompts of `width` columns."""
         return StopStrings(self._tokenizer, stop, decode=self.decode, width=width)
 
     def processors(self, options: GenerationOptions, rows: int, width: int) -> LogitsProcessorList:
-        """The options' processors; a grammar goes first, so that sampling chooses among what it allows."""
+        """The options' processors; a grammar goes first, so that sampling chooses among the tokens that it allows."""
         processors = options.processors(rows)
         if options.grammar is not None:
             processors.insert(0, self._grammars.processor(options.grammar, rows=rows, width=width))

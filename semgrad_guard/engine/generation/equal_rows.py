@@ -1,7 +1,8 @@
-"""Whether prompts of equal length may be answered in one batch, where padding is not exact: the model is asked.
+"""Whether prompts of equal length may be answered in one batch, where padding is not exact, by a trial of the model.
 
 Recurrent and convolutional layers read padding as text, so that most of their models pad no rows. Rows of equal length
-need no padding; that each is then what it is alone is seen in a short answer to made-up prompts, cached steps included.
+need no padding; whether each equals the same row alone shows in a short answer to made-up prompts, cached steps
+included.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Facts about one answer, each computed once, only when asked, and for a whole batch at a time."""
+"""Facts about one answer, each computed once, only when needed, and for a whole batch at a time."""
 
 from __future__ import annotations
 
@@ -36,17 +36,17 @@ class TimedScores:
 
 
 class BatchScoring:
-    """What is computed about the answers of one batch: for all of them together, and once.
+    """The computations about the answers of one batch: for all of them together, and once.
 
-    A copy, by `pickle` or `copy.deepcopy`, is plain data: it holds what was computed before, neither the model nor
-    what the generation left in memory. What is asked of it for the first time raises `DetachedRecordError`.
+    A copy, by `pickle` or `copy.deepcopy`, is plain data: it holds earlier results, neither the model nor the
+    states of the generation. Anything else raises `DetachedRecordError`.
     Where the model was changed since something was computed, it is computed anew: answers are scored by the model as it
     is.
 
-    `captured` is what the batch's generation left (KV cache and captured states); it is freed once the batch is scored,
-    and a second objective prefills again. `texts` are the answers as read, `sampler` asks the model for more, and
-    `stop` are the strings that ended the answers and end samples as well. `reasoning` is what each answer follows on;
-    behind some there is nothing to score, and its response is empty.
+    `captured` are the KV cache and states of the batch's generation; it is freed once the batch is scored,
+    and a second objective prefills again. `texts` are the answers as read, `sampler` draws more answers of the model,
+    and `stop` are the strings that ended the answers and end samples as well. `reasoning` is each answer's thought;
+    after some there is nothing to score, and its response is empty.
     """
 
     def __init__(
@@ -108,7 +108,7 @@ class BatchScoring:
     def joined(cls, answers: Sequence[Evidence]) -> BatchScoring:
         """Answers of one model that came one by one (`LanguageModel.evidence`) as one batch: one backward pass for all.
 
-        What was computed about them before is computed again; `stop` strings are the first answer's.
+        Earlier results about them are computed again; `stop` strings are the first answer's.
         """
         first = answers[0].scoring
         return cls(
@@ -124,7 +124,7 @@ class BatchScoring:
     def part(self, rows: Sequence[int]) -> BatchScoring:
         """Some of the answers as a batch of their own, of which nothing is computed yet: a backward pass for these.
 
-        What the generation left of them spares it the prompts, as long as nothing has been scored.
+        The states of the generation spare it the prompts, as long as nothing has been scored.
         """
         prompts = [self.prompts[row] for row in rows]
         widths = [max(len(prompt.ids) for prompt in some) for some in (self.prompts, prompts)]
@@ -159,7 +159,7 @@ class BatchScoring:
             return timed
 
     def observed(self, row: int) -> Observation:
-        """What one row's tokens tell; the first call observes the whole batch, and leaves what scoring can use."""
+        """The observation of one row's tokens; the first call observes the whole batch and keeps states for scoring."""
         return self.together(Observation, lambda _: self._scorer.observe(self._laid_out(), self._captured), row)
 
     def head_gradient(self, objective: Objective, row: int) -> HeadGradient:
@@ -175,7 +175,7 @@ class BatchScoring:
         return self.together(AttentionReading, lambda _: self._scorer.attention(self._laid_out()), row)
 
     def together(self, key: Hashable, work: Callable[[Sequence[Evidence]], Sequence[T]], row: int) -> T:
-        """What `work` returns for one row; the first call under `key` has it done for the whole batch."""
+        """The result of `work` for one row; the first call under `key` has it done for the whole batch."""
         with self._lock:
             self._forget_another_models()
             if key not in self._results:
@@ -187,7 +187,7 @@ class BatchScoring:
             return values[row]
 
     def timed(self, work: Callable[[], T]) -> tuple[T, float]:
-        """What `work` returns, and its cost in milliseconds: its own time and its share of all that it has together.
+        """The result of `work`, and its cost in milliseconds: its own time and its share of joint work.
 
         The row that happens to come first does not pay for the batch, nor do later rows get it for nothing.
         """
@@ -195,14 +195,14 @@ class BatchScoring:
             return with_cost(work)
 
     def _forget_another_models(self) -> None:
-        """Let go what was computed by the model as it was before its owner changed it."""
+        """Drop results of the model as it was before its owner changed it."""
         if self._live is None:
             return
         if self._epoch is not (epoch := self._live[0].epoch):
             self._done, self._results, self._epoch = {}, {}, epoch
 
     def _laid_out(self) -> TokenBatch:
-        """Prompts and answers, for what asks for no token of the prompt."""
+        """Prompts and answers, for work that needs no token of the prompt."""
         with clean_slate():
             prompts, last = [prompt.ids for prompt in self.prompts], [-1] * len(self.prompts)
             return TokenBatch.of(prompts, self._responses, last, self._scorer.device)
@@ -220,7 +220,7 @@ class BatchScoring:
 
 @dataclass(frozen=True)
 class Evidence:
-    """What an estimator may ask about one answer. `response_ids` may be empty: then there is nothing to score.
+    """Facts about one answer, for estimators. `response_ids` may be empty: then there is nothing to score.
 
     `cut` is where the answer was cut off (see `Generation`).
     """
@@ -249,9 +249,9 @@ class Evidence:
         return self.scoring.scores(objective or Objective(), self.row)
 
     def observed(self) -> Observation | None:
-        """What the answer's own tokens tell without a gradient, None if it holds no token.
+        """The observation of the answer's own tokens, without a gradient; None if it holds no token.
 
-        It is read off what the generation left, as long as nothing has been scored, which lets that go.
+        It is read off the states of the generation, as long as nothing has been scored.
         """
         return self.scoring.observed(self.row) if self.response_ids else None
 
@@ -280,7 +280,7 @@ class Evidence:
 
     @property
     def reasoning(self) -> Reasoning | None:
-        """What was written before the answer; where there is some, no token of the answer is scored."""
+        """The thought before the answer; where there is one, no token of the answer is scored."""
         return self.scoring.reasoning[self.row]
 
     @property
@@ -290,7 +290,7 @@ class Evidence:
 
     @property
     def question(self) -> str:
-        """What the user asked: the bare question where its `Message` names it, else all that the user said last."""
+        """The user's question: the bare one where its `Message` names it, else the whole last text of the user."""
         return self.prompt.question
 
     @property
@@ -307,7 +307,7 @@ class Evidence:
         """`plan.count` more answers to the same prompt, drawn once for a plan and for the whole batch at a time.
 
         `temperature` is that of the samples' log-probabilities, however they were drawn. Answers of other origin are
-        compared with what this model would say.
+        compared with this model's own answers.
 
         Raises:
             ScoringError: the model reasons before some of them, and answers behind reasoning are not scored.
@@ -328,9 +328,9 @@ class Evidence:
         return samples
 
     def together(self, key: Hashable, work: Callable[[Sequence[Evidence]], Sequence[T]]) -> T:
-        """What `work` returns for this answer: done once for the whole batch, remembered under `key`."""
+        """The result of `work` for this answer: done once for the whole batch, remembered under `key`."""
         return self.scoring.together(key, work, self.row)
 
     def timed(self, work: Callable[[], T]) -> tuple[T, float]:
-        """What `work` returns and what it cost, in milliseconds (see `BatchScoring.timed`)."""
+        """The result of `work` and its cost in milliseconds (see `BatchScoring.timed`)."""
         return self.scoring.timed(work)

@@ -1,4 +1,4 @@
-"""What comes out of a generation: the text a user sees, the tokens that carry it, and the way to its scores."""
+"""The result of a generation: the text a user sees, the tokens that carry it, and the way to its scores."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from semgrad_guard.records import FinishReason
 class Generation:
     """One answer of the model.
 
-    `text` is what the user sees: up to, and without, the end token or a stop string. `response_ids` are the tokens
-    that carry it and exactly the tokens that are scored: the end token and what lies beyond a stop string do not
-    count. `reasoning` is what the model wrote before its answer; it is no part of `text`, and the answer behind it has
+    `text` is the visible text: up to, and without, the end token or a stop string. `response_ids` are the tokens
+    that carry it and exactly the tokens that are scored: the end token and tokens beyond a stop string do not
+    count. `reasoning` is the model's thought before its answer; it is not part of `text`, and the answer after it has
     no score. Where that is None, a pair of marks with nothing between them belongs to `response_ids`, not to `text`.
     Where a stop string begins inside a token, they are the tokens of the text itself. `completion_tokens`
     counts everything the model produced, `reused_tokens` those of the prompt that an earlier generation had read (see
     `Memory.prompts`). `cut` is where the answer was cut off: after so many tokens, or at this stop string; None where
-    the model ended it. `evidence` is what scoring needs; while it has not been used, it holds the answer's KV cache, so
-    let generations go once they are scored.
+    the model ended it. `evidence` is the material of scoring; while it has not been used, it holds the answer's KV
+    cache, so let generations go once they are scored.
     """
 
     prompt: Prompt
@@ -38,5 +38,5 @@ class Generation:
 
     @property
     def evidence(self) -> Evidence:
-        """Facts about this answer, each computed once and only when asked."""
+        """Facts about this answer, each computed once and only when needed."""
         return replace(self.scoring.evidence[self.row], cut=self.cut)

@@ -47,8 +47,8 @@ class GenerationOptions:
 
     `max_tokens` >= 1; `temperature` >= 1e-6, or 0, which is greedy; `top_p` in (0, 1]; `top_k` >= 0, where 0 means all;
     `seed` repeats a sampled answer (row i of a batch draws from seed + i); `stop` strings end an answer before
-    themselves; `grammar` (Lark, as llguidance reads it) is what an answer must follow. Scores always use the raw,
-    untempered and unconstrained distribution.
+    themselves; `grammar` (Lark, as llguidance reads it) is the form that an answer must follow. Scores always use the
+    raw, untempered and unconstrained distribution.
     """
 
     max_tokens: int = 256

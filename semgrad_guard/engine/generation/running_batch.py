@@ -1,8 +1,8 @@
 """A batch that answers join and leave at any step: each with a prompt, sampling, stop strings and grammar of its own.
 
-All rows end in one column and begin where their prompt begins; a row that joins is read by itself and set beside the
-others. What the passes leave for scoring is kept for stretches of steps with the same rows, and put together for those
-answers that are scored together.
+All rows end in one column and begin where their prompt begins; a row that joins is read by itself and added to the
+others. The states of the passes are kept for stretches of steps with the same rows, and put together for the answers
+that are scored together.
 
 Why: docs/adr/0146-requests-join-a-running-batch.md
 """
@@ -31,9 +31,9 @@ from semgrad_guard.engine.replay.row_caches import kept, stacked
 from semgrad_guard.engine.scoring.scorer import Scorer, clean_slate
 from semgrad_guard.errors import AnswerInterruptedError
 
-_ALIKE, _FEW = 1.25, 16  # how much longer a prompt may be than the shortest beside which it is read: times, plus tokens
+_ALIKE, _FEW = 1.25, 16  # how much longer a prompt may be than the shortest of its group: times, plus tokens
 _Alike = tuple[int, tuple[str, ...], int, bool, int]
-"""What answers of one scoring share: from where states were kept, stop strings, model, whether tokens were replaced.
+"""The common properties of one scoring: where states begin, stop strings, model, whether tokens were replaced.
 
 The last is a number of its own where an answer has to be scored by itself.
 """
@@ -49,9 +49,9 @@ class BatchRequest:
 
 
 class RunningAnswer:
-    """An answer that is being written. `error` is what ended it, where it cannot be written.
+    """An answer that is being written. `error` is the error that ended it, where it cannot be written.
 
-    `passes` is what was captured of it, and at which row; `behind` how many columns of its prompt that includes.
+    `passes` are the captures that hold it, with its row; `behind` is how many columns of its prompt they include.
     `before` is the cache of the columns before those, once it is done.
     """
 
@@ -81,19 +81,19 @@ class RunningAnswer:
         return int(scores.argmax())
 
     def write(self, logits: torch.Tensor, likeliest: int) -> None:
-        """Write one more token, chosen from the head's output [V]; an answer that cannot go on is done (`take`)."""
+        """Write one more token, chosen from the head's output [V]; an answer that cannot continue is done (`take`)."""
         try:
             token = self.choose(logits, likeliest)
-        except Exception as error:  # noqa: BLE001 - whoever asked for this answer gets it
+        except Exception as error:  # noqa: BLE001 - the caller that waits for this answer gets it
             self.fail(error)
         else:
             self.take(token)
 
     def take(self, token: int) -> None:
-        """One more token, however it was chosen; an answer that cannot go on is done, with its error: others go on."""
+        """One more token, however it was chosen. An answer that cannot continue is done, with its error."""
         try:
             self._take(token)
-        except Exception as error:  # noqa: BLE001 - whoever asked for this answer gets it
+        except Exception as error:  # noqa: BLE001 - the caller that waits for this answer gets it
             self.fail(error)
 
     def fail(self, error: Exception) -> None:
@@ -101,11 +101,11 @@ class RunningAnswer:
         self.error, self.done = error, True
 
     def finish(self, text: str) -> None:
-        """Let what is left of the whole text be heard; where that fails, this answer alone has an error."""
+        """Send the rest of the whole text to the listener; where that fails, this answer alone has an error."""
         try:
             if self._listener is not None and self.error is None and (rest := self._certain.rest(text)):
                 self._listener(rest)
-        except Exception as error:  # noqa: BLE001 - whoever asked for this answer gets it
+        except Exception as error:  # noqa: BLE001 - the caller that waits for this answer gets it
             self.error = error
 
     def _take(self, token: int) -> None:
@@ -151,7 +151,7 @@ class RunningBatch:
         return self._get_decoder().capture([prompt], self._objective) is not None
 
     def has_room(self, prompts: Sequence[tuple[Prompt, GenerationOptions]], *, cells: int) -> bool:
-        """Whether these answers fit beside those that are there into `cells` tokens, padding counted."""
+        """Whether these answers and the present ones fit into `cells` tokens, padding counted."""
         every = [*((row.prompt, row.options) for row in self._rows), *prompts]
         longest = max(len(prompt.ids) + options.max_tokens for prompt, options in every)
         return len(every) * longest <= cells
@@ -168,7 +168,7 @@ class RunningBatch:
             self.require_the_same_model()
             decoder = self._get_decoder()
             rows = [RunningAnswer(request, decoder) for request in requests]
-            known = bool(self._scorer.memory.prompts)  # what an earlier prompt left is taken up by one row alone
+            known = bool(self._scorer.memory.prompts)  # the cache of an earlier prompt serves one row alone
             try:
                 for group in _of_like_length(rows, most=1 if known else len(rows)):
                     self._read(group, decoder)
@@ -179,7 +179,7 @@ class RunningBatch:
             return rows
 
     def _read(self, rows: Sequence[RunningAnswer], decoder: Decoder) -> None:
-        """Prefill some rows, and set them beside those that are there."""
+        """Prefill some rows, and add them to the present ones."""
         prompts, replayer = [row.prompt for row in rows], self._scorer.current_replayer()
         capture = decoder.capture(prompts, self._objective, self._left())
         if capture is None:
@@ -200,7 +200,7 @@ class RunningBatch:
     def step(self) -> None:
         """Write one more token of every answer; those that are done with it leave the batch.
 
-        Whatever it raises: no answer can go on, and the batch is empty.
+        Whatever it raises: no answer can continue, and the batch is empty.
 
         Raises:
             AnswerInterruptedError: the model was changed while it wrote, or the current stop ended it.
@@ -221,7 +221,7 @@ class RunningBatch:
             self._leave()
 
     def drop(self, rows: Iterable[RunningAnswer]) -> None:
-        """Let answers go that nobody waits for any more."""
+        """Drop answers that no caller waits for any more."""
         gone = set(map(id, rows))
         with clean_slate():
             self._keep([number for number, row in enumerate(self._rows) if id(row) not in gone])
@@ -244,7 +244,7 @@ class RunningBatch:
         return [found[id(row)] for row in rows]
 
     def left_by(self, rows: Sequence[RunningAnswer]) -> CapturedStates | None:
-        """What writing these answers left for scoring them; None where there is no room for it."""
+        """The states that writing these answers left for scoring them; None where they have no room."""
         padding = max(0, rows[0].behind - max(len(row.prompt.ids) for row in rows))
         with clean_slate():
             passes = [RowPasses(row.before, row.passes) for row in rows]
@@ -262,7 +262,7 @@ class RunningBatch:
         self._capture = None
 
     def _leave(self) -> None:
-        """Take the answers that are done out of the batch, with what they leave for scoring."""
+        """Take the answers that are done out of the batch, with their states for scoring."""
         for number, row in enumerate(self._rows):
             if row.done:
                 begin, before = self._begin(number), len(row.prompt.ids) - row.behind
@@ -307,14 +307,14 @@ class RunningBatch:
         return self._capture
 
     def _left(self) -> Memory:
-        """What the answers that are being written leave of the budgets."""
+        """The rest of the budgets beyond the answers that are being written."""
         captures = {id(capture): capture for row in self._rows for capture, _ in row.passes}.values()
         logits, outputs = (sum(held) for held in zip((0, 0), *(capture.held for capture in captures), strict=True))
         memory = self._scorer.memory
         return replace(memory, logits=max(0, memory.logits - logits), outputs=max(0, memory.outputs - outputs))
 
     def require_the_same_model(self) -> None:
-        """Return if what is being written can go on.
+        """Return if the present answers can continue.
 
         Raises:
             AnswerInterruptedError: the model was changed while it wrote.

@@ -36,7 +36,7 @@ class Reading:
 
 
 class Draws(Codec, Protocol):
-    """What a sampler needs of a decoder."""
+    """The part of a decoder that a sampler uses."""
 
     def draw(
         self, prompts: Sequence[Ids], plan: SamplingPlan, *, window: int | None = None, stop: tuple[str, ...] = ()
@@ -133,7 +133,7 @@ def read(
 
 
 def middle_layer(n_layers: int) -> int:
-    """The layer whose last-token state stands for an answer's meaning (Chen et al., 2024: half of L + 1 states)."""
+    """The layer whose last-token state represents an answer's meaning (Chen et al., 2024: half of L + 1 states)."""
     return (n_layers + 1) // 2
 
 

@@ -89,7 +89,7 @@ _KEYS = {"max_tokens": "max_new_tokens"}
 
 @dataclass(frozen=True)
 class Sample:
-    """One more answer: its text, the tokens that carry it, and what the model thinks of them.
+    """One more answer: its text, the tokens that carry it, and the model's opinion of them.
 
     `ids` and `log_probs` (nats) leave the end token out; both are empty where the model ended at once. `embedding` is
     the middle layer's state of the last token, None where there is no token or the layers are unknown. `reasoned` says

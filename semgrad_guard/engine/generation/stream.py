@@ -27,9 +27,9 @@ class TextStream(Iterator[str]):
     """Pieces of an answer; joined, they are exactly `generation.text`.
 
     Text is held back while it might turn out to be the start of a stop string or half a character. Generation runs in
-    a thread of its own (grad mode and locks are per thread) under the stops of whoever opened the stream and of whoever
-    takes its first piece; an error there is raised here. Leaving the stream early, dropping it, or `close()` stops the
-    model at its next layer; the stream then ends, and there is no generation.
+    a thread of its own (grad mode and locks are per thread) under the stops that count where the stream is opened and
+    where its first piece is taken; an error there is raised here. Leaving the stream early, dropping it, or `close()`
+    stops the model at its next layer; the stream then ends, and there is no generation.
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class TextStream(Iterator[str]):
         work: Callable[[BaseStreamer], Generation],
         certain: CertainText,
     ) -> None:
-        # The thread and the iterator hold the worker and not the stream: else a stream that nobody holds any more
+        # The thread and the iterator hold the worker and not the stream: else a stream without a holder
         # would live until its answer is complete.
         self._worker = _Worker(work)
         self._pieces = _pieces(self._worker, certain)
@@ -63,7 +63,7 @@ class TextStream(Iterator[str]):
 
     @property
     def generation(self) -> Generation:
-        """The whole answer. Consumes what is left of the stream.
+        """The whole answer. Consumes the rest of the stream.
 
         Raises:
             AnswerCancelledError: the stream was closed before its answer was complete.
@@ -128,7 +128,7 @@ def _pieces(worker: _Worker, certain: CertainText) -> Iterator[str]:
 
 
 class CertainText:
-    """An answer's text as its tokens come, as far as later ones can no longer change it. Reasoning is no part of it."""
+    """An answer's text as its tokens come, without reasoning, as far as later tokens can no longer change it."""
 
     def __init__(self, decode: Decode, options: GenerationOptions, thinking: Thinking | None) -> None:
         self._decode, self._stop = decode, options.stop
@@ -138,7 +138,7 @@ class CertainText:
         self._sent = 0
 
     def add(self, token: int) -> str:
-        """What has become certain with one more token."""
+        """The text that has become certain with one more token."""
         self._ids.append(token)
         if self._thinking is None:
             text = self._decode(self._ids)
@@ -151,7 +151,7 @@ class CertainText:
         return self._send(text, _safe_length(text, (*self._stop, *self._thinking.ends)))
 
     def rest(self, text: str) -> str:
-        """What is left of the whole text."""
+        """The rest of the whole text."""
         return self._send(text, len(text))
 
     def _found(self, thinking: Thinking) -> AnswerTokens | None:
@@ -195,4 +195,4 @@ class _Tokens(BaseStreamer):
         self._prompt_seen = True
 
     def end(self) -> None:
-        """The worker itself says when everything is done."""
+        """The worker itself ends the queue."""

@@ -20,17 +20,17 @@ class Codec(Protocol):
         ...
 
     def decode(self, ids: Sequence[int], *, special: bool = False) -> str:
-        """The text of tokens; special ones show in it only if asked for."""
+        """The text of tokens; special ones show only with `special`."""
         ...
 
 
 @dataclass(frozen=True)
 class Visible:
-    """What is delivered of the tokens that were produced.
+    """The delivered part of the tokens that were produced.
 
     `ids` carry `text` and nothing beyond it. `cut`: the stop string that ended the text; `retokenized`: it did so
-    inside a token, so that `ids` are not the first tokens produced but the delivered text's own. `reasoning` is what
-    was written before.
+    inside a token, so that `ids` are not the first tokens produced but the delivered text's own. `reasoning` is the
+    thought before it.
     """
 
     text: str
@@ -50,7 +50,7 @@ def answered(
 ) -> Visible:
     """The answer among the tokens produced, up to the first stop string, and the reasoning before it.
 
-    `cut` says that a limit ended the tokens.
+    `cut`: a limit ended the tokens.
     """
     if thinking is None:
         return visible(ids, stop, codec)
@@ -92,14 +92,14 @@ def visible(ids: Sequence[int], stop: Sequence[str], codec: Codec) -> Visible:
 class StopStrings(StoppingCriteria):
     """Whether the text of an answer holds one of these strings: a criterion of `generate`.
 
-    What transformers sees in the tokens' own spelling is asked first, since it costs little. It also sees what the text
-    does not hold: the space before a first word, and what begins in the prompt. So the text decides.
+    transformers' search in the tokens' own spelling comes first, since it costs little. It also finds strings that the
+    text does not hold: with the space before a first word, or with a beginning in the prompt. So the text decides.
 
     Args:
         tokenizer: the model's.
-        strings: what ends an answer.
+        strings: the texts that end an answer.
         decode: the text of an answer's tokens.
-        width: how many columns the prompts take in what `generate` gives.
+        width: how many columns the prompts take in the output of `generate`.
     """
 
     def __init__(

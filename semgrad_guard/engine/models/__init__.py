@@ -1,1 +1,1 @@
-"""Loading: checkpoints, the hub, and what an architecture looks like."""
+"""Loading: checkpoints, the hub, and the layout of an architecture."""

@@ -1,4 +1,4 @@
-"""Where a Hugging Face causal LM keeps its decoder layers and its output head, and what follows the head."""
+"""Where a Hugging Face causal LM keeps its decoder layers and its output head, and the steps after the head."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from semgrad_guard.errors import UnsupportedModelError
 
-# Attention whose keys can be cut at any position: a mask, not a state, decides what a query sees.
+# Attention whose keys can be cut at any position: a mask, not a state, decides which keys a query sees.
 _CUTTABLE = {"full_attention", "sliding_attention", "attention"}
-# Caches of such attention; a dummy stands for a layer that uses the keys of a lower one.
+# Caches of such attention; a dummy replaces a layer that uses the keys of a lower one.
 _CUTTABLE_LAYERS = {"DynamicLayer", "DynamicSlidingWindowLayer", "DummyLayer"}
 
 
@@ -62,7 +62,7 @@ class Architecture:
     whether the KV cache may be cut at t* (attention only, no recurrent state); `takes_positions` whether left-padded
     rows can be told their positions.
     Past `fixed_positions` tokens, rotary frequencies change with the length (dynamic and long rope), so that cached
-    keys no longer are what one pass over the whole sequence would give.
+    keys differ from those of one pass over the whole sequence.
     """
 
     n_layers: int
@@ -180,7 +180,7 @@ def _refuse_impossible(model: nn.Module) -> None:
 
 
 def _refuse_forgotten_prompts(model: nn.Module) -> None:
-    """Refuse a tuned prompt that PEFT would not hand on: an older one than the installed transformers asks for.
+    """Refuse a tuned prompt that PEFT would not hand on: one of an older kind than the installed transformers needs.
 
     Such a PEFT gives a call's cache the name that it had, so that a prompt takes part in scoring and not in writing.
     """
@@ -236,10 +236,10 @@ def _refuse_places(model: nn.Module, name: str) -> None:
 
 
 def _decoder_layers(model: PreTrainedModel, n_layers: int, paths: Mapping[int, str]) -> str | None:
-    """The path of the decoder layers; None if there is no list of modules that could be they.
+    """The path of the decoder layers; None without a list of modules that could be they.
 
-    Of the lists of `n_layers` modules it is the one beside the embedding of the input's tokens: a tower for pictures
-    or sound may be as deep. Then like modules come first, then what is nearest to the root. Where no list is that long,
+    Of the lists of `n_layers` modules it is the one next to the embedding of the input's tokens: a tower for pictures
+    or sound may be as deep. Then like modules come first, then those nearest to the root. Where no list is that long,
     a config counts something else than its layers, and the list of transformers' own layers decides.
     """
     embedding = paths[id(model.get_input_embeddings())].split(".")

@@ -1,4 +1,4 @@
-"""Loading a checkpoint safely: safetensors or GGUF, no remote code, errors that say what is missing."""
+"""Loading a checkpoint safely: safetensors or GGUF, no remote code, errors that name the missing part."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def load(name_or_path: str, **options: Any) -> tuple[PreTrainedModel, PreTrained
 
     Args:
         name_or_path: a name of ours ("pocket", "smollm2"), a folder, a GGUF file, or the id of a hub repository
-            (downloaded by transformers if the hub is reachable; where it does not answer, at most what is in the local
+            (downloaded by transformers if the hub is reachable; where it does not answer, at most files in the local
             cache is loaded, without its retries), with a colon and a file's name for a GGUF file in it.
         options: passed to transformers (revision, dtype, device_map, quantization_config, attn_implementation).
 
@@ -85,7 +85,7 @@ def load_classifier(name_or_path: str, **options: Any) -> tuple[PreTrainedModel,
 def _load(
     choose: Callable[[Any, str], Any], path: str, name: str, *, tokenizer_at: str | None = None, **options: Any
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """Configuration, tokenizer and weights, one after another; `choose` says what class a configuration asks for."""
+    """Configuration, tokenizer and weights, one after another; `choose` returns the class for a configuration."""
     require_checkpoint(Path(path), name)
     where = {key: options[key] for key in _WHERE if options.get(key) is not None}
     how = {key: options[key] for key in _HOW if options.get(key) is not None}
@@ -135,7 +135,7 @@ _SAVE_TOKENIZER = (
 
 
 def _causal_lm(config: Any, name: str) -> Any:
-    """The class that writes text: a causal LM's, or that of a vision-language model, whose text alone is asked for."""
+    """The class that writes text: a causal LM's, or that of a vision-language model, of which only the text is used."""
     for auto in (AutoModelForCausalLM, AutoModelForImageTextToText):
         if type(config) in auto._model_mapping:
             return auto
@@ -175,13 +175,13 @@ def _quantization(given: Any) -> Any:
     except Exception as error:  # whatever a library's own class makes of its arguments
         raise InputError(f"the quantization config for {method} is not right: {first_line(error)}") from error
     known = {*made.to_dict(), *inspect.signature(type(made)).parameters, "quant_method"}
-    if unknown := sorted(set(given) - known):  # some classes leave out in silence what they do not know
+    if unknown := sorted(set(given) - known):  # some classes leave out unknown settings in silence
         raise InputError(f"the quantization config for {method} says {', '.join(unknown)}, which it does not know")
     return made
 
 
 def _as_asked(config: Any, how: dict[str, Any]) -> str:
-    """What went wrong, as far as that is known: that it was to be loaded in these ways."""
+    """The cause of a failure, as far as it is known: that it was to be loaded in these ways."""
     ways = [f"{key}={value!r}" for key, value in how.items() if isinstance(value, str) and value != "auto"]
     described: Any = how.get("quantization_config") or getattr(config, "quantization_config", None)
     method = described.get("quant_method") if isinstance(described, dict) else getattr(described, "quant_method", None)

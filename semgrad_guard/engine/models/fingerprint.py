@@ -1,4 +1,4 @@
-"""What tells a model's weights from others."""
+"""Fingerprints of a model's weights."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a folder must hold to be a checkpoint, said before anything is loaded from it."""
+"""The files that a folder needs to be a checkpoint, checked before anything is loaded from it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def has_tokenizer(folder: Path) -> bool:
 
 
 def require_checkpoint(path: Path, name: str) -> None:
-    """Refuse a path that cannot be loaded here, where the reason can be named. A hub id is no path.
+    """Refuse a path that cannot be loaded here, where the reason can be named. A hub id is not a path.
 
     Raises:
         ModelNotFoundError: no such folder, no weights in it, weights in another form, or no configuration.

@@ -30,7 +30,7 @@ def find_gguf(name: str, *, revision: str | None = None, local_files_only: bool 
     None where the name means something else, a folder with safetensors among them.
 
     Raises:
-        ModelNotFoundError: there is no such file, the hub cannot be asked for it, or a folder holds several.
+        ModelNotFoundError: there is no such file, the hub cannot be reached, or a folder holds several.
     """
     path = Path(name)
     if path.is_dir():
@@ -51,7 +51,7 @@ def load_gguf(path: Path, name: str, **options: Any) -> tuple[PreTrainedModel, P
 
     Args:
         path: the file.
-        name: what it was asked for by, for messages.
+        name: the caller's name for it, for messages.
         options: passed to transformers (dtype, device_map, attn_implementation).
 
     Raises:
@@ -66,7 +66,7 @@ def load_gguf(path: Path, name: str, **options: Any) -> tuple[PreTrainedModel, P
             f"{name!r} is a GGUF file, which cannot be quantized once more on loading. Leave quantization_config out, "
             "or load the folder with safetensors that the file was made from."
         )
-    kept = ("dtype", "device_map", "attn_implementation")  # the others say where to find the file, which is found
+    kept = ("dtype", "device_map", "attn_implementation")  # the others are for finding the file, which is done
     chosen = {key: options[key] for key in kept if options.get(key) is not None}
     if chosen.get("dtype", "auto") == "auto":  # as transformers decides, which for "M.GGUF" reads the file as a pickle
         chosen["dtype"] = torch.float32
@@ -93,7 +93,7 @@ def load_gguf(path: Path, name: str, **options: Any) -> tuple[PreTrainedModel, P
 
 @contextmanager
 def _reading(name: str, header: GgufHeader) -> Generator[None]:
-    """Says in our words what transformers says about a file that it cannot read."""
+    """Turns transformers' errors about a file that it cannot read into ours."""
     try:
         yield
     except UnsupportedModelError:

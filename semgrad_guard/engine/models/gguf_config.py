@@ -1,4 +1,4 @@
-"""What a GGUF file states and transformers leaves out: sizes, windows, and how rotary positions are stretched.
+"""The part of a GGUF file that transformers leaves out: sizes, windows, and how rotary positions are stretched.
 
 transformers takes the numbers of its own table from a file and its classes' defaults for the rest. A model would then
 load and be another one: Llama 3.1 with the frequencies of Llama 3, Phi-3 without its window. So the rest is filled in
@@ -32,7 +32,7 @@ _ROPE_DIVISORS = "rope_freqs.weight"
 
 
 def complete_config(config: Any, header: GgufHeader) -> None:
-    """Write into a configuration that was made from a file what the file says and it leaves out.
+    """Complete a configuration that transformers made from a file, by the file's own metadata.
 
     Raises:
         UnsupportedModelError: rotary positions are stretched, or restricted to a part, in a way that is not known here.
@@ -83,7 +83,7 @@ def _stretch(rope: dict[str, Any], stated: Mapping[str, Any]) -> None:
 
 
 def divide_frequencies(model: nn.Module, header: GgufHeader, path: Path) -> None:
-    """Llama 3.1 and later: the file holds what every rotary frequency is divided by."""
+    """Llama 3.1 and later: the file holds a divisor for every rotary frequency."""
     stored = next((tensor for tensor in header.tensors if tensor.name == _ROPE_DIVISORS), None)
     if stored is None or header.metadata["general.architecture"] in _BY_TRANSFORMERS:
         return

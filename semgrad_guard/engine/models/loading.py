@@ -1,4 +1,4 @@
-"""What every way of loading shares: no bars over weights, a library's words in ours, no invented weights."""
+"""Common to every way of loading: no bars over weights, libraries' errors in our words, no invented weights."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _LONGEST = 240
 
 @contextmanager
 def stage(name: str, wrong: str, *, advice: str = "", missing: str = "") -> Generator[None]:
-    """Turns what libraries raise into what is wrong with `name`, and what to do.
+    """Turns libraries' errors into the defect of `name`, with advice.
 
     Raises:
         ModelNotFoundError: something is not there or cannot be read (`missing` is the advice then).
@@ -53,7 +53,7 @@ def stage(name: str, wrong: str, *, advice: str = "", missing: str = "") -> Gene
 def without_weight_bar() -> Generator[None]:
     """No bar over the weights, which a program's log should not hold; bars over downloads stay as they are."""
     shown, hub_hidden = logging.is_progress_bar_enabled(), are_progress_bars_disabled()
-    gguf_reader: Any = import_module("transformers.modeling_gguf_pytorch_utils")  # which asks nobody whether to draw
+    gguf_reader: Any = import_module("transformers.modeling_gguf_pytorch_utils")  # which draws unconditionally
     bar = gguf_reader.tqdm
     gguf_reader.tqdm = partial(bar, disable=True)
     logging.disable_progress_bar()
@@ -73,12 +73,12 @@ def require_all_weights(name: str, report: dict[str, Any], *, saved_as: str | No
     """Refuse a model of which a part was not in the checkpoint, or in another size.
 
     Args:
-        name: what was loaded.
+        name: the name of the checkpoint.
         report: transformers' `output_loading_info`.
-        saved_as: the class that it was saved as, where the configuration says so.
+        saved_as: the class that it was saved as, where the configuration names one.
 
     Raises:
-        ModelNotFoundError: a tensor is missing, or has another shape than the configuration says.
+        ModelNotFoundError: a tensor is missing, or has another shape than in the configuration.
     """
     if mismatched := sorted(report["mismatched_keys"]):
         tensor, found, expected = mismatched[0]
@@ -103,7 +103,7 @@ def settled(model: PreTrainedModel) -> PreTrainedModel:
 
 
 def first_line(error: BaseException) -> str:
-    """What a library says, without the lists that follow: names of all classes, of all files."""
+    """The first line of a library's error, without the lists of classes or files that follow."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     line = " ".join(lines[: 2 if lines[0].endswith(":") else 1]) if lines else type(error).__name__
     if not isinstance(error, (OSError, ValueError, RuntimeError)):  # a mere key, or half a sentence, by itself
@@ -113,7 +113,7 @@ def first_line(error: BaseException) -> str:
 
 
 def why_unreachable(name: str, revision: str | None = None) -> str | None:
-    """Why the hub cannot be asked for a repository; None where it answers, even if it says that there is none.
+    """Why the hub cannot be reached for a repository; None where it answers, even that there is none.
 
     One request of huggingface_hub's own (with its proxies, HF_ENDPOINT and token) and with its own patience: an answer
     may take HF_HUB_ETAG_TIMEOUT seconds, 10 by default.

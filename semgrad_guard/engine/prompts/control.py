@@ -1,4 +1,4 @@
-"""Control tokens in the texts of a conversation: a tokenizer reads them as the marks of turns, whoever wrote them."""
+"""Control tokens in the texts of a conversation: a tokenizer reads them as marks of turns, whatever their author."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, cast
 from transformers import PreTrainedTokenizerBase
 
 _MARK = re.compile(r"[<\[{⟨｜].*[>\]}⟩｜]", re.DOTALL)
-"""What marks look like ("<think>", "[TOOL_CALLS]") that a tokenizer knows as one token and does not call special."""
+"""The form of marks ("<think>", "[TOOL_CALLS]") that a tokenizer knows as one token and does not call special."""
 
 
 def control_tokens(tokenizer: PreTrainedTokenizerBase, texts: Any) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ _HALF = 0.5
 
 
 def doubts(tokenizer: Any, *, vocabulary: int, end_tokens: Sequence[int], has_template: bool) -> tuple[str, ...]:
-    """What speaks against this tokenizer, in whole sentences; none where nothing does.
+    """Signs against this tokenizer, in whole sentences; none where there are none.
 
     Args:
         tokenizer: a Hugging Face tokenizer.

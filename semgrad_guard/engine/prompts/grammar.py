@@ -17,11 +17,11 @@ from transformers import LogitsProcessor, PreTrainedTokenizerBase
 from semgrad_guard.errors import InputError, MissingExtraError
 
 _STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
-"""One way to write each JSON value: free white space lets a weak model go on with it forever."""
+"""One way to write each JSON value: free white space lets a weak model write it forever."""
 
 
 def json_rule(schema: Mapping[str, Any]) -> str:
-    """The grammar rule of a JSON value. Objects hold what the schema names, unless it allows more in so many words."""
+    """The grammar rule of a JSON value. Objects hold the schema's properties, unless it explicitly allows more."""
     return f"%json {json.dumps({**closed(schema), 'x-guidance': _STYLE})}"
 
 
@@ -39,7 +39,7 @@ def one_of(rules: Sequence[str]) -> str:
 
 
 def closed(schema: Any) -> Any:
-    """A JSON schema whose objects take no properties but the named ones, where it does not say otherwise."""
+    """A JSON schema whose objects take no properties but the named ones, unless it allows others."""
     if isinstance(schema, list):
         return [closed(part) for part in cast("list[Any]", schema)]
     if not isinstance(schema, Mapping):

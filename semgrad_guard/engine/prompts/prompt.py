@@ -42,13 +42,13 @@ PLAIN = "plain"
 
 @dataclass(frozen=True)
 class Prompt:
-    """A rendered prompt. `text` is what was tokenised; `ids` are its tokens; `semantic_token` is t* among them.
+    """A rendered prompt. `text` was tokenised; `ids` are its tokens; `semantic_token` is t* among them.
 
-    `question` is the last text the user wrote (the last text at all if no user spoke), or what its `Message` names as
-    the bare question; `context` is the passage that it names, if it does. `roles` are those of the turns, `asked` is
-    the whole turn that asks, and `tools` the fingerprint of the template's tools. `control` are the control tokens in
-    the turns' own texts (see `control_tokens`). `thinking` says how the model writes thoughts behind it, None where the
-    template names no marks of thoughts.
+    `question` is the last text the user wrote (the last text at all if no user spoke), or the bare question of
+    its `Message`; `context` is the passage that it names, if it does. `roles` are those of the turns, `asked` is
+    the whole last turn of the user, and `tools` the fingerprint of the template's tools. `control` are the control
+    tokens in the turns' own texts (see `control_tokens`). `thinking` is how the model writes thoughts after it, None
+    where the template names no marks of thoughts.
     """
 
     text: str
@@ -64,7 +64,7 @@ class Prompt:
 
     @property
     def form(self) -> PromptForm:
-        """What the prompt looks like, as plain data: whether a calibration has seen its like is read off it."""
+        """The prompt's form as plain data, which a calibration compares with its own prompts."""
         return PromptForm(
             text=self.text,
             tokens=len(self.ids),
@@ -95,7 +95,7 @@ def render(
     Raises:
         EmptyPromptError, InputError: the conversation cannot be rendered.
         PromptTooLongError: it has so many characters that it is not even tokenised (see `require_bounded`).
-        UnsupportedModelError: the chat template leaves out what is asked.
+        UnsupportedModelError: the chat template leaves out the question.
     """
     turns = _turns(conversation)
     options = dict(template_options or {})
@@ -127,9 +127,9 @@ def render(
 
 
 def require_bounded(text: str, window: int | None, *, name: str) -> None:
-    """Refuse what cannot fit by far: reading a text of many megabytes, only to find that out, would take minutes.
+    """Refuse a text that cannot fit by far: tokenising many megabytes, only to find that out, would take minutes.
 
-    A token stands for some four characters of ordinary text, and for `_CHARACTERS` in no text that anybody asks.
+    A token covers some four characters of ordinary text, and never `_CHARACTERS` in a real question.
 
     Raises:
         PromptTooLongError: the text has more characters than that for every token of the context window.
@@ -164,7 +164,7 @@ def count_tokens(
 def template_fingerprint(tokenizer: PreTrainedTokenizerBase, template_options: Mapping[str, Any] | None = None) -> str:
     """Twelve hex digits that change with the chat template or its options; "plain" where there is no template.
 
-    Calibrations are bound to it: another template asks another question, whose scores mean something else.
+    Calibrations are bound to it: another template poses another question, whose scores mean something else.
     """
     options = dict(template_options or {})
     template = chat_template(tokenizer, options)
@@ -215,7 +215,7 @@ def _turn(message: object, number: int) -> Turn:
 
 
 def _as_turn(message: Message) -> Turn:
-    """A message in transformers' form; what is not set stays away, as templates ask `is defined`."""
+    """A message in transformers' form; unset fields stay away, as templates test `is defined`."""
     turn: Turn = {"role": message.role, "content": message.content}
     if message.tool_calls:
         turn["tool_calls"] = [_as_call(call) for call in message.tool_calls]
@@ -229,7 +229,7 @@ def _as_call(call: ToolCall) -> Turn:
 
 
 def _marked(turns: Sequence[Turn]) -> list[Turn]:
-    """The turns with `MARK` right behind the text that asks."""
+    """The turns with `MARK` right after the user's last text."""
     target = _asked(turns)
     return [{**t, "content": t["content"].rstrip() + MARK} if i == target else t for i, t in enumerate(turns)]
 
@@ -270,7 +270,7 @@ def _apply_template(
 
 
 def _described(conversation: Conversation, turns: Sequence[Turn], options: Mapping[str, Any]) -> dict[str, Any]:
-    """A prompt's fields beside its text: question and context as the message that asks names them, roles, tools."""
+    """A prompt's fields besides its text: question and context as the user's message names them, roles, tools."""
     index = _asked(turns)
     message = conversation if isinstance(conversation, str) else conversation[index]
     asked: str = turns[index]["content"]
@@ -302,7 +302,7 @@ def _plain_prompt(
 def _joined(turns: Sequence[Turn]) -> str:
     """The prompt of a model that has no chat template.
 
-    Where answers have gone before (few-shot examples), the one that is asked for begins as they did: otherwise the
+    Where answers have gone before (few-shot examples), the next one begins as they did: otherwise the
     model would write the blank line itself, and a stop string of line breaks would end every answer before it begins.
     """
     contents = [turn["content"] for turn in turns]

@@ -1,10 +1,10 @@
 """Thoughts that a model writes before its answer: by which marks, and where the answer begins behind them.
 
 The marks are those of the tokenizer's `response_template`, else those that the chat template's text names. They are
-looked for in what the model wrote, and in what the template wrote behind the last message, which may have opened or
+looked for in the model's text, and in the template's text after the last message, which may have opened or
 closed a thought already. Never in the rest of the prompt: a user may type a mark, and it becomes the same token.
 
-A thought counts where it begins what the model wrote. A mark inside an answer is text.
+A thought counts where it begins the model's text. A mark inside an answer is text.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ class Decode(Protocol):
 
 @dataclass(frozen=True)
 class Marks:
-    """What opens and closes a thought.
+    """The marks that open and close a thought.
 
     `answer` opens an answer, in families where it does not just follow the thought; `region` then opens any part,
-    calls of tools among them. `wrap` may stand around an answer. `unopened` says that the template nowhere writes the
+    calls of tools among them. `wrap` may enclose an answer. `unopened`: the template nowhere writes the
     opening mark: the model may leave it out.
     """
 
@@ -79,9 +79,9 @@ class Parts:
 
 @dataclass(frozen=True)
 class Reasoning:
-    """What a model wrote before its answer. `ids` are all tokens before those of the answer, marks included.
+    """A model's text before its answer. `ids` are all tokens before those of the answer, marks included.
 
-    `finished` is False where the answer had not begun. `switch` says that the chat template can turn thinking off.
+    `finished` is False where the answer had not begun. `switch`: the chat template can turn thinking off.
     """
 
     text: str
@@ -91,12 +91,12 @@ class Reasoning:
 
     @property
     def why_unscored(self) -> str:
-        """Why an answer behind a thought has no score, and what to do about it."""
+        """Why an answer after a thought has no score, with advice."""
         return why_unscored(finished=self.finished, switch=self.switch)
 
 
 def why_unscored(*, finished: bool = True, switch: bool = False) -> str:
-    """Why an answer behind reasoning has no score, and what to do about it, in words."""
+    """Why an answer after reasoning has no score, with advice, in words."""
     reason = "the answer follows on reasoning, which is no part of its text, and such answers are not scored yet"
     if not finished:
         reason = "the answer was cut off within its reasoning, before it began; allow more tokens"
@@ -116,7 +116,7 @@ class Thinking:
     switch: bool = False
 
     def parts(self, text: str, *, cut: bool = False) -> Parts:
-        """The parts of what was written, special tokens shown; `cut` says that a limit ended it."""
+        """The parts of a written text, special tokens shown; `cut`: a limit ended it."""
         found = self._regions(text) if self.marks.answer else self._pair(text)
         if found.thoughts or found.answer != (0, len(text)) or not cut or self.settled:
             return found
@@ -263,7 +263,7 @@ class HeldText:
 def taken_apart(text: str, thinking: Thinking | None, *, cut: bool, reasoned: bool) -> tuple[str, Reasoning | None]:
     """A text from elsewhere as its answer, and the reasoning that the answer follows on.
 
-    `cut` says that a limit ended it, `reasoned` that its author wrote reasoning that the text does not hold. Where the
+    `cut`: a limit ended it. `reasoned`: its author wrote reasoning that the text does not hold. Where the
     prompt opens a thought that the text does not close, its author has left the thought out.
     """
     if glued := _GLUED.match(text) if thinking is None or thinking.marks is _CHANNELS else None:

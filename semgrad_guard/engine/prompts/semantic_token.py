@@ -63,7 +63,7 @@ def find_semantic_token(
 ) -> SemanticToken:
     """t* of a prompt made by a chat template: the assistant header's first token, else the user text's last one.
 
-    A difference that starts before the user's text ends is no header (a template may also print the time of day).
+    A difference that starts before the user's text ends is not a header (a template may also print the time of day).
     """
     header = header_start(prompt.text, unprompted, special_tokens=special_tokens)
     user_end = user_text_end(prompt.text, marked)
@@ -75,7 +75,7 @@ def find_semantic_token(
 
 
 def header_start(prompted: str, unprompted: str, *, special_tokens: Iterable[str] = ()) -> int | None:
-    """Where the assistant header's first visible character stands in `prompted`; None if the template has no header.
+    """The place of the assistant header's first visible character in `prompted`; None if the template has no header.
 
     Some templates close the text without the prompt (Phi-3 writes `<|endoftext|>` in place of `<|assistant|>`): the
     common prefix then holds a stray `<|`, so it must not end inside a special token.
@@ -88,7 +88,7 @@ def header_start(prompted: str, unprompted: str, *, special_tokens: Iterable[str
 
 
 def header_text(prompted: str, unprompted: str, marked: str, *, special_tokens: Iterable[str] = ()) -> str:
-    """The assistant header: what the template wrote behind the last message to ask for an answer; "" if nothing."""
+    """The assistant header: the template's text after the last message, which opens an answer; "" if there is none."""
     start = header_start(prompted, unprompted, special_tokens=special_tokens)
     return "" if start is None else prompted[max(start, user_text_end(prompted, marked) or 0) :]
 
@@ -122,7 +122,7 @@ def _shared(left: Sequence[object], right: Sequence[object]) -> int:
 class TokenChoice(BaseModel):
     """Which prompt token to differentiate by.
 
-    `offset` counts from the prompt's end (-1 is its last token); None stands for the place that the chat template
+    `offset` counts from the prompt's end (-1 is its last token); None means the place that the chat template
     itself gives, which is found in every prompt by itself. `template` is the fingerprint of the chat template and its
     options, without which an offset means nothing, `model` the name of the model that was probed (for people).
     """

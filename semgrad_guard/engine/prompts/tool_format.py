@@ -23,7 +23,7 @@ Tool = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class ToolAnswer:
-    """An answer taken apart: what it says, whom it calls, and calls that nobody can read, as they were written."""
+    """An answer taken apart: its text, its calls, and calls that cannot be parsed, as they were written."""
 
     text: str
     calls: tuple[ToolCall, ...] = ()
@@ -34,8 +34,8 @@ class ToolAnswer:
 class ToolFormat:
     """How one family of templates writes calls. `parse` takes the answer, special tokens and all, and its prompt.
 
-    `around` is what stands before and after a call's JSON, None where an answer cannot be made to be a call.
-    `listed` says whether that JSON is a list of calls, `reads_thoughts` that `parse` takes the thoughts before the
+    `around` is the text before and after a call's JSON, None where an answer cannot be made to be a call.
+    `listed`: that JSON is a list of calls. `reads_thoughts`: `parse` takes the thoughts before the
     answer as well.
     """
 
@@ -61,7 +61,7 @@ class ToolFormat:
         return f"({before} {json_rule(schema)} {after})"
 
     def shown(self, text: str) -> int:
-        """How much of a growing answer cannot be part of a call: what a stream may show already.
+        """How much of a growing answer cannot be part of a call, so that a stream may show it already.
 
         Special tokens are not in this text, so an answer that begins like JSON may be a call in any form.
         """
@@ -147,7 +147,7 @@ def _parse_bare(text: str, prompt: str) -> ToolAnswer:
 
 
 def _parse_by_template(tokenizer: Any, text: str, prompt: str) -> ToolAnswer:
-    """By transformers' parser, which gives up an answer as a whole: what it cannot read is one broken call."""
+    """By transformers' parser, which gives up an answer as a whole: an unreadable one is one broken call."""
     try:
         message: dict[str, Any] = tokenizer.parse_response(text, prefix=prompt)
         calls = tuple(_as_call(call) for call in message.get("tool_calls") or ())
@@ -190,7 +190,7 @@ _MISTRAL = ToolFormat("[TOOL_CALLS]", _parse_listed, ("[TOOL_CALLS]", ""), liste
 _HERMES = ToolFormat("<tool_call>", _parse_tagged, ("<tool_call>\n", "\n</tool_call>"))
 _LLAMA = ToolFormat("bare JSON", _parse_bare, ("", ""), arguments="parameters")
 
-# What a template's text must hold, the most telling mark first. Relatives that write something else inside the same
+# Patterns of templates' texts, the most telling mark first. Relatives that write something else inside the same
 # marks ([TOOL_CALLS]name[ARGS]..., <tool_call><function=...>) are left out on purpose.
 _FORMATS: tuple[tuple[str, ToolFormat], ...] = (
     (r"\A(?!.*\[ARGS\]).*\[TOOL_CALLS\]", _MISTRAL),

@@ -49,11 +49,11 @@ class EntailmentScores:
 class PairModel:
     """A sequence classifier over pairs of texts. A pair is judged once, as long as it is remembered.
 
-    `name` is what it was loaded as. `cuts` says which end of a text goes where a pair is longer than the model can
-    read. Thread-safe.
+    `name` is the name it was loaded by. `cuts` is the end of a text that is cut where a pair is longer than the model
+    can read. Thread-safe.
     """
 
-    segments: bool | None = None  # whether the model is told which text a token belongs to; None: as its tokenizer says
+    segments: bool | None = None  # whether the model sees which text a token belongs to; None: its tokenizer decides
     cuts: ClassVar[Literal["left", "right"]] = "right"
 
     def __init__(
@@ -62,7 +62,7 @@ class PairModel:
         self.name = name
         self._model, self._tokenizer, self._batch_size = model, tokenizer, batch_size
         self._stages = [layer for module in model.modules() if isinstance(module, nn.ModuleList) for layer in module]
-        self._known: dict[Pair, tuple[tuple[float, ...], float]] = {}  # outputs, and what they cost
+        self._known: dict[Pair, tuple[tuple[float, ...], float]] = {}  # outputs and their costs
         self._lock = InterruptibleLock()
 
     @classmethod
@@ -77,14 +77,14 @@ class PairModel:
         """Load a checkpoint from a folder or the hub. Safetensors only, no remote code.
 
         Args:
-            name_or_path: what to load.
+            name_or_path: the model to load.
             revision: a hub revision.
             device: default: the accelerator if there is one.
             batch_size: pairs judged at once.
 
         Raises:
-            ModelNotFoundError: nothing loadable at that name or path; the message says what is missing.
-            UnsupportedModelError: the checkpoint is no classifier of the wanted kind.
+            ModelNotFoundError: nothing loadable at that name or path; the message names the missing part.
+            UnsupportedModelError: the checkpoint is not a classifier of the wanted kind.
         """
         model, tokenizer = load_classifier(name_or_path, revision=revision, dtype=torch.float32)
         tokenizer.truncation_side = cls.cuts
@@ -116,7 +116,7 @@ class PairModel:
             return outputs
 
     def activate(self, logits: torch.Tensor) -> torch.Tensor:
-        """What is made of the logits [pairs, labels]: by default nothing."""
+        """The outputs for logits [pairs, labels]: by default the logits."""
         return logits
 
     def _run(self, batch: Sequence[Pair]) -> list[tuple[float, ...]]:
