@@ -41,41 +41,6 @@ from typing import Any
 
 from semgrad_guard.records import Verdict
 
-__all__ = [
-    "AnswerCancelledError",
-    "AnswerFailedError",
-    "AnswerInterruptedError",
-    "BindingMismatchError",
-    "CalibrationError",
-    "ClusterError",
-    "DataFileError",
-    "DeadlineExceededError",
-    "DecisionLogError",
-    "DetachedRecordError",
-    "EmptyLayerSpanError",
-    "EmptyPromptError",
-    "EmptyResponseError",
-    "FetchError",
-    "FitError",
-    "GradingError",
-    "InputError",
-    "LowConfidenceError",
-    "MissingExtraError",
-    "ModelError",
-    "ModelNotFoundError",
-    "PromptTooLongError",
-    "QueueFullError",
-    "ReasoningError",
-    "ScoringError",
-    "SemGradGuardError",
-    "UnenforcedPolicyError",
-    "UnfamiliarPromptError",
-    "UnsupportedModelError",
-    "UnsupportedToolsError",
-    "UpstreamError",
-    "require_known",
-]
-
 
 class SemGradGuardError(Exception):
     """Base of every error raised on purpose by this package. All pickle: workers on other machines raise them, too."""

@@ -11,8 +11,6 @@ from typing import Any
 
 from semgrad_guard.errors import MissingExtraError
 
-__all__ = ["lazy_names"]
-
 
 def lazy_names(
     package: str, *, extras: Mapping[str, str] | None = None

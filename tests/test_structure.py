@@ -86,11 +86,13 @@ OPEN = (
 
 
 def public_names(name: str) -> set[str]:
-    """`__all__` of a module, or the names that a package imports as themselves."""
-    module = import_module(name)
-    tree = ast.parse(MODULES[name].read_text(encoding="utf-8"))
-    aliases = [alias for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) for alias in node.names]
-    return set(getattr(module, "__all__", ())) or {alias.name for alias in aliases if alias.name == alias.asname}
+    """`__all__`, or the names that a package imports as themselves, or those that a module defines."""
+    if listed := getattr(import_module(name), "__all__", None):
+        return set(listed)
+    body = ast.parse(MODULES[name].read_text(encoding="utf-8")).body
+    aliases = [alias for node in body if isinstance(node, ast.ImportFrom) for alias in node.names]
+    defined = {node.name for node in body if isinstance(node, ast.ClassDef | ast.FunctionDef)}
+    return {alias.name for alias in aliases if alias.name == alias.asname} or {x for x in defined if x[0] != "_"}
 
 
 def imports_of_private_names(name: str) -> Iterator[str]:

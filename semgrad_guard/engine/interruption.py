@@ -174,7 +174,13 @@ class InterruptibleLock:
                 lock._lock, lock._holder, lock._depth = threading.RLock(), None, 0
 
     def __enter__(self) -> None:
-        self._acquire()
+        if stop := current_stop():
+            stop.check()
+            while not self._lock.acquire(timeout=_SLICE):
+                self._halt_at_the_end_of_the_process()
+                stop.check()
+        else:
+            self._lock.acquire()
         self._depth += 1
         self._holder = threading.current_thread()
         self.turn += self._depth == 1
@@ -191,16 +197,6 @@ class InterruptibleLock:
             self._lock.release()
             if leaves:
                 self._halt_at_the_end_of_the_process()
-
-    def _acquire(self) -> None:
-        stop = current_stop()
-        if not stop:
-            self._lock.acquire()
-            return
-        stop.check()
-        while not self._lock.acquire(timeout=_SLICE):
-            self._halt_at_the_end_of_the_process()
-            stop.check()
 
     @classmethod
     def _halt_at_the_end_of_the_process(cls) -> None:

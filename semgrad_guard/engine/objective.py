@@ -88,7 +88,12 @@ class Objective:
             InputError: `layers` holds a number outside 0 .. L-1.
         """
         if self.layers is not None:
-            return self._explicit_span(n_layers)
+            span = tuple(sorted(set(self.layers)))
+            if not span:
+                raise EmptyLayerSpanError(f"layers= names no layer of this model's {n_layers}")
+            if span[0] < 0 or span[-1] >= n_layers:
+                raise InputError(f"layers= must lie within 0 .. {n_layers - 1} for this model, not {span}")
+            return span
         first = n_layers // 2 + 1 if self.variant == "paper" else n_layers - n_layers // 2
         if first >= n_layers:
             raise EmptyLayerSpanError(
@@ -96,11 +101,3 @@ class Objective:
                 f"layer(s); name the layers yourself, for example layers=({n_layers - 1},)"
             )
         return tuple(range(first, n_layers))
-
-    def _explicit_span(self, n_layers: int) -> tuple[int, ...]:
-        span = tuple(sorted(set(self.layers or ())))
-        if not span:
-            raise EmptyLayerSpanError(f"layers= names no layer of this model's {n_layers}")
-        if span[0] < 0 or span[-1] >= n_layers:
-            raise InputError(f"layers= must lie within 0 .. {n_layers - 1} for this model, not {span}")
-        return span

@@ -88,6 +88,8 @@ def score(
         model, dtype=dtype, device=device, quantization=quantization_config, template_options=template_options
     )
     scoring = _Scoring(source, estimator or estimator_of(held), policy, system, threads)
+    # Workers that took all CPUs would wait for rows forever: reading rows needs a CPU, too.
+    spare = max(ray.cluster_resources().get("CPU", 1.0) - 1, 0.5)
     blocks = dataset.repartition(target_num_rows_per_block=batch_size * _BATCHES_A_BLOCK, strict=True)
     blocks.context.execution_options.preserve_order = True
     return blocks.map_batches(
@@ -96,19 +98,10 @@ def score(
         batch_size=batch_size,
         batch_format="pyarrow",
         concurrency=workers,
-        num_cpus=_cpus_each(ray, workers, threads),
+        num_cpus=min(float(threads), round(spare / workers, 3)),
         num_gpus=1 if source.on_gpu else 0,
         udf_modifying_row_count=False,
     )
-
-
-def _cpus_each(ray: Any, workers: int, threads: int) -> float:
-    """A worker's share of the cluster's CPUs: its threads, or less where one CPU is kept for reading.
-
-    Workers that took all would wait for rows forever: reading rows needs a CPU, too.
-    """
-    spare = max(ray.cluster_resources().get("CPU", 1.0) - 1, 0.5)
-    return min(float(threads), round(spare / workers, 3))
 
 
 def _require_columns(names: list[str]) -> None:

@@ -195,7 +195,11 @@ class RunningBatch:
             row.reused, row.epoch, row.behind = reused, self._epoch, ids.shape[1] - capture.start
             row.passes.append((capture, number))
         _write(rows, logits)
-        self._admit(rows, cache, mask)
+        width, masks = max(self._mask.shape[1], mask.shape[1]), [self._mask, mask] if self._rows else [mask]
+        self._mask = torch.cat([F.pad(rows_mask, (width - rows_mask.shape[1], 0)) for rows_mask in masks])
+        self._cache = stacked([self._cache, cache]) if self._rows else cache
+        self._rows += rows
+        self._capture = None
 
     def step(self) -> None:
         """Write one more token of every answer; those that are done with it leave the batch.
@@ -251,15 +255,6 @@ class RunningBatch:
             return unless_memory_runs_out(lambda: CapturedStates.gathered(passes, rows[0].epoch, padding=padding))
 
     # Rows come and go.
-
-    def _admit(self, rows: Sequence[RunningAnswer], cache: Cache, mask: torch.Tensor) -> None:
-        there = bool(self._rows)
-        width = max(self._mask.shape[1], mask.shape[1])
-        masks = [self._mask, mask] if there else [mask]
-        self._mask = torch.cat([F.pad(rows_mask, (width - rows_mask.shape[1], 0)) for rows_mask in masks])
-        self._cache = stacked([self._cache, cache]) if there else cache
-        self._rows += rows
-        self._capture = None
 
     def _leave(self) -> None:
         """Take the answers that are done out of the batch, with their states for scoring."""

@@ -173,13 +173,11 @@ def _safe_length(text: str, stops: Sequence[str]) -> int:
     limits = [len(text.rstrip("\ufffd"))]
     for stop in stops:
         at = text.find(stop)
-        limits.append(at if at >= 0 else len(text) - _overlap(text, stop))
+        if at < 0:  # the longest end of the text that is a start of the stop string
+            overlaps = (n for n in range(min(len(text), len(stop)), 0, -1) if stop.startswith(text[-n:]))
+            at = len(text) - next(overlaps, 0)
+        limits.append(at)
     return min(limits)
-
-
-def _overlap(text: str, stop: str) -> int:
-    """The longest end of `text` that is a start of `stop`."""
-    return next((n for n in range(min(len(text), len(stop)), 0, -1) if stop.startswith(text[-n:])), 0)
 
 
 class _Tokens(BaseStreamer):
