@@ -12,11 +12,16 @@ from __future__ import annotations
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
-from semgrad_guard.errors import MissingExtraError
+from semgrad_guard.errors import MissingExtraError, UnsupportedFrameworkError
 from semgrad_guard.lazy import lazy_names
 
 if find_spec("langchain_core") is None:
     raise MissingExtraError("langchain-core", extra="langchain")
+
+from langchain_semgrad_guard.private_names import ABSENT
+
+if ABSENT:
+    raise UnsupportedFrameworkError("langchain-core", ABSENT, extra="langchain")
 
 if TYPE_CHECKING:
     from langchain_semgrad_guard.calibrating import acalibrate_chain as acalibrate_chain

@@ -13,11 +13,10 @@ from langchain_core.messages import AIMessage, BaseMessage, RemoveMessage, messa
 from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
 from langchain_core.runnables import Runnable
 
-from langchain_semgrad_guard.answers import Rules
+from langchain_semgrad_guard.answers import Rules, TargetReply, TargetRequest
 from langchain_semgrad_guard.hearing import AloudChatModel
 from langchain_semgrad_guard.messages import as_chunk
 from langchain_semgrad_guard.review import HumanReview
-from langchain_semgrad_guard.targets import Asked, Said
 from semgrad_guard import Verdict
 from semgrad_guard.guard import Refusal
 
@@ -32,16 +31,16 @@ Review = dict[str, Any]
 class ReviewDesk:
     """A target that answers later. The model's run ends with an empty message, and the draft is put away here."""
 
-    held: list[Asked] = field(default_factory=list[Asked])
+    held: list[TargetRequest] = field(default_factory=list[TargetRequest])
 
-    def ask(self, asked: Sequence[Asked]) -> Sequence[Said]:
+    def ask(self, requests: Sequence[TargetRequest]) -> Sequence[TargetReply]:
         """Put the drafts away."""
-        self.held += asked
-        return [Refusal("waits for a person", message="") for _ in asked]
+        self.held += requests
+        return [Refusal("waits for a person", message="") for _ in requests]
 
-    async def aask(self, asked: Sequence[Asked]) -> Sequence[Said]:
+    async def aask(self, requests: Sequence[TargetRequest]) -> Sequence[TargetReply]:
         """Like `ask`."""
-        return self.ask(asked)
+        return self.ask(requests)
 
     def opened(self, placeholder: AIMessage, draft: AIMessage | None) -> Review | None:
         """The review of a draft that was put away, whose place an empty message holds: no hook acts on an older one."""

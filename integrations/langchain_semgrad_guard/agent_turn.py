@@ -28,13 +28,13 @@ from langchain_semgrad_guard.agent_exit import (
     without_record,
 )
 from langchain_semgrad_guard.agent_review import REVIEW_KEY, Review, ReviewDesk, SettledModel
-from langchain_semgrad_guard.answers import Rules
+from langchain_semgrad_guard.answers import Rules, Target, TargetReply, TargetRequest
 from langchain_semgrad_guard.callback import UncertaintyRouterCallback
 from langchain_semgrad_guard.enforcement import EnforcingChatModel
 from langchain_semgrad_guard.guarded_model import AroundChatModel, inner_of
 from langchain_semgrad_guard.hearing import AloudChatModel, around, aside, handlers_of
 from langchain_semgrad_guard.review import HumanReview
-from langchain_semgrad_guard.targets import Asked, RunnableTarget, Said, Target
+from langchain_semgrad_guard.targets import RunnableTarget
 from semgrad_guard import METADATA_KEY, Estimator, LanguageModel, Verdict
 from semgrad_guard.errors import InputError, LowConfidenceError, UnenforcedPolicyError
 from semgrad_guard.guard import handed_on, is_withheld
@@ -112,7 +112,7 @@ class Turn:
         if stranger and advice:
             target = None  # nothing parses an answer of another model here
         terms = replace(self._settings.rules.terms, notify=self._told.append, can_escalate=target is not None)
-        rules = replace(self._settings.rules, terms=terms, target=target, irreplaceable=advice, tell=self._take_down)
+        rules = replace(self._settings.rules, terms=terms, target=target, irreplaceable=advice, notify=self._take_down)
         guard = guarded(
             model,
             rules,
@@ -234,13 +234,16 @@ class AskedByTheAgent:
     target: RunnableTarget
     messages: list[BaseMessage]
 
-    def ask(self, asked: Sequence[Asked]) -> Sequence[Said]:
+    def ask(self, requests: Sequence[TargetRequest]) -> Sequence[TargetReply]:
         """The target's answers."""
-        return self.target.ask([replace(each, messages=self.messages) for each in asked])
+        return self.target.ask(self._of_the_agent(requests))
 
-    async def aask(self, asked: Sequence[Asked]) -> Sequence[Said]:
+    async def aask(self, requests: Sequence[TargetRequest]) -> Sequence[TargetReply]:
         """Like `ask`, without blocking the event loop."""
-        return await self.target.aask([replace(each, messages=self.messages) for each in asked])
+        return await self.target.aask(self._of_the_agent(requests))
+
+    def _of_the_agent(self, requests: Sequence[TargetRequest]) -> list[TargetRequest]:
+        return [replace(request, call=replace(request.call, messages=self.messages)) for request in requests]
 
 
 def guarded(model: BaseChatModel, rules: Rules, **scoring: Any) -> EnforcingChatModel:

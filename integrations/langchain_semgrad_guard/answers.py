@@ -1,9 +1,10 @@
-"""Between runs and the flow: the rules for a call, its drafts, and the messages that go out."""
+"""Between runs and the guard's flow: a call, the rules for it, its drafts, and the messages that are delivered."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import aclosing, contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, cast
 
@@ -12,14 +13,14 @@ from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
 
 from langchain_semgrad_guard import messages as convert
-from langchain_semgrad_guard.targets import Asked, Said, Target, escalating, is_escalating
-from langchain_semgrad_guard.tools import calls_of
 from semgrad_guard import Verdict
 from semgrad_guard.guard import (
     AsyncLiveDraft,
     Draft,
     LiveDraft,
     Outcome,
+    Refusal,
+    Reply,
     Terms,
     Waiting,
     arun,
@@ -37,6 +38,56 @@ CHANGED = "calls were added to an answer that had been judged"
 Result = ChatResult | Exception
 
 
+@dataclass(frozen=True, eq=False)
+class Call:
+    """One list of messages to answer, its options, the rules for it, and the callbacks of runs inside its run."""
+
+    messages: list[BaseMessage]
+    stop: list[str] | None
+    options: Mapping[str, Any]
+    rules: Rules | None = None
+    inner: CallbackManager = field(default_factory=lambda: CallbackManager(handlers=[]))
+    target_options: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """Its options for a target: tools as the caller described them, not in one provider's form."""
+    configurable: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """The user's configuration, for targets."""
+
+    @property
+    def source(self) -> str | None:
+        """The id of its run, if that is known."""
+        return None if self.inner.parent_run_id is None else str(self.inner.parent_run_id)
+
+    @property
+    def withholds(self) -> bool:
+        """Whether its answer may be kept back."""
+        return self.rules is not None and self.rules.terms.withholds
+
+    @property
+    def hides(self) -> bool:
+        """Whether no handler may hear the parts of its draft."""
+        return self.rules is not None and self.rules.terms.withholds and not self.rules.terms.keep_draft
+
+
+@dataclass(frozen=True)
+class TargetRequest:
+    """A call whose draft was not let through, for an escalation target."""
+
+    call: Call
+    draft: AIMessage
+    verdict: Verdict
+
+
+TargetReply = Reply[AIMessage] | Refusal | Exception
+
+
+class Target(Protocol):
+    """Answers in place of drafts that are not let through."""
+
+    def ask(self, requests: Sequence[TargetRequest]) -> Sequence[TargetReply]: ...
+
+    async def aask(self, requests: Sequence[TargetRequest]) -> Sequence[TargetReply]: ...
+
+
 class LiveAnswer(LiveDraft[ChatGenerationChunk, AIMessage], Protocol):
     """An answer that is being written: its pieces, its scored draft, and the chunks that close it."""
 
@@ -51,11 +102,11 @@ class AsyncLiveAnswer(AsyncLiveDraft[ChatGenerationChunk, AIMessage], Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Rules:
-    """How a run's answer is judged, and who is asked for what is not let through.
+    """How a run's answer is judged, and the target for an answer that is not let through.
 
-    `owner` is the router (or guard) itself: one that is attached twice is one. A message that calls none but
-    `trusted_tools` may do so whatever its score. `irreplaceable` says why no text can stand in for a withheld message,
-    where that is so.
+    `owner` is the router (or guard) itself: one that is attached twice is one. A message that calls `trusted_tools`
+    alone may do so whatever its score. `irreplaceable` is the reason why no text can replace a withheld message, if
+    there is one. `notify` gets every delivered message with its draft.
     """
 
     owner: object
@@ -63,13 +114,13 @@ class Rules:
     target: Target | None = None
     trusted_tools: frozenset[str] = frozenset()
     irreplaceable: str = ""
-    tell: Callable[[AIMessage, AIMessage | None], None] = lambda message, draft: None
+    notify: Callable[[AIMessage, AIMessage | None], None] = lambda message, draft: None
 
     def draft(self, message: AIMessage, prompt: PromptForm | None, source: str | None) -> Draft[AIMessage]:
         """A message as a draft to be judged. One that carries no record is unscored."""
         called = {call["name"] for call in message.tool_calls}
         return Draft(
-            draft_verdict(message).model_copy(update={"tool_calls": calls_of(message)}),
+            draft_verdict(message).model_copy(update={"tool_calls": convert.calls_of(message)}),
             message,
             prompt,
             trusted=bool(called) and called <= self.trusted_tools,
@@ -79,23 +130,21 @@ class Rules:
         )
 
     def delivered(self, outcome: Outcome[AIMessage], draft: AIMessage | None) -> AIMessage:
-        """The message that goes out."""
-        message = self._formed(outcome, draft)
-        self.tell(message, draft)
-        return message
-
-    def _formed(self, outcome: Outcome[AIMessage], draft: AIMessage | None) -> AIMessage:
+        """The message of an outcome."""
         verdict, keep_draft = outcome.verdict, self.terms.keep_draft
         if outcome.answer is None:
-            return convert.abstention(draft or AIMessage(""), verdict, keep_draft=keep_draft)
-        if draft is None or outcome.answer is not draft:
-            return convert.escalation(outcome.answer, verdict, draft or AIMessage(""), keep_draft=keep_draft)
-        if self.is_whole(outcome, draft):
-            return convert.decided(draft, verdict, keep_draft=keep_draft)
-        return convert.calls_alone(draft, verdict, keep_draft=keep_draft)
+            message = convert.abstention(draft or AIMessage(""), verdict, keep_draft=keep_draft)
+        elif draft is None or outcome.answer is not draft:
+            message = convert.escalation(outcome.answer, verdict, draft or AIMessage(""), keep_draft=keep_draft)
+        elif self.is_whole(outcome, draft):
+            message = convert.decided(draft, verdict, keep_draft=keep_draft)
+        else:
+            message = convert.calls_alone(draft, verdict, keep_draft=keep_draft)
+        self.notify(message, draft)
+        return message
 
     def is_whole(self, outcome: Outcome[AIMessage], draft: AIMessage | None) -> bool:
-        """Whether all of a draft goes out: not of one whose calls are trusted, while its text is not let through."""
+        """Whether a draft is delivered as a whole, not its trusted calls without a text that is not let through."""
         verdict = outcome.verdict
         trusted = self.terms.withholds and not verdict.enforced and verdict.action != "answer"
         return draft is not None and outcome.answer is draft and not trusted
@@ -111,40 +160,10 @@ def draft_verdict(message: BaseMessage) -> Verdict:
     return as_draft(recorded)
 
 
-@dataclass(frozen=True, eq=False)
-class Call:
-    """One list of messages to answer, its options, the rules for it, and who hears runs inside its run."""
-
-    messages: list[BaseMessage]
-    stop: list[str] | None
-    options: Mapping[str, Any]
-    rules: Rules | None = None
-    heard: CallbackManager = field(default_factory=lambda: CallbackManager(handlers=[]))
-    told: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    """Its options as a target is told them: tools as the caller described them, not in one provider's form."""
-    configurable: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    """What its user has configured, for targets."""
-
-    @property
-    def source(self) -> str | None:
-        """The id of its run, if that is known."""
-        return None if self.heard.parent_run_id is None else str(self.heard.parent_run_id)
-
-    @property
-    def withholds(self) -> bool:
-        """Whether its answer may be kept back."""
-        return self.rules is not None and self.rules.terms.withholds
-
-    @property
-    def hides(self) -> bool:
-        """Whether nobody may hear what its draft is made of."""
-        return self.rules is not None and self.rules.terms.withholds and not self.rules.terms.keep_draft
-
-
 class Answers:
     """The answers to calls under one set of rules. A call has one, or as many as its result holds (`n`).
 
-    `form` says what a call's prompt looks like. `limit` is the model's own, in seconds, where the rules set none.
+    `form` is the form of a call's prompt. `limit` is the model's own, in seconds, where the rules set none.
     """
 
     def __init__(
@@ -162,8 +181,15 @@ class Answers:
         self._drafts: list[tuple[Call, AIMessage | None]] = []
 
     def judged(self, make: Callable[[], Sequence[Result]]) -> list[Result]:
-        """Make the drafts, judge them, ask the target about those that are not let through: one result per call."""
-        return self._delivered(run(self._terms, lambda: self._drafted(make()), self._ask))
+        """Make the drafts, judge them, and call the target for those that are not let through: one result per call."""
+
+        def ask(waiting: Sequence[Waiting[AIMessage]]) -> Sequence[TargetReply]:
+            if self._rules.target is None:
+                return ()
+            with escalating(self._rules.owner):
+                return self._rules.target.ask(self._requests(waiting))
+
+        return self._delivered(run(self._terms, lambda: self._drafted(make()), ask))
 
     async def ajudged(self, make: Callable[[], Awaitable[Sequence[Result]]]) -> list[Result]:
         """Like `judged`, without blocking the event loop."""
@@ -171,10 +197,16 @@ class Answers:
         async def draft() -> list[Draft[AIMessage] | Exception]:
             return self._drafted(await make())
 
-        return self._delivered(await arun(self._terms, draft, self._aask))
+        async def ask(waiting: Sequence[Waiting[AIMessage]]) -> Sequence[TargetReply]:
+            if self._rules.target is None:
+                return ()
+            with escalating(self._rules.owner):
+                return await self._rules.target.aask(self._requests(waiting))
+
+        return self._delivered(await arun(self._terms, draft, ask))
 
     def streamed(self, start: Callable[[], LiveAnswer]) -> Iterator[ChatGenerationChunk]:
-        """The one answer's pieces as they are written, and its verdict in the last: a mode that withholds nothing."""
+        """The pieces of the one answer as they are written, the verdict in the last; the mode withholds nothing."""
         started: list[LiveAnswer] = []
 
         def begin() -> LiveAnswer:
@@ -182,7 +214,7 @@ class Answers:
             return started[0]
 
         for step in run_stream(self._terms, begin, lambda _: ()):
-            yield from started[0].last(self._message(step)) if isinstance(step, Outcome) else (step,)
+            yield from self._pieces(step, started[0])
 
     async def astreamed(self, start: Callable[[], Awaitable[AsyncLiveAnswer]]) -> AsyncGenerator[ChatGenerationChunk]:
         """Like `streamed`, on the event loop."""
@@ -192,16 +224,21 @@ class Answers:
             started.append(await start())
             return started[0]
 
-        async def nobody(_: object) -> Sequence[Said]:
+        async def no_target(_: object) -> Sequence[TargetReply]:
             return ()
 
-        async with aclosing(arun_stream(self._terms, begin, nobody)) as steps:
+        async with aclosing(arun_stream(self._terms, begin, no_target)) as steps:
             async for step in steps:
-                for piece in started[0].last(self._message(step)) if isinstance(step, Outcome) else (step,):
+                for piece in self._pieces(step, started[0]):
                     yield piece
 
+    def _pieces(
+        self, step: ChatGenerationChunk | Outcome[AIMessage], live: LiveAnswer | AsyncLiveAnswer
+    ) -> Sequence[ChatGenerationChunk]:
+        return live.last(self._rules.delivered(step, step.answer)) if isinstance(step, Outcome) else (step,)
+
     def _drafted(self, results: Sequence[Result]) -> list[Draft[AIMessage] | Exception]:
-        """The results' messages as drafts, call by call; an error stands for its call."""
+        """The results' messages as drafts, call by call; an error takes the place of its call's drafts."""
         self._results = results
         drafts: list[Draft[AIMessage] | Exception] = []
         for call, result in zip(self._calls, results, strict=True):
@@ -216,31 +253,11 @@ class Answers:
                 drafts.append(self._rules.draft(message, prompt, call.source))
         return drafts
 
-    def _ask(self, waiting: Sequence[Waiting[AIMessage]]) -> Sequence[Said]:
-        """What the target says."""
-        if self._rules.target is None:
-            return ()
-        with escalating(self._rules.owner):
-            return self._rules.target.ask([self._asked(each) for each in waiting])
-
-    async def _aask(self, waiting: Sequence[Waiting[AIMessage]]) -> Sequence[Said]:
-        if self._rules.target is None:
-            return ()
-        with escalating(self._rules.owner):
-            return await self._rules.target.aask([self._asked(each) for each in waiting])
-
-    def _asked(self, waiting: Waiting[AIMessage]) -> Asked:
-        call, _ = self._drafts[waiting.index]
-        return Asked(
-            call.messages, call.stop, call.told, call.heard, waiting.answer, waiting.verdict, call.configurable
-        )
-
-    def _message(self, outcome: Outcome[AIMessage]) -> AIMessage:
-        """The message of a stream's outcome."""
-        return self._rules.delivered(outcome, outcome.answer)
+    def _requests(self, waiting: Sequence[Waiting[AIMessage]]) -> list[TargetRequest]:
+        return [TargetRequest(self._drafts[draft.index][0], draft.answer, draft.verdict) for draft in waiting]
 
     def _delivered(self, outcomes: Sequence[Outcome[AIMessage] | Exception]) -> list[Result]:
-        """One result for each call, in results of our own: the drafts' objects may sit in a cache."""
+        """One result for each call, in results of our own: the drafts' objects may be in a cache."""
         pairs = iter(zip(self._drafts, outcomes, strict=True))
         return [self._result(result, pairs) for result in self._results]
 
@@ -260,3 +277,34 @@ class Answers:
             generations.append(ChatGeneration(message=message, generation_info=info))
         output = None if isinstance(result, Exception) else result.llm_output
         return error or ChatResult(generations=generations, llm_output=convert.safe(output) if partly else output)
+
+
+# A target may hold the guarded model itself: inside its own escalation a guard still judges, but hands on no further.
+
+
+@dataclass(eq=False)
+class _Escalation:
+    """One escalation of a guard. Tasks that its target has left behind keep its context, but not its meaning."""
+
+    guard: object
+    is_over: bool = False
+
+
+_escalating: ContextVar[tuple[_Escalation, ...]] = ContextVar("semgrad_guard_escalating", default=())
+
+
+@contextmanager
+def escalating(guard: object) -> Generator[None]:
+    """The time during which a guard's target answers."""
+    escalation = _Escalation(guard)
+    token = _escalating.set((*_escalating.get(), escalation))
+    try:
+        yield
+    finally:
+        escalation.is_over = True
+        _escalating.reset(token)
+
+
+def is_escalating(guard: object) -> bool:
+    """Whether this happens inside the guard's own escalation."""
+    return any(escalation.guard is guard and not escalation.is_over for escalation in _escalating.get())

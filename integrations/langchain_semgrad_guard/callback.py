@@ -5,21 +5,19 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, cast
 from uuid import UUID
 
-from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.outputs import ChatGeneration, LLMResult
 from langchain_core.runnables import Runnable
 from langchain_core.runnables.config import ensure_config
 
-from langchain_semgrad_guard.answers import NO_SCORE, Rules
-from langchain_semgrad_guard.earlier_calls import WITNESS
+from langchain_semgrad_guard.answers import NO_SCORE, Rules, is_escalating
 from langchain_semgrad_guard.hearing import around
 from langchain_semgrad_guard.messages import stage_verdict
-from langchain_semgrad_guard.targets import is_escalating, target_of
-from langchain_semgrad_guard.traces import Traces
+from langchain_semgrad_guard.runs import WITNESS, RunHandler, Traces
+from langchain_semgrad_guard.targets import target_of
 from semgrad_guard import METADATA_KEY, DriftMonitor, Policy, Verdict
 from semgrad_guard.errors import UnenforcedPolicyError
 from semgrad_guard.guard import (
@@ -71,7 +69,7 @@ class EnforcingDescription(dict[str, Any]):
     """
 
 
-class UncertaintyRouterCallback(BaseCallbackHandler):
+class UncertaintyRouterCallback(RunHandler):
     """Applies a policy to every answer of the chat model it is attached to; the model enforces what it decides.
 
     An answer at or below the threshold is delivered. What becomes of any other is the `mode`'s affair:
@@ -172,112 +170,65 @@ class UncertaintyRouterCallback(BaseCallbackHandler):
         return self.answering is None or self.answering in labels.names
 
     def name_of(self, run_id: UUID) -> str | None:
-        """The name that a model's run was given, while it goes on."""
+        """The name of a model's run that is under way."""
         return self._traces.names.get(run_id)
 
-    def on_chat_model_start(self, serialized: dict[str, Any], messages: list[list[BaseMessage]], **run: Any) -> None:
-        """Refuse a chat model that would deliver whatever this router decides, and a second kind of call in a chain."""
-        self._model_starts(serialized, messages[0], **run)
-
-    def on_llm_start(self, serialized: dict[str, Any], prompts: list[str], **run: Any) -> None:
-        """Refuse text-in, text-out models."""
-        self._model_starts(serialized, [], **run)
-
-    def _model_starts(
+    def on_chat_model_start(
         self,
         serialized: dict[str, Any],
-        messages: list[BaseMessage],
+        messages: list[list[BaseMessage]],
         *,
         run_id: UUID,
         parent_run_id: UUID | None = None,
         tags: list[str] | None = None,
         metadata: dict[str, Any] | None = None,
         name: str | None = None,
-        **_: Any,
+        **kwargs: Any,
     ) -> None:
+        """Refuse a chat model that would ignore this router's decisions, and a second kind of call in a chain."""
         if self.mode == "observe":
             return
         labels = Labels(frozenset([*(tags or []), *([name] if name else [])]), metadata or {})
         if labels.are_internal:
             return
         guards = self.guards(labels)
-        if guards:
-            self._require_enforcement(serialized)
-        elif parent_run_id is None:
+        if guards and not isinstance(serialized, EnforcingDescription):
+            model = ((cast("dict[str, Any] | None", serialized) or {}).get("id") or ["this model"])[-1]
+            raise UnenforcedPolicyError(f"{model} would ignore this router's decisions. {_REMEDY}")
+        if not guards and parent_run_id is None:
             raise UnenforcedPolicyError(
                 f"this call has neither the tag nor the name {self.answering!r}, which the router is for: give it to "
                 "the call that writes the answer, or make the router without `answering`"
             )
-        self._traces.model_starts(run_id, parent_run_id, messages, name=name, guarded=guards)
-        if guards and self.answering is None and current_recorder() is None:
-            self._traces.require_one_answer(run_id)
+        alone = guards and self.answering is None and current_recorder() is None
+        self._traces.model_starts(run_id, parent_run_id, messages[0], name=name, guarded=guards, alone=alone)
+
+    def on_llm_start(self, serialized: dict[str, Any], prompts: list[str], **kwargs: Any) -> None:
+        """Refuse text-in, text-out models."""
+        self.on_chat_model_start(serialized, [[]], **kwargs)
 
     def on_llm_end(self, response: LLMResult, *, run_id: UUID, **kwargs: Any) -> None:
-        """Report what an observer sees: the score that is recorded, be it beside the answer of somebody else."""
+        """Report the decision of an observer: about the recorded score, also where another answer was delivered."""
         if self.mode == "observe":
-            observe(self.rules, _seen(response, can_escalate=not is_escalating(self)))
+            observe(self.rules, _draft_of(response, can_escalate=not is_escalating(self)))
         self._traces.model_ends(run_id, response)
-
-    def on_llm_error(self, error: BaseException, *, run_id: UUID, **kwargs: Any) -> None:
-        """Forget the run."""
-        self._traces.model_ends(run_id, None)
-
-    def on_chain_start(
-        self, serialized: Any, inputs: Any, *, run_id: UUID, parent_run_id: UUID | None = None, **kwargs: Any
-    ) -> None:
-        """Remember which run of a chain this is a part of."""
-        if self.mode != "observe":
-            self._traces.begins(run_id, parent_run_id)
-
-    def on_tool_start(
-        self, serialized: Any, input_str: str, *, run_id: UUID, parent_run_id: UUID | None = None, **kwargs: Any
-    ) -> None:
-        """Like `on_chain_start`."""
-        if self.mode != "observe":
-            self._traces.begins(run_id, parent_run_id)
-
-    def on_retriever_start(
-        self, serialized: Any, query: str, *, run_id: UUID, parent_run_id: UUID | None = None, **kwargs: Any
-    ) -> None:
-        """Like `on_chain_start`."""
-        if self.mode != "observe":
-            self._traces.begins(run_id, parent_run_id)
 
     def on_chain_end(self, outputs: Any, *, run_id: UUID, **kwargs: Any) -> None:
         """Refuse a run of a chain in which no call was the one that this router is for."""
-        answered = self._traces.ends(run_id)
-        if answered is False and current_recorder() is None:
+        if self._traces.ends(run_id) is False and current_recorder() is None:
             error = UnenforcedPolicyError(
                 f"no call of the chain had the tag or the name {self.answering!r}, so that the router has guarded "
                 'nothing: name the call that writes the answer, chat.with_config(tags=["..."])'
             )
-            WITNESS.on_chain_error(error, run_id=run_id)  # LangChain tells nobody after a handler that raises
+            WITNESS.on_chain_error(error, run_id=run_id)  # LangChain calls no handler after one that raises
             raise error
 
-    def on_chain_error(self, error: BaseException, *, run_id: UUID, **kwargs: Any) -> None:
-        """Forget the run."""
-        self._traces.ends(run_id)
+    def _begins(self, run: UUID, parent: UUID | None, inputs: Any) -> None:
+        if self.mode != "observe" and parent is None:
+            self._traces.begins(run)
 
-    def on_tool_end(self, output: Any, *, run_id: UUID, **kwargs: Any) -> None:
-        """Forget the run."""
-        self._traces.ends(run_id)
-
-    def on_tool_error(self, error: BaseException, *, run_id: UUID, **kwargs: Any) -> None:
-        """Forget the run."""
-        self._traces.ends(run_id)
-
-    def on_retriever_end(self, documents: Any, *, run_id: UUID, **kwargs: Any) -> None:
-        """Forget the run."""
-        self._traces.ends(run_id)
-
-    def on_retriever_error(self, error: BaseException, *, run_id: UUID, **kwargs: Any) -> None:
-        """Forget the run."""
-        self._traces.ends(run_id)
-
-    def _require_enforcement(self, serialized: dict[str, Any] | None) -> None:
-        if not isinstance(serialized, EnforcingDescription):
-            name = ((serialized or {}).get("id") or ["this model"])[-1]
-            raise UnenforcedPolicyError(f"{name} would ignore this router's decisions. {_REMEDY}")
+    def _ends(self, run: UUID) -> None:
+        self._traces.ends(run)
 
 
 def rules_of(owner: object, policy: Policy, escalate_to: Any, **terms: Any) -> Rules:
@@ -315,7 +266,7 @@ def _why(verdict: Verdict) -> str:
     return f"uncertainty {verdict.uncertainty:.4g} is within the threshold {verdict.threshold:.4g}"
 
 
-def _seen(response: LLMResult, *, can_escalate: bool) -> Draft[AIMessage]:
+def _draft_of(response: LLMResult, *, can_escalate: bool) -> Draft[AIMessage]:
     """What a run ended with, as an observer judges it: by the score of its draft, whatever a router made of that."""
     generation = response.generations[0][0]
     message = generation.message if isinstance(generation, ChatGeneration) else AIMessage(generation.text)

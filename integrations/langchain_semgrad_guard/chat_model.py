@@ -27,12 +27,10 @@ from pydantic import (
 from langchain_semgrad_guard import messages as convert
 from langchain_semgrad_guard.answers import Call
 from langchain_semgrad_guard.batching import PendingBatch, Request
-from langchain_semgrad_guard.counting import count_tokens
-from langchain_semgrad_guard.profile import profile_of, profile_on_disk
-from langchain_semgrad_guard.several import SeveralChatModel
+from langchain_semgrad_guard.messages import AnyTool, call_fields, openai_tools
+from langchain_semgrad_guard.profile import count_tokens, profile_of, profile_on_disk
+from langchain_semgrad_guard.streams import AsyncWriting, LocalWriting, StreamingChatModel
 from langchain_semgrad_guard.structured_output import Method, structured
-from langchain_semgrad_guard.tools import AnyTool, call_fields, openai_tools
-from langchain_semgrad_guard.writing import AsyncWriting, Writing
 from semgrad_guard import METADATA_KEY, Estimator, Generation, GenerationOptions, HybridGrad, LanguageModel, Verdict
 from semgrad_guard.adapters.answer_form import FORM_OPTIONS, AnswerForm
 from semgrad_guard.adapters.limits import Limit
@@ -40,7 +38,7 @@ from semgrad_guard.adapters.logprobs import openai_logprobs
 from semgrad_guard.adapters.settings import call_options, loaded_weights, require_loaded, weights_of
 from semgrad_guard.adapters.weights import Weights
 from semgrad_guard.errors import InputError, SemGradGuardError, require_known
-from semgrad_guard.guard import Answerer, as_estimator, assess, off_loop, template_name
+from semgrad_guard.guard import Answerer, AsyncLiveAnswer, as_estimator, assess, off_loop, template_name
 from semgrad_guard.named import reading_prompt
 from semgrad_guard.records import PromptForm
 
@@ -48,7 +46,7 @@ _CALL_OPTIONS = FORM_OPTIONS | {"logprobs", "stream"}
 """What a call may say besides how its answer is generated."""
 
 
-class ChatSemGrad(SeveralChatModel):
+class ChatSemGrad(StreamingChatModel):
     """A Hugging Face causal LM, run here, whose answers carry an uncertainty.
 
         chat = ChatSemGrad(model="pocket")
@@ -238,19 +236,20 @@ class ChatSemGrad(SeveralChatModel):
         request = self._request(call.messages, call.stop, call.options)
         return self.language_model.render(request.conversation, **request.form.template_options).form
 
-    def _live(self, call: Call) -> Writing:
+    def _live(self, call: Call) -> LocalWriting:
         request = self._request(call.messages, call.stop, call.options)
         model, form = self.language_model, request.form
         end = model.tool_format.shown if form.tools else len
         answerer = Answerer(model, self.estimator, options=request.options, prompt_template=self.prompt_template)
-        return Writing(
+        return LocalWriting(
             answerer.live(request.conversation, template_options=form.template_options),
             draft=lambda generation: self.draft_of(self.message_of(generation, request), call),
             end=end,
         )
 
     async def _alive(self, call: Call) -> AsyncWriting:
-        return AsyncWriting(await off_loop(lambda: self._live(call)))
+        writing = await off_loop(lambda: self._live(call))
+        return AsyncWriting(writing, AsyncLiveAnswer(writing.live))
 
     @contextmanager
     def _together(self, calls: Sequence[Call]) -> Generator[None]:

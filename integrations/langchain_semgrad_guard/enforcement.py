@@ -1,16 +1,16 @@
 """`EnforcingChatModel`: a chat model whose guarded runs end with the outcome.
 
 Whatever LangChain derives from a run (histories, listeners, token handlers, event streams, usage, a graph's message
-stream) is made of what the run ends with. So the draft is made and judged inside the run, and is no run of its own:
-LangChain's cache holds drafts, which every router judges anew, and all the others hear what is delivered.
+stream) is made of the run's end. So the draft is made and judged inside the run, and has no run of its own: LangChain's
+cache holds drafts, which every router judges anew, and everything else sees the delivered message.
 
-A router is found among the handlers of the run. Two paths need help: LangChain does not tell `_stream` its run, so that
-a copy of the model carries the rules of one call; and runs of one batch meet (`gathering.py`) to be answered together.
+A router is found among the handlers of the run. LangChain does not give `_stream` its run, so that a copy of the model
+carries the rules of one stream. The runs of a batch meet to be answered together (`batching.py`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property, partial
 from typing import Any, Self, cast
@@ -22,47 +22,61 @@ from langchain_core.callbacks import (
     CallbackManagerForLLMRun,
     Callbacks,
 )
+from langchain_core.language_models import LanguageModelInput
 from langchain_core.language_models.chat_models import BaseChatModel
 from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.outputs import ChatGeneration, ChatResult, Generation, LLMResult
 from langchain_core.runnables import RunnableConfig
-from langchain_core.runnables.config import run_in_executor, var_child_runnable_config
+from langchain_core.runnables.config import (
+    get_config_list,
+    get_executor_for_config,
+    run_in_executor,
+    set_config_context,
+    var_child_runnable_config,
+)
+from langchain_core.runnables.utils import coro_with_context, gather_with_concurrency
 from langchain_core.utils.utils import LC_ID_PREFIX
 from pydantic import PrivateAttr
 
 from langchain_semgrad_guard import messages as convert
 from langchain_semgrad_guard.answers import Answers, AsyncLiveAnswer, Call, LiveAnswer, Result, Rules, draft_verdict
+from langchain_semgrad_guard.batching import agathered, gathered, take_seat
 from langchain_semgrad_guard.callback import EnforcingDescription, Labels, UncertaintyRouterCallback, observe
-from langchain_semgrad_guard.earlier_calls import WITNESS
-from langchain_semgrad_guard.gathering import take_seat
 from langchain_semgrad_guard.hearing import AloudChatModel, RunManager, handlers_of, inside
+from langchain_semgrad_guard.runs import WITNESS
 from semgrad_guard.errors import UnenforcedPolicyError
 from semgrad_guard.guard import Draft, current_recorder, record_draft
 from semgrad_guard.records import PromptForm
 
+_OF_A_RUN = frozenset({"tags", "metadata", "run_name", "run_id", "callbacks"}) | {
+    "ls_structured_output_format",
+    "structured_output_format",
+}
+"""The arguments of `generate` that do not reach the model."""
+
 
 class EnforcingChatModel(AloudChatModel):
-    """Subclasses say how to answer (`_generate`, `_live`, `_alive`); this class says what the runs end with.
+    """Subclasses answer (`_generate`, `_live`, `_alive`); this class decides how the runs end.
 
-    An answer's way: a run asks here (`_generate_with_cache`); the model drafts (`_drafted`; `chat_model.py` or, for
-    somebody else's model, `served.py`); `answers.py` hands the drafts to the flow, `semgrad_guard/guard/flow.py`, which
-    settles them; and what that delivers is a message again.
+    An answer's way: a run calls `_generate_with_cache`; the model drafts (`_drafted`: `chat_model.py` or, for a served
+    model, `served.py`); `answers.py` hands the drafts to the flow, `semgrad_guard/guard/flow.py`, which settles them;
+    and the flow's outcome is a message again.
     """
 
     _rules: Rules | None = PrivateAttr(default=None)
-    _heard: CallbackManager | None = PrivateAttr(default=None)
+    _inner_callbacks: CallbackManager | None = PrivateAttr(default=None)
     _origin: Any = PrivateAttr(default=None)
     _config: RunnableConfig | None = PrivateAttr(default=None)
     _is_left_alone: bool = PrivateAttr(default=False)
 
-    # The way of an answer: a run asks, drafts are made and judged, the run ends with the outcome.
+    # The way of an answer: drafts are made and judged, the run ends with the outcome.
 
     def generate(
         self, messages: list[list[BaseMessage]], stop: list[str] | None = None, *args: Any, **kwargs: Any
     ) -> LLMResult:
         """Answer each list of messages in a run of its own."""
         self._ready()
-        with self._together([Call(each, stop, _options(kwargs)) for each in messages]):
+        with self._together(_calls(messages, stop, kwargs)):
             return super().generate(messages, stop, *args, **kwargs)
 
     async def agenerate(
@@ -70,7 +84,7 @@ class EnforcingChatModel(AloudChatModel):
     ) -> LLMResult:
         """Like `generate`, without blocking the event loop."""
         await run_in_executor(None, self._ready)
-        with self._together([Call(each, stop, _options(kwargs)) for each in messages]):
+        with self._together(_calls(messages, stop, kwargs)):
             return await super().agenerate(messages, stop, *args, **kwargs)
 
     def _generate_with_cache(
@@ -81,17 +95,18 @@ class EnforcingChatModel(AloudChatModel):
         **kwargs: Any,
     ) -> ChatResult:
         call = self._call(messages, stop, run_manager, kwargs)
-        if not call.withholds and self._is_shown(run_manager, kwargs, is_async=False):
-            live = self if call.rules is None else self.guarded_by(call.rules, call.heard)
+        by_events, by_tokens = self._shown(run_manager, kwargs, is_async=False)
+        if (by_events or by_tokens) and not call.withholds:
+            live = self if call.rules is None else self.guarded_by(call.rules, call.inner)
             return super(EnforcingChatModel, live)._generate_with_cache(messages, stop, run_manager, **kwargs)
         seat = take_seat(self._owner)  # in a batch, whose runs are answered together
-        result = seat.ask(call) if seat is not None else one_of(self._answers([call]))
+        result = seat.ask(call) if seat is not None else only(self._answers([call]))
         if run_manager is None:
             return result
         result = self._own(result, run_manager)
-        if self._should_use_protocol_streaming(async_api=False, run_manager=run_manager, **kwargs):
+        if by_events:
             self._replay_v2_events_for_cache_hit(result.generations, run_manager=run_manager, **kwargs)
-        elif self._should_stream(async_api=False, run_manager=run_manager, **kwargs):
+        elif by_tokens:
             for chunk in map(convert.whole_chunk, result.generations):
                 run_manager.on_llm_new_token(chunk.text, chunk=chunk)
         return result
@@ -104,17 +119,18 @@ class EnforcingChatModel(AloudChatModel):
         **kwargs: Any,
     ) -> ChatResult:
         call = self._call(messages, stop, run_manager, kwargs)
-        if not call.withholds and self._is_shown(run_manager, kwargs, is_async=True):
-            live = self if call.rules is None else self.guarded_by(call.rules, call.heard)
+        by_events, by_tokens = self._shown(run_manager, kwargs, is_async=True)
+        if (by_events or by_tokens) and not call.withholds:
+            live = self if call.rules is None else self.guarded_by(call.rules, call.inner)
             return await super(EnforcingChatModel, live)._agenerate_with_cache(messages, stop, run_manager, **kwargs)
-        seat = take_seat(self._owner)  # in a batch, whose runs are answered together
-        result = await seat.ask(call) if seat is not None else one_of(await self._aanswers([call]))
+        seat = take_seat(self._owner)
+        result = await seat.aask(call) if seat is not None else only(await self._aanswers([call]))
         if run_manager is None:
             return result
         result = self._own(result, run_manager)
-        if self._should_use_protocol_streaming(async_api=True, run_manager=run_manager, **kwargs):
+        if by_events:
             await self._areplay_v2_events_for_cache_hit(result.generations, run_manager=run_manager, **kwargs)
-        elif self._should_stream(async_api=True, run_manager=run_manager, **kwargs):
+        elif by_tokens:
             for chunk in map(convert.whole_chunk, result.generations):
                 await run_manager.on_llm_new_token(chunk.text, chunk=chunk)
         return result
@@ -130,12 +146,12 @@ class EnforcingChatModel(AloudChatModel):
         return ChatResult(generations=generations, llm_output=result.llm_output)
 
     def _answers(self, calls: Sequence[Call]) -> list[Result]:
-        """Draft everything, judge it, ask each router's target for all that it does not let through."""
+        """Draft everything, judge it, call each router's target for all that it does not let through."""
         results: dict[int, Result] = {}
         for rules, group in _by_rules(calls):
             made = partial(self._made, group)
-            found = self._unjudged(group, made()) if rules is None else self._judging(rules, group).judged(made)
-            results.update(zip(map(id, group), found, strict=True))
+            answers = self._unjudged(group, made()) if rules is None else self._judging(rules, group).judged(made)
+            results.update(zip(map(id, group), answers, strict=True))
         return [results[id(call)] for call in calls]
 
     async def _aanswers(self, calls: Sequence[Call]) -> list[Result]:
@@ -143,8 +159,8 @@ class EnforcingChatModel(AloudChatModel):
         for rules, group in _by_rules(calls):
             made = partial(self._amade, group)
             judged = rules and self._judging(rules, group).ajudged(made)
-            found = self._unjudged(group, await made()) if judged is None else await judged
-            results.update(zip(map(id, group), found, strict=True))
+            answers = self._unjudged(group, await made()) if judged is None else await judged
+            results.update(zip(map(id, group), answers, strict=True))
         return [results[id(call)] for call in calls]
 
     def _judging(self, rules: Rules, calls: Sequence[Call]) -> Answers:
@@ -171,19 +187,85 @@ class EnforcingChatModel(AloudChatModel):
         return results
 
     def _unjudged(self, calls: Sequence[Call], results: list[Result]) -> list[Result]:
-        """Answers that nobody decides about."""
+        """Answers that no rules decide about."""
         for call, result in zip(calls, results, strict=True):
             for generation in [] if isinstance(result, Exception) else result.generations:
                 self._noticed(call, cast("AIMessage", generation.message))
         return results
 
     def _noticed(self, call: Call, message: AIMessage) -> None:
-        """Tell whoever takes drafts down, or observes through this very model."""
+        """Record a draft for a calibration, and report it where this very model observes."""
         if current_recorder() is not None:
             record_draft(draft_verdict(message), self._asked_form(call), source=call.source)
         if self.rules is not None and self.rules.terms.mode == "observe":
             observe(self.rules, self.draft_of(message, call))
-            self.rules.tell(message, message)
+            self.rules.notify(message, message)
+
+    # Batches.
+
+    def batch(
+        self,
+        inputs: list[LanguageModelInput],
+        config: RunnableConfig | list[RunnableConfig] | None = None,
+        *,
+        return_exceptions: bool = False,
+        **kwargs: Any,
+    ) -> list[AIMessage]:
+        """Answer several inputs, each in a run of its own. `max_concurrency` bounds how many are generated at once."""
+        configs = get_config_list(config, len(inputs))
+
+        def one(given: LanguageModelInput, config: RunnableConfig) -> AIMessage | Exception:
+            with set_config_context(config) as context:
+                try:
+                    return context.run(self.invoke, given, config, **kwargs)
+                except Exception as error:  # noqa: BLE001 - raised once all others have had their run
+                    return error
+
+        ends: list[AIMessage | Exception] = []
+        for group in self._groups(inputs, configs):
+            if self._group_size is None:
+                with get_executor_for_config(configs[0]) as executor:
+                    ends += executor.map(one, *zip(*group, strict=True))
+            else:
+                ends += gathered(self._owner, [partial(one, *pair) for pair in group], self._answers)
+        return _ended(ends, return_exceptions=return_exceptions)
+
+    async def abatch(
+        self,
+        inputs: list[LanguageModelInput],
+        config: RunnableConfig | list[RunnableConfig] | None = None,
+        *,
+        return_exceptions: bool = False,
+        **kwargs: Any,
+    ) -> list[AIMessage]:
+        """Like `batch`, without blocking the event loop."""
+        configs = get_config_list(config, len(inputs))
+
+        async def one(given: LanguageModelInput, config: RunnableConfig) -> AIMessage | Exception:
+            with set_config_context(config) as context:
+                try:
+                    return await coro_with_context(self.ainvoke(given, config, **kwargs), context, create_task=True)
+                except Exception as error:  # noqa: BLE001 - as above
+                    return error
+
+        ends: list[AIMessage | Exception] = []
+        for group in self._groups(inputs, configs):
+            runs = [partial(one, *pair) for pair in group]
+            if self._group_size is None:
+                ends += await gather_with_concurrency(configs[0].get("max_concurrency"), *(run() for run in runs))
+            else:
+                ends += await agathered(self._owner, runs, self._aanswers)
+        return _ended(ends, return_exceptions=return_exceptions)
+
+    def _groups(
+        self, inputs: Sequence[LanguageModelInput], configs: Sequence[RunnableConfig]
+    ) -> Iterator[list[tuple[LanguageModelInput, RunnableConfig]]]:
+        """The inputs that are answered together, with their configs."""
+        pairs = list(zip(inputs, configs, strict=True))
+        given = configs[0].get("max_concurrency") if configs else None
+        limit = (len(pairs) if self._group_size is None else given or self._group_size) or 1
+        for start in range(0, len(pairs), limit):
+            yield pairs[start : start + limit]
 
     # Which rules hold.
 
@@ -194,21 +276,23 @@ class EnforcingChatModel(AloudChatModel):
 
     @property
     def rules(self) -> Rules | None:
-        """The rules that this model holds to, whatever run its answers belong to."""
+        """The rules of this model for all its answers, whatever run they belong to."""
         return self._rules
 
     @cached_property
     def _serialized(self) -> dict[str, Any]:
         return EnforcingDescription(super()._serialized)
 
-    def guarded_by(self, rules: Rules | None, heard: CallbackManager | None = None) -> Self:
+    def guarded_by(
+        self, rules: Rules | None, inner: CallbackManager | None = None, config: RunnableConfig | None = None
+    ) -> Self:
         """A copy that judges its answers by these rules, whatever run they belong to."""
         copy = self.model_copy()
-        copy._rules, copy._heard, copy._origin = rules, heard, self._owner
+        copy._rules, copy._inner_callbacks, copy._config, copy._origin = rules, inner, config, self._owner
         return copy
 
     def left_alone(self) -> Self:
-        """A copy for one stream that nobody decides about (see `Labels`)."""
+        """A copy for one stream that no router decides about (see `Labels`)."""
         copy = self.model_copy()
         copy._is_left_alone, copy._origin = True, self._owner
         return copy
@@ -232,11 +316,11 @@ class EnforcingChatModel(AloudChatModel):
         if self._is_left_alone or labels.are_internal:
             return None
         own = self.rules
-        found: dict[int, Rules] = {} if own is None else {id(own.owner): own}
+        rules_by_owner: dict[int, Rules] = {} if own is None else {id(own.owner): own}
         for handler in (*handlers_of(callbacks), *handlers_of(self.callbacks)):
             if isinstance(handler, UncertaintyRouterCallback) and handler.guards(labels):
-                found.setdefault(id(handler), handler.rules)
-        deciding = [rules for rules in found.values() if rules.terms.mode != "observe"]
+                rules_by_owner.setdefault(id(handler), handler.rules)
+        deciding = [rules for rules in rules_by_owner.values() if rules.terms.mode != "observe"]
         if len(deciding) > 1:
             raise UnenforcedPolicyError(
                 f"{len(deciding)} routers are attached to one model and only one can decide. Attach one; to judge a "
@@ -248,13 +332,14 @@ class EnforcingChatModel(AloudChatModel):
         self, messages: list[BaseMessage], stop: list[str] | None, manager: RunManager | None, options: dict[str, Any]
     ) -> Call:
         options = {name: value for name, value in options.items() if name != "stream"}  # drafts are made whole
-        heard = inside(manager) if manager is not None or self._heard is None else self._heard
+        inner = inside(manager) if manager is not None or self._inner_callbacks is None else self._inner_callbacks
         handlers = [] if manager is None else list(manager.handlers)
         rules = self._rules_among(handlers, _labels(manager, handlers))
         config = self._config or var_child_runnable_config.get() or RunnableConfig()
-        return Call(messages, stop, options, rules, heard, self._told(options), config.get("configurable", {}))
+        configurable = config.get("configurable", {})
+        return Call(messages, stop, options, rules, inner, self._target_options(options), configurable)
 
-    # What subclasses say.
+    # For subclasses.
 
     def _ready(self) -> None:
         """Whatever blocks before the first answer; async paths call it off the event loop."""
@@ -268,11 +353,11 @@ class EnforcingChatModel(AloudChatModel):
         raise NotImplementedError
 
     def _form(self, call: Call) -> PromptForm | None:
-        """What the prompt of a call looks like."""
+        """The form of a call's prompt."""
         return None
 
     def _drafted(self, call: Call) -> ChatResult:
-        """The answer to a call, with its record, from LangChain's cache or made anew. Nobody hears it."""
+        """The answer to a call, with its record, from LangChain's cache or made anew. No handler hears it."""
         return BaseChatModel._generate_with_cache(self.bare, call.messages, call.stop, None, **call.options)
 
     async def _adrafted(self, call: Call) -> ChatResult:
@@ -282,8 +367,8 @@ class EnforcingChatModel(AloudChatModel):
         """The time during which these calls are answered one after the other."""
         return nullcontext()
 
-    def _told(self, options: Mapping[str, Any]) -> Mapping[str, Any]:
-        """A call's options as a target is told them."""
+    def _target_options(self, options: Mapping[str, Any]) -> Mapping[str, Any]:
+        """A call's options for a target."""
         return options
 
     @property
@@ -291,31 +376,36 @@ class EnforcingChatModel(AloudChatModel):
         """Seconds that an answer may take where the router sets no limit."""
         return None
 
+    @property
+    def _group_size(self) -> int | None:
+        """How many runs of a batch are generated together; None: each by itself, side by side."""
+        return None
+
     def draft_of(self, message: AIMessage, call: Call) -> Draft[AIMessage]:
-        """A finished message as a draft, by the rules of its call, or those that this model holds to."""
+        """A finished message as a draft, by the rules of its call, or those of this model."""
         rules = call.rules or self.rules
         if rules is None:
             return Draft(draft_verdict(message), message)
         return rules.draft(message, self._form_for(rules, call), call.source)
 
     def _form_for(self, rules: Rules, call: Call) -> PromptForm | None:
-        """What the prompt of a call looks like, where somebody asks: a calibration, or whoever takes drafts down."""
-        asked = rules.terms.policy.calibration is not None or current_recorder() is not None
-        return self._asked_form(call) if asked else None
+        """The form of a call's prompt, where it is needed: by a calibrated policy, or a recorder."""
+        needed = rules.terms.policy.calibration is not None or current_recorder() is not None
+        return self._asked_form(call) if needed else None
 
     def _asked_form(self, call: Call) -> PromptForm | None:
-        """What the prompt of a call looks like, and whether it asks what the user asked."""
+        """The form of a call's prompt, and whether it holds the user's own question."""
         form = self._form(call)
         return None if form is None else WITNESS.form(form, call.source, call.messages)
 
-    # LangChain's cache, and whether a run is shown while it goes on.
+    # LangChain's cache, and whether a run is shown while it is under way.
 
     def _convert_cached_generations(self, cache_val: list[Generation]) -> list[ChatGeneration]:
         """Drafts: an answer that was annotated while it was streamed was cached with its annotation.
 
         It is judged anew by the rules of the run that it is replayed to.
         """
-        return [self._from_cache(each) for each in super()._convert_cached_generations(cache_val)]
+        return [self._from_cache(generation) for generation in super()._convert_cached_generations(cache_val)]
 
     def _from_cache(self, generation: ChatGeneration) -> ChatGeneration:
         message = generation.message
@@ -326,41 +416,28 @@ class EnforcingChatModel(AloudChatModel):
         if rules is not None and rules.terms.mode == "annotate":
             answers = Answers(rules, [Call([], None, {}, rules)], form=_no_form)
             made = ChatResult(generations=[ChatGeneration(message=message)])
-            message = one_of(answers.judged(lambda: [made])).generations[0].message
+            message = only(answers.judged(lambda: [made])).generations[0].message
         return ChatGeneration(message=message, generation_info=generation.generation_info)
 
     def _should_stream(self, *, async_api: bool, run_manager: Any = None, **kwargs: Any) -> bool:
-        """A draft is made whole: nobody hears it. (`stream` says that it streams.)"""
+        """A draft is made whole: no handler hears it. (`stream` passes an argument of that name.)"""
         if run_manager is None and not kwargs.get("stream"):
             return False
         return super()._should_stream(async_api=async_api, run_manager=run_manager, **kwargs)
 
-    def _is_shown(self, manager: RunManager | None, options: Mapping[str, Any], *, is_async: bool) -> bool:
-        """Whether somebody hears the answer while it is written."""
+    def _shown(self, manager: RunManager | None, options: dict[str, Any], *, is_async: bool) -> tuple[bool, bool]:
+        """Whether a handler of the run wants the answer while it is written: as events, as tokens."""
         if manager is None:
-            return False
-        told: Any = {"async_api": is_async, "run_manager": manager, **options}
-        return self._should_use_protocol_streaming(**told) or self._should_stream(**told)
-
-
-def _labels(run: RunManager | None, handlers: Sequence[BaseCallbackHandler]) -> Labels:
-    if run is None:
-        return Labels()
-    names = [each.name_of(run.run_id) for each in handlers if isinstance(each, UncertaintyRouterCallback)]
-    return Labels(frozenset([*run.tags, *filter(None, names)]), run.metadata)
-
-
-def _by_rules(calls: Sequence[Call]) -> list[tuple[Rules | None, list[Call]]]:
-    owners = dict.fromkeys(None if call.rules is None else call.rules.owner for call in calls)
-    groups = [[call for call in calls if (call.rules and call.rules.owner) is owner] for owner in owners]
-    return [(group[0].rules, group) for group in groups]
+            return False, False
+        run: Any = {"async_api": is_async, "run_manager": manager, **options}
+        return self._should_use_protocol_streaming(**run), self._should_stream(**run)
 
 
 def _no_form(rules: Rules, call: Call) -> None:
-    """Of a call whose prompt is not at hand."""
+    """For a call whose prompt is not at hand."""
 
 
-def one_of(results: Sequence[Result]) -> ChatResult:
+def only(results: Sequence[Result]) -> ChatResult:
     """The only result, or the error in its place, raised."""
     (result,) = results
     if isinstance(result, Exception):
@@ -368,7 +445,28 @@ def one_of(results: Sequence[Result]) -> ChatResult:
     return result
 
 
-def _options(kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """What of `generate`'s arguments reaches the model."""
-    langchains = {"tags", "metadata", "run_name", "run_id", "callbacks"}
-    return {key: value for key, value in kwargs.items() if key not in langchains and "structured_output" not in key}
+def _labels(run: RunManager | None, handlers: Sequence[BaseCallbackHandler]) -> Labels:
+    if run is None:
+        return Labels()
+    names = [handler.name_of(run.run_id) for handler in handlers if isinstance(handler, UncertaintyRouterCallback)]
+    return Labels(frozenset([*run.tags, *filter(None, names)]), run.metadata)
+
+
+def _by_rules(calls: Sequence[Call]) -> list[tuple[Rules | None, list[Call]]]:
+    groups: dict[object, list[Call]] = {}
+    for call in calls:
+        groups.setdefault(None if call.rules is None else call.rules.owner, []).append(call)
+    return [(group[0].rules, group) for group in groups.values()]
+
+
+def _calls(messages: Sequence[list[BaseMessage]], stop: list[str] | None, kwargs: Mapping[str, Any]) -> list[Call]:
+    """The calls that `generate` makes with these arguments."""
+    options = {name: value for name, value in kwargs.items() if name not in _OF_A_RUN}
+    return [Call(given, stop, options) for given in messages]
+
+
+def _ended(ends: Sequence[AIMessage | Exception], *, return_exceptions: bool) -> list[AIMessage]:
+    for end in ends:
+        if isinstance(end, Exception) and not return_exceptions:
+            raise end
+    return cast("list[AIMessage]", list(ends))

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import nullcontext
-from functools import partial
 from typing import Annotated, Any, NamedTuple, Self, cast
 
 from langchain_core.callbacks import CallbackManagerForLLMRun
@@ -12,7 +11,7 @@ from langchain_core.language_models import LanguageModelInput, ModelProfile
 from langchain_core.language_models.base import LangSmithParams
 from langchain_core.language_models.chat_models import BaseChatModel
 from langchain_core.messages import AIMessage, BaseMessage
-from langchain_core.outputs import ChatGeneration, ChatResult
+from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
 from langchain_core.runnables import Runnable, RunnableBinding
 from pydantic import BaseModel, BeforeValidator, ConfigDict, PrivateAttr, SkipValidation, model_validator
 
@@ -22,17 +21,9 @@ from langchain_semgrad_guard.callback import UncertaintyRouterCallback, rules_of
 from langchain_semgrad_guard.chat_model import ChatSemGrad
 from langchain_semgrad_guard.enforcement import EnforcingChatModel
 from langchain_semgrad_guard.hearing import handlers_of, unheard
-from langchain_semgrad_guard.several import SeveralChatModel
+from langchain_semgrad_guard.messages import AnyTool, whole_chunk
+from langchain_semgrad_guard.streams import AsyncWriting, ServedWriting, StreamingChatModel
 from langchain_semgrad_guard.structured_output import Method, structured, structured_by
-from langchain_semgrad_guard.tools import AnyTool
-from langchain_semgrad_guard.writing import (
-    AsyncJudged,
-    AsyncServedWriting,
-    Judged,
-    ServedWriting,
-    as_apieces,
-    as_pieces,
-)
 from semgrad_guard import DriftMonitor, Estimator, HybridGrad, LanguageModel, Policy, estimator_of
 from semgrad_guard.errors import InputError, UnenforcedPolicyError
 from semgrad_guard.guard import (
@@ -60,7 +51,7 @@ class Inner(NamedTuple):
     config: Mapping[str, Any]
 
 
-class AroundChatModel(SeveralChatModel):
+class AroundChatModel(StreamingChatModel):
     """A chat model that asks another one. What it delivers is its own run's; the other's is heard by tracers alone.
 
     An answer of a served model is scored by the text, as if `scorer` had written it. `prompt_template` is therefore a
@@ -119,18 +110,23 @@ class AroundChatModel(SeveralChatModel):
     def _live(self, call: Call) -> LiveAnswer:
         model, inner = self._inner.model, self._inner_call(call)
         if isinstance(model, EnforcingChatModel) and model.rules is None:
-            return Judged(self, call, model._live(inner))
+            return model._live(inner)
         if isinstance(model, EnforcingChatModel) or not model._should_stream(async_api=False, stream=True):
-            return ServedWriting(self, call, as_pieces(partial(self._drafted, call)), scored=True)
+            pieces = (whole_chunk(made) for made in self._drafted(call).generations[:1])
+            return ServedWriting(self, call, pieces, scored=True)
         return ServedWriting(self, call, served.streamed(model, inner))
 
     async def _alive(self, call: Call) -> AsyncLiveAnswer:
         model, inner = self._inner.model, self._inner_call(call)
         if isinstance(model, EnforcingChatModel) and model.rules is None:
-            return AsyncJudged(self, call, await model._alive(inner))
+            return await model._alive(inner)
         if isinstance(model, EnforcingChatModel) or not model._should_stream(async_api=True, stream=True):
-            return AsyncServedWriting(self, call, as_apieces(partial(self._adrafted, call)), scored=True)
-        return AsyncServedWriting(self, call, served.astreamed(model, inner))
+
+            async def whole() -> AsyncGenerator[ChatGenerationChunk]:
+                yield whole_chunk((await self._adrafted(call)).generations[0])
+
+            return AsyncWriting(ServedWriting(self, call, scored=True), whole())
+        return AsyncWriting(ServedWriting(self, call), served.astreamed(model, inner))
 
     def _generate(
         self,
@@ -145,7 +141,7 @@ class AroundChatModel(SeveralChatModel):
         bound = dict(self._inner.options)
         stop = bound.pop("stop", None)
         return Call(
-            call.messages, stop if call.stop is None else call.stop, {**bound, **call.options}, call.rules, call.heard
+            call.messages, stop if call.stop is None else call.stop, {**bound, **call.options}, call.rules, call.inner
         )
 
     # How the answers of a served model are scored.
@@ -168,15 +164,13 @@ class AroundChatModel(SeveralChatModel):
             return message
         inner = self._inner_call(call)
         options = served.options_of(self._inner.model, inner)
-        return served.scored(self._answerer(self.scorer), call.messages, message, self._told(inner.options), options)
+        return served.scored(
+            self._answerer(self.scorer), call.messages, message, self._target_options(inner.options), options
+        )
 
     def _answerer(self, scorer: LanguageModel) -> Answerer:
         name = self.prompt_template
         return Answerer(scorer, self.estimator or HybridGrad(), prompt_template=name or "served", served=name is None)
-
-    def _shown(self, call: Call) -> Mapping[str, Any]:
-        """A call's options as the scorer is shown them."""
-        return self._told(self._inner_call(call).options)
 
     def _form(self, call: Call) -> PromptForm | None:
         model, inner = self._inner.model, self._inner_call(call)
@@ -184,9 +178,9 @@ class AroundChatModel(SeveralChatModel):
             return model._form(inner)
         if self.scorer is None:
             return None
-        return served.form_of(self.scorer, call.messages, self._shown(call))
+        return served.form_of(self.scorer, call.messages, self._target_options(inner.options))
 
-    def _told(self, options: Mapping[str, Any]) -> Mapping[str, Any]:
+    def _target_options(self, options: Mapping[str, Any]) -> Mapping[str, Any]:
         if self._bound_tools is None:
             return options
         tools, kwargs = self._bound_tools
@@ -234,7 +228,7 @@ class AroundChatModel(SeveralChatModel):
     @property
     def _group_size(self) -> int | None:
         model = self._inner.model
-        return model._group_size if isinstance(model, SeveralChatModel) else None
+        return model._group_size if isinstance(model, EnforcingChatModel) else None
 
     @property
     def _limit(self) -> float | None:

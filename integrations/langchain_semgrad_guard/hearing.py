@@ -43,7 +43,7 @@ from langchain_core.tracers.context import (
 from langsmith import run_helpers
 from pydantic import PrivateAttr
 
-from langchain_semgrad_guard.earlier_calls import WITNESS
+from langchain_semgrad_guard.runs import WITNESS
 
 RunManager = CallbackManagerForLLMRun | AsyncCallbackManagerForLLMRun
 

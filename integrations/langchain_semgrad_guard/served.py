@@ -14,7 +14,7 @@ from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResu
 from langchain_semgrad_guard import messages as convert
 from langchain_semgrad_guard.answers import Call
 from langchain_semgrad_guard.hearing import inside, tracers_only, unheard
-from langchain_semgrad_guard.tools import openai_tools
+from langchain_semgrad_guard.messages import openai_tools
 from semgrad_guard import LanguageModel
 from semgrad_guard.adapters.answer_form import AnswerForm
 from semgrad_guard.adapters.served_calls import served_options
@@ -53,7 +53,7 @@ def streamed(model: BaseChatModel, call: Call) -> Generator[ChatGenerationChunk]
     pieces = inside._stream(call.messages, call.stop, None, **call.options)
     try:
         while True:
-            with tracers_only(call.heard):  # not while the caller has a piece
+            with tracers_only(call.inner):  # not while the caller has a piece
                 piece = next(pieces, None)
             if piece is None:
                 return
@@ -70,7 +70,7 @@ async def astreamed(model: BaseChatModel, call: Call) -> AsyncGenerator[ChatGene
     pieces = inside._astream(call.messages, call.stop, None, **call.options)
     try:
         while True:
-            with tracers_only(call.heard):
+            with tracers_only(call.inner):
                 piece = await anext(pieces, None)
             if piece is None:
                 return
@@ -164,12 +164,12 @@ def _traced_run(model: BaseChatModel, call: Call) -> Generator[list[ChatResult]]
     It is opened here and not by LangChain, whose runs are heard by every handler of the context and end with the text.
     """
     made: list[ChatResult] = []
-    if not call.heard.handlers:
-        with unheard() if call.hides else tracers_only(call.heard):
+    if not call.inner.handlers:
+        with unheard() if call.hides else tracers_only(call.inner):
             yield made
         return
     stop, options = call.stop, dict(call.options)
-    manager = call.heard.copy()
+    manager = call.inner.copy()
     asked: Any = model  # what LangChain's own `generate` tells of a run has no public names
     manager.add_metadata(dict(asked._get_ls_params(stop=stop, **options)), inherit=False)
     (run,) = manager.on_chat_model_start(

@@ -1,15 +1,16 @@
-"""`StreamingChatModel`: the streams of a chat model whose runs end with the outcome."""
+"""`StreamingChatModel`: the streams of a chat model whose runs end with the outcome, and answers being written."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from abc import abstractmethod
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Iterable, Iterator
 from contextlib import aclosing
 from functools import partial
-from typing import Any, Self, cast
+from typing import Any, Protocol, Self, cast
 
 from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
 from langchain_core.language_models import LanguageModelInput
-from langchain_core.messages import AIMessageChunk, BaseMessage
+from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage, message_chunk_to_message
 from langchain_core.outputs import ChatGenerationChunk, ChatResult
 from langchain_core.runnables import RunnableConfig
 from langchain_core.runnables.config import ensure_config, run_in_executor
@@ -18,10 +19,13 @@ from langchain_core.utils.uuid import uuid7
 from langchain_semgrad_guard import messages as convert
 from langchain_semgrad_guard.answers import Call
 from langchain_semgrad_guard.callback import Labels
-from langchain_semgrad_guard.enforcement import EnforcingChatModel, one_of
+from langchain_semgrad_guard.enforcement import EnforcingChatModel, only
 from langchain_semgrad_guard.hearing import around, inside_stream
+from semgrad_guard import METADATA_KEY, Generation
 from semgrad_guard.adapters.limits import Limit
+from semgrad_guard.adapters.reasoning import HeldText
 from semgrad_guard.errors import InputError
+from semgrad_guard.guard import Draft, LiveAnswer, off_loop
 
 
 class StreamingChatModel(EnforcingChatModel):
@@ -40,7 +44,7 @@ class StreamingChatModel(EnforcingChatModel):
     ) -> Iterator[ChatGenerationChunk]:
         call = self._call(messages, stop, run_manager, kwargs)
         if call.withholds:
-            yield _only_chunk(one_of(self._answers([call])))
+            yield _only_chunk(only(self._answers([call])))
         elif call.rules is not None:
             yield from self._judging(call.rules, [call]).streamed(partial(self._live, call))
         else:
@@ -55,7 +59,7 @@ class StreamingChatModel(EnforcingChatModel):
     ) -> AsyncIterator[ChatGenerationChunk]:
         call = self._call(messages, stop, run_manager, kwargs)
         if call.withholds:
-            yield _only_chunk(one_of(await self._aanswers([call])))
+            yield _only_chunk(only(await self._aanswers([call])))
             return
         live = call.rules and self._judging(call.rules, [call]).astreamed(partial(self._alive, call))
         async with aclosing(live or self._aunjudged_stream(call)) as pieces:
@@ -118,7 +122,7 @@ class StreamingChatModel(EnforcingChatModel):
             yield chunk
 
     def _carrying(self, config: RunnableConfig | None) -> tuple[Self, RunnableConfig]:
-        """A copy that knows the rules of one stream and its listeners, and the config for it."""
+        """A copy that carries the rules of one stream and its callbacks, and the config for it."""
         config = ensure_config(config)
         outer, name = around(config), config.get("run_name")
         tags = [*(config.get("tags") or []), *outer.inheritable_tags, *(self.tags or []), *([name] if name else [])]
@@ -127,8 +131,7 @@ class StreamingChatModel(EnforcingChatModel):
         if rules is None:
             return self.left_alone() if labels.are_internal else self, config
         run_id = config.get("run_id") or uuid7()
-        carrying = self.guarded_by(rules, inside_stream(outer, config, run_id))
-        carrying._config = config
+        carrying = self.guarded_by(rules, inside_stream(outer, config, run_id), config)
         return carrying, cast("RunnableConfig", {**config, "callbacks": outer, "run_id": run_id})
 
 
@@ -136,8 +139,150 @@ def _only_chunk(result: ChatResult) -> ChatGenerationChunk:
     """The one answer of a stream.
 
     Raises:
-        InputError: there are several, whose pieces nobody could tell apart.
+        InputError: there are several, whose pieces could not be told apart.
     """
     if len(result.generations) > 1:
         raise InputError(convert.several_in_a_stream(len(result.generations)))
     return convert.whole_chunk(result.generations[0])
+
+
+# Answers while they are written, here or by a served model.
+
+
+class Writing:
+    """An answer that is being written: its pieces as LangChain's chunks, its scored draft, the chunks that close it."""
+
+    def __init__(self, pieces: Iterable[Any]) -> None:
+        self.pieces = pieces
+
+    def __iter__(self) -> Iterator[ChatGenerationChunk]:
+        for piece in self.pieces:
+            yield from self.chunks(piece)
+
+    @abstractmethod
+    def chunks(self, piece: Any) -> list[ChatGenerationChunk]:
+        """The chunks that may be shown once a piece is written."""
+
+    @abstractmethod
+    def draft(self) -> Draft[AIMessage]:
+        """The whole answer with its score."""
+
+    @abstractmethod
+    def last(self, message: AIMessage) -> list[ChatGenerationChunk]:
+        """The rest of the text, and the chunk that holds everything else."""
+
+    def close(self) -> None:
+        """Stop the model."""
+        if (close := getattr(self.pieces, "close", None)) is not None:
+            close()
+
+
+class AsyncWriting:
+    """Like `Writing`, on the event loop, from pieces that come there."""
+
+    def __init__(self, writing: Writing, pieces: AsyncIterable[Any]) -> None:
+        self._writing, self._pieces = writing, pieces
+        self.last = writing.last
+
+    async def __aiter__(self) -> AsyncIterator[ChatGenerationChunk]:
+        async for piece in self._pieces:
+            for chunk in self._writing.chunks(piece):
+                yield chunk
+
+    async def draft(self) -> Draft[AIMessage]:
+        """The whole answer with its score."""
+        return await off_loop(self._writing.draft)
+
+    async def aclose(self) -> None:
+        """Stop the model."""
+        if (close := getattr(self._pieces, "aclose", None)) is not None:
+            await close()
+
+
+class LocalWriting(Writing):
+    """An answer of a local model. `draft` makes its scored draft.
+
+    `end` is how much of the text may be shown: the start of a tool call is held back.
+    """
+
+    def __init__(
+        self, live: LiveAnswer, *, draft: Callable[[Generation], Draft[AIMessage]], end: Callable[[str], int]
+    ) -> None:
+        super().__init__(live)
+        self.live, self._draft, self._end = live, draft, end
+        self._written, self._shown = "", 0
+
+    def chunks(self, piece: str) -> list[ChatGenerationChunk]:
+        """The text that certainly belongs to no tool call."""
+        self._written += piece
+        end = self._end(self._written)
+        if end <= self._shown:
+            return []
+        text, self._shown = self._written[self._shown : end], end
+        return [_chunk(text)]
+
+    def draft(self) -> Draft[AIMessage]:
+        """The whole answer with its score."""
+        return self._draft(self.live.stream.generation)
+
+    def last(self, message: AIMessage) -> list[ChatGenerationChunk]:
+        """The rest of the text, and the record."""
+        rest = convert.message_text(message)[self._shown :]
+        record = convert.as_chunk(message).model_copy(update={"content": ""})
+        last = ChatGenerationChunk(message=record, generation_info=convert.info_of(message))
+        return [*([_chunk(rest)] if rest else []), last]
+
+
+class Scoring(Protocol):
+    """A model around a served one: it scores the served answers, and knows the rules for them."""
+
+    def scored(self, call: Call, message: AIMessage) -> AIMessage: ...
+
+    def draft_of(self, message: AIMessage, call: Call) -> Draft[AIMessage]: ...
+
+
+class ServedWriting(Writing):
+    """An answer of a served model. Its pieces are passed on as they are; the last one, with the score, is ours.
+
+    `scored` pieces are a whole answer that has its score already.
+    """
+
+    def __init__(
+        self, owner: Scoring, call: Call, pieces: Iterable[ChatGenerationChunk] = (), *, scored: bool = False
+    ) -> None:
+        super().__init__(pieces)
+        self._owner, self._call, self._is_scored = owner, call, scored
+        self._whole: ChatGenerationChunk | None = None
+        self._held = HeldText()
+
+    def chunks(self, piece: ChatGenerationChunk) -> list[ChatGenerationChunk]:
+        """A piece, not yet the last. Text that may turn out to be reasoning is held back."""
+        message = piece.message.model_copy(update={"chunk_position": None})
+        passed = ChatGenerationChunk(message=message, generation_info=piece.generation_info)
+        self._whole = passed if self._whole is None else self._whole + passed
+        if isinstance(message.content, str) and message.content:
+            message = message.model_copy(update={"content": self._held.add(message.content)})
+        return [ChatGenerationChunk(message=message.model_copy(), generation_info=piece.generation_info)]
+
+    def draft(self) -> Draft[AIMessage]:
+        """The whole answer with its score."""
+        if self._whole is None:
+            raise InputError("the model ended its stream without saying anything")
+        whole = cast("AIMessage", message_chunk_to_message(self._whole.message))
+        scored = whole if self._is_scored else self._owner.scored(self._call, whole)
+        return self._owner.draft_of(scored, self._call)
+
+    def last(self, message: AIMessage) -> list[ChatGenerationChunk]:
+        """The record, and text that was held back."""
+        metadata = message.response_metadata
+        record = {METADATA_KEY: metadata[METADATA_KEY]} if METADATA_KEY in metadata else {}
+        rest: dict[str, Any] = {"content": ""}
+        if self._held.held and isinstance(message.content, str):
+            kwargs = message.additional_kwargs
+            thought = {name: kwargs[name] for name in ("reasoning_content",) if name in kwargs}
+            rest = {"content": convert.message_text(message), "additional_kwargs": thought}
+        return [ChatGenerationChunk(message=AIMessageChunk(**rest, response_metadata=record, chunk_position="last"))]
+
+
+def _chunk(text: str) -> ChatGenerationChunk:
+    return ChatGenerationChunk(message=AIMessageChunk(content=text))

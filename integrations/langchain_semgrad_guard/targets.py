@@ -1,51 +1,25 @@
-"""Escalation targets: a chat model, an agent's graph, a chain. What each is asked, and what becomes of its answer."""
+"""Escalation targets: a chat model, an agent's graph, a chain; the input of each, and its answer as a reply."""
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
-from langchain_core.callbacks import CallbackManager
 from langchain_core.language_models.chat_models import BaseChatModel
-from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage
+from langchain_core.messages import AIMessage, AIMessageChunk
 from langchain_core.runnables import Runnable, RunnableConfig
 from langchain_core.runnables.base import RunnableBinding, RunnableBindingBase
 
 from langchain_semgrad_guard import messages as convert
+from langchain_semgrad_guard.answers import Call, TargetReply, TargetRequest
 from langchain_semgrad_guard.hearing import tracers_only, users_own
-from langchain_semgrad_guard.tools import calls_of
-from semgrad_guard import Policy, Verdict
+from semgrad_guard import Policy
 from semgrad_guard.errors import InputError
-from semgrad_guard.guard import Refusal, Reply, external, require_policy, require_sequel
-
-Said = Reply[AIMessage] | Refusal | Exception
+from semgrad_guard.guard import Reply, external, require_policy, require_sequel
 
 _FORWARDED = ("max_tokens", "temperature", "top_p", "seed", "response_format")
 """Options of a call that other chat models understand as well; those of its tools are bound."""
-
-
-@dataclass(frozen=True)
-class Asked:
-    """What a target is asked: the messages and options of the call, and the draft that was not let through."""
-
-    messages: list[BaseMessage]
-    stop: list[str] | None
-    options: Mapping[str, Any]
-    heard: CallbackManager
-    draft: AIMessage
-    verdict: Verdict
-    configurable: Mapping[str, Any] = field(default_factory=dict[str, Any])
-
-
-class Target(Protocol):
-    """Somebody who answers what is not let through."""
-
-    def ask(self, asked: Sequence[Asked]) -> Sequence[Said]: ...
-
-    async def aask(self, asked: Sequence[Asked]) -> Sequence[Said]: ...
 
 
 def target_of(escalate_to: Any, policy: Policy) -> RunnableTarget | None:
@@ -79,53 +53,57 @@ class RunnableTarget:
     def __post_init__(self) -> None:
         object.__setattr__(self, "chat_model", _chat_model_in(self.runnable))
 
-    def ask(self, asked: Sequence[Asked]) -> Sequence[Said]:
-        """The answers to one batch of questions, or errors in their places."""
-        with tracers_only(asked[0].heard) as config:
-            runnable, options = self._formed(asked[0])
-            inputs, configs = self._inputs(asked), self._configs(asked, config)
-            return [_said(each) for each in runnable.batch(inputs, configs, return_exceptions=True, **options)]
+    def ask(self, requests: Sequence[TargetRequest]) -> Sequence[TargetReply]:
+        """The answers to one batch of requests, or errors in their places."""
+        with tracers_only(requests[0].call.inner) as config:
+            runnable, options = self._formed(requests[0].call)
+            inputs, configs = self._inputs(requests), self._configs(requests, config)
+            replies = runnable.batch(inputs, configs, return_exceptions=True, **options)
+        return list(map(_reply, replies))
 
-    async def aask(self, asked: Sequence[Asked]) -> Sequence[Said]:
+    async def aask(self, requests: Sequence[TargetRequest]) -> Sequence[TargetReply]:
         """Like `ask`, without blocking the event loop."""
-        with tracers_only(asked[0].heard) as config:
-            runnable, options = self._formed(asked[0])
-            inputs, configs = self._inputs(asked), self._configs(asked, config)
-            return [_said(each) for each in await runnable.abatch(inputs, configs, return_exceptions=True, **options)]
+        with tracers_only(requests[0].call.inner) as config:
+            runnable, options = self._formed(requests[0].call)
+            inputs, configs = self._inputs(requests), self._configs(requests, config)
+            replies = await runnable.abatch(inputs, configs, return_exceptions=True, **options)
+        return list(map(_reply, replies))
 
-    def _inputs(self, asked: Sequence[Asked]) -> list[Any]:
-        return [{"messages": each.messages} if self.state_in else each.messages for each in asked]
+    def _inputs(self, requests: Sequence[TargetRequest]) -> list[Any]:
+        messages = [request.call.messages for request in requests]
+        return [{"messages": given} for given in messages] if self.state_in else messages
 
-    def _configs(self, asked: Sequence[Asked], config: RunnableConfig) -> list[RunnableConfig]:
+    def _configs(self, requests: Sequence[TargetRequest], config: RunnableConfig) -> list[RunnableConfig]:
         shared = config.get("configurable", {})
-        own = [{**shared, **users_own(each.configurable)} for each in asked]
-        return [
-            cast("RunnableConfig", {**config, "callbacks": each.heard, "configurable": configurable})
-            for each, configurable in zip(asked, own, strict=True)
+        changes = [
+            {"callbacks": request.call.inner, "configurable": {**shared, **users_own(request.call.configurable)}}
+            for request in requests
         ]
+        return [cast("RunnableConfig", {**config, **change}) for change in changes]
 
-    def _formed(self, asked: Asked) -> tuple[Runnable[Any, Any], dict[str, Any]]:
-        """The Runnable as it is asked in this call, and the call's options: a chat model answers in the same form."""
+    def _formed(self, call: Call) -> tuple[Runnable[Any, Any], dict[str, Any]]:
+        """The Runnable for this call, and the call's options: a chat model answers in the same form."""
         if self.chat_model is None:
             return self.runnable, {}
-        options = {name: asked.options[name] for name in _FORWARDED if asked.options.get(name) is not None}
-        if asked.stop is not None:
-            options["stop"] = asked.stop
-        tools = asked.options.get("tools")
-        if not tools or "tools" in _bound(self.runnable):
+        given = {name: value for name, value in call.target_options.items() if value is not None}
+        options = {name: given[name] for name in _FORWARDED if name in given}
+        if call.stop is not None:
+            options["stop"] = call.stop
+        tools = given.get("tools")
+        if not tools or "tools" in bound_options(self.runnable):
             return self.runnable, options
-        chosen = {name: asked.options[name] for name in ("tool_choice",) if asked.options.get(name) is not None}
+        chosen = {name: given[name] for name in ("tool_choice",) if name in given}
         return _rebound(self.runnable, self.chat_model.bind_tools(tools, **chosen)), options
 
 
-def _said(answer: Any) -> Said:
+def _reply(answer: Any) -> TargetReply:
     if isinstance(answer, Exception):
         return _explained(answer)
     try:
         message = _message_of(answer)
     except InputError as error:
         return error
-    recorded, calls = convert.stage_verdict(message), calls_of(message)
+    recorded, calls = convert.stage_verdict(message), convert.calls_of(message)
     if recorded is None:
         return Reply(external(convert.message_text(message), tool_calls=calls), message)
     return Reply(recorded.model_copy(update={"tool_calls": calls}), message)
@@ -204,7 +182,7 @@ def _chat_model_in(runnable: Any) -> BaseChatModel | None:
     return runnable if isinstance(runnable, BaseChatModel) else None
 
 
-def _bound(runnable: Any) -> Mapping[str, Any]:
+def bound_options(runnable: Any) -> Mapping[str, Any]:
     """The options that are bound to a chat model."""
     found: dict[str, Any] = {}
     while isinstance(runnable, RunnableBindingBase):
@@ -219,34 +197,3 @@ def _rebound(runnable: Any, model: Runnable[Any, Any]) -> Runnable[Any, Any]:
         return model
     binding = cast("RunnableBinding[Any, Any]", runnable)
     return binding.model_copy(update={"bound": _rebound(binding.bound, model)})
-
-
-# A target may hold the guarded model itself: inside its own escalation a guard still judges, but hands on no further.
-
-
-@dataclass(eq=False)
-class _Escalation:
-    """One escalation of a guard. Tasks that its target has left behind keep its context, but not its meaning."""
-
-    guard: object
-    is_over: bool = False
-
-
-_escalating: ContextVar[tuple[_Escalation, ...]] = ContextVar("semgrad_guard_escalating", default=())
-
-
-@contextmanager
-def escalating(guard: object) -> Generator[None]:
-    """The time during which a guard's target answers."""
-    escalation = _Escalation(guard)
-    token = _escalating.set((*_escalating.get(), escalation))
-    try:
-        yield
-    finally:
-        escalation.is_over = True
-        _escalating.reset(token)
-
-
-def is_escalating(guard: object) -> bool:
-    """Whether this happens inside the guard's own escalation."""
-    return any(each.guard is guard and not each.is_over for each in _escalating.get())

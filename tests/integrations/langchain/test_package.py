@@ -21,6 +21,16 @@ except MissingExtraError as error:
     print(error)
 """
 
+WITHOUT_A_PRIVATE_NAME = """
+from langchain_core.language_models.chat_models import BaseChatModel
+from semgrad_guard.errors import UnsupportedFrameworkError
+{change}
+try:
+    import langchain_semgrad_guard
+except UnsupportedFrameworkError as error:
+    print(error)
+"""
+
 WITHOUT_AN_EXTRA = """
 import sys
 sys.modules[sys.argv[1]] = None
@@ -42,6 +52,23 @@ def test_its_names() -> None:
 def test_a_missing_langchain_is_named_with_the_command(warm_python: WarmPython, tmp_path: Path) -> None:
     done = warm_python.run(["-c", WITHOUT_LANGCHAIN], folder=tmp_path)
     assert done.stdout.strip() == "langchain-core is not installed. Run: pip install 'semgrad-guard[langchain]'"
+
+
+@pytest.mark.parametrize(
+    ("change", "absent"),
+    [
+        ("del BaseChatModel._generate_with_cache", "BaseChatModel._generate_with_cache"),
+        ("BaseChatModel.astream = lambda *_, **__: None", "call of _astream"),
+        ("from langchain_core.tracers import context; del context._configure_hooks", "context._configure_hooks"),
+    ],
+)
+def test_a_langchain_without_a_private_name_is_refused(
+    warm_python: WarmPython, tmp_path: Path, change: str, absent: str
+) -> None:
+    """Withholding hangs on these names: without one, answers would be delivered unjudged."""
+    done = warm_python.run(["-c", WITHOUT_A_PRIVATE_NAME.format(change=change)], folder=tmp_path)
+    assert absent in done.stdout
+    assert "pip install 'semgrad-guard[langchain]'" in done.stdout
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from langchain_core.prompts import ChatPromptTemplate
 from langchain_core.runnables import Runnable, RunnableLambda, RunnablePassthrough
 
 from langchain_semgrad_guard import ChatSemGrad, GuardedChatModel, calibrate_chain, get_verdict
-from langchain_semgrad_guard.earlier_calls import WITNESS
+from langchain_semgrad_guard.runs import WITNESS
 from semgrad_guard import Policy
 from semgrad_guard.records import Verdict
 
@@ -30,7 +30,7 @@ ASK = ChatPromptTemplate.from_template("{question}")
 @pytest.fixture(autouse=True)
 def nothing_from_before() -> None:
     """Runs that other tests have left open, such as abandoned streams, are forgotten."""
-    WITNESS._wholes.clear()
+    WITNESS._outermost.clear()
     WITNESS._of.clear()
 
 
@@ -114,7 +114,7 @@ def test_what_came_before(
     assert any("may not be what the user asked" in each for each in verdict.unfamiliar) is rewritten
     if make is plain:
         assert verdict.promised
-    assert not WITNESS._wholes, "nothing is kept"
+    assert not WITNESS._outermost, "nothing is kept"
     assert not WITNESS._of
 
 
@@ -142,7 +142,7 @@ async def test_the_start_of_a_text_model_is_told_to_everybody(chat: ChatSemGrad,
     assert heard == ["start", "start"], "of the text model, and of the chat model"
     assert verdict is not None
     assert not verdict.promised
-    assert not WITNESS._wholes
+    assert not WITNESS._outermost
 
 
 def test_a_failed_chain_leaves_nothing_behind(chat: ChatSemGrad) -> None:
@@ -151,5 +151,5 @@ def test_a_failed_chain_leaves_nothing_behind(chat: ChatSemGrad) -> None:
 
     with pytest.raises(ValueError, match="no"):
         (writer() | RunnableLambda(fails) | chat).invoke("hello")
-    assert not WITNESS._wholes
+    assert not WITNESS._outermost
     assert copy.deepcopy(WITNESS) is pickle.loads(pickle.dumps(WITNESS)) is WITNESS  # noqa: S301

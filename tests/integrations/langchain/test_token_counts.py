@@ -9,7 +9,7 @@ from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, System
 from langchain_core.tools import tool
 
 from langchain_semgrad_guard import ChatSemGrad
-from langchain_semgrad_guard.tools import openai_tools
+from langchain_semgrad_guard.messages import openai_tools
 from semgrad_guard import LanguageModel
 from semgrad_guard.errors import InputError, PromptTooLongError
 
