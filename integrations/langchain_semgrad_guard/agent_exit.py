@@ -1,4 +1,4 @@
-"""The exit of an agent's guard: which messages carry a decision, and what becomes of those that carry none."""
+"""The exit of an agent's guard: the messages that carry a decision, and the judgement of those that carry none."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from semgrad_guard.guard import Pending, one
 from semgrad_guard.records import digest_of
 
 JUDGED_KEY = "semgrad_guard_judged"
-"""Where an agent's state keeps which messages are judged."""
+"""The state's key of the messages that are judged."""
 
 _KEPT = 256
 
@@ -46,30 +46,28 @@ def also(known: list[Judged] | None, new: list[Judged] | None) -> list[Judged]:
     return [*(known or []), *(new or [])][-_KEPT:]
 
 
-def says_the_same(message: AIMessage, other: AIMessage) -> bool:
+def equals(message: AIMessage, other: AIMessage) -> bool:
     """Whether two messages have the same text and the same calls."""
-    return (
-        str(message.text) == str(other.text)
-        and _calls(message) == _calls(other)
-        and message.invalid_tool_calls == other.invalid_tool_calls
-    )
+    calls = [[(call["name"], call["args"], call["id"]) for call in either.tool_calls] for either in (message, other)]
+    same_text = str(message.text) == str(other.text)
+    return same_text and calls[0] == calls[1] and message.invalid_tool_calls == other.invalid_tool_calls
 
 
 def carries(message: AIMessage, delivered: AIMessage) -> bool:
     """Whether a message is the one that a guard has delivered, with the decision about it."""
-    mine, other = (each.response_metadata.get(METADATA_KEY) for each in (message, delivered))
-    return mine == other and says_the_same(message, delivered)
+    records = [either.response_metadata.get(METADATA_KEY) for either in (message, delivered)]
+    return records[0] == records[1] and equals(message, delivered)
 
 
 def without_record(message: AIMessage) -> AIMessage:
-    """A message without the record of what it was before somebody changed it."""
+    """A message without the record of the message that it was before a middleware changed it."""
     kept = {name: value for name, value in message.response_metadata.items() if name != METADATA_KEY}
     return message.model_copy(update={"response_metadata": kept})
 
 
 def as_judged(messages: Sequence[BaseMessage], state: Mapping[str, Any]) -> list[Judged]:
-    """What the state keeps of the messages of one turn; what stood in the conversation before it is nobody's here."""
-    known = {each["id"] for each in state.get(JUDGED_KEY) or ()}
+    """The entries of one turn's messages in the state. Earlier messages of the conversation are not judged here."""
+    known = {entry["id"] for entry in state.get(JUDGED_KEY) or ()}
     before = [message for message in _recent(state["messages"]) if message.id not in known]
     return [_judged(message) for message in (*before, *messages) if isinstance(message, AIMessage)]
 
@@ -78,79 +76,73 @@ def require_structure_of(messages: Sequence[BaseMessage], structure: Any) -> Non
     """Raise an `UnenforcedPolicyError` for a structured response that is made of none of these messages."""
     if structure is None:
         return
-    told = [each for message in messages if isinstance(message, AIMessage) for each in _structures(message)]
-    if not any(_is_read_from(each, structure) for each in told):
+    sources: list[Any] = []
+    for message in messages:
+        if isinstance(message, AIMessage):
+            sources += [call["args"] for call in message.tool_calls]
+            with suppress(ValueError):
+                sources.append(json.loads(str(message.text)))
+    if not any(_is_read_from(source, structure) for source in sources):
         raise UnenforcedPolicyError(
-            "another middleware has put a structured response in the place of the model's: nobody has judged it. Let "
-            "the middleware change the message, and leave its structure to LangChain"
+            "another middleware has put a structured response in the place of the model's, which no guard has judged. "
+            "Let the middleware change the message, and leave its structure to LangChain"
         )
 
 
-def _structures(message: AIMessage) -> list[Any]:
-    """All that a structured response can be read from: the arguments of calls, and a text of JSON."""
-    found: list[Any] = [call["args"] for call in message.tool_calls]
-    with suppress(ValueError):
-        found.append(json.loads(str(message.text)))
-    return found
-
-
-def _is_read_from(told: Any, structure: Any) -> bool:
-    """Whether it says this and nothing else. Fields that a class fills in by itself are nobody's words."""
-    if isinstance(structure, dict):  # of a typed dict nobody knows the type here, which may have read "1" as 1
-        leaves = list(_leaves(told))
+def _is_read_from(source: Any, structure: Any) -> bool:
+    """Whether a structure has this content and no other, apart from defaults that its class fills in."""
+    if isinstance(structure, dict):  # the type of a typed dict is not known here, and may have read "1" as 1
+        leaves = list(_leaves(source))
         return all(leaf in leaves or str(leaf) in map(str, leaves) for leaf in _leaves(structure))
     reads = TypeAdapter[Any](cast("type[Any]", type(structure)))
     try:
-        return _set(reads.validate_python(told)) == _set(structure)
+        read = reads.validate_python(source)
     except ValueError:
         return False
+    if isinstance(structure, BaseModel):
+        return read.model_dump(exclude_unset=True) == structure.model_dump(exclude_unset=True)
+    return read == structure
 
 
 def _leaves(value: Any) -> Iterator[Any]:
     if isinstance(value, dict):
-        for each in cast("dict[str, Any]", value).values():
-            yield from _leaves(each)
-    elif isinstance(value, (list, tuple)):
-        for each in cast("list[Any]", value):
-            yield from _leaves(each)
+        value = list(cast("dict[str, Any]", value).values())
+    if isinstance(value, (list, tuple)):
+        for item in cast("list[Any]", value):
+            yield from _leaves(item)
     else:
         yield value
-
-
-def _set(structure: Any) -> Any:
-    return structure.model_dump(exclude_unset=True) if isinstance(structure, BaseModel) else structure
 
 
 def judged_late(state: Mapping[str, Any], rules: Rules) -> dict[str, Any] | None:
     """The state's update for messages that came past the guard: each as it is delivered.
 
-    A record that such a message carries counts, if it was made for its text; others have no score. No target is asked:
-    what it would be asked is not known any more.
+    A record that such a message carries counts if it was made for its text; other messages have no score. The target is
+    not called, as its input is not known any more.
 
     Raises:
         LowConfidenceError: a message is withheld in mode "raise", or where a structured response is made of it.
     """
     if rules.terms.withholds:
         require_structure_of(_recent(state["messages"]), state.get("structured_response"))
-    judged = {each["id"]: each for each in state.get(JUDGED_KEY) or ()}
-    strangers = [each for each in _recent(state["messages"]) if not _is_judged(each, judged.get(each.id))]
+    known = {entry["id"]: entry for entry in state.get(JUDGED_KEY) or ()}
+    strangers = [message for message in _recent(state["messages"]) if not _is_judged(message, known.get(message.id))]
     if not strangers:
         return None
     if rules.terms.mode == "observe":
         for message in strangers:
             observe(rules, rules.draft(message, None, None))
-        return {JUDGED_KEY: [_judged(message) for message in strangers]}
-    changed = [without_record(each) if each.id in judged else each for each in strangers]
-    said = [_delivered(message, rules, state) for message in changed]
-    return {"messages": said, JUDGED_KEY: [_judged(message) for message in said]}
+        return {JUDGED_KEY: list(map(_judged, strangers))}
+    changed = [without_record(message) if message.id in known else message for message in strangers]
+    delivered = [_delivered(message, rules, state) for message in changed]
+    return {"messages": delivered, JUDGED_KEY: list(map(_judged, delivered))}
 
 
 def _delivered(message: AIMessage, rules: Rules, state: Mapping[str, Any]) -> AIMessage:
     owed = "A structured response is made of it." if state.get("structured_response") is not None else ""
-    terms = replace(rules.terms, can_escalate=False)
     draft = replace(rules.draft(message, None, None), irreplaceable=owed)
     try:
-        outcome = one(Pending([draft], terms).outcomes())
+        outcome = one(Pending([draft], replace(rules.terms, can_escalate=False)).outcomes())
     except LowConfidenceError as error:
         dispatch_custom_event(METADATA_KEY, error.verdict.metadata())
         raise
@@ -159,14 +151,9 @@ def _delivered(message: AIMessage, rules: Rules, state: Mapping[str, Any]) -> AI
 
 
 def _recent(messages: Sequence[BaseMessage]) -> list[AIMessage]:
-    """The messages of models since the user has spoken."""
-    found: list[AIMessage] = []
-    for message in reversed(messages):
-        if isinstance(message, HumanMessage):
-            break
-        if isinstance(message, AIMessage):
-            found.append(message)
-    return found[::-1]
+    """The messages of models after the user's last one."""
+    last = max((i for i, message in enumerate(messages) if isinstance(message, HumanMessage)), default=-1)
+    return [message for message in messages[last + 1 :] if isinstance(message, AIMessage)]
 
 
 def _judged(message: AIMessage) -> Judged:
@@ -177,7 +164,3 @@ def _is_judged(message: AIMessage, known: Judged | None) -> bool:
     """Whether a message is one that was judged. A person may have edited its calls since, or taken some out."""
     now = _judged(message)
     return known is not None and now["digest"] == known["digest"] and set(now["calls"]) <= set(known["calls"])
-
-
-def _calls(message: AIMessage) -> list[tuple[str, dict[str, Any], str | None]]:
-    return [(call["name"], call["args"], call["id"]) for call in message.tool_calls]

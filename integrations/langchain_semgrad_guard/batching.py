@@ -1,4 +1,4 @@
-"""Batches: the runs of one batch wait for each other, so that one generation answers all and a target is asked once.
+"""Batches: the runs of one batch wait for each other, so that one generation answers all and a target is called once.
 
 LangChain opens a run, calls the model and closes the run; the runs of a batch do not know of each other. Here each run
 takes a `Seat`, puts its call there and waits (`gathered`). Only one of them moves at a time, so that handlers hear them
@@ -210,7 +210,8 @@ class PendingBatch:
     def _fill(self, first: int) -> None:
         """Generate the next `size` requests from `first` on; those before it were answered by a cache."""
         waiting = self._waiting[first:]
-        alike = [each for each in waiting if (each.options, each.form) == (waiting[0].options, waiting[0].form)]
+        kind = (waiting[0].options, waiting[0].form)
+        alike = [request for request in waiting if (request.options, request.form) == kind]
         batch = alike[: self._size]
         self._waiting = [request for request in waiting if not any(request is taken for taken in batch)]
         try:

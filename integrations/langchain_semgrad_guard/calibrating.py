@@ -1,4 +1,4 @@
-"""`calibrate_chain`: a calibration made from what a chain really asks its model, and from what it really delivers."""
+"""`calibrate_chain`: a calibration made from a chain's real prompts to its model, and from its real answers."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from semgrad_guard.errors import CalibrationError, InputError
 from semgrad_guard.guard import Recorder, recording
 
 Output = Callable[[Any], str]
-"""The delivered text, from what a chain returns."""
+"""The delivered text in a chain's output."""
 
 
 def calibrate_chain(
@@ -50,10 +50,10 @@ def calibrate_chain(
     config: RunnableConfig | None = None,
     **options: Any,
 ) -> Calibration:
-    """Run a chain on examples, grade what it delivers, and calibrate the scores of its answering model.
+    """Run a chain on examples, grade its answers, and calibrate the scores of its answering model.
 
     While it runs nothing is withheld, whatever guards are in it. The promise of the calibration is about prompts of
-    the shape that the chain's own prompts had: an answer to another prompt is judged, and promised nothing.
+    the shape that the chain's own prompts had: an answer to another prompt is judged, and not promised.
 
         calibration = calibrate_chain(rag, [("Who built it?", ["Ada"]), ...], "token-f1", alpha=0.1, delta=0.05)
         router = UncertaintyRouterCallback(policy=Policy.from_calibration(calibration))
@@ -65,14 +65,14 @@ def calibrate_chain(
             and the right answers.
         alpha: the largest error rate among the answers that are let through, in (0, 1).
         delta: the largest probability of breaking that promise, in (0, 1).
-        record: a file (JSON Lines) that keeps every answer with its prompt; an interrupted run goes on from there, once
+        record: a file (JSON Lines) that keeps every answer with its prompt; an interrupted run resumes there, once
             three of its inputs were answered again as before. `calibration.n_recorded` counts what came from it.
         max_concurrency: how many inputs are answered together (`chain.batch`).
         aggregate: where an example makes several scored calls: "one" is an error, "max" takes the least certain one.
-            Then the calibration is for whoever judges the chain by the worst of its scores: a guard around one of its
-            calls refuses it.
+            Then the calibration is for a judge of the chain by the worst of its scores: a guard around one of its calls
+            refuses it.
         answering: a tag or a run name of the call that writes the answer; other calls do not count.
-        output: finds the delivered text in what the chain returns; needed where that is neither a text, a message, an
+        output: finds the delivered text in the chain's output; needed where that is neither a text, a message, an
             agent's state nor a mapping with an "answer".
         progress: a line on stderr, a function of (done, in all), or False.
         config: for every run.
@@ -114,7 +114,7 @@ async def acalibrate_chain(
 
 
 class _Runs:
-    """Runs of one chain, several inputs at a time, and whose drafts are whose."""
+    """Runs of one chain, several inputs at a time, each with its drafts."""
 
     def __init__(
         self, chain: Runnable[Any, Any] | Callable[[Any], Any], config: RunnableConfig | None, output: Output | None
@@ -156,14 +156,14 @@ class _Runs:
 
     def _configs(self, listeners: Sequence[_Calls]) -> list[RunnableConfig]:
         size: RunnableConfig = {"max_concurrency": len(listeners)}
-        own = ensure_config(self._config)
-        return [merge_configs(own, size, {"callbacks": [listener]}) for listener in listeners]
+        shared = ensure_config(self._config)
+        return [merge_configs(shared, size, {"callbacks": [listener]}) for listener in listeners]
 
     def _ran(self, outputs: Sequence[Any], listeners: Sequence[_Calls], recorder: Recorder) -> list[Ran | Exception]:
         drafts = [_drafts(recorder, listener, alone=len(listeners) == 1) for listener in listeners]
         return [
-            found if isinstance(found, Exception) else Ran(self._output(found), own)
-            for found, own in zip(outputs, drafts, strict=True)
+            output if isinstance(output, Exception) else Ran(self._output(output), made)
+            for output, made in zip(outputs, drafts, strict=True)
         ]
 
 
@@ -176,7 +176,7 @@ class _Calls(BaseCallbackHandler):
         self.labels: dict[str, frozenset[str]] = {}
 
     def on_chat_model_start(self, serialized: Any, messages: Any, *, run_id: Any, **known: Any) -> None:
-        """Take the call's labels down."""
+        """Note the call's labels."""
         names = [known.get("name"), *(known.get("tags") or ())]
         self.labels[str(run_id)] = frozenset(name for name in names if isinstance(name, str))
 
@@ -199,7 +199,7 @@ def _drafts(recorder: Recorder, calls: _Calls, *, alone: bool) -> list[LabelledD
 
 
 def _text(output: Any) -> str:
-    """The delivered text of what chains usually return."""
+    """The delivered text in the usual outputs of chains."""
     if isinstance(output, str):
         return output
     if isinstance(output, BaseMessage):
@@ -217,7 +217,7 @@ def _text(output: Any) -> str:
 
 
 def _fingerprint(chain: Runnable[Any, Any], config: RunnableConfig | None, output: Output) -> str:
-    """Sixteen hex digits for a chain's steps, prompts, code and settings. Its model is known from its answers."""
+    """Sixteen hex digits for a chain's steps, prompts, code and settings. Its answers identify its model."""
     graph = chain.get_graph().to_json()
     prompts = [repr(prompt) for prompt in chain.get_prompts()]
     settings = sorted((name, repr(value)) for name, value in (config or {}).get("configurable", {}).items())

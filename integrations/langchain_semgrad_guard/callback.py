@@ -1,4 +1,4 @@
-"""`UncertaintyRouterCallback`: a policy, attached to a chat model as a callback; and what an observing one reports."""
+"""`UncertaintyRouterCallback`: a policy, attached to a chat model as a callback; and the report of an observing one."""
 
 from __future__ import annotations
 
@@ -56,29 +56,29 @@ class Labels:
     def are_internal(self) -> bool:
         """Whether LangChain makes this call for itself (a summary, a choice of tools).
 
-        Such a call answers nobody, and an abstention in its place would be taken for a history, or for a tool's name.
+        Such a call gives no answer, and an abstention in its place would be taken for a history, or for a tool's name.
         """
         return "lc_source" in self.metadata
 
 
 class EnforcingDescription(dict[str, Any]):
-    """How a model that carries out a router's decisions is described to callbacks at the start of a run.
+    """The description, at the start of a run, of a model that carries out a router's decisions.
 
-    LangChain hands this very object to every handler, on every path: the type says what no tag, metadata or parameter
-    could claim by accident.
+    LangChain passes this very object to every handler, on every path: no tag, metadata or parameter could claim this
+    type by accident.
     """
 
 
 class UncertaintyRouterCallback(RunHandler):
     """Applies a policy to every answer of the chat model it is attached to; the model enforces what it decides.
 
-    An answer at or below the threshold is delivered. What becomes of any other is the `mode`'s affair:
+    An answer at or below the threshold is delivered. For any other the `mode` decides:
 
     - `enforce`: the model's run ends with the answer of `escalate_to` in its place, or with `abstain_message` where
       there is no target. A stream is buffered: it arrives in one chunk.
-    - `raise`: the run ends with a `LowConfidenceError`, which holds the verdict; no target is asked.
-    - `annotate`: the answer is delivered, live where it is streamed, and the decision stands in its metadata (a
-      stream's last chunk) with `enforced: false`. No target is asked.
+    - `raise`: the run ends with a `LowConfidenceError`, which holds the verdict; no target is called.
+    - `annotate`: the answer is delivered, live where it is streamed, and the decision is in its metadata (a stream's
+      last chunk) with `enforced: false`. No target is called.
     - `observe`: the answer and its metadata stay as they are. The decision goes to the logger `semgrad_guard` and,
       inside a chain or a graph, out as a custom event `semgrad_guard`.
 
@@ -86,26 +86,26 @@ class UncertaintyRouterCallback(RunHandler):
     ignore it; an observer refuses none.
 
     Args:
-        policy: what to let through. A calibrated policy is checked against each answer's own record.
-        escalate_to: a larger chat model, which is asked with the call's own options and tools; an agent's graph, which
-            is given the messages as its state; or any Runnable that takes the messages and returns a message or a
-            string. A scored target's verdict is kept inside this one's; any other target is passed on as unscored,
-            outside every promise.
+        policy: which answers to let through. A calibrated policy is checked against each answer's own record.
+        escalate_to: a larger chat model, which gets the call's own options and tools; an agent's graph, which gets the
+            messages as its state; or any Runnable that takes the messages and returns a message or a string. A scored
+            target's verdict is kept inside this one's; the answer of any other target is unscored, outside every
+            promise.
         mode: what to do with a decision.
         abstain_message: delivered in place of an answer that is neither let through nor escalated; a text, or a
             function of the verdict.
         keep_draft: keep the text of withheld answers in the metadata (`draft`) and in traces.
-        on_error: what becomes of an answer whose target fails or is late, or that is late itself: "raise" or "abstain".
+        on_error: for an answer whose target fails or is late, or that is late itself: "raise" or "abstain".
         timeout: seconds for generating, scoring and escalating together.
         monitor: watches the scores for drift.
         log: a `DecisionLog`, which every decision is written to.
         answering: a tag or a run name of the call that writes the answer: other calls of a chain (those that condense a
-            question, summarize a history or write a query) are left alone, as an abstention would be taken for what
-            they write. Without it a router in a chain's config refuses the second call of a run that does not
+            question, summarize a history or write a query) are left alone, as an abstention would be taken for their
+            text. Without it a router in a chain's config refuses the second call of a run that does not
             continue the first.
 
     Raises:
-        InputError: no policy, an unknown mode, or a target that is no Runnable or takes no messages.
+        InputError: no policy, an unknown mode, or a target that is not a Runnable or takes no messages.
         BindingMismatchError: the target is a guarded model whose calibration does not follow this one's.
     """
 
@@ -144,17 +144,17 @@ class UncertaintyRouterCallback(RunHandler):
 
     @property
     def policy(self) -> Policy:
-        """What is let through."""
+        """The policy: which answers are let through."""
         return self.rules.terms.policy
 
     @property
     def mode(self) -> Mode:
-        """What becomes of a decision."""
+        """The effect of a decision."""
         return self.rules.terms.mode
 
     @property
     def escalate_to(self) -> Runnable[Any, Any] | None:
-        """Who is asked for what is not let through."""
+        """The target for answers that are not let through."""
         return self._escalate_to
 
     @escalate_to.setter
@@ -242,7 +242,7 @@ def rules_of(owner: object, policy: Policy, escalate_to: Any, **terms: Any) -> R
 
 
 def observe(rules: Rules, draft: Draft[AIMessage]) -> None:
-    """Log a decision, and dispatch it as a custom event where there is a run to belong to.
+    """Log a decision, and dispatch it as a custom event where it belongs to a run.
 
     Answers let through are logged as INFO, others as WARNING; the record's attribute `semgrad_guard` holds the
     verdict's metadata. An observer must not end what it observes: its own errors are logged, with their traces.
@@ -252,7 +252,7 @@ def observe(rules: Rules, draft: Draft[AIMessage]) -> None:
         level = logging.INFO if verdict.action == "answer" else logging.WARNING
         record = verdict.metadata()
         logger.log(level, "%s would be the decision: %s", verdict.action, _why(verdict), extra={METADATA_KEY: record})
-        # A model that is not ours has no context in a batch: what is observed about it is reported to the log only.
+        # A model that is not ours has no context in a batch: a decision about it is reported to the log only.
         manager = around(ensure_config())
         if manager.parent_run_id is not None:
             manager.on_custom_event(METADATA_KEY, record, run_id=manager.parent_run_id)
@@ -267,7 +267,7 @@ def _why(verdict: Verdict) -> str:
 
 
 def _draft_of(response: LLMResult, *, can_escalate: bool) -> Draft[AIMessage]:
-    """What a run ended with, as an observer judges it: by the score of its draft, whatever a router made of that."""
+    """A run's answer as an observer judges it: by the score of its draft, whatever a router made of it."""
     generation = response.generations[0][0]
     message = generation.message if isinstance(generation, ChatGeneration) else AIMessage(generation.text)
     recorded = stage_verdict(message)

@@ -43,7 +43,7 @@ from semgrad_guard.named import reading_prompt
 from semgrad_guard.records import PromptForm
 
 _CALL_OPTIONS = FORM_OPTIONS | {"logprobs", "stream"}
-"""What a call may say besides how its answer is generated."""
+"""Options of a call other than those for generating its answer."""
 
 
 class ChatSemGrad(StreamingChatModel):
@@ -82,7 +82,7 @@ class ChatSemGrad(StreamingChatModel):
     """Strings that end an answer; those of a call replace them."""
 
     estimator: Annotated[Estimator, SkipValidation, BeforeValidator(as_estimator)] = Field(default_factory=HybridGrad)
-    """An estimator; or a calibration or a policy, which stand for the one they were made for."""
+    """An estimator; or a calibration or a policy, for the estimator that they were made with."""
     prompt_template: str = "chat"
     """A name for the form of the prompts; a calibration for another form is refused."""
     max_batch_size: int = Field(default=16, ge=1)
@@ -96,7 +96,7 @@ class ChatSemGrad(StreamingChatModel):
     max_retries: int | None = None
     """Accepted as a standard parameter; a local model has no request to retry."""
     api_key: SecretStr | None = Field(default=None, exclude=True, repr=False)
-    """Accepted as a standard parameter; a local model asks for no key."""
+    """Accepted as a standard parameter; a local model needs no key."""
 
     _weights: Weights | None = PrivateAttr(default=None)
 
@@ -122,7 +122,7 @@ class ChatSemGrad(StreamingChatModel):
 
     @classmethod
     def from_model(cls, language_model: LanguageModel, /, **fields: Any) -> Self:
-        """A chat model for weights that are loaded already; `fields` are the constructor's, but those for loading.
+        """A chat model for weights that are loaded already; `fields` are the constructor's, except those for loading.
 
         Raises:
             InputError: a field that only loading could honour.
@@ -216,10 +216,10 @@ class ChatSemGrad(StreamingChatModel):
         )
 
     def _options(self, stop: Sequence[str] | None, kwargs: Mapping[str, Any]) -> GenerationOptions:
-        """The options of one call: the fields, and what the call says otherwise."""
+        """The options of one call: the fields, and the call's own."""
         return call_options(self, kwargs if stop is None else {**kwargs, "stop": stop}, also=_CALL_OPTIONS)
 
-    # What runs, streams and batches ask for.
+    # For runs, streams and batches.
 
     def _ready(self) -> None:
         _ = self.language_model.identity
@@ -262,7 +262,7 @@ class ChatSemGrad(StreamingChatModel):
             yield
 
     def _announced_request(self, call: Call) -> Request | None:
-        """What a call will ask for; None for one that will fail in a run of its own."""
+        """A call's request; None for one that will fail in a run of its own."""
         try:
             return self._request(call.messages, call.stop, call.options)
         except SemGradGuardError:
@@ -275,7 +275,7 @@ class ChatSemGrad(StreamingChatModel):
 
         Raises:
             EmptyResponseError: the answer holds no text.
-            InputError: it holds tool calls, or is no message.
+            InputError: it holds tool calls, or is not a message.
         """
         if not isinstance(response, (str, AIMessage)):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise InputError(f"score takes a string or an AIMessage, not a {type(response).__name__}")
@@ -330,21 +330,21 @@ class ChatSemGrad(StreamingChatModel):
 
         Args:
             schema: the form.
-            include_raw: return `{"raw", "parsed", "parsing_error"}`; the verdict stands in `raw`.
+            include_raw: return `{"raw", "parsed", "parsing_error"}`; the verdict is in `raw`.
             method: "json_schema" tells the model the schema and constrains its answer to it; "function_calling" makes
                 the schema a tool that must be called; "json_mode" constrains to JSON of any form.
             strict: accepted as a standard parameter; answers always follow the schema.
             **kwargs: none are known.
 
         Raises:
-            InputError: an unknown option or method. When asked: LowConfidenceError for an answer that a router
+            InputError: an unknown option or method. When called: LowConfidenceError for an answer that a router
                 withheld, OutputParserException for one that `max_tokens` cut.
         """
         if kwargs:
             raise InputError(f"with_structured_output takes no {', '.join(sorted(kwargs))}")
         return structured(self, schema, method=method, include_raw=include_raw)
 
-    # What LangChain asks about a model.
+    # A model's description for LangChain.
 
     def get_token_ids(self, text: str) -> list[int]:
         """The model's own tokens of a text, without any that its tokenizer adds of its own accord."""

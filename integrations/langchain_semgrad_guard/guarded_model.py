@@ -52,7 +52,7 @@ class Inner(NamedTuple):
 
 
 class AroundChatModel(StreamingChatModel):
-    """A chat model that asks another one. What it delivers is its own run's; the other's is heard by tracers alone.
+    """A chat model that calls another one. It delivers in its own run; only tracers hear the other's.
 
     An answer of a served model is scored by the text, as if `scorer` had written it. `prompt_template` is therefore a
     name of its own, so that a calibration made for answers of `scorer` itself is refused. An answer that cannot be
@@ -66,7 +66,7 @@ class AroundChatModel(StreamingChatModel):
     scorer: Annotated[LanguageModel | None, SkipValidation] = None
     """The local copy of the weights that `model` serves."""
     estimator: Annotated[Estimator | None, SkipValidation, BeforeValidator(lambda e: e and as_estimator(e))] = None
-    """Of the scorer: an estimator; or a calibration or a policy, which stand for the one they were made for."""
+    """Of the scorer: an estimator; or a calibration or a policy, for the estimator that they were made with."""
     prompt_template: str | None = None
     """The scorer's name for the prompts' form, "served" by default."""
 
@@ -91,7 +91,7 @@ class AroundChatModel(StreamingChatModel):
     def _drafted(self, call: Call) -> ChatResult:
         model, inner = self._inner.model, self._inner_call(call)
         if not isinstance(model, EnforcingChatModel):
-            return self._scored_result(call, served.asked(model, inner))
+            return self._scored_result(call, served.answered(model, inner))
         if model.rules is None:
             return model._drafted(inner)
         with unheard() if call.hides else nullcontext():
@@ -100,7 +100,7 @@ class AroundChatModel(StreamingChatModel):
     async def _adrafted(self, call: Call) -> ChatResult:
         model, inner = self._inner.model, self._inner_call(call)
         if not isinstance(model, EnforcingChatModel):
-            result = await served.aasked(model, inner)
+            result = await served.aanswered(model, inner)
             return result if self.scorer is None else await off_loop(lambda: self._scored_result(call, result))
         if model.rules is None:
             return await model._adrafted(inner)
@@ -186,7 +186,7 @@ class AroundChatModel(StreamingChatModel):
         tools, kwargs = self._bound_tools
         return {**options, **kwargs, "tools": tools}
 
-    # What LangChain asks for.
+    # LangChain's own methods.
 
     def bind_tools(self, tools: Sequence[AnyTool], **kwargs: Any) -> Runnable[LanguageModelInput, AIMessage]:
         """Show the model tools, in its own provider's form; the scorer and a target are shown the same tools.
@@ -242,7 +242,7 @@ class AroundChatModel(StreamingChatModel):
 
     @property
     def model_name(self) -> str:
-        """The name of the model inside, as agents ask for it."""
+        """The name of the model inside, for agents."""
         model: Any = self._inner.model
         name = getattr(model, "model_name", None) or getattr(model, "model", None)
         return name if isinstance(name, str) and name else model.get_name()
@@ -269,24 +269,24 @@ class GuardedChatModel(AroundChatModel):
         prompt | guard | StrOutputParser()
 
     It is a `BaseChatModel`: tools, structured output, retries, fallbacks and agents work as with any other. Runs end
-    with what is delivered; streams are buffered where an answer may be withheld.
+    with the delivered answer; streams are buffered where an answer may be withheld.
 
     Args:
         model: a `ChatSemGrad`, bound arguments included (`chat.bind_tools(...)`), or any other chat model together with
             `scorer`. An observer takes any chat model without one: answers that carry no score are reported so.
-        policy: what to let through.
+        policy: which answers to let through.
         scorer: the local copy of the weights that `model` serves.
         estimator: of the scorer. By default, and for a `ChatSemGrad` that was made without one, it is the one that the
             policy was calibrated with, or else HybridGrad.
         prompt_template: the scorer's name for the prompts' form. A calibration made for the scorer's own answers
-            ("chat") is refused by default; naming it here vouches for what cannot be checked from here: that `model`
-            serves these weights with this chat template and decodes as the calibrated model did.
+            ("chat") is refused by default. To name it here is to vouch that `model` serves these weights with this chat
+            template and decodes as the calibrated model did, which cannot be checked from here.
 
     The others (`escalate_to`, `mode`, `abstain_message`, `keep_draft`, `on_error`, `timeout`, `monitor`, `log`) are
     those of `UncertaintyRouterCallback`.
 
     Raises:
-        InputError: a model that carries no score, a scorer beside one that does, or no policy.
+        InputError: a model that carries no score, a scorer as well as one that does, or no policy.
         UnenforcedPolicyError: a router is attached to the model already.
         BindingMismatchError: the target is a guarded model whose calibration does not follow this one's.
     """
@@ -318,20 +318,20 @@ class GuardedChatModel(AroundChatModel):
     @model_validator(mode="after")
     def _is_one_guard(self) -> Self:
         inner, config = self._inner, self._inner.config
-        heard = [*handlers_of(inner.model.callbacks), *handlers_of(config.get("callbacks"))]
-        if any(isinstance(each, UncertaintyRouterCallback) and each.mode != "observe" for each in heard):
+        handlers = [*handlers_of(inner.model.callbacks), *handlers_of(config.get("callbacks"))]
+        if any(isinstance(handler, UncertaintyRouterCallback) and handler.mode != "observe" for handler in handlers):
             raise UnenforcedPolicyError(
                 "2 routers: one is attached to the model already. Attach one, or give that here"
             )
         self.output_version = self.output_version or inner.model.output_version
-        self.cache = False  # of drafts the model inside takes care
+        self.cache = False  # the model inside keeps the drafts
         self.tags = [*(self.tags or []), *(inner.model.tags or []), *(config.get("tags") or [])] or None
         self.metadata = {
             **(inner.model.metadata or {}),
             **(config.get("metadata") or {}),
             **(self.metadata or {}),
         } or None
-        self.callbacks = [*handlers_of(self.callbacks), *heard] or None
+        self.callbacks = [*handlers_of(self.callbacks), *handlers] or None
         return self
 
     @property
@@ -341,8 +341,9 @@ class GuardedChatModel(AroundChatModel):
 
     @property
     def promise(self) -> Promise | None:
-        """What holds for what this guard and its targets deliver, or for the promised answers among it (`covers`); None
-        where a stage is uncalibrated or unscored, or found no threshold.
+        """The promise about the answers of this guard and its targets, or about the promised ones of them (`covers`).
+
+        None where a stage is uncalibrated or unscored, or has no threshold.
         """
         return promise_along(self, GuardedChatModel)
 
@@ -367,7 +368,7 @@ class GuardedChatModel(AroundChatModel):
         return self._parts
 
     def _scoring(self, inner: Inner) -> Inner:
-        """The model inside; where nobody chose how it scores, a copy that scores as the policy's calibration did.
+        """The model inside; without a chosen estimator, a copy that scores as the policy's calibration did.
 
         Raises:
             InputError: its answers carry no score; or they do, and a scorer is given.

@@ -1,9 +1,9 @@
-"""Who hears the runs that a guarded run makes inside itself.
+"""Which handlers hear the runs that a guarded run makes inside itself.
 
-A target's answer will be said once more when the guarded run ends: handlers that show tokens to users must not hear it,
-and those that count tokens find the sum on the guarded run. Traces keep a target's runs: where they stand, how long
-they took, what they cost (`tracers_only`). What runs while a draft is made may hold a text that will be withheld: its
-runs are heard by nobody (`unheard`, `aside`).
+A target's answer is delivered again when the guarded run ends: handlers that show tokens to users must not hear it, and
+those that count tokens find the sum on the guarded run. Traces keep a target's runs, their times and costs
+(`tracers_only`). A run inside the making of a draft may hold a text that will be withheld: no handler hears it
+(`unheard`, `aside`).
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def handlers_of(callbacks: Callbacks) -> Sequence[BaseCallbackHandler]:
 
 
 def around(config: RunnableConfig) -> CallbackManager:
-    """All who hear a run with this config: those that it names, and those that the context adds."""
+    """The callbacks of a run with this config: those that it names, and those that the context adds."""
     return CallbackManager.configure(config.get("callbacks"))
 
 
@@ -67,16 +67,16 @@ def inside(run: RunManager | None) -> CallbackManager:
     if run is None:
         return CallbackManager(handlers=[])
     manager = CallbackManager(handlers=[], parent_run_id=run.run_id)
-    manager.set_handlers([each for each in run.inheritable_handlers if _is_tracer(each)])
+    manager.set_handlers(list(filter(_is_tracer, run.inheritable_handlers)))
     manager.add_tags(run.inheritable_tags)
     manager.add_metadata(run.inheritable_metadata)
     return manager
 
 
 def inside_stream(outer: CallbackManager, config: RunnableConfig, run_id: UUID) -> CallbackManager:
-    """The callbacks of runs inside a stream's run, which `outer` hears: LangChain does not tell a stream its run."""
+    """The callbacks of runs inside a stream's run, whose own are `outer`: LangChain does not give a stream its run."""
     inner = CallbackManager(handlers=[], parent_run_id=run_id)
-    inner.set_handlers([each for each in outer.inheritable_handlers if _is_tracer(each)])
+    inner.set_handlers(list(filter(_is_tracer, outer.inheritable_handlers)))
     inner.add_tags([*outer.inheritable_tags, *(config.get("tags") or [])])
     inner.add_metadata({**outer.inheritable_metadata, **(config.get("metadata") or {})})
     return inner
@@ -84,7 +84,7 @@ def inside_stream(outer: CallbackManager, config: RunnableConfig, run_id: UUID) 
 
 @contextmanager
 def configured(config: RunnableConfig | None) -> Generator[None]:
-    """The time of a call with this config, for targets: LangChain hands a model's `configurable` to nobody."""
+    """The time of a call with this config, for targets: LangChain does not pass a model's `configurable` on."""
     given = (config or {}).get("configurable")
     if not given:
         yield
@@ -96,18 +96,15 @@ def configured(config: RunnableConfig | None) -> Generator[None]:
 
 
 def users_own(configurable: Mapping[str, Any]) -> dict[str, Any]:
-    """What a user has configured, without LangGraph's entries, which would make a target part of the graph around."""
+    """The user's own configuration. LangGraph's entries would make a target part of the graph around it."""
     return {key: value for key, value in configurable.items() if not key.startswith(("__pregel_", "checkpoint_"))}
 
 
 @contextmanager
-def tracers_only(heard: CallbackManager) -> Generator[RunnableConfig]:
-    """The time of inner runs, and their config: also of those that are made without passing a config on.
-
-    What a user has configured goes with it.
-    """
-    config = _inner_config(heard)
-    hidden = [(hook[0], None) for hook in _configure_hooks if not _is_tracer_or_none(hook[0].get())]
+def tracers_only(callbacks: CallbackManager) -> Generator[RunnableConfig]:
+    """The time of inner runs, and their config with the user's configuration, also for runs that no config reaches."""
+    config = _inner_config(callbacks)
+    hidden = [(hook[0], None) for hook in _configure_hooks if not (hook[0].get() is None or _is_tracer(hook[0].get()))]
     with _set((var_child_runnable_config, config), *hidden):
         yield config
 
@@ -136,11 +133,11 @@ def aside() -> Generator[None]:
 
 
 class AsideManager(CallbackManager):
-    """The callbacks of code aside. LangChain hands them on in configs, where a model that runs aloud knows them."""
+    """The callbacks of code aside. LangChain passes them on in configs, where a model that runs aloud knows them."""
 
 
 class CustomEvents(BaseCallbackHandler):
-    """What another handler hears of custom events, as those of one run; it hears nothing else."""
+    """Passes custom events on to another handler, as those of one run, and nothing else."""
 
     ignore_llm = ignore_retry = ignore_chain = ignore_agent = ignore_retriever = ignore_chat_model = True  # pyright: ignore
 
@@ -148,10 +145,10 @@ class CustomEvents(BaseCallbackHandler):
         self._handler, self._run_id = handler, run_id
         self.run_inline, self.raise_error = handler.run_inline, handler.raise_error
         if inspect.iscoroutinefunction(handler.on_custom_event):
-            self.on_custom_event = self._on_custom_event_async  # LangChain asks whether it is a coroutine function
+            self.on_custom_event = self._on_custom_event_async  # LangChain looks whether it is a coroutine function
 
     def on_custom_event(self, name: str, data: Any, *, run_id: UUID, **known: Any) -> Any:
-        """Hand the event on."""
+        """Pass the event on."""
         return self._handler.on_custom_event(name, data, run_id=self._run_id or run_id, **known)
 
     async def _on_custom_event_async(self, name: str, data: Any, *, run_id: UUID, **known: Any) -> Any:
@@ -159,7 +156,7 @@ class CustomEvents(BaseCallbackHandler):
 
 
 class AloudChatModel(BaseChatModel):
-    """A chat model that can be made to run in another context than the code which asks it (see `aside`)."""
+    """A chat model that can be made to run in another context than the code that calls it (see `aside`)."""
 
     _context: Context | None = PrivateAttr(default=None)
 
@@ -184,8 +181,8 @@ class AloudChatModel(BaseChatModel):
     ) -> AIMessage:
         """Answer one input."""
         if self._context is not None:
-            ask = partial(super().invoke, input, _aloud(config), stop=stop, **kwargs)
-            return self._context.copy().run(ask)
+            invoked = partial(super().invoke, input, _aloud(config), stop=stop, **kwargs)
+            return self._context.copy().run(invoked)
         with configured(config):
             return super().invoke(input, config, stop=stop, **kwargs)
 
@@ -199,8 +196,8 @@ class AloudChatModel(BaseChatModel):
     ) -> AIMessage:
         """Like `invoke`, without blocking the event loop."""
         if self._context is not None:
-            asked = super().ainvoke(input, _aloud(config), stop=stop, **kwargs)
-            return await coro_with_context(asked, self._context.copy(), create_task=True)
+            invoked = super().ainvoke(input, _aloud(config), stop=stop, **kwargs)
+            return await coro_with_context(invoked, self._context.copy(), create_task=True)
         with configured(config):
             return await super().ainvoke(input, config, stop=stop, **kwargs)
 
@@ -216,11 +213,11 @@ def _aloud(config: RunnableConfig | None) -> RunnableConfig | None:
 def _silence(config: RunnableConfig) -> Generator[None]:
     """The time of runs with this config, which only its own handlers hear.
 
-    LangSmith's tracer and OpenTelemetry's instrumentors join every run of their own accord: they are told not to.
+    LangSmith's tracer and OpenTelemetry's instrumentors join every run of their own accord: here they may not.
     """
-    heard = [hook for hook in _configure_hooks if hook[0].get() is not WITNESS]  # it tells nobody
-    hidden = [(hook[0], _NOBODY if hook[3] else None) for hook in heard]
-    otel: Any = sys.modules.get("opentelemetry.instrumentation.utils")  # whoever instruments has imported it
+    hooks = [hook for hook in _configure_hooks if hook[0].get() is not WITNESS]  # which passes nothing on
+    hidden = [(hook[0], _SILENT if hook[3] else None) for hook in hooks]
+    otel: Any = sys.modules.get("opentelemetry.instrumentation.utils")  # imported by every instrumentor
     with ExitStack() as stack:
         stack.enter_context(_set((var_child_runnable_config, config), (tracing_v2_callback_var, None), *hidden))
         stack.enter_context(cast("Any", run_helpers).tracing_context(enabled=False))
@@ -228,7 +225,7 @@ def _silence(config: RunnableConfig) -> Generator[None]:
         yield
 
 
-_NOBODY = BaseCallbackHandler()
+_SILENT = BaseCallbackHandler()
 """Takes the place of a handler that LangChain would make because an environment variable is set."""
 
 
@@ -242,10 +239,10 @@ def _set(*values: tuple[ContextVar[Any], Any]) -> Generator[None]:
             variable.reset(token)
 
 
-def _inner_config(heard: CallbackManager) -> RunnableConfig:
+def _inner_config(callbacks: CallbackManager) -> RunnableConfig:
     """A config for runs that are no part of a graph around them."""
     known = ensure_config()
-    config = cast("RunnableConfig", {"callbacks": heard, "configurable": users_own(known.get("configurable", {}))})
+    config = cast("RunnableConfig", {"callbacks": callbacks, "configurable": users_own(known.get("configurable", {}))})
     if (limit := known.get("max_concurrency")) is not None:
         config["max_concurrency"] = limit
     return config
@@ -254,7 +251,3 @@ def _inner_config(heard: CallbackManager) -> RunnableConfig:
 def _is_tracer(handler: Any) -> bool:
     shows = isinstance(handler, (_StreamingCallbackHandler, _V2StreamingCallbackHandler))
     return isinstance(handler, (BaseTracer, TracingHandler)) and not shows
-
-
-def _is_tracer_or_none(handler: Any) -> bool:
-    return handler is None or _is_tracer(handler)

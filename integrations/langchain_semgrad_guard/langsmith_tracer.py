@@ -19,8 +19,8 @@ class UncertaintyLangChainTracer(LangChainTracer):
         chat.invoke(question, config={"callbacks": [UncertaintyLangChainTracer()]})
 
     It takes the place of the tracer that LANGSMITH_TRACING adds: LangChain adds none where there is one. Runs can then
-    be filtered by `semgrad_guard.action`, `semgrad_guard.uncertainty` and so on. A tracer of its own and not a handler
-    beside one, because runs are sent as soon as they end.
+    be filtered by `semgrad_guard.action`, `semgrad_guard.uncertainty` and so on. It is a tracer of its own, because
+    runs are sent as soon as they end.
     """
 
     def on_llm_end(self, response: LLMResult, *, run_id: UUID, **kwargs: Any) -> Run:

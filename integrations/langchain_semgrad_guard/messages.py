@@ -34,11 +34,11 @@ PROVIDER = "semgrad_guard"
 AnyTool = dict[str, Any] | type | Callable[..., Any] | BaseTool
 
 _CALL_BLOCKS = frozenset({"tool_use", "tool_call", "tool_call_chunk", "invalid_tool_call", "function_call"})
-"""Content blocks in which providers say again what stands in a message's `tool_calls`."""
+"""Content blocks in which providers repeat a message's `tool_calls`."""
 
 _ROLES: Mapping[str, str] = {"system": "system", "human": "user", "ai": "assistant", "tool": "tool"}
 _LEFT_OUT = _CALL_BLOCKS | BLOCKS | {"non_standard"}
-"""Blocks of an assistant's earlier turn that are no part of the next prompt: calls stand in `tool_calls` too, and chat
+"""Blocks of an assistant's earlier turn that the next prompt leaves out: calls are in `tool_calls` too, and chat
 templates leave earlier reasoning out."""
 _SAFE_METADATA = ("model_name", "model_provider")
 _SAFE_USAGE = frozenset({"input_tokens", "output_tokens", "total_tokens", "total_cost"})
@@ -66,7 +66,7 @@ def usage(generation: Generation) -> UsageMetadata:
 
 
 def response_metadata(finish_reason: str, verdict: Verdict) -> dict[str, Any]:
-    """What stands beside an answer: plain JSON types only, for caches, checkpointers and traces."""
+    """The metadata of an answer: plain JSON types only, for caches, checkpointers and traces."""
     return {
         "model_name": verdict.model,
         "model_provider": PROVIDER,
@@ -76,11 +76,11 @@ def response_metadata(finish_reason: str, verdict: Verdict) -> dict[str, Any]:
 
 
 def get_verdict(message: BaseMessage) -> Verdict | None:
-    """The verdict on what a message delivers, None if it carries none.
+    """The verdict on the answer that a message delivers, None if it carries none.
 
-    After an escalation its scores, status and model are those of whoever wrote the delivered text; the stage that
-    handed the question on stands in `escalated_from`. The record in the metadata holds no text: `verdict.text` is the
-    message's own.
+    After an escalation its scores, status and model are those of the model that wrote the delivered text;
+    `escalated_from` is the stage that handed the question on. The record in the metadata holds no text: `verdict.text`
+    is the message's own.
 
     Raises:
         InputError: there is a record, but of another schema, or damaged.
@@ -101,7 +101,7 @@ def stage_verdict(message: BaseMessage) -> Verdict | None:
 
 
 def reasoned(message: AIMessage) -> bool:
-    """Whether a message tells that its text follows on reasoning: in a block, in a field, or in the tokens' count."""
+    """Whether a message shows that its text follows on reasoning: in a block, in a field, or in the tokens' count."""
     blocks = message.content if isinstance(message.content, list) else []
     return any(isinstance(block, dict) and block.get("type") in BLOCKS for block in blocks) or tells_reasoning(
         message.additional_kwargs, message.response_metadata, message.usage_metadata
@@ -111,7 +111,7 @@ def reasoned(message: AIMessage) -> bool:
 def with_answer(message: M, verdict: Verdict) -> M:
     """The message with the answer alone as its text, and the reasoning that its text held where LangChain looks for it.
 
-    Log-probabilities spell the reasoning as well; they are those of another text now.
+    Log-probabilities, which spell the reasoning as well, are left out.
     """
     if verdict.text == message_text(message):
         return message
@@ -127,7 +127,7 @@ def reasoning_fields(verdict: Verdict) -> dict[str, Any]:
 
 
 def verdict_of(response: LLMResult) -> Verdict | None:
-    """The record of what a run ended with; None where it carries none."""
+    """The record of a run's answer; None where it carries none."""
     generation = response.generations[0][0] if response.generations and response.generations[0] else None
     return stage_verdict(generation.message) if isinstance(generation, ChatGeneration) else None
 
@@ -139,7 +139,7 @@ def decided(message: M, verdict: Verdict, *, keep_draft: bool = False) -> M:
 
 
 def calls_alone(draft: AIMessage, verdict: Verdict, *, keep_draft: bool) -> AIMessage:
-    """The message's readable tool calls, and nothing else of what was said."""
+    """The message's readable tool calls, and nothing else of the draft."""
     calls = [tool_call(name=call["name"], args=call["args"], id=call["id"]) for call in draft.tool_calls]
     bare = abstention(draft, verdict, keep_draft=keep_draft)
     record = {**bare.response_metadata, "finish_reason": "tool_calls"}
@@ -147,17 +147,17 @@ def calls_alone(draft: AIMessage, verdict: Verdict, *, keep_draft: bool) -> AIMe
 
 
 def abstention(draft: AIMessage, verdict: Verdict, *, keep_draft: bool) -> AIMessage:
-    """The message that stands in for a withheld answer: its score stays, its text, tool calls and tokens do not."""
+    """The message in place of a withheld answer: its score stays, its text, tool calls and tokens do not."""
     bare = textless(draft)
     record = {**bare.response_metadata, "finish_reason": "stop", METADATA_KEY: verdict.metadata(keep_draft=keep_draft)}
     return bare.model_copy(update={"content": verdict.text, "response_metadata": record})
 
 
 def textless(message: AIMessage) -> AIMessage:
-    """Who was asked and what it cost; nothing of what was said.
+    """The model's name and the counts of tokens; nothing of the answer.
 
-    This is the one list of what may leave of a withheld answer: everything that is not on it may hold text, in one
-    server's answers or another's.
+    This is the one list of fields that may leave with a withheld answer: any other may hold text, in one server's
+    answers or another's.
     """
     usage = message.usage_metadata
     kept = AIMessage(content="", response_metadata=safe(message.response_metadata))
@@ -165,7 +165,7 @@ def textless(message: AIMessage) -> AIMessage:
 
 
 def safe(metadata: Mapping[str, Any] | None) -> dict[str, Any]:
-    """What a withheld answer's metadata may show (a message's, or a call's `llm_output`): names and token counts."""
+    """The metadata that a withheld answer may show (a message's, or a call's `llm_output`): names and token counts."""
     found = metadata or {}
     kept = {name: found[name] for name in _SAFE_METADATA if isinstance(found.get(name), str)}
     usage: Any = found.get("token_usage")
@@ -182,7 +182,7 @@ def _plain(usage: Mapping[str, Any], names: frozenset[str]) -> dict[str, Any]:
 def escalation(answer: AIMessage, verdict: Verdict, draft: AIMessage, *, keep_draft: bool) -> AIMessage:
     """The target's answer with the verdict on both; the model's name is the target's, the tokens are those of both."""
     record = verdict.metadata(keep_draft=keep_draft)
-    used = [each.usage_metadata for each in (textless(draft), answer) if _is_whole(each.usage_metadata)]
+    used = [message.usage_metadata for message in (textless(draft), answer) if _is_whole(message.usage_metadata)]
     changes = {
         "response_metadata": {**answer.response_metadata, METADATA_KEY: record},
         "usage_metadata": add_usage(*used) if len(used) == 2 else (used or [None])[0],
@@ -196,18 +196,18 @@ def _is_whole(usage: UsageMetadata | None) -> bool:
 
 
 def several_in_a_stream(count: int) -> str:
-    """What to say of a stream that was to hold several answers, whose pieces nobody could tell apart."""
+    """The error for a stream of several answers, whose pieces could not be told apart."""
     return f"a stream holds one answer, and n is {count}: use invoke, or generate for all of them"
 
 
 def was_cut(message: AIMessage) -> bool:
-    """Whether whoever served an answer says that a limit ended it; providers call that by two names."""
-    told = [message.response_metadata.get(name) for name in ("finish_reason", "stop_reason", "done_reason")]
-    return any(reason in ("length", "max_tokens") for reason in told)
+    """Whether an answer's server reports that a limit ended it; providers use three names for the reason."""
+    reasons = [message.response_metadata.get(name) for name in ("finish_reason", "stop_reason", "done_reason")]
+    return any(reason in ("length", "max_tokens") for reason in reasons)
 
 
 def as_message(answer: Any) -> AIMessage:
-    """What an escalation target returned, as a message.
+    """An escalation target's answer as a message.
 
     Raises:
         InputError: it returned neither a message nor a string.
@@ -227,7 +227,10 @@ def as_message(answer: Any) -> AIMessage:
 def as_chunk(message: AIMessage) -> AIMessageChunk:
     """A whole message as the only chunk of a stream."""
     fields = message.model_dump(exclude={"type", "usage_metadata"})
-    return _with_usage(AIMessageChunk(**fields, chunk_position="last"), message)
+    usage = {
+        "usage_metadata": message.usage_metadata
+    }  # unchecked: LangChain's cache puts incomplete ones into messages
+    return AIMessageChunk(**fields, chunk_position="last").model_copy(update=usage)
 
 
 def whole_chunk(generation: ChatGeneration) -> ChatGenerationChunk:
@@ -236,7 +239,7 @@ def whole_chunk(generation: ChatGeneration) -> ChatGenerationChunk:
 
 
 def info_of(message: AIMessage) -> dict[str, Any]:
-    """What tracers and scorers look for beside the message."""
+    """The fields that tracers and scorers look for outside the message."""
     metadata = cast("Mapping[str, Any]", message.response_metadata)
     return {key: metadata[key] for key in ("finish_reason", "logprobs") if key in metadata}
 
@@ -254,30 +257,22 @@ def message_text(message: BaseMessage) -> str:
     return str(message.text)
 
 
-def _with_usage(message: M, source: AIMessage) -> M:
-    """The message with another's usage, unchecked: LangChain's cache puts incomplete ones into messages without any."""
-    return message.model_copy(update={"usage_metadata": source.usage_metadata})
-
-
 def _turn(message: BaseMessage, number: int) -> Message:
     kind = message.type.removesuffix("MessageChunk").lower()
     role = message.role if isinstance(message, ChatMessage) else _ROLES.get(kind)
     if role is None:
         raise InputError(f"message {number} is a {message.type!r} message, which has no place in a chat template")
     if isinstance(message, AIMessage):
-        said = (_text(_said(message), number), unreadable_of(message))
-        return Message(role, "\n".join(filter(None, said)), calls_of(message))
+        content = message.content
+        if not isinstance(content, str):
+            content = [block for block in content if isinstance(block, str) or block.get("type") not in _LEFT_OUT]
+        # A call that could not be read is shown as the model wrote it.
+        texts = [_text(content, number), *(call["args"] or "" for call in message.invalid_tool_calls)]
+        return Message(role, "\n".join(filter(None, texts)), calls_of(message))
     text = _text(message.content, number)
     if isinstance(message, ToolMessage):
         return Message(role, text, tool_call_id=short_id(message.tool_call_id), name=message.name)
     return Message(role, text)
-
-
-def _said(message: AIMessage) -> str | list[str | dict[str, Any]]:
-    """The content without the blocks that are not shown to the model again."""
-    if isinstance(message.content, str):
-        return message.content
-    return [block for block in message.content if isinstance(block, str) or block.get("type") not in _LEFT_OUT]
 
 
 def _text(content: str | list[str | dict[str, Any]], number: int) -> str:
@@ -319,11 +314,6 @@ def call_fields(calls: Sequence[ToolCall], broken: Sequence[str]) -> dict[str, A
 def calls_of(message: AIMessage) -> tuple[ToolCall, ...]:
     """A message's calls, for the chat template."""
     return tuple(ToolCall(call["name"], call["args"], short_id(call["id"])) for call in message.tool_calls)
-
-
-def unreadable_of(message: AIMessage) -> str:
-    """What the model wrote where a call could not be read: it should see that in the history."""
-    return "\n".join(call["args"] or "" for call in message.invalid_tool_calls)
 
 
 def _self_contained(function: Mapping[str, Any]) -> dict[str, Any]:

@@ -14,17 +14,16 @@ from langgraph.runtime import Runtime
 from langgraph.types import interrupt
 
 from langchain_semgrad_guard.agent_exit import Judged, also, judged_late
-from langchain_semgrad_guard.agent_review import REVIEW_KEY, question_of, settled
 from langchain_semgrad_guard.agent_turn import Request, Response, Result, Settings, Turn
 from langchain_semgrad_guard.callback import rules_of
-from langchain_semgrad_guard.review import HumanReview
+from langchain_semgrad_guard.review import REVIEW_KEY, HumanReview, question_of, settled
 from semgrad_guard import METADATA_KEY, Calibration, DriftMonitor, Estimator, LanguageModel, Policy, estimator_of
 from semgrad_guard.errors import InputError
 from semgrad_guard.guard import ABSTAIN_MESSAGE, AbstainMessage, DecisionSink, Mode, OnError, as_estimator
 
 
 class UncertaintyState(AgentState[Any]):
-    """An agent's state; the message that a person is asked about, and which messages are judged (plain JSON)."""
+    """An agent's state; the message that waits for a person, and the messages that are judged (plain JSON)."""
 
     semgrad_guard_review: NotRequired[Annotated[dict[str, Any] | None, PrivateStateAttr]]
     semgrad_guard_judged: NotRequired[Annotated[list[Judged], PrivateStateAttr, also]]
@@ -38,23 +37,23 @@ class UncertaintyMiddleware(AgentMiddleware[UncertaintyState, Any, Any]):
     A message at or below the threshold is delivered. Any other is replaced before it leaves the model node: its tool
     calls do not run, and no stream shows it. Every decision also goes out as a custom event, "semgrad_guard".
 
-    Put it first in the list. Whatever the middleware behind it returns (another model's message, a fallback's, a cached
-    one, one of its own) is then judged before the node ends. A message that comes past it (from a middleware before it
-    in the list, from a `Command`, from a hook that changes what was judged) is judged after the node: its tools do not
-    run and the state holds what is delivered, but a stream of the node may have shown it.
+    Put it first in the list. Every message that the middleware after it returns (another model's, a fallback's, a
+    cached one, one of its own) is then judged before the node ends. A message that comes past it (from a middleware
+    before it in the list, from a `Command`, from a hook that changes a judged message) is judged after the node: its
+    tools do not run and the state holds the delivered message, but a stream of the node may have shown the other.
 
     Args:
-        policy: what to let through. A calibrated policy is checked against each message's own record.
+        policy: which messages to let through. A calibrated policy is checked against each message's own record.
         mode: "enforce"; "annotate": deliver every message, live, with the decision in its metadata; "observe": deliver
             every message as it is, the decision being a custom event only; "raise": a `LowConfidenceError`.
-        escalate_to: asked for what is not let through. A chat model gets the agent's tools and response format, any
-            other Runnable the messages. `HumanReview()` interrupts the graph, which needs a checkpointer; the model is
-            not asked again.
+        escalate_to: answers in place of a message that is not let through. A chat model gets the agent's tools and
+            response format, any other Runnable the messages. `HumanReview()` interrupts the graph, which needs a
+            checkpointer; the model is not called again.
         abstain_message: delivered in place of a message that is neither let through nor escalated. It calls no tool,
             so the agent stops there.
         trusted_tools: tools that may run whatever the score (searching, reading): a message that calls no others does
-            so, with the decision as advice; the text beside its calls goes out by its score only. A name that no tool
-            has trusts nothing.
+            so, with the decision as advice; the text next to its calls is delivered by its score only. A name without a
+            tool trusts nothing.
         keep_draft: keep the text of withheld messages in the metadata (`draft`).
         scorer: the local copy of the weights that the agent's model serves, where its answers carry no score; its
             `estimator` and `prompt_template` are those of `GuardedChatModel`.
@@ -68,7 +67,7 @@ class UncertaintyMiddleware(AgentMiddleware[UncertaintyState, Any, Any]):
 
     state_schema = UncertaintyState
 
-    def __init__(  # noqa: PLR0913 - a guard is told everything here
+    def __init__(  # noqa: PLR0913 - every setting of a guard
         self,
         policy: Policy,
         *,
@@ -112,7 +111,7 @@ class UncertaintyMiddleware(AgentMiddleware[UncertaintyState, Any, Any]):
         )
 
     def wrap_model_call(self, request: Request, handler: Callable[[Request], Response]) -> Result:
-        """Ask the model through a guard, and judge what comes back; or say what a person has decided."""
+        """Call the model through a guard and judge its messages, or deliver a person's decision."""
         turn = Turn(self.settings, request)
         try:
             with turn.apart():
@@ -141,10 +140,10 @@ class UncertaintyMiddleware(AgentMiddleware[UncertaintyState, Any, Any]):
 
     @hook_config(can_jump_to=["model"])
     def after_model(self, state: UncertaintyState, runtime: Runtime[Any]) -> dict[str, Any] | None:
-        """Ask the person, if a message waits for one. Here the model's run is over, so that resuming repeats nothing.
+        """Interrupt for the person, if a message waits. The model's run is over by now: resuming repeats nothing.
 
-        An answer of another shape, or one that is not allowed, is answered by the same question with an "error". Where
-        nothing waits, messages that came past the guard are judged.
+        An answer of another shape, or one that is not allowed, gets the same question with an "error". Where nothing
+        waits, messages that came past the guard are judged.
         """
         review, person, rules = state.get(REVIEW_KEY), self.settings.person, self.settings.rules
         if review is None or "settled" in review:

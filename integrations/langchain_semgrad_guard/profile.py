@@ -1,4 +1,4 @@
-"""A model's profile (what LangChain and its agents ask before they use it), read off the files on this disk."""
+"""A model's profile, which LangChain and its agents read before they use it; and how many tokens messages take."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def profile_on_disk(name_or_path: str, revision: str | None, options: Mapping[st
     apart = _read(name_or_path, "chat_template.jinja", revision)
     template = (options or {}).get("chat_template") or apart or tokenizer.get("chat_template") or ""
     if isinstance(template, list):  # several named ones
-        template = "\n".join(each["template"] for each in cast("list[dict[str, str]]", template))
+        template = "\n".join(named["template"] for named in cast("list[dict[str, str]]", template))
     text_config = config.get("text_config") or config
     answers_by_template = "tools" in template and bool(tokenizer.get("response_template"))
     return _profile(
@@ -106,8 +106,8 @@ def _alone(model: LanguageModel, message: Message) -> int:
     if found is not None:
         return found
     calls = [{"name": call.name, "arguments": dict(call.arguments)} for call in message.tool_calls]
-    said = "\n".join([message.content, *map(json.dumps, calls)])
-    return model.count_tokens([Message("user", said)])
+    text = "\n".join([message.content, *map(json.dumps, calls)])
+    return model.count_tokens([Message("user", text)])
 
 
 def _rendered(model: LanguageModel, conversation: Sequence[Message], options: dict[str, Any]) -> int | None:

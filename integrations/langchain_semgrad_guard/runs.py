@@ -1,4 +1,4 @@
-"""The runs around a model's call: the outermost one, what the user asked it, and the calls that came before.
+"""The runs around a model's call: the outermost one, its question, and the calls that came before.
 
 LangChain tells a chat model none of this. A `Witness` among the handlers of every run notes it until the outermost run
 ends, and passes nothing on. A router in a config compares the calls of one outermost run (`Traces`).
@@ -32,7 +32,7 @@ _QUESTIONS = ("question", "input", "query", "messages")
 
 
 class RunHandler(BaseCallbackHandler):
-    """A handler that is told when a run of any kind begins and ends."""
+    """A handler that notes when a run of any kind begins and ends."""
 
     def _begins(self, run: UUID, parent: UUID | None, inputs: Any) -> None:
         """A run begins; `inputs` are a chain's."""

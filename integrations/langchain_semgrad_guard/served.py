@@ -1,4 +1,4 @@
-"""How a chat model that is not ours is asked, and how a local copy of its weights scores what it said."""
+"""How a chat model that is not ours is called, and how a local copy of its weights scores its answers."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ from semgrad_guard.guard import Answerer, ain_time, in_time
 from semgrad_guard.records import PromptForm
 
 
-def asked(model: BaseChatModel, call: Call) -> ChatResult:
-    """What the model says, from LangChain's cache or made anew; only tracers hear its run.
+def answered(model: BaseChatModel, call: Call) -> ChatResult:
+    """The model's answer, from LangChain's cache or made anew; only tracers hear its run.
 
-    Runs that it makes inside itself are its draft's: nobody hears them where that may be withheld.
+    Runs that it makes inside itself are its draft's: no handler hears them where the draft may be withheld.
     """
-    inside: Any = model  # what asks without a run of LangChain's own has no public name
+    inside: Any = model  # the method that makes no run of LangChain's own has no public name
     with _traced_run(model, call) as made:
         made.append(in_time(lambda: inside._generate_with_cache(call.messages, call.stop, None, **call.options)))
     return made[0]
 
 
-async def aasked(model: BaseChatModel, call: Call) -> ChatResult:
-    """Like `asked`, without blocking the event loop."""
+async def aanswered(model: BaseChatModel, call: Call) -> ChatResult:
+    """Like `answered`, without blocking the event loop."""
     inside: Any = model
     with _traced_run(model, call) as made:
         made.append(await ain_time(inside._agenerate_with_cache(call.messages, call.stop, None, **call.options)))
@@ -43,10 +43,10 @@ async def aasked(model: BaseChatModel, call: Call) -> ChatResult:
 
 
 def streamed(model: BaseChatModel, call: Call) -> Generator[ChatGenerationChunk]:
-    """What the model says, piece by piece, where nothing is withheld. Only tracers hear runs that it makes inside.
+    """The model's answer, piece by piece, where nothing is withheld. Only tracers hear runs that it makes inside.
 
     Raises:
-        InputError: it is to say several answers, whose pieces nobody could tell apart.
+        InputError: it is to give several answers, whose pieces could not be told apart.
     """
     _require_one_answer(model, call)
     inside: Any = model
@@ -81,14 +81,14 @@ async def astreamed(model: BaseChatModel, call: Call) -> AsyncGenerator[ChatGene
 
 
 def _require_one_answer(model: BaseChatModel, call: Call) -> None:
-    """Raise an `InputError` for a stream of several answers, whose pieces nobody could tell apart."""
+    """Raise an `InputError` for a stream of several answers, whose pieces could not be told apart."""
     count: Any = call.options.get("n", getattr(model, "n", None))
     if isinstance(count, int) and count > 1:
         raise InputError(convert.several_in_a_stream(count))
 
 
 def options_of(model: BaseChatModel, call: Call) -> dict[str, Any]:
-    """The options with which a model asks its server in a call; a cache that may answer in its place is one, too."""
+    """The options of a call to a model's server; a cache that may answer in its place is one, too."""
     stop = {} if call.stop is None else {"stop": call.stop}
     return served_options(model, {**call.options, **stop}) | _cache_of(model)
 
@@ -96,7 +96,7 @@ def options_of(model: BaseChatModel, call: Call) -> dict[str, Any]:
 def _cache_of(model: BaseChatModel) -> dict[str, Any]:
     """The name of LangChain's cache before a model, unless it is known to look up the very prompt.
 
-    A semantic cache returns what was said to another prompt, and an answer does not tell that it comes from there.
+    A semantic cache returns the answer to another prompt, and the answer does not show it.
     """
     cache = get_llm_cache() if model.cache in (None, True) else model.cache
     kind = type(cache)
@@ -108,15 +108,17 @@ def scored(
     answerer: Answerer,
     messages: Sequence[BaseMessage],
     message: AIMessage,
-    told: Mapping[str, Any],
+    shown: Mapping[str, Any],
     options: Mapping[str, Any],
 ) -> AIMessage:
-    """A message with its record: what came with it is somebody else's. `told` are the call's options as the scorer is
-    shown them, `options` those that its server was asked with."""
+    """A message with its record, which replaces any that came with it.
+
+    `shown` are the call's options for the scorer, `options` those that its server got.
+    """
     text = convert.message_text(message)
     try:
         _require_plain_text(message)
-        conversation, template_options = convert.to_conversation(messages), _template_options(told)
+        conversation, template_options = convert.to_conversation(messages), _template_options(shown)
     except InputError as error:
         return convert.decided(message, answerer.unscored(text, str(error)))
     cut, reasoned = convert.was_cut(message), convert.reasoned(message)
@@ -125,25 +127,25 @@ def scored(
     return convert.decided(convert.with_answer(message, verdict), verdict)
 
 
-def _template_options(told: Mapping[str, Any]) -> dict[str, Any]:
-    """What the scorer's chat template is to be told: the tools.
+def _template_options(shown: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of the scorer's chat template: the tools.
 
     Raises:
-        InputError: they are described in a form that is not known here.
+        InputError: the tools are described in a form that is not known here.
     """
     try:
-        tools = openai_tools(cast("Sequence[Any]", told.get("tools") or ()))
+        tools = openai_tools(cast("Sequence[Any]", shown.get("tools") or ()))
     except Exception as error:
         raise InputError(f"the model's tools cannot be shown to the scorer ({error})") from error
     return AnswerForm.of(
-        {"tools": tools, "tool_choice": "none" if told.get("tool_choice") == "none" else None}
+        {"tools": tools, "tool_choice": "none" if shown.get("tool_choice") == "none" else None}
     ).template_options
 
 
-def form_of(scorer: LanguageModel, messages: Sequence[BaseMessage], told: Mapping[str, Any]) -> PromptForm | None:
-    """What the scorer's prompt looks like; None where the answer is unscored, which says why."""
+def form_of(scorer: LanguageModel, messages: Sequence[BaseMessage], shown: Mapping[str, Any]) -> PromptForm | None:
+    """The form of the scorer's prompt; None where the answer is unscored, with its own reason."""
     try:
-        return scorer.render(convert.to_conversation(messages), **_template_options(told)).form
+        return scorer.render(convert.to_conversation(messages), **_template_options(shown)).form
     except (InputError, UnsupportedToolsError):
         return None
 
@@ -159,9 +161,9 @@ _EXACT_CACHES = ("InMemoryCache", "SQLAlchemyCache", "SQLAlchemyMd5Cache", "SQLi
 
 @contextmanager
 def _traced_run(model: BaseChatModel, call: Call) -> Generator[list[ChatResult]]:
-    """The run of a served model, for tracers: what it was asked, its tokens, its time; its text only as a kept draft.
+    """The run of a served model, for tracers: its messages, its tokens, its time; its text only as a kept draft.
 
-    It is opened here and not by LangChain, whose runs are heard by every handler of the context and end with the text.
+    It is opened here and not by LangChain, whose runs reach every handler of the context and end with the text.
     """
     made: list[ChatResult] = []
     if not call.inner.handlers:
@@ -170,12 +172,12 @@ def _traced_run(model: BaseChatModel, call: Call) -> Generator[list[ChatResult]]
         return
     stop, options = call.stop, dict(call.options)
     manager = call.inner.copy()
-    asked: Any = model  # what LangChain's own `generate` tells of a run has no public names
-    manager.add_metadata(dict(asked._get_ls_params(stop=stop, **options)), inherit=False)
+    inner: Any = model  # LangChain's own `generate` describes a run by private names
+    manager.add_metadata(dict(inner._get_ls_params(stop=stop, **options)), inherit=False)
     (run,) = manager.on_chat_model_start(
-        asked._serialized,
+        inner._serialized,
         [call.messages],
-        invocation_params=asked._get_invocation_params(stop=stop, **options),
+        invocation_params=inner._get_invocation_params(stop=stop, **options),
         options={"stop": stop},
         name=model.get_name(),
         batch_size=1,
@@ -186,11 +188,8 @@ def _traced_run(model: BaseChatModel, call: Call) -> Generator[list[ChatResult]]
     except BaseException as error:
         run.on_llm_error(error, response=LLMResult(generations=[]))
         raise
-    run.on_llm_end(LLMResult(generations=[[_traced(each, hidden=call.hides) for each in made[0].generations]]))
-
-
-def _traced(generation: ChatGeneration, *, hidden: bool) -> ChatGeneration:
-    message = generation.message
-    return (
-        ChatGeneration(message=convert.textless(message)) if hidden and isinstance(message, AIMessage) else generation
-    )
+    generations = made[0].generations
+    if call.hides:
+        textless = [convert.textless(cast("AIMessage", generation.message)) for generation in generations]
+        generations = [ChatGeneration(message=message) for message in textless]
+    run.on_llm_end(LLMResult(generations=[[*generations]]))

@@ -41,14 +41,14 @@ def structured(
     """
     if method not in get_args(Method):
         raise InputError(f"method={method!r} is not known; use one of {', '.join(get_args(Method))}")
-    asked: dict[str, Any] = {"ls_structured_output_format": {"kwargs": {"method": method}, "schema": schema}}
+    options: dict[str, Any] = {"ls_structured_output_format": {"kwargs": {"method": method}, "schema": schema}}
     if method == "function_calling":
-        model = chat.bind_tools([schema], tool_choice="any", **asked)
+        model = chat.bind_tools([schema], tool_choice="any", **options)
     elif method == "json_mode":
-        model = chat.bind(response_format={"type": "json_object"}, **asked)
+        model = chat.bind(response_format={"type": "json_object"}, **options)
     else:
         named = {"name": _name(schema), "schema": convert_to_json_schema(schema)}
-        model = chat.bind(response_format={"type": "json_schema", "json_schema": named}, **asked)
+        model = chat.bind(response_format={"type": "json_schema", "json_schema": named}, **options)
     parse = RunnableGenerator(_delivered, _adelivered) | _parser(schema, method)
     if not include_raw:
         return model | parse
@@ -60,10 +60,10 @@ def structured(
 def structured_by(
     made: Runnable[Any, Any], model: BaseChatModel, guard: BaseChatModel, *, include_raw: bool
 ) -> Runnable[Any, Any]:
-    """What a model built for its structured output, around its guard.
+    """The steps that a model built for its structured output, around its guard.
 
     Raises:
-        InputError: the model does not stand in it as LangChain's own ways of building put it.
+        InputError: the model has no place in these steps that LangChain's own ways of building give it.
     """
     checked = guard if include_raw else guard | RunnableGenerator(_delivered, _adelivered)
     swapped = _swapped(made, model, guard, checked)

@@ -131,14 +131,14 @@ def _explained(error: Exception) -> Exception:
 
 
 def _message_of(answer: Any) -> AIMessage:
-    """What a target returned, as a message; of a state, its last one.
+    """A target's answer as a message; of a state, its last one.
 
     Raises:
         InputError: it returned neither a message nor a string.
     """
-    said: Any = cast("Mapping[str, Any]", answer).get("messages") if isinstance(answer, Mapping) else None
-    if said:
-        answer = said[-1]
+    messages: Any = cast("Mapping[str, Any]", answer).get("messages") if isinstance(answer, Mapping) else None
+    if messages:
+        answer = messages[-1]
         if not isinstance(answer, AIMessage):
             raise InputError("the escalation target ended on a message that is no answer (a tool's, or a question)")
     message = convert.as_message(answer)

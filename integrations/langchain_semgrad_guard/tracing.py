@@ -28,8 +28,8 @@ class UncertaintyTracer(TracingHandler):
 
     The span is OpenInference's span of the chat model's run if its LangChain instrumentor is on, else the current span.
     Its attributes are the verdict's fields (`semgrad_guard.uncertainty`, `semgrad_guard.action`, ...); a log event
-    `gen_ai.evaluation.result` is tied to it. What is decided by a router or a middleware is written, not only the
-    score; an escalation's target has a run and a span of its own. No text is written.
+    `gen_ai.evaluation.result` is tied to it. The decision of a router or a middleware is written as well as the score;
+    an escalation's target has a run and a span of its own. No text is written.
 
     Give it in a config's callbacks: the model's own come after the instrumentor, which ends the span too early.
 
@@ -47,7 +47,7 @@ class UncertaintyTracer(TracingHandler):
         self, serialized: dict[str, Any], messages: list[list[BaseMessage]], *, run_id: UUID, **kwargs: Any
     ) -> None:
         """Remember the span: where it ends before this handler hears of the run's end, the event still finds it."""
-        self._spans[run_id] = _span_of(run_id)
+        self._spans[run_id] = _open_span_of(run_id) or get_current_span()
 
     def on_llm_end(self, response: LLMResult, *, run_id: UUID, **kwargs: Any) -> None:
         """Write the verdict, if the answer carries one."""
@@ -71,13 +71,9 @@ class UncertaintyTracer(TracingHandler):
             self._evaluations.write(error.verdict.metadata(), _open_span_of(run_id) or begun or get_current_span())
 
 
-def _span_of(run_id: UUID) -> Span:
-    return _open_span_of(run_id) or get_current_span()
-
-
 def _open_span_of(run_id: UUID) -> Span | None:
     """OpenInference's span of a run, while it is open."""
-    module: Any = sys.modules.get(_OPENINFERENCE)  # whoever instruments has imported it
+    module: Any = sys.modules.get(_OPENINFERENCE)  # imported by every instrumentor
     instrumentor = None if module is None else module.LangChainInstrumentor()
     if instrumentor is None or not instrumentor.is_instrumented_by_opentelemetry:
         return None

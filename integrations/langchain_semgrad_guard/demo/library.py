@@ -16,12 +16,12 @@ from langchain_core.retrievers import BaseRetriever
 from semgrad_guard.errors import MissingExtraError
 from semgrad_guard.pocket import QUESTIONS_PATH
 
-if find_spec("bm25s") is None:  # said at once, not after a model has been loaded
+if find_spec("bm25s") is None:  # an error at once, not after a model has been loaded
     raise MissingExtraError("bm25s", extra="demo")
 
 _PACKAGED = Path(__file__).parent
 _DATA = _PACKAGED if (_PACKAGED / "documents").is_dir() else Path(__file__).parents[3] / "examples"
-"""A wheel carries its data beside this file; a checkout has it in `examples/`."""
+"""A wheel carries its data next to this file; a checkout has it in `examples/`."""
 
 
 SHOWN = (

@@ -1,4 +1,4 @@
-"""What the demo prints and draws."""
+"""The demo's printed lines and its picture."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _STYLES = {"answer": "green", "escalate": "cyan", "abstain": "yellow"}
 
 
 def opening(console: Console, model: str, *, n_documents: int, alpha: float, delta: float) -> None:
-    """What is about to happen."""
+    """The model, the library and the promise."""
     console.print(
         f"[bold]A guarded RAG chain.[/] Model: {model}; {n_documents} documents; BM25 retrieval.\n"
         f"Promise for everything delivered: error rate <= {alpha:.0%}, with probability {1 - delta:.0%}."
@@ -45,13 +45,14 @@ def stage(console: Console, name: str, calibration: Calibration) -> None:
     )
 
 
-def table(console: Console, asked: Sequence[Question], answers: Sequence[AIMessage], *, stages: int) -> None:
-    """One line for each question: the number that decided, and what is delivered; with two stages also which of them
-    it is from. Below stands one line for each draft that was withheld.
+def table(console: Console, questions: Sequence[Question], answers: Sequence[AIMessage], *, stages: int) -> None:
+    """One line for each question: the number that decided, and the delivered answer; with two stages also its stage.
+
+    Below is one line for each draft that was withheld.
 
     Where the terminal is narrow, whole words are left out: of questions from the front.
     """
-    rows = [_row(question, message, stages) for question, message in zip(asked, answers, strict=True)]
+    rows = [_row(question, message, stages) for question, message in zip(questions, answers, strict=True)]
     heading = _TWO_STAGES if stages > 1 else _ONE_STAGE
     widths = [max(len(cells[i]) for cells in (heading, *(cells for cells, _, _ in rows))) for i in range(len(heading))]
     room = console.width - _GAP * (len(heading) - 1) - sum(widths[2:])
@@ -96,7 +97,7 @@ def _shortened(text: str, width: int, *, tail: bool = False) -> str:
 
 def outcome(
     console: Console,
-    asked: Sequence[Question],
+    questions: Sequence[Question],
     answers: Sequence[AIMessage],
     *,
     alpha: float,
@@ -105,31 +106,31 @@ def outcome(
 ) -> None:
     """How the promise did on questions that calibrated nothing."""
     verdicts = [_verdict(message) for message in answers]
-    delivered = [(q, m) for q, m, v in zip(asked, answers, verdicts, strict=True) if v.promised]
+    delivered = [(q, m) for q, m, v in zip(questions, answers, verdicts, strict=True) if v.promised]
     wrong = sum(not grader(str(m.text), q.answers) for q, m in delivered)
     retrieved = sum(bool(_sources(message)) for _, message in delivered)
     console.print(
-        f"On {len(asked)} held-out questions: {len(delivered)} delivered ({retrieved} of them from the library), "
+        f"On {len(questions)} held-out questions: {len(delivered)} delivered ({retrieved} of them from the library), "
         f"{wrong} wrong ({wrong / max(1, len(delivered)):.1%}; promised: at most {alpha:.0%} with probability "
-        f"{1 - delta:.0%}), {len(asked) - len(delivered)} abstentions."
+        f"{1 - delta:.0%}), {len(questions) - len(delivered)} abstentions."
     )
 
 
 def effect(
-    console: Console, asked: Sequence[Question], answers: Sequence[AIMessage], *, grader: Grader = GRADER
+    console: Console, questions: Sequence[Question], answers: Sequence[AIMessage], *, grader: Grader = GRADER
 ) -> None:
-    """What the guard changed: the error rates without it and with it, and what was withheld of either kind."""
+    """The guard's effect: the error rates without it and with it, and the withheld answers of either kind."""
     verdicts = [_verdict(message) for message in answers]
     graded = [
         (float(not verdict.promised), grader(verdict.draft or verdict.text, question.answers))
-        for question, verdict in zip(asked, verdicts, strict=True)
+        for question, verdict in zip(questions, verdicts, strict=True)
     ]
     console.print(f"Effect: {Effect.of(graded, lambda withheld: withheld == 0)}.")
 
 
 def picture(
     path: Path,
-    asked: Sequence[Question],
+    questions: Sequence[Question],
     answers: Sequence[AIMessage],
     *,
     calibration: Calibration,
@@ -138,7 +139,7 @@ def picture(
 ) -> None:
     """Risk against coverage of the drafts that this calibration decides about, on held-out questions."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    drafts = [graded(question, message, grader=grader) for question, message in zip(asked, answers, strict=True)]
+    drafts = [graded(question, message, grader=grader) for question, message in zip(questions, answers, strict=True)]
     scored = [(g.verdict.uncertainty, g.correct) for g in drafts if g.verdict.uncertainty is not None]
     draw_risk_coverage(
         path,

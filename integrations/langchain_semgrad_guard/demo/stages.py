@@ -42,11 +42,11 @@ def reading_chain(retriever: BaseRetriever, reader: ChatSemGrad, *, model: str) 
 
     The prompt is the one that this model reads well (`semgrad_guard.named.reading_prompt`).
 
-    Where no document fits there is nothing to read and nothing to score: an abstention, without asking the model.
+    Where no document fits there is nothing to read and nothing to score: an abstention, without a call of the model.
     """
 
-    def retrieve(asked: Any) -> dict[str, Any]:
-        question = asked if isinstance(asked, str) else str(cast("Sequence[BaseMessage]", asked)[-1].text)
+    def retrieve(given: Any) -> dict[str, Any]:
+        question = given if isinstance(given, str) else str(cast("Sequence[BaseMessage]", given)[-1].text)
         found: Sequence[Document] = retriever.invoke(question)
         context = "\n\n".join(document.page_content for document in found)
         return {"question": question, "context": context, "sources": [d.metadata["source"] for d in found]}
@@ -83,7 +83,7 @@ def ask(chain: Runnable[Any, AIMessage], questions: Sequence[Question], *, note:
 
 
 def grade(chain: Runnable[Any, AIMessage], questions: Sequence[Question], *, note: str) -> list[GradedDraft]:
-    """Ask every question and grade the drafts by exact match."""
+    """Answer every question and grade the drafts by exact match."""
     with recording() as recorder:
         messages = ask(chain, questions, note=note)
     prompts = {draft.source: draft.prompt for draft in recorder.drafts}
@@ -101,7 +101,7 @@ def graded(
     verdict = get_verdict(message)
     if verdict is None:
         raise ScoringError("the chain's answer carries no verdict; end it with a ChatSemGrad")
-    verdict = verdict.escalated_from or verdict  # the draft of the stage that was asked first
+    verdict = verdict.escalated_from or verdict  # the draft of the first stage
     correct = bool(grader(verdict.draft or verdict.text, question.answers))
     run = (message.id or "").removeprefix(f"{LC_ID_PREFIX}-")
     return GradedDraft(question, verdict, correct, (prompts or {}).get(run))
