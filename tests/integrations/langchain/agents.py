@@ -92,6 +92,10 @@ ASKED = {"messages": [("human", QUESTION)]}
 """An agent's input."""
 
 
+STREAM_MODES = ["messages", "updates", "values", "custom", "debug", "tasks", "checkpoints"]
+"""All modes of a graph's stream, to be read together."""
+
+
 def streamed(
     agent: Any, given: Any, config: dict[str, Any] | None = None, *, sync: bool, mode: Any = "messages"
 ) -> Any:

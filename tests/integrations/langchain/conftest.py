@@ -12,7 +12,7 @@ from langchain_core.globals import set_llm_cache
 from langchain_semgrad_guard import ChatSemGrad
 from semgrad_guard import LanguageModel
 
-from .router_kit import PATHS, Kit
+from .router_kit import KINDS, PATHS, Kit
 from .served import Served
 from .support import QUESTION, ROUTES, Ledger, Route, Wire, save_tiny
 
@@ -77,7 +77,7 @@ def route(request: pytest.FixtureRequest) -> Route:
     return ROUTES[request.param]
 
 
-@pytest.fixture(params=["ChatSemGrad", "served elsewhere"])
+@pytest.fixture(params=KINDS)
 def kit(
     request: pytest.FixtureRequest, chat: ChatSemGrad, language_model: LanguageModel, wire: Wire, ledger: Ledger
 ) -> Kit:

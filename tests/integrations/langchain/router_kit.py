@@ -22,6 +22,7 @@ from .support import (
 
 PROMPT = ChatPromptTemplate.from_messages([("human", "{question}")])
 ABSTENTION, ELSEWHERE = "I would rather not say.", "from elsewhere"
+KINDS = ("ChatSemGrad", "served elsewhere")
 PATHS = ROUTES | EVENT_ROUTES
 LIVE = frozenset({"stream", "astream", *EVENT_ROUTES})
 MODES = ("enforce", "annotate", "observe", "raise")

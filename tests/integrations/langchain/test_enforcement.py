@@ -14,6 +14,7 @@ from langchain_core.runnables import Runnable, RunnableLambda
 from langchain_semgrad_guard import ChatSemGrad, UncertaintyRouterCallback, get_verdict
 from semgrad_guard import LanguageModel, Policy
 from semgrad_guard.errors import BindingMismatchError, InputError, UnenforcedPolicyError
+from tests.pairwise import pairwise
 
 from .support import (
     EVERYTHING,
@@ -42,7 +43,10 @@ def second(larger: LanguageModel) -> ChatSemGrad:
     return ChatSemGrad.from_model(larger, max_tokens=9)
 
 
-@pytest.fixture(params=["config", "constructor", "with_config"])
+ATTACHED = ("config", "constructor", "with_config")
+
+
+@pytest.fixture(params=ATTACHED)
 def attach(request: pytest.FixtureRequest) -> Callable[..., tuple[Any, list[Any]]]:
     """One way to attach a router: the model to call, and the callbacks for its config."""
 
@@ -96,7 +100,7 @@ def test_an_uncertain_answer_is_withheld(
     assert_closed_once(wire, ledger)
 
 
-@pytest.mark.parametrize("returns", ["message", "text"])
+@pairwise(route=ROUTES, attach=ATTACHED, returns=["message", "text"], indirect=["route", "attach"])
 def test_an_uncertain_answer_goes_to_any_runnable(
     chat: ChatSemGrad, route: Route, attach: Any, draft: str, wire: Wire, ledger: Ledger, returns: str
 ) -> None:

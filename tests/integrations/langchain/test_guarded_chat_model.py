@@ -5,22 +5,17 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
 from langchain.agents import create_agent
-from langchain_core.callbacks import CallbackManagerForLLMRun
 from langchain_core.documents import Document
 from langchain_core.language_models import FakeListChatModel
-from langchain_core.language_models.chat_models import BaseChatModel
-from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage, HumanMessage
+from langchain_core.messages import AIMessage, BaseMessage, HumanMessage
 from langchain_core.messages.tool import tool_call
 from langchain_core.output_parsers import StrOutputParser
-from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
 from langchain_core.prompts import ChatPromptTemplate, MessagesPlaceholder
 from langchain_core.runnables import ConfigurableField, RunnableLambda, RunnablePassthrough
-from langchain_core.utils.function_calling import convert_to_openai_tool
 from pydantic import BaseModel, Field
 
 from langchain_semgrad_guard import (
@@ -37,60 +32,32 @@ from semgrad_guard.errors import DeadlineExceededError, InputError, UnenforcedPo
 from tests.steps import until
 
 from .agents import ASKED, counting_tool
+from .served import ServedModel
 from .support import EVERYTHING, NOTHING, QUESTION, Route, Wire, collect, text_of
 
 
-class Server(BaseChatModel):
-    """A model behind a server: calls the first tool it is shown, once; takes `n`; notes what it is asked."""
+class Server(ServedModel):
+    """Calls the first tool that it gets, once; notes the options of its calls, and how many run at once."""
 
-    text: str = "Vienna"
     delay: float = 0.0
     asked: list[dict[str, Any]] = Field(default_factory=list)
     running: list[int] = Field(default_factory=lambda: [0, 0])
     lock: Any = Field(default_factory=threading.Lock)
 
-    @property
-    def _llm_type(self) -> str:
-        return "server"
-
-    def bind_tools(self, tools: Sequence[Any], **kwargs: Any) -> Any:
-        return self.bind(tools=[convert_to_openai_tool(tool) for tool in tools], **kwargs)
-
-    def _generate(
-        self,
-        messages: list[BaseMessage],
-        stop: list[str] | None = None,
-        run_manager: CallbackManagerForLLMRun | None = None,
-        **kwargs: Any,
-    ) -> ChatResult:
-        self.asked.append({**kwargs, "stop": stop})
+    def _answer(self, messages: list[BaseMessage], **options: Any) -> AIMessage:
+        self.asked.append(options)
         with self.lock:
             self.running[0] += 1
             self.running[1] = max(self.running)
         time.sleep(self.delay)
         with self.lock:
             self.running[0] -= 1
-        tools = kwargs.get("tools") or []
-        calls = []
-        if tools and messages[-1].type != "tool":
-            names = tools[0]["function"]
-            arguments = dict.fromkeys(names["parameters"]["properties"], "x")
-            calls = [tool_call(name=names["name"], args=arguments, id="1")]
-        texts = ["" if calls else self.text] * kwargs.get("n", 1)
-        return ChatResult(generations=[ChatGeneration(message=AIMessage(t, tool_calls=calls)) for t in texts])
-
-    def _stream(
-        self,
-        messages: list[BaseMessage],
-        stop: list[str] | None = None,
-        run_manager: CallbackManagerForLLMRun | None = None,
-        **kwargs: Any,
-    ) -> Iterator[ChatGenerationChunk]:
-        message = self._generate(messages, stop, **kwargs).generations[0].message
-        assert isinstance(message, AIMessage)
-        for letter in message.text:
-            yield ChatGenerationChunk(message=AIMessageChunk(letter))
-        yield ChatGenerationChunk(message=AIMessageChunk("", tool_calls=message.tool_calls))
+        tools = options.get("tools") or []
+        if not tools or messages[-1].type == "tool":
+            return self.message
+        names = tools[0]["function"]
+        arguments = dict.fromkeys(names["parameters"]["properties"], "x")
+        return AIMessage("", tool_calls=[tool_call(name=names["name"], args=arguments, id="1")])
 
 
 class Word(BaseModel):

@@ -28,6 +28,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 from langchain_semgrad_guard import GuardedChatModel, UncertaintyMiddleware
 from semgrad_guard import LanguageModel
+from tests.pairwise import pairwise
 
 from .support import EVENT_ROUTES, EVERYTHING, NOTHING, QUESTION, ROUTES, Ledger, Wire, collect, text_of
 
@@ -106,7 +107,10 @@ class Everything(BaseCallbackHandler):
         self.heard.append(outputs)
 
 
-@pytest.fixture(params=[*WAYS, "async"])
+WRAPPERS = (*WAYS, "async")
+
+
+@pytest.fixture(params=WRAPPERS)
 def wrapper(request: pytest.FixtureRequest) -> Wrapper:
     return AsyncWrapper(ask=WAYS["invoke"]) if request.param == "async" else Wrapper(ask=WAYS[request.param])
 
@@ -121,8 +125,7 @@ def spans() -> Iterator[InMemorySpanExporter]:
     instrumentor.uninstrument()
 
 
-@pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
-@pytest.mark.parametrize("kind", ["guard", "middleware"])
+@pairwise(wrapper=WRAPPERS, kind=["guard", "middleware"], asynchronous=[False, True], indirect=["wrapper"])
 def test_graphs_handlers_tracers_and_spans(
     wrapper: Wrapper,
     kind: str,

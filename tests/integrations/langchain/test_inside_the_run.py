@@ -26,6 +26,7 @@ from langchain_semgrad_guard import (
     get_verdict,
 )
 from semgrad_guard import LanguageModel, Policy
+from tests.pairwise import pairwise
 
 from .agents import ASKED
 from .served import Served
@@ -272,8 +273,7 @@ BLOCKS: dict[str, Callable[[ChatSemGrad, ChatSemGrad, Policy], Runnable[Any, Any
 }
 
 
-@pytest.mark.parametrize("policy", [NOTHING, EVERYTHING], ids=["withheld", "delivered"])
-@pytest.mark.parametrize("name", BLOCKS)
+@pairwise(route=ROUTES, name=BLOCKS, policy=[NOTHING, EVERYTHING], indirect=["route"])
 def test_who_asks_for_content_blocks_gets_them(
     language_model: LanguageModel, policy: Policy, name: str, route: Route
 ) -> None:

@@ -17,8 +17,9 @@ from langchain_semgrad_guard import (
     UncertaintyRouter,
 )
 from semgrad_guard.errors import BindingMismatchError
+from tests.pairwise import pairwise
 
-from .router_kit import ABSTENTION, ELSEWHERE, LIVE, MODES, PROMPT, Kit
+from .router_kit import ABSTENTION, ELSEWHERE, KINDS, LIVE, MODES, PATHS, PROMPT, Kit
 from .support import (
     EVERYTHING,
     NOTHING,
@@ -137,7 +138,7 @@ def test_raise_reaches_every_reader_of_version_3(
 # Let through.
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pairwise(kit=KINDS, path=PATHS, mode=MODES, indirect=["kit", "path"])
 def test_what_is_let_through_is_delivered_in_every_mode(kit: Kit, path: str, mode: str, draft: str) -> None:
     pieces = kit.call(path, kit.router(EVERYTHING, mode=mode))
     record = _record(pieces)
@@ -148,7 +149,7 @@ def test_what_is_let_through_is_delivered_in_every_mode(kit: Kit, path: str, mod
     kit.assert_closed()
 
 
-@pytest.mark.parametrize("mode", ["annotate", "raise"])
+@pairwise(kit=KINDS, path=PATHS, mode=["annotate", "raise"], indirect=["kit", "path"])
 def test_a_foreign_calibration_is_refused(kit: Kit, path: str, mode: str) -> None:
     with pytest.raises(BindingMismatchError):
         kit.call(path, kit.router(policy_for_another_model(), mode=mode))

@@ -24,8 +24,9 @@ from langchain_semgrad_guard import (
 )
 from semgrad_guard import LanguageModel, Policy
 from semgrad_guard.errors import UnenforcedPolicyError
+from tests.pairwise import pairwise
 
-from .router_kit import ABSTENTION, ELSEWHERE, MODES, PATHS, PROMPT, Kit
+from .router_kit import ABSTENTION, ELSEWHERE, KINDS, MODES, PATHS, PROMPT, Kit
 from .served import Served
 from .support import (
     EVERYTHING,
@@ -123,8 +124,12 @@ class Audience(BaseCallbackHandler, _V2StreamingCallbackHandler):
             self.records.append(event["metadata"]["semgrad_guard"])
 
 
-@pytest.mark.parametrize("path", ["invoke", "ainvoke", "batch", "abatch", "stream_events v3", "astream_events v3"])
-@pytest.mark.parametrize("mode", ["enforce", "annotate"])
+@pairwise(
+    kit=KINDS,
+    path=["invoke", "ainvoke", "batch", "abatch", "stream_events v3", "astream_events v3"],
+    mode=["enforce", "annotate"],
+    indirect=["kit"],
+)
 def test_an_audience_hears_each_answer_once(kit: Kit, path: str, mode: str, draft: str) -> None:
     """On the paths where LangChain speaks to it in events."""
     audience = Audience()

@@ -2,56 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from langchain_core.callbacks import CallbackManagerForLLMRun
-from langchain_core.language_models.chat_models import BaseChatModel
-from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage, HumanMessage
-from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
+from langchain_core.messages import AIMessage, HumanMessage
 
 from langchain_semgrad_guard import ChatSemGrad, GuardedChatModel, get_verdict
 from semgrad_guard import Policy
 from tests.thinking import ANSWERS, THOUGHTS, thinking_model, written
 
+from .served import ServedModel
+
 QUESTION = next(iter(ANSWERS))
 ANSWER, THOUGHT = ANSWERS[QUESTION], THOUGHTS[QUESTION]
 ALL = Policy(threshold=1e9)
 USAGE = {"input_tokens": 1, "output_tokens": 9, "total_tokens": 10}
-
-
-class Served(BaseChatModel):
-    """A model behind a server, which answers with this message."""
-
-    message: AIMessage
-
-    @property
-    def _llm_type(self) -> str:
-        return "served"
-
-    def _generate(
-        self,
-        messages: list[BaseMessage],
-        stop: list[str] | None = None,
-        run_manager: CallbackManagerForLLMRun | None = None,
-        **kwargs: Any,
-    ) -> ChatResult:
-        return ChatResult(generations=[ChatGeneration(message=self.message)])
-
-    def _stream(
-        self,
-        messages: list[BaseMessage],
-        stop: list[str] | None = None,
-        run_manager: CallbackManagerForLLMRun | None = None,
-        **kwargs: Any,
-    ) -> Iterator[ChatGenerationChunk]:
-        said = self.message.model_dump(exclude={"type", "content"})
-        text = str(self.message.content)
-        pieces = [text] if isinstance(self.message.content, list) else list(text)
-        for number, piece in enumerate(pieces):
-            content = self.message.content if isinstance(self.message.content, list) else piece
-            yield ChatGenerationChunk(message=AIMessageChunk(content=content, **({} if number else said)))
 
 
 def delivered(model: Any, *, stream: bool) -> AIMessage:
@@ -107,7 +72,7 @@ FORMS: dict[str, AIMessage] = {
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
 @pytest.mark.parametrize("form", FORMS)
 def test_an_answer_that_follows_on_reasoning_elsewhere_is_unscored(form: str, stream: bool) -> None:
-    served, scorer = Served(message=FORMS[form]), thinking_model()
+    served, scorer = ServedModel(message=FORMS[form]), thinking_model()
     message = delivered(GuardedChatModel(served, policy=ALL, scorer=scorer, mode="annotate"), stream=stream)
     verdict = get_verdict(message)
     assert verdict is not None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from enum import Enum
 from typing import Any
 
@@ -22,7 +22,7 @@ from semgrad_guard.errors import InputError, UnsupportedToolsError
 from semgrad_guard.guard import Answerer
 from tests.engine.chat_templates import template as published_or_own
 
-from .served import Served
+from .served import ServedModel
 from .support import EVERYTHING, NOTHING, QUESTION, ROUTES, Wire, collect, text_of
 
 
@@ -276,19 +276,9 @@ def test_a_schema_that_cannot_be_followed_is_named(tooled: ChatSemGrad) -> None:
         tooled.invoke(QUESTION, response_format={"type": "yaml"})
 
 
-class Telling(Served):
-    """A served model that takes tools and never calls one."""
-
-    def bind_tools(self, tools: Sequence[Any], **kwargs: Any) -> Any:
-        return self.bind(tools=[convert_to_openai_tool(tool) for tool in tools], **kwargs)
-
-    def _text(self, messages: Any) -> str:
-        return "Vienna"
-
-
 def test_a_scorer_that_knows_tools_is_shown_them(tooled: ChatSemGrad) -> None:
     scorer = tooled.language_model
-    guard = GuardedChatModel(Telling(weights=None), EVERYTHING, scorer=scorer)
+    guard = GuardedChatModel(ServedModel(), EVERYTHING, scorer=scorer)
     scored: list[Verdict] = []
     for tools in ([], [wait], [wait, plant]):
         verdict = get_verdict((guard.bind_tools(tools) if tools else guard).invoke(QUESTION))

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from langchain.agents import create_agent
 from langchain.agents.structured_output import ProviderStrategy
-from langchain_core.callbacks import CallbackManagerForLLMRun
 from langchain_core.language_models.chat_models import BaseChatModel
-from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage
-from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
+from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.runnables import RunnableLambda
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.types import Command
@@ -30,41 +27,20 @@ from semgrad_guard import Calibration, LanguageModel, Policy, Verdict
 from semgrad_guard.errors import BindingMismatchError, InputError
 from semgrad_guard.pocket import CALIBRATION_PATH
 
+from .served import ServedModel
 from .support import EVERYTHING, NOTHING, QUESTION, Route, metadata_of, text_of
 
 KNOWN = "What is the capital of Japan?"
 
 
-class Server(BaseChatModel):
-    """Says what it is told to, with the metadata that it is told to."""
+class Server(ServedModel):
+    """Answers with this text and metadata."""
 
     text: str = "Tokyo"
-    told: dict[str, Any] = Field(default_factory=dict)
+    metadata_given: dict[str, Any] = Field(default_factory=dict)
 
-    @property
-    def _llm_type(self) -> str:
-        return "server"
-
-    def _generate(
-        self,
-        messages: list[BaseMessage],
-        stop: list[str] | None = None,
-        run_manager: CallbackManagerForLLMRun | None = None,
-        **kwargs: Any,
-    ) -> ChatResult:
-        message = AIMessage(content=self.text, response_metadata=dict(self.told))
-        return ChatResult(generations=[ChatGeneration(message=message)] * kwargs.get("n", 1))
-
-    def _stream(
-        self,
-        messages: list[BaseMessage],
-        stop: list[str] | None = None,
-        run_manager: CallbackManagerForLLMRun | None = None,
-        **kwargs: Any,
-    ) -> Iterator[ChatGenerationChunk]:
-        for letter in self.text:
-            yield ChatGenerationChunk(message=AIMessageChunk(content=letter))
-        yield ChatGenerationChunk(message=AIMessageChunk(content="", response_metadata=dict(self.told)))
+    def _answer(self, messages: list[BaseMessage], **options: Any) -> AIMessage:
+        return AIMessage(content=self.text, response_metadata=dict(self.metadata_given))
 
 
 class Silent(Server):
@@ -97,7 +73,7 @@ def record(pocket: LanguageModel, promise: Policy) -> dict[str, Any]:
 def test_a_servers_own_record_is_not_believed(
     pocket: LanguageModel, promise: Policy, record: dict[str, Any], route: Route, kind: type[Server]
 ) -> None:
-    guard = GuardedChatModel(kind(text="xyz", told=record), promise, scorer=pocket, prompt_template="chat")
+    guard = GuardedChatModel(kind(text="xyz", metadata_given=record), promise, scorer=pocket, prompt_template="chat")
     (found,) = metadata_of(route(guard, KNOWN, {}))
     assert found["action"] == "abstain"
     assert not found["promised"]
@@ -132,7 +108,7 @@ def test_a_calibration_of_own_answers_is_refused_for_served_ones(pocket: Languag
 def test_a_served_answer_that_a_limit_ended_is_not_promised(
     pocket: LanguageModel, promise: Policy, reason: dict[str, Any]
 ) -> None:
-    guard = GuardedChatModel(Server(told=reason), promise, scorer=pocket, prompt_template="chat")
+    guard = GuardedChatModel(Server(metadata_given=reason), promise, scorer=pocket, prompt_template="chat")
     verdict = get_verdict(guard.invoke(KNOWN))
     assert verdict is not None
     assert not verdict.promised
