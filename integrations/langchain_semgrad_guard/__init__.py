@@ -26,11 +26,11 @@ if ABSENT:
 if TYPE_CHECKING:
     from langchain_semgrad_guard.calibrating import acalibrate_chain as acalibrate_chain
     from langchain_semgrad_guard.calibrating import calibrate_chain as calibrate_chain
+    from langchain_semgrad_guard.callback import UncertaintyLangChainTracer as UncertaintyLangChainTracer
     from langchain_semgrad_guard.callback import UncertaintyRouterCallback as UncertaintyRouterCallback
     from langchain_semgrad_guard.chat_model import ChatSemGrad as ChatSemGrad
     from langchain_semgrad_guard.guarded_model import GuardedChatModel as GuardedChatModel
     from langchain_semgrad_guard.guarded_model import UncertaintyRouter as UncertaintyRouter
-    from langchain_semgrad_guard.langsmith_tracer import UncertaintyLangChainTracer as UncertaintyLangChainTracer
     from langchain_semgrad_guard.messages import get_verdict as get_verdict
     from langchain_semgrad_guard.middleware import UncertaintyMiddleware as UncertaintyMiddleware
     from langchain_semgrad_guard.review import HumanReview as HumanReview

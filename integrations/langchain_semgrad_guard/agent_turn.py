@@ -10,7 +10,6 @@ from typing import Any, cast
 
 from langchain.agents.middleware.types import ExtendedModelResponse, ModelRequest, ModelResponse
 from langchain.agents.structured_output import StructuredOutputValidationError
-from langchain_core.callbacks import CallbackManagerForLLMRun
 from langchain_core.language_models import LanguageModelInput
 from langchain_core.language_models.chat_models import BaseChatModel
 from langchain_core.messages import AIMessage, BaseMessage
@@ -34,7 +33,7 @@ from langchain_semgrad_guard.answers import Rules, Target, TargetReply, TargetRe
 from langchain_semgrad_guard.callback import UncertaintyRouterCallback
 from langchain_semgrad_guard.enforcement import EnforcingChatModel
 from langchain_semgrad_guard.guarded_model import AroundChatModel, inner_of
-from langchain_semgrad_guard.hearing import AloudChatModel, around, aside, handlers_of
+from langchain_semgrad_guard.hearing import AloudChatModel, SyncRun, around, aside, handlers_of
 from langchain_semgrad_guard.review import REVIEW_KEY, HumanReview, Review, ReviewDesk
 from langchain_semgrad_guard.targets import RunnableTarget
 from semgrad_guard import METADATA_KEY, Estimator, LanguageModel, Verdict
@@ -262,20 +261,12 @@ class SettledModel(AloudChatModel):
         return self
 
     def _generate(
-        self,
-        messages: list[BaseMessage],
-        stop: list[str] | None = None,
-        run_manager: CallbackManagerForLLMRun | None = None,
-        **kwargs: Any,
+        self, messages: list[BaseMessage], stop: list[str] | None = None, run_manager: SyncRun = None, **kwargs: Any
     ) -> ChatResult:
         return ChatResult(generations=[ChatGeneration(message=self.message.model_copy())])
 
     def _stream(
-        self,
-        messages: list[BaseMessage],
-        stop: list[str] | None = None,
-        run_manager: CallbackManagerForLLMRun | None = None,
-        **kwargs: Any,
+        self, messages: list[BaseMessage], stop: list[str] | None = None, run_manager: SyncRun = None, **kwargs: Any
     ) -> Iterator[ChatGenerationChunk]:
         yield ChatGenerationChunk(message=convert.as_chunk(self.message))
 

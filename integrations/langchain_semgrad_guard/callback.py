@@ -1,4 +1,4 @@
-"""`UncertaintyRouterCallback`: a policy, attached to a chat model as a callback; and the report of an observing one."""
+"""The callbacks that users attach: `UncertaintyRouterCallback`, and a LangSmith tracer that writes verdicts."""
 
 from __future__ import annotations
 
@@ -12,10 +12,12 @@ from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.outputs import ChatGeneration, LLMResult
 from langchain_core.runnables import Runnable
 from langchain_core.runnables.config import ensure_config
+from langchain_core.tracers import LangChainTracer
+from langchain_core.tracers.schemas import Run
 
 from langchain_semgrad_guard.answers import NO_SCORE, Rules, is_escalating
 from langchain_semgrad_guard.hearing import around
-from langchain_semgrad_guard.messages import stage_verdict
+from langchain_semgrad_guard.messages import stage_verdict, verdict_of
 from langchain_semgrad_guard.runs import WITNESS, RunHandler, Traces
 from langchain_semgrad_guard.targets import target_of
 from semgrad_guard import METADATA_KEY, DriftMonitor, Policy, Verdict
@@ -34,6 +36,7 @@ from semgrad_guard.guard import (
     undecided,
     unscored,
 )
+from semgrad_guard.records import trace_fields
 
 logger = logging.getLogger(METADATA_KEY)
 
@@ -274,3 +277,21 @@ def _draft_of(response: LLMResult, *, can_escalate: bool) -> Draft[AIMessage]:
     verdict = unscored(str(message.text), reason=NO_SCORE) if recorded is None else undecided(recorded)
     answer = message if isinstance(message, AIMessage) else AIMessage(str(message.text))
     return Draft(verdict, answer, can_escalate=can_escalate)
+
+
+class UncertaintyLangChainTracer(LangChainTracer):
+    """LangChain's LangSmith tracer, which also writes verdicts into the metadata of the runs they are about.
+
+        chat.invoke(question, config={"callbacks": [UncertaintyLangChainTracer()]})
+
+    It takes the place of the tracer that LANGSMITH_TRACING adds: LangChain adds none where there is one. Runs can then
+    be filtered by `semgrad_guard.action`, `semgrad_guard.uncertainty` and so on. It is a tracer of its own, because
+    runs are sent as soon as they end.
+    """
+
+    def on_llm_end(self, response: LLMResult, *, run_id: UUID, **kwargs: Any) -> Run:
+        """Add the verdict, if the answer carries one, before the run is sent."""
+        verdict, run = verdict_of(response), self.run_map.get(str(run_id))
+        if verdict is not None and run is not None:
+            run.add_metadata(trace_fields(verdict.metadata()))
+        return super().on_llm_end(response, run_id=run_id, **kwargs)

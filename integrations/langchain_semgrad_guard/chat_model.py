@@ -7,7 +7,6 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Annotated, Any, Self
 
-from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
 from langchain_core.language_models import LanguageModelInput, ModelProfile
 from langchain_core.language_models.base import LangSmithParams
 from langchain_core.messages import AIMessage, BaseMessage
@@ -27,6 +26,7 @@ from pydantic import (
 from langchain_semgrad_guard import messages as convert
 from langchain_semgrad_guard.answers import Call
 from langchain_semgrad_guard.batching import PendingBatch, Request
+from langchain_semgrad_guard.hearing import AsyncRun, SyncRun
 from langchain_semgrad_guard.messages import AnyTool, call_fields, openai_tools
 from langchain_semgrad_guard.profile import count_tokens, profile_of, profile_on_disk
 from langchain_semgrad_guard.streams import AsyncWriting, LocalWriting, StreamingChatModel
@@ -157,11 +157,7 @@ class ChatSemGrad(StreamingChatModel):
     # How it answers.
 
     def _generate(
-        self,
-        messages: list[BaseMessage],
-        stop: list[str] | None = None,
-        run_manager: CallbackManagerForLLMRun | None = None,
-        **kwargs: Any,
+        self, messages: list[BaseMessage], stop: list[str] | None = None, run_manager: SyncRun = None, **kwargs: Any
     ) -> ChatResult:
         request = self._request(messages, stop, kwargs)
         with Limit(self.timeout).counting():
@@ -170,11 +166,7 @@ class ChatSemGrad(StreamingChatModel):
         return ChatResult(generations=[ChatGeneration(message=message, generation_info=convert.info_of(message))])
 
     async def _agenerate(
-        self,
-        messages: list[BaseMessage],
-        stop: list[str] | None = None,
-        run_manager: AsyncCallbackManagerForLLMRun | None = None,
-        **kwargs: Any,
+        self, messages: list[BaseMessage], stop: list[str] | None = None, run_manager: AsyncRun = None, **kwargs: Any
     ) -> ChatResult:
         return await off_loop(lambda: self._generate(messages, stop, **kwargs))
 

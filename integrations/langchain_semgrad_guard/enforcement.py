@@ -10,39 +10,32 @@ carries the rules of one stream. The runs of a batch meet to be answered togethe
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property, partial
 from typing import Any, Self, cast
 
 from langchain_core.callbacks import (
-    AsyncCallbackManagerForLLMRun,
     BaseCallbackHandler,
     CallbackManager,
-    CallbackManagerForLLMRun,
     Callbacks,
 )
-from langchain_core.language_models import LanguageModelInput
 from langchain_core.language_models.chat_models import BaseChatModel
 from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.outputs import ChatGeneration, ChatResult, Generation, LLMResult
 from langchain_core.runnables import RunnableConfig
 from langchain_core.runnables.config import (
-    get_config_list,
-    get_executor_for_config,
     run_in_executor,
-    set_config_context,
     var_child_runnable_config,
 )
-from langchain_core.runnables.utils import coro_with_context, gather_with_concurrency
 from langchain_core.utils.utils import LC_ID_PREFIX
 from pydantic import PrivateAttr
 
 from langchain_semgrad_guard import messages as convert
 from langchain_semgrad_guard.answers import Answers, AsyncLiveAnswer, Call, LiveAnswer, Result, Rules, draft_verdict
-from langchain_semgrad_guard.batching import agathered, gathered, take_seat
+from langchain_semgrad_guard.batching import take_seat
 from langchain_semgrad_guard.callback import EnforcingDescription, Labels, UncertaintyRouterCallback, observe
-from langchain_semgrad_guard.hearing import AloudChatModel, RunManager, handlers_of, inside
+from langchain_semgrad_guard.hearing import AloudChatModel, AsyncRun, RunManager, SyncRun, handlers_of, inside
 from langchain_semgrad_guard.runs import WITNESS
 from semgrad_guard.errors import UnenforcedPolicyError
 from semgrad_guard.guard import Draft, current_recorder, record_draft
@@ -88,11 +81,7 @@ class EnforcingChatModel(AloudChatModel):
             return await super().agenerate(messages, stop, *args, **kwargs)
 
     def _generate_with_cache(
-        self,
-        messages: list[BaseMessage],
-        stop: list[str] | None = None,
-        run_manager: CallbackManagerForLLMRun | None = None,
-        **kwargs: Any,
+        self, messages: list[BaseMessage], stop: list[str] | None = None, run_manager: SyncRun = None, **kwargs: Any
     ) -> ChatResult:
         call = self._call(messages, stop, run_manager, kwargs)
         by_events, by_tokens = self._shown(run_manager, kwargs, is_async=False)
@@ -112,11 +101,7 @@ class EnforcingChatModel(AloudChatModel):
         return result
 
     async def _agenerate_with_cache(
-        self,
-        messages: list[BaseMessage],
-        stop: list[str] | None = None,
-        run_manager: AsyncCallbackManagerForLLMRun | None = None,
-        **kwargs: Any,
+        self, messages: list[BaseMessage], stop: list[str] | None = None, run_manager: AsyncRun = None, **kwargs: Any
     ) -> ChatResult:
         call = self._call(messages, stop, run_manager, kwargs)
         by_events, by_tokens = self._shown(run_manager, kwargs, is_async=True)
@@ -200,72 +185,6 @@ class EnforcingChatModel(AloudChatModel):
         if self.rules is not None and self.rules.terms.mode == "observe":
             observe(self.rules, self.draft_of(message, call))
             self.rules.notify(message, message)
-
-    # Batches.
-
-    def batch(
-        self,
-        inputs: list[LanguageModelInput],
-        config: RunnableConfig | list[RunnableConfig] | None = None,
-        *,
-        return_exceptions: bool = False,
-        **kwargs: Any,
-    ) -> list[AIMessage]:
-        """Answer several inputs, each in a run of its own. `max_concurrency` bounds how many are generated at once."""
-        configs = get_config_list(config, len(inputs))
-
-        def one(given: LanguageModelInput, config: RunnableConfig) -> AIMessage | Exception:
-            with set_config_context(config) as context:
-                try:
-                    return context.run(self.invoke, given, config, **kwargs)
-                except Exception as error:  # noqa: BLE001 - raised once all others have had their run
-                    return error
-
-        ends: list[AIMessage | Exception] = []
-        for group in self._groups(inputs, configs):
-            if self._group_size is None:
-                with get_executor_for_config(configs[0]) as executor:
-                    ends += executor.map(one, *zip(*group, strict=True))
-            else:
-                ends += gathered(self._owner, [partial(one, *pair) for pair in group], self._answers)
-        return _ended(ends, return_exceptions=return_exceptions)
-
-    async def abatch(
-        self,
-        inputs: list[LanguageModelInput],
-        config: RunnableConfig | list[RunnableConfig] | None = None,
-        *,
-        return_exceptions: bool = False,
-        **kwargs: Any,
-    ) -> list[AIMessage]:
-        """Like `batch`, without blocking the event loop."""
-        configs = get_config_list(config, len(inputs))
-
-        async def one(given: LanguageModelInput, config: RunnableConfig) -> AIMessage | Exception:
-            with set_config_context(config) as context:
-                try:
-                    return await coro_with_context(self.ainvoke(given, config, **kwargs), context, create_task=True)
-                except Exception as error:  # noqa: BLE001 - as above
-                    return error
-
-        ends: list[AIMessage | Exception] = []
-        for group in self._groups(inputs, configs):
-            runs = [partial(one, *pair) for pair in group]
-            if self._group_size is None:
-                ends += await gather_with_concurrency(configs[0].get("max_concurrency"), *(run() for run in runs))
-            else:
-                ends += await agathered(self._owner, runs, self._aanswers)
-        return _ended(ends, return_exceptions=return_exceptions)
-
-    def _groups(
-        self, inputs: Sequence[LanguageModelInput], configs: Sequence[RunnableConfig]
-    ) -> Iterator[list[tuple[LanguageModelInput, RunnableConfig]]]:
-        """The inputs that are answered together, with their configs."""
-        pairs = list(zip(inputs, configs, strict=True))
-        given = configs[0].get("max_concurrency") if configs else None
-        limit = (len(pairs) if self._group_size is None else given or self._group_size) or 1
-        for start in range(0, len(pairs), limit):
-            yield pairs[start : start + limit]
 
     # Which rules hold.
 
@@ -463,10 +382,3 @@ def _calls(messages: Sequence[list[BaseMessage]], stop: list[str] | None, kwargs
     """The calls that `generate` makes with these arguments."""
     options = {name: value for name, value in kwargs.items() if name not in _OF_A_RUN}
     return [Call(given, stop, options) for given in messages]
-
-
-def _ended(ends: Sequence[AIMessage | Exception], *, return_exceptions: bool) -> list[AIMessage]:
-    for end in ends:
-        if isinstance(end, Exception) and not return_exceptions:
-            raise end
-    return cast("list[AIMessage]", list(ends))

@@ -6,7 +6,6 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Annotated, Any, NamedTuple, Self, cast
 
-from langchain_core.callbacks import CallbackManagerForLLMRun
 from langchain_core.language_models import LanguageModelInput, ModelProfile
 from langchain_core.language_models.base import LangSmithParams
 from langchain_core.language_models.chat_models import BaseChatModel
@@ -20,7 +19,7 @@ from langchain_semgrad_guard.answers import AsyncLiveAnswer, Call, LiveAnswer, R
 from langchain_semgrad_guard.callback import UncertaintyRouterCallback, rules_of
 from langchain_semgrad_guard.chat_model import ChatSemGrad
 from langchain_semgrad_guard.enforcement import EnforcingChatModel
-from langchain_semgrad_guard.hearing import handlers_of, unheard
+from langchain_semgrad_guard.hearing import SyncRun, handlers_of, unheard
 from langchain_semgrad_guard.messages import AnyTool, whole_chunk
 from langchain_semgrad_guard.streams import AsyncWriting, ServedWriting, StreamingChatModel
 from langchain_semgrad_guard.structured_output import Method, structured, structured_by
@@ -129,11 +128,7 @@ class AroundChatModel(StreamingChatModel):
         return AsyncWriting(ServedWriting(self, call), served.astreamed(model, inner))
 
     def _generate(
-        self,
-        messages: list[BaseMessage],
-        stop: list[str] | None = None,
-        run_manager: CallbackManagerForLLMRun | None = None,
-        **kwargs: Any,
+        self, messages: list[BaseMessage], stop: list[str] | None = None, run_manager: SyncRun = None, **kwargs: Any
     ) -> ChatResult:
         return self._drafted(self._call(messages, stop, run_manager, kwargs))
 

@@ -46,6 +46,9 @@ from pydantic import PrivateAttr
 from langchain_semgrad_guard.runs import WITNESS
 
 RunManager = CallbackManagerForLLMRun | AsyncCallbackManagerForLLMRun
+SyncRun = CallbackManagerForLLMRun | None
+AsyncRun = AsyncCallbackManagerForLLMRun | None
+Config = RunnableConfig | None
 
 
 class TracingHandler(BaseCallbackHandler):
@@ -172,12 +175,7 @@ class AloudChatModel(BaseChatModel):
         return copy
 
     def invoke(
-        self,
-        input: LanguageModelInput,
-        config: RunnableConfig | None = None,
-        *,
-        stop: list[str] | None = None,
-        **kwargs: Any,
+        self, input: LanguageModelInput, config: Config = None, *, stop: list[str] | None = None, **kwargs: Any
     ) -> AIMessage:
         """Answer one input."""
         if self._context is not None:
@@ -187,12 +185,7 @@ class AloudChatModel(BaseChatModel):
             return super().invoke(input, config, stop=stop, **kwargs)
 
     async def ainvoke(
-        self,
-        input: LanguageModelInput,
-        config: RunnableConfig | None = None,
-        *,
-        stop: list[str] | None = None,
-        **kwargs: Any,
+        self, input: LanguageModelInput, config: Config = None, *, stop: list[str] | None = None, **kwargs: Any
     ) -> AIMessage:
         """Like `invoke`, without blocking the event loop."""
         if self._context is not None:

@@ -1,26 +1,33 @@
-"""`StreamingChatModel`: the streams of a chat model whose runs end with the outcome, and answers being written."""
+"""`StreamingChatModel`: the streams and batches of a chat model whose runs end with the outcome."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Iterable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Iterable, Iterator, Sequence
 from contextlib import aclosing
 from functools import partial
 from typing import Any, Protocol, Self, cast
 
-from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
 from langchain_core.language_models import LanguageModelInput
 from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage, message_chunk_to_message
 from langchain_core.outputs import ChatGenerationChunk, ChatResult
 from langchain_core.runnables import RunnableConfig
-from langchain_core.runnables.config import ensure_config, run_in_executor
+from langchain_core.runnables.config import (
+    ensure_config,
+    get_config_list,
+    get_executor_for_config,
+    run_in_executor,
+    set_config_context,
+)
+from langchain_core.runnables.utils import coro_with_context, gather_with_concurrency
 from langchain_core.utils.uuid import uuid7
 
 from langchain_semgrad_guard import messages as convert
 from langchain_semgrad_guard.answers import Call
+from langchain_semgrad_guard.batching import agathered, gathered
 from langchain_semgrad_guard.callback import Labels
 from langchain_semgrad_guard.enforcement import EnforcingChatModel, only
-from langchain_semgrad_guard.hearing import around, inside_stream
+from langchain_semgrad_guard.hearing import AsyncRun, Config, SyncRun, around, inside_stream
 from semgrad_guard import METADATA_KEY, Generation
 from semgrad_guard.adapters.limits import Limit
 from semgrad_guard.adapters.reasoning import HeldText
@@ -36,11 +43,7 @@ class StreamingChatModel(EnforcingChatModel):
     """
 
     def _stream(
-        self,
-        messages: list[BaseMessage],
-        stop: list[str] | None = None,
-        run_manager: CallbackManagerForLLMRun | None = None,
-        **kwargs: Any,
+        self, messages: list[BaseMessage], stop: list[str] | None = None, run_manager: SyncRun = None, **kwargs: Any
     ) -> Iterator[ChatGenerationChunk]:
         call = self._call(messages, stop, run_manager, kwargs)
         if call.withholds:
@@ -51,11 +54,7 @@ class StreamingChatModel(EnforcingChatModel):
             yield from self._unjudged_stream(call)
 
     async def _astream(
-        self,
-        messages: list[BaseMessage],
-        stop: list[str] | None = None,
-        run_manager: AsyncCallbackManagerForLLMRun | None = None,
-        **kwargs: Any,
+        self, messages: list[BaseMessage], stop: list[str] | None = None, run_manager: AsyncRun = None, **kwargs: Any
     ) -> AsyncIterator[ChatGenerationChunk]:
         call = self._call(messages, stop, run_manager, kwargs)
         if call.withholds:
@@ -95,12 +94,7 @@ class StreamingChatModel(EnforcingChatModel):
             yield piece
 
     def stream(
-        self,
-        input: LanguageModelInput,
-        config: RunnableConfig | None = None,
-        *,
-        stop: list[str] | None = None,
-        **kwargs: Any,
+        self, input: LanguageModelInput, config: Config = None, *, stop: list[str] | None = None, **kwargs: Any
     ) -> Iterator[AIMessageChunk]:
         """Answer piece by piece; with a router that may withhold the answer, in one piece once it is let through."""
         self._ready()
@@ -108,12 +102,7 @@ class StreamingChatModel(EnforcingChatModel):
         yield from super(StreamingChatModel, carrying).stream(input, config, stop=stop, **kwargs)
 
     async def astream(
-        self,
-        input: LanguageModelInput,
-        config: RunnableConfig | None = None,
-        *,
-        stop: list[str] | None = None,
-        **kwargs: Any,
+        self, input: LanguageModelInput, config: Config = None, *, stop: list[str] | None = None, **kwargs: Any
     ) -> AsyncIterator[AIMessageChunk]:
         """Like `stream`, without blocking the event loop."""
         await run_in_executor(None, self._ready)
@@ -133,6 +122,79 @@ class StreamingChatModel(EnforcingChatModel):
         run_id = config.get("run_id") or uuid7()
         carrying = self.guarded_by(rules, inside_stream(outer, config, run_id), config)
         return carrying, cast("RunnableConfig", {**config, "callbacks": outer, "run_id": run_id})
+
+    # Batches.
+
+    def batch(
+        self,
+        inputs: list[LanguageModelInput],
+        config: RunnableConfig | list[RunnableConfig] | None = None,
+        *,
+        return_exceptions: bool = False,
+        **kwargs: Any,
+    ) -> list[AIMessage]:
+        """Answer several inputs, each in a run of its own. `max_concurrency` bounds how many are generated at once."""
+        configs = get_config_list(config, len(inputs))
+
+        def one(given: LanguageModelInput, config: RunnableConfig) -> AIMessage | Exception:
+            with set_config_context(config) as context:
+                try:
+                    return context.run(self.invoke, given, config, **kwargs)
+                except Exception as error:  # noqa: BLE001 - raised once all others have had their run
+                    return error
+
+        ends: list[AIMessage | Exception] = []
+        for group in self._groups(inputs, configs):
+            if self._group_size is None:
+                with get_executor_for_config(configs[0]) as executor:
+                    ends += executor.map(one, *zip(*group, strict=True))
+            else:
+                ends += gathered(self._owner, [partial(one, *pair) for pair in group], self._answers)
+        return _ended(ends, return_exceptions=return_exceptions)
+
+    async def abatch(
+        self,
+        inputs: list[LanguageModelInput],
+        config: RunnableConfig | list[RunnableConfig] | None = None,
+        *,
+        return_exceptions: bool = False,
+        **kwargs: Any,
+    ) -> list[AIMessage]:
+        """Like `batch`, without blocking the event loop."""
+        configs = get_config_list(config, len(inputs))
+
+        async def one(given: LanguageModelInput, config: RunnableConfig) -> AIMessage | Exception:
+            with set_config_context(config) as context:
+                try:
+                    return await coro_with_context(self.ainvoke(given, config, **kwargs), context, create_task=True)
+                except Exception as error:  # noqa: BLE001 - as above
+                    return error
+
+        ends: list[AIMessage | Exception] = []
+        for group in self._groups(inputs, configs):
+            runs = [partial(one, *pair) for pair in group]
+            if self._group_size is None:
+                ends += await gather_with_concurrency(configs[0].get("max_concurrency"), *(run() for run in runs))
+            else:
+                ends += await agathered(self._owner, runs, self._aanswers)
+        return _ended(ends, return_exceptions=return_exceptions)
+
+    def _groups(
+        self, inputs: Sequence[LanguageModelInput], configs: Sequence[RunnableConfig]
+    ) -> Iterator[list[tuple[LanguageModelInput, RunnableConfig]]]:
+        """The inputs that are answered together, with their configs."""
+        pairs = list(zip(inputs, configs, strict=True))
+        given = configs[0].get("max_concurrency") if configs else None
+        limit = (len(pairs) if self._group_size is None else given or self._group_size) or 1
+        for start in range(0, len(pairs), limit):
+            yield pairs[start : start + limit]
+
+
+def _ended(ends: Sequence[AIMessage | Exception], *, return_exceptions: bool) -> list[AIMessage]:
+    for end in ends:
+        if isinstance(end, Exception) and not return_exceptions:
+            raise end
+    return cast("list[AIMessage]", list(ends))
 
 
 def _only_chunk(result: ChatResult) -> ChatGenerationChunk:
