@@ -23,7 +23,7 @@ class ToolCaller(BaseChatModel):
     """Calls the tools it is given, then answers. Text and record are the scored model's own; the calls are added."""
 
     scored: ChatSemGrad
-    asked: list[list[BaseMessage]] = Field(default_factory=list)
+    requests: list[list[BaseMessage]] = Field(default_factory=list)
     ignores: tuple[str, ...] = ()
 
     @property
@@ -34,7 +34,7 @@ class ToolCaller(BaseChatModel):
         return self.bind(tools=[each.name if isinstance(each, BaseTool) else each["title"] for each in tools])
 
     def _answer(self, messages: list[BaseMessage], tools: Sequence[str]) -> AIMessage:
-        self.asked.append(messages)
+        self.requests.append(messages)
         (question,) = [message.text for message in messages if isinstance(message, HumanMessage)][-1:]
         answer = self.scored.invoke([HumanMessage(question)], {"callbacks": []})
         done = isinstance(messages[-1], ToolMessage)

@@ -44,7 +44,7 @@ def chat(language_model: LanguageModel) -> ChatSemGrad:
 
 @pytest.fixture(scope="session")
 def draft(language_model: LanguageModel) -> str:
-    """What the tiny model answers to `QUESTION`, unguarded."""
+    """The tiny model's answer to `QUESTION`, unguarded."""
     text = ChatSemGrad.from_model(language_model, max_tokens=12).invoke(QUESTION).text
     assert len(text) >= 8, "the draft must be long enough to be recognised where it leaks"
     return text

@@ -206,7 +206,7 @@ EVENT_ROUTES: dict[str, Route] = {"astream_events v2": _v2, "stream_events v3": 
 
 
 def text_of(pieces: list[Any]) -> str:
-    """What a user sees of the pieces."""
+    """The text of the pieces, as a user sees it."""
     return "".join(piece if isinstance(piece, str) else piece.text for piece in pieces)
 
 

@@ -41,19 +41,19 @@ Handler = Callable[[Any], Any]
 
 
 class Other(AgentMiddleware[Any, Any, Any]):
-    """Another middleware: `say` makes its response from the request and the handler."""
+    """Another middleware: `reply` makes its response from the request and the handler."""
 
-    def __init__(self, say: Callable[[Any, Handler], Any]) -> None:
+    def __init__(self, reply: Callable[[Any, Handler], Any]) -> None:
         super().__init__()
-        self.say = say
+        self.reply = reply
 
     def wrap_model_call(self, request: Any, handler: Any) -> Any:
-        return self.say(request, handler)
+        return self.reply(request, handler)
 
     async def awrap_model_call(self, request: Any, handler: Any) -> Any:
         loop = asyncio.get_running_loop()
-        told = lambda asked: asyncio.run_coroutine_threadsafe(handler(asked), loop).result()  # noqa: E731
-        return await asyncio.to_thread(self.say, request, told)
+        called = lambda request: asyncio.run_coroutine_threadsafe(handler(request), loop).result()  # noqa: E731
+        return await asyncio.to_thread(self.reply, request, called)
 
 
 class Reply(BaseModel):
@@ -340,11 +340,11 @@ def test_a_structure_that_was_put_in_its_place_is_refused(chat: ChatSemGrad, sch
 
 def test_what_code_aside_may_do(chat: ChatSemGrad) -> None:
     """Its custom events and stream writes go out; its subgraphs and models are not heard."""
-    heard: list[str] = []
+    noted: list[str] = []
 
     class Events(BaseCallbackHandler):
         def on_custom_event(self, name: str, data: Any, **_: Any) -> None:
-            heard.append(name)
+            noted.append(name)
 
     def say(request: Any, handler: Handler) -> Any:
         dispatch_custom_event("mine", {})
@@ -354,7 +354,7 @@ def test_what_code_aside_may_do(chat: ChatSemGrad) -> None:
 
     agent = agent_of(chat, guard(EVERYTHING), Other(say))
     assert list(agent.stream(ASKED, {"callbacks": [Events()]}, stream_mode="custom")) == ["written"]
-    assert heard == ["mine", "nested", "semgrad_guard"]
+    assert noted == ["mine", "nested", "semgrad_guard"]
 
     async def asay(request: Any, handler: Any) -> Any:
         await adispatch_custom_event("mine", {})

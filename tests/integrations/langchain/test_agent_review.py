@@ -1,4 +1,4 @@
-"""`HumanReview`: a person decides, the model is asked once, and what they decide is what the agent says and does."""
+"""`HumanReview`: a person decides, the model is called once, and the agent follows the decision."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def last(state: dict[str, Any]) -> AIMessage:
 
 
 def asked_of(state: dict[str, Any]) -> dict[str, Any]:
-    """What the person is shown."""
+    """The question to the person."""
     (interrupt,) = state["__interrupt__"]
     assert json.loads(json.dumps(interrupt.value)) == interrupt.value
     return interrupt.value
@@ -85,10 +85,10 @@ def test_a_person_decides_about_a_text(
     assert record["action"] == action
     assert reason == record.get("escalated", record)["reason"]
     assert not record["promised"]
-    assert len(caller.asked) == 1, "the model is asked once"
+    assert len(caller.requests) == 1, "the model is asked once"
     ledger.assert_balanced()
     run(agent, ASKED, CONFIG)
-    assert len(caller.asked) == 2, "the next question is a new one"
+    assert len(caller.requests) == 2, "the next question is a new one"
 
 
 def test_a_person_decides_about_tool_calls(caller: ToolCaller, draft: str, run: Run) -> None:
@@ -104,7 +104,7 @@ def test_a_person_decides_about_tool_calls(caller: ToolCaller, draft: str, run: 
     state = run(agent, resume(APPROVE), CONFIG)
     results = {message.name: message.text for message in state["messages"] if message.type == "tool"}
     assert results == {"speak": "said x", "act": "said y"}
-    assert len(caller.asked) == 2
+    assert len(caller.requests) == 2
 
 
 def test_one_rejection_withholds_every_tool_call(caller: ToolCaller, run: Run) -> None:
@@ -115,7 +115,7 @@ def test_one_rejection_withholds_every_tool_call(caller: ToolCaller, run: Run) -
     assert runs == []
     assert last(state).text == "No."
     assert last(state).tool_calls == []
-    assert len(caller.asked) == 1
+    assert len(caller.requests) == 1
 
 
 @pytest.mark.parametrize(
@@ -140,7 +140,7 @@ def test_after_a_wrong_answer_the_question_is_put_again(
         assert says in again["error"]
         assert again["action_requests"][0]["args"] == {"text": draft}
     assert last(run(agent, resume(APPROVE), CONFIG)).text == draft
-    assert len(caller.asked) == 1
+    assert len(caller.requests) == 1
 
 
 @pytest.mark.parametrize("sync", [True, False])
@@ -156,7 +156,7 @@ def test_a_question_that_overtakes_the_review(caller: ToolCaller, draft: str, ru
     agent = reviewed(caller)
     run(agent, ASKED, CONFIG)
     run(agent, {"messages": [("human", "Another?")]}, CONFIG)
-    assert [message.text for message in caller.asked[-1]] == [QUESTION, "Another?"]
+    assert [message.text for message in caller.requests[-1]] == [QUESTION, "Another?"]
     state = run(agent, resume(APPROVE), CONFIG)
     assert [message.type for message in state["messages"]] == ["human", "human", "ai"]
 
@@ -175,7 +175,7 @@ def test_langchains_own_review_of_tool_calls_still_happens(caller: ToolCaller, r
     assert runs == [], "approving the message is not approving the tool call"
     run(agent, resume(APPROVE), CONFIG)
     assert runs == ["speak"]
-    assert len(caller.asked) == 2
+    assert len(caller.requests) == 2
 
 
 class Reply(BaseModel):
@@ -197,16 +197,16 @@ def test_structured_responses(caller: ToolCaller, run: Run) -> None:
         run(agent, resume(REJECT), CONFIG)
     assert caught.value.verdict.draft is None
     assert "withheld answer" not in str(caught.value)
-    asked = len(caller.asked)
+    requests = len(caller.requests)
     assert "__interrupt__" in run(agent, ASKED, CONFIG), "what was decided about one question is not said to another"
-    assert len(caller.asked) == asked + 1
+    assert len(caller.requests) == requests + 1
 
 
 def test_without_a_checkpointer_nobody_can_answer(caller: ToolCaller, run: Run) -> None:
     agent = create_agent(caller, [], middleware=[UncertaintyMiddleware(NOTHING, escalate_to=HumanReview())])
     with pytest.raises(InputError, match="needs a checkpointer"):
         run(agent, ASKED, None)
-    assert caller.asked == [], "the model is not asked"
+    assert caller.requests == [], "the model is not asked"
 
 
 def test_after_a_rejection_the_state_holds_no_draft(caller: ToolCaller, draft: str, run: Run) -> None:
@@ -231,4 +231,4 @@ def test_the_naive_review_asks_the_model_twice(caller: ToolCaller) -> None:
     agent = create_agent(caller, [], middleware=[InterruptsWhileAsking()], checkpointer=InMemorySaver())
     agent.invoke(ASKED, CONFIG)
     agent.invoke(Command(resume="yes"), CONFIG)
-    assert len(caller.asked) == 2
+    assert len(caller.requests) == 2

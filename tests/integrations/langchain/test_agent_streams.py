@@ -1,4 +1,4 @@
-"""What an agent's streams show of a message that is withheld: nothing, where the naive middleware shows all of it."""
+"""An agent's streams show nothing of a withheld message, where the naive middleware shows all of it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .support import EVERYTHING, NOTHING, QUESTION, Ledger, Wire, collect
 
 
 class Naive(AgentMiddleware):
-    """What one would write first: look at the response, and return another."""
+    """The first attempt: look at the response, and return another."""
 
     def wrap_model_call(self, request: Any, handler: Any) -> AIMessage:
         (draft,) = handler(request).result
@@ -41,7 +41,7 @@ def sync(request: pytest.FixtureRequest) -> bool:
 
 @pytest.fixture(params=["answer", "abstain", "escalate", "scored"])
 def case(request: pytest.FixtureRequest, draft: str, larger: LanguageModel) -> tuple[UncertaintyMiddleware, str]:
-    """A middleware, and what it makes of `QUESTION`."""
+    """A middleware, and its answer to `QUESTION`."""
     second = ChatSemGrad.from_model(larger, max_tokens=9)
     return {
         "answer": lambda: (UncertaintyMiddleware(EVERYTHING), draft),

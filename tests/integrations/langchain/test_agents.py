@@ -1,4 +1,4 @@
-"""`UncertaintyMiddleware` in `create_agent`: what is delivered, what runs, and what the metadata says."""
+"""`UncertaintyMiddleware` in `create_agent`: the delivered messages, the tools that run, and the metadata."""
 
 from __future__ import annotations
 
@@ -103,10 +103,10 @@ def test_a_target_with_a_router_of_its_own_decides_for_itself(
 
 
 def test_escalation_to_a_chain(chat: ChatSemGrad, run: Run) -> None:
-    heard: list[Any] = []
+    noted: list[Any] = []
 
     def answer(messages: Any) -> str:
-        heard.extend(messages)
+        noted.extend(messages)
         return "Help."
 
     middleware = UncertaintyMiddleware(NOTHING, escalate_to=RunnableLambda(answer))
@@ -115,7 +115,7 @@ def test_escalation_to_a_chain(chat: ChatSemGrad, run: Run) -> None:
     assert last(state).text == "Help."
     assert last(state).id
     assert record_of(state)["escalated"]["status"] == "unscored"
-    assert [message.text for message in heard] == ["Be brief.", QUESTION]
+    assert [message.text for message in noted] == ["Be brief.", QUESTION]
 
 
 def test_a_doubtful_tool_call_does_not_run(caller: ToolCaller, run: Run) -> None:
@@ -124,7 +124,7 @@ def test_a_doubtful_tool_call_does_not_run(caller: ToolCaller, run: Run) -> None
     assert runs == []
     assert last(state).tool_calls == []
     assert record_of(state)["action"] == "abstain"
-    assert len(caller.asked) == 1
+    assert len(caller.requests) == 1
 
 
 def test_a_tool_call_that_is_let_through_runs(caller: ToolCaller, draft: str, run: Run) -> None:
@@ -149,7 +149,7 @@ def test_trusted_tools_run_whatever_the_score(
     assert verdict is not None
     assert verdict.action == "abstain"
     assert verdict.enforced is (expected == []), "a trusted tool's call goes out with the decision as advice"
-    assert draft not in repr(state), "the text beside it does not"
+    assert draft not in repr(state), "the text next to it does not"
     assert record_of(state)["enforced"] is True, "the answer after it is withheld"
 
 
@@ -158,7 +158,7 @@ def test_an_escalated_tool_call_runs(caller: ToolCaller, chat: ChatSemGrad, run:
     larger = ToolCaller(scored=chat)
     state = run(guarded(caller, NOTHING, [counting_tool("speak", runs)], escalate_to=larger), ASKED, None)
     assert runs == ["speak"]
-    assert len(caller.asked) == len(larger.asked) == 2
+    assert len(caller.requests) == len(larger.requests) == 2
     assert [type(message) for message in state["messages"][1:]] == [AIMessage, ToolMessage, AIMessage]
 
 

@@ -90,16 +90,16 @@ def test_a_chain_around_the_target_runs_as_a_batch(
     target = RunnableLambda(lambda messages: messages) | ChatSemGrad.from_model(larger, max_tokens=9)
     router = UncertaintyRouterCallback(policy=NOTHING, escalate_to=target)
     prompt = ChatPromptTemplate.from_messages([("human", "{question}")])
-    said = batch(prompt | chat | StrOutputParser(), [{"question": q} for q in QUESTIONS], {"callbacks": [router]})
+    reply = batch(prompt | chat | StrOutputParser(), [{"question": q} for q in QUESTIONS], {"callbacks": [router]})
     assert sizes == [4, 4]
-    assert len(set(said)) == 4
+    assert len(set(reply)) == 4
 
 
 def test_each_input_may_have_its_own_config(chat: ChatSemGrad, batch: Batch, alone: list[Any]) -> None:
     routers = [UncertaintyRouterCallback(policy=NOTHING, abstain_message=f"No, {i}.") for i in range(2)]
     configs = [{"callbacks": [routers[0]]}, {}, {"callbacks": [routers[1]]}]
-    said = [m.text for m in batch(chat, QUESTIONS[:3], configs)]
-    assert said == ["No, 0.", alone[1].text, "No, 1."]
+    reply = [m.text for m in batch(chat, QUESTIONS[:3], configs)]
+    assert reply == ["No, 0.", alone[1].text, "No, 1."]
 
 
 @pytest.mark.parametrize(("config", "field", "expected"), [({}, 3, [3, 1]), ({"max_concurrency": 2}, 16, [2, 2])])

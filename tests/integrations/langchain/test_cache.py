@@ -21,7 +21,7 @@ CACHED = ("invoke", "ainvoke", "batch", "abatch")
 
 @pytest.fixture
 def counted(chat: ChatSemGrad, monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Counts what the model really generates."""
+    """Counts the answers that the model really generates."""
     generated: list[int] = []
     original = LanguageModel.generate_batch
 
@@ -41,8 +41,8 @@ def test_a_cached_draft_is_judged_anew(
     strict = UncertaintyRouterCallback(policy=NOTHING, abstain_message="No.")
     helped = UncertaintyRouterCallback(policy=NOTHING, escalate_to=RunnableLambda(lambda _: "Help."))
     lenient = UncertaintyRouterCallback(policy=EVERYTHING)
-    said = [text_of(route(chat, QUESTION, {"callbacks": [r]})) for r in (strict, helped, lenient, strict)]
-    assert [*said, text_of(route(chat, QUESTION, {}))] == ["No.", "Help.", draft, "No.", draft]
+    reply = [text_of(route(chat, QUESTION, {"callbacks": [r]})) for r in (strict, helped, lenient, strict)]
+    assert [*reply, text_of(route(chat, QUESTION, {}))] == ["No.", "Help.", draft, "No.", draft]
     assert counted == [1]
     (cached,) = cache._cache.values()
     (generation,) = cached
@@ -66,7 +66,7 @@ def test_a_cached_draft_is_bound_to_what_made_it(chat: ChatSemGrad, cache: InMem
 
 
 def test_a_cached_answer_of_another_time_has_no_score(chat: ChatSemGrad, cache: InMemoryCache) -> None:
-    """A cache written before there were scores: the policy says what happens."""
+    """A cache written before there were scores: the policy decides."""
     chat.invoke(QUESTION)
     for entry in cache._cache.values():
         entry[0].message = AIMessage(content="old")  # type: ignore[union-attr]

@@ -1,4 +1,4 @@
-"""A chain calibrated on what it really asks: whose scores count, what is kept, and which prompts are promised."""
+"""A chain calibrated on its real prompts: the scores that count, the record, and the prompts that are promised."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def two_calls(chat: ChatSemGrad) -> Runnable[Any, str]:
     """A chain that writes the question anew, by one model, before it answers, by the same."""
     rewrite = ChatPromptTemplate.from_template("rewrite {input}") | chat.with_config(tags=["rewriting"])
     answer = ChatPromptTemplate.from_template("answer {text}") | chat.with_config(run_name="answering")
-    return rewrite | RunnableLambda(lambda said: {"text": said.text[:20]}) | answer | StrOutputParser()
+    return rewrite | RunnableLambda(lambda reply: {"text": reply.text[:20]}) | answer | StrOutputParser()
 
 
 def invented(rng: random.Random) -> Example:
@@ -69,7 +69,7 @@ def invented(rng: random.Random) -> Example:
 
 
 def decisions(chain: Runnable[Any, Any], inputs: Sequence[Any], policy: Policy) -> list[Verdict]:
-    """What a policy says of every draft of a chain's runs."""
+    """A policy's verdicts on every draft of a chain's runs."""
     with recording() as recorder:
         chain.batch(list(inputs), {"max_concurrency": 16})
     return [decide(draft.verdict, policy, can_escalate=False, prompt=draft.prompt) for draft in recorder.drafts]
@@ -77,10 +77,10 @@ def decisions(chain: Runnable[Any, Any], inputs: Sequence[Any], policy: Policy) 
 
 def doubtful(rng: random.Random) -> Example:
     """Such a question; three passages in ten do not tell."""
-    asked, answers = invented(rng)
+    given, answers = invented(rng)
     if rng.random() < 0.3:
-        asked["context"] = "Nobody remembers who built it, and no book tells of those years any more."
-    return asked, answers
+        given["context"] = "Nobody remembers who built it, and no book tells of those years any more."
+    return given, answers
 
 
 def test_the_chain_keeps_its_promise_and_other_prompts_have_none() -> None:
@@ -100,17 +100,19 @@ def test_the_chain_keeps_its_promise_and_other_prompts_have_none() -> None:
     assert calibration.binding.grader == "token-f1>=0.5"
     assert calibration.binding.fingerprint == chat.language_model.identity.fingerprint
     policy, held_out = Policy.from_calibration(calibration), [doubtful(rng) for _ in range(500)]
-    later = [asked for asked, _ in held_out]
+    later = [given for given, _ in held_out]
     guarded = PROMPT | GuardedChatModel(chat, policy, keep_draft=True)
     verdicts = [get_verdict(message) for message in guarded.batch(later, {"max_concurrency": 16})]
-    told = [(verdict, answers) for verdict, (_, answers) in zip(verdicts, held_out, strict=True) if verdict is not None]
-    assert len(told) == 500
-    answered = [(verdict, answers) for verdict, answers in told if verdict.action == "answer"]
+    notified = [
+        (verdict, answers) for verdict, (_, answers) in zip(verdicts, held_out, strict=True) if verdict is not None
+    ]
+    assert len(notified) == 500
+    answered = [(verdict, answers) for verdict, answers in notified if verdict.action == "answer"]
     is_right = TokenF1()
     assert sum(verdict.promised for verdict, _ in answered) >= 0.99 * len(answered) > 250
     assert sum(not is_right(verdict.text, answers) for verdict, answers in answered) <= alpha * len(answered)
-    unguarded = sum(not is_right(verdict.draft or verdict.text, answers) for verdict, answers in told)
-    assert unguarded > 2 * alpha * len(told), "without a guard the promise would be broken"
+    unguarded = sum(not is_right(verdict.draft or verdict.text, answers) for verdict, answers in notified)
+    assert unguarded > 2 * alpha * len(notified), "without a guard the promise would be broken"
     system = ChatPromptTemplate.from_messages([("system", "Be brief."), *PROMPT.messages]) | chat
     closed_book = ChatPromptTemplate.from_template("{question}") | chat
     for other in (system, closed_book):
@@ -125,11 +127,11 @@ def test_the_chain_keeps_its_promise_and_other_prompts_have_none() -> None:
 def test_scores_are_those_of_the_chains_own_prompts(chat: ChatSemGrad, at_once: int, tmp_path: Path) -> None:
     record = tmp_path / "record.jsonl"
     calibrate_chain(plain(chat), EXAMPLES, wrong, record=record, max_concurrency=at_once, **RATES)
-    for (asked, _), line in zip(EXAMPLES, record.read_text().splitlines()[1:], strict=True):
+    for (given, _), line in zip(EXAMPLES, record.read_text().splitlines()[1:], strict=True):
         answered = json.loads(line)
-        assert answered["text"] == chat.invoke(asked).text
-        assert answered["prompt"]["text"] == chat.language_model.render(asked).text
-        assert answered["uncertainty"] == pytest.approx(metadata_of([chat.invoke(asked)])[0]["uncertainty"], rel=1e-3)
+        assert answered["text"] == chat.invoke(given).text
+        assert answered["prompt"]["text"] == chat.language_model.render(given).text
+        assert answered["uncertainty"] == pytest.approx(metadata_of([chat.invoke(given)])[0]["uncertainty"], rel=1e-3)
 
 
 def test_the_asynchronous_twin_finds_the_same(chat: ChatSemGrad) -> None:
@@ -170,16 +172,16 @@ def test_calls_side_by_side_are_told_apart(chat: ChatSemGrad) -> None:
 def test_a_chain_that_scores_nothing_says_so(chat: ChatSemGrad, cache: InMemoryCache) -> None:
     alone = calibrate_chain(plain(chat), EXAMPLES, wrong, **RATES)
     with pytest.raises(CalibrationError, match="Example 1 made no scored call"):
-        calibrate_chain(RunnableLambda(lambda asked: f"{asked}!"), EXAMPLES, wrong, **RATES)
+        calibrate_chain(RunnableLambda(lambda given: f"{given}!"), EXAMPLES, wrong, **RATES)
     again = calibrate_chain(plain(chat), EXAMPLES, wrong, **RATES)
     assert again.scores == alone.scores, "an answer from the cache carries its score"
 
 
 def test_an_interrupted_run_goes_on_from_its_record(chat: ChatSemGrad, tmp_path: Path) -> None:
-    record, asked, broken = tmp_path / "record.jsonl", list[str](), {EXAMPLES[5][0]}
+    record, given, broken = tmp_path / "record.jsonl", list[str](), {EXAMPLES[5][0]}
 
     def watched(question: str) -> str:
-        asked.append(question)
+        given.append(question)
         if question in broken:
             raise ConnectionError("the retriever is away")
         return question
@@ -192,16 +194,16 @@ def test_an_interrupted_run_goes_on_from_its_record(chat: ChatSemGrad, tmp_path:
     assert len(record.read_text().splitlines()) == 1 + 5
     assert os.name != "posix" or not record.stat().st_mode & 0o077, "answers are their owner's alone"
     record.write_bytes(record.read_bytes()[:-9])  # a kill cut the last line short
-    asked.clear()
+    given.clear()
     broken.clear()
-    told: list[tuple[int, int]] = []
-    progress = lambda done, total: told.append((done, total))  # noqa: E731
+    notified: list[tuple[int, int]] = []
+    progress = lambda done, total: notified.append((done, total))  # noqa: E731
     again = calibrate_chain(chain, EXAMPLES, wrong, record=record, max_concurrency=2, **{**RATES, "progress": progress})
-    recorded, rest = asked[:3], asked[3:]
+    recorded, rest = given[:3], given[3:]
     assert (recorded[0], recorded[2]) == (EXAMPLES[0][0], EXAMPLES[3][0]), "some recorded inputs are tried again"
     assert sorted(rest) == [question for question, _ in EXAMPLES[4:]]
     assert (again.n_recorded, whole.n_recorded) == (4, 0)
-    assert told == [(4, 8), (6, 8), (8, 8)]
+    assert notified == [(4, 8), (6, 8), (8, 8)]
     assert again.scores == pytest.approx(whole.scores, rel=1e-3)
 
 
@@ -218,7 +220,7 @@ def test_a_record_of_something_else_is_refused(chat: ChatSemGrad, larger: Langua
         calibrate_chain(plain(chat), EXAMPLES[1:], wrong, record=record, **RATES)
     for changed in (
         RunnableLambda(str.upper) | plain(chat),
-        RunnableLambda[str, str](lambda asked: asked[:-1]) | plain(chat),
+        RunnableLambda[str, str](lambda given: given[:-1]) | plain(chat),
     ):
         with pytest.raises(InputError, match="not a record of"):
             calibrate_chain(changed, EXAMPLES[:3], wrong, record=record, **RATES)
@@ -237,29 +239,29 @@ def test_repeated_inputs_are_asked_and_counted_once(chat: ChatSemGrad) -> None:
 
 
 def test_forms_of_examples_graders_and_outputs(chat: ChatSemGrad) -> None:
-    texts = [{"input": asked, "answers": [chat.invoke(asked).text, "or this"]} for asked, _ in EXAMPLES]
+    texts = [{"input": given, "answers": [chat.invoke(given).text, "or this"]} for given, _ in EXAMPLES]
     by_name = calibrate_chain(chat, texts, "exact-match", **RATES)
     assert (by_name.n, by_name.n_wrong) == (8, 0)
     by_function = calibrate_chain(chat, texts, lambda text, answers: text in answers, **RATES)
     assert by_function.n_wrong == 0
     assert by_function.binding is not None
     assert str(by_function.binding.grader).endswith("<lambda>")
-    state = chat | RunnableLambda(lambda said: {"messages": ["asked", said]})
+    state = chat | RunnableLambda(lambda reply: {"messages": ["asked", reply]})
     assert calibrate_chain(state, texts, "exact-match", **RATES).n_wrong == 0
-    answer = chat | RunnableLambda(lambda said: {"answer": said.text, "context": []})
+    answer = chat | RunnableLambda(lambda reply: {"answer": reply.text, "context": []})
     assert calibrate_chain(answer, texts, "exact-match", **RATES).n_wrong == 0
-    hidden = chat | RunnableLambda(lambda said: [said])
+    hidden = chat | RunnableLambda(lambda reply: [reply])
     with pytest.raises(InputError, match="output="):
         calibrate_chain(hidden, texts, "exact-match", **RATES)
-    assert calibrate_chain(hidden, texts, "exact-match", output=lambda said: said[0].text, **RATES).n_wrong == 0
+    assert calibrate_chain(hidden, texts, "exact-match", output=lambda reply: reply[0].text, **RATES).n_wrong == 0
 
 
 @pytest.mark.parametrize("nowhere", [[], None, "I don't know"])
 @pytest.mark.parametrize("grader", ["contains", lambda text, answers: answers[0] in text])
 def test_where_no_answer_is_right_an_abstention_is(chat: ChatSemGrad, grader: Any, nowhere: object) -> None:
-    said = iter(["The documents do not say.", "Narnia Airways", "I'm sorry, but I don't have that information."])
+    reply = iter(["The documents do not say.", "Narnia Airways", "I'm sorry, but I don't have that information."])
     examples = [("Which airline?", nowhere), ("And now?", nowhere), ("Who?", "Jane Austen")]
-    made = calibrate_chain(chat, examples, grader, output=lambda _: next(said), **RATES)
+    made = calibrate_chain(chat, examples, grader, output=lambda _: next(reply), **RATES)
     assert (made.n, made.n_wrong) == (3, 2)
 
 
@@ -300,7 +302,7 @@ def test_progress_on_stderr(chat: ChatSemGrad, capsys: pytest.CaptureFixture[str
 
 
 class Library(BaseRetriever):
-    """A retriever: what it finds stands in a table, how much of it in a field."""
+    """A retriever: its passages are in a table, their number in a field."""
 
     texts: dict[str, str]
     k: int = 1
@@ -320,7 +322,7 @@ CHANGED: dict[str, Callable[[ChatSemGrad, dict[str, str]], tuple[Runnable[Any, s
     "documents": lambda chat, texts: (looked_up(chat, dict.fromkeys(texts, "other")), {}),
     "k": lambda chat, texts: (looked_up(chat, texts, 2), {}),
     "max_tokens": lambda chat, texts: (looked_up(chat.model_copy(update={"max_tokens": 1}), texts), {}),
-    "output": lambda chat, texts: (looked_up(chat, texts), {"output": lambda said: said[:1]}),
+    "output": lambda chat, texts: (looked_up(chat, texts), {"output": lambda reply: reply[:1]}),
 }
 
 

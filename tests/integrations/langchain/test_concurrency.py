@@ -21,8 +21,8 @@ def _expected(draft: str) -> list[str]:
 
 def test_threads(chat: ChatSemGrad, draft: str) -> None:
     with ThreadPoolExecutor(6) as pool:
-        said = pool.map(lambda router: chat.invoke(QUESTION, {"callbacks": [router]}).text, _routers())
-    assert list(said) == _expected(draft)
+        reply = pool.map(lambda router: chat.invoke(QUESTION, {"callbacks": [router]}).text, _routers())
+    assert list(reply) == _expected(draft)
 
 
 def test_tasks(chat: ChatSemGrad, draft: str) -> None:
@@ -40,5 +40,5 @@ def test_tasks(chat: ChatSemGrad, draft: str) -> None:
 def test_one_router_for_many_calls(chat: ChatSemGrad) -> None:
     router = UncertaintyRouterCallback(policy=NOTHING, abstain_message="No.")
     with ThreadPoolExecutor(6) as pool:
-        said = pool.map(lambda question: chat.invoke(question, {"callbacks": [router]}).text, ["a", "b", "c"] * 3)
-    assert set(said) == {"No."}
+        reply = pool.map(lambda question: chat.invoke(question, {"callbacks": [router]}).text, ["a", "b", "c"] * 3)
+    assert set(reply) == {"No."}

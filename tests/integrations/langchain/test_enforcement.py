@@ -61,7 +61,7 @@ def attach(request: pytest.FixtureRequest) -> Callable[..., tuple[Any, list[Any]
 
 
 def assert_nothing_leaked(draft: str, pieces: list[Any], wire: Wire, *, spoken: str) -> None:
-    """No token of the draft went out, live or in a piece; what was sent live, if anything, is what was delivered."""
+    """No token of the draft went out, live or in a piece; live tokens, if any, are those of the delivered text."""
     assert draft not in text_of(pieces)
     assert "".join(wire.tokens) in ("", spoken)
     assert draft not in repr(pieces), "the draft hides in the delivered metadata"
@@ -199,17 +199,17 @@ def test_an_answer_without_a_score_follows_the_policy(
 
 
 def test_a_router_does_not_escalate_inside_its_own_escalation(chat: ChatSemGrad, route: Route) -> None:
-    asked: list[str] = []
+    requests: list[str] = []
 
     def note(messages: Any) -> Any:
-        asked.append("asked")
+        requests.append("asked")
         return messages
 
     router = UncertaintyRouterCallback(policy=NOTHING, abstain_message=ABSTENTION)
     guarded = chat.model_copy(update={"callbacks": [router]})
     router.escalate_to = RunnableLambda(note) | guarded
     pieces = route(guarded, QUESTION, {})
-    assert asked == ["asked"]
+    assert requests == ["asked"]
     assert text_of(pieces) == ABSTENTION
     (record,) = metadata_of(pieces)
     assert (record["action"], record["escalated"]["action"]) == ("escalate", "abstain")

@@ -19,7 +19,7 @@ from .support import EVERYTHING, NOTHING, QUESTION, Wire, collect
 
 @pytest.fixture(params=["answer", "abstain", "escalate", "scored"])
 def case(request: pytest.FixtureRequest, draft: str, larger: LanguageModel) -> tuple[UncertaintyRouterCallback, str]:
-    """A router, and what it makes of `QUESTION`."""
+    """A router, and its answer to `QUESTION`."""
     second = ChatSemGrad.from_model(larger, max_tokens=9)
     helper = RunnableLambda(lambda _: AIMessage(content="Help."))
     return {

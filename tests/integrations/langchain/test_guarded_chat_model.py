@@ -40,12 +40,12 @@ class Server(ServedModel):
     """Calls the first tool that it gets, once; notes the options of its calls, and how many run at once."""
 
     delay: float = 0.0
-    asked: list[dict[str, Any]] = Field(default_factory=list)
+    requests: list[dict[str, Any]] = Field(default_factory=list)
     running: list[int] = Field(default_factory=lambda: [0, 0])
     lock: Any = Field(default_factory=threading.Lock)
 
     def _answer(self, messages: list[BaseMessage], **options: Any) -> AIMessage:
-        self.asked.append(options)
+        self.requests.append(options)
         with self.lock:
             self.running[0] += 1
             self.running[1] = max(self.running)
@@ -147,11 +147,11 @@ def test_a_middleware_scores_a_served_model(server: Server, language_model: Lang
 def test_a_scorer_that_knows_no_tools_says_so(server: Server, language_model: LanguageModel) -> None:
     guard = GuardedChatModel(server, Policy(threshold=1e308, on_unscored="answer"), scorer=language_model)
     history = [HumanMessage(QUESTION), AIMessage("", tool_calls=[tool_call(name="speak", args={}, id="1")])]
-    for model, asked in (
+    for model, question in (
         (guard.bind_tools([counting_tool("speak", [])], tool_choice="auto"), QUESTION),
         (guard, history),
     ):
-        verdict = get_verdict(model.invoke(asked))
+        verdict = get_verdict(model.invoke(question))
         assert verdict is not None
         assert verdict.status == "unscored"
         assert "tools" in str(verdict.reason)
@@ -192,10 +192,10 @@ def test_batches_of_a_served_model_run_side_by_side(
 
 def test_all_of_n_answers_are_judged(server: Server, language_model: LanguageModel) -> None:
     messages: Any = [[HumanMessage(QUESTION)]]
-    for policy, said in ((EVERYTHING, "Vienna"), (NOTHING, "I don't know.")):
+    for policy, reply in ((EVERYTHING, "Vienna"), (NOTHING, "I don't know.")):
         guard = GuardedChatModel(server, policy, scorer=language_model)
         (generations,) = guard.generate(messages, n=2).generations
-        assert [generation.text for generation in generations] == [said] * 2
+        assert [generation.text for generation in generations] == [reply] * 2
 
 
 def test_structured_output_of_a_served_model(server: Server, language_model: LanguageModel) -> None:
@@ -223,7 +223,7 @@ def test_structured_output_of_a_local_model(chat: ChatSemGrad) -> None:
 def test_a_chat_model_is_asked_in_the_calls_own_form(chat: ChatSemGrad, server: Server) -> None:
     guard = GuardedChatModel(chat, NOTHING, escalate_to=server)
     guard.invoke(QUESTION, stop=["."], max_tokens=7, response_format={"type": "text"})
-    assert server.asked == [{"stop": ["."], "max_tokens": 7, "response_format": {"type": "text"}}]
+    assert server.requests == [{"stop": ["."], "max_tokens": 7, "response_format": {"type": "text"}}]
 
 
 def test_a_chat_model_is_asked_with_the_calls_tools(server: Server, language_model: LanguageModel) -> None:
@@ -234,7 +234,7 @@ def test_a_chat_model_is_asked_with_the_calls_tools(server: Server, language_mod
     )
     assert agent.invoke(ASKED)["messages"][-1].text == "Vienna"
     assert runs == ["speak"]
-    assert [each["tools"][0]["function"]["name"] for each in target.asked] == ["speak", "speak"]
+    assert [each["tools"][0]["function"]["name"] for each in target.requests] == ["speak", "speak"]
 
 
 def test_structured_output_with_a_local_target(chat: ChatSemGrad, larger: LanguageModel) -> None:

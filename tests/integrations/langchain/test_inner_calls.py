@@ -1,4 +1,4 @@
-"""A served model that asks other models inside leaks nothing of its draft, whoever listens."""
+"""A served model that calls other models inside leaks nothing of its draft to any listener."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ WAYS: dict[str, Ask] = {
 
 
 class Wrapper(BaseChatModel):
-    """An in-house model that asks another one."""
+    """An in-house model that calls another one."""
 
     ask: Any
     inner: Any = FakeListChatModel(responses=[LEAK])
@@ -95,16 +95,16 @@ class Everything(BaseCallbackHandler):
     """Writes down all that a handler hears."""
 
     def __init__(self) -> None:
-        self.heard: list[Any] = []
+        self.noted: list[Any] = []
 
     def on_llm_new_token(self, token: Any, **known: Any) -> None:
-        self.heard.append((token, known))
+        self.noted.append((token, known))
 
     def on_llm_end(self, response: LLMResult, **_: Any) -> None:
-        self.heard.append(response)
+        self.noted.append(response)
 
     def on_chain_end(self, outputs: Any, **_: Any) -> None:
-        self.heard.append(outputs)
+        self.noted.append(outputs)
 
 
 WRAPPERS = (*WAYS, "async")
@@ -154,7 +154,7 @@ def test_graphs_handlers_tracers_and_spans(
             pieces = list(graph.stream(given, config, stream_mode="messages", subgraphs=True))
     assert [message.text for _, (message, _) in pieces] == ["No."]
     traced = [(run.outputs, run.inputs, run.error) for run in (*ledger.runs, *runs.traced_runs)]
-    assert LEAK not in repr([traced, everything.heard])
+    assert LEAK not in repr([traced, everything.noted])
     found = spans.get_finished_spans()
     assert any("output.value" in (span.attributes or {}) for span in found)
     assert LEAK not in repr([(span.attributes, span.events) for span in found])

@@ -65,11 +65,11 @@ def test_a_history_holds_what_was_delivered(guarded: Runnable[Any, Any], route: 
 
 
 def test_listeners_hear_what_was_delivered(guarded: Runnable[Any, Any], route: Route, draft: str) -> None:
-    heard: list[Any] = []
-    listened = guarded.with_listeners(on_end=lambda run: heard.append(run.outputs))
+    noted: list[Any] = []
+    listened = guarded.with_listeners(on_end=lambda run: noted.append(run.outputs))
     assert text_of(route(listened, QUESTION, {})) == WITHHELD
-    assert WITHHELD in repr(heard)
-    assert draft not in repr(heard)
+    assert WITHHELD in repr(noted)
+    assert draft not in repr(noted)
 
 
 def test_any_token_handler_hears_what_was_delivered(guarded: Runnable[Any, Any], draft: str) -> None:
@@ -148,15 +148,15 @@ def test_an_agents_checkpoints_and_streams_hold_what_was_delivered(chat: ChatSem
     assert WITHHELD in repr(shown)
     assert draft not in repr(shown)
     assert draft not in repr([state.values for state in agent.get_state_history(config)])
-    said = "".join(m.text for mode, (m, *_) in [s for s in shown if s[0] == "messages"])
-    assert said == WITHHELD
+    reply = "".join(m.text for mode, (m, *_) in [s for s in shown if s[0] == "messages"])
+    assert reply == WITHHELD
 
 
 # Tokens.
 
 
 class Answers(GenericFakeChatModel):
-    """A model that says how many tokens it took."""
+    """A model that reports its tokens."""
 
     def __init__(self, text: str, *, tokens: int, name: str) -> None:
         usage = {"input_tokens": tokens, "output_tokens": tokens, "total_tokens": 2 * tokens}
@@ -167,7 +167,7 @@ class Answers(GenericFakeChatModel):
 @pytest.mark.parametrize("asynchronous", [False, True])
 @pytest.mark.parametrize("streamed", [False, True])
 def test_tokens_are_counted_once(language_model: LanguageModel, asynchronous: bool, streamed: bool) -> None:
-    def said(model: Any) -> dict[str, Any]:
+    def reply(model: Any) -> dict[str, Any]:
         with get_usage_metadata_callback() as counted:
             if streamed and asynchronous:
                 collect(model.astream(QUESTION))
@@ -181,10 +181,10 @@ def test_tokens_are_counted_once(language_model: LanguageModel, asynchronous: bo
 
     served = Answers("Vienna", tokens=3, name="served")
     guard = GuardedChatModel(served, EVERYTHING, scorer=language_model)
-    assert said(guard)["served"]["total_tokens"] == 6
+    assert reply(guard)["served"]["total_tokens"] == 6
     target = Answers("Ulan", tokens=10, name="target")
     escalating = GuardedChatModel(served, NOTHING, scorer=language_model, escalate_to=target)
-    assert sum(each["total_tokens"] for each in said(escalating).values()) == 26, "the draft's and the target's"
+    assert sum(each["total_tokens"] for each in reply(escalating).values()) == 26, "the draft's and the target's"
 
 
 def test_a_handler_in_the_config_counts_once_too(language_model: LanguageModel) -> None:
@@ -198,7 +198,7 @@ def test_a_handler_in_the_config_counts_once_too(language_model: LanguageModel) 
 
 
 class Deaf(Runnable[Any, AIMessage]):
-    """A target that asks a model and hands no config on."""
+    """A target that calls a model and passes no config on."""
 
     def __init__(self, model: Any) -> None:
         self.model = model

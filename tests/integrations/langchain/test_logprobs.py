@@ -53,9 +53,9 @@ def test_logprobs_cost_no_further_pass(chat: ChatSemGrad, monkeypatch: pytest.Mo
 def test_logprobs_are_asked_for_call_by_call(chat: ChatSemGrad, cache: Any) -> None:
     wire = Wire()
     assert "logprobs" not in chat.invoke(QUESTION).response_metadata
-    asked = chat.bind(logprobs=True).invoke(QUESTION, {"callbacks": [wire]})
-    assert asked.response_metadata["logprobs"]["content"]
-    assert wire.results[0].generations[0][0].generation_info["logprobs"] == asked.response_metadata["logprobs"]  # type: ignore[index]
+    answer = chat.bind(logprobs=True).invoke(QUESTION, {"callbacks": [wire]})
+    assert answer.response_metadata["logprobs"]["content"]
+    assert wire.results[0].generations[0][0].generation_info["logprobs"] == answer.response_metadata["logprobs"]  # type: ignore[index]
     assert "logprobs" not in chat.invoke(QUESTION).response_metadata
     several = chat.batch([QUESTION, "hello"], logprobs=True)
     assert all(message.response_metadata["logprobs"]["content"] for message in several)

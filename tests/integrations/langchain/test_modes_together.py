@@ -53,7 +53,7 @@ def test_raise_in_batches(kit: Kit, asynchronous: bool) -> None:
         found = call(inputs, config, **settings)
         return asyncio.run(found) if asynchronous else found
 
-    for model, inputs in ((PROMPT | router, QUESTIONS), (router, [each["question"] for each in QUESTIONS])):
+    for model, inputs in ((PROMPT | router, QUESTIONS), (router, [question["question"] for question in QUESTIONS])):
         found = batch(model, inputs, return_exceptions=True)
         for answer, known in zip(found, drafts, strict=True):
             if _uncertainty(known) <= lower:
@@ -103,7 +103,7 @@ class Audience(BaseCallbackHandler, _V2StreamingCallbackHandler):
     """Hears what LangGraph's version 3 hears: a run's events, or its message where it ends without any."""
 
     def __init__(self) -> None:
-        self.said, self.records, self.runs = "", list[dict[str, Any]](), 0
+        self.reply, self.records, self.runs = "", list[dict[str, Any]](), 0
         self.streamed = set[UUID]()
 
     def on_chat_model_start(self, serialized: Any, messages: Any, **_: Any) -> None:
@@ -113,13 +113,13 @@ class Audience(BaseCallbackHandler, _V2StreamingCallbackHandler):
         if run_id not in self.streamed:
             (generation,) = response.generations[0]
             assert isinstance(generation, ChatGeneration)
-            self.said += generation.message.text
+            self.reply += generation.message.text
             self.records.append(generation.message.response_metadata["semgrad_guard"])
 
     def on_stream_event(self, event: Any, *, run_id: UUID, **_: Any) -> None:
         self.streamed.add(run_id)
         if event["event"] == "content-block-delta":
-            self.said += event["delta"]["text"]
+            self.reply += event["delta"]["text"]
         if event["event"] == "message-finish":
             self.records.append(event["metadata"]["semgrad_guard"])
 
@@ -134,7 +134,7 @@ def test_an_audience_hears_each_answer_once(kit: Kit, path: str, mode: str, draf
     """On the paths where LangChain speaks to it in events."""
     audience = Audience()
     PATHS[path](kit.router(NOTHING, mode=mode), QUESTION, {"callbacks": [audience, kit.ledger]})
-    assert audience.said == (ABSTENTION if mode == "enforce" else draft)
+    assert audience.reply == (ABSTENTION if mode == "enforce" else draft)
     assert [record["action"] for record in audience.records] == ["abstain"]
     assert audience.runs == 1
     kit.assert_closed()

@@ -1,4 +1,4 @@
-"""What does not work, kept as tests: each naive way of enforcing fails on a path that ours holds on."""
+"""Naive ways of enforcing, kept as tests: each fails on a path that ours holds on."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .support import EVENT_ROUTES, NOTHING, QUESTION, ROUTES, Ledger, Route, Wir
 
 
 class TooUncertainError(Exception):
-    """What a naive handler raises."""
+    """The error of a naive handler."""
 
 
 class RaisesAtTheEnd(BaseCallbackHandler):
@@ -87,17 +87,17 @@ def test_editing_the_result_poisons_the_cache(chat: ChatSemGrad, draft: str, cac
 def test_fallbacks_do_not_fall_back_once_a_token_is_out(chat: ChatSemGrad, draft: str) -> None:
     guarded = chat.with_config(callbacks=[RaisesAtTheEnd()])
     chain = guarded.with_fallbacks([chat], exceptions_to_handle=(TooUncertainError,))
-    said: list[str] = []
+    reply: list[str] = []
     with pytest.raises(TooUncertainError):
-        said.extend(chunk.text for chunk in chain.stream(QUESTION))
+        reply.extend(chunk.text for chunk in chain.stream(QUESTION))
     with pytest.raises(TooUncertainError):
-        asyncio.run(_listen(chain, said))
-    assert draft in "".join(said)
+        asyncio.run(_listen(chain, reply))
+    assert draft in "".join(reply)
 
 
-async def _listen(chain: Any, said: list[str]) -> None:
+async def _listen(chain: Any, reply: list[str]) -> None:
     async for chunk in chain.astream(QUESTION):
-        said.append(chunk.text)
+        reply.append(chunk.text)
 
 
 @pytest.mark.parametrize("handler", [RaisesAtTheEnd, RaisesAtTheEndAsync])
@@ -106,12 +106,12 @@ def test_raising_at_the_end_of_version_3_comes_too_late_or_is_swallowed(
     chat: ChatSemGrad, draft: str, handler: type[BaseCallbackHandler], asynchronous: bool
 ) -> None:
     config: Any = {"callbacks": [handler()]}
-    said: list[str] = []
+    reply: list[str] = []
 
     async def alisten() -> None:
         stream = await chat.astream_events(QUESTION, config, version="v3")
         async for text in stream.text:
-            said.append(text)
+            reply.append(text)
         assert (await stream.output).text == draft, "swallowed"
 
     with warnings.catch_warnings():
@@ -121,8 +121,8 @@ def test_raising_at_the_end_of_version_3_comes_too_late_or_is_swallowed(
         else:
             with contextlib.suppress(TooUncertainError):  # of a handler that is not asynchronous
                 for text in chat.stream_events(QUESTION, config, version="v3").text:
-                    said.append(text)
-    assert "".join(said) == draft, "the whole rejected draft is out"
+                    reply.append(text)
+    assert "".join(reply) == draft, "the whole rejected draft is out"
     name = "astream_events v3" if asynchronous else "stream_events v3"
     guarded = EVENT_ROUTES[name](chat, QUESTION, {"callbacks": [UncertaintyRouterCallback(policy=NOTHING)]})
     assert text_of(guarded) == "I don't know."

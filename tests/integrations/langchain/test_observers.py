@@ -55,7 +55,7 @@ def test_an_observer_ends_nothing_but_says_that_it_failed(
 ) -> None:
     observer = UncertaintyRouterCallback(policy_for_another_model(), mode="observe")
     assert text_of(route(chat, QUESTION, {"callbacks": [observer, ledger]})) == draft
-    (logged,) = [each for each in caplog.records if each.name == "semgrad_guard"]
+    (logged,) = [record for record in caplog.records if record.name == "semgrad_guard"]
     assert logged.levelno == logging.ERROR
     assert "model is" in caplog.text
     ledger.assert_balanced()
@@ -66,26 +66,26 @@ def test_observers_stand_beside_a_router(chat: ChatSemGrad, route: Route, caplog
     router = UncertaintyRouterCallback(NOTHING, abstain_message=ABSTENTION)
     with caplog.at_level(logging.INFO, logger="semgrad_guard"):
         assert text_of(route(chat, QUESTION, {"callbacks": [*observers, router]})) == ABSTENTION
-    assert [each.semgrad_guard["action"] for each in caplog.records] == ["answer"] * 2  # type: ignore[attr-defined]
+    assert [record.semgrad_guard["action"] for record in caplog.records] == ["answer"] * 2  # type: ignore[attr-defined]
 
 
 class Listener(BaseCallbackHandler):
     """Writes down custom events."""
 
     def __init__(self) -> None:
-        self.heard: list[tuple[str, Any]] = []
+        self.noted: list[tuple[str, Any]] = []
 
     def on_custom_event(self, name: str, data: Any, **_: Any) -> None:
-        self.heard.append((name, data["action"]))
+        self.noted.append((name, data["action"]))
 
 
 def test_an_observers_decision_is_a_custom_event_of_the_chain(chat: ChatSemGrad, route: Route) -> None:
     listener, observer = Listener(), UncertaintyRouterCallback(NOTHING, mode="observe")
     config = {"callbacks": [listener, observer]}
     route(PROMPT | chat, {"question": QUESTION}, config)
-    assert listener.heard == [("semgrad_guard", "abstain")]
+    assert listener.noted == [("semgrad_guard", "abstain")]
     route(chat, QUESTION, config)
-    assert len(listener.heard) == 1, "a model alone has no run around it that the event could belong to"
+    assert len(listener.noted) == 1, "a model alone has no run around it that the event could belong to"
 
 
 def test_an_observers_decision_reaches_event_streams(chat: ChatSemGrad) -> None:

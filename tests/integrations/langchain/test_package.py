@@ -1,4 +1,4 @@
-"""The package's door: its names, and what it says where LangChain is missing."""
+"""The package: its names, and its errors where LangChain is missing or cannot be guarded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The embedded model by its name. What it knows is tested elsewhere: here, that nothing else is needed to guard it."""
+"""The embedded model by its name. Its knowledge is tested elsewhere: here, that nothing else is needed to guard it."""
 
 from __future__ import annotations
 

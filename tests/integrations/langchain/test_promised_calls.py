@@ -38,7 +38,7 @@ def verdict_of(message: Any) -> Verdict:
     return verdict
 
 
-class Asked(FakeListChatModel):
+class ServerClient(FakeListChatModel):
     """Another server's client, with options in its fields."""
 
     temperature: float | None = None
@@ -47,8 +47,8 @@ class Asked(FakeListChatModel):
     model_kwargs: dict[str, Any] = {}  # noqa: RUF012 - a field
 
 
-def served(**fields: Any) -> Asked:
-    return Asked(responses=["An answer."], **fields)
+def served(**fields: Any) -> ServerClient:
+    return ServerClient(responses=["An answer."], **fields)
 
 
 WAYS: dict[str, Callable[..., Verdict]] = {
@@ -101,7 +101,7 @@ def test_options_in_the_models_fields(language_model: LanguageModel, fields: dic
 
 
 class Semantic(BaseCache):
-    """What was said to a similar prompt: to any other."""
+    """The answer to a similar prompt: to any other."""
 
     def __init__(self) -> None:
         self.kept: Any = None
@@ -145,7 +145,7 @@ def test_nor_is_one_of_a_server_behind_such_a_cache(language_model: LanguageMode
 
 def test_the_worst_of_several_scores_is_no_score_of_one(chat: ChatSemGrad) -> None:
     again = ChatPromptTemplate.from_template("again {text}")
-    chain = chat | (lambda said: {"text": said.text[:20]}) | again | chat
+    chain = chat | (lambda reply: {"text": reply.text[:20]}) | again | chat
     policy = policy_of(chain, aggregate="max")
     with pytest.raises(BindingMismatchError, match="'aggregate': 'max'"):
         GuardedChatModel(chat, policy).invoke(QUESTIONS[3])

@@ -23,24 +23,24 @@ from .support import EVERYTHING, QUESTION, ROUTES, Ledger, Route, collect
 class Foreign(FakeListChatModel):
     """A chat model that knows nothing of routers, and notes when it is made to answer."""
 
-    asked: list[str] = []  # noqa: RUF012 - a pydantic field
+    requests: list[str] = []  # noqa: RUF012 - a pydantic field
 
     def _call(self, *args: Any, **kwargs: Any) -> str:
-        self.asked.append("call")
+        self.requests.append("call")
         return super()._call(*args, **kwargs)
 
     def _stream(self, *args: Any, **kwargs: Any) -> Iterator[ChatGenerationChunk]:
-        self.asked.append("stream")
+        self.requests.append("stream")
         yield ChatGenerationChunk(message=AIMessageChunk(content="unguarded"))
 
     async def _astream(self, *args: Any, **kwargs: Any) -> Any:
-        self.asked.append("astream")
+        self.requests.append("astream")
         yield ChatGenerationChunk(message=AIMessageChunk(content="unguarded"))
 
 
 @pytest.fixture
 def foreign() -> Foreign:
-    return Foreign(responses=["unguarded"], asked=[])
+    return Foreign(responses=["unguarded"], requests=[])
 
 
 @pytest.fixture
@@ -51,7 +51,7 @@ def router() -> UncertaintyRouterCallback:
 def test_a_model_that_does_not_enforce(foreign: Foreign, route: Route, router: UncertaintyRouterCallback) -> None:
     with pytest.raises(UnenforcedPolicyError, match=r"Foreign would ignore .* Use ChatSemGrad"):
         route(foreign, QUESTION, {"callbacks": [router]})
-    assert foreign.asked == []
+    assert foreign.requests == []
 
 
 def test_a_model_that_does_not_enforce_in_its_own_callbacks(
@@ -59,7 +59,7 @@ def test_a_model_that_does_not_enforce_in_its_own_callbacks(
 ) -> None:
     with pytest.raises(UnenforcedPolicyError):
         route(foreign.model_copy(update={"callbacks": [router]}), QUESTION, {})
-    assert foreign.asked == []
+    assert foreign.requests == []
 
 
 def test_a_model_that_does_not_enforce_inside_a_chain(
@@ -68,7 +68,7 @@ def test_a_model_that_does_not_enforce_inside_a_chain(
     chain = ChatPromptTemplate.from_messages([("human", "{question}")]) | foreign | StrOutputParser()
     with pytest.raises(UnenforcedPolicyError):
         route(chain, {"question": QUESTION}, {"callbacks": [router]})
-    assert foreign.asked == []
+    assert foreign.requests == []
 
 
 def test_an_async_refusal_opens_no_run(foreign: Foreign, router: UncertaintyRouterCallback, ledger: Ledger) -> None:
@@ -94,7 +94,7 @@ def test_metadata_and_tags_cannot_claim_enforcement(
 def test_event_streams_of_a_model_that_does_not_enforce(foreign: Foreign, router: UncertaintyRouterCallback) -> None:
     with pytest.raises(UnenforcedPolicyError):
         collect(foreign.astream_events(QUESTION, {"callbacks": [router]}, version="v2"))
-    assert foreign.asked == []
+    assert foreign.requests == []
 
 
 def test_protocol_events_of_a_model_that_does_not_enforce(foreign: Foreign, router: UncertaintyRouterCallback) -> None:
@@ -109,7 +109,7 @@ def test_protocol_events_of_a_model_that_does_not_enforce(foreign: Foreign, rout
             list(foreign.stream_events(QUESTION, config, version="v3"))
         with pytest.raises(UnenforcedPolicyError):
             asyncio.run(events())
-    assert foreign.asked == []
+    assert foreign.requests == []
 
 
 def test_a_router_needs_a_policy_a_runnable_and_a_known_mode() -> None:

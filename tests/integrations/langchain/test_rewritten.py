@@ -1,4 +1,4 @@
-"""A question that a model, or code, has written anew: the promise is about what users ask."""
+"""A question that a model, or code, has written anew: the promise is about users' own questions."""
 
 from __future__ import annotations
 
@@ -48,21 +48,21 @@ def condensed(chat: Any) -> Chain:
 
 
 def queried(chat: Any) -> Chain:
-    """A model writes what is looked up; the question stays the user's."""
+    """A model writes the query; the question stays the user's."""
     return RunnablePassthrough[Any].assign(found=ASK | writer()) | ASK | chat
 
 
 def by_code(chat: Any) -> Chain:
     return (
-        RunnableLambda[dict[str, str], dict[str, str]](lambda asked: {"question": asked["question"][4:]}) | ASK | chat
+        RunnableLambda[dict[str, str], dict[str, str]](lambda given: {"question": given["question"][4:]}) | ASK | chat
     )
 
 
 def through_a_tool(chat: Any) -> Chain:
-    """A function of one's own that asks another model first."""
+    """A function of one's own that calls another model first."""
 
-    def answered(asked: dict[str, str]) -> Any:
-        return (ASK | chat).invoke({"question": writer().invoke(asked["question"]).text})
+    def answered(given: dict[str, str]) -> Any:
+        return (ASK | chat).invoke({"question": writer().invoke(given["question"]).text})
 
     return RunnableLambda(answered)
 
@@ -74,21 +74,21 @@ def plain(chat: Any) -> Chain:
 def own_history(chat: Any) -> Chain:
     """The model's own earlier turn is one of the messages."""
 
-    def answered(asked: dict[str, str]) -> Any:
-        first = chat.invoke(asked["question"])
-        return chat.invoke([HumanMessage(asked["question"]), AIMessage(first.text), HumanMessage(asked["question"])])
+    def answered(given: dict[str, str]) -> Any:
+        first = chat.invoke(given["question"])
+        return chat.invoke([HumanMessage(given["question"]), AIMessage(first.text), HumanMessage(given["question"])])
 
     return RunnableLambda(answered)
 
 
 def last_of(chain: Chain, way: str) -> Verdict:
-    asked = {"question": QUESTIONS[3]}
+    given = {"question": QUESTIONS[3]}
     if way == "stream":
         message: Any = None
-        for chunk in chain.stream(asked):
+        for chunk in chain.stream(given):
             message = chunk if message is None else message + chunk
     else:
-        message = chain.invoke(asked) if way == "invoke" else asyncio.run(chain.ainvoke(asked))
+        message = chain.invoke(given) if way == "invoke" else asyncio.run(chain.ainvoke(given))
     verdict = get_verdict(message)
     assert verdict is not None
     return verdict
@@ -128,18 +128,18 @@ def test_the_whole_that_was_calibrated_is_familiar(chat: ChatSemGrad, make: Call
 @pytest.mark.parametrize("inline", [False, True])
 async def test_the_start_of_a_text_model_is_told_to_everybody(chat: ChatSemGrad, policy: Policy, inline: bool) -> None:
     """LangChain tells it to inline handlers alone, if there is one; which the witness must not be, nor rely on."""
-    heard: list[str] = []
+    events: list[str] = []
 
     class Listener(AsyncCallbackHandler):
         run_inline = inline
 
         async def on_llm_start(self, *args: Any, **known: Any) -> None:
-            heard.append("start")
+            events.append("start")
 
     condenser = FakeListLLM(responses=[QUESTIONS[5]])
     chain = ASK | condenser | {"question": RunnablePassthrough()} | ASK | GuardedChatModel(chat, policy)
     verdict = get_verdict(await chain.ainvoke({"question": QUESTIONS[3]}, {"callbacks": [Listener()]}))
-    assert heard == ["start", "start"], "of the text model, and of the chat model"
+    assert events == ["start", "start"], "of the text model, and of the chat model"
     assert verdict is not None
     assert not verdict.promised
     assert not WITNESS._outermost

@@ -26,7 +26,7 @@ ABSTENTION, ELSEWHERE = "I would rather not say.", "from elsewhere"
 
 @pytest.fixture(params=["ChatSemGrad", "served elsewhere"])
 def wrapped(request: pytest.FixtureRequest, chat: ChatSemGrad, language_model: LanguageModel) -> dict[str, Any]:
-    """The arguments that say which model a router is around."""
+    """A router's arguments for its model."""
     if request.param == "ChatSemGrad":
         return {"llm": chat}
     return {"llm": Served(weights=language_model), "scorer": language_model}

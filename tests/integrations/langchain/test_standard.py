@@ -43,12 +43,12 @@ UNKNOWING = {
         "the model was taught none of these tools: it does not know when to call them, with what, or where to end",
     ),
 }
-"""Tests that ask for knowledge which neither the embedded nor a random model can have, and why."""
+"""Tests of knowledge that neither the embedded nor a random model can have, and why."""
 TEMPLATES = Path(__file__).parents[2] / "fixtures" / "chat_templates"
 
 
 class _Knowledge:
-    """What these models cannot know is expected to fail, unless it happens to be right."""
+    """A test of knowledge that these models lack is expected to fail, unless it is right by chance."""
 
     @property
     def chat_model_class(self) -> type[BaseChatModel]:
@@ -69,7 +69,7 @@ class TestUnit(ChatModelUnitTests):
         return ChatSemGrad
 
 
-INSIDE = "how answers are generated is told to the model inside the guard, or in the call"
+INSIDE = "options of generation belong to the model inside the guard, or to the call"
 
 
 class TestGuardUnit(ChatModelUnitTests):
@@ -107,7 +107,7 @@ def roomy(tiny: str, tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 class TestTiny(_Knowledge, ChatModelIntegrationTests):
-    """Random weights behind a template that knows tools (Qwen2.5's): histories of calls, and what needs no sense."""
+    """Random weights behind a template that knows tools (Qwen2.5's): calls, and tests that need no sense."""
 
     @pytest.fixture(autouse=True)
     def _folder(self, roomy: str) -> None:

@@ -1,4 +1,4 @@
-"""`with_structured_output` and `response_format`: objects, their verdicts, and what becomes of withheld ones."""
+"""`with_structured_output` and `response_format`: objects, their verdicts, and withheld objects."""
 
 from __future__ import annotations
 
@@ -83,14 +83,14 @@ def test_the_verdict_stands_in_raw(chat: ChatSemGrad, method: Any) -> None:
 
 @pytest.mark.parametrize("name", ROUTES)
 def test_traces_hear_of_the_form(chat: ChatSemGrad, name: str) -> None:
-    heard: list[Any] = []
+    events: list[Any] = []
 
     class Listener(BaseCallbackHandler):
         def on_chat_model_start(self, *args: Any, options: Any = None, **kwargs: Any) -> None:
-            heard.append(options)
+            events.append(options)
 
     ROUTES[name](chat.with_structured_output(Wall), QUESTION, {"callbacks": [Listener()]})
-    assert [options["ls_structured_output_format"]["schema"] for options in heard] == [convert_to_json_schema(Wall)]
+    assert [options["ls_structured_output_format"]["schema"] for options in events] == [convert_to_json_schema(Wall)]
 
 
 def test_json_mode_is_json_of_any_form(chat: ChatSemGrad) -> None:

@@ -1,4 +1,4 @@
-"""Deadlines and cancelled calls: the model stops within the step in which it is told, guarded or not."""
+"""Deadlines and cancelled calls: the model stops within the step in which it is cancelled, guarded or not."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What messages cost: the model's own tokens, so that a trimmed chat fits."""
+"""The tokens of messages, counted as the model's own, so that a trimmed chat fits."""
 
 from __future__ import annotations
 
@@ -44,10 +44,10 @@ def test_messages_are_counted_as_the_prompt_that_the_model_reads(chat: ChatSemGr
 def test_tools_count(tiny: str) -> None:
     template = (TEMPLATES / "qwen2.5.jinja").read_text()
     chat = ChatSemGrad(model=tiny, template_options={"chat_template": template}, max_tokens=4)
-    asked = [HumanMessage("hi")]
+    given = [HumanMessage("hi")]
     prompt = chat.language_model.render("hi", tools=openai_tools([paint]))
-    assert chat.get_num_tokens_from_messages(asked, tools=[paint]) == len(prompt.ids)
-    assert chat.get_num_tokens_from_messages(asked, tools=[paint]) > chat.get_num_tokens_from_messages(asked)
+    assert chat.get_num_tokens_from_messages(given, tools=[paint]) == len(prompt.ids)
+    assert chat.get_num_tokens_from_messages(given, tools=[paint]) > chat.get_num_tokens_from_messages(given)
     call = AIMessage("", tool_calls=[{"name": "paint", "args": {"colour": "red"}, "id": "1"}])
     assert chat.get_num_tokens_from_messages([call]) > len("paint")
 

@@ -176,8 +176,8 @@ def test_tools_change_the_prompt_and_its_name(tooled: ChatSemGrad) -> None:
     assert tools is not None
     assert none is not None
     assert bare.prompt_template == none.prompt_template != tools.prompt_template
-    asked = tooled.bind_tools([paint], tool_choice="auto").invoke(QUESTION)
-    assert asked.usage_metadata["input_tokens"] > tooled.invoke(QUESTION).usage_metadata["input_tokens"] + 100  # type: ignore[index]
+    given = tooled.bind_tools([paint], tool_choice="auto").invoke(QUESTION)
+    assert given.usage_metadata["input_tokens"] > tooled.invoke(QUESTION).usage_metadata["input_tokens"] + 100  # type: ignore[index]
 
 
 def test_a_batch_calls_together(tooled: ChatSemGrad, monkeypatch: pytest.MonkeyPatch) -> None:

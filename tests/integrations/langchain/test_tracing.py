@@ -35,7 +35,7 @@ from .support import EVERYTHING, NOTHING, QUESTION, Route
 
 
 class Exported:
-    """A tracer and a logger provider that keep what is exported."""
+    """A tracer and a logger provider that keep their exports."""
 
     def __init__(self) -> None:
         self.span_exporter, self.log_exporter = InMemorySpanExporter(), InMemoryLogRecordExporter()
@@ -170,7 +170,7 @@ def test_answers_without_a_record_are_left_alone(exported: Exported) -> None:
 
 
 class Captured(Client):
-    """A LangSmith client that keeps what it would send."""
+    """A LangSmith client that keeps its requests."""
 
     def __init__(self) -> None:
         super().__init__(api_url="http://localhost:1", api_key="none", auto_batch_tracing=False)

@@ -1,4 +1,4 @@
-"""What a guard believes: its own scores of the text at hand; neither records that came along nor unseen decoding."""
+"""A guard trusts its own scores of the delivered text; neither records that came along nor unseen decoding."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def promise() -> Policy:
 
 @pytest.fixture(scope="module")
 def record(pocket: LanguageModel, promise: Policy) -> dict[str, Any]:
-    """What stands beside a promised answer."""
+    """The metadata of a promised answer."""
     answer = GuardedChatModel(ChatSemGrad.from_model(pocket), promise).invoke(KNOWN)
     verdict = get_verdict(answer)
     assert verdict is not None
@@ -157,7 +157,7 @@ def test_a_function_of_the_verdict_cannot_tell_the_draft(chat: ChatSemGrad, draf
 
 
 class Reading(BaseModel):
-    """What an agent owes."""
+    """The form that an agent owes."""
 
     city: str
 

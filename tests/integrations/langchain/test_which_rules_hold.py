@@ -92,17 +92,17 @@ def test_a_second_call_that_does_not_go_on_is_refused(chat: ChatSemGrad, path: s
 @pytest.mark.parametrize("path", ROUTES)
 def test_the_named_call_is_guarded_and_others_are_left_alone(chat: ChatSemGrad, path: str, label: str) -> None:
     named = chat.with_config(tags=["answer"]) if label == "tag" else chat.with_config(run_name="answer")
-    asked: list[str] = []
+    requests: list[str] = []
 
     def spy(value: PromptValue) -> PromptValue:
-        asked.append(value.to_string())
+        requests.append(value.to_string())
         return value
 
     chain = {"question": CONDENSE | chat | StrOutputParser()} | ANSWER | spy | named
     config = {"callbacks": [router(answering="answer")]}
     pieces = ROUTES[path](chain, {"question": QUESTION}, config)
     assert text_of(pieces) == "No."
-    assert asked == ["Human: Answer: " + chat.invoke(f"Rephrase: {QUESTION}").text]
+    assert requests == ["Human: Answer: " + chat.invoke(f"Rephrase: {QUESTION}").text]
     served = FakeListChatModel(responses=["condensed"])  # would ignore the router, which is not for it
     assert text_of(ROUTES[path](chain_of(served, named), {"question": QUESTION}, config)) == "No."
 
@@ -141,7 +141,7 @@ def test_a_history_is_not_replaced_by_an_abstention(chat: ChatSemGrad, guarded: 
 
 
 async def test_a_seat_ends_with_its_run(chat: ChatSemGrad) -> None:
-    """What a run of a batch has left behind asks by itself, and is judged."""
+    """A task that a run of a batch has left behind calls by itself, and is judged."""
     guard = GuardedChatModel(chat, NOTHING, abstain_message="No.")
     contexts: list[Any] = []
 
@@ -153,8 +153,8 @@ async def test_a_seat_ends_with_its_run(chat: ChatSemGrad) -> None:
     found = guard.batch([QUESTION, QUESTION], return_exceptions=True)
     assert all(isinstance(each, ValueError) for each in found)
     object.__delattr__(guard, "_convert_input")
-    asked = asyncio.get_running_loop().run_in_executor(None, contexts[1].run, guard.invoke, QUESTION)
-    assert (await asyncio.wait_for(asked, 60)).text == "No."
+    requests = asyncio.get_running_loop().run_in_executor(None, contexts[1].run, guard.invoke, QUESTION)
+    assert (await asyncio.wait_for(requests, 60)).text == "No."
 
 
 def test_an_escalation_ends_with_its_answer(chat: ChatSemGrad) -> None:
