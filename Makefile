@@ -73,7 +73,7 @@ check-models: $(STAMP)  ## every architecture of the installed transformers agai
 release-check: $(STAMP)  ## the wheel in an empty environment, and the README's code from it (several GB, not kept)
 	$(BIN)/python scripts/release_check.py
 
-check-heavy: $(STAMP)  ## long simulations of the shape of prompts (tens of minutes)
+check-heavy: $(STAMP)  ## long simulations of the shape of prompts, and the rest of the matrices by pairs (tens of minutes)
 	$(BIN)/python -m pytest -n auto -m heavy $(REQUIRE)
 
 check-gpu: $(STAMP)  ## exactness, tiers and memory on a CUDA device (skipped where there is none; REQUIRE=--require)
