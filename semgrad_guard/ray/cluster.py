@@ -91,7 +91,7 @@ def workers_for(ray: Any, wanted: int | None, *, on_gpu: bool) -> int:
     """How many workers: as many as wanted, or one a GPU; where the model is on CPUs, one a machine.
 
     Raises:
-        ClusterError: the model goes on a GPU and the cluster has none.
+        ClusterError: the model needs a GPU and the cluster has none.
     """
     gpus = int(ray.cluster_resources().get("GPU", 0))
     if on_gpu and not gpus:

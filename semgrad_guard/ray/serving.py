@@ -66,7 +66,7 @@ class Replica:
         Raises:
             ClusterError: a model's thread has ended.
         """
-        if dead := [name for name, each in self._server.service.models.items() if not each.scheduler.is_alive]:
+        if dead := [name for name, served in self._server.service.models.items() if not served.scheduler.is_alive]:
             raise ClusterError(f"the thread of {', '.join(dead)} has ended; this replica answers nothing any more")
 
 

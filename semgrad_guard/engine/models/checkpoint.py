@@ -54,7 +54,8 @@ def load(name_or_path: str, **options: Any) -> tuple[PreTrainedModel, PreTrained
     Raises:
         ModelNotFoundError: no such folder, file or repository, no safetensors in it, a damaged or incomplete
             checkpoint, a named model that is not fetched.
-        UnsupportedModelError: the checkpoint is no causal LM, or wants code of its own; transformers cannot read this
+        UnsupportedModelError: the checkpoint is not a causal LM, or wants code of its own; transformers cannot read
+        this
             GGUF file.
         MissingExtraError: a GGUF file, or an adapter, without the packages of its extra.
         InputError: there is no such dtype, or no such quantization; a GGUF file is to be quantized once more.
@@ -77,7 +78,7 @@ def load_classifier(name_or_path: str, **options: Any) -> tuple[PreTrainedModel,
 
     Raises:
         ModelNotFoundError: as `load`; a base model without a trained classification head is an incomplete checkpoint.
-        UnsupportedModelError: the checkpoint is no sequence classifier, or wants code of its own.
+        UnsupportedModelError: the checkpoint is not a sequence classifier, or wants code of its own.
     """
     return _load(_sequence_classifier, name_or_path, name_or_path, **options)
 

@@ -45,8 +45,8 @@ class Prompt:
     """A rendered prompt. `text` was tokenised; `ids` are its tokens; `semantic_token` is t* among them.
 
     `question` is the last text the user wrote (the last text at all if no user spoke), or the bare question of
-    its `Message`; `context` is the passage that it names, if it does. `roles` are those of the turns, `asked` is
-    the whole last turn of the user, and `tools` the fingerprint of the template's tools. `control` are the control
+    its `Message`; `context` is the passage that it names, if it does. `roles` are those of the turns, `user_text`
+    is the whole last turn of the user, and `tools` the fingerprint of the template's tools. `control` are the control
     tokens in the turns' own texts (see `control_tokens`). `thinking` is how the model writes thoughts after it, None
     where the template names no marks of thoughts.
     """
@@ -57,7 +57,7 @@ class Prompt:
     question: str = ""
     context: str | None = None
     roles: tuple[str, ...] = ("user",)
-    asked: str = ""
+    user_text: str = ""
     tools: str | None = None
     control: tuple[str, ...] = ()
     thinking: Thinking | None = None
@@ -69,7 +69,7 @@ class Prompt:
             text=self.text,
             tokens=len(self.ids),
             roles=self.roles,
-            user_text=self.asked,
+            user_text=self.user_text,
             tools=self.tools,
             control=self.control,
         )
@@ -273,15 +273,15 @@ def _described(conversation: Conversation, turns: Sequence[Turn], options: Mappi
     """A prompt's fields besides its text: question and context as the user's message names them, roles, tools."""
     index = _asked(turns)
     message = conversation if isinstance(conversation, str) else conversation[index]
-    asked: str = turns[index]["content"]
-    question, context = asked, None
+    user_text: str = turns[index]["content"]
+    question, context = user_text, None
     if isinstance(message, Message) and message.question is not None:
         question, context = message.question, message.context
     return {
         "question": question,
         "context": context,
         "roles": tuple(turn["role"] for turn in turns),
-        "asked": asked,
+        "user_text": user_text,
         "tools": _fingerprint(options["tools"]) if options.get("tools") else None,
     }
 
