@@ -73,7 +73,7 @@ def score_claims(
 
 
 def _why(segments: Sequence[Segment]) -> str:
-    reasons = (each.scores.reason for each in segments if each.scores is not None)
+    reasons = (segment.scores.reason for segment in segments if segment.scores is not None)
     return next((reason for reason in reasons if reason), "no reason is known")
 
 
@@ -97,7 +97,7 @@ def _score(
 
 
 def _claims(segments: Sequence[Segment], estimator: ReplayEstimator) -> list[Claim]:
-    return [(each.text, None if each.scores is None else estimator.value(each.scores)) for each in segments]
+    return [(segment.text, None if segment.scores is None else estimator.value(segment.scores)) for segment in segments]
 
 
 def _record(scored: Scored, estimator: ReplayEstimator, by: By) -> dict[str, Any]:

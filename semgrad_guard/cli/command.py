@@ -115,7 +115,7 @@ def _guarded(function: Callable[..., None], continues: bool) -> Callable[..., No
         for name, kind in (("quiet", options.Quiet), ("verbose", options.Verbose))
     ]
     parameters = [*signature.parameters.values(), *both]
-    wrapped.__annotations__ = {each.name: each.annotation for each in parameters}
+    wrapped.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     cast("Any", wrapped).__signature__ = signature.replace(parameters=parameters)
     return wrapped
 

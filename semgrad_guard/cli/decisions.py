@@ -95,7 +95,12 @@ def _table(summaries: list[Summary]) -> Table:
 
     # "drift" are those made while the drift alarm was on. All columns fit into 80 characters.
     table = Table("", *_COLUMNS, "drift", "coverage", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    for each in summaries:
-        numbers = [str(getattr(each, name)) for name in _COLUMNS]
-        table.add_row(each.label, *numbers, str(each.drifted), "-" if each.coverage is None else f"{each.coverage:.2f}")
+    for summary in summaries:
+        numbers = [str(getattr(summary, name)) for name in _COLUMNS]
+        table.add_row(
+            summary.label,
+            *numbers,
+            str(summary.drifted),
+            "-" if summary.coverage is None else f"{summary.coverage:.2f}",
+        )
     return table

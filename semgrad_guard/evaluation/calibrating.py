@@ -164,7 +164,9 @@ def calibrate_best(
         return _calibrated(graded, kept, choice, None, bind=bind, alpha=alpha, delta=delta)
     part = graded.part(learn)
     compared, refused = _compared(part, candidates, seed=seed)
-    aurocs = {each.name: auroc(compared[each.name], part.correct) if learn else None for each in candidates}
+    aurocs = {
+        candidate.name: auroc(compared[candidate.name], part.correct) if learn else None for candidate in candidates
+    }
     best = _chosen(part, candidates, compared, aurocs, seed=seed)
     figures = ", ".join(f"{name} {'-' if value is None else f'{value:.3f}'}" for name, value in aurocs.items())
     gradients = "Gradients are worth their price here" if best.objective.gradients else "Gradients add nothing clear"
@@ -181,22 +183,22 @@ def _compared(part: LearningSet, candidates: Sequence[Estimator], *, seed: int) 
     """The scores by which candidates are compared, a learned one's from fits without the answer; and who has none."""
     columns: dict[str, Sequence[float | None]] = {}
     refused = ""
-    for each in candidates:
+    for candidate in candidates:
         try:
-            if not isinstance(each, LearnedEstimator):
-                columns[each.name] = part.scores(each)
+            if not isinstance(candidate, LearnedEstimator):
+                columns[candidate.name] = part.scores(candidate)
                 continue
-            rows = zip(*(out_of_fold(part, each, seed=seed + repeat) for repeat in range(_REPEATS)), strict=True)
-            columns[each.name] = [
+            rows = zip(*(out_of_fold(part, candidate, seed=seed + repeat) for repeat in range(_REPEATS)), strict=True)
+            columns[candidate.name] = [
                 None if None in row else math.fsum(x for x in row if x is not None) / len(row) for row in rows
             ]
         except FitError as error:
-            columns[each.name], refused = [None] * len(part.questions), f"{refused} {error}"
+            columns[candidate.name], refused = [None] * len(part.questions), f"{refused} {error}"
     return columns, refused
 
 
 def _default(candidates: Sequence[Estimator]) -> Estimator:
-    return next((each for each in candidates if isinstance(each, HybridGrad)), candidates[0])
+    return next((candidate for candidate in candidates if isinstance(candidate, HybridGrad)), candidates[0])
 
 
 def _chosen(
@@ -207,7 +209,7 @@ def _chosen(
     *,
     seed: int,
 ) -> Estimator:
-    known = {each.name: value for each in candidates if (value := aurocs[each.name]) is not None}
+    known = {candidate.name: value for candidate in candidates if (value := aurocs[candidate.name]) is not None}
     if not known:
         return _default(candidates)
     ranked = sorted((each for each in candidates if each.name in known), key=lambda each: -known[each.name])

@@ -260,7 +260,7 @@ def _unwrapped(value: Any) -> Any:
 
 def _joined(values: Iterable[Any]) -> list[Any]:
     """All texts in these values, in order, once."""
-    unwrapped = [_unwrapped(each) for each in values]
+    unwrapped = [_unwrapped(value) for value in values]
     lists = [cast("list[Any]", each) if isinstance(each, list) else [each] for each in unwrapped]
     texts = [text for each in lists for text in each]
     return [text for number, text in enumerate(texts) if text not in texts[:number]]
@@ -371,13 +371,13 @@ def _natural_questions(record: Record) -> Record:
     tokens = str(record.get("document_text", "")).split(" ")
     answers: dict[str, None] = {}
     long_answers: list[int] = []
-    for each in _rows(record["annotations"]):
-        for short in _rows(each.get("short_answers") or []):
+    for row in _rows(record["annotations"]):
+        for short in _rows(row.get("short_answers") or []):
             text = short.get("text") or " ".join(tokens[short["start_token"] : short["end_token"]])
             answers.update(dict.fromkeys([text] if isinstance(text, str) else text))
-        if str(each.get("yes_no_answer")).lower() in ("yes", "no", "0", "1"):
-            answers["yes" if str(each["yes_no_answer"]).lower() in ("yes", "1") else "no"] = None
-        long_answers.append(cast("Record", each.get("long_answer") or {}).get("start_token", -1))
+        if str(row.get("yes_no_answer")).lower() in ("yes", "no", "0", "1"):
+            answers["yes" if str(row["yes_no_answer"]).lower() in ("yes", "1") else "no"] = None
+        long_answers.append(cast("Record", row.get("long_answer") or {}).get("start_token", -1))
     rest = {name: value for name, value in record.items() if name != "annotations"}
     if isinstance(asked := record.get("question"), dict):
         rest["question"] = cast("Record", asked).get("text")

@@ -70,7 +70,7 @@ class Phrasing:
         """
         form = form_of(rows)
         name = form if self.wording == "plain" else f"{self.wording}-{form}"
-        shown = [[each.question, each.context, _shown_answer(each)] for each in self.examples]
+        shown = [[example.question, example.context, _shown_answer(example)] for example in self.examples]
         examples = json.dumps(shown) if shown else None
         parts = (("system", self.system), ("prompt", self.prompt), ("examples", examples))
         return "+".join([name, *(f"{kind}-{_short(text)}" for kind, text in parts if text is not None)])
@@ -118,7 +118,7 @@ def require_examples(examples: Sequence[Question], rows: Sequence[Question]) -> 
             the questions none, or the other way round.
     """
     asked = {row.key for row in rows}
-    if shared := [each.question for each in examples if each.key in asked]:
+    if shared := [example.question for example in examples if example.key in asked]:
         raise InputError(
             f"{len(shared)} of the {len(examples)} few-shot examples are among the questions (the first: "
             f"{shared[0][:80]!r}), which gives their answers away; take other examples, or leave these questions out"

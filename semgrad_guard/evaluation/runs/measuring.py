@@ -169,7 +169,7 @@ def price_of_samples(estimators: Sequence[Estimator], *, sampled: int, questions
 
     `sampled` of all `questions` take part.
     """
-    asking = [each for each in estimators if isinstance(each, AskingEstimator)]
+    asking = [estimator for estimator in estimators if isinstance(estimator, AskingEstimator)]
     plans = {getattr(each, "plan", None) for each in asking} - {None}
     answers = sum(int(plan.count) for plan in plans if plan is not None)
     if not answers:
