@@ -30,15 +30,17 @@ DtypeName = Literal["float32", "bfloat16", "float16"]
 GraderName = Literal["contains", "exact-match", "token-f1", "rouge-l"]
 
 DEFAULT_GRADER = "contains; exact-match without a chat template"
-_BATCHES = "Questions answered at once."
+MODEL_HELP = (
+    '"pocket" (the embedded model), "smollm2" (SmolLM2-135M-Instruct in four bits, once fetched), a folder with '
+    "safetensors, a GGUF file, or a Hugging Face hub id"
+)
 
 Model = Annotated[
     str,
     typer.Option(
         metavar="NAME",
         parser=values.source,
-        help='"pocket" (the embedded model), "smollm2" (SmolLM2-135M-Instruct in four bits, once fetched), a folder '
-        "with safetensors, a GGUF file, or a Hugging Face hub id.",
+        help=f"{MODEL_HELP}.",
         rich_help_panel=MODEL,
     ),
 ]
@@ -312,7 +314,9 @@ ContextField = Annotated[
 ]
 BatchSize = Annotated[
     int,
-    typer.Option(parser=values.whole(1, 1_000_000), metavar="N", help=_BATCHES, rich_help_panel=ANSWERS),
+    typer.Option(
+        parser=values.whole(1, 1_000_000), metavar="N", help="Questions answered at once.", rich_help_panel=ANSWERS
+    ),
 ]
 Ray = Annotated[
     str | None,

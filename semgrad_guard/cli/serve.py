@@ -24,8 +24,7 @@ Models = Annotated[
         "--model",
         metavar="NAME",
         parser=values.source,
-        help='"pocket" (the embedded model), "smollm2" (SmolLM2-135M-Instruct in four bits, once fetched), a folder '
-        "with safetensors, a GGUF file, or a Hugging Face hub id; repeat the option for several.",
+        help=f"{options.MODEL_HELP}; repeat the option for several.",
         show_default="pocket",
         rich_help_panel=options.MODEL,
     ),
