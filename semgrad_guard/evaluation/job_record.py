@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
@@ -182,10 +182,20 @@ def read_record(path: Path, row: type[R], *, kind: str = "answers") -> tuple[dic
 
 def differing(theirs: Mapping[str, Any], mine: Mapping[str, Any]) -> dict[str, str]:
     """The differences between the settings of two jobs, in words, by dotted name."""
-    was, now = _flat(theirs), _flat(mine)
+    was, now = dict(flat(theirs)), dict(flat(mine))
     return {
         key: f"{key} is {now.get(key)!r} and was {was.get(key)!r}" for key in was | now if was.get(key) != now.get(key)
     }
+
+
+def flat(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Nested settings under dotted names."""
+    for key, value in settings.items():
+        name = f"{prefix}.{key}" if prefix else str(key)
+        if isinstance(value, Mapping) and value:
+            yield from flat(cast("Mapping[str, Any]", value), name)
+        else:
+            yield name, value
 
 
 def _beginning(kind: str) -> bytes:
@@ -221,13 +231,3 @@ def _rows(path: Path, whole: bytes, row: type[R], kind: str) -> list[R]:
 
 def _foreign(path: Path, kind: str) -> InputError:
     return InputError(f"{path} exists and is not a record of {kind}; choose another path.")
-
-
-def _flat(settings: Any, prefix: str = "") -> dict[str, Any]:
-    """Nested settings under dotted names."""
-    if not isinstance(settings, dict):
-        return {prefix: settings}
-    flat: dict[str, Any] = {}
-    for key, value in cast("dict[str, Any]", settings).items():
-        flat |= _flat(value, f"{prefix}.{key}" if prefix else key)
-    return flat

@@ -15,6 +15,7 @@ from markupsafe import Markup
 from semgrad_guard.evaluation.files import make_folder, require_writable
 from semgrad_guard.evaluation.graded import GradedRun, require_distinct
 from semgrad_guard.evaluation.highlight import Claim, highlighted_html
+from semgrad_guard.evaluation.job_record import flat
 from semgrad_guard.evaluation.metrics.bootstrap import LEVEL, RESAMPLES
 from semgrad_guard.evaluation.metrics.guarantee import ALPHAS, DELTA, SPLITS
 from semgrad_guard.evaluation.report import figures, paper
@@ -127,7 +128,7 @@ def _page(
             "standing": standing(summary),
             "promised": table,
             "figures": _figures(summary, f"run{number}"),
-            "settings": [(name, _written(value)) for name, value in paper.flat(summary.run.settings)],
+            "settings": [(name, _written(value)) for name, value in flat(summary.run.settings)],
             "deviations": paper.deviations(summary.run.settings),
         }
         for number, (summary, table) in enumerate(zip(summaries, promised, strict=True), start=1)

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, cast
 
+from semgrad_guard.evaluation.job_record import flat
+
 Settings = Mapping[str, Any]
 
 OURS = "HybridGrad"
@@ -126,16 +128,6 @@ def deviations(settings: Settings) -> list[str]:
         called = str(stated.get("title", key))
         found += _of_estimator(str(stated.get("name", key)), leaves, called)
     return [*found, *STANDING]
-
-
-def flat(settings: Settings, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Nested settings under dotted names."""
-    for key, value in settings.items():
-        name = f"{prefix}.{key}" if prefix else str(key)
-        if isinstance(value, Mapping) and value:
-            yield from flat(cast("Settings", value), name)
-        else:
-            yield name, value
 
 
 def _conditions(settings: Settings) -> Iterator[str]:
