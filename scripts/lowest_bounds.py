@@ -2,7 +2,7 @@
 
     python scripts/lowest_bounds.py > constraints-lowest.txt
 
-torch alone stays where constraints.txt pins it: other versions come in builds that pull gigabytes of CUDA packages.
+The pins of constraints.txt stay: other versions of torch come in builds that pull gigabytes of CUDA packages.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ def main() -> None:
     extras = [requirement for group in project["optional-dependencies"].values() for requirement in group]
     others = [requirement for requirement in extras if not requirement.startswith(f"{project['name']}[")]
     pinned = (ROOT / "constraints.txt").read_text()
-    print(pinned, *lowest([*project["dependencies"], *others], but=("torch",)), sep="\n")
+    names = re.findall(r"^([\w.-]+)==", pinned, re.MULTILINE)
+    print(pinned, *lowest([*project["dependencies"], *others], but=names), sep="\n")
 
 
 if __name__ == "__main__":

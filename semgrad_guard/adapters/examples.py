@@ -14,6 +14,7 @@ from semgrad_guard.calibration.calibration_set import read_rate
 from semgrad_guard.errors import CalibrationError, InputError, require_known
 from semgrad_guard.evaluation.graders import AnswerGrader, AnswerToGrade, Grader
 from semgrad_guard.evaluation.graders.base import Verdicts, settling
+from semgrad_guard.evaluation.graders.by_words import no_verdict
 from semgrad_guard.evaluation.graders.labels import NAME, SheetAnswer, labels_for
 from semgrad_guard.evaluation.graders.look import GradedAnswer, doubt, some_of
 from semgrad_guard.evaluation.graders.naming import load_graders
@@ -96,9 +97,12 @@ class ExampleCalibration:
                 f"The prompt of example {unknown[0]} is not known, so a promise could not say which prompts it is for."
             )
         verdicts, name = self._grades(answered)
-        rows = [i for i, verdict in enumerate(verdicts) if verdict is not None]
+        people = self._labels is not None
+        rows = [i for i, verdict in enumerate(verdicts) if verdict is not None or not people]
         correct = [verdicts[i] is True for i in rows]
-        self._look([(self.examples[i], answered[i].text) for i in rows], correct, name)
+        self._look([(self.examples[i], answered[i].text) for i in rows], [verdicts[i] for i in rows], name)
+        if not people and (count := verdicts.count(None)):
+            logger.warning("semgrad-guard: %s", no_verdict(count, len(verdicts), name))
         recorded = len({each.key for each in answered if each.recorded})
         if self._show and recorded:
             in_all = len({each.key for each in answered})
@@ -128,24 +132,24 @@ class ExampleCalibration:
             logger.warning("semgrad-guard: %s", found)
 
     def _grades(self, answered: Sequence[AnsweredExample]) -> tuple[Verdicts, str]:
-        """The grades in order, None where a person gave none, and whose they are."""
+        """The grades in order, None where there is no label or no verdict, and whose they are."""
         pairs = list(zip(self.examples, answered, strict=True))
         if self._labels is not None:
             sheet = [SheetAnswer(one.key, one.question, one.answers, each.text) for one, each in pairs]
             return labels_for(self._labels, sheet), NAME
         items = [AnswerToGrade(example.question, each.text, example.answers) for example, each in pairs]
         verdicts = iter(self.grader.grade([item for item in items if item.text.strip()]))
-        return [bool(item.text.strip()) and next(verdicts) is True for item in items], self.grader.name
+        return [next(verdicts) if item.text.strip() else False for item in items], self.grader.name
 
-    def _look(self, answers: Sequence[tuple[Example, str]], correct: Sequence[bool], name: str) -> None:
+    def _look(self, answers: Sequence[tuple[Example, str]], verdicts: Verdicts, name: str) -> None:
         graded = [
             GradedAnswer(example.question, text, example.answers, right)
-            for (example, text), right in zip(answers, correct, strict=True)
+            for (example, text), right in zip(answers, verdicts, strict=True)
         ]
         if self._show:
             head = f"Answers graded by {name}. Question [reference] answer:"
             print(head, *some_of(graded), sep="\n", file=sys.stderr, flush=True)
-        if (found := doubt(correct, name)) is not None:
+        if (found := doubt([verdict is True for verdict in verdicts], name)) is not None:
             logger.warning("semgrad-guard: %s", found)
 
 

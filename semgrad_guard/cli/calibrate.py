@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, get_args
 
@@ -93,7 +93,8 @@ def calibrate(  # noqa: PLR0913  # a command's options are its arguments
             parser=values.grader,
             autocompletion=values.completing(get_args(options.GraderName)),
             help="What counts as correct: contains (a reference is asserted), exact-match, token-f1 (at least 0.5), "
-            "rouge-l (at least 0.3), nli=MODEL, bem=MODEL or judge=PROVIDER:MODEL.",
+            "rouge-l (at least 0.3), nli=MODEL, bem=MODEL or judge=PROVIDER:MODEL. contains+judge=... hands the judge "
+            "the answers on which contains comes to no verdict.",
             show_default=options.DEFAULT_GRADER,
             rich_help_panel=options.GRADING,
         ),
@@ -266,7 +267,8 @@ class _Run:
             GradedOther(other, grading.grade(rows, other.answers, grader, book=files.grades)) for other in others
         ]
         graded = Graded(kept, [answers[i] for i in grades.rows], grades.correct, grades.grader, prompts, of_others)
-        return outcome_of(self.estimator, graded, bind, alpha=alpha, delta=delta)
+        outcome = outcome_of(self.estimator, graded, bind, alpha=alpha, delta=delta)
+        return replace(outcome, no_verdict=grades.no_verdict)
 
     def _collect(
         self, rows: Sequence[Question], path: Path, model: LanguageModel, estimators: Mapping[str, Estimator]

@@ -85,7 +85,7 @@ def show(outcome: Outcome, questions: QuestionFile, files: Files, *, as_json: bo
     if as_json:
         typer.echo(json.dumps(_document(outcome, questions, files)))
         return
-    OUT.print(calibration_view(outcome.calibration, outcome.effect, auroc=outcome.auroc, aurc=outcome.aurc))
+    OUT.print(calibration_view(outcome))
     OUT.print(f"The calibration {outcome.calibration.id} is in {files.output},", soft_wrap=True, markup=False)
     OUT.print(f"the answers are in {files.answers}.", soft_wrap=True, markup=False)
     if files.plot is not None:
@@ -104,6 +104,7 @@ def _document(outcome: Outcome, questions: QuestionFile, files: Files) -> dict[s
     return {
         "calibration": outcome.calibration.model_dump(mode="json", exclude=long),
         "effect": asdict(outcome.effect),
+        "no_verdict": outcome.no_verdict,
         "auroc": outcome.auroc,
         "aurc": outcome.aurc,
         "confidence": [{"uncertainty": score, "confidence": confidence} for score, confidence in rows],

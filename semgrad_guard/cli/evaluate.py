@@ -90,7 +90,8 @@ def evaluate(  # noqa: PLR0913  # a command's options are its arguments
             metavar="NAME",
             parser=values.grader,
             autocompletion=values.completing(get_args(options.GraderName)),
-            help="contains, exact-match, token-f1, rouge-l, nli, nli=MODEL, bem=MODEL or judge=PROVIDER:MODEL. "
+            help="contains, exact-match, token-f1, rouge-l, nli, nli=MODEL, bem=MODEL or judge=PROVIDER:MODEL; "
+            "contains+judge=... hands the judge the answers on which contains comes to no verdict. "
             "Repeat the option for several: the first decides, the others are set against it.",
             show_default=options.DEFAULT_GRADER,
             rich_help_panel=_GRADING,

@@ -180,6 +180,8 @@ def show(
     right = f"{100 * graded.accuracy:.1f}% of {graded.n} answers are right by {graded.settings['grader']}"
     undefined = "; AUROC is undefined: there is nothing to tell apart" if graded.accuracy in (0, 1) else ""
     OUT.print(f"{right}{undefined}.", soft_wrap=True, markup=False)
+    if means := graded.settings.get("right means"):
+        OUT.print(f"Right means: {means}.", soft_wrap=True, markup=False)
     if shift is not None:
         OUT.print(f"By the calibration {shift.in_words}", soft_wrap=True, markup=False)
     places = f"{files.table.name}, {files.answers.name}" + (f" and {files.page.name}" if reported else "")

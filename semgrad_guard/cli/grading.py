@@ -49,11 +49,16 @@ def recorded_keys(answers: Path) -> list[str]:
 
 @dataclass(frozen=True)
 class Grades:
-    """Grades of those answers that have one: their places among all, the grades in order, and whose they are."""
+    """Grades of answers: their places among all, the grades in order, and whose they are.
+
+    Answers without a label are not among them. `no_verdict` counts those on which the grader came to no verdict: they
+    are wrong.
+    """
 
     rows: Sequence[int]
     correct: Sequence[bool]
     grader: str
+    no_verdict: int = 0
 
 
 def grade(
@@ -68,9 +73,10 @@ def grade(
     """Grade by people where there are labels, else by the grader; show ten, and warn where they are in doubt.
 
     `others` are keys of further answers in the same record, `book` keeps the verdicts of a model or a judge. A question
-    without an answer is wrong.
+    without an answer is wrong, and so is an answer on which the grader comes to no verdict.
     """
     from semgrad_guard.evaluation.graders import AnswerToGrade
+    from semgrad_guard.evaluation.graders.by_words import no_verdict
     from semgrad_guard.evaluation.graders.grading import grade_texts
     from semgrad_guard.evaluation.graders.labels import NAME, SheetAnswer, labels_for
     from semgrad_guard.evaluation.graders.look import GradedAnswer
@@ -84,13 +90,12 @@ def grade(
     else:
         verdicts = labels_for(labels, items, others=others)
         verdicts = [False if item.text is None else label for item, label in zip(items, verdicts, strict=True)]
-    rows = [i for i, verdict in enumerate(verdicts) if verdict is not None]
-    if left := len(items) - len(rows):
-        lack = "no label in the file" if labels is not None else f"no verdict by {name}"
-        say(f"{left} of {len(items)} answers have {lack}; they are left out.", label="Warning")
-    correct = [verdicts[i] is True for i in rows]
-    shown = [items[i] for i in rows]
-    show_grades(
-        [GradedAnswer(e.question, e.text or "", e.references, c) for e, c in zip(shown, correct, strict=True)], name
-    )
-    return Grades(rows, correct, name)
+    without = verdicts.count(None)
+    rows = [i for i, verdict in enumerate(verdicts) if labels is None or verdict is not None]
+    if without and labels is not None:
+        say(f"{without} of {len(items)} answers have no label in the file; they are left out.", label="Warning")
+    elif without:
+        say(no_verdict(without, len(items), name), label="Warning")
+    graded = [(items[i], verdicts[i]) for i in rows]
+    show_grades([GradedAnswer(row.question, row.text or "", row.references, grade) for row, grade in graded], name)
+    return Grades(rows, [verdicts[i] is True for i in rows], name, without if labels is None else 0)

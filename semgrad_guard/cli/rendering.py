@@ -17,7 +17,7 @@ from semgrad_guard.evaluation.highlight import Claim, shades
 from semgrad_guard.records import Verdict
 
 if TYPE_CHECKING:
-    from semgrad_guard.evaluation.metrics.guarantee import Effect
+    from semgrad_guard.evaluation.calibrating import Outcome
     from semgrad_guard.evaluation.probing.probe_record import GradedGrid, Probe
 
 ROWS_SHOWN = 20
@@ -95,15 +95,15 @@ def drift_line(found: Drift) -> str:
     return f"Drift: none seen ({test})."
 
 
-def calibration_view(
-    calibration: Calibration, effect: Effect, *, auroc: float | None, aurc: float | None
-) -> RenderableType:
+def calibration_view(outcome: Outcome) -> RenderableType:
     """The promise, its effect on the answers, and P(correct) along the scores."""
+    calibration, effect, auroc, aurc = outcome.calibration, outcome.effect, outcome.auroc, outcome.aurc
     wrong = f"{calibration.n_wrong} of {calibration.n} answers wrong"
+    undecided = f", {outcome.no_verdict} answers without a verdict among them" if outcome.no_verdict else ""
     unscored = f", {calibration.n_unscored} without a score" if calibration.n_unscored else ""
     undefined = f"undefined: all answers are {'wrong' if effect.wrong else 'right'}"
     facts = _pairs(
-        ("questions", f"{wrong}{unscored}"),
+        ("questions", f"{wrong}{undecided}{unscored}"),
         *_right(calibration.binding),
         ("AUROC", undefined if auroc is None else f"{auroc:.3f} (1: every wrong answer is less certain)"),
         ("AURC", f"{figure(aurc)} (mean error rate over all coverages)"),

@@ -184,7 +184,7 @@ def show_grades(answers: Sequence[GradedAnswer], grader: str) -> None:
     note(f"{len(some)} of {len(answers)} answers, graded by {grader}. Question [reference] answer:", label="Look")
     for each in some:
         note(str(each), label=None)
-    if (found := doubt([answer.correct for answer in answers], grader)) is not None:
+    if (found := doubt([bool(answer.correct) for answer in answers], grader)) is not None:
         say(found, label="Warning")
 
 

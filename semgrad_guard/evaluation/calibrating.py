@@ -348,12 +348,14 @@ def cross_fitted(
 class Outcome:
     """Graded answers and the calibration made from them; `uncertainties` and `correct` are in the questions' order.
 
-    Of several engines' answers, they are those of the engine that the calibration's numbers are about.
+    Of several engines' answers, they are those of the engine that the calibration's numbers are about. `no_verdict`
+    counts the answers that are wrong because the grader came to no verdict on them.
     """
 
     calibration: Calibration
     uncertainties: list[float | None]
     correct: list[bool]
+    no_verdict: int = 0
 
     @property
     def auroc(self) -> float | None:

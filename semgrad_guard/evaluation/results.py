@@ -17,6 +17,7 @@ from semgrad_guard.evaluation.calibrating import LEARNED, cross_fitted
 from semgrad_guard.evaluation.files import first_line
 from semgrad_guard.evaluation.graded import GradedRun
 from semgrad_guard.evaluation.graders.base import Verdicts
+from semgrad_guard.evaluation.graders.by_words import GRADERS, right_means
 from semgrad_guard.evaluation.questions.spreadsheet import write_table
 from semgrad_guard.evaluation.runs.answers import EvaluatedAnswer
 from semgrad_guard.guard.calibrated_estimator import estimator_of
@@ -48,9 +49,12 @@ class Results:
 
     @cached_property
     def kept(self) -> list[int]:
-        """Which answers every grader came to a verdict on."""
-        each = range(len(self.answers))
-        return [i for i in each if all(verdicts[i] is not None for verdicts in self.grades.values())]
+        """Which answers count: all but those without a label, or without a model's verdict, which the next run repeats.
+
+        No verdict by words is final, and means wrong, as in a calibration.
+        """
+        needed = [verdicts for name, verdicts in self.grades.items() if name not in GRADERS]
+        return [i for i in range(len(self.answers)) if all(verdicts[i] is not None for verdicts in needed)]
 
     @cached_property
     def graded_run(self) -> GradedRun:
@@ -86,7 +90,9 @@ class Results:
                 **self.settings,
                 "grader": decides,
                 "questions": len(self.answers),
+                **({"right means": means} if (means := right_means(decides)) else {}),
                 "left out: no verdict": len(self.answers) - len(answers),
+                "no verdict: counted as wrong": self.ungraded.get(decides, 0) if decides in GRADERS else 0,
                 "without an answer": sum(a.text is None for a in answers),
                 "answers generated together": sorted({a.rows for a in answers}),
                 **self._note,

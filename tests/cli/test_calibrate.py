@@ -253,6 +253,7 @@ def test_the_effect_is_said_and_an_alpha_without_one_is_warned_of(calibrate: Run
     assert "effect error" in flat(result.stdout)
     found = json.loads(calibrate(right, "--alpha", 0.5, "--json").stdout)["effect"]
     assert found["answers"] == 60 > found["delivered"] >= found["delivered_wrong"]
+    assert json.loads(calibrate(right, "--alpha", 0.5, "--json").stdout)["no_verdict"] == 0
     by_sentence = flat(calibrate(right, "--alpha", 0.5, "--grader", "contains").stdout)
     assert "one sentence asserts a reference; what else the answer says is not checked" in by_sentence
 

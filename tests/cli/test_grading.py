@@ -10,8 +10,12 @@ import pytest
 from click.testing import Result
 
 from semgrad_guard import Calibration
+from semgrad_guard.cli import grading
+from semgrad_guard.evaluation.graders import Contains
 from semgrad_guard.evaluation.job_record import read_record
+from semgrad_guard.evaluation.questions.data import Question
 from semgrad_guard.evaluation.runs.answers import Answer
+from tests.evaluation.made_answers import made
 
 from .helpers import ASKED, TOKENS, flat, jsonl
 
@@ -49,6 +53,17 @@ def test_ten_answers_are_shown_and_doubtful_grades_told(calibrate: Run, right: P
     quiet = calibrate(wrong, "--quiet").stderr
     assert "wrong: What" not in quiet
     assert "less than 5 %" in quiet
+
+
+def test_answers_without_a_verdict_are_wrong_and_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    texts = ["It is Paris.", "Paris or Lyon.", "It is Lyon."]
+    answers = [made(i, text=text) for i, text in enumerate(texts)]
+    questions = [Question(question=answer.question, answers=("Paris",)) for answer in answers]
+    grades = grading.grade(questions, answers, Contains(), book=tmp_path / "grades.jsonl")
+    assert (list(grades.rows), list(grades.correct), grades.no_verdict) == ([0, 1, 2], [True, False, False], 1)
+    shown = flat(capsys.readouterr().err)
+    assert "1 of 3 answers have no verdict by contains; they count as wrong." in shown
+    assert "no verdict: question 1" in shown
 
 
 def test_people_decide_once_the_sheet_is_filled_in(calibrate: Run, wrong: Path, tmp_path: Path) -> None:

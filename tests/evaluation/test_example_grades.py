@@ -48,6 +48,15 @@ def test_ten_are_shown_and_what_can_hardly_be_is_told(
     assert capsys.readouterr().err.count("What is item") == 0
 
 
+def test_answers_without_a_verdict_are_wrong_and_told(
+    capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    made = calibrated("Perhaps seven.", show=True)
+    assert (made.n, made.n_wrong) == (COUNT, COUNT)
+    assert "60 of 60 answers have no verdict by contains; they count as wrong." in caplog.text
+    assert capsys.readouterr().err.count("no verdict: What is item") == 10
+
+
 def test_people_decide(tmp_path: Path) -> None:
     with pytest.raises(GradingError, match="60 answers and no label yet"):
         calibrated("eight", tmp_path)

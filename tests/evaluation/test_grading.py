@@ -8,9 +8,11 @@ from pathlib import Path
 import pytest
 
 from semgrad_guard.errors import InputError
-from semgrad_guard.evaluation.graders import AnswerToGrade, ExactMatch
-from semgrad_guard.evaluation.graders.base import Verdicts
-from semgrad_guard.evaluation.graders.grading import Grade, grade, with_references
+from semgrad_guard.evaluation.graders import AnswerToGrade, Contains, ExactMatch
+from semgrad_guard.evaluation.graders.base import SecondOpinion, Verdicts
+from semgrad_guard.evaluation.graders.by_words import right_means
+from semgrad_guard.evaluation.graders.grading import Grade, grade, grade_texts, with_references
+from semgrad_guard.evaluation.graders.naming import require_kind
 from semgrad_guard.evaluation.job_record import JobRecord
 from semgrad_guard.evaluation.questions.data import Question
 
@@ -108,3 +110,25 @@ def test_words_are_graded_anew_every_time(tmp_path: Path) -> None:
     book = tmp_path / "grades.jsonl"
     assert grade([made(1), made(2, text="Rome")], ExactMatch(), book) == [True, False]
     assert not book.exists()
+
+
+def test_a_second_opinion_decides_where_there_is_no_verdict(tmp_path: Path) -> None:
+    book = tmp_path / "grades.jsonl"
+    texts = ["It is Paris.", "It is Lyon.", "Paris or Lyon.", "I don't know.", "Perhaps Paris."]
+    items = [AnswerToGrade("Which city?", text, ("Paris",)) for text in texts]
+    judge = Counting(none=["Which city?"])
+    both = SecondOpinion(Contains(), judge)
+    assert both.grade(items) == grade_texts(items, both, book) == [True, False, None, False, None]
+    assert [answer.text for answer in judge.asked] == ["Paris or Lyon.", "Perhaps Paris."] * 2
+    once, again = Counting(), Counting()
+    for judge in (once, again):
+        assert grade_texts(items, SecondOpinion(Contains(), judge), book) == [True, False, False, False, False]
+    assert (len(once.asked), len(again.asked), both.name) == (2, 0, "contains+counting")
+
+
+def test_names_of_a_second_opinion() -> None:
+    assert require_kind("contains+judge=openai:gpt") == "contains+judge=openai:gpt"
+    for wrong in ("contains+exact-match", "exact-match+judge=x", "contains+", "contains+contains"):
+        with pytest.raises(InputError, match="there is no grader"):
+            require_kind(wrong)
+    assert right_means("contains+judge(fake)") == right_means("contains")

@@ -28,7 +28,16 @@ class Heard(fakes.FakeListChatModel):  # type: ignore[misc]
 
 
 @pytest.mark.parametrize(
-    "reply", ["CORRECT", " correct.\n", "**Correct**", "Verdict: CORRECT", "<think>in\ncorrect</think>Correct"]
+    "reply",
+    [
+        "CORRECT",
+        " correct.\n",
+        "**Correct**",
+        "Verdict: CORRECT",
+        "<think>in\ncorrect</think>Correct",
+        "[THINK]incorrect?[/THINK]Correct",
+        "<thinking>INCORRECT</thinking>\nCORRECT",
+    ],
 )
 def test_replies_that_say_correct(reply: str) -> None:
     assert read_verdict(reply) is True

@@ -53,6 +53,15 @@ def test_answers_without_a_verdict_are_left_out_and_counted() -> None:
         print(results({"judge": [None] * 4}).graded_run)
 
 
+def test_no_verdict_by_words_counts_as_wrong() -> None:
+    found = results({"contains": [True, None, False, None], "judge": [True, True, None, True]})
+    assert found.ungraded == {"contains": 2, "judge": 1}
+    run = found.graded_run
+    assert (list(run.correct), list(run.other_graders["judge"])) == ([True, False, False], [True, True, True])
+    assert run.settings["no verdict: counted as wrong"] == 2
+    assert run.settings["right means"].startswith("one sentence asserts a reference")
+
+
 @pytest.mark.parametrize("verdict", [True, False])
 @pytest.mark.parametrize("count", [1, 4])
 def test_all_right_all_wrong_and_a_single_question(verdict: bool, count: int) -> None:

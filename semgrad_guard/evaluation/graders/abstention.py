@@ -1,7 +1,7 @@
-"""Does a whole answer abstain: say that it does not know, or that the passages do not say, and claim nothing else?
+"""Whether a whole answer abstains: it does not know, or the passages do not tell, and it claims nothing else.
 
-The one place where graders ask this. Where no answer is right, an abstention is; anywhere else it is wrong. By English
-phrases. `assertion` asks something else: whether a mention stands in a sentence that refuses.
+All graders share this rule, by English phrases. Where no answer is right, an abstention is; anywhere else it is wrong.
+`assertion` is about single mentions: whether an abstention comes before one.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ _OPENING = re.compile(
     rf"i am (?:sorry|afraid)(?: to say)?(?: that)?|{_ACCORDING}|"
     r"(?:it (?:seems|appears|looks like)|i (?:think|believe|must say|must admit|regret))(?: that)?) "
 )
-"""What a clause may begin with before it abstains."""
+"""The words before the matter of a clause that abstains."""
 _MAY = r"(?:can|could|may|might|should|will have to|would have to|will need to|would need to)"
 _LOOK = r"(?:check|contact|consult|visit|try|ask|look|find|search|refer|provide|want|need)"
 _SPEAKS_OF = rf"(?:talks?|describes?|discuss(?:es)?|covers?|mentions?|deals?|focus(?:es)?|{_BE} about)"
@@ -101,7 +101,7 @@ _ASIDE = re.compile(
     rf"(?:while |although |though |even though )?(?:they|it|{_THE_SOURCE}) "
     rf"(?:only|just|merely|mainly|instead|rather|{_SPEAKS_OF}))\b"
 )
-"""What may stand beside an abstention: an apology, an offer, where to look, what the passages are about instead."""
+"""A clause next to an abstention: an apology, an offer, where to look, the matter of the passages instead."""
 _APART = re.compile(
     r"(?<=[.!?])\s+|\n+|[;:]\s*|\s+[-–—]\s+|,?\s+(?:but|however|yet)\b,?\s*|"
     r",\s+(?=(?:it|he|she|they|the|this|that|there|i|we|none|no|so)\b)"
@@ -122,7 +122,7 @@ _FULL = (
 
 
 def abstains(text: str) -> bool:
-    """Whether a text says that it gives no answer, and claims none: "I don't know, perhaps Paris" claims one."""
+    """Whether a text gives no answer, and claims none: "I don't know, perhaps Paris" claims one."""
     found = text.lower()
     for short, full in _FULL:
         found = short.sub(full, found)
@@ -151,7 +151,7 @@ def _plain(clause: str) -> str:
 
 
 def _opened(clause: str) -> str:
-    """A clause without what it begins with before its matter."""
+    """A clause without the words before its matter."""
     while (found := _OPENING.match(clause)) and found.end() < len(clause):
         clause = clause[found.end() :]
     return clause

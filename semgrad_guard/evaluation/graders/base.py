@@ -1,4 +1,4 @@
-"""What every grader is: a name that says what counted as correct, and a yes, a no or no verdict for every answer."""
+"""Graders: a name for the rule by which an answer is correct, and a yes, a no or no verdict for every answer."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ class AnswerToGrade:
 
 
 class Grader(Protocol):
-    """Says whether a text is correct, given any number of reference answers."""
+    """Decides whether a text is correct, given any number of reference answers."""
 
     @property
     def name(self) -> str:
-        """What a calibration is bound to; it names the settings too."""
+        """A calibration is bound to it; it names the settings too."""
         ...
 
     def __call__(self, text: str, answers: Iterable[str]) -> bool: ...
 
 
 class AnswerGrader(Protocol):
-    """Grades many answers at once, with their questions: what an evaluation run uses."""
+    """Grades many answers at once, with their questions, as an evaluation does."""
 
     @property
     def name(self) -> str:
@@ -49,8 +49,8 @@ class AnswerGrader(Protocol):
 class WordGrader:
     """A grader by words alone: each answer for itself."""
 
-    def agrees(self, answer: AnswerToGrade) -> bool:
-        """Whether a text that is no abstention says what one of the references says; there is one at least."""
+    def agrees(self, answer: AnswerToGrade) -> bool | None:
+        """Whether a text that is not an abstention agrees with one of the references; None: no verdict."""
         raise NotImplementedError
 
     @property
@@ -66,6 +66,30 @@ class WordGrader:
         return settling(answers, lambda unsettled: [self.agrees(answer) for answer in unsettled])
 
 
+@dataclass(frozen=True)
+class SecondOpinion:
+    """A grader, and another one for the answers on which the first comes to no verdict."""
+
+    first: AnswerGrader
+    second: AnswerGrader
+
+    @property
+    def name(self) -> str:
+        """Both names."""
+        return f"{self.first.name}+{self.second.name}"
+
+    def grade(self, answers: Sequence[AnswerToGrade]) -> Verdicts:
+        """A verdict for each answer, in order."""
+        return self.merge(self.first.grade(answers), lambda open_: self.second.grade([answers[i] for i in open_]))
+
+    @staticmethod
+    def merge(verdicts: Verdicts, decide: Callable[[list[int]], Verdicts]) -> Verdicts:
+        """The verdicts, with those of `decide` for the places where there are none."""
+        without = [i for i, verdict in enumerate(verdicts) if verdict is None]
+        decided = dict(zip(without, decide(without) if without else (), strict=True))
+        return [decided.get(i, verdict) for i, verdict in enumerate(verdicts)]
+
+
 def settling(answers: Sequence[AnswerToGrade], judge: Callable[[list[AnswerToGrade]], Verdicts]) -> Verdicts:
     """A verdict for each answer. Abstentions, and answers where only an abstention is right, are not judged."""
     known = [settled(answer.text, answer.references) for answer in answers]
@@ -77,7 +101,7 @@ def settling(answers: Sequence[AnswerToGrade], judge: Callable[[list[AnswerToGra
 def any_reference(
     answers: Sequence[AnswerToGrade], judge: Callable[[list[tuple[AnswerToGrade, str]]], Sequence[bool]]
 ) -> Verdicts:
-    """Judge every answer against each of its references at once: correct is what agrees with any of them."""
+    """Judge every answer against each of its references at once: a correct answer agrees with any of them."""
 
     def agreeing(unsettled: list[AnswerToGrade]) -> Verdicts:
         pairs = [(answer, reference) for answer in unsettled for reference in answer.references]

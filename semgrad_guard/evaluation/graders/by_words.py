@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Literal
 
 from semgrad_guard.evaluation.graders.base import WordGrader
@@ -30,14 +31,22 @@ _RIGHT_MEANS = {
 
 
 def right_means(grader: str) -> str | None:
-    """What "right" does not say, for a grader that does not look at the whole answer; `grader` is its full name."""
-    return _RIGHT_MEANS.get(grader.partition("(")[0].partition(">")[0])
+    """The limits of "right", for a grader that does not look at the whole answer; `grader` is its full name."""
+    return _RIGHT_MEANS.get(re.split(r"[(>+]", grader)[0])
+
+
+def no_verdict(count: int, among: int, grader: str) -> str:
+    """The notice about answers on which a grader came to no verdict."""
+    notice = f"{count} of {among} answers have no verdict by {grader}; they count as wrong."
+    if grader != "contains":
+        return notice
+    return f"{notice} The grader contains+judge=PROVIDER:MODEL or contains+nli=MODEL lets a model decide on them."
 
 
 def default_grader(prompt_template: str) -> WordGraderName:
-    """The grader where none is named: a model with a chat template answers in sentences, one without goes on a text.
+    """The grader where none is named: a model with a chat template answers in sentences, one without continues a text.
 
     `prompt_template` is the full name of the prompts' form (`guard.template_name`), which ends in "@plain" where there
-    is no chat template.
+    is none.
     """
     return "exact-match" if prompt_template.endswith("@plain") else "contains"

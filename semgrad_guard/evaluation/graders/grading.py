@@ -10,7 +10,7 @@ from typing import Any, cast
 
 from pydantic import BaseModel, ConfigDict
 
-from semgrad_guard.evaluation.graders.base import AnswerGrader, AnswerToGrade, Verdicts, WordGrader
+from semgrad_guard.evaluation.graders.base import AnswerGrader, AnswerToGrade, SecondOpinion, Verdicts, WordGrader
 from semgrad_guard.evaluation.job_record import JobRecord, Progress, unwatched
 from semgrad_guard.evaluation.questions.data import Question
 from semgrad_guard.evaluation.runs.answers import EvaluatedAnswer
@@ -51,7 +51,7 @@ def grade(
         GradingError: the grader cannot do its work; earlier verdicts are in the record at `book`.
         InputError: that record cannot be read or written.
     """
-    items = [AnswerToGrade(each.question, each.text or "", each.references) for each in answers]
+    items = [AnswerToGrade(answer.question, answer.text or "", answer.references) for answer in answers]
     return grade_texts(items, grader, book, on_progress=on_progress)
 
 
@@ -63,6 +63,12 @@ def grade_texts(
     on_progress: Progress | None = None,
 ) -> Verdicts:
     """Like `grade`, for texts with their questions and references."""
+    if isinstance(grader, SecondOpinion):
+        first, second = grader.first, grader.second
+        return grader.merge(
+            grade_texts(items, first, book, on_progress=on_progress),
+            lambda without: grade_texts([items[i] for i in without], second, book, on_progress=on_progress),
+        )
     if book is None or isinstance(grader, WordGrader):
         return _graded(items, grader, None, on_progress or unwatched)
     with JobRecord(book, {}, Grade, kind=GRADES) as record:

@@ -7,6 +7,7 @@ import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from semgrad_guard.engine.prompts.reasoning import taken_apart
 from semgrad_guard.errors import GradingError, MissingExtraError
 from semgrad_guard.evaluation.graders.base import AnswerToGrade, Verdicts, settling
 
@@ -28,17 +29,16 @@ The answer is correct if it means the same as one of the reference answers, in w
 contradicts them. Do not judge by what you believe about the question. Reply with one word: CORRECT or INCORRECT."""
 """Ours: the paper (appendix, "LLM-as-a-Judge") does not print the prompt that it used."""
 
-_THOUGHTS = re.compile(r"<think>.*?</think>", re.DOTALL)
 _VERDICT = re.compile(r"\W*(?:verdict\W+)?(correct|incorrect)\W*", re.IGNORECASE)
 
 
 class Judge:
-    """Asks a chat model whether an answer agrees with the references.
+    """A chat model that decides whether an answer agrees with the references.
 
     Args:
         chat: any LangChain chat model; set its temperature to 0.
         name: the model's name, for records; by default the chat model's own.
-        parallel: questions asked at once.
+        parallel: requests at once.
     """
 
     def __init__(self, chat: BaseChatModel, *, name: str | None = None, parallel: int = 8) -> None:
@@ -51,7 +51,7 @@ class Judge:
 
         Raises:
             MissingExtraError: LangChain, or its package for the provider, is not installed.
-            GradingError: there is no such provider, or it is not set up (a key is missing).
+            GradingError: the provider is unknown, or not set up (a key is missing).
         """
         try:
             from langchain.chat_models import init_chat_model
@@ -70,11 +70,11 @@ class Judge:
         return f"judge({self._name})"
 
     def grade(self, answers: Sequence[AnswerToGrade]) -> Verdicts:
-        """A verdict for each answer, in order; None, with a warning, where the reply is no verdict. Abstentions, and
-        answers where only one is right, are not asked about.
+        """A verdict for each answer, in order; None, with a warning, where the reply is not a verdict. Abstentions,
+        and answers where only one is right, are decided without the chat model.
 
         Raises:
-            GradingError: the chat model cannot be asked.
+            GradingError: the chat model fails.
         """
         return settling(answers, self._ask)
 
@@ -85,14 +85,15 @@ class Judge:
         except Exception as error:
             raise GradingError(
                 f"{self.name} cannot be asked: {_first_line(error)} Grades given so far are kept; run the same command "
-                "again to go on."
+                "again to resume."
             ) from error
         return [read_verdict(reply.text) for reply in replies]
 
 
 def read_verdict(reply: str) -> bool | None:
-    """CORRECT or INCORRECT, and nothing else beside punctuation and marked thoughts; None for any other reply."""
-    found = _VERDICT.fullmatch(_THOUGHTS.sub("", reply).strip())
+    """CORRECT or INCORRECT, with punctuation and a thought before it at most; None for any other reply."""
+    text, _ = taken_apart(reply, None, cut=False, reasoned=False)
+    found = _VERDICT.fullmatch(text.strip())
     if found is None:
         logger.warning("semgrad-guard: the judge's reply is no verdict: %r", reply[:200])
         return None

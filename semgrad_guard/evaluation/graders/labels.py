@@ -13,10 +13,10 @@ from semgrad_guard.evaluation.questions.spreadsheet import Row, append_rows, rea
 
 COLUMNS = ("key", "question", "references", "answer", "correct")
 _NULL = "\N{REPLACEMENT CHARACTER}"
-"""Stands for a null byte, which no table can hold; models write anything."""
+"""In place of a null byte, which no table can hold; models write anything."""
 
 NAME = "human"
-"""What people are called among the graders."""
+"""The name of people among the graders."""
 
 # Spreadsheet programs write TRUE and FALSE in the language of their user.
 _YES = {"1", "1.0", "true", "yes", "y", "x", "correct", "right", "wahr", "vrai", "verdadero"}
@@ -38,7 +38,7 @@ class Labelled(Protocol):
 
 @dataclass(frozen=True)
 class SheetAnswer:
-    """An answer with what its row needs."""
+    """An answer with the cells of its row."""
 
     key: str
     question: str
@@ -52,10 +52,10 @@ def write_sheet(path: Path, answers: Sequence[Labelled]) -> Path:
 
 
 def extend_sheet(path: Path, answers: Sequence[Labelled]) -> int:
-    """Begin the sheet, or add rows for the answers that it lacks; what is there stays as it is. How many were added.
+    """Begin the sheet, or add rows for the answers that it lacks; returns how many. Its rows stay as they are.
 
     Raises:
-        DataFileError: the file there is no table.
+        DataFileError: the file there is not a table.
         GradingError: it has no column for the key.
     """
     answered = [answer for answer in answers if answer.text is not None]
@@ -74,7 +74,7 @@ def open_sheet(path: Path) -> tuple[list[str], list[Row]]:
     """(column names, rows) of a sheet.
 
     Raises:
-        DataFileError: the file cannot be read, or is no table.
+        DataFileError: the file cannot be read, or is not a table.
         GradingError: it is not a sheet: a column is missing.
     """
     names, rows = read_table(path)
@@ -97,7 +97,7 @@ def labels_for(path: Path, answers: Sequence[Labelled], *, others: Collection[st
     if path != STDIN and not path.exists():
         extend_sheet(path, answers)
     labels = read_sheet(path, answers, others=others)
-    if path != STDIN:  # only now: a table that is no sheet of this run is not touched
+    if path != STDIN:  # only now: another table than this run's sheet is not touched
         extend_sheet(path, answers)
     if labels.count(None) == len(labels):
         raise GradingError(
@@ -109,7 +109,7 @@ def labels_for(path: Path, answers: Sequence[Labelled], *, others: Collection[st
 
 def _cells(answer: Labelled) -> tuple[str, str, str, str, str]:
     texts = (answer.question, "\n".join(answer.references), answer.text or "")
-    question, references, text = (each.replace("\0", _NULL) for each in texts)
+    question, references, text = (cell.replace("\0", _NULL) for cell in texts)
     return answer.key, question, references, text, ""
 
 
@@ -139,7 +139,7 @@ def _key(row: Row) -> str:
 
 
 def _take(row: Row, known: Mapping[str, Labelled], labels: dict[str, bool | None]) -> str | None:
-    """Put a row's label into `labels`; what is wrong with the row, if anything."""
+    """Put a row's label into `labels`; returns the row's fault, if any."""
     key, word = (row.cells.get(name, "").strip() for name in ("key", "correct"))
     answer = known.get(key)
     if answer is None:

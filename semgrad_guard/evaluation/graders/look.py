@@ -17,22 +17,22 @@ _LONGEST = 160
 
 @dataclass(frozen=True)
 class GradedAnswer:
-    """An answer with its grade."""
+    """An answer with its grade; None: the grader came to no verdict."""
 
     question: str
     text: str
     references: tuple[str, ...]
-    correct: bool
+    correct: bool | None
 
     def __str__(self) -> str:
         """One line of a list."""
-        grade = "right" if self.correct else "wrong"
+        grade = "no verdict" if self.correct is None else "right" if self.correct else "wrong"
         texts = (
             self.question,
             self.references[0] if self.references else "no answer is right",
             self.text or "(no text)",
         )
-        question, reference, text = (_short(each) for each in texts)
+        question, reference, text = (_short(text) for text in texts)
         return f"  {grade}: {question} [{reference}] {text}"
 
 
@@ -42,17 +42,17 @@ def some_of(answers: Sequence[GradedAnswer], *, count: int = SHOWN) -> list[Grad
     drawn: list[int] = rng.permutation(len(answers)).tolist()
     chosen = drawn[:count]
     for grade in (True, False):
-        held = [i for i in chosen if answers[i].correct is grade]
-        others = [i for i in drawn if answers[i].correct is grade and i not in held]
+        held = [i for i in chosen if bool(answers[i].correct) is grade]
+        others = [i for i in drawn if bool(answers[i].correct) is grade and i not in held]
         wanted = min(_AT_LEAST_OF_EACH - len(held), len(others), count - len(held))
         if wanted > 0 and len(chosen) == count:
-            spare = [i for i in chosen if answers[i].correct is not grade][-wanted:]
+            spare = [i for i in chosen if bool(answers[i].correct) is not grade][-wanted:]
             chosen = [*(i for i in chosen if i not in spare), *others[:wanted]]
     return [answers[i] for i in sorted(chosen)]
 
 
 def doubt(correct: Sequence[bool], grader: str) -> str | None:
-    """What to say where hardly any answer is right by this grader, or nearly all are; None between."""
+    """A warning where hardly any answer is right by this grader, or nearly all are; None between."""
     right, n = sum(correct), len(correct)
     if not n or FEWEST <= right / n <= MOST:
         return None

@@ -14,7 +14,7 @@ from semgrad_guard.evaluation.graders.words import require_threshold
 class EntailmentGrader:
     """Correct if question and answer entail question and reference: entailment is the likeliest of the three labels.
 
-    One direction only: an answer may say more than the reference.
+    One direction only: an answer may contain more than the reference.
     """
 
     model: Entailment

@@ -1,4 +1,4 @@
-"""Graders by the names that a command line gives them: `exact-match`, `bem=PATH`, `judge=PROVIDER:MODEL`."""
+"""Graders by the names that a command line gives them: `exact-match`, `bem=PATH`, `contains+judge=PROVIDER:MODEL`."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from semgrad_guard.errors import InputError
-from semgrad_guard.evaluation.graders.base import AnswerGrader
+from semgrad_guard.evaluation.graders.base import AnswerGrader, SecondOpinion
 from semgrad_guard.evaluation.graders.by_words import GRADERS
 
 if TYPE_CHECKING:
     from semgrad_guard.engine.texts.text_pairs import Entailment
 
+_FIRST = "contains+"
 _NEEDS_MODEL = {
     "nli": "FOLDER or hub id",
     "bem": "FOLDER or hub id",
@@ -24,8 +25,9 @@ def load_graders(specs: Sequence[str], *, nli: str | None = None) -> list[Answer
     """The graders of these names, in order; all names are checked before any model is loaded.
 
     Args:
-        specs: `contains`, `exact-match`, `token-f1`, `rouge-l`, `nli[=MODEL]`, `bem=MODEL`, `judge=PROVIDER:MODEL`.
-        nli: what `nli` means where it names no model.
+        specs: `contains`, `exact-match`, `token-f1`, `rouge-l`, `nli[=MODEL]`, `bem=MODEL`, `judge=PROVIDER:MODEL`;
+            `contains+` before one of the last three hands it the answers on which `contains` comes to no verdict.
+        nli: the model of `nli` where it names none.
 
     Raises:
         InputError: an unknown name, a name that needs a model and has none, or a name twice.
@@ -46,17 +48,20 @@ def require_kind(spec: str) -> str:
     """The name itself, of a kind that there is; its model is not looked for.
 
     Raises:
-        InputError: there is no such grader.
+        InputError: the grader is unknown.
     """
-    name, _, model = spec.partition("=")
-    if name not in _NEEDS_MODEL and (name not in GRADERS or model):
-        known = ", ".join([*GRADERS, *(f"{each}=..." for each in _NEEDS_MODEL)])
-        raise InputError(f"there is no grader {spec!r}; there are {known}")
+    name, _, model = spec.removeprefix(_FIRST).partition("=")
+    if name not in _NEEDS_MODEL and (name not in GRADERS or model or spec.startswith(_FIRST)):
+        named = ", ".join([*GRADERS, *(f"{kind}=..." for kind in _NEEDS_MODEL), f"{_FIRST}judge=..."])
+        raise InputError(f"there is no grader {spec!r}; there are {named}")
     return spec
 
 
 def _loader(spec: str, nli: str | None) -> Callable[[], AnswerGrader]:
-    name, _, model = require_kind(spec).partition("=")
+    if require_kind(spec).startswith(_FIRST):
+        second = _loader(spec.removeprefix(_FIRST), nli)
+        return lambda: SecondOpinion(GRADERS["contains"], second())
+    name, _, model = spec.partition("=")
     if name in GRADERS:
         return lambda: GRADERS[name]
     model = model or (nli or "" if name == "nli" else "")

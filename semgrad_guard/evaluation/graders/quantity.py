@@ -1,175 +1,175 @@
-"""Does an answer state a number? The first that fits the question counts: another number elsewhere is no answer."""
+"""Does an answer give a quantity? Numbers with their units, which pint compares."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, cast
 
-from semgrad_guard.evaluation.graders.asked import Asked
-from semgrad_guard.evaluation.graders.assertion import asserted
-from semgrad_guard.evaluation.graders.measures import is_convertible, same_quantity
-from semgrad_guard.evaluation.graders.reading import Reading
-from semgrad_guard.evaluation.graders.word_forms import MONTHS, UNITS, words_of
+from semgrad_guard.evaluation.graders.assertion import stance
+from semgrad_guard.evaluation.graders.question import SMALL, Question, akin
+from semgrad_guard.evaluation.graders.reading import MONTHS, Text, Word, read, words_of
 
-_YEARS = range(1000, 2101)
-_BEHIND = 3
-_DIGITS = 3
+_NO_UNITS = words_of("in a at as are am is an or and of us do so be bar point hand")
+"""Words that pint takes for units and texts do not."""
+_TEMPERATURE = re.compile(r"(?:degrees? )?(c|f)(?:elsius|entigrade|ahrenheit)?")
+_CURRENCIES = ("dollar", "euro", "yen", "cent", "franc", "rupee", "crown")
+_UNIT_WANTED = re.compile(r"(?i)\bin (?:degrees )?(?:kilo|met|mile|feet|foot|celsius|fahrenheit|gram|pound|inch)")
 _EVENTS = (
-    words_of("born birth begin began begun start started built erected constructed founded established opened"),
-    words_of("die died death end ended fall fell fallen close closed destroyed demolished abolished"),
+    words_of("born birth begin began begun start built erected construct founded establish open"),
+    words_of("die died death end ended fall fell closed destroy demolish abolish"),
 )
-_UNTIL = MONTHS | words_of("to until till through and in on of")
-_CENTURY = 100
-_APART = 8
-_CLAIMS = words_of("is are was were = equal equals has have of")
+_LONGEST, _ABBREVIATED, _DIGITS = 4, 3, 3
+_ROUGHLY, _CLOSELY, _EXACTLY = 0.01, 0.001, 1e-9
+_YEARS = range(1000, 2101)
 
 
-def says_quantity(asked: Asked, answer: Reading, wanted: Sequence[str], dates: Sequence[Sequence[str]]) -> bool:
-    """Whether the answer states the number `wanted[0]`, with the unit behind it if it names one.
+@dataclass(frozen=True)
+class Quantity:
+    """A number at a place of a text, with the unit behind it if there is one; `end` is behind both."""
 
-    `dates` are references with a month: a year alone is then too little beside another day.
+    number: str
+    unit: str | None
+    start: int
+    end: int
+
+    @property
+    def is_year(self) -> bool:
+        """It can be a year."""
+        return self.unit is None and self.number.isdigit() and int(self.number) in _YEARS
+
+
+def whole_quantity(reference: str) -> Quantity | None:
+    """The quantity that a reference consists of; None for any other."""
+    text = read(reference)
+    start = next(
+        (i for i, form in enumerate(text.forms) if form not in ("about", "around", "for", "in", "a", "the")), 0
+    )
+    if not text.words or not text.words[start].is_number:
+        return None
+    found = _quantity_at(text, start)
+    return found if found.end == len(text.words) else None
+
+
+def gives_quantity(question: Question, answer: Text, wanted: Quantity, references: Sequence[str]) -> bool | None:
+    """Whether the answer gives this quantity, and no other that answers the question as well."""
+    numbers = [_quantity_at(answer, i) for i, word in enumerate(answer.words) if word.is_number]
+    numbers = [number for number in numbers if _could_answer(question, answer, number, wanted)]
+    same = {number: _same(number, wanted) for number in numbers}
+    equal = [number for number in numbers if same[number] is not False]
+    stances = {stance(answer, number.start, number.end) for number in equal}
+    if not {"asserted", "open"} & stances:
+        return False
+    counted = [
+        number
+        for number in numbers
+        if (number.unit and wanted.unit) or {*answer.forms[number.end : number.end + 2]} & question.content
+    ]
+    sentences = {number: answer.forms[slice(*answer.sentence(number.start))] for number in numbers}
+    stated = [number for number in numbers if "answer" in sentences[number]]
+    about = [number for number in counted or numbers if question.share(sentences[number]) == 1]
+    fitting = sorted({*stated, *(about or counted or numbers)}, key=lambda number: number.start)
+    given = fitting[0]
+    converted = given.unit != wanted.unit and given.unit and _UNIT_WANTED.search(question.text)
+    dated = {*MONTHS} & {form for reference in references for form in read(reference).forms}
+    other_day = dated and {*MONTHS} & {*answer.forms[max(given.start - 3, 0) : given.end + 2]}
+    certain = all(same[number] for number in fitting) and stances == {"asserted"}
+    return True if certain and not converted and not other_day else None
+
+
+def _quantity_at(text: Text, start: int) -> Quantity:
+    """The number at a place, with the longest unit behind it."""
+    for end in range(min(len(text.words), start + 1 + _LONGEST), start + 1, -1):
+        words = text.words[start + 1 : end]
+        if all(word.gap.strip() in ("", "/", "-") for word in words) and (unit := _unit(words)):
+            return Quantity(text.forms[start], unit, start, end)
+    return Quantity(text.forms[start], None, start, start + 1)
+
+
+def _could_answer(question: Question, answer: Text, number: Quantity, wanted: Quantity) -> bool:
+    """Not the question's own number, a pronoun, another kind of quantity, or of another event."""
+    word, after = answer.words[number.start], answer.words[number.end : number.end + 1]
+    same = number.number == wanted.number
+    foreign = not same and (number.number in question.words.forms or word.raw.lower() == "one")
+    other_kind = number.unit and wanted.unit and not _comparable(number.unit, wanted.unit)
+    of_things = wanted.unit and not number.unit and after and after[0].gap == " " and after[0].form not in SMALL
+    near = answer.forms[max(number.start - 1, 0) : number.end + 1]
+    day = not wanted.is_year and {*MONTHS} & {*near}
+    year = number.is_year != wanted.is_year and "," not in word.raw and (not same or near[0] == "in")
+    events = [event for event in _EVENTS if any(akin(form, word) for form in question.content for word in event)]
+    before = answer.forms[answer.sentence(number.start)[0] : number.start][::-1]
+    event = next((event for form in before for event in _EVENTS if any(akin(form, word) for word in event)), None)
+    return not (
+        foreign or other_kind or of_things or day or year or (len(events) == 1 and event not in (None, events[0]))
+    )
+
+
+def _same(one: Quantity, wanted: Quantity) -> bool | None:
+    """Whether they are equal, where a number without a unit is compared with any; None where a guess would be needed.
+
+    Of two units, as far apart as rounding to the last digit of the coarser number explains, up to 1 %; 0.1 % always is
+    near enough. A time in another unit is mostly about something else, and a rate can be the quantity of each time.
     """
-    number, units = wanted[0], _telling(wanted[1:])
-    numbers = [
-        i
-        for i in _numbers(answer)
-        if (_counts(answer, i, number) and answer.forms[i] not in asked.reading.forms) or answer.forms[i] == number
-    ]
-    numbers = [
-        i
-        for i in numbers
-        if not (answer.forms[i] in asked.reading.forms and asked.repeated(answer, (i, i + 1)))
-        and not _of_another_event(asked, answer, i)
-    ]
-    counted = [i for i in numbers if (units or asked.counted) & _behind(answer, i)]
-    about = asked.content - {"many", "much"}
-    restating = [i for i in counted if about and about <= set(answer.forms[slice(*answer.sentence(i))])]
-    numbers = restating or numbers
-    convertible = units if not asked.content & UNITS else frozenset[str]()  # who asks for kilometres wants these
-    converted = {i: unit for i in numbers if (unit := _in_another_unit(answer, i, convertible))}
-    first = next(iter(restating or counted or converted or numbers), None)
-    if first is None or not asserted(answer, first, first + 1) or _is_range(answer, first):
-        return False
-    if other := converted.get(first):
-        return same_quantity(answer.forms[first], other, number, *units) and not _claims_other(
-            asked, answer, numbers, first
-        )
-    if not _equal(answer.forms[first], number) or not _unit_fits(answer, first, units):
-        return False
-    if _is_year(number) and dates and any(word in MONTHS for word in answer.forms[max(0, first - 3) : first + 3]):
-        return any(set(date) <= set(answer.forms[max(0, first - 4) : first + 4]) for date in dates)
-    return not _claims_other(asked, answer, numbers, first)
-
-
-def year_spans(reading: Reading) -> list[tuple[tuple[int, int], tuple[int, int]]]:
-    """Where years stand from one to another, and which: "1939-45", "from 1939 to 1945", "begun 1939 and ended 1945"."""
-    found: list[tuple[tuple[int, int], tuple[int, int]]] = []
-    near = ((i, k) for i in range(len(reading.words)) for k in range(i + 1, min(i + _APART + 1, len(reading.words))))
-    for start, end in near:
-        first, last, between = reading.forms[start], reading.forms[end], reading.forms[start + 1 : end]
-        dash = end == start + 1 and reading.words[end].gap.strip() in ("-", "–", "—")
-        if dash and len(last) == 2:
-            last = first[:2] + last
-        if not (_is_year(first) and _is_year(last) and int(first) < int(last)):
-            continue
-        bounds = start > 0 and reading.forms[start - 1] == "between"
-        joined = "and" not in between or bounds or _EVENTS[1] & {*between}
-        known = all(word in _UNTIL | _EVENTS[1] or (word.isdigit() and int(word) < _CENTURY) for word in between)
-        if dash or (between and joined and known):
-            found.append(((start - bounds, end + 1), (int(first), int(last))))
-    return found
+    if one.unit == wanted.unit or not one.unit or not wanted.unit:
+        return _equal(one.number, wanted.number)
+    units = _registry()
+    given, goal = (units.Quantity(float(quantity.number), quantity.unit) for quantity in (one, wanted))
+    if not given.is_compatible_with(goal):
+        return None if one.number == wanted.number else False
+    value, target = given.to(goal.units).magnitude, goal.magnitude
+    coarser = units.Quantity(float(one.number) + _step(one.number), one.unit).to(goal.units).magnitude - value
+    rounding = max(coarser, _step(wanted.number)) / 2
+    near = abs(value - target) <= max(min(rounding, _ROUGHLY * abs(target)), _CLOSELY * abs(target), _EXACTLY)
+    return near and (None if goal.check("[time]") else True)
 
 
 def _equal(one: str, other: str) -> bool:
     """Equal, or equal once the longer one is rounded to the decimals of the shorter, which has three digits or more."""
     short, long = sorted((one, other), key=lambda number: len(number.partition(".")[2]))
     decimals = len(short.partition(".")[2])
-    if one == other or "." not in long or len(short.replace(".", "").lstrip("0")) < _DIGITS:
+    if "." not in long or len(short.replace(".", "").lstrip("0")) < _DIGITS:
         return one == other
     return abs(round(float(long), decimals) - float(short)) < 10.0 ** -(decimals + 2)
 
 
-def _telling(units: Sequence[str]) -> frozenset[str]:
-    """The units without "degree" where another word says which."""
-    found = frozenset(units) & UNITS
-    return found - {"degree"} if len(found) > 1 else found
+def _step(number: str) -> float:
+    """One in the last place."""
+    return 10.0 ** -len(number.partition(".")[2])
 
 
-def _numbers(answer: Reading) -> list[int]:
-    """Where numbers stand, those aside that number a list."""
-    return [
-        i
-        for i, word in enumerate(answer.words)
-        if word.is_number and not ("\n" in word.gap and answer.gap_after(i)[:2] in (". ", ") "))
-    ]
+def _comparable(unit: str, other: str) -> bool:
+    """Two units of one kind; of a rate, its quantity."""
+    pairs = ((unit, other), (unit.partition(" / ")[0], other.partition(" / ")[0]))
+    return any(_registry().Unit(one).is_compatible_with(two) for one, two in pairs)
 
 
-def _counts(answer: Reading, i: int, number: str) -> bool:
-    """A number that could be meant: no pronoun "one", and no year where none is looked for."""
-    if answer.words[i].raw.lower() == "one":
-        return number == "1"
-    written_out = "," in answer.words[i].raw
-    return (
-        _is_year(answer.forms[i]) and not written_out
-        if _is_year(number)
-        else not _is_year(answer.forms[i]) or written_out
-    )
+@lru_cache(maxsize=1)
+def _registry() -> Any:
+    import pint
+
+    units = cast("Any", pint.UnitRegistry)(autoconvert_offset_to_baseunit=True)
+    for name in _CURRENCIES:
+        units.define(f"{name} = [{name}]")
+    return units
 
 
-def _is_year(number: str) -> bool:
-    return number.isdigit() and int(number) in _YEARS
+@lru_cache(maxsize=4096)
+def _unit(words: tuple[Word, ...]) -> str | None:
+    """pint's name of the unit that these words are; None for other words."""
+    from pint import PintError
 
-
-def _unit_fits(answer: Reading, i: int, units: frozenset[str]) -> bool:
-    """Where the reference has a unit and another stands behind the number, it is another quantity."""
-    near = set(answer.forms[i + 1 : i + 3]) & UNITS - {"degree"} | set(answer.forms[i + 1 : i + 2]) & MONTHS
-    return not units or not near or bool(units & near)
-
-
-def _in_another_unit(answer: Reading, i: int, units: frozenset[str]) -> str | None:
-    """The unit behind the number, where it is another of the same kind as the reference's only one."""
-    unit = next((unit for unit in answer.forms[i + 1 : i + 3] if unit in UNITS - {"degree"}), None)
-    return unit if unit and len(units) == 1 and is_convertible(unit, *units) else None
-
-
-def _of_another_event(asked: Asked, answer: Reading, i: int) -> bool:
-    """The question asks for an end and this dates a beginning ("built in 1961 and fell in 1989"), or the other way."""
-    wanted = [event for event in _EVENTS if event & asked.content]
-    said = next(
-        (w for w in answer.forms[answer.sentence(i)[0] : i][::-1] if any(w in event for event in _EVENTS)), None
-    )
-    return len(wanted) == 1 and said is not None and said not in wanted[0]
-
-
-def _behind(answer: Reading, i: int) -> set[str]:
-    """The words behind a number, up to the next one."""
-    words = answer.words[i + 1 : i + 1 + _BEHIND]
-    return {word.form for word in words[: next((k for k, word in enumerate(words) if word.is_number), _BEHIND)]}
-
-
-def _is_range(answer: Reading, i: int) -> bool:
-    """One end of "12 to 24 weeks", "3 or 4", "8-10"."""
-    forms = answer.forms
-    for here, there in ((i, i + 2), (i - 2, i)):
-        if (
-            here >= 0
-            and there < len(forms)
-            and forms[here + 1] in ("to", "or")
-            and answer.words[here if here != i else there].is_number
-        ):
-            return forms[here] != forms[there]
-    after = i + 1 < len(forms) and answer.words[i + 1].is_number and answer.words[i + 1].gap.strip() in ("-", "–")
-    return after or (answer.words[i].gap.strip() in ("-", "–") and i > 0 and answer.words[i - 1].is_number)
-
-
-def _claims_other(asked: Asked, answer: Reading, numbers: Sequence[int], first: int) -> bool:
-    """An earlier sentence gives another number as the answer, or a later one says that the answer is another."""
-    for i in numbers:
-        if i == first or answer.forms[i] == answer.forms[first] or answer.sentence_of[i] == answer.sentence_of[first]:
-            continue
-        restated = bool(asked.content) and asked.content <= set(answer.forms[answer.sentence(i)[0] : i])
-        if answer.forms[i - 1] in _CLAIMS and (restated or "answer" in answer.forms[max(0, i - 8) : i]):
-            return True
-        same = set(answer.forms[i + 1 : i + 2]) & set(answer.forms[first + 1 : first + 2]) - {"of", "and", "to", "in"}
-        if same and i < first:
-            return True
-    return False
+    if {words[0].form, words[-1].form} & _NO_UNITS:
+        return None
+    names = [word.raw if word.raw[:1].isalpha() else word.form for word in words]
+    if found := _TEMPERATURE.fullmatch(" ".join(names).lower()):
+        return f"degree_{'Celsius' if found[1] == 'c' else 'Fahrenheit'}"
+    if not all(re.fullmatch(r"[a-zA-Zµ]+[23²³]?", name) for name in names):
+        return None
+    parts = [name if len(name) <= _ABBREVIATED else name.lower() for name in names]
+    expression = "".join(f"{word.gap}{part}" for word, part in zip(words, parts, strict=True)).strip()
+    try:
+        return str(_registry().parse_units(expression))
+    except (PintError, TypeError, ValueError):
+        return None

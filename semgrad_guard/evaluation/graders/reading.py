@@ -1,47 +1,77 @@
-"""An answer read as words: where they stand, which sentence and clause they are in, and numbers spelled as digits."""
+"""A text as words: one form for the spellings of a word, numbers in digits, and the sentences that they are in."""
 
 from __future__ import annotations
 
 import re
-from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
+import unicodedata
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
 from semgrad_guard.engine.texts.words import with_points
-from semgrad_guard.evaluation.graders.word_forms import (
-    CARDINALS,
-    MONTH_NAMES,
-    MONTHS,
-    SCALES,
-    form,
-    is_number,
-    plain,
-    roman,
-    words_of,
-)
 
-ARTICLES = frozenset({"a", "an", "the"})
+
+def words_of(text: str) -> frozenset[str]:
+    """The words of a text, as a set."""
+    return frozenset(text.split())
+
+
+ARTICLES = words_of("a an the")
+_MONTHS = "january february march april may june july august september october november december"
+MONTHS = tuple(_MONTHS.split())
+_BELOW_TWENTY = """zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen
+    seventeen eighteen nineteen"""
+_TENS = "twenty thirty forty fifty sixty seventy eighty ninety"
+_CARDINALS = {
+    **{word: value for value, word in enumerate(_BELOW_TWENTY.split())},
+    **{word: 10 * value for value, word in enumerate(_TENS.split(), start=2)},
+}
+_SCALES = {"hundred": 100, "thousand": 1_000, "million": 1_000_000, "billion": 1_000_000_000}
+_ORDINALS = {
+    **{f"{word.removesuffix('y')}{'ie' * word.endswith('y')}th": n for word, n in _CARDINALS.items()},
+    "first": 1,
+    "second": 2,
+    "third": 3,
+    "fifth": 5,
+    "eighth": 8,
+    "ninth": 9,
+    "twelfth": 12,
+}
+_SHORT_MONTHS = {**{month[:3]: month for month in MONTHS}, "sept": "september"}
+_VARIANTS = {
+    "men": "man", "women": "woman", "children": "child", "teeth": "tooth", "geese": "goose",
+    "mice": "mouse", "feet": "foot", "people": "person", "leaves": "leaf", "wolves": "wolf", "knives": "knife",
+    "grey": "gray", "centre": "center", "theatre": "theater", "bce": "bc", "ce": "ad", "st": "saint", "mt": "mount",
+    "usa": "us", "%": "percent", "&": "and", "$": "dollar", "€": "euro", "£": "pound", "¥": "yen", "°": "degree",
+}  # fmt: skip
+_LETTERS = str.maketrans({"ł": "l", "ø": "o", "đ": "d", "ð": "d", "æ": "ae", "œ": "oe", "þ": "th", "ı": "i", "’": "'"})
+_BRITISH = re.compile(r"(?<=[a-z]{3})(?:(i)s(?=(?:e|ed|er|ing|ation)$)|(o)ur(?=(?:ed|ing|ful)?$))")
+_ROMAN = re.compile(r"X{0,3}(?:IX|IV|V?I{0,3})")
 
 _WORD = re.compile(
     r"\d[\d,]*(?:\.\d+)?(?:st|nd|rd|th)?(?![^\W\d_])|(?:[A-Z]\.){2,}|[ap]\.m\b\.?|[^\W_]+(?:['’][^\W_]+)*['’]?|[%$€£¥°&]"
 )
-_UNIT_AT_NUMBER = re.compile(r"(?<=\d)()(?=(?:[kmc]?m|[km]?g|m?l|[kMGT]B|ft|h|s|hr|min|mph)\b)")
-_ISO_DATE = re.compile(r"\b(\d{4})-(0[1-9]|1[0-2])-(0[1-9]|[12]\d|3[01])\b")
-_GROUPED = re.compile(r"(?<![\d.,])\d{1,3}(?:[ '’\u00a0\u2009\u202f]\d{3})+(?![.,]?\d)")
-_SIGN = re.compile(r"[ (=:*][-−–]$")
-_FULL_HOUR = re.compile(r"(?<=\d):00(?![\d:])")
-_RATE = re.compile(r"(?<![^\W\d_])(km|m|mi|ft)/(?=(?:h|hr|s|min)\b)")
-_PER_HOUR = re.compile(r"(?<![^\W\d_])(k|m)ph\b")
-_ABBREVIATED = words_of("dr mr mrs ms prof st mt approx ca vs jr sr jan feb mar apr jun jul aug sep sept oct nov dec")
+_ONE_SPELLING: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], ...] = (
+    (re.compile(r"\b(\d{4})-(0[1-9]|1[0-2])-(0[1-9]|[12]\d|3[01])\b"), lambda of: _date(*of.groups())),
+    (re.compile(r"(?:(?<=\n)[ \t]*\d+|\A1(?=.*\n))[.)] (?=\S)"), "- "),
+    (re.compile(r"\b(\d\d)(\d\d)[-–](\d\d)\b(?!-)"), r"\1\2–\1\3"),
+    (
+        re.compile(r"(?<![\d.,])\d{1,3}(?:[ '’\u00a0\u2009\u202f]\d{3})+(?![.,]?\d)"),
+        lambda of: re.sub(r"\D", "", of[0]),
+    ),
+    (re.compile(r"(?<=\d):00(?![\d:])"), ""),
+    (re.compile(r"([$€£¥])(\d[\d.,]*\d|\d)((?: (?:thousand|[mb]illion))?)"), r"\2\3 \1"),
+    (re.compile(r"(?<=\d)(?=(?:[kmc]?m|[km]?g|m?l|[kMGT]B|[kMG]?[Wh]|ft|hr|s|min|[mk]ph|[CF])\b)"), " "),
+)
+"""One spelling of dates, items of a list, spans of years, thousands, full hours, money, and units at their numbers."""
+_SIGN = re.compile(r"(?:^|[ (=:*])[-−–]$")
 _END = re.compile(r"[.!?。]+|\n\s*\n|;")
-_REACH = 40
-_MONEY = frozenset("$€£¥")
+_ABBREVIATED = words_of("dr mr mrs ms prof st mt approx ca vs jr sr jan feb mar apr jun jul aug sep sept oct nov dec")
 
 
 @dataclass(frozen=True)
 class Word:
-    """A word as it stands (`raw`), its form, and what stands between it and the word before."""
+    """A word as written (`raw`), its form, and the text between it and the word before."""
 
     raw: str
     form: str
@@ -54,13 +84,13 @@ class Word:
 
     @property
     def is_number(self) -> bool:
-        """It is a number in digits."""
-        return is_number(self.form)
+        """It is a number in digits, perhaps with a sign and a decimal point."""
+        return bool(re.fullmatch(r"-?\d+(\.\d+)?", self.form))
 
 
 @dataclass(frozen=True)
-class Reading:
-    """A text's words; `tail` is what stands behind the last one."""
+class Text:
+    """The words of a text; `tail` is the text after the last one."""
 
     words: tuple[Word, ...]
     tail: str
@@ -71,154 +101,125 @@ class Reading:
         return tuple(word.form for word in self.words)
 
     @cached_property
-    def sentence_of(self) -> tuple[int, ...]:
-        """The number of the sentence that each word is in."""
-        numbers: list[int] = []
-        for index, word in enumerate(self.words):
-            before = numbers[-1] if numbers else 0
-            numbers.append(before + int(index > 0 and _ends(self.words[index - 1], word)))
-        return tuple(numbers)
+    def sentences(self) -> tuple[tuple[int, int], ...]:
+        """The first word of each sentence, and the end of its words."""
+        cuts = [i for i in range(1, len(self.words)) if _ends(self.words[i - 1], self.words[i])]
+        return tuple(zip([0, *cuts], [*cuts, len(self.words)], strict=True))
 
     def sentence(self, index: int) -> tuple[int, int]:
-        """Where the sentence of this word begins, and where it ends (exclusive)."""
-        number = self.sentence_of[index]
-        return bisect_left(self.sentence_of, number), bisect_right(self.sentence_of, number)
-
-    def around(self, start: int, end: int) -> tuple[int, int]:
-        """The sentence of a stretch, as far as it matters: a text without full stops is one sentence, too."""
-        first, last = self.sentence(start)
-        return max(first, start - _REACH), min(last, end + _REACH)
+        """The sentence that a word is in."""
+        return next(span for span in self.sentences if span[0] <= index < span[1])
 
     def gap_after(self, index: int) -> str:
-        """What stands between this word and the next."""
+        """The text between this word and the next."""
         return self.words[index + 1].gap if index + 1 < len(self.words) else self.tail
 
+    def written(self, start: int, end: int) -> str:
+        """A stretch of the text."""
+        return "".join(word.gap + word.raw for word in self.words[max(start, 0) : end])
+
     def plain(self, start: int, end: int) -> str:
-        """A stretch of words in lower case without punctuation, apostrophes included."""
-        return " ".join(plain(word.raw).replace("’", "").replace("'", "") for word in self.words[start:end])
+        """Words in lower case without punctuation and apostrophes."""
+        return " ".join(_plain(word.raw).replace("'", "") for word in self.words[max(start, 0) : end])
 
 
 @lru_cache(maxsize=4096)
-def read(text: str) -> Reading:
+def read(text: str) -> Text:
     """Read a text."""
-    text = _UNIT_AT_NUMBER.sub(r"\1 ", _rates_written_out(_one_spelling_of_numbers(text)))
+    text = with_points(text)
+    for pattern, spelling in _ONE_SPELLING:
+        text = pattern.sub(spelling, text)
     words: list[Word] = []
     at = 0
     for found in _WORD.finditer(text):
-        raw = found.group()
-        raw = raw.replace(".", "") if re.fullmatch(r"(?:[A-Z]\.){2,}|[ap]\.m\.?", raw) else raw.rstrip("'’")
-        after_number = bool(words) and (words[-1].is_number or words[-1].form in ("degree", "per"))
-        gap, said = text[at : found.start()], form(raw, after_number=after_number)
-        words.append(Word(raw, f"-{said}" if is_number(said) and _is_minus(gap, words) else said, gap))
+        raw, gap = found.group().rstrip("'’"), text[at : found.start()]
+        if re.fullmatch(r"(?:[A-Z]\.){2,}|[ap]\.m\.?", raw):
+            raw = raw.replace(".", "")
+        word = Word(raw, _form(raw, after_name=bool(words) and words[-1].is_capital and gap == " "), gap)
+        if word.is_number and _is_negative(gap, words):
+            word = Word(raw, f"-{word.form}", gap)
+        _add(words, word)
         at = found.end()
-    return Reading(tuple(_days(_money_behind(_numerals(_numbers_joined(words))))), text[at:])
+    return Text(tuple(words), text[at:])
 
 
-def _is_minus(gap: str, before: Sequence[Word]) -> bool:
-    """A sign stands before the number ("-5", "minus 5"): no bullet, no dash, and no number to take it from."""
-    if gap.isspace() and before:
-        taken_from = len(before) > 1 and before[-2].is_number
-        return before[-1].form in ("minus", "negative") and not taken_from
+def same_word(one: str, other: str) -> bool:
+    """Equal forms; a number is equal to its ordinal ("World War 2", "the Second World War")."""
+    return one == other or (one[:1].isdigit() and one.removesuffix("th") == other.removesuffix("th"))
+
+
+def _date(year: str, month: str, day: str) -> str:
+    return f"{int(day)} {MONTHS[int(month) - 1].title()} {year}"
+
+
+def _form(raw: str, *, after_name: bool) -> str:
+    """A number in digits, a variant under one spelling, a plural as its singular, a Roman numeral as an ordinal."""
+    if raw and _ROMAN.fullmatch(raw) and (len(raw) > 1 or after_name):
+        values = [{"I": 1, "V": 5, "X": 10}[letter] for letter in raw]
+        return f"{sum(-a if a < b else a for a, b in zip(values, [*values[1:], 0], strict=True))}th"
+    word = re.sub(r"'s$|'", "", _plain(raw))
+    if re.fullmatch(r"\d[\d,]*(\.\d+)?", word):
+        whole, _, part = word.replace(",", "").partition(".")
+        return f"{whole.lstrip('0') or '0'}.{part.rstrip('0')}".rstrip(".")
+    if found := re.fullmatch(r"(\d+)(?:st|nd|rd|th)", word):
+        return f"{int(found[1])}th"
+    if word in _CARDINALS:
+        return str(_CARDINALS[word])
+    if word in _ORDINALS:
+        return f"{_ORDINALS[word]}th"
+    one = _singular(word)
+    variant = _SHORT_MONTHS.get(word) or _VARIANTS.get(word) or _VARIANTS.get(one)
+    return variant or _BRITISH.sub(lambda end: "iz" if end[1] else "or", one)
+
+
+def _plain(word: str) -> str:
+    """Lower case without diacritics: "Skłodowska" is "sklodowska", "CO₂" is "co2"."""
+    decomposed = unicodedata.normalize("NFKD", word.casefold().translate(_LETTERS))
+    return "".join(character for character in decomposed if not unicodedata.combining(character))
+
+
+def _singular(word: str) -> str:
+    if len(word) <= 3 or word.endswith(("ss", "us", "is")) or not word.endswith("s"):
+        return word
+    if word.endswith("ies") and len(word) > 4:
+        return f"{word[:-3]}y"
+    return word[:-2] if word.endswith(("sses", "shes", "ches", "xes", "zes")) else word[:-1]
+
+
+def _is_negative(gap: str, before: Sequence[Word]) -> bool:
+    """A sign is before the number ("-5", "minus 5"): no bullet, no dash, and no number to take it from."""
+    if before and gap == " " and before[-1].form in ("minus", "negative"):
+        return len(before) < 2 or not before[-2].is_number
     after_number = bool(before) and before[-1].is_number and not set(gap) & set("=:")
-    return bool(_SIGN.search(gap if before else f" {gap}")) and "\n" not in gap and not after_number
+    return bool(_SIGN.search(gap)) and "\n" not in gap and not after_number
 
 
-def _one_spelling_of_numbers(text: str) -> str:
-    """Dates as in "1989-11-09", thousands apart ("8 849"), commas ("2,54") and full hours as mostly written."""
-    text = _ISO_DATE.sub(lambda of: f"{int(of[3])} {MONTH_NAMES[int(of[2]) - 1].title()} {of[1]}", with_points(text))
-    return _FULL_HOUR.sub("", _GROUPED.sub(lambda number: re.sub(r"\D", "", number[0]), text))
+def _add(words: list[Word], word: Word) -> None:
+    """Add a word, as part of the number before it where it continues one: "twenty-five", "3.2 million"."""
+    name = _plain(word.raw).removesuffix("s")
+    if name in _CARDINALS and [w.form for w in words[-1:]] == ["and"] and _is_number_word(words[-2:-1]):
+        words.pop()  # "three hundred and six"
+    last = words[-1] if words else word
+    if last is word or word.gap not in (" ", "-", "‑") or not last.is_number:
+        words.append(word)
+        return
+    number, value = float(last.form), _CARDINALS.get(name, 0)
+    fits = (number % 100 == 0 and value < 100 <= number) or (number % 10 == 0 and value < 10 <= number % 100)
+    if scale := _SCALES.get(name):
+        number += number % scale * (scale - 1)  # of 1,000,200 thousand only the 200 are thousands
+    elif value and fits and _is_number_word([last]):
+        number += value
+    else:
+        words.append(word)
+        return
+    words[-1] = Word(f"{last.raw} {word.raw}", f"{number:.6f}".rstrip("0").rstrip("."), last.gap)
 
 
-def _rates_written_out(text: str) -> str:
-    """ "km/h" and "kph" as "km per h"."""
-    return _RATE.sub(r"\1 per ", _PER_HOUR.sub(lambda of: {"k": "km", "m": "mi"}[of[1]] + " per h", text))
+def _is_number_word(words: Sequence[Word]) -> bool:
+    return bool(words) and words[0].is_number and words[0].raw[-1:].isalpha()
 
 
 def _ends(before: Word, word: Word) -> bool:
     """A sentence ends between these two words; not behind an abbreviation or an initial."""
-    if not _END.search(word.gap):
-        return False
-    abbreviated = plain(before.raw) in _ABBREVIATED or (len(before.raw) == 1 and before.is_capital and word.is_capital)
-    return not (abbreviated and word.gap.strip() == ".")
-
-
-def _numbers_joined(words: Sequence[Word]) -> list[Word]:
-    """Numbers that are several words as one: "twenty-five", "three hundred and six", "3.2 million"."""
-    joined: list[Word] = []
-    index = 0
-    while index < len(words):
-        value, used = _value(words, index)
-        if used > 1:
-            text = str(int(value)) if value == int(value) else str(value)
-            raw = " ".join(word.raw for word in words[index : index + used])
-            joined.append(Word(raw, text, words[index].gap))
-        else:
-            joined.append(words[index])
-        index += max(used, 1)
-    return joined
-
-
-def _value(words: Sequence[Word], start: int) -> tuple[float, int]:
-    """The number that begins at a word, and how many words it takes (0: none)."""
-    total, part, index = 0.0, 0.0, start
-    while index < len(words) and (index == start or not words[index].gap.strip(" -‑\n")):
-        word = plain(words[index].raw)
-        scale = SCALES.get(word.removesuffix("s"))
-        if scale and index > start:
-            part *= scale
-            total, part = (total, part) if scale == SCALES["hundred"] else (total + part, 0.0)
-        elif words[index].is_number and index == start:
-            part = float(words[index].form)
-            if word not in CARDINALS and not _scaled(words, index + 1):
-                return part, 1
-        elif word in CARDINALS and _fits(part, CARDINALS[word]):
-            part += CARDINALS[word]
-        elif not (word == "and" and index > start and part >= SCALES["hundred"] and _continues(words, index + 1)):
-            break
-        index += 1
-    return total + part, index - start
-
-
-def _fits(part: float, value: int) -> bool:
-    """A numeral may follow what was read: a unit behind tens, anything below a hundred behind hundreds."""
-    ten, hundred = 10, 100
-    return part == 0 or (part % hundred == 0 and value < hundred) or (part % ten == 0 and value < ten <= part % hundred)
-
-
-def _scaled(words: Sequence[Word], index: int) -> bool:
-    return index < len(words) and plain(words[index].raw) in SCALES and not words[index].gap.strip()
-
-
-def _continues(words: Sequence[Word], index: int) -> bool:
-    return index < len(words) and plain(words[index].raw) in CARDINALS
-
-
-def _numerals(words: Sequence[Word]) -> list[Word]:
-    """Roman numerals as ordinals, those of one letter behind a name only: "Henry VIII" is "Henry the Eighth"."""
-    return [
-        Word(word.raw, f"{number}th", word.gap)
-        if (number := roman(word.raw)) and (len(word.raw) > 1 or (i and words[i - 1].is_capital and word.gap == " "))
-        else word
-        for i, word in enumerate(words)
-    ]
-
-
-def _days(words: Sequence[Word]) -> list[Word]:
-    """Days as plain numbers: the "28th" before or behind a month is "28"."""
-    return [
-        Word(word.raw, word.form.removesuffix("th"), word.gap)
-        if word.form[:1].isdigit() and {each.form for each in words[max(0, i - 2) : i + 3]} & MONTHS
-        else word
-        for i, word in enumerate(words)
-    ]
-
-
-def _money_behind(words: Sequence[Word]) -> list[Word]:
-    """Signs of money behind their number, as they are said: "$24" is "24 dollar"."""
-    turned = list(words)
-    for index in range(len(turned) - 1):
-        sign, number = turned[index], turned[index + 1]
-        if sign.raw in _MONEY and number.is_number and not number.gap:
-            turned[index] = Word(number.raw, number.form, sign.gap)
-            turned[index + 1] = Word(sign.raw, sign.form, "")
-    return turned
+    abbreviated = _plain(before.raw) in _ABBREVIATED or (len(before.raw) == 1 and before.is_capital and word.is_capital)
+    return bool(_END.search(word.gap)) and not (abbreviated and word.gap.strip() == ".")

@@ -86,7 +86,7 @@ def longest_common_subsequence(one: Sequence[str], other: Sequence[str]) -> int:
     return row[-1]
 
 
-def require_threshold(value: float, what: str, example: float) -> None:
+def require_threshold(value: float, name: str, example: float) -> None:
     """Raise unless `value` lies in (0, 1]."""
     if not 0 < value <= 1:
-        raise InputError(f"a {what} threshold lies in (0, 1], for example {example:g}; it is {value!r}")
+        raise InputError(f"a {name} threshold lies in (0, 1], for example {example:g}; it is {value!r}")

@@ -96,6 +96,13 @@ def write_report(
     return _write(target, _page(summaries, promised, tables, maps, shown, title=title, count=count, splits=splits))
 
 
+def _right(settings: Mapping[str, Any]) -> str:
+    """What a right answer is by the run's grader, and how many answers had no verdict."""
+    means, without = settings.get("right means"), settings.get("no verdict: counted as wrong")
+    told = f"Right by {settings.get('grader')} means: {means}." if means else ""
+    return f"{told} {without} answers have no verdict, and count as wrong." if without else told
+
+
 def is_report(path: Path) -> bool:
     """Whether a file is a report of ours."""
     return f'<meta name="generator" content="{_GENERATOR}">'.encode() in path.read_bytes()
@@ -124,6 +131,7 @@ def _page(
         {
             "summary": summary,
             "id": f"run-{number}",
+            "right": _right(summary.run.settings),
             "promises": promises(summary),
             "standing": standing(summary),
             "promised": table,
