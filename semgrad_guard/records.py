@@ -32,6 +32,9 @@ __all__ = [
 METADATA_KEY = "semgrad_guard"
 """The one metadata key used in every integration."""
 
+OWN_CODE = "+code-"
+"""In a fingerprint, begins the mark of a model with code that cannot be compared (a hook): no two are the same."""
+
 LOG = "ln "
 """Begins the name of a column that takes a feature's logarithm."""
 

@@ -7,6 +7,7 @@ from typing import Any, Self
 from pydantic import BaseModel, ConfigDict
 
 from semgrad_guard.errors import BindingMismatchError
+from semgrad_guard.records import OWN_CODE
 
 SettingScalar = str | int | float | bool | None
 Setting = SettingScalar | list[SettingScalar] | dict[str, SettingScalar]
@@ -78,6 +79,7 @@ class Binding(BaseModel):
         """Field -> (mine, other's), for every field that both sides state and that differs.
 
         `other` is usually an answer's own record, whose grader and upstream are None: these are then not compared.
+        Of two fingerprints with a mark for code that cannot be compared, the marks are not: nothing is promised then.
         """
         mine = next((self.in_engine(each) for each in self.also if each == other.engine), self)
         pairs = {
@@ -85,6 +87,9 @@ class Binding(BaseModel):
             for name in Binding.model_fields
             if name not in _NOT_COMPARED
         }
+        fingerprints = [each.partition(OWN_CODE)[:2] for each in pairs["fingerprint"] if each is not None]
+        if fingerprints[1:] == fingerprints[:1]:
+            del pairs["fingerprint"]
         return {name: (a, b) for name, (a, b) in pairs.items() if a is not None and b is not None and a != b}
 
     def cut_elsewhere(self, cut: int | str | None, *, tokens: int = 0, text: str = "") -> str | None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -138,7 +138,7 @@ def stopping(stop: Stop | Stops) -> Iterator[None]:
 class InterruptibleLock:
     """A re-entrant lock; a thread that waits for it heeds the current stop. For use as a context manager.
 
-    `turn` counts how often it was taken by a thread that did not hold it; `leaving` is called at the end of each turn.
+    `turn` counts how often it was taken by a thread that did not hold it.
     """
 
     _all: ClassVar[WeakSet[InterruptibleLock]] = WeakSet()
@@ -146,9 +146,9 @@ class InterruptibleLock:
     _last_thread: ClassVar[threading.Thread | None] = None
     """The thread that ends the process; no other one runs a model any more."""
 
-    def __init__(self, leaving: Callable[[], None] | None = None) -> None:
+    def __init__(self) -> None:
         self._lock = threading.RLock()
-        self._leaving, self._depth = leaving, 0
+        self._depth = 0
         self._holder: threading.Thread | None = None
         self.turn = 0
         with self._all_lock:
@@ -186,17 +186,13 @@ class InterruptibleLock:
         self.turn += self._depth == 1
 
     def __exit__(self, *_: object) -> None:
-        try:
-            if self._depth == 1 and self._leaving is not None:
-                self._leaving()
-        finally:
-            self._depth -= 1
-            leaves = not self._depth
-            if leaves:
-                self._holder = None
-            self._lock.release()
-            if leaves:
-                self._halt_at_the_end_of_the_process()
+        self._depth -= 1
+        leaves = not self._depth
+        if leaves:
+            self._holder = None
+        self._lock.release()
+        if leaves:
+            self._halt_at_the_end_of_the_process()
 
     @classmethod
     def _halt_at_the_end_of_the_process(cls) -> None:

@@ -7,11 +7,12 @@ from typing import Any
 from semgrad_guard.calibration.binding import Binding
 from semgrad_guard.errors import BindingMismatchError, UnfamiliarPromptError
 from semgrad_guard.guard.policy import Policy
-from semgrad_guard.records import Action, PromptForm, ToolCall, Verdict, digest_of
+from semgrad_guard.records import OWN_CODE, Action, PromptForm, ToolCall, Verdict, digest_of
 
 UNSCORED = "none"
 """The estimator of an answer that nobody has scored."""
 
+_OWN_CODE = "the model runs code that cannot be compared with that of the calibration (a hook, a replaced method)"
 _OTHER_PROMPT = "the answer was given to another prompt (it comes from a cache, say)"
 
 
@@ -63,6 +64,7 @@ def unlike(draft: Verdict, policy: Policy, prompt: PromptForm | None) -> tuple[s
     return (
         *policy.unfamiliar(prompt, cut=draft.cut, tokens=tokens, text=text, options=draft.options),
         *(() if joined else other),
+        *((_OWN_CODE,) if OWN_CODE in (draft.fingerprint or "") else ()),
     )
 
 

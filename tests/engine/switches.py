@@ -56,18 +56,22 @@ def plain_scores(model: Any, case: Case) -> tuple[float, float]:
 
 
 def scaled(factor: float) -> Callable[..., Any]:
-    """A forward that gives its module's own output times a factor, the old method kept in a closure."""
+    """A forward that gives its module's own output times a factor, bound to the module."""
 
     def patch(module: Any) -> None:
-        before = module.forward
-
-        def forward(*args: Any, **kwargs: Any) -> Any:
-            output = before(*args, **kwargs)
+        def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+            output = type(self).forward(self, *args, **kwargs)
             return (output[0] * factor, *output[1:]) if isinstance(output, tuple) else output * factor
 
-        module.forward = forward
+        module.forward = MethodType(forward, module)
 
     return patch
+
+
+def closed_over(module: Any) -> None:
+    """As in many notebooks: a function in the forward's place, with the old method in its closure."""
+    before = module.forward
+    module.forward = lambda *args, **kwargs: before(*args, **kwargs) * 1.4
 
 
 def bound_method(module: Any) -> None:
@@ -87,7 +91,7 @@ def bound_partial(module: Any) -> None:
 
 
 class Controller:
-    """Somebody's own object that stands in a forward's place."""
+    """An object of the user's in a forward's place."""
 
     def __init__(self, module: nn.Module, factor: float) -> None:
         self.module, self.before, self.factor = module, module.forward, factor
@@ -97,14 +101,12 @@ class Controller:
 
 
 def top(model: Any) -> None:
-    before = model.forward
-
-    def forward(*args: Any, **kwargs: Any) -> Any:
-        output = before(*args, **kwargs)
+    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        output = type(self).forward(self, *args, **kwargs)
         output.logits = output.logits * 0.6
         return output
 
-    model.forward = forward
+    model.forward = MethodType(forward, model)
 
 
 def top_by_global(model: Any) -> None:
@@ -203,6 +205,22 @@ def another_head(model: Any) -> None:
     model.lm_head = head
 
 
+def hooked_with_the_model(model: Any) -> None:
+    """The hook runs a module of the model itself, by its closure."""
+    model.model.layers[3].register_forward_hook(lambda _, __, output: output + model.model.norm(output))
+
+
+def hooked_with_a_global_module(model: Any) -> None:
+    global FIRST_FORWARD
+    FIRST_FORWARD = model.model.layers[2].mlp.forward
+    model.model.layers[3].mlp.register_forward_hook(lambda _, __, output: output + FIRST_FORWARD(output))
+
+
+def compiled_closure(model: Any) -> None:
+    closed_over(model.model.layers[2].mlp)
+    model.model.layers[2].mlp.forward = torch.compile(model.model.layers[2].mlp.forward, backend="eager")
+
+
 def compiled_layer(model: Any) -> None:
     scaled(1.3)(model.model.layers[2].mlp)
     model.model.layers[2] = torch.compile(model.model.layers[2], backend="eager")
@@ -259,7 +277,6 @@ SWITCHES: Mapping[str, Switch] = {
     "forward by a partial": lambda m: bound_partial(m.model.layers[3].mlp),
     "forward by an object": lambda m: setattr(m.model.layers[3].mlp, "forward", Controller(m.model.layers[3].mlp, 0.8)),
     "forward of the whole": top,
-    "forward of the whole, by a global": top_by_global,
     "a hook": lambda m: m.model.layers[3].register_forward_hook(lambda _, __, output: output * 1.4),
     "a pre-hook": lambda m: m.model.layers[3].mlp.register_forward_pre_hook(lambda _, args: (args[0] * 1.4,)),
     "a hook on the head": lambda m: m.lm_head.register_forward_hook(lambda _, __, output: output * 1.4),
@@ -279,3 +296,25 @@ PREPARED: Mapping[str, Callable[[Any], Switch]] = {
     "a hook's global": hooked("global"),
 }
 """Made ready before the first score: each returns what is then done."""
+
+REFUSED: Mapping[str, tuple[Switch, str]] = {
+    "forward by a closure": (lambda m: closed_over(m.model.layers[3].mlp), "replaced on one object"),
+    "forward of the whole, by a global": (top_by_global, "replaced on one object"),
+    "a compiled closure": (compiled_closure, "replaced on one object"),
+    "a hook that runs the model": (hooked_with_the_model, "model's own modules"),
+    "a hook that runs a global": (hooked_with_a_global_module, "model's own modules"),
+    "a method that runs the model": (
+        lambda m: setattr(
+            m.model.layers[3].mlp,
+            "forward",
+            MethodType(lambda self, x: m.model.layers[1].mlp(x), m.model.layers[3].mlp),
+        ),
+        "model's own modules",
+    ),
+}
+"""Code that would run the user's modules in the place of the copy's, and the words of the refusal."""
+
+
+def runs_own_code(name: str) -> bool:
+    """Whether a switch brings code whose variables cannot be compared."""
+    return name.startswith(("forward", "a hook", "a pre-hook", "a compiled", "a class's", "activation by a lambda"))

@@ -6,11 +6,12 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
 from transformers import PreTrainedTokenizerFast
+from transformers.models.llama.modeling_llama import LlamaMLP
 
 from semgrad_guard import GenerationOptions, Guard, HybridGrad, LanguageModel, Policy
 from semgrad_guard.calibration import calibrate
@@ -18,9 +19,10 @@ from semgrad_guard.engine.models.fingerprint import weight_fingerprint
 from semgrad_guard.engine.scoring.scorer import scorer_of
 from semgrad_guard.errors import BindingMismatchError
 from semgrad_guard.guard import Answerer
+from semgrad_guard.records import OWN_CODE
 
 from .snapshots import unchanged
-from .switches import PREPARED, SWITCHES, Switch
+from .switches import PREPARED, SWITCHES, Switch, runs_own_code, scaled
 from .test_adapters import TUNED, adapted, needs_later_peft, peft, varied
 from .tiny_models import build
 
@@ -46,10 +48,14 @@ def switched(name: str) -> tuple[str, str, str]:
 
 @pytest.mark.parametrize("name", [*SWITCHES, *PREPARED])
 def test_every_switch_makes_another_model_and_the_same_switch_the_same(name: str) -> None:
+    """Where its code can be compared; else no two are the same, and only the part before the mark agrees."""
     before, after, plain = switched(name)
     assert (before == plain) == (name not in PREPARED or "hook" not in name)
     assert (after == before) == (name in SAME_NUMBERS)
-    assert switched(name)[:2] == (before, after)
+    assert (OWN_CODE in after) == runs_own_code(name)
+    for one, other in zip((before, after), switched(name)[:2], strict=True):
+        assert (one == other) == (OWN_CODE not in one)
+        assert one.partition(OWN_CODE)[:2] == other.partition(OWN_CODE)[:2]
 
 
 def test_what_changes_no_number_changes_no_identity() -> None:
@@ -94,8 +100,10 @@ def test_a_patch_and_a_hook_that_are_taken_back() -> None:
     model = build("llama")
     plain = fingerprint(model)
     handle = model.model.layers[1].register_forward_hook(lambda _, __, output: output * 1.1)
-    model.model.norm.forward = lambda x: x
-    assert fingerprint(model) != plain
+    scaled(1.4)(model.model.norm)
+    seen = {fingerprint(model) for _ in range(3)}
+    assert len(seen) == 3
+    assert all(OWN_CODE in found for found in seen)
     handle.remove()
     del model.model.norm.forward
     assert fingerprint(model) == plain
@@ -106,7 +114,9 @@ def test_it_is_read_once_in_each_state(monkeypatch: pytest.MonkeyPatch) -> None:
 
     model, read = build("llama"), []
     original = scorer_module.fingerprint_of
-    monkeypatch.setattr(scorer_module, "fingerprint_of", lambda given: (read.append(1), original(given))[1])
+    monkeypatch.setattr(
+        scorer_module, "fingerprint_of", lambda given, **how: (read.append(1), original(given, **how))[1]
+    )
     for factor in (1.0, 0.5, 1.0, 0.5):
         model.model.layers[3].self_attn.scaling = factor
         assert fingerprint(model) == fingerprint(model)
@@ -173,6 +183,8 @@ from tests.engine.tiny_models import build
 from semgrad_guard.engine.scoring.scorer import scorer_of
 model = build("llama")
 scorer_of(model)
+SWITCHES["activation by a function"](model)
+print(scorer_of(model).fingerprint)
 SWITCHES["forward by an object"](model)
 print(scorer_of(model).fingerprint)
 """
@@ -183,7 +195,9 @@ def test_it_is_the_same_in_another_process() -> None:
     environment = {**os.environ, "PYTHONPATH": f"{root}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"}
     command = [sys.executable, "-c", ELSEWHERE]
     found = subprocess.run(command, env=environment, cwd=root, capture_output=True, text=True, check=True).stdout
-    assert found.strip() == switched("forward by an object")[1]
+    plain, marked = found.split()
+    assert plain == switched("activation by a function")[1] == marked.partition(OWN_CODE)[0]
+    assert OWN_CODE in marked
 
 
 def test_a_calibration_is_refused_with_the_adapter_off(tokenizer: PreTrainedTokenizerFast) -> None:
@@ -196,3 +210,89 @@ def test_a_calibration_is_refused_with_the_adapter_off(tokenizer: PreTrainedToke
     with model.disable_adapter(), pytest.raises(BindingMismatchError, match=r"fingerprint .* switched, patched"):
         guard("What is tea?")
     assert guard("What is tea?").fingerprint == bound.fingerprint
+
+
+SETTINGS, FACTOR = {"factor": 1.0}, 1.0
+
+
+class ByGlobal(LlamaMLP):
+    def forward(self, x: Any) -> Any:
+        return super().forward(x) * SETTINGS["factor"]
+
+
+class ByHelper(LlamaMLP):
+    def forward(self, x: Any) -> Any:
+        return super().forward(x) * current_factor()
+
+
+class ByConstants(LlamaMLP):
+    factors: ClassVar[list[float]] = [1.0]
+
+    def forward(self, x: Any) -> Any:
+        return super().forward(x) * self.factors[0] * FACTOR
+
+
+def current_factor() -> float:
+    return SETTINGS["factor"]
+
+
+def by_closure() -> type:
+    state = {"factor": 1.0}
+
+    class ByClosure(LlamaMLP):
+        def forward(self, x: Any) -> Any:
+            return super().forward(x) * state["factor"]
+
+    return ByClosure
+
+
+@pytest.mark.parametrize("kind", [ByGlobal, ByHelper, by_closure()])
+def test_a_class_that_reads_a_variable_is_never_the_same(kind: type) -> None:
+    model = build("llama")
+    model.model.layers[3].mlp.__class__ = kind
+    first = fingerprint(model)
+    assert OWN_CODE in first
+    assert fingerprint(model) != first
+
+
+@pytest.mark.parametrize("change", ["constant", "attribute", None])
+def test_a_class_that_reads_constants_is_compared(change: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = build("llama")
+    model.model.layers[3].mlp.__class__ = ByConstants
+    first, epoch = fingerprint(model), scorer_of(model).epoch
+    if change == "constant":
+        monkeypatch.setattr(sys.modules[__name__], "FACTOR", 2.0)
+    elif change == "attribute":
+        ByConstants.factors[0] = 2.0
+    assert (scorer_of(model).epoch is epoch) == (change is None)
+    assert first == weight_fingerprint(model)
+    assert (fingerprint(model) == first) == (change is None)
+    ByConstants.factors[0] = 1.0
+
+
+def test_a_calibration_on_a_model_with_a_hook_promises_nothing(tokenizer: PreTrainedTokenizerFast) -> None:
+    """Whatever its vector holds by then; and it is for no model without a hook, nor the other way round."""
+    model, vector = build("llama", vocab_size=258, eos_token_id=None), torch.zeros(32, dtype=torch.float64)
+    language_model = LanguageModel.from_transformers(model, tokenizer, name="steered")
+    plain = bound_policy(language_model)
+    handle = model.model.layers[2].register_forward_hook(lambda _, __, output: output + vector)
+    steered = bound_policy(language_model)
+    seen = []
+    for strength in (0.0, 3.0):
+        vector.fill_(strength)
+        seen.append(Guard(language_model, steered, options=BRIEF)("What is tea?"))
+    assert [verdict.promised for verdict in seen] == [False, False]
+    assert all("code that cannot be compared" in verdict.unfamiliar[-1] for verdict in seen)
+    assert seen[0].uncertainty != seen[1].uncertainty
+    with pytest.raises(BindingMismatchError, match="fingerprint"):
+        Guard(language_model, plain, options=BRIEF)("What is tea?")
+    handle.remove()
+    with pytest.raises(BindingMismatchError, match="fingerprint"):
+        Guard(language_model, steered, options=BRIEF)("What is tea?")
+    assert "code" not in str(Guard(language_model, plain, options=BRIEF)("What is tea?").unfamiliar)
+
+
+def bound_policy(model: LanguageModel) -> Policy:
+    bound = Answerer(model, HybridGrad(), BRIEF).binding()
+    calibration = calibrate([0.1] * 60, [True] * 60, alpha=0.2, delta=0.2, grid=[1.0], binding=bound)
+    return Policy.from_calibration(calibration)

@@ -128,6 +128,7 @@ class RunningBatch:
         self._scorer, self._get_decoder, self._objective = scorer, decoder, objective
         self._rows: list[RunningAnswer] = []
         self._epoch: object = None
+        self._changes: object = None
         self._cache: Cache = growing_cache()
         self._mask = torch.zeros(0, 0, dtype=torch.long)
         self._capture: Capture | None = None
@@ -314,10 +315,10 @@ class RunningBatch:
         Raises:
             AnswerInterruptedError: the model was changed while it wrote.
         """
-        epoch = self._scorer.epoch
-        if self._rows and epoch is not self._epoch:
+        changes = self._scorer.changes
+        if self._rows and changes is not self._changes:
             raise AnswerInterruptedError("the model was changed while it wrote; nothing is delivered. Ask again")
-        self._epoch = epoch
+        self._epoch, self._changes = self._scorer.epoch, changes
 
 
 def _write(rows: Sequence[RunningAnswer], logits: torch.Tensor) -> None:

@@ -1,41 +1,40 @@
-"""What a model does beyond its weights, in words that are the same in every process: a calibration is bound to it.
+"""The identity of a model: its weights, and all that its owner has changed in it, the same in every process.
 
-Two notes are compared. What a model was like when it was first met is its ordinary conduct, and is not named; what has
-become of it since is a departure. Some things are departures whenever they are met, because no checkpoint brings them:
-hooks, patched methods, adapters that are switched off or merged.
+Two records are compared. The attributes, buffers, configuration and code that a model had when it was first met are its
+own; a later difference is a departure. Adapters that are switched off, merged or scaled anew always are departures, for
+no checkpoint brings them. Code that cannot be compared (see `own_code`) makes every identity another one.
 """
 
 from __future__ import annotations
 
 import hashlib
 import math
+import secrets
 import threading
 import weakref
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from inspect import unwrap
-from operator import itemgetter
-from types import CodeType, FunctionType, MethodType
+from functools import partial
+from types import FunctionType, MethodType
 from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.modules import module as torch_module
 
 from semgrad_guard.engine.models.fingerprint import is_sampled, sampled_bytes, weight_fingerprint, whole_digest
 from semgrad_guard.engine.replay.held_values import (
     ATOMS,
     LIBRARIES,
     attributes_of,
-    held_by,
     innermost,
     is_container,
     is_holder,
-    names_in,
     package_of,
 )
-from semgrad_guard.engine.replay.model_state import HOOKS, NO_MATTER, is_inert
+from semgrad_guard.engine.replay.model_state import NO_MATTER, Snapshot
+from semgrad_guard.engine.replay.own_code import HOOKS, Code
 from semgrad_guard.engine.replay.watching import version_of
+from semgrad_guard.records import OWN_CODE
 
 # Left behind by a model's own passes, or of no effect on one in evaluation mode.
 _TRANSIENT = NO_MATTER | {
@@ -62,212 +61,155 @@ _CONFIG_ENDS = ("_token_id", "_token_ids", "2label", "2id", "_version")
 _LENGTH_ROPE = ("dynamic", "longrope")  # kinds whose frequencies follow the length of the last sequence:
 _OF_LENGTH = ("inv_freq", "max_seq_len_cached", "attention_scaling")
 _ADAPTED = ("base_layer", "original_module")  # what PEFT has put an adapter around
-_DEEPEST = 40
 
 
 @dataclass(frozen=True)
-class Conduct:
+class _Conduct:
     """`ordinary` counts where it differs from before, `extra` always; both from a place in the model to its digest."""
 
     ordinary: Mapping[str, str]
     extra: Mapping[str, str]
     versions: Mapping[str, tuple[weakref.ref[torch.Tensor], int]]
-
-    @classmethod
-    def of(cls, model: nn.Module) -> Conduct:
-        """What a model does now; its weights' numbers are not read."""
-        return _Notes(model).conduct
-
-    def departures(self, model: nn.Module, first: Conduct) -> dict[str, str]:
-        """In what this conduct of the model is no longer the `first`, or never was a checkpoint's own."""
-        changed = {place: each for place, each in self.ordinary.items() if first.ordinary.get(place) != each}
-        gone = dict.fromkeys(first.ordinary.keys() - self.ordinary.keys(), "gone")
-        return {**changed, **gone, **self.extra, **self._edited(model, first)}
-
-    def _edited(self, model: nn.Module, first: Conduct) -> dict[str, str]:
-        """Weights edited in place, all their numbers read: an edit of few may escape a sample."""
-        found = dict[str, str]()
-        for name, parameter in model.named_parameters():
-            known, version = first.versions.get(name, (None, 0))
-            if (
-                is_sampled(parameter)
-                and known is not None
-                and known() is parameter
-                and version_of(parameter) != version
-            ):
-                found[f"weight {name}"] = whole_digest(parameter)
-        return found
+    code: Code
 
 
-_firsts: weakref.WeakKeyDictionary[nn.Module, Conduct] = weakref.WeakKeyDictionary()
+_firsts: weakref.WeakKeyDictionary[nn.Module, _Conduct] = weakref.WeakKeyDictionary()
 _firsts_lock = threading.Lock()
 
 
 def remember_first(model: nn.Module) -> None:
-    """Note a model's ordinary conduct, where it was not met before."""
+    """Note what a model is and does, where it was not met before."""
     with _firsts_lock:
         if model not in _firsts:
-            _firsts[model] = Conduct.of(model)
+            _firsts[model] = _conduct_of(model)
 
 
-def fingerprint_of(model: nn.Module) -> str:
-    """Sixteen hex digits for the model as it is: those of its weights, as long as it does what it did at first."""
-    remember_first(model)
-    weights, departures = weight_fingerprint(model), Conduct.of(model).departures(model, _firsts[model])
-    if not departures:
-        return weights
-    listed = "\n".join(f"{place}={departures[place]}" for place in sorted(departures))
-    return hashlib.sha256(f"{weights}\n{listed}".encode()).hexdigest()[:16]
+def uncertain_code(snapshot: Snapshot, model: nn.Module) -> str | None:
+    """Why a model cannot be told to be unchanged, in words; None where it can."""
+    first = _firsts.get(model)
+    replaced = None if first is None else snapshot.code.replaced_since(first.code)
+    return snapshot.own_code or snapshot.code.unseen or (f"{replaced} was replaced" if replaced else None)
 
 
-class _Notes:
-    """One walk over a model."""
+def fingerprint_of(model: nn.Module, *, comparable: bool = True) -> str:
+    """Sixteen hex digits for the model as it is: those of its weights, as long as it does what it did at first.
 
-    def __init__(self, model: nn.Module) -> None:
-        self._ordinary: dict[str, str] = {}
-        self._extra: dict[str, str] = {}
-        modules, adapters = list(_modules(model, "", set())), _adapters_of(model)
-        self._paths = {id(module): path for path, module in modules}
-        for path, module in modules:
-            self._note_behaviour(path, module)
-            if is_adapted(module):
-                self._note_adapters(path, module, adapters)
-            elif package_of(type(module)) != "peft":  # whose own modules count their adapters, and have weights
-                self._note_attributes(path, module)
-        if len(adapters) > 1:
-            self._extra["adapter"] = repr(getattr(model, "active_adapter", None) if adapters else None)
-        self._note_classes([module for _, module in modules])
-        for hooks in (torch_module._global_forward_hooks, torch_module._global_forward_pre_hooks):
-            for place, hook in enumerate(hooks.values()):
-                self._extra[f"hook on all modules {place}"] = self._digest(hook)
-        self.conduct = Conduct(
-            self._ordinary,
-            self._extra,
-            {name: (weakref.ref(each), version_of(each)) for name, each in model.named_parameters()},
-        )
+    Where its code is not `comparable`, a mark follows that is never the same twice.
+    """
+    now, first = _conduct_of(model), _firsts[model]
+    changed = {place: digest for place, digest in now.ordinary.items() if first.ordinary.get(place) != digest}
+    gone = dict.fromkeys(first.ordinary.keys() - now.ordinary.keys(), "gone")
+    departures = {**changed, **gone, **now.extra, **_edited(model, first)}
+    found = weight_fingerprint(model)
+    if departures:
+        listed = "\n".join(f"{place}={departures[place]}" for place in sorted(departures))
+        found = hashlib.sha256(f"{found}\n{listed}".encode()).hexdigest()[:16]
+    return found if comparable else f"{found}{OWN_CODE}{secrets.token_hex(8)}"
 
-    def _note_behaviour(self, path: str, module: nn.Module) -> None:
-        """What no checkpoint brings: hooks, and methods of one object's own."""
-        for name, value in vars(module).items():
-            if name in HOOKS:
-                self._note_hooks(path, name, module)
-            elif name not in _TRANSIENT and _is_patched(module, name, value):
-                self._extra[f"{path}: patched {name}"] = self._digest(value)
 
-    def _note_attributes(self, path: str, module: nn.Module) -> None:
-        self._ordinary[f"{path}: class"] = _name(type(module))
-        rotates = any(kind in str(getattr(module, "rope_type", None)) for kind in _LENGTH_ROPE)
-        own = {name: value for name, value in vars(module).items() if name not in _TRANSIENT and name not in HOOKS}
-        for name, value in (*own.items(), *module._buffers.items()):
-            computed = rotates and name.endswith(_OF_LENGTH) and "original" not in name
-            if not computed and not callable(getattr(type(module), name, None)):
-                self._ordinary[f"{path}.{name}"] = self._digest(value)
+def _edited(model: nn.Module, first: _Conduct) -> dict[str, str]:
+    """Weights edited in place, all their numbers read: an edit of few may escape a sample."""
+    found = dict[str, str]()
+    for name, parameter in model.named_parameters():
+        known, version = first.versions.get(name, (None, 0))
+        if is_sampled(parameter) and known is not None and known() is parameter and version_of(parameter) != version:
+            found[f"weight {name}"] = whole_digest(parameter)
+    return found
 
-    def _note_hooks(self, path: str, name: str, module: nn.Module) -> None:
-        place = 0
-        for number, hook in getattr(module, name).items():
-            if is_inert(hook):
-                continue
-            flags = [number in getattr(module, table) for table in HOOKS[name]]
-            self._extra[f"{path}: {name} {place}"] = f"{flags} {self._digest(hook)}"
-            place += 1
 
-    def _note_adapters(self, path: str, layer: Any, adapters: Mapping[str, Any]) -> None:
-        """An adapter as its folder brings it is ordinary: the only one, on, beside the weights, at its own scale."""
-        named = len(adapters) != 1
-        active, merged = list(layer.active_adapters), list(getattr(layer, "merged_adapters", ()))
-        scales = {each: scale for each in active if (scale := _own_scale(layer, each, adapters)) is not None}
-        if named or layer._disable_adapters or merged or scales:
-            self._extra[f"{path}: adapters"] = repr((bool(layer._disable_adapters), active, merged, scales))
+def _conduct_of(model: nn.Module) -> _Conduct:
+    ordinary, extra = dict[str, str](), dict[str, str]()
+    modules, adapters = list(_modules(model, "", set())), _adapters_of(model)
+    paths = {id(module): path for path, module in modules}
+    for path, module in modules:
+        if is_adapted(module):
+            extra.update(_switched(path, module, adapters))
+        elif package_of(type(module)) != "peft":  # whose own modules count their adapters, and have weights
+            ordinary[f"{path}: class"] = _name(type(module))
+            for name, value in _attributes(module):
+                ordinary[f"{path}.{name}"] = _digest(value, paths)
+    code = Code(model.modules())
+    ordinary.update({place: _digest(value, paths) for place, value in code.settings()})
+    if len(adapters) > 1:
+        extra["adapter"] = repr(getattr(model, "active_adapter", None))
+    versions = {name: (weakref.ref(each), version_of(each)) for name, each in model.named_parameters()}
+    return _Conduct(ordinary, extra, versions, code)
 
-    def _note_classes(self, modules: Iterable[nn.Module]) -> None:
-        """The code that classes bring, of which somebody may put another in its place."""
-        for kind in {kind: None for module in modules for kind in type(module).__mro__ if kind is not object}:
-            if package_of(kind) == "peft":
-                continue
-            own = package_of(kind) not in LIBRARIES
-            for name, value in vars(kind).items():
-                if isinstance(value, FunctionType) and (own or name == "forward"):
-                    self._ordinary[f"{_name(kind)}.{name}"] = self._digest(value)
-                    inner: Any = unwrap(value)
-                    for named in names_in(inner.__code__) if isinstance(inner, FunctionType) else ():
-                        found = inner.__globals__.get(named)
-                        if isinstance(found, FunctionType):
-                            self._ordinary[f"{inner.__module__}.{named}"] = self._digest(found)
 
-    def _digest(self, value: Any) -> str:
-        digest = hashlib.sha256()
-        for piece in self._pieces(value, {}, 0):
-            digest.update(piece)
-            digest.update(b";")
-        return digest.hexdigest()[:16]
+def _attributes(module: nn.Module) -> Iterator[tuple[str, Any]]:
+    """The attributes and buffers of a module that its own passes do not change, methods aside."""
+    rotates = any(kind in str(getattr(module, "rope_type", None)) for kind in _LENGTH_ROPE)
+    for name, value in (*vars(module).items(), *module._buffers.items()):
+        computed = rotates and name.endswith(_OF_LENGTH) and "original" not in name
+        ignored = name in _TRANSIENT or name in HOOKS or callable(getattr(type(module), name, None))
+        if not computed and not ignored:
+            yield name, value
 
-    def _pieces(self, value: Any, seen: dict[int, int], depth: int) -> Iterator[bytes]:
-        """A value and what it holds, without addresses: what is met again is named by its place."""
-        value = innermost(value)
-        if type(value) in ATOMS:
-            yield repr(value).encode()
-        elif id(value) in seen or depth > _DEEPEST:
-            yield b"%d" % seen.get(id(value), -1)
-        else:
-            seen[id(value)] = len(seen)
-            yield _name(type(value)).encode()
-            yield from self._pieces_within(value, seen, depth)
 
-    def _pieces_within(self, value: Any, seen: dict[int, int], depth: int) -> Iterator[bytes]:
-        if isinstance(value, nn.Module):
-            yield from self._pieces_of_module(value, seen, depth)
-        elif isinstance(value, torch.Tensor):
+def _switched(path: str, layer: Any, adapters: Mapping[str, Any]) -> dict[str, str]:
+    """An adapter as its folder brings it is ordinary: the only one, on, beside the weights, at its own scale."""
+    active, merged = list(layer.active_adapters), list(getattr(layer, "merged_adapters", ()))
+    scales = {name: scale for name in active if (scale := _own_scale(layer, name, adapters)) is not None}
+    if len(adapters) == 1 and not (layer._disable_adapters or merged or scales):
+        return {}
+    return {f"{path}: adapters": repr((bool(layer._disable_adapters), active, merged, scales))}
+
+
+def _digest(value: Any, paths: Mapping[int, str]) -> str:
+    digest = hashlib.sha256()
+    for piece in _pieces(value, paths, {}):
+        digest.update(piece)
+        digest.update(b";")
+    return digest.hexdigest()[:16]
+
+
+def _pieces(value: Any, paths: Mapping[int, str], seen: dict[int, int]) -> Iterator[bytes]:
+    """A value and what it holds, without addresses: a value that is met again is named by its place."""
+    value = innermost(value)
+    if type(value) in ATOMS:
+        yield repr(value).encode()
+    elif id(value) in seen:
+        yield b"%d" % seen[id(value)]
+    elif id(value) in paths:
+        yield paths[id(value)].encode()
+    else:
+        seen[id(value)] = len(seen)
+        yield _name(type(value)).encode()
+        if isinstance(value, torch.Tensor):
             yield repr(tuple(value.shape)).encode() + sampled_bytes(value)
-        elif isinstance(value, type):
+        elif isinstance(value, (type, FunctionType)):
             yield _name(value).encode()
-        elif is_container(value):
-            yield from self._pieces_of_container(value, seen, depth)
-        elif isinstance(value, FunctionType):
-            yield value.__qualname__.encode()
-            yield from _code_of(value.__code__)
-            yield from self._pieces_of(held_by(value), seen, depth)
-        elif is_holder(value):
-            yield from self._pieces_of_holder(value, seen, depth)
-        else:
-            yield from self._pieces_of(held_by(value), seen, depth)
+        elif isinstance(value, (set, frozenset)) and is_container(value):
+            yield from sorted(b"".join(_pieces(part, paths, {})) for part in value)
+        for part in _parts(value):
+            yield from _pieces(part, paths, seen)
 
-    def _pieces_of(self, values: Iterable[Any], seen: dict[int, int], depth: int) -> Iterator[bytes]:
-        for each in values:
-            yield from self._pieces(each, seen, depth + 1)
 
-    def _pieces_of_container(self, value: Any, seen: dict[int, int], depth: int) -> Iterator[bytes]:
-        if isinstance(value, dict):
-            for key, each in sorted(((_key(key), each) for key, each in value.items()), key=itemgetter(0)):
-                yield key.encode()
-                yield from self._pieces(each, seen, depth + 1)
-        elif isinstance(value, (set, frozenset)):
-            yield from sorted(b"".join(self._pieces(each, {}, depth + 1)) for each in value)
-        else:
-            yield from self._pieces_of(value, seen, depth)
-
-    def _pieces_of_module(self, module: nn.Module, seen: dict[int, int], depth: int) -> Iterator[bytes]:
-        if id(module) in self._paths:
-            yield self._paths[id(module)].encode()
-            return
-        for name, tensor in (*module.named_parameters(), *module.named_buffers()):
-            yield name.encode()
-            yield from self._pieces(tensor, seen, depth + 1)
-
-    def _pieces_of_holder(self, holder: Any, seen: dict[int, int], depth: int) -> Iterator[bytes]:
-        config = hasattr(holder, "to_diff_dict")
-        if package_of(type(holder)) in LIBRARIES and not config:  # a kernel's own state, which its passes change
-            return
-        for name, value in sorted(attributes_of(holder).items()):
-            if config and (name.startswith("_") or name in _CONFIG_TRANSIENT or name.endswith(_CONFIG_ENDS)):
-                continue
-            yield name.encode()
-            yield from self._pieces(value, seen, depth + 1)
-        if not config:
-            for name, value in sorted(vars(type(holder)).items()):
-                if isinstance(value, FunctionType):
-                    yield name.encode()
-                    yield from _code_of(value.__code__)
+def _parts(value: Any) -> list[Any]:
+    """The values that a value holds, in an order that is the same in every process; keys before values."""
+    if isinstance(value, nn.Module):
+        return [part for named in (*value.named_parameters(), *value.named_buffers()) for part in named]
+    if isinstance(value, MethodType):
+        return [value.__func__, value.__self__]
+    if isinstance(value, partial):
+        return [value.func, *value.args, value.keywords]
+    if isinstance(value, dict) and is_container(value):
+        named = {repr(key) if type(key) in ATOMS else _name(type(key)): part for key, part in value.items()}
+        return [part for name in sorted(named) for part in (name, named[name])]
+    if is_container(value):
+        return [] if isinstance(value, (set, frozenset)) else list(value)
+    if not is_holder(value):
+        return []
+    held = dict(attributes_of(value))
+    if hasattr(value, "to_diff_dict"):
+        held = {
+            name: part
+            for name, part in held.items()
+            if not (name.startswith("_") or name in _CONFIG_TRANSIENT or name.endswith(_CONFIG_ENDS))
+        }
+    elif package_of(type(value)) in LIBRARIES:  # a kernel's own state, which its passes change
+        return []
+    return [part for name in sorted(held) for part in (name, held[name])]
 
 
 def _modules(module: nn.Module, path: str, seen: set[int]) -> Iterator[tuple[str, nn.Module]]:
@@ -309,30 +251,5 @@ def _own_scale(layer: Any, adapter: str, adapters: Mapping[str, Any]) -> float |
     return None if alpha is not None and scale == alpha / divisor else float(scale)
 
 
-def _is_patched(module: nn.Module, name: str, value: Any) -> bool:
-    """Whether an attribute of one module stands in the place of a method of its class, and is another."""
-    method: Any = getattr(type(module), name, None)
-    if not callable(method) or not callable(value):
-        return False
-    plain = innermost(value)
-    return not (isinstance(plain, MethodType) and plain.__self__ is module and plain.__func__ is method)
-
-
-def _name(kind: type) -> str:
-    return f"{kind.__module__}.{kind.__qualname__}"
-
-
-def _key(key: Any) -> str:
-    return repr(key) if type(key) in ATOMS else _name(type(key))
-
-
-def _code_of(code: CodeType) -> Iterable[bytes]:
-    yield code.co_code
-    yield repr(code.co_names).encode()
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            yield from _code_of(constant)
-        elif isinstance(constant, frozenset):  # whose order is another in every process
-            yield repr(sorted(map(repr, constant))).encode()
-        else:
-            yield repr(constant).encode()
+def _name(thing: type | FunctionType) -> str:
+    return f"{thing.__module__}.{thing.__qualname__}"

@@ -12,8 +12,8 @@ Only positions >= t* can carry gradient to h_{t*}; all earlier ones are constant
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, cast
@@ -30,6 +30,7 @@ from semgrad_guard.engine.replay.captured_states import Capture, CapturedStates
 from semgrad_guard.engine.replay.input_hooks import InputHook, LayerInputs, by_token, input_hooks, stoppable
 from semgrad_guard.engine.replay.memory_budget import Memory, activation_bytes, checkpointed
 from semgrad_guard.engine.replay.module_swaps import ModuleSwaps
+from semgrad_guard.engine.replay.own_code import WithoutOriginals
 from semgrad_guard.engine.replay.prefix_cache import CACHE, cut, growing_cache
 from semgrad_guard.engine.replay.projections import Outputs, Projections
 from semgrad_guard.engine.replay.prompt_store import PromptStore
@@ -68,10 +69,17 @@ class Observed:
 
 
 class Replayer:
-    """Runs the weight-sharing copy of one model. Not re-entrant: callers hold the engine's lock."""
+    """Runs the weight-sharing copy of one model. Not re-entrant: callers hold the engine's lock.
 
-    def __init__(self, model_copy: nn.Module, architecture: Architecture) -> None:
+    `originals` are the weights of the user's model, where code of the user's could run them in the copy's place.
+    """
+
+    def __init__(
+        self, model_copy: nn.Module, architecture: Architecture, originals: Iterable[torch.Tensor] = ()
+    ) -> None:
         self.memory = Memory()
+        originals = tuple(originals)
+        self._guarded = WithoutOriginals(originals) if originals else nullcontext()
         self.prompts = PromptStore()
         self._bytes_per_position: dict[int, int] = {}  # from a first layer on; a walk over all weights otherwise
         self._architecture = architecture
@@ -196,7 +204,7 @@ class Replayer:
         if capture is not None:
             cache = growing_cache() if cache is None else cache
             capture.skip(cache.get_seq_length())
-        with torch.no_grad(), self._capturing(capture), stoppable(self._stages()):
+        with torch.no_grad(), self._capturing(capture), self._guarded, stoppable(self._stages()):
             model: Any = self._copy
             return model.generate(input_ids=ids, attention_mask=mask, **{CACHE: cache}, **options)
 
@@ -337,7 +345,7 @@ class Replayer:
     def _ordinary(self, row: TokenBatch, **options: Any) -> Any:
         """The model's ordinary call: with a row's tokens alone, to the last, which predicts nothing but has a place in
         a sequence on whose length rotary frequencies may depend."""
-        with stoppable(self._stages()):
+        with self._guarded, stoppable(self._stages()):
             return self._copy(input_ids=row.ids[:, : row.end + 1], use_cache=False, **options)
 
     def _call(self, inputs: dict[str, torch.Tensor], *, cache: Cache | None = None, **options: Any) -> Any:
@@ -345,7 +353,7 @@ class Replayer:
             inputs.pop("position_ids", None)
         for module in self._positioned:  # what a generation has left there belongs to its own positions
             cast(Any, module).rope_deltas = None
-        with stoppable(self._stages()):
+        with self._guarded, stoppable(self._stages()):
             held = {"use_cache": False} if cache is None else {"use_cache": True, CACHE: cache}
             return self._copy(**inputs, **held, **options)
 

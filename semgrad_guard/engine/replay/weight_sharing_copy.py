@@ -5,12 +5,23 @@ Why: docs/adr/0001-weight-sharing-copy.md
 
 from __future__ import annotations
 
+import weakref
+from collections import OrderedDict, defaultdict, deque
+from functools import partial
+from types import FunctionType, MethodType
 from typing import Any
 
 import torch
 from torch import nn
 
-from semgrad_guard.engine.replay.rebinding import Rebinding
+from semgrad_guard.engine.replay.held_values import (
+    ATOMS,
+    attributes_of,
+    innermost,
+    is_container,
+    is_holder,
+)
+from semgrad_guard.engine.replay.own_code import is_of_program, is_replaced
 from semgrad_guard.errors import UnsupportedModelError
 
 FORWARD_HOOKS = (
@@ -23,6 +34,7 @@ FORWARD_HOOKS = (
 _BACKWARD_HOOKS = ("_backward_hooks", "_backward_pre_hooks")
 _OWN = ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set", *FORWARD_HOOKS, *_BACKWARD_HOOKS)
 _COMPILED = "_compiled_call_impl"
+_ADDING = {list: list.append, set: set.add, deque: deque.append}
 
 # Some rotary embeddings rewrite their frequencies in place on every forward pass: two threads must not share those.
 _OWN_BUFFER_BYTES = 1 << 16
@@ -38,14 +50,15 @@ _RESCALED = "layers_are_rescaled"
 def weight_sharing_copy(model: nn.Module) -> nn.Module:
     """A structural copy in evaluation mode: shared weights, no parameter requiring a gradient, own hook tables.
 
-    The user's forward hooks are kept (a steered model is scored as it answers), and so are methods that were patched
-    onto a module; both work on the copy's modules. Backward hooks are dropped, and compiled modules are taken as they
-    were before `torch.compile`. Parameters are objects of their own over the same storage; containers and objects
-    among a module's attributes are copies. Nothing that happens to the copy reaches the original.
+    The user's forward hooks are kept (a steered model is scored as it answers), and so are bound methods, partials and
+    objects in the place of a module's method: they work on the copy's modules. Functions are the user's own. Backward
+    hooks are dropped, and compiled modules are taken as they were before `torch.compile`. Parameters are objects of
+    their own over the same storage; containers and objects among a module's attributes are copies. Nothing that happens
+    to the copy reaches the original.
 
     Raises:
         UnsupportedModelError: a library has repacked the weights in a way that no gradient can follow; the model has
-            yet to change its own weights.
+            yet to change its own weights; a plain function replaces a method of one module, and would run the original.
     """
     return _Copier().module(model)
 
@@ -56,12 +69,13 @@ def is_own_buffer(module: nn.Module, name: str, buffer: torch.Tensor | None) -> 
 
 
 class _Copier:
-    """Modules and parameters by their originals: what is used in two places stays one."""
+    """Modules, parameters and values by their originals: what is used in two places stays one."""
 
     def __init__(self) -> None:
         self._modules: dict[int, nn.Module] = {}
         self._parameters: dict[int, nn.Parameter] = {}
-        self._rebinding = Rebinding(self.module)
+        self._values: dict[int, Any] = {}
+        self._originals: list[Any] = []  # kept, so that no number is given to another object meanwhile
 
     def module(self, module: nn.Module) -> nn.Module:
         if id(module) in self._modules:
@@ -78,10 +92,10 @@ class _Copier:
         return twin
 
     def _fill(self, twin: nn.Module, module: nn.Module) -> None:
-        state, bound = vars(twin), self._rebinding
+        state = vars(twin)
         state["training"] = False
         for name in FORWARD_HOOKS:
-            state[name] = _same_kind(getattr(module, name), bound.bound)
+            state[name] = self._hooks(getattr(module, name))
         for name in _BACKWARD_HOOKS:
             state[name] = type(getattr(module, name))()
         state["_parameters"] = {name: self._parameter(p) for name, p in module._parameters.items()}
@@ -93,7 +107,8 @@ class _Copier:
         state["_modules"] = {n: None if child is None else self.module(child) for n, child in module._modules.items()}
         for name, value in vars(module).items():
             if name not in _OWN and name not in ("training", _COMPILED):
-                state[name] = self._parameter(value) if isinstance(value, nn.Parameter) else bound.attribute(value)
+                _require_no_function(module, name, value)
+                state[name] = self._parameter(value) if isinstance(value, nn.Parameter) else self._attribute(value)
         state.update({name: value for name, value in _WITHOUT_AUTOGRAD.items() if name in state})
         if state.get(_RESCALED) is False:
             state[_RESCALED] = _needs_no_rescaling(module)
@@ -107,7 +122,7 @@ class _Copier:
 
     def _over_the_same_storage(self, parameter: nn.Parameter) -> nn.Parameter:
         """Another object: a library that gives a parameter new data in passing gives it to the copy's."""
-        attributes = {name: self._rebinding.attribute(value) for name, value in vars(parameter).items()}
+        attributes = {name: self._attribute(value) for name, value in vars(parameter).items()}
         if getattr(attributes.get("quant_state"), "packing_format_for_cpu", False):
             raise UnsupportedModelError(
                 "bitsandbytes has repacked this model's weights for a CPU kernel that has no gradient, as it does in "
@@ -127,11 +142,97 @@ class _Copier:
     def _add_hooks(self, twin: nn.Module, wrapper: nn.Module) -> None:
         """The hooks on a compiled module's wrapper: pre-hooks before its own, the others behind."""
         for name in FORWARD_HOOKS:
-            outer, inner = _same_kind(getattr(wrapper, name), self._rebinding.bound), getattr(twin, name)
+            outer, inner = self._hooks(getattr(wrapper, name)), getattr(twin, name)
             first, then = (outer, inner) if "pre" in name else (inner, outer)
             both = type(inner)(first)
             both.update(then)
             vars(twin)[name] = both
+
+    def _hooks(self, table: Any) -> Any:
+        """A table of the same kind. Hooks that hold a module hold the copy's; everything else in them is the user's."""
+        twin = type(table)()
+        for number, hook in table.items():
+            twin[number] = self._hook(hook)
+        return twin
+
+    def _hook(self, value: Any) -> Any:
+        value = innermost(value)
+        if isinstance(value, nn.Module):
+            return self.module(value)
+        if isinstance(value, MethodType):
+            return MethodType(value.__func__, self._hook(value.__self__))
+        if isinstance(value, partial):
+            keywords = {name: self._hook(part) for name, part in value.keywords.items()}
+            return partial(self._hook(value.func), *map(self._hook, value.args), **keywords)
+        return value
+
+    def _attribute(self, value: Any) -> Any:
+        """A module's attribute in the copy: containers and objects are its own, and hold the copy's modules."""
+        value = innermost(value)
+        if isinstance(value, nn.Module):
+            return self.module(value)
+        if isinstance(value, weakref.ref):
+            target = value()
+            return weakref.ref(self.module(target)) if isinstance(target, nn.Module) else value
+        if type(value) in ATOMS or id(value) in self._values:
+            return self._values.get(id(value), value)
+        if is_container(value):
+            return self._container(value)
+        if isinstance(value, MethodType):
+            return MethodType(value.__func__, self._attribute(value.__self__))
+        if isinstance(value, partial):
+            keywords = {name: self._attribute(part) for name, part in value.keywords.items()}
+            twin = partial(self._attribute(value.func), *map(self._attribute, value.args), **keywords)
+            vars(twin).update({name: self._attribute(part) for name, part in vars(value).items()})
+            return twin
+        return self._holder(value) if is_holder(value) else value
+
+    def _note(self, value: Any, twin: Any) -> Any:
+        self._originals.append(value)
+        self._values[id(value)] = twin
+        return twin
+
+    def _container(self, value: Any) -> Any:
+        if isinstance(value, (tuple, frozenset)):
+            items = list(map(self._attribute, value))
+            made = value._make(items) if hasattr(value, "_make") else type(value)(items)  # pyright: ignore
+            return self._note(value, made)
+        twin = self._note(value, _empty_like(value))
+        if isinstance(value, dict):  # by the base's own methods: a subclass may check its entries
+            put = OrderedDict.__setitem__ if isinstance(value, OrderedDict) else dict.__setitem__
+            for key, part in value.items():
+                put(twin, key, self._attribute(part))
+            return twin
+        add: Any = next(add for kind, add in _ADDING.items() if isinstance(value, kind))
+        for part in value:
+            add(twin, self._attribute(part))
+        return twin
+
+    def _holder(self, value: Any) -> Any:
+        try:
+            twin = object.__new__(type(value))
+        except TypeError:  # made by an extension: its state is not ours to copy
+            return self._note(value, value)
+        self._note(value, twin)
+        for name, part in attributes_of(value).items():
+            object.__setattr__(twin, name, self._attribute(part))
+        return twin
+
+
+def _require_no_function(module: nn.Module, name: str, value: Any) -> None:
+    """Return unless a function of the user's program replaces a method of this module.
+
+    Raises:
+        UnsupportedModelError: it does.
+    """
+    plain = innermost(value)
+    if isinstance(plain, FunctionType) and is_of_program(plain) and is_replaced(module, name, plain):
+        kind = type(module).__name__
+        raise UnsupportedModelError(
+            f"{kind}.{name} was replaced on one object by the function {plain.__qualname__}, which would run that very "
+            f"{kind} and not the copy that is scored. Bind the function to the module, "
+            f"module.{name} = types.MethodType(function, module), or use a forward hook, or load the model again."
+        )
 
 
 def _needs_no_rescaling(module: Any) -> bool:
@@ -148,9 +249,14 @@ def _needs_no_rescaling(module: Any) -> bool:
     return True
 
 
-def _same_kind(table: Any, bound: Any) -> Any:
-    """A table of hooks of the same kind."""
-    twin = type(table)()
-    for number, hook in table.items():
-        twin[number] = bound(hook)
+def _empty_like(value: Any) -> Any:
+    """An empty container of the same kind, with the same attributes, default and bound."""
+    if isinstance(value, deque):
+        return deque(maxlen=value.maxlen)
+    kind: Any = type(value)
+    twin = kind.__new__(kind)
+    if hasattr(value, "__dict__"):
+        vars(twin).update(vars(value))
+    if isinstance(value, defaultdict):
+        twin.default_factory = value.default_factory
     return twin

@@ -16,11 +16,9 @@ from itertools import chain
 from typing import Any, Literal
 
 from torch import nn
-from torch.nn.modules import module as torch_module
 
 from semgrad_guard.engine.objective import Objective
 from semgrad_guard.engine.replay.memory_budget import activation_bytes
-from semgrad_guard.engine.replay.model_state import HOOKS, is_inert
 from semgrad_guard.engine.replay.replayer import Replayer
 from semgrad_guard.engine.replay.token_batch import TokenBatch
 from semgrad_guard.engine.scoring.observation import Observation, observe
@@ -38,7 +36,7 @@ _LIMITS = ("window", "chunk", "max_position")  # parts of the names of settings 
 class Branches:
     """The known ways in which a model computes something else for some inputs.
 
-    `hooked`: a user's hook or a patched forward method runs, which may look at anything. `invocations`: the token
+    `hooked`: a hook or another piece of the user's code runs, which may look at anything. `invocations`: the token
     sequences that switch an activated LoRA on (PEFT's `alora_invocation_tokens`). `dynamic_beyond`: the length beyond
     which a mask depends on the content (Doge's `keep_window_size`). `padding`: ids that take no position (RoBERTa and
     its relatives count positions over the other ids). `limits`: lengths in the configuration, ascending.
@@ -56,7 +54,7 @@ class Branches:
         return self.hooked or bool(self.invocations or self.padding) or self.dynamic_beyond is not None
 
     @classmethod
-    def of(cls, model: nn.Module) -> Branches:
+    def of(cls, model: nn.Module, *, hooked: bool) -> Branches:
         """The branches of a model, by its modules, its adapters and its configuration."""
         config: Any = model.config
         settings: dict[str, Any] = config.get_text_config(decoder=True).to_dict()
@@ -66,7 +64,7 @@ class Branches:
             if any(part in name for part in _LIMITS) and type(value) is int and value > 0
         }
         return cls(
-            hooked=_is_hooked(model),
+            hooked=hooked,
             invocations=tuple(_invocations(model)),
             dynamic_beyond=settings.get("keep_window_size"),
             padding=frozenset(_padding_of_positions(model)),
@@ -196,13 +194,6 @@ def _far(ours: Sequence[float], theirs: Sequence[float], tolerance: float) -> bo
     size = max(1.0, math.fsum(map(abs, theirs)) / len(theirs))
     difference = math.fsum(abs(a - b) for a, b in zip(ours, theirs, strict=True)) / len(theirs)
     return not difference <= tolerance * size
-
-
-def _is_hooked(model: nn.Module) -> bool:
-    if torch_module._global_forward_hooks or torch_module._global_forward_pre_hooks:
-        return True
-    hooks = (hook for module in model.modules() for table in HOOKS for hook in getattr(module, table).values())
-    return any("forward" in vars(module) for module in model.modules()) or not all(map(is_inert, hooks))
 
 
 def _invocations(model: nn.Module) -> Iterator[tuple[int, ...]]:

@@ -18,7 +18,7 @@ from semgrad_guard.engine.interruption import InterruptibleLock
 from semgrad_guard.engine.models.architecture import Architecture, inspect_architecture
 from semgrad_guard.engine.objective import Objective
 from semgrad_guard.engine.replay.captured_states import CapturedStates
-from semgrad_guard.engine.replay.conduct import fingerprint_of, remember_first
+from semgrad_guard.engine.replay.conduct import fingerprint_of, remember_first, uncertain_code
 from semgrad_guard.engine.replay.float_sample import float_sample, is_half
 from semgrad_guard.engine.replay.memory_budget import (
     OUT_OF_MEMORY,
@@ -69,8 +69,26 @@ class _State:
     replayer: Replayer
     architecture: Architecture
     inputs: InputCheck
+    uncertain: str | None
+    """Why the model cannot be told to be unchanged while this state lasts, in words (see `uncertain_code`)."""
     exactness: Exactness | None = None
     fingerprint: str | None = None
+
+    @classmethod
+    def of(cls, model: nn.Module, snapshot: Snapshot) -> _State:
+        """The state of a model that the snapshot shows, with a copy of the model.
+
+        Raises:
+            UnsupportedModelError: the architecture, or code of the user's, rules a score out.
+        """
+        copied = weight_sharing_copy(model)
+        architecture = inspect_architecture(copied)
+        inputs = InputCheck(Branches.of(model, hooked=snapshot.own_code is not None))
+        uncertain = uncertain_code(snapshot, model)
+        if uncertain is not None:
+            logger.info("semgrad-guard promises nothing for this model: %s, which cannot be compared", uncertain)
+        originals = () if uncertain is None else model.parameters()
+        return cls(snapshot, Replayer(copied, architecture, originals), architecture, inputs, uncertain)
 
     def weights_changed(self) -> None:
         """Their numbers, at the same places: what was read of them is read again. A check holds, unless it failed."""
@@ -86,11 +104,11 @@ class Scorer:
     """
 
     def __init__(self, model: nn.Module) -> None:
-        self.lock = InterruptibleLock(leaving=self._catch_up)
+        self.lock = InterruptibleLock()
         # Weak: the table below must not keep a model alive that its owner has dropped.
         self._model = weakref.ref(model)
         self._states: list[_State] = []  # the one in use comes first
-        self._looked_in_turn, self._epoch = 0, object()
+        self._looked_in_turn, self._epoch, self._changes = 0, object(), object()
         self.memory = Memory()
         self._current()
         remember_first(model)
@@ -135,22 +153,33 @@ class Scorer:
 
     @property
     def epoch(self) -> object:
-        """Another object after every change of the model: what was computed before belongs to the one before."""
+        """Another object where the model may have changed: results from before belong to the model as it was.
+
+        Where a model's code cannot be compared (`uncertain_code`), that is every turn.
+        """
         with self.lock:
             if self._model() is not None:  # one that is gone changes no more
                 self._current()
             return self._epoch
 
     @property
+    def changes(self) -> object:
+        """Another object after every change of the model that was seen."""
+        with self.lock:
+            self._current()
+            return self._changes
+
+    @property
     def fingerprint(self) -> str:
         """Sixteen hex digits that follow the model's weights and all that its owner changes; read once in each state.
 
-        They are those of the weights alone as long as the model does what it did when it was first met.
+        They are those of the weights alone as long as the model does what it did when it was first met. A mark that is
+        never the same twice follows where the model's code cannot be compared.
         """
         with self.lock, clean_slate():
             state, model = self._current(), self._model()
             if state.fingerprint is None and model is not None:
-                state.fingerprint = fingerprint_of(model)
+                state.fingerprint = fingerprint_of(model, comparable=state.uncertain is None)
             return state.fingerprint or ""
 
     @property
@@ -403,15 +432,8 @@ class Scorer:
             snapshot = Snapshot(model)
             state = next((known for known in self._states if known.snapshot.agrees_with(snapshot)), None)
         edited = state is not None and state.snapshot.weights.have_changed()
-        if state is None:
-            copied = weight_sharing_copy(model)
-            architecture = inspect_architecture(copied)
-            inputs = InputCheck(Branches.of(model))
-            state = _State(snapshot, Replayer(copied, architecture), architecture, inputs)
-        if state is not before or edited:
-            self._epoch = object()
-            for known in self._states:
-                known.replayer.prompts.trim(0)
+        state = state or _State.of(model, snapshot)
+        self._take_up(state, changed=state is not before or edited)
         if edited:
             snapshot.weights.update()
             for known in {*self._states, state}:
@@ -420,13 +442,19 @@ class Scorer:
         # Earlier states must not keep weights alive that the model has parted with.
         kept = [k for k in self._states if k is not state and k.snapshot.tensors <= snapshot.tensors]
         self._states = [state, *kept[: _STATES - 1]]
-        if snapshot.holds_the_model:
+        if snapshot.holds_the_model or snapshot.own_code is not None:  # a hook may refer to the model
             _keep_weakly(model, self)
 
-    def _catch_up(self) -> None:
-        """At the end of a turn: what the model's hooks have counted or noted in it is no change by the owner."""
-        if self._looked_in_turn == self.lock.turn:
-            self._states[0].snapshot.catch_up()
+    def _take_up(self, state: _State, *, changed: bool) -> None:
+        """Let go of results from before, where the model has changed or could have changed unseen."""
+        if changed:
+            self._changes = object()
+        if changed or state.uncertain is not None:
+            self._epoch = object()
+            for known in self._states:
+                known.replayer.prompts.trim(0)
+        if state.uncertain is not None:
+            state.inputs, state.fingerprint = InputCheck(state.inputs.branches), None
 
     @property
     def _exactness(self) -> Exactness | None:
