@@ -110,12 +110,12 @@ def test_a_patch_and_a_hook_that_are_taken_back() -> None:
 
 
 def test_it_is_read_once_in_each_state(monkeypatch: pytest.MonkeyPatch) -> None:
-    from semgrad_guard.engine.scoring import scorer as scorer_module
+    from semgrad_guard.engine.scoring import model_states
 
     model, read = build("llama"), []
-    original = scorer_module.fingerprint_of
+    original = model_states.fingerprint_of
     monkeypatch.setattr(
-        scorer_module, "fingerprint_of", lambda given, **how: (read.append(1), original(given, **how))[1]
+        model_states, "fingerprint_of", lambda given, **how: (read.append(1), original(given, **how))[1]
     )
     for factor in (1.0, 0.5, 1.0, 0.5):
         model.model.layers[3].self_attn.scaling = factor

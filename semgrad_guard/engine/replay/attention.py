@@ -23,8 +23,8 @@ from semgrad_guard.engine.replay.skinny_linear import precise_dtype
 
 _NAME = "semgrad_guard_replay"
 PLAIN = "sdpa"
-"""What another attention takes the place of."""
-_MORE = ("position_bias", "softcap", "s_aux", "cache")  # what some models ask of attention besides
+"""The attention function that another one replaces."""
+_MORE = ("position_bias", "softcap", "s_aux", "cache")  # options that some models pass to attention as well
 _WEIGHTS = 1 << 18  # attention weights at a time, few enough to stay in a core's cache
 
 
@@ -81,12 +81,12 @@ def attend(
 ) -> tuple[torch.Tensor, None]:
     """transformers' attention interface: query [B, H, n, d], key [B, G, N, d], value [B, G, N, e] to [B, n, H, e].
 
-    Where no gradient is recorded, no mask says what each query sees, the mask is computed from states and so has a
-    gradient of its own, or a model asks for more than a mask, the library's own attention answers.
+    Where no gradient is recorded, no mask limits each query, the mask is computed from states and so has a
+    gradient of its own, or a model needs more than a mask, the library's own attention answers.
     """
-    asked = attention_mask is None or attention_mask.requires_grad
-    asked = asked or any(options.get(name) is not None for name in _MORE)
-    if asked or not query.requires_grad or query.device.type != "cpu":
+    plain = attention_mask is None or attention_mask.requires_grad
+    plain = plain or any(options.get(name) is not None for name in _MORE)
+    if plain or not query.requires_grad or query.device.type != "cpu":
         plain = ALL_ATTENTION_FUNCTIONS[PLAIN]
         return plain(module, query, key, value, attention_mask, scaling=scaling, **options)
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
@@ -146,7 +146,7 @@ class _Heads:
         return (slice(start, min(start + size, n)) for start in range(0, n, size))
 
     def weights(self, part: slice) -> torch.Tensor:
-        """What the queries of `part` give each key [B G, H / G part, N]; they add up to 1."""
+        """The attention that the queries of `part` give each key [B G, H / G part, N]; they add up to 1."""
         scores = torch.bmm(self.together(self._query[:, :, part]), self.keys.transpose(1, 2))
         mask = self._mask[:, :, part, : self.keys.shape[1]]
         heads = mask[:, :, None] if mask.shape[1] == 1 else mask.unflatten(1, self._shape[1:])

@@ -1,4 +1,4 @@
-"""What the last positions of a pass give the position before them and themselves, read while the pass runs.
+"""The attention of the last positions of a pass to the one before and to themselves, read while the pass runs.
 
 Library kernels return no attention weights, so a layer's queries of these positions meet its keys once more.
 Weights are believed only where they reproduce what the layer's own attention has answered: a cap, a bias or a sink that
@@ -23,7 +23,7 @@ from semgrad_guard.engine.replay.skinny_linear import precise_dtype
 
 _NAME = "semgrad_guard_weights"
 _OWN = "eager"
-_TOLERANCE = 1e-4  # of the norm, what kernels that add in another order may differ by
+_TOLERANCE = 1e-4  # of the norm: the difference of kernels that add in another order
 _ROUNDINGS = 4  # of a half-precision output
 
 
@@ -35,7 +35,7 @@ class Neighbours(NamedTuple):
 
 
 class AttentionWeights:
-    """What the layers' attention gave in a pass, by layer; a layer is missing where its weights are not known."""
+    """The attention of the layers in a pass, by layer; a layer is missing where its weights are not known."""
 
     def __init__(self, layers: Mapping[int, nn.Module], count: int) -> None:
         """Of `count` last positions."""
@@ -62,7 +62,7 @@ class AttentionWeights:
             yield
 
     def _watch(self, index: int, module: nn.Module, stack: ExitStack) -> None:
-        """Take in what a module hands out by itself."""
+        """Take in the weights that a module returns by itself."""
         if getattr(getattr(module, "config", None), "_attn_implementation", None) == _OWN:
             stack.callback(module.register_forward_hook(lambda *call: self._take_own(index, call[2])).remove)
 
@@ -71,15 +71,17 @@ class AttentionWeights:
         if isinstance(weights, torch.Tensor) and weights.ndim == 4 and self._fits(weights):
             self._keep(index, weights[:, :, -self._count :].to(precise_dtype(weights)))
 
-    def see(self, module: nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, **told: Any) -> None:
-        """Take in what attention was asked with; `told` holds its mask, its scale, and what it answered."""
+    def see(
+        self, module: nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, **options: Any
+    ) -> None:
+        """Take in the inputs of attention; `options` holds its mask, its scale, and its output."""
         index = self._layer_of.get(id(module))
         if index is None:
             return
         if query.shape[2] != key.shape[2] or query.shape[2] < self._count + 1:
             self._found.setdefault(index, []).append(None)
             return
-        weights, answered = _weights(query, key, self._count, **told), told["output"][:, -self._count :]
+        weights, answered = _weights(query, key, self._count, **options), options["output"][:, -self._count :]
         groups = query.shape[1] // key.shape[1]
         expected = (weights @ value.to(weights.dtype).repeat_interleave(groups, 1)).transpose(1, 2)
         off, size = (expected - answered).norm(), expected.norm()
@@ -131,7 +133,7 @@ def _weights(
     scaling: float | None,
     output: torch.Tensor,
 ) -> torch.Tensor:
-    """softmax(Q K^T + mask) of the last `count` queries: [B, H, count, N]; without a mask, each sees what precedes."""
+    """softmax(Q K^T + mask) of the last `count` queries: [B, H, count, N]; without a mask, causal."""
     dtype, total = precise_dtype(output), key.shape[2]
     batch, heads, _, width = query.shape
     scale = width**-0.5 if scaling is None else scaling

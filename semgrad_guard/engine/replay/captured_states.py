@@ -1,4 +1,4 @@
-"""What a generation leaves behind for scoring: captured while it runs, read by the replay of its upper layers."""
+"""The states that a generation leaves for scoring: captured while it runs, read by the replay of its upper layers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from semgrad_guard.engine.replay.row_caches import can_be_taken_apart, kept, sta
 from semgrad_guard.engine.replay.token_batch import TokenBatch
 
 Steps = Sequence[Sequence[torch.Tensor] | torch.Tensor]
-"""What each step gave for each row."""
+"""The result of each step for each row."""
 
 Survey = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 """A few numbers [batch, few] about one step, from the states before the head [batch, d] and its output [batch, V]."""
@@ -27,9 +27,9 @@ class Capture:
     """Keeps h^(k) at positions >= `start` while a model generates (prefill in any number of pieces, then tokens).
 
     It also keeps the states before the head at every step; the head's output, which spares scoring a pass through the
-    head, as long as all of it stays within `logit_bytes`; and what the linear maps of the layers from k on gave, which
-    spares reading their weights once more: of as many maps as `output_bytes` hold. With a `survey`, a head's output
-    that is not kept leaves what that makes of it.
+    head, as long as all of it stays within `logit_bytes`; and the outputs of the linear maps of the layers from k on,
+    which spares reading their weights once more: of as many maps as `output_bytes` hold. With a `survey`, a head's
+    output that is not kept leaves its survey.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class Capture:
             self._joined = False
 
     def see_output(self, place: Place, output: torch.Tensor) -> None:
-        """Take in what a linear map gave [batch, positions, out] in the pass whose h^(k) came last."""
+        """Take in the output of a linear map [batch, positions, out] in the pass whose h^(k) came last."""
         if place[0] < self.layer or place in self._left_out or not self._output_bytes or output.is_inference():
             return
         if output.shape[:2] != self._shape or output.ndim != 3:
@@ -124,13 +124,13 @@ class Capture:
         return tuple(self._finals)
 
     def surveys(self) -> tuple[torch.Tensor, ...]:
-        """What the survey made of the head's output at every step; empty without one."""
+        """The survey of the head's output at every step; empty without one."""
         if self.survey is not None and self._steps is not None:
             self._look(self._steps[len(self._surveys) :], self.survey)
         return tuple(self._surveys)
 
     def _look(self, steps: Sequence[torch.Tensor], survey: Survey) -> None:
-        """Survey the next steps. Their cost is that of whoever reads it, not the generation's."""
+        """Survey the next steps. Their cost belongs to the score that reads it, not to the generation."""
         began = time.perf_counter()
         for raw in steps:
             self._surveys.append(survey(self._finals[len(self._surveys)], raw))
@@ -139,7 +139,7 @@ class Capture:
         self.survey_ms += cost / self._finals[0].shape[0]
 
     def outputs(self) -> Outputs:
-        """What each linear map gave at every position from `start` on: [batch, positions, out].
+        """The output of each linear map at every position from `start` on: [batch, positions, out].
 
         Without those that gave it in another shape or number, and those whose output was changed afterwards, in place.
         """
@@ -149,7 +149,7 @@ class Capture:
             whole = sum(piece.shape[1] for piece, _ in pieces) == positions
             if whole and all(piece._version == version for piece, version in pieces):
                 if len(pieces) > 1:
-                    with torch.inference_mode(False):  # a caller's: what is made in it has no version
+                    with torch.inference_mode(False):  # a caller's: its tensors have no version
                         joined = torch.cat([piece for piece, _ in pieces], dim=1)
                     self._outputs[place] = pieces = [(joined, joined._version)]
                 outputs[place] = pieces[0][0]
@@ -158,7 +158,7 @@ class Capture:
 
 @dataclass(frozen=True)
 class RowPasses:
-    """What the passes that wrote one row of a changing batch left.
+    """The states of the passes that wrote one row of a changing batch.
 
     `before` [1 row] is the cache of its columns before the first state that was kept; `passes` are the captures of the
     passes that read the others, in their order, and the row's place in each.
@@ -177,7 +177,7 @@ class RowPasses:
         return [step[row] for capture, row in self.passes for step in capture.finals()]
 
     def surveys(self) -> list[torch.Tensor]:
-        """What the survey made of every step; empty where one is missing."""
+        """The survey of every step; empty where one is missing."""
         known = [[step[row] for step in capture.surveys()] for capture, row in self.passes]
         return [step for steps in known for step in steps] if all(known) else []
 
@@ -207,7 +207,7 @@ class _Layout:
         ]
 
     def laid_out(self, sources: Sequence[torch.Tensor]) -> torch.Tensor:
-        """One tensor [rows, longest, d] from what each capture holds [its rows, its positions, d]."""
+        """One tensor [rows, longest, d] from the captures' own [its rows, its positions, d]."""
         laid = sources[0].new_zeros(self._shape[0] * self._shape[1], sources[0].shape[-1])
         for source, (own, to) in zip(sources, self._moves, strict=True):
             flat = source.reshape(-1, source.shape[-1])
@@ -217,13 +217,13 @@ class _Layout:
 
 @dataclass(frozen=True)
 class CapturedStates:
-    """What a generation leaves behind for scoring.
+    """The states that a generation leaves for scoring.
 
-    Its KV cache, h^(layer) and what the linear maps of the layers from there on gave, both from column `begins` (the
-    earliest t*) on, and the states before the head and its output at each step and row (maps and head as far as they
-    were kept). Of the cache, only the columns before the first state are needed.
-    `surveys` are there where the head's output is not, and a survey was asked for; they took `survey_ms` of the
-    generation's time. `epoch` is the model's own at that time (`Scorer.epoch`; None: whichever): what another one left
+    Its KV cache, h^(layer) and the outputs of the linear maps of the layers from there on, both from column `begins`
+    (the earliest t*) on, and the states before the head and its output at each step and row (maps and head as far as
+    they were kept). Of the cache, only the columns before the first state are needed.
+    `surveys` are there where the head's output is not, and a survey was wanted; they took `survey_ms` of the
+    generation's time. `epoch` is the model's own at that time (`Scorer.epoch`; None: any): the states of another one
     is of no use.
     """
 
@@ -240,7 +240,7 @@ class CapturedStates:
 
     @classmethod
     def of(cls, cache: Cache, capture: Capture, epoch: object = None) -> CapturedStates:
-        """What a generation with this cache and capture left."""
+        """The states of a generation with this cache and capture."""
         states, logits, outputs = capture.states(), capture.logits(), capture.outputs()
         begins = cache.get_seq_length() - states.shape[1]
         surveys = () if logits else capture.surveys()
@@ -249,7 +249,7 @@ class CapturedStates:
 
     @classmethod
     def gathered(cls, rows: Sequence[RowPasses], epoch: object = None, *, padding: int = 0) -> CapturedStates:
-        """What rows that were written in a changing batch left, laid out as one batch.
+        """The states of rows that were written in a changing batch, laid out as one batch.
 
         As many columns of each row's prompt must have been kept. The first `padding` of them are before every row:
         they were there for the prompt of another one, which is not among these.
@@ -274,7 +274,7 @@ class CapturedStates:
         )
 
     def part(self, rows: Sequence[int], *, skip: int) -> CapturedStates:
-        """What these rows left, without the first `skip` columns, which are padding in all of them.
+        """The states of these rows, without the first `skip` columns, which are padding in all of them.
 
         Without a cache to replay them from, where it cannot be taken apart.
         """
@@ -314,12 +314,12 @@ class CapturedStates:
         return None if kept is None else torch.stack(kept)
 
     def surveyed(self, batch: TokenBatch) -> torch.Tensor | None:
-        """What the survey made of each of the batch's response tokens [n, few]; None where that is not known."""
+        """The survey of each of the batch's response tokens [n, few]; None where that is not known."""
         known = _by_token(self.surveys, batch)
         return None if known is None else torch.stack(known)
 
     def known_outputs(self, batch: TokenBatch) -> Outputs:
-        """What the linear maps gave at the columns that are replayed [B, columns, out]."""
+        """The outputs of the linear maps at the columns that are replayed [B, columns, out]."""
         columns = self._replayed(batch)
         return {place: _ordinary(output[:, columns].contiguous()) for place, output in self.outputs.items()}
 
@@ -340,7 +340,7 @@ def by_step(rows: Sequence[Sequence[torch.Tensor]]) -> Steps:
 
 
 def _by_token(steps: Steps, batch: TokenBatch) -> list[torch.Tensor] | None:
-    """What each step left for each of the batch's response tokens, row after row."""
+    """The result of each step for each of the batch's response tokens, row after row."""
     if len(steps) < max(batch.lengths):
         return None
     return [steps[step][row] for row, length in enumerate(batch.lengths) for step in range(length)]

@@ -55,12 +55,12 @@ _TRANSIENT = NO_MATTER | {
     "peft_config",
     "active_adapter",
 }
-# Of a configuration: what no forward pass reads, and the kind of attention, whose kernels agree up to rounding.
+# Of a configuration: settings that no pass reads, and the kind of attention, whose kernels agree up to rounding.
 _CONFIG_TRANSIENT = frozenset({"use_cache", "return_dict", "dtype", "torch_dtype", "architectures", "problem_type"})
 _CONFIG_ENDS = ("_token_id", "_token_ids", "2label", "2id", "_version")
 _LENGTH_ROPE = ("dynamic", "longrope")  # kinds whose frequencies follow the length of the last sequence:
 _OF_LENGTH = ("inv_freq", "max_seq_len_cached", "attention_scaling")
-_ADAPTED = ("base_layer", "original_module")  # what PEFT has put an adapter around
+_ADAPTED = ("base_layer", "original_module")  # the modules that PEFT has put an adapter around
 
 
 @dataclass(frozen=True)
@@ -78,21 +78,21 @@ _firsts_lock = threading.Lock()
 
 
 def remember_first(model: nn.Module) -> None:
-    """Note what a model is and does, where it was not met before."""
+    """Note the conduct of a model that was not met before."""
     with _firsts_lock:
         if model not in _firsts:
             _firsts[model] = _conduct_of(model)
 
 
 def uncertain_code(snapshot: Snapshot, model: nn.Module) -> str | None:
-    """Why a model cannot be told to be unchanged, in words; None where it can."""
+    """The reason, in words, why a change of the model could stay unseen; None where it could not."""
     first = _firsts.get(model)
     replaced = None if first is None else snapshot.code.replaced_since(first.code)
     return snapshot.own_code or snapshot.code.unseen or (f"{replaced} was replaced" if replaced else None)
 
 
 def fingerprint_of(model: nn.Module, *, comparable: bool = True) -> str:
-    """Sixteen hex digits for the model as it is: those of its weights, as long as it does what it did at first.
+    """Sixteen hex digits for the model as it is: those of its weights, as long as it behaves as at first.
 
     Where its code is not `comparable`, a mark follows that is never the same twice.
     """
@@ -132,7 +132,9 @@ def _conduct_of(model: nn.Module) -> _Conduct:
     ordinary.update({place: _digest(value, paths) for place, value in code.settings()})
     if len(adapters) > 1:
         extra["adapter"] = repr(getattr(model, "active_adapter", None))
-    versions = {name: (weakref.ref(each), version_of(each)) for name, each in model.named_parameters()}
+    versions: dict[str, tuple[weakref.ref[torch.Tensor], int]] = {
+        name: (weakref.ref(weight), version_of(weight)) for name, weight in model.named_parameters()
+    }
     return _Conduct(ordinary, extra, versions, code)
 
 
@@ -147,7 +149,7 @@ def _attributes(module: nn.Module) -> Iterator[tuple[str, Any]]:
 
 
 def _switched(path: str, layer: Any, adapters: Mapping[str, Any]) -> dict[str, str]:
-    """An adapter as its folder brings it is ordinary: the only one, on, beside the weights, at its own scale."""
+    """An adapter as its folder brings it is ordinary: the only one, on, not merged, at its own scale."""
     active, merged = list(layer.active_adapters), list(getattr(layer, "merged_adapters", ()))
     scales = {name: scale for name in active if (scale := _own_scale(layer, name, adapters)) is not None}
     if len(adapters) == 1 and not (layer._disable_adapters or merged or scales):
@@ -164,7 +166,7 @@ def _digest(value: Any, paths: Mapping[int, str]) -> str:
 
 
 def _pieces(value: Any, paths: Mapping[int, str], seen: dict[int, int]) -> Iterator[bytes]:
-    """A value and what it holds, without addresses: a value that is met again is named by its place."""
+    """A value and its parts, without addresses: a value that is met again is named by its place."""
     value = innermost(value)
     if type(value) in ATOMS:
         yield repr(value).encode()
@@ -213,8 +215,8 @@ def _parts(value: Any) -> list[Any]:
 
 
 def _modules(module: nn.Module, path: str, seen: set[int]) -> Iterator[tuple[str, nn.Module]]:
-    """Paths and modules, each once. A compiled module is what it was compiled from, and a layer with an adapter stands
-    at the place of the layer that it adapts, whose conduct is the same with and without it."""
+    """Paths and modules, each once. A compiled module counts as its original, and a layer with an adapter has the path
+    of the layer that it adapts, whose conduct is the same with and without it."""
     compiled = module._modules.get("_orig_mod")
     if compiled is not None:
         yield from _modules(compiled, path, seen)

@@ -1,7 +1,7 @@
 """A model in float32, or a few of its layers, for a self-check that half precision's own noise would blur.
 
 Which way of replaying is exact depends on a model's code, not on its numbers. So a sample need not hold all layers: one
-of each kind in the lower and in the upper half stands for the rest, which hand on what they are given.
+of each kind in the lower and in the upper half represents the rest, which return their inputs.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ def is_half(weight: torch.Tensor) -> bool:
 
 
 def float_sample(model: nn.Module, layers_path: str, first: int, *, returns_tuples: bool) -> nn.Module:
-    """A copy of `model` in float32 that shares what is float32 already, for replays from layer `first` on.
+    """A copy of `model` in float32 that shares the tensors that are float32 already, for replays from layer `first` on.
 
-    Linear maps with quantized weights are replaced by plain ones of their shape with random weights: what is checked is
-    what the model does with its layers, not what they hold.
+    Linear maps with quantized weights are replaced by plain ones of their shape with random weights: the check is of
+    the code around the layers, not of their numbers.
     """
     twin = weight_sharing_copy(model)
     layers = cast(nn.ModuleList, twin.get_submodule(layers_path))
@@ -51,7 +51,7 @@ def _representatives(layers: Sequence[nn.Module] | nn.ModuleList, first: int) ->
 
 
 def _kind(layer: nn.Module) -> Hashable:
-    """What makes two layers alike: the types of their modules, the shapes of their weights, and plain settings."""
+    """The traits of a layer: the types of their modules, the shapes of their weights, and plain settings."""
     settings = [
         (name, value)
         for name, value in vars(layer).items()

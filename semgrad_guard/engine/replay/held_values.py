@@ -1,4 +1,4 @@
-"""What Python values hold by name: the containers and objects that a module's settings are made of."""
+"""The parts of Python values by name: the containers and objects that a module's settings are made of."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ InputHook = Callable[[torch.Tensor], torch.Tensor | None]
 
 
 def add_input_hook(layer: nn.Module, watch: InputHook) -> Any:
-    """Call `watch` with the layer's input hidden states [batch, positions, d]; what it returns replaces them."""
+    """Call `watch` with the layer's input hidden states [batch, positions, d]; its result replaces them."""
 
     def hook(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any] | None:
         changed = watch(cast(torch.Tensor, args[0] if args else kwargs["hidden_states"]))
@@ -61,7 +61,7 @@ def _check(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
 
 
 class LayerInputs:
-    """h^(l) of a span in one pass over the model's own code, from what its decoder layers receive.
+    """h^(l) of a span in one pass over the model's own code, from the inputs of its decoder layers.
 
     `layers` are the decoder layers, None where the architecture has no known list of them.
     """
@@ -73,7 +73,7 @@ class LayerInputs:
 
     @contextmanager
     def watched(self) -> Iterator[None]:
-        """Note what the span's layers receive (and the last one, by which the rest is verified)."""
+        """Note the inputs of the span's layers (and the last one, by which the rest is verified)."""
         if self._layers is None:
             yield
             return

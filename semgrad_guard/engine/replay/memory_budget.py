@@ -1,4 +1,4 @@
-"""How much may be held beside the model, and what scoring does where that is too little."""
+"""How much may be held in addition to the model, and how scoring proceeds where that is too little."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ class Memory:
 
     `logits`: the head's outputs that a generation keeps, and those kept between the two passes over the vocabulary;
     beyond it they are computed again for gradients, and surveyed while generating for scores without one.
-    `activations`: what the replay keeps for its backward pass; beyond it only every decoder layer's input is kept, and
+    `activations`: the states kept for a replay's backward pass; beyond it only every decoder layer's input is kept, and
     the layer is run once more (about a forward pass of the upper layers).
-    `outputs`: what the upper layers' linear maps gave while generating; those beyond it are computed again.
+    `outputs`: the outputs of the upper layers' linear maps while generating; those beyond it are computed again.
 
     `prompts`: keys and values kept from one generation to the next, so that the next turn of a chat, or another prompt
     with the same instructions, is read only from where it differs. 0 (the default) keeps none: then nothing is held
-    between calls, and no answer's last digits depend on what was asked before. Batches of one prompt alone use it.
+    between calls, and no answer's last digits depend on earlier requests. Batches of one prompt alone use it.
     """
 
     logits: int = 96 << 20
@@ -57,7 +57,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def unless_memory_runs_out(work: Callable[[], T]) -> T | None:
-    """What `work` gives; None where there is no room for it."""
+    """The result of `work`; None where there is no room for it."""
     try:
         return work()
     except Exception as error:
@@ -68,7 +68,7 @@ def unless_memory_runs_out(work: Callable[[], T]) -> T | None:
 
 
 def give_back_memory() -> None:
-    """Let go what a failed attempt has left, the device's own reserve included. Not inside an `except` block.
+    """Release the memory of a failed attempt, the device's own reserve included. Not inside an `except` block.
 
     An error that is being handled holds the attempt's tensors.
     """
@@ -78,7 +78,7 @@ def give_back_memory() -> None:
 
 
 def activation_bytes(layers: Sequence[nn.Module], positions: int) -> int:
-    """About what a backward pass through `layers` keeps: what goes into their matrices and comes out, per position."""
+    """About the bytes that a backward pass through `layers` keeps: inputs and outputs of matrices, by position."""
     matrices = [p for layer in layers for p in layer.parameters() if p.ndim >= 2]
     return sum((p.shape[-1] + p.shape[-2]) * p.dtype.itemsize for p in matrices) * positions
 
@@ -87,7 +87,7 @@ def activation_bytes(layers: Sequence[nn.Module], positions: int) -> int:
 def checkpointed(layers: Sequence[nn.Module], again: Callable[[], AbstractContextManager[None]]) -> Iterator[None]:
     """For the time of a block `layers`, which must be a copy's, keep nothing but their inputs.
 
-    `again` is entered when a layer is run for the second time, so that it computes what it computed at first.
+    `again` is entered when a layer is run for the second time, so that it computes the same as at first.
     """
     with ExitStack() as stack:
         for layer in layers:

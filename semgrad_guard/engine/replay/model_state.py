@@ -34,7 +34,7 @@ _TABLES = ("_parameters", "_buffers", "_modules")
 NO_MATTER = frozenset(
     {
         "training",  # every pass is in evaluation mode
-        "_compiled_call_impl",  # computes what it was compiled from
+        "_compiled_call_impl",  # computes the same as its original
         "_output_capturing_hooks_installed",
         "_backward_hooks",
         "_backward_pre_hooks",
@@ -60,8 +60,8 @@ class Snapshot:
         self._leaves: list[Any] = []
         self._seen: set[int] = set()
         self._modules: list[nn.Module] = []
-        self._chosen: list[tuple[Mapping[str, Any], list[str]]] = []  # what modules and their classes hold by name
-        self._tables: list[Mapping[Any, Any]] = []  # and what its tables, its containers and its objects hold
+        self._chosen: list[tuple[Mapping[str, Any], list[str]]] = []  # of modules and their classes, by name
+        self._tables: list[Mapping[Any, Any]] = []  # tables, containers and objects as a whole
         self._named: list[Mapping[Any, Any]] = []  # those of them whose keys may change while their values do not
         self._sequences: list[Iterable[Any]] = []
         self._tensors: list[torch.Tensor] = []
@@ -90,7 +90,7 @@ class Snapshot:
         return frozenset(map(id, self._tensors))
 
     def is_current(self) -> bool:
-        """Whether the model still is what it was, its shared weights' numbers aside (see `weights`)."""
+        """Whether the model is still the same, its shared weights' numbers aside (see `weights`)."""
         return (
             self._entries.are_the_same()
             and list(map(type, self._all_modules())) == self._classes
@@ -194,7 +194,7 @@ class Snapshot:
         if vars(tensor):
             self._visit_table(vars(tensor))
 
-    # What is compared.
+    # The comparison.
 
     def _all_modules(self) -> list[nn.Module]:
         """All modules, the model itself first as long as it lives: a snapshot does not keep it."""

@@ -1,4 +1,4 @@
-"""Modules that take the place of others in a weight-sharing copy, so that a replay skips what it does not need."""
+"""Modules that take the place of others in a weight-sharing copy, so that a replay skips needless work."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class HeadRecorder(nn.Module):
 
     @property
     def weight(self) -> torch.Tensor:
-        """The head's: some models ask for its dtype."""
+        """The head's: some models read its dtype."""
         return self._head[0].weight
 
     def forward(self, states: torch.Tensor) -> torch.Tensor:
@@ -92,12 +92,12 @@ class ModuleSwaps:
 
     @property
     def _places(self) -> Sequence[int]:
-        """Where the decoder layers stand in their list."""
+        """The decoder layers' places in their list."""
         return [place for place in range(len(self._members)) if place not in self._architecture.idle]
 
     @contextmanager
     def headless(self) -> Iterator[HeadRecorder]:
-        """No head: the recorder in its place takes what a pass would have given it."""
+        """No head: the recorder in its place takes its input."""
         self._put_head(self._recorder)
         try:
             yield self._recorder
@@ -117,7 +117,7 @@ class ModuleSwaps:
 
     @contextmanager
     def bypassing(self, count: int) -> Iterator[None]:
-        """The first `count` decoder layers hand on what they are given."""
+        """The first `count` decoder layers return their inputs."""
         members = self._members
         lower = [(place, members[place]) for place in self._places[:count]]
         for place, layer in lower:

@@ -31,7 +31,7 @@ HOOKS = {
 
 # transformers leaves these on a model at its first `output_hidden_states=True`; they do nothing of themselves.
 _INERT_HOOKS = "transformers.utils.output_capturing"
-_FORWARD_ONLY = "make_inputs_require_grads"  # a hook that asks for gradients and changes no number
+_FORWARD_ONLY = "make_inputs_require_grads"  # a hook that requires gradients and changes no number
 
 _CALL = ("__call__", "_wrapped_call_impl", "_call_impl")
 _OF_CHECKPOINTS = "transformers_modules"  # the package in which transformers puts the code that a checkpoint brings
@@ -44,7 +44,7 @@ def is_inert(hook: object) -> bool:
 
 
 def is_replaced(module: nn.Module, name: str, value: Any) -> bool:
-    """Whether an attribute of one module stands in the place of a method of its class, and is another."""
+    """Whether an attribute of one module replaces a method of its class."""
     method: Any = getattr(type(module), name, None)
     if not callable(method) or not callable(value):
         return False
@@ -103,13 +103,13 @@ class Code:
         return [(table, names[place]) for place, table in self._tables.items()]
 
     def settings(self) -> Iterator[tuple[str, Any]]:
-        """What it holds beside functions, by name."""
+        """The values other than functions, by name."""
         for (place, name), value in self._values.items():
             if not _runs(value):
                 yield f"{_named(place)}.{name}", value
 
     def replaced_since(self, first: Code) -> str | None:
-        """The first function that is no longer what it was; places that are not in both are not compared."""
+        """The first function that was replaced since; places that are not in both are not compared."""
         for key in {**first._values, **self._values}:
             one, other = first._values.get(key), self._values.get(key)
             if one is not other and (_runs(one) or _runs(other)) and key[0] in first._tables and key[0] in self._tables:

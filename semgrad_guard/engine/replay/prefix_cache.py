@@ -11,7 +11,7 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 from semgrad_guard.errors import UnsupportedModelError
 
 CACHE = "cache" if "cache" in CausalLMOutputWithPast.__dataclass_fields__ else "past_key_values"
-"""What the installed transformers calls a model's cache, in its arguments and its outputs."""
+"""The name that the installed transformers gives a model's cache, in its arguments and its outputs."""
 
 
 def cache_of(output: Any) -> Cache:

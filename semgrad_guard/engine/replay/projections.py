@@ -1,4 +1,4 @@
-"""The linear maps of a copy's decoder layers: what they gave while generating spares reading their weights again.
+"""The linear maps of a copy's decoder layers: their outputs while generating spare reading their weights again.
 
 A replay needs the outputs of every linear map of the upper layers, and its generation has just computed them, position
 by position. Kept, they leave attention, norms and activations to be run again, which read no weights; the graph is the
@@ -24,7 +24,7 @@ Place = tuple[int, str]
 """A linear map by its decoder layer's number and its path in there."""
 
 Outputs = Mapping[Place, torch.Tensor]
-"""What linear maps gave: [B, positions, out] each."""
+"""The outputs of linear maps: [B, positions, out] each."""
 
 
 class Projections:
@@ -52,7 +52,7 @@ class Projections:
 
     @contextmanager
     def listening(self, listener: Callable[[Place, torch.Tensor], None]) -> Iterator[None]:
-        """For the time of a block, hand the listener what every linear map gives."""
+        """For the time of a block, hand the listener the output of every linear map."""
         self._listener = listener
         try:
             yield

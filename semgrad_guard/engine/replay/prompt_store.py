@@ -1,7 +1,7 @@
 """Keys and values of earlier prompts, so that a later one is read only from where it differs.
 
-The turns of a chat repeat everything that was said before, and the prompts of one RAG chain begin with the same
-instructions. What was computed for those tokens does not depend on what follows them.
+The messages of a chat repeat all earlier ones, and the prompts of one RAG chain begin with the same
+instructions. Keys and values of those tokens do not depend on later ones.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class PromptStore:
 
     @property
     def bytes(self) -> int:
-        """What is held."""
+        """The bytes held."""
         return sum(entry.bytes for entry in self._entries)
 
     def begin(self, ids: Sequence[int], most: int) -> Cache:
@@ -55,7 +55,7 @@ class PromptStore:
         return cache
 
     def keep(self, ids: Sequence[int], cache: Cache, budget: int) -> None:
-        """Remember what was read in the place of what it continues, within `budget` bytes.
+        """Remember the tokens read in the place of those that they continue, within `budget` bytes.
 
         The cache holds one row, and the tokens of `ids` without the last one or more.
         """

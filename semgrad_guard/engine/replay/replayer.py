@@ -43,7 +43,7 @@ class Replayed:
 
     `hidden` begins at column `start`, `final` at column `head_start`; `token_axis` is the axis of `hidden` that counts
     columns (a model with several residual streams has more axes). Where the pass went through the head (full tier),
-    there are `logits` from `head_start` instead, and `head_weight` [V, d] is what the head alone multiplied by;
+    there are `logits` from `head_start` instead, and `head_weight` [V, d] is the factor of the head alone;
     `raw_logits` is the head's own output, without a graph, where its module was called. `kept_logits` is the head's
     output for each response token, where its generation kept it.
     """
@@ -84,7 +84,7 @@ class Replayer:
         self._bytes_per_position: dict[int, int] = {}  # from a first layer on; a walk over all weights otherwise
         self._architecture = architecture
         self._copy = model_copy
-        for module in model_copy.modules():  # `generate` fills up what it is not told from there
+        for module in model_copy.modules():  # `generate` takes options that it is not given from there
             if "generation_config" in vars(module):
                 vars(module)["generation_config"] = GenerationConfig()
         self._swaps = ModuleSwaps(self._copy, architecture)
@@ -108,7 +108,7 @@ class Replayer:
     def plain(self) -> bool:
         """Whether replays keep closer to the model's own code: with its attention, and with outputs that it may change.
 
-        Some models ask in the middle of their attention how they were configured, or change what a map gave in place.
+        Some models read their configuration in the middle of their attention, or change the output of a map in place.
         """
         return self._projections.copies
 
@@ -155,7 +155,7 @@ class Replayer:
         inputs = self._layer_inputs(span)
         embedding: Any = self._copy.get_input_embeddings()  # pyright: ignore
         with ExitStack() as stack:
-            # A copy of what has a gradient: some models scale it in place.
+            # A copy of the tensor with a gradient: some models scale it in place.
             began = embedding.register_forward_hook(lambda *call: call[2].detach().requires_grad_().clone())
             stack.callback(began.remove)
             stack.callback(self.head.register_forward_hook(lambda *call: raw.append(call[2].detach())).remove)
@@ -198,7 +198,7 @@ class Replayer:
     ) -> Any:
         """`model.generate` on the copy: no mode, hook or generation default of the user's model plays a part.
 
-        With `capture`, the cache keeps every key, so that `captured` can replay from what is left behind. A `cache`
+        With `capture`, the cache keeps every key, so that `captured` can replay from the states left. A `cache`
         (see `prefilled` and `PromptStore`) spares the columns that it holds.
         """
         if capture is not None:
@@ -269,7 +269,7 @@ class Replayer:
         return Observed(batch.end + alone - final.shape[1], final, by_token(seen[0], self.token_axis))
 
     def attention(self, batch: TokenBatch, layers: Sequence[int]) -> Mapping[int, Neighbours]:
-        """What the answers' tokens give each other in some layers, by one pass over all columns, the last included.
+        """The attention of the answers' tokens to each other in some layers, by one pass over all columns.
 
         Rows of [B, H, T] are in the batch's columns from the answers' first on. Layers that cannot be read are missing.
         """
@@ -283,11 +283,11 @@ class Replayer:
         return watch.found
 
     def record(self, batch: TokenBatch, layer: int) -> CapturedStates:
-        """What a generation of this batch would have left (for self-checks)."""
+        """The states that a generation of this batch would have left (for self-checks)."""
         capture, cache = Capture.within(self.memory, layer=layer, start=batch.cut), growing_cache()
         with torch.no_grad(), self._swaps.headless() as recorder, input_hooks(self.layers, {layer: capture}):
             with self._projections.listening(capture.see_output):
-                self._call(batch.inputs(0, batch.end, told=True), cache=cache)
+                self._call(batch.inputs(0, batch.end, as_generated=True), cache=cache)
             recorder.take()
         return CapturedStates.of(cache, capture)
 
@@ -351,14 +351,14 @@ class Replayer:
     def _call(self, inputs: dict[str, torch.Tensor], *, cache: Cache | None = None, **options: Any) -> Any:
         if not self._architecture.takes_positions:
             inputs.pop("position_ids", None)
-        for module in self._positioned:  # what a generation has left there belongs to its own positions
+        for module in self._positioned:  # the values of a generation belong to its own positions
             cast(Any, module).rope_deltas = None
         with self._guarded, stoppable(self._stages()):
             held = {"use_cache": False} if cache is None else {"use_cache": True, CACHE: cache}
             return self._copy(**inputs, **held, **options)
 
     def _verified(self, inputs: LayerInputs, output: Any, columns: int) -> tuple[tuple[torch.Tensor, ...], int]:
-        # Columns of the model's own may stand before the batch's: the virtual tokens of a tuned prompt.
+        # Columns of the model's own may precede the batch's: the virtual tokens of a tuned prompt.
         known = {columns + own for own in self._virtual}
         return inputs.verified(output.hidden_states, type(self._copy).__name__, known)
 

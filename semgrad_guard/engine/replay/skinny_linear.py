@@ -1,4 +1,4 @@
-"""Linear layers over a handful of positions on a CPU: the weights are what costs, and they are read once.
+"""Linear layers over a handful of positions on a CPU: reading the weights costs most, and they are read once.
 
 For 5 to 63 rows x, BLAS takes up to twice as long over x W^T as over W x^T on an Intel (4864 x 896, ten rows, float32:
 4.4 ms against 2.6 ms; reading the weights takes 1.2 ms), and half as long on an AMD (2.9 ms against 6.5 ms). CPUs
@@ -21,7 +21,7 @@ _FEW = range(5, 64)  # rows for which W x^T is the faster order, measured
 _LARGE = 1 << 16  # entries of a weight below which the detour costs more than it saves
 _PIECE = 1 << 18  # entries of a weight converted at a time
 _UNITS = {torch.bfloat16: ("amx_bf16", "avx512_bf16"), torch.float16: ("amx_fp16", "avx512_fp16")}
-"""What an x86 processor calls its instructions for a half-precision dtype."""
+"""The names of an x86 processor's instructions for a half-precision dtype."""
 
 
 def lacks_units(dtype: torch.dtype, device: torch.device) -> bool:
@@ -79,7 +79,7 @@ def add_product(total: torch.Tensor, gradient: torch.Tensor, weight: torch.Tenso
 def _converted(weight: torch.Tensor, dtype: torch.dtype) -> Iterator[tuple[slice, torch.Tensor]]:
     """The rows of a weight [out, in] in `dtype` and their place: all of them, where that is their own dtype.
 
-    Else, on a CPU, few enough at a time to stay in a core's cache; each piece lives until the next is asked for.
+    Else, on a CPU, few enough at a time to stay in a core's cache; each piece lives until the next is taken.
     """
     if weight.dtype == dtype or weight.device.type != "cpu":
         yield slice(None), weight.to(dtype)
@@ -93,7 +93,7 @@ def _converted(weight: torch.Tensor, dtype: torch.dtype) -> Iterator[tuple[slice
 
 @cache
 def _capabilities() -> Mapping[str, Any]:
-    """The CPU's, asked for once: every linear layer of a replay wants to know."""
+    """The CPU's, read once: every linear layer of a replay wants to know."""
     return torch.cpu.get_capabilities()
 
 
@@ -107,7 +107,7 @@ def _weight_first(rows: int) -> bool:
 
 
 def linear_map(linear: nn.Linear, states: torch.Tensor) -> torch.Tensor:
-    """What `linear` gives [..., out] for states [..., in], in the faster order; no gradient reaches its weight."""
+    """The result of `linear` [..., out] for states [..., in], in the faster order; no gradient reaches its weight."""
     weight, rows = linear.weight, states.numel() // states.shape[-1]
     if not _helps(weight, rows) or states.dtype != weight.dtype:
         return F.linear(states, weight, linear.bias)

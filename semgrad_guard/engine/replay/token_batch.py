@@ -40,7 +40,7 @@ class TokenBatch:
         objective: Objective | None = None,
         segments: Sequence[Sequence[int]] | None = None,
     ) -> TokenBatch:
-        """Lay out token lists for what `objective` will ask; `semantic_tokens` count t* from the prompts' ends."""
+        """Lay out token lists for `objective`; `semantic_tokens` count t* from the prompts' ends."""
         objective = objective or Objective()
         width, tail = max(map(len, prompts)), max(map(len, responses))
         ids = torch.zeros(len(prompts), width + tail, dtype=torch.long, device="cpu")
@@ -71,7 +71,7 @@ class TokenBatch:
 
     @property
     def longest(self) -> int:
-        """Tokens of the longest prompt with room for the longest response: what a row without padding spans."""
+        """Tokens of the longest prompt with room for the longest response: the span of a row without padding."""
         return self.ids.shape[1]
 
     @property
@@ -103,14 +103,14 @@ class TokenBatch:
         """Whether a row begins later than others."""
         return not bool(self.mask[:, : self.prompt_columns].all())
 
-    def inputs(self, start: int, end: int, *, told: bool = False) -> dict[str, torch.Tensor]:
+    def inputs(self, start: int, end: int, *, as_generated: bool = False) -> dict[str, torch.Tensor]:
         """Model inputs for columns [start, end); the mask reaches back to column 0.
 
-        A model numbers positions itself, in a way of its own, and is told them only where a row is padded; or where it
-        shall do as in generating, where transformers tells it them (`told`).
+        A model numbers positions itself, in a way of its own, and gets them only where a row is padded; or where it
+        shall do as in generating, where transformers passes them (`as_generated`).
         """
         inputs = {"input_ids": self.ids[:, start:end], "attention_mask": self.mask[:, :end]}
-        if told or self.is_padded:
+        if as_generated or self.is_padded:
             inputs["position_ids"] = (self.mask.cumsum(1) - 1).clamp_(min=0)[:, start:end]
         return inputs
 

@@ -1,4 +1,4 @@
-"""Whether things are still the same objects, and tensors hold the same numbers: asked at every call, at little cost."""
+"""Whether values are the same objects, and tensors hold the same numbers: compared at every call, at little cost."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _version = attrgetter("_version")
 class Entries:
     """The entries of many dictionaries, compared by identity without Python code for each of them.
 
-    Of `chosen` dictionaries only the named entries count, and that there are no others: what is not touched costs
+    Of `chosen` dictionaries only the named entries count, and that there are no others: an unused entry costs
     nothing. Of the other `tables` all values are compared, and of those in `named` the keys.
     """
 
@@ -56,9 +56,9 @@ class Entries:
 
 
 class Contents:
-    """The numbers in some tensors: whether they were edited in place since they were last asked for.
+    """The numbers in some tensors: whether they were edited in place since they were last compared.
 
-    An edit is told by torch's own count of them, and, for those that it does not count (through `.data`), by the bytes:
+    An edit shows in torch's own count of them, and, for those that it does not count (through `.data`), by the bytes:
     all of a small tensor, some of a large one, which an edit of the whole tensor changes too.
     """
 
@@ -78,7 +78,7 @@ class Contents:
         self._versions, self._samples = self._read()
 
     def as_bytes(self) -> list[bytes]:
-        """What is compared of them."""
+        """The bytes that are compared."""
         return [sample.cpu().numpy().tobytes() for sample in self._samples]
 
     def _read(self) -> tuple[list[int], list[torch.Tensor]]:
@@ -123,7 +123,7 @@ def layout_of(tensor: torch.Tensor) -> list[Any]:
 
 
 def _plainly() -> Any:
-    """For the time of a block, tensors of libraries' classes are asked as plain ones, which takes no Python code."""
+    """For the time of a block, tensors of libraries' classes are read as plain ones, which takes no Python code."""
     return torch._C.DisableTorchFunctionSubclass()
 
 

@@ -39,7 +39,7 @@ _ADDING = {list: list.append, set: set.add, deque: deque.append}
 # Some rotary embeddings rewrite their frequencies in place on every forward pass: two threads must not share those.
 _OWN_BUFFER_BYTES = 1 << 16
 
-# Attributes by which a library's layer takes a kernel without autograd, as soon as a pass asks for no gradient, and
+# Attributes by which a library's layer takes a kernel without autograd, as soon as a pass needs no gradient, and
 # repacks its weights for it (bitsandbytes in four bits, on CPUs with bfloat16 units). A copy keeps to the other one.
 _WITHOUT_AUTOGRAD = {"support_avx512bf16_for_cpu": False}
 
@@ -64,12 +64,12 @@ def weight_sharing_copy(model: nn.Module) -> nn.Module:
 
 
 def is_own_buffer(module: nn.Module, name: str, buffer: torch.Tensor | None) -> bool:
-    """Whether a copy has this buffer for itself: small scratch is copied, what a checkpoint holds is shared."""
+    """Whether a copy has this buffer for itself: small scratch is copied, the buffers of a checkpoint are shared."""
     return buffer is not None and name in module._non_persistent_buffers_set and buffer.nbytes <= _OWN_BUFFER_BYTES
 
 
 class _Copier:
-    """Modules, parameters and values by their originals: what is used in two places stays one."""
+    """Modules, parameters and values by their originals: one that is used in two places stays one."""
 
     def __init__(self) -> None:
         self._modules: dict[int, nn.Module] = {}

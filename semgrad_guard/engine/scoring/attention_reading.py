@@ -20,9 +20,9 @@ NOT_FINITE = "the model's attention weights are not finite"
 class AttentionReading:
     """Attention weights of one answer of T tokens, in [0, 1], by layer of the middle third.
 
-    `previous` [layers, T - 1]: what each token from the second on gives the one before it, in the layer's head that
-    gives it most over the answer; empty rows for one token. `own` [layers]: the mean over heads of the mean logarithm
-    of what each token gives itself (nats, <= 0). Where something is not known there is nothing but the `reason`.
+    `previous` [layers, T - 1]: the attention of each token from the second on to the one before it, in the layer's
+    head that gives it most over the answer; empty rows for one token. `own` [layers]: the mean over heads of the mean
+    logarithm of the attention of each token to itself (nats, <= 0). Where something is not known, only `reason` is set.
     """
 
     previous: tuple[tuple[float, ...], ...]

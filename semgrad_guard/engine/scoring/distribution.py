@@ -1,4 +1,4 @@
-"""Next-token distributions by one of their tokens, so that what the others hold keeps its digits."""
+"""Next-token distributions by one of their tokens, so that the mass of the others keeps its digits."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ class Distribution:
     def of(cls, logits: torch.Tensor, mode: torch.Tensor, *, scratch: torch.Tensor | None = None) -> Distribution:
         """That of logits [n, V], which are overwritten, as is `scratch` of the same shape.
 
-        `mode` [n, 1] says whose logit is the peak, best the greatest.
+        `mode` [n, 1] is the token whose logit is the peak, best the greatest.
         """
         peak = logits.gather(1, mode)
         centred = logits.sub_(peak)
-        terms = torch.softmax(centred, 1, out=scratch)  # in less time than exp: what it divides by is multiplied again
+        terms = torch.softmax(centred, 1, out=scratch)  # in less time than exp: its divisor is multiplied again
         whole = 1 / terms.gather(1, mode).squeeze(1)
         moment = centred.mul_(terms).sum(1) * whole
         return cls(peak.squeeze(1), terms.scatter_(1, mode, 0.0).sum(1) * whole, moment)

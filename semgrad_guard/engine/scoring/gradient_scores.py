@@ -62,7 +62,7 @@ def gradient_scores(
     last_tokens: int | None = None,
     sampled_rows: int | None = None,
 ) -> GradientScores | list[GradientScores]:
-    """SemGrad, ParaGrad and HybridGrad of a response, whoever wrote it.
+    """SemGrad, ParaGrad and HybridGrad of a response, written by the model or not.
 
     Args:
         model: a causal LM; it is read, never changed, and may be in use elsewhere.
@@ -79,7 +79,7 @@ def gradient_scores(
 
     Raises:
         EmptyLayerSpanError: the variant's span is empty (paper: L <= 2); the message names the layer count.
-        UnsupportedModelError: the architecture rules a score out; the message says why.
+        UnsupportedModelError: the architecture rules a score out; the message gives the reason.
         InputError: empty or mismatched ids, ids outside the vocabulary, a t* outside the prompt.
     """
     single = _is_one_row(prompt_ids)
@@ -91,7 +91,7 @@ def gradient_scores(
         variant, span, norm=norm, weighted=weighted, last_tokens=last_tokens, sampled_rows=sampled_rows
     )
     with scorer.lock:  # one turn, in which the model is looked at once
-        unless_memory_runs_out(scorer.tiers)  # what rules every score out is said first
+        unless_memory_runs_out(scorer.tiers)  # a reason that rules every score out comes first
         objective.span(scorer.architecture.n_layers)
         embedding: Any = model.get_input_embeddings()
         vocabulary = min(int(embedding.weight.shape[0]), scorer.vocabulary)

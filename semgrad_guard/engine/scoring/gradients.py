@@ -39,7 +39,7 @@ def through_head(
 ) -> Rows:
     """Scores of a replay that stopped before the head."""
     if replayed.final is None:
-        raise RuntimeError("a replay without the head keeps what would have gone into it")
+        raise RuntimeError("a replay without the head keeps its input")
     states = batch.predicting(replayed.final, replayed.head_start)
     parts = batch.parts
     result = score_head(
@@ -79,7 +79,7 @@ def through_head(
 
 
 def no_gradient() -> UnsupportedModelError:
-    """What to say of a model whose layers let no gradient through."""
+    """The error for a model whose layers let no gradient through."""
     return UnsupportedModelError(
         "no gradient reaches this model's hidden states: layers that quantize their activations (torchao's dynamic "
         "ones, for example) stop it. Load the model unquantized, or with its weights quantized alone."

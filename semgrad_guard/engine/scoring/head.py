@@ -31,7 +31,7 @@ from semgrad_guard.engine.scoring.products import Products, SampledProducts
 class HeadScores:
     """Per scored token `entropies`, `log_probs` [n] in nats, `seed` = d loss / d H [n, d]; per answer `paragrad`.
 
-    The seed is zero where nobody asked for it.
+    The seed is zero where it is not wanted.
     `paragrad_errors` are the standard errors of the answers' ParaGrad, None where it is exact.
     """
 
@@ -43,7 +43,7 @@ class HeadScores:
 
 
 @torch.no_grad()
-def score_head(  # noqa: PLR0913  # each is a part of the formulas above, or of what is known beforehand
+def score_head(  # noqa: PLR0913  # each is a part of the formulas above, or is known beforehand
     states: torch.Tensor,
     targets: torch.Tensor,
     *,
@@ -66,16 +66,16 @@ def score_head(  # noqa: PLR0913  # each is a part of the formulas above, or of 
         targets: those tokens [n].
         lengths: tokens of each answer; they add up to n.
         head: the output head, whose weight and bias are read only.
-        transform: what the model does to the head's output before the softmax.
+        transform: the model's map from the head's output to the softmax's input.
         averages: divide each answer's terms by its length (the official variant).
         weighted: weigh tokens by their entropy.
-        norm: what ParaGrad takes of the head's gradient, "l1" or "l2", normalised by its size.
+        norm: ParaGrad's norm of the head's gradient, "l1" or "l2", normalised by its size.
         raw_logits: the head's output [V] for each of the n tokens, where a generation kept it: the head is then read
             once instead of twice.
         kept_bytes: logits up to this size are kept between the two passes over them instead of computed again.
         sampled_rows: estimate ParaGrad's l1 norm from that many draws of the vocabulary's rows, where it has more.
         seed: of the draws, which depend on it and on an answer's tokens alone, not on the batch.
-        backward: whether the seed of a backward pass is asked for.
+        backward: whether the seed of a backward pass is wanted.
     """
     precision = precise_dtype(states)
     logits = Logits(states, targets, head, transform=transform, raw=raw_logits, kept_bytes=kept_bytes)
@@ -83,7 +83,7 @@ def score_head(  # noqa: PLR0913  # each is a part of the formulas above, or of 
     weights = distribution.entropies if weighted else torch.ones_like(aims)
     if averages:
         weights = weights / torch.cat([weights.new_full((n,), float(n)) for n in lengths])
-    # What sum_v |A_tv| is, or with a soft cap at most.
+    # sum_v |A_tv|, or with a soft cap its bound.
     limits = 2 * abs(transform.scale) * weights * distribution.complements(aims)
     if sampled_rows is None or sampled_rows >= len(head.weight):
         means = None if transform.softcap else limits / len(head.weight)

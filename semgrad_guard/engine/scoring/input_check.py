@@ -145,7 +145,7 @@ class OrdinaryCall:
 
 @dataclass(eq=False)
 class InputCheck:
-    """What was verified of one state of a model: the length in tokens of the longest input, by kind of score."""
+    """The verified inputs of one state of a model: the length in tokens of the longest input, by kind of score."""
 
     branches: Branches
     _verified: dict[Kind, int] = field(default_factory=dict[Kind, int])

@@ -49,7 +49,7 @@ class Logits:
         """From the states that predict the tokens [n, d], and the tokens [n].
 
         `raw` is the head's output [V] for each, where a generation kept it; else it is computed, once where it stays
-        within `kept_bytes`, or whenever it is asked for.
+        within `kept_bytes`, or whenever it is needed.
         """
         self._precise = states.to(precise_dtype(states))
         self._targets, self._head, self._transform = targets, head, transform
@@ -88,7 +88,7 @@ class Logits:
         return self._by_block() if self._kept is None else self._by_row(self._kept)[:2]
 
     def surveyed(self, surveys: torch.Tensor) -> tuple[Distribution, torch.Tensor]:
-        """`survey` from what `surveyed_step` made of each token's step [n, 4]: of the head, targets alone are read."""
+        """`survey` from `surveyed_step` of each token's step [n, 4]: of the head, targets alone are read."""
         peak, rest, moment, mode = surveys.unbind(1)
         aims = self._transform(self._exact(self._precise, self._targets[:, None])).squeeze(1)
         aims = torch.where(self._targets == mode, peak, aims)  # so that a nearly certain token's 1 - p keeps its digits
@@ -165,7 +165,7 @@ class Logits:
 def surveyed_step(
     states: torch.Tensor, raw: torch.Tensor, head: nn.Linear, *, transform: LogitTransform
 ) -> torch.Tensor:
-    """What `Logits.surveyed` takes, from the states [n, d] and the head's output [n, V], which need not be kept.
+    """The arguments of `Logits.surveyed`, from the states [n, d] and the head's output [n, V], which need not be kept.
 
     Peak, rest and moment of each row's distribution, and its mode [n, 4].
     """

@@ -1,6 +1,6 @@
-"""What an answer's own tokens tell without a gradient: their likelihoods, and where a middle layer puts the answer.
+"""The evidence of an answer's own tokens without a gradient: their likelihoods, and a middle layer's place of it.
 
-Generating computes all of it. It is read off what a generation has left, or one pass over prompt and answer.
+Generating computes all of it. It is read off the states that a generation has left, or one pass over prompt and answer.
 
 Why: docs/adr/0107-observing-without-a-replay.md
 """
@@ -79,9 +79,9 @@ def observe(
     transform: LogitTransform,
     captured: CapturedStates | None = None,
 ) -> tuple[Observation, ...]:
-    """Observe every row of a batch; `captured` is what its generation left, which spares the pass.
+    """Observe every row of a batch; `captured` is left by its generation and spares the pass.
 
-    `transform` is what follows the model's head.
+    `transform` follows the model's head.
     """
     states, final, raw = _seen(batch, replayer, n_layers, captured)
     surveys = None if raw is not None or captured is None else captured.surveyed(batch)
@@ -146,7 +146,7 @@ def _seen(
 
 
 def without_states(log_probs: Sequence[float], entropies: Sequence[float], reason: str | None) -> Observation:
-    """What is known of an answer of a model whose layers are not."""
+    """The observation of an answer of a model whose layers are not known."""
     return Observation(tuple(log_probs), tuple(entropies), reason=reason)
 
 

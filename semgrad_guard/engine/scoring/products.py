@@ -2,7 +2,7 @@
 
 Row v of A^T H has at most the l1 norm q_v = sum_t |A_tv| ||H_t||_1. Where products are rounded to half precision, rows
 are not multiplied whose q_v is less than that rounding's part of the mean one (2^-8 in bfloat16). So all of them
-together are less than that part of sum q_v, too. They count as q_v times what the other rows are of theirs. (Answers of
+together are less than that part of sum q_v, too. They count as q_v times the share of the others in theirs. (Answers of
 SmolLM2: a quarter of the rows is multiplied. The others are 3e-4 of the sum, and are estimated to a fifth of that.)
 
 Why: docs/adr/0182-rows-that-rounding-would-hide.md

@@ -33,7 +33,7 @@ class GradientScores:
     Nor is there a score where SemGrad is exactly zero and ParaGrad is not: then no gradient reached t*.
 
     `semgrad` is the mean absolute gradient at t* over the span (Eq. 4), `paragrad` that of the output head,
-    `hybridgrad` their mixture with tau = beta = 1 (another norm or token where the objective says so). `entropies` and
+    `hybridgrad` their mixture with tau = beta = 1 (another norm or token where the objective has one). `entropies` and
     `log_probs` hold one value per response token (nats), `mean_entropy` their mean entropy, `greedy_nll` the
     response's negative log-likelihood (nats). `tier` tells how they were computed; every tier is exact.
     `paragrad_error` is the standard error of a ParaGrad that was sampled, None where it is exact. `deviation` is how
@@ -42,7 +42,7 @@ class GradientScores:
 
     `grid[i][j]` is the mean absolute gradient at the span's i-th layer, ascending, and at the prompt's token j - n,
     n = len(grid[i]) (-1 is the prompt's last token). It covers the prompt from t* on, or its last tokens as the
-    objective asks (all of them, where it has fewer), and is empty where a gradient is not finite. SemGrad of any
+    objective needs (all of them, where it has fewer), and is empty where a gradient is not finite. SemGrad of any
     layers at any of these tokens is the mean of its rows.
     """
 

@@ -1,7 +1,7 @@
 """A response taken apart into sentences or clauses, each scored by itself from one shared replay.
 
 The paper's appendix expects long answers to dilute the gradient and points to scoring claim by claim. A segment's
-objective is the answer's own with the segment's tokens alone in the sum; what stands before it is its context.
+objective is the answer's own with the segment's tokens alone in the sum; the text before it is its context.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def split(text: str, by: By = "sentence") -> list[tuple[int, int]]:
 
 
 def token_counts(text: TokenizedText, spans: Sequence[tuple[int, int]]) -> list[int]:
-    """How many of the text's tokens belong to each span: a token does where its last character stands.
+    """How many of the text's tokens belong to each span: a token belongs to the span of its last character.
 
     (Most tokens begin with the space before their word, which belongs to the segment before.)
     """
@@ -91,7 +91,7 @@ def score_segments(
 
 
 def _is_end(text: str, match: re.Match[str]) -> bool:
-    """Whether what looks like the end of a segment is one."""
+    """Whether an apparent end of a segment is one."""
     if match["stop"] != "." or "\n" in match[0]:
         return True
     following = text[match.end() : match.end() + 1]

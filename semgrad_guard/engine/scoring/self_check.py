@@ -30,7 +30,7 @@ from semgrad_guard.errors import AnswerInterruptedError, SemGradGuardError, Unsu
 logger = logging.getLogger("semgrad_guard")
 
 _HeadOutput = tuple[torch.Tensor | None, torch.Tensor | None]
-"""What the head gave, and the model's logits."""
+"""The head's output, and the model's logits."""
 
 _PROMPT, _SHORT_PROMPT, _RESPONSE = 9, 5, 4
 
@@ -38,10 +38,10 @@ _PROMPT, _SHORT_PROMPT, _RESPONSE = 9, 5, 4
 def self_check(architecture: Architecture, replayer: Replayer, sample: Callable[[], Replayer] | None) -> Exactness:
     """Which ways are exact on the model that `replayer` replays; `sample` makes its float32 copy, where it needs one.
 
-    Where there is nothing to compare by (broken weights), `failure` says so, until the model changes.
+    Where there is nothing to compare by (broken weights), `failure` is set, until the model changes.
 
     Raises:
-        UnsupportedModelError: the model's own ordinary call cannot be differentiated; the message says why.
+        UnsupportedModelError: the model's own ordinary call cannot be differentiated; the message gives the reason.
     """
     check = _Check(architecture, replayer)
     expected = check.expected()
@@ -58,15 +58,15 @@ def self_check(architecture: Architecture, replayer: Replayer, sample: Callable[
 
 
 def _by_sample(architecture: Architecture, sample: Callable[[], Replayer], check: _Check) -> Exactness:
-    """What a float32 copy says, as far as the model in its own dtype does not contradict it."""
+    """The result of a float32 copy, as far as the model in its own dtype does not contradict it."""
     try:
         found = _Check(architecture, sample()).settled()
     except AnswerInterruptedError:
         raise
     except Exception as error:
-        if is_out_of_memory(error):  # which says nothing of the model
+        if is_out_of_memory(error):  # no matter of the model
             raise
-        # Unknown model code may fail in any way; what cannot be checked is not used.
+        # Unknown model code may fail in any way; an unchecked way is not used.
         logger.warning("semgrad-guard: this model cannot be checked in float32 (%r)", error)
         return Exactness(transform=architecture.transform)
     check.replayer.plain = found.plain
@@ -86,7 +86,7 @@ class _Check:
         self._known: dict[tuple[int, tuple[int, ...]], tuple[GradientScores, _HeadOutput]] = {}
 
     def expected(self) -> GradientScores:
-        """What plain autograd says of the first prompt, by the model's ordinary call."""
+        """The scores of the first prompt by plain autograd and the model's ordinary call."""
         expected, _ = self._full(_PROMPT)
         while expected.reason == NO_GRADIENT and self.span[0] > 0:
             # Nothing may come through an upper layer's state at t*: layers that attend to the keys of lower ones
@@ -114,7 +114,7 @@ class _Check:
             found.append(self._tiers(replace(basis, plain=plain), failures))
             if found[0].rank >= (True, True) or not self.architecture.cuttable:
                 break
-        best = max(found, key=lambda each: each.rank)
+        best = max(found, key=lambda way: way.rank)
         for failure in failures if "prefix" not in best.tiers else ():
             logger.warning("semgrad-guard: %s", failure)
         return best
@@ -147,7 +147,7 @@ class _Check:
                 f"{type(error).__name__}: {' '.join(str(error).split())[:300]} Check that model(input_ids=...) runs by "
                 "itself; if it does, its code rules a gradient score out."
             ) from error
-        # Of the replay, only what the head gave is needed again: no graph is kept.
+        # Of the replay, only the head's output is needed again: no graph is kept.
         logits, raw = (None if x is None else x.detach() for x in (replayed.logits, replayed.raw_logits))
         self._known[prompt, self.span] = found = scores, (raw, logits)
         return found
@@ -175,7 +175,7 @@ class _Check:
         except AnswerInterruptedError:
             raise
         except Exception as error:
-            if is_out_of_memory(error):  # which says nothing of the tier
+            if is_out_of_memory(error):  # no matter of the tier
                 raise
             # Unknown model code may fail in any way; the next way is tried.
             failures.append(f"the {tier} tier fails on this model ({error!r})")
@@ -186,7 +186,7 @@ class _Check:
         return None
 
     def _pads(self, found: Exactness, failures: list[str]) -> bool:
-        """Whether a row that is padded on the left, and told its positions, is what it is by itself."""
+        """Whether a row that is padded on the left, and given its positions, gives the same as by itself."""
         if not (found.cuts and "prefix" in found.tiers and self.architecture.takes_positions):
             return False
         try:
@@ -228,7 +228,7 @@ def _span(n_layers: int) -> tuple[int, ...]:
 
 
 def _measured(declared: LogitTransform, raw: torch.Tensor | None, logits: torch.Tensor | None) -> LogitTransform:
-    """What follows the head: what the config declares if that is so, else the factor, or the cap, that is seen."""
+    """The transform after the head: as the config declares if that is so, else the factor, or the cap, that is seen."""
     if raw is None or logits is None or raw.shape != logits.shape:
         return declared
     raw, logits = raw.double().flatten(), logits.double().flatten()
@@ -241,7 +241,7 @@ def _measured(declared: LogitTransform, raw: torch.Tensor | None, logits: torch.
         LogitTransform(scale=float((logits[greatest] / raw[greatest]).median())),
         LogitTransform(softcap=_cap(float(raw[greatest[0]]), float(logits[greatest[0]]))),
     )
-    return next((each for each in (declared, *seen) if explains(each)), declared)
+    return next((transform for transform in (declared, *seen) if explains(transform)), declared)
 
 
 def _cap(raw: float, capped: float) -> float:

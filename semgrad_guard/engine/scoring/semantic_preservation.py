@@ -7,7 +7,7 @@ With h_n^(i) the hidden state of the i-th wording of query n (0 its own, 1 .. K_
     SPS      = S_within - S_across
 
 The cosines of all pairs of m unit vectors add up to ||sum of them||^2 - m. So one pass over the queries is enough, and
-what it keeps does not grow with their number.
+its size does not grow with their number.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class SemanticPreservation:
         """
         wordings = len(states)
         if wordings < 2:
-            raise InputError("a query without a paraphrase says nothing about what its wordings share")
+            raise InputError("a query without a paraphrase has no wordings to compare")
         if not states.isfinite().all():
             raise ScoringError(
                 "the model's hidden states are not finite: its weights are broken, or its dtype too narrow"
@@ -98,7 +98,7 @@ class SemanticPreservation:
 
     @classmethod
     def read(cls, path: Path) -> tuple[SemanticPreservation, dict[str, Any]]:
-        """What `write` wrote: the sums and their settings.
+        """The content of a file by `write`: the sums and their settings.
 
         Raises:
             InputError: the file holds something else.

@@ -24,12 +24,13 @@ LOOSEST = 0.25
 
 @dataclass(frozen=True)
 class Exactness:
-    """What a self-check found.
+    """The result of a self-check.
 
     `tiers` are exact, cheapest first, "full" always the last; `deviations` is how far each was off, relative to plain
     autograd. `cuts`: states before t* can be kept apart as a cache. `pads`: rows of a batch may be padded on the left.
-    `plain`: replays are exact only where they keep closer to the model's own code. `transform` is what follows the
-    head. `failure` says why nothing could be compared (broken weights): then only "full" is left, the model's own call.
+    `plain`: replays are exact only where they keep closer to the model's own code. `transform` follows the
+    head. `failure` is the reason why nothing could be compared (broken weights): then only "full" is left, the model's
+    own call.
     """
 
     tiers: tuple[Tier, ...] = ("full",)
