@@ -10,7 +10,8 @@ import pytest
 from tests.warm_python import WarmPython
 
 SETTING = """
-import asyncio, atexit, os, threading, time
+import asyncio, atexit, builtins, os, threading, time
+builtins.kept = globals()  # until the very end: asyncio would complain of the task that is left
 ends, pause = [], 0
 atexit.register(lambda: (time.sleep(pause), print(*ends)))  # before ours, and so called after it
 
