@@ -10,8 +10,7 @@ import pytest
 from tests.warm_python import WarmPython
 
 SETTING = """
-import asyncio, atexit, builtins, os, threading, time
-builtins.kept = globals()  # until the very end: asyncio would complain of the task that is left
+import asyncio, atexit, ctypes, os, threading, time
 ends, pause = [], 0
 atexit.register(lambda: (time.sleep(pause), print(*ends)))  # before ours, and so called after it
 
@@ -24,6 +23,10 @@ model = LanguageModel.from_transformers(random_llama(**sizes), byte_tokenizer(),
 begun = threading.Event()
 model._model.register_forward_hook(lambda *_: begun.set())
 LONG = GenerationOptions(max_tokens=3000, temperature=1.0, seed=3)
+
+def left(coroutine):  # a reference is lost on purpose: asyncio would complain of a task that is destroyed
+    task = asyncio.ensure_future(coroutine)
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(task))
 
 def write():
     ends.append("nothing")
@@ -41,7 +44,7 @@ next(stream)
 
 OFF_LOOP = """
 async def main():
-    task = asyncio.ensure_future(off_loop(write))
+    left(off_loop(write))
     while not begun.is_set():
         await asyncio.sleep(0.001)
     loop.stop()
@@ -68,7 +71,7 @@ SERVED = (
 heard = threading.Event()
 request = AnswerRequest(conversation=(Message("user", "What is tea?"),), options=LONG, heard=lambda _: heard.set())
 async def main():
-    task = asyncio.ensure_future(scheduler.answer(request))
+    left(scheduler.answer(request))
     while not heard.is_set():
         await asyncio.sleep(0.001)
     loop.stop()
