@@ -180,10 +180,11 @@ def code_text(code: CodeType) -> str:
     return repr((code.co_code, names, counts, constants))
 
 
-def _constant(value: object) -> str:
+def _constant(value: Any) -> str:
     """A constant of code; sets of them have an order of their own in each process."""
-    parts: Any = sorted(map(repr, cast("frozenset[Any]", value))) if isinstance(value, frozenset) else value
-    return f"{type(value).__name__} {parts!r}"
+    if isinstance(value, frozenset):
+        return f"frozenset {sorted(map(repr, cast('frozenset[Any]', value)))!r}"
+    return f"{type(value).__name__} {value!r}"
 
 
 def sixteen_digits(*parts: str) -> str:
