@@ -1,4 +1,4 @@
-"""LlamaIndex with answers that know how sure they are: a scored LLM, and engines that enforce a policy.
+"""LlamaIndex with a score for every answer: a scored LLM, and engines that enforce a policy.
 
     llm = SemGradLLM(model="pocket")
     engine = GuardedQueryEngine(index.as_query_engine(llm=llm), policy=Policy(threshold=0.004))
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
     from llama_index_semgrad_guard.agents import ask_person as ask_person
     from llama_index_semgrad_guard.calibrating import acalibrate_engine as acalibrate_engine
     from llama_index_semgrad_guard.calibrating import calibrate_engine as calibrate_engine
-    from llama_index_semgrad_guard.callback import UncertaintyRouterCallback as UncertaintyRouterCallback
     from llama_index_semgrad_guard.chat_engine import GuardedChatEngine as GuardedChatEngine
     from llama_index_semgrad_guard.evaluator import UncertaintyEvaluator as UncertaintyEvaluator
     from llama_index_semgrad_guard.events import UncertaintyEvent as UncertaintyEvent
     from llama_index_semgrad_guard.events import UncertaintyEventHandler as UncertaintyEventHandler
+    from llama_index_semgrad_guard.events import UncertaintyRouterCallback as UncertaintyRouterCallback
     from llama_index_semgrad_guard.llm import SemGradLLM as SemGradLLM
     from llama_index_semgrad_guard.query_engine import GuardedQueryEngine as GuardedQueryEngine
     from llama_index_semgrad_guard.records import get_verdict as get_verdict

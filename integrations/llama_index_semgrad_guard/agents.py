@@ -1,4 +1,4 @@
-"""Workflow agents whose answers a policy lets through, hands to another agent, or to a person."""
+"""Workflow agents whose answers a policy delivers, or escalates to another agent or to a person."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from workflows.runtime.types.results import WaitingForEvent  # pyright: ignore[r
 from llama_index_semgrad_guard.authorship import Answering, Delivery
 from llama_index_semgrad_guard.calls import Turn, is_ours
 from llama_index_semgrad_guard.events import report
-from llama_index_semgrad_guard.failures import asealed
+from llama_index_semgrad_guard.failures import sealed
 from llama_index_semgrad_guard.memory import StagedContext
 from llama_index_semgrad_guard.routing import Routing
 from semgrad_guard import Policy, Promise, Verdict
@@ -43,13 +43,13 @@ from semgrad_guard.guard import (
     cancelling,
     combined_promise,
     conclude,
-    off_loop,
     one,
     run,
     settle,
     stopping,
     unscored,
 )
+from semgrad_guard.guard.steps import Work, adrive
 
 Reviewer = Callable[[Context, str, Verdict], Awaitable[str | Verdict]]
 """Answers in the agent's place: given the workflow's context, the question and the verdict, which holds the draft."""
@@ -62,7 +62,7 @@ _FORM = (
     "1. To call a tool:\nThought: <thought>\nAction: <action>\nAction Input: <action_input>\n"
     "2. To answer the question:\nThought: <thought>\nAnswer: <answer>"
 )
-_OF_ANOTHER_GUARD = "another guard has handed the question on, and the calibration was made on other questions"
+_OF_ANOTHER_GUARD = "another guard has escalated the question, and the calibration was made on other questions"
 _PAST_THE_GUARD = (
     "output_cls (the agent's or its AgentWorkflow's) and early_stopping_method='generate' make answers that nobody "
     "scores; use structured_output_fn and early_stopping_method='force', or mode='annotate'"
@@ -72,27 +72,23 @@ _HANDOFF = "handoff"
 
 
 async def ask_person(ctx: Context, question: str, verdict: Verdict) -> str:
-    """Ask whoever runs the workflow: an `InputRequiredEvent` goes out, and a `HumanResponseEvent` is waited for.
+    """Ask the person who runs the workflow: send an `InputRequiredEvent`, and wait for a `HumanResponseEvent`.
 
     The event holds `prefix` (a line to show), `question`, `draft` (the withheld answer) and `record`. The step that
-    calls this runs again when the response is there, so what it does before must be safe to repeat.
+    calls this runs again when the response is there, so its work before must be safe to repeat.
     """
-    fields: dict[str, Any] = {
-        "prefix": f"{question}\nDraft ({verdict.reason}): {verdict.text}\nYour answer: ",
-        "question": question,
-        "draft": verdict.text,
-        "record": verdict.metadata(),
-    }
+    prefix = f"{question}\nDraft ({verdict.reason}): {verdict.text}\nYour answer: "
+    fields: Any = {"prefix": prefix, "question": question, "draft": verdict.text, "record": verdict.metadata()}
     asking = InputRequiredEvent(**fields)
     answer = await ctx.wait_for_event(HumanResponseEvent, waiter_event=asking, timeout=None)
     return str(answer.get("response"))
 
 
 class GuardedSteps(BaseWorkflowAgent):
-    """What guarded agents share: a step that ends with an answer is decided about before anything else sees it."""
+    """The common part of guarded agents: a step's answer is decided about before anything else sees it."""
 
     policy: Annotated[Policy, SkipValidation]
-    """What to let through."""
+    """Which scores to let through."""
     escalate_to: Annotated[str | Reviewer | None, SkipValidation] = None
     """The name of another agent of the `AgentWorkflow`, or a `Reviewer` such as `ask_person`."""
     abstain_message: Annotated[AbstainMessage, SkipValidation] = ABSTAIN_MESSAGE
@@ -102,7 +98,7 @@ class GuardedSteps(BaseWorkflowAgent):
     answering: Annotated[Answering | None, SkipValidation] = None
     """As in `GuardedQueryEngine`; default: all of a step's calls, which is one."""
     on_error: Annotated[OnError, SkipValidation] = "raise"
-    """What becomes of an answer whose reviewer fails, or of a step that fails or is late: "raise" or "abstain"."""
+    """Where a reviewer or a step fails or is late: "raise" or "abstain"."""
     step_timeout: float | None = None
     """Seconds for generating and scoring in one step. `timeout` is LlamaIndex's own, for the whole run."""
     monitor: Annotated[DriftMonitor | None, SkipValidation] = None
@@ -127,8 +123,9 @@ class GuardedSteps(BaseWorkflowAgent):
 
     @property
     def promise(self) -> Promise | None:
-        """What holds for what this agent delivers, or for the promised answers among it (`covers`); None where somebody
-        else may answer, or it is uncalibrated, or its calibration found no threshold.
+        """The promise for all answers that this agent delivers, or for the promised ones (`covers`).
+
+        None where another agent or a person may answer, without a calibration, or where that found no threshold.
         """
         if self.escalate_to is not None:
             return None
@@ -158,7 +155,7 @@ class GuardedSteps(BaseWorkflowAgent):
 
         Raises:
             InputError: the run would generate an answer past the guard.
-            AnswerFailedError: the step failed after the model was asked, and `on_error` is to raise.
+            AnswerFailedError: the step failed after the model ran, and `on_error` is to raise.
         """
         routing, turn = self._routing, Turn()
         await self._require_guarded(ctx, tools)
@@ -167,7 +164,8 @@ class GuardedSteps(BaseWorkflowAgent):
         with stopping(stop), cancelling(stop), turn.open():
             try:
                 stepping = ain_time(super().take_step(cast("AgentContext", staged), llm_input, tools, memory))
-                output = await asealed(stepping, turn, routing.terms)
+                work = Work.awaited(lambda: stepping)
+                output = await adrive(sealed(work.alone(), turn, routing.terms))
                 if output.tool_calls or output.retry_messages:
                     return await self._unfinished(staged, output, turn)
             except (AnswerFailedError, DeadlineExceededError) as error:
@@ -179,9 +177,9 @@ class GuardedSteps(BaseWorkflowAgent):
             drafted = await self._drafted(output, turn, staged.noted)
             return [replace(drafted, strange=await self._strange(ctx))]
 
-        async def target(asked: Sequence[Waiting[AgentOutput]]) -> list[HandedOn]:
-            waiting.extend(each.verdict for each in asked)
-            return [HandedOn() for _ in asked]
+        async def target(escalated: Sequence[Waiting[AgentOutput]]) -> list[HandedOn]:
+            waiting.extend(draft.verdict for draft in escalated)
+            return [HandedOn() for _ in escalated]
 
         outcome = one(await arun(routing.terms, drafts, target, stop=stop))
         if outcome.answer is not None:
@@ -189,29 +187,32 @@ class GuardedSteps(BaseWorkflowAgent):
             return self._output(outcome.answer, outcome.verdict, outcome.answer.response)
         turn.withhold()
         if isinstance(output, Exception):
-            output = AgentOutput(response=_says(""), current_agent_name=self.name)
+            output = AgentOutput(response=_message(""), current_agent_name=self.name)
         if not waiting:
             await self._note(ctx, outcome.verdict)
-            return self._output(output, outcome.verdict, _says(outcome.verdict.text))
+            return self._output(output, outcome.verdict, _message(outcome.verdict.text))
         if isinstance(self.escalate_to, str):
             return await self._handoff(ctx, output, outcome.verdict, self.escalate_to)
         await ctx.store.set(_PENDING, waiting[0].model_dump(mode="json"))
-        return output.model_copy(update={"response": _says(""), "raw": self._facts(output)})
+        return output.model_copy(update={"response": _message(""), "raw": self._facts(output)})
 
     async def _unfinished(self, staged: StagedContext, output: AgentOutput, turn: Turn) -> AgentOutput:
-        """A step that is no answer: its calls go out, and what the model has written beside them only by its score."""
+        """A step that is not an answer: its calls go out, and the model's text next to them only by its score."""
         if not self._routing.terms.withholds or await self._is_certain(staged, output, turn):
             await staged.keep()
             return output
         await staged.keep(self._without_thought)
-        retry = [_says(_WITHHELD), ChatMessage(role=MessageRole.USER, content=_FORM)] if output.retry_messages else []
-        return output.model_copy(update={"response": _says(""), "raw": self._facts(output), "retry_messages": retry})
+        retry = (
+            [_message(_WITHHELD), ChatMessage(role=MessageRole.USER, content=_FORM)] if output.retry_messages else []
+        )
+        return output.model_copy(update={"response": _message(""), "raw": self._facts(output), "retry_messages": retry})
 
     async def _drafted(self, output: AgentOutput, turn: Turn, noted: Any = None) -> Draft[AgentOutput]:
         if self._changes(noted, output.response.content or ""):
             return _unscored(output, "the agent's output parser has changed the answer")
         routing, delivery = self._routing, Delivery(output.response.content or "", output)
-        return await asealed(off_loop(lambda: routing.draft(turn, delivery)), turn, routing.terms)
+        work = Work(lambda: routing.draft(turn, delivery))
+        return await adrive(sealed(work.alone(), turn, routing.terms))
 
     async def _is_certain(self, staged: StagedContext, output: AgentOutput, turn: Turn) -> bool:
         draft = await self._drafted(output, turn)
@@ -235,15 +236,15 @@ class GuardedSteps(BaseWorkflowAgent):
         pending = await ctx.store.get(_PENDING, default=None)
         if pending is not None:
             decided = Verdict.model_validate(pending)
-            said = await self._reviewed(ctx, decided)
+            reply = await self._reviewed(ctx, decided)
             await ctx.store.set(_PENDING, None)
-            outcome = conclude(Escalate(decided), output, self._routing.terms, said=said)
+            outcome = conclude(Escalate(decided), output, self._routing.terms, said=reply)
             await self._note(ctx, outcome.verdict)
-            output = self._output(output, outcome.verdict, _says(outcome.verdict.text))
+            output = self._output(output, outcome.verdict, _message(outcome.verdict.text))
         return await super().finalize(ctx, output, memory)
 
     def _returned_directly(self, output: AgentOutput) -> AgentOutput:
-        """A tool's result that ends the run, with a record that nobody has scored it.
+        """A tool's result that ends the run, with a record of an unscored answer.
 
         Raises:
             InputError: answers may be withheld.
@@ -268,15 +269,15 @@ class GuardedSteps(BaseWorkflowAgent):
         """Refuse a run, of the agent or of its workflow, that would make the model answer past the guard."""
         if not self._routing.terms.withholds:
             return
-        self.streaming = False  # it may have been set since the agent was made
+        self.streaming = False  # it may have been set after the agent was made
         method = await ctx.store.get("early_stopping_method", default=None)
         structures = (self.output_cls, getattr(_workflow_of(ctx), "output_cls", None))
-        if method == "generate" or any(each is not None for each in structures):
+        if method == "generate" or any(structure is not None for structure in structures):
             raise InputError(_PAST_THE_GUARD)
         _require_results_to_be_read(tools)
 
     async def _strange(self, ctx: AgentContext) -> tuple[str, ...]:
-        """Why the question is none of those calibrated on: what another guard does not let through is harder."""
+        """Why the question is unlike those of the calibration: another guard escalates harder ones."""
         before = await ctx.store.get(_HANDED_ON, default=None)
         after = None if self.policy.binding is None else self.policy.binding.upstream
         return () if before is None or before == after else (_OF_ANOTHER_GUARD,)
@@ -293,7 +294,7 @@ class GuardedSteps(BaseWorkflowAgent):
         call = ToolSelection(tool_id=str(uuid.uuid4()), tool_name="handoff", tool_kwargs=arguments)
         await ctx.store.set(_HANDED_ON, verdict.calibration_id or "")
         report(verdict, "agent", keep_draft=self.keep_draft)
-        return self._output(output, verdict, _says("")).model_copy(update={"tool_calls": [call]})
+        return self._output(output, verdict, _message("")).model_copy(update={"tool_calls": [call]})
 
     @property
     def _notes_key(self) -> str:
@@ -301,19 +302,19 @@ class GuardedSteps(BaseWorkflowAgent):
         raise NotImplementedError
 
     def _without_thought(self, step: Any) -> Any:
-        """A noted step that calls tools, without what the model has written beside the calls."""
+        """A noted step that calls tools, without the model's text next to the calls."""
         raise NotImplementedError
 
     def _changes(self, step: Any, text: str) -> bool:
-        """Whether a noted step, which will be remembered as the answer, says something else than the model's text."""
+        """Whether a noted step, which will be remembered as the answer, differs from the model's text."""
         raise NotImplementedError
 
     async def _note(self, ctx: AgentContext | Context, verdict: Verdict) -> None:
-        """Note what is delivered in a draft's place, as the agent would note an answer."""
+        """Note the text that is delivered in a draft's place, as the agent would note an answer."""
         raise NotImplementedError
 
     def _facts(self, output: AgentOutput) -> dict[str, Any]:
-        """What comes with a withheld text. That of other LLMs may hold the text itself."""
+        """The `raw` record next to a withheld text. That of other LLMs may hold the text itself."""
         raw: Any = output.raw
         return cast("dict[str, Any]", raw) if isinstance(raw, dict) and is_ours(self.llm) else {}
 
@@ -330,11 +331,11 @@ class GuardedReActAgent(GuardedSteps, ReActAgent):
         agent = GuardedReActAgent(llm=SemGradLLM(), policy=Policy(threshold=0.004), escalate_to=ask_person)
         str(await agent.run("What is the capital of France?"))
 
-    Calls of tools go out whatever the score. What the model writes beside them (thoughts, observations that it makes
-    up, text that cannot be parsed) is let through by its score only, as an answer is. The record stands in
+    Calls of tools go out whatever the score. The model's text next to them (thoughts, observations that it makes up,
+    text that cannot be parsed) is let through by its score only, as an answer is. The record is in
     `raw["semgrad_guard"]` of the `AgentOutput`. A withheld text reaches neither the memory nor the event stream nor the
-    next prompt: where answers may be withheld, nothing is streamed. While a reviewer is waited for, the draft stands in
-    the workflow's context, and no longer.
+    next prompt: where answers may be withheld, nothing is streamed. The workflow's context holds the draft only while
+    the run waits for a reviewer.
     """
 
     @property
@@ -350,8 +351,8 @@ class GuardedReActAgent(GuardedSteps, ReActAgent):
     async def _note(self, ctx: AgentContext | Context, verdict: Verdict) -> None:
         steps: list[BaseReasoningStep] = await ctx.store.get(self.reasoning_key, default=[])
         thought = verdict.reason or "The answer is not certain enough."
-        said = ResponseReasoningStep(thought=thought, response=verdict.text)
-        await ctx.store.set(self.reasoning_key, [*steps, said])
+        delivered = ResponseReasoningStep(thought=thought, response=verdict.text)
+        await ctx.store.set(self.reasoning_key, [*steps, delivered])
 
 
 def _unscored(output: AgentOutput, reason: str) -> Draft[AgentOutput]:
@@ -365,28 +366,28 @@ _UNREAD = (
 
 
 def _require_results_to_be_read(tools: Sequence[Any]) -> None:
-    """Refuse tools whose results are answers that nobody judges."""
+    """Refuse tools whose results are answers without a decision."""
     for tool in tools:
         if tool.metadata.return_direct and tool.metadata.name != _HANDOFF:
             raise InputError(f"{tool.metadata.name}: {_UNREAD}")
 
 
 def _workflow_of(ctx: Any) -> Any:
-    """The workflow that runs a step, None outside of one. LlamaIndex says it nowhere else.
+    """The workflow that runs a step, None outside of one. LlamaIndex has no public name for it.
 
     Raises:
-        InputError: this version of LlamaIndex's workflows does not say it here either.
+        InputError: this version of LlamaIndex's workflows keeps it elsewhere.
     """
     if not isinstance(ctx, Context):
         return None
     workflow = getattr(getattr(cast("Any", ctx), "_face", None), "_workflow", None)
     if workflow is None:
         raise InputError(
-            "it cannot be told which workflow runs this agent, nor whether that makes answers past the guard; install "
+            "it is unknown which workflow runs this agent, and whether that makes answers past the guard; install "
             "llama-index-workflows 2.26"
         )
     return workflow
 
 
-def _says(text: str) -> ChatMessage:
+def _message(text: str) -> ChatMessage:
     return ChatMessage(role=MessageRole.ASSISTANT, content=text)

@@ -1,12 +1,11 @@
 """Whose text an answer is, and what it scores.
 
-Nothing is guessed from what texts look like. A text is a call's if it *is* the object that this call returned: it has
-then been handed on and not written anew. What a response synthesizer puts together is its calls' if it is what
-LlamaIndex makes of their texts (`composition`), whatever code ran in between. An answer that was written from other
-engines' answers, or from passages that the model wrote, is also theirs (`sources`). Of several calls that wrote an
-answer, the least certain counts. Of any other text (changed by a parser, a wrapper around the LLM, a subclass or code
-of one's own) it cannot be told who wrote it: it is unscored, unless the caller names the calls that answer, or has all
-of them count.
+Nothing is guessed from the look of texts. A text is a call's if it *is* the object that this call returned: it has then
+been passed on and not written anew. The text of a response synthesizer is its calls' if it is what LlamaIndex makes of
+their texts (`texts`), whatever code ran in between. An answer that was written from other engines' answers, or from
+passages that the model wrote, is also theirs (`sources`). Of several calls that wrote an answer, the least certain
+counts. The author of any other text (changed by a parser, a wrapper around the LLM, a subclass or code of the user's)
+is unknown: it is unscored, unless the caller names the calls that answer, or has all of them count.
 """
 
 from __future__ import annotations
@@ -20,8 +19,8 @@ from llama_index.core.workflow import Workflow
 from pydantic import BaseModel
 
 from llama_index_semgrad_guard.calls import ModelCall, Step, Turn
-from llama_index_semgrad_guard.composition import EMPTY, filtered, joined, structured
 from llama_index_semgrad_guard.sources import answers_before, writers_of_passages
+from llama_index_semgrad_guard.texts import EMPTY, filtered, joined, structured
 from semgrad_guard import Policy, Verdict
 from semgrad_guard.adapters.code_identity import code_identity
 from semgrad_guard.errors import InputError
@@ -33,8 +32,8 @@ Aggregate = Literal["max", "mean"]
 Answering = str | Callable[[ModelCall], bool]
 """The calls that answer: within a component ("Refine"), within a method ("Refine.get_response"), or by a function.
 
-A calibration is bound to what the function does (see `code_identity`), or to the name and version that its user gives
-it (`Versioned`)."""
+A calibration is bound to the function's content (see `code_identity`), or to the name and version of a `Versioned` one.
+"""
 
 NOBODY = "no SemGradLLM wrote this answer (nothing retrieved, or another LLM)"
 _ANOTHER = "another LLM (a wrapper around a SemGradLLM is one) took part in this answer: its author cannot be told"
@@ -57,7 +56,7 @@ _STRUCTURING = frozenset({"structured_predict", "astructured_predict"})
 
 @dataclass(frozen=True)
 class Delivery:
-    """What an engine hands over: its text, the object that holds it, and its pieces if it came in pieces.
+    """An engine's answer: its text, the object that holds it, and its pieces if it was streamed.
 
     `stream` is the iterator that the pieces came from.
     """
@@ -77,10 +76,10 @@ class Delivery:
 class Counting:
     """Which of an answer's calls count, and how: by authorship, unless the caller says otherwise.
 
-    `whole` is for an agent's step, which hands its model's text on as it is, and then all that it asked counts.
+    `whole` is for an agent's step, which passes its model's text on as it is: all of its calls count.
 
     Raises:
-        InputError: there is no such aggregate, or `answering` names nothing, or is a function whose content is unknown.
+        InputError: an unknown aggregate, or `answering` names nothing, or is a function whose content is unknown.
     """
 
     aggregate: Aggregate | None = None
@@ -97,25 +96,27 @@ class Counting:
 
     @property
     def answering_name(self) -> str | None:
-        """A name for settings: what was calibrated with other calls is refused."""
-        given = self.answering
-        return given if given is None or isinstance(given, str) else code_identity(given, role="answering")
+        """A name for settings: a calibration of other calls is refused."""
+        if self.answering is None or isinstance(self.answering, str):
+            return self.answering
+        return code_identity(self.answering, role="answering")
 
     def draft(self, turn: Turn, delivery: Delivery, policy: Policy, *, irreplaceable: str = "") -> Draft[Any]:
         """The scored draft of an answer; without a score, with the reason, where its authors cannot be told.
 
         Raises:
-            BindingMismatchError: one of the calls that count is not what the policy was calibrated for.
+            BindingMismatchError: the policy was calibrated for something else than one of the calls that count.
         """
-        found = self._authors(turn, delivery)
-        if not found.calls:
-            verdict = unscored(delivery.text, reason=found.reason, model="unknown" if turn.others else "none")
+        authors = self._authors(turn, delivery)
+        calls = authors.calls
+        if not calls:
+            verdict = unscored(delivery.text, reason=authors.reason, model="unknown" if turn.others else "none")
             return Draft(verdict, delivery.holder, irreplaceable=irreplaceable)
-        if found.several or self.aggregate is not None:
-            verdict, prompt, strange = self._aggregated(turn, found.calls, policy)
+        if authors.several or self.aggregate is not None:
+            verdict, prompt, strange = self._aggregated(turn, calls, policy)
         else:
-            verdict, prompt, strange = found.calls[0].verdict, turn.form(found.calls[0], found.calls), ()
-        turn.scored(found.calls)
+            verdict, prompt, strange = calls[0].verdict, turn.form(calls[0], calls), ()
+        turn.scored(calls)
         changes: dict[str, Any] = {"text": delivery.text}
         if self.answering is not None:
             changes["settings"] = {**(verdict.settings or {}), "answering": self.answering_name}
@@ -127,34 +128,35 @@ class Counting:
         if self.answering is not None:
             return _named(turn, self.answering)
         if self.whole:
-            told = not delivery.text.strip() or returned(turn, delivery)
-            return Authors.of(turn.calls if told and not turn.others else [], _ANOTHER if turn.others else _UNTOLD)
-        found = authors(turn, delivery)
-        if self.aggregate is None or (not found.calls and found.reason not in (_UNTOLD, _ANOTHER)):
-            return found
+            known = not delivery.text.strip() or returned(turn, delivery)
+            return Authors.of(turn.calls if known and not turn.others else [], _ANOTHER if turn.others else _UNTOLD)
+        authors = authors_of(turn, delivery)
+        if self.aggregate is None or (not authors.calls and authors.reason not in (_UNTOLD, _ANOTHER)):
+            return authors
         all_calls = [call for call in turn.calls if not call.withheld]
         return Authors.of([] if turn.outsiders else all_calls, NOBODY)
 
     def _aggregated(
         self, turn: Turn, calls: Sequence[ModelCall], policy: Policy
     ) -> tuple[Verdict, PromptForm, tuple[str, ...]]:
-        """Several calls in one verdict; the way is part of the settings, as calibrations for single answers differ.
+        """Several calls in one verdict; the aggregate is part of the settings: calibrations for single answers differ.
 
-        Nothing is promised where one prompt is unfamiliar, or one answer was cut off elsewhere: that one stands for
-        all, and in what it is unlike those of the calibration is returned as well.
+        Nothing is promised where one prompt is unfamiliar, or one answer was cut off elsewhere: its form and its
+        differences are then returned.
         """
         aggregate = self.aggregate or "max"
-        marked = [_marked(call.verdict, aggregate) for call in calls]
+        settings = [{**(call.verdict.settings or {}), "aggregate": aggregate} for call in calls]
+        marked = [call.verdict.model_copy(update={"settings": own}) for call, own in zip(calls, settings, strict=True)]
         if current_recorder() is None:
             for verdict in marked:
                 policy.check(binding_of(verdict))
         prompts = [turn.form(call, calls) for call in calls]
         unlikes = [unlike(call.verdict, policy, prompt) for prompt, call in zip(prompts, calls, strict=True)]
-        stranger = next((index for index, found in enumerate(unlikes) if found), None)
+        stranger = next((index for index, differences in enumerate(unlikes) if differences), None)
         strange = () if stranger is None else unlikes[stranger]
-        without = [index for index, verdict in enumerate(marked) if verdict.uncertainty is None]
-        if without:
-            return marked[without[0]], prompts[without[0] if stranger is None else stranger], strange
+        without = next((index for index, verdict in enumerate(marked) if verdict.uncertainty is None), None)
+        if without is not None:
+            return marked[without], prompts[without if stranger is None else stranger], strange
         scores = [verdict.uncertainty for verdict in marked if verdict.uncertainty is not None]
         worst = scores.index(max(scores))
         shown = worst if stranger is None else stranger
@@ -171,7 +173,7 @@ class Counting:
 
 @dataclass(frozen=True)
 class Authors:
-    """The calls that wrote an answer; `reason` says why there are none. `several`: it may be made of more than one."""
+    """The calls that wrote an answer, or the `reason` why there are none. `several`: it may have several authors."""
 
     calls: Sequence[ModelCall]
     reason: str = ""
@@ -183,35 +185,35 @@ class Authors:
         return cls(calls, reason, several=len(calls) > 1)
 
 
-def authors(turn: Turn, delivery: Delivery, *, inside: Step | None = None) -> Authors:
-    """The calls whose text an answer is; none of them, and the reason, where there are none or it cannot be told.
+def authors_of(turn: Turn, delivery: Delivery, *, inside: Step | None = None) -> Authors:
+    """The calls that wrote an answer; none of them, with the reason, where there are none or they are unknown.
 
     `inside` is the step that delivers it, where that is not the turn as a whole.
     """
-    found = _writers(turn, delivery)
-    if not found.calls:
-        return found
-    sources = writers_of_passages(turn, found.calls)
-    parts, several = {id(call): call for call in (*found.calls, *sources)}, found.several or bool(sources)
-    for step in answers_before(turn, found.calls, inside):
-        sub = _said_in(turn, step)
+    writers = _writers(turn, delivery)
+    if not writers.calls:
+        return writers
+    sources = writers_of_passages(turn, writers.calls)
+    parts, several = {id(call): call for call in (*writers.calls, *sources)}, writers.several or bool(sources)
+    for step in answers_before(turn, writers.calls, inside):
+        sub = _authors_of_step(turn, step)
         if not sub.calls:
             return Authors([], f"it is made of answers, one of which cannot be scored: {sub.reason}")
         parts, several = parts | {id(call): call for call in sub.calls}, True
     return Authors(list(parts.values()), several=several)
 
 
-def _said_in(turn: Turn, step: Step) -> Authors:
-    """The calls that wrote the answer of one step; of a stream or a workflow, all in it: nobody can tell them apart."""
+def _authors_of_step(turn: Turn, step: Step) -> Authors:
+    """The calls that wrote a step's answer; all calls in a stream or a workflow, where they cannot be told apart."""
     if step.result is not None and not isinstance(step.component, Workflow):
         text = step.content if isinstance(step.content, str) else str(step.result)
-        return authors(turn, Delivery(text, step.result), inside=step)
+        return authors_of(turn, Delivery(text, step.result), inside=step)
     others = any(step in other.path for other in turn.others)
     return Authors.of([] if others else [call for call in turn.calls if call.within(step)], _ANOTHER)
 
 
 def _writers(turn: Turn, delivery: Delivery) -> Authors:
-    """The calls whose very text an answer is, or whose texts LlamaIndex makes into it."""
+    """The calls that returned an answer's text, or whose texts LlamaIndex makes into it."""
     written = returned(turn, delivery)
     if written:
         return Authors.of(written, "")
@@ -234,7 +236,7 @@ def _writers(turn: Turn, delivery: Delivery) -> Authors:
 
 
 def _composed(turn: Turn, made: Step, calls: Sequence[ModelCall], delivery: Delivery) -> bool:
-    """Whether what a step delivers is what LlamaIndex makes of its calls' texts."""
+    """Whether a step's answer is what LlamaIndex makes of its calls' texts."""
     structure = delivery.structure
     if structure is not None:
         return any(structured(structure, delivery.text, call.text) for call in calls)
@@ -245,7 +247,7 @@ def _composed(turn: Turn, made: Step, calls: Sequence[ModelCall], delivery: Deli
 
 
 def _shown(turn: Turn, made: Step, call: ModelCall) -> str:
-    """What a synthesizer joins for a call: its text, or the structure that this was read as."""
+    """The text that a synthesizer joins for a call: the call's, or that of the structure read from it."""
     for step in turn.ended:
         if step.method in _STRUCTURING and made in step.path and call.within(step):
             read = step.result
@@ -256,19 +258,20 @@ def _shown(turn: Turn, made: Step, call: ModelCall) -> str:
 
 def _named(turn: Turn, answering: Answering) -> Authors:
     if callable(answering):
-        return Authors.of(
-            [call for call in turn.calls if answering(call)], "none of the model's calls is one that answers"
-        )
-    if any(_names(step, answering) for step in turn.outsiders):
-        return Authors([], f"another LLM was asked within {answering}")
-    named = [call for call in turn.calls if call.step and _names(call.step, answering)]
-    return Authors.of(named, f"the model was not asked within {answering}")
+        chosen = [call for call in turn.calls if answering(call)]
+        return Authors.of(chosen, "none of the model's calls is one that answers")
+    if any(_is_within(step, answering) for step in turn.outsiders):
+        return Authors([], f"another LLM ran within {answering}")
+    named = [call for call in turn.calls if call.step and _is_within(call.step, answering)]
+    return Authors.of(named, f"the model did not run within {answering}")
 
 
 def returned(turn: Turn, delivery: Delivery) -> Sequence[ModelCall]:
-    """The calls that returned the very text, the very pieces, or every field of the structure."""
+    """The calls that returned the same text, the same pieces, or every field of the structure, as objects."""
     if delivery.structure is not None:
-        return _of_fields(turn, delivery.structure)
+        by_field = [[call for call in turn.calls if call.text is leaf] for leaf in _leaves(delivery.structure)]
+        known = bool(by_field) and all(by_field)
+        return list({id(call): call for calls in by_field for call in calls}.values()) if known else []
     if not delivery.text.strip():
         return []
     if all(len(piece) < 2 for piece in delivery.pieces or [delivery.text]):  # Python has each such text only once
@@ -277,17 +280,8 @@ def returned(turn: Turn, delivery: Delivery) -> Sequence[ModelCall]:
         return same if len(elsewhere) == 1 and not turn.others and not turn.strays else []
     if delivery.pieces is None:
         return [call for call in turn.calls if call.text is delivery.text]
-    return [call for call in turn.calls if _same(call.pieces, delivery.pieces)]
-
-
-def _same(ours: Sequence[str], theirs: Sequence[str]) -> bool:
-    return len(ours) == len(theirs) and all(a is b for a, b in zip(ours, theirs, strict=True))
-
-
-def _of_fields(turn: Turn, structure: BaseModel) -> Sequence[ModelCall]:
-    found = [[call for call in turn.calls if call.text is leaf] for leaf in _leaves(structure)]
-    told = bool(found) and all(found)
-    return list({id(call): call for calls in found for call in calls}.values()) if told else []
+    pieces = list(map(id, delivery.pieces))
+    return [call for call in turn.calls if list(map(id, call.pieces)) == pieces]
 
 
 def _leaves(value: Any) -> Iterator[Any]:
@@ -303,20 +297,16 @@ def _leaves(value: Any) -> Iterator[Any]:
 
 
 def _holds(step: Step, delivery: Delivery) -> bool:
-    """Whether a step returned what was delivered: the same object, or the same content in another."""
+    """Whether a step returned the delivered answer: the same object, or the same content in another."""
     if delivery.pieces is not None:
         return delivery.stream is not None and step.stream is delivery.stream
     content = delivery.text if delivery.structure is None else delivery.structure
     if step.result is delivery.holder:
-        return step.content is content  # nobody has put another content into it since
+        return step.content is content  # its content has not been replaced since
     singular = isinstance(content, str) and len(content) < 2
     return not singular and step.content is content
 
 
-def _names(step: Step, name: str) -> bool:
+def _is_within(step: Step, name: str) -> bool:
     """Whether a step, or one around it, is a component or a method of this name."""
     return any(name in (around.name, around.name.partition(".")[0]) for around in step.path)
-
-
-def _marked(verdict: Verdict, aggregate: Aggregate) -> Verdict:
-    return verdict.model_copy(update={"settings": {**(verdict.settings or {}), "aggregate": aggregate}})

@@ -1,4 +1,4 @@
-"""`calibrate_engine`: a calibration from what an engine really asks its model, and from what it really delivers."""
+"""`calibrate_engine`: a calibration from an engine's real prompts and its delivered texts."""
 
 from __future__ import annotations
 
@@ -22,14 +22,15 @@ from llama_index_semgrad_guard.chat_engine import GuardedChatEngine
 from llama_index_semgrad_guard.query_engine import GuardedQueryEngine
 from llama_index_semgrad_guard.records import text_of
 from llama_index_semgrad_guard.routing import Guarded
-from llama_index_semgrad_guard.streams import awhole, whole
+from llama_index_semgrad_guard.streams import whole
 from semgrad_guard import Policy
 from semgrad_guard.adapters.calibrating import Collecting, LabelledDraft, Progress, Ran, acollect, collect
 from semgrad_guard.adapters.chain_identity import chain_identity
 from semgrad_guard.adapters.examples import AnyGrader, ExampleCalibration
 from semgrad_guard.calibration import Calibration
 from semgrad_guard.errors import CalibrationError, InputError
-from semgrad_guard.guard import Recorder, recording
+from semgrad_guard.guard import recording
+from semgrad_guard.guard.steps import Steps, Work, adrive, drive
 
 Engine = BaseQueryEngine | BaseChatEngine
 
@@ -45,15 +46,15 @@ def calibrate_engine(
     max_concurrency: int = 1,
     aggregate: Aggregate | None = None,
     answering: Answering | None = None,
-    output: Callable[[Any], str] | None = None,
+    output: Callable[[Any], str] = text_of,
     progress: Progress | bool = True,
     **options: Any,
 ) -> Calibration:
-    """Run an engine on examples, grade what it delivers, and calibrate the scores as a guard around it computes them.
+    """Run an engine on examples, grade its texts, and calibrate the scores as a guard around it computes them.
 
     While it runs nothing is withheld. The promise of the calibration is about prompts of the shape that the engine's
-    own prompts had: an answer to another prompt is judged, and promised nothing. An example for which nothing is
-    retrieved counts as one without a score.
+    own prompts had: an answer to another prompt is judged, and not promised. An example for which nothing is retrieved
+    counts as one without a score.
 
         calibration = calibrate_engine(engine, [("Who built it?", ["Ada"]), ...], "token-f1", alpha=0.1, delta=0.05)
         guarded = GuardedQueryEngine(engine, Policy.from_calibration(calibration))
@@ -62,14 +63,14 @@ def calibrate_engine(
         engine: the query or chat engine as it will run, with a `SemGradLLM` that answers; guarded or not. A chat engine
             begins each example anew, its own memory untouched.
         examples: pairs of (input, right answer or answers), or {"input": ..., "answers": [...]}. An input is a
-            question; for a chat engine also a conversation, as {"role": ..., "content": ...} for each turn, whose last
-            one is the question.
+            question; for a chat engine also a conversation, as {"role": ..., "content": ...} for each message, whose
+            last one is the question.
         grader: a grader, its name ("contains", "exact-match", "judge=openai:..."), or a function of the delivered text
             and the right answers.
         alpha: the largest error rate among the answers that are let through, in (0, 1).
         delta: the largest probability of breaking that promise, in (0, 1).
-        record: a file (JSON Lines) that keeps every answer with its prompt; an interrupted run goes on from there, once
-            three of its inputs were answered again as before. `calibration.n_recorded` counts what came from it.
+        record: a file (JSON Lines) that keeps every answer with its prompt; an interrupted run resumes from it, once
+            three of its inputs were answered again as before. `calibration.n_recorded` counts its answers.
         max_concurrency: how many inputs are answered together.
         aggregate, answering: as in `GuardedQueryEngine`, and the same there; a guarded engine brings its own.
         output: finds the delivered text in the engine's response; default: the whole of it.
@@ -78,9 +79,9 @@ def calibrate_engine(
 
     Raises:
         CalibrationError: an example's answer has no score, or is scored in another way than those before it.
-        InputError: no engine, bad examples, an unknown grader or option, or a record of another engine.
+        InputError: not an engine, bad examples, an unknown grader or option, or a record of another engine.
         GradingError: the grader cannot do its work.
-        Exception: whatever the engine raises.
+        Exception: the engine's own.
     """
     job = ExampleCalibration(examples, grader, alpha=alpha, delta=delta, show=progress is True, **options)
     runs = _Runs(engine, aggregate, answering, output)
@@ -98,7 +99,7 @@ async def acalibrate_engine(
     max_concurrency: int = 1,
     aggregate: Aggregate | None = None,
     answering: Answering | None = None,
-    output: Callable[[Any], str] | None = None,
+    output: Callable[[Any], str] = text_of,
     progress: Progress | bool = True,
     **options: Any,
 ) -> Calibration:
@@ -112,14 +113,9 @@ class _Runs:
     """Runs of one engine, guarded so that its scores are those that a guard computes."""
 
     def __init__(
-        self,
-        engine: Engine,
-        aggregate: Aggregate | None,
-        answering: Answering | None,
-        output: Callable[[Any], str] | None,
+        self, engine: Engine, aggregate: Aggregate | None, answering: Answering | None, output: Callable[[Any], str]
     ) -> None:
-        self._guarded = _guarded(engine, aggregate, answering)
-        self._output = output or _text
+        self._guarded, self._output = _guarded(engine, aggregate, answering), output
 
     def collecting(self, record: str | Path | None, max_concurrency: int, progress: Progress | bool) -> Collecting:
         """How the examples are answered."""
@@ -131,50 +127,39 @@ class _Runs:
         )
 
     def run(self, inputs: Sequence[Any]) -> list[Ran | Exception]:
-        """Answer the inputs, each in a thread of its own where there are several."""
+        """Answer the inputs, in a thread for each where there are several."""
         if len(inputs) == 1:
-            return [self._one(inputs[0])]
+            return [drive(self._ran(inputs[0]))]
         with ThreadPoolExecutor(len(inputs)) as pool:
-            return list(pool.map(self._one, inputs))
+            return list(pool.map(drive, map(self._ran, inputs)))
 
     async def arun(self, inputs: Sequence[Any]) -> list[Ran | Exception]:
         """Like `run`, on the event loop."""
-        return list(await asyncio.gather(*(self._aone(given) for given in inputs)))
+        return list(await asyncio.gather(*(adrive(self._ran(given)) for given in inputs)))
 
-    def _one(self, given: Any) -> Ran | Exception:
+    def _ran(self, given: Any) -> Steps[Ran | Exception]:
         try:
             with recording() as recorder:
-                response = self._asked(given)
-            return self._ran(response, recorder)
-        except Exception as error:  # noqa: BLE001 - raised by whoever collects, with its example
+                response = yield from self._response(given)
+            drafts = recorder.drafts[-1:]  # of guards within guards, the outermost decides last
+            verdict = drafts[0].verdict if drafts else None
+            unwritten = verdict is not None and verdict.reason == NOBODY and verdict.model == "none"
+            if verdict is not None and verdict.status == "unscored" and not unwritten:
+                raise CalibrationError(f"The answer has no score to calibrate: {verdict.reason}. Leave it out.")
+            return Ran(self._output(response), [LabelledDraft(draft) for draft in drafts])
+        except Exception as error:  # noqa: BLE001 - raised by `collect`, with its example
             return error
 
-    async def _aone(self, given: Any) -> Ran | Exception:
-        try:
-            with recording() as recorder:
-                response = await self._aasked(given)
-            return self._ran(response, recorder)
-        except Exception as error:  # noqa: BLE001 - as above
-            return error
-
-    def _asked(self, given: Any) -> Any:
-        if isinstance(self._guarded, GuardedQueryEngine):
-            return whole(self._guarded.query(_question(given)))[0]
+    def _response(self, given: Any) -> Steps[Any]:
+        guarded = self._guarded
+        if isinstance(guarded, GuardedQueryEngine):
+            if not isinstance(given, str):
+                raise InputError(f"a query engine is asked a text, not a {type(given).__name__}")
+            response = yield Work(lambda: guarded.query(given), lambda: guarded.aquery(given))
+            return (yield from whole(response))[0]
         history, question = _conversation(given)
-        return _afresh(self._guarded, history).chat(question)
-
-    async def _aasked(self, given: Any) -> Any:
-        if isinstance(self._guarded, GuardedQueryEngine):
-            return (await awhole(await self._guarded.aquery(_question(given))))[0]
-        history, question = _conversation(given)
-        return await _afresh(self._guarded, history).achat(question)
-
-    def _ran(self, response: Any, recorder: Recorder) -> Ran:
-        last = recorder.drafts[-1:]  # of guards within guards, the outermost decides last
-        nobody = last and last[0].verdict.reason == NOBODY and last[0].verdict.model == "none"
-        if last and last[0].verdict.status == "unscored" and not nobody:
-            raise CalibrationError(f"The answer has no score to calibrate: {last[0].verdict.reason}. Leave it out.")
-        return Ran(self._output(response), [LabelledDraft(draft) for draft in last])
+        fresh = _afresh(guarded, history)
+        return (yield Work(lambda: fresh.chat(question), lambda: fresh.achat(question)))
 
 
 def _guarded(
@@ -198,43 +183,30 @@ def _afresh(guarded: GuardedChatEngine, history: list[ChatMessage]) -> GuardedCh
     return fresh
 
 
-def _question(given: Any) -> str:
-    if not isinstance(given, str):
-        raise InputError(f"a query engine is asked a text, not a {type(given).__name__}")
-    return given
-
-
 def _conversation(given: Any) -> tuple[list[ChatMessage], str]:
-    """The turns before the last, and the last, which is the question."""
+    """The messages before the last, and the last, which is the question."""
     if isinstance(given, str):
         return [], given
     if not isinstance(given, (list, tuple)) or not given:
         raise InputError(
             f"a chat engine is asked a text or a conversation, not a {type(cast('object', given)).__name__}"
         )
-    turns = [_turn(each) for each in cast("Sequence[Any]", given)]
-    return turns[:-1], turns[-1].content or ""
-
-
-def _turn(given: Any) -> ChatMessage:
-    if isinstance(given, ChatMessage):
-        return given
-    if isinstance(given, Mapping) and {"role", "content"} <= cast("Mapping[str, Any]", given).keys():
-        return ChatMessage(role=cast("Any", given["role"]), content=cast("Any", given["content"]))
-    raise InputError('a turn of a conversation is {"role": ..., "content": ...}')
-
-
-def _text(response: Any) -> str:
-    """The delivered text of a response."""
-    return text_of(response)
+    messages: list[ChatMessage] = []
+    for message in cast("Sequence[Any]", given):
+        if isinstance(message, Mapping) and {"role", "content"} <= cast("Mapping[str, Any]", message).keys():
+            message = ChatMessage(role=cast("Any", message["role"]), content=cast("Any", message["content"]))
+        if not isinstance(message, ChatMessage):
+            raise InputError('a message of a conversation is {"role": ..., "content": ...}')
+        messages.append(message)
+    return messages[:-1], messages[-1].content or ""
 
 
 def _fingerprint(guarded: GuardedQueryEngine | GuardedChatEngine, output: Callable[[Any], str]) -> str:
-    """Sixteen hex digits for an engine's kind, its prompts, code and settings, and what counts."""
+    """Sixteen hex digits for an engine's kind, its prompts, code and settings, and the calls that count."""
     inner: Any = guarded._engine  # pyright: ignore[reportPrivateUsage] - the guard's other half
     prompts: Mapping[str, Any] = inner.get_prompts() if hasattr(inner, "get_prompts") else {}
     texts = {name: prompt.get_template() for name, prompt in prompts.items()}
     counting = guarded.routing.counting
     made_of = chain_identity([inner, output], models=(LLM,))
-    said = [type(inner).__qualname__, sorted(texts.items()), counting.aggregate, counting.answering_name, made_of]
-    return hashlib.sha256(json.dumps(said, default=repr).encode()).hexdigest()[:16]
+    facts = [type(inner).__qualname__, sorted(texts.items()), counting.aggregate, counting.answering_name, made_of]
+    return hashlib.sha256(json.dumps(facts, default=repr).encode()).hexdigest()[:16]

@@ -1,4 +1,4 @@
-"""`UncertaintyEvaluator`: LlamaIndex's evaluator interface on the model's own uncertainty; no judge is asked."""
+"""`UncertaintyEvaluator`: LlamaIndex's evaluator interface on the model's own uncertainty, without a judge."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ from semgrad_guard.records import digest_of
 
 
 class UncertaintyEvaluator(BaseEvaluator):
-    """Says how sure the model is of a response, and whether the policy would let it through.
+    """Tells how sure the model is of a response, and whether the policy would let it through.
 
         UncertaintyEvaluator(llm, Policy.from_calibration(calibration)).evaluate(query=..., response=...).score
 
-    `score` is the calibrated P(correct), None for a bare policy; `passing` is the policy's decision; `feedback` says
-    why it does not pass, and how uncertain the response is. What cannot be scored is an invalid result that passes
-    only if `on_unscored` is "answer".
+    `score` is the calibrated P(correct), None for a bare policy; `passing` is the policy's decision; `feedback` is the
+    reason why it does not pass, and how uncertain the response is. A response without a score is an invalid result that
+    passes only if `on_unscored` is "answer".
 
     Args:
-        llm: what scores responses, whoever wrote them, and writes `contexts` into the prompt as its query engine would.
-        policy: what passes. A calibrated policy is checked against each score's own record.
+        llm: scores responses of any author, and writes `contexts` into the prompt as its query engine would.
+        policy: which scores pass. A calibrated policy is checked against each score's own record.
         text_qa_template: the prompt that responses with contexts were made from; default: LlamaIndex's own.
     """
 
@@ -80,7 +80,7 @@ class UncertaintyEvaluator(BaseEvaluator):
         """As `aevaluate_response`.
 
         Raises:
-            InputError: the response is no whole one.
+            InputError: the response is not a whole one.
         """
         known = self._known(query, response)
         return known or self.evaluate(query, **_parts(response), **kwargs)
@@ -93,7 +93,7 @@ class UncertaintyEvaluator(BaseEvaluator):
         A guarded response that was escalated is judged by its target's score, one that was withheld by its draft's.
 
         Raises:
-            InputError: the response is no whole one.
+            InputError: the response is not a whole one.
         """
         known = self._known(query, response)
         return known or await self.aevaluate(query, **_parts(response), **kwargs)
@@ -104,12 +104,14 @@ class UncertaintyEvaluator(BaseEvaluator):
         if not isinstance(response, (Response, PydanticResponse)):  # pyright: ignore[reportUnnecessaryIsInstance] - callers may have no type checker
             advice = "a text goes to evaluate(query=..., response=...), a stream is read first (get_response())"
             raise InputError(f"evaluate_response takes a whole response, not a {type(response).__name__}: {advice}")
-        if not _is_about(response, query):
-            return None
-        verdict = get_verdict(response)
-        if verdict is None:
-            return None
-        return self._result(query, **_parts(response), verdict=verdict)
+        record: Any = (response.metadata or {}).get(METADATA_KEY)
+        if isinstance(record, Mapping):  # it may be about another text or another query
+            fields = cast("Mapping[str, Any]", record)
+            of_query = query is not None and fields.get(QUESTION_KEY) == digest_of(query)
+            if not of_query or fields.get("digest") != digest_of(text_of(response)):
+                return None
+        verdict = get_verdict(response)  # raises where the record is damaged
+        return None if verdict is None else self._result(query, **_parts(response), verdict=verdict)
 
     def _prompt(self, query: str, contexts: Sequence[str] | None) -> list[ChatMessage]:
         if not contexts:
@@ -151,13 +153,3 @@ def _parts(response: Response | PydanticResponse | None) -> dict[str, Any]:
     if response is None:
         return {}
     return {"response": text_of(response), "contexts": [node.get_content() for node in response.source_nodes]}
-
-
-def _is_about(response: Response | PydanticResponse, query: str | None) -> bool:
-    """Whether the record that a response carries is about its text, as the answer to this query."""
-    record: Any = (response.metadata or {}).get(METADATA_KEY)
-    if not isinstance(record, Mapping):
-        return record is not None  # what is damaged is said by whoever reads it
-    known = cast("Mapping[str, Any]", record)
-    asked = query is not None and known.get(QUESTION_KEY) == digest_of(query)
-    return asked and known.get("digest") == digest_of(text_of(response))

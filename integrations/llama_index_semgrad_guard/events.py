@@ -1,15 +1,21 @@
-"""Verdicts in LlamaIndex's instrumentation: an event for each, and a handler that logs them."""
+"""Verdicts in LlamaIndex's instrumentation: an event for each, a handler that logs them, and a callback that judges."""
 
 from __future__ import annotations
 
 import logging
 from typing import Any, Literal
 
+from llama_index.core.callbacks.base_handler import BaseCallbackHandler
+from llama_index.core.callbacks.schema import CBEventType, EventPayload
 from llama_index.core.instrumentation.event_handlers import BaseEventHandler
 from llama_index.core.instrumentation.events import BaseEvent
 from llama_index_instrumentation import get_dispatcher
 
-from semgrad_guard import Verdict
+from llama_index_semgrad_guard.calls import current_turn
+from llama_index_semgrad_guard.records import completed
+from semgrad_guard import Policy, Verdict
+from semgrad_guard.errors import InputError, LowConfidenceError
+from semgrad_guard.guard import Mode, require_policy, settle, unscored
 
 Source = Literal["llm", "query_engine", "chat_engine", "agent", "callback"]
 _log = logging.getLogger("semgrad_guard")
@@ -17,7 +23,7 @@ _dispatcher = get_dispatcher(__name__)
 
 
 class UncertaintyEvent(BaseEvent):
-    """A verdict, as soon as there is one; `source` says who decided ("llm": scored, and decided by nobody)."""
+    """A verdict, as soon as there is one; `source` is the kind of guard that decided ("llm": scored, and undecided)."""
 
     source: Source
     record: dict[str, Any]
@@ -34,7 +40,7 @@ class UncertaintyEventHandler(BaseEventHandler):
 
         get_dispatcher().add_event_handler(UncertaintyEventHandler())
 
-    It only reports: LlamaIndex swallows whatever an event handler raises. The record is the log record's attribute
+    It only reports: LlamaIndex swallows the errors of event handlers. The record is the log record's attribute
     `semgrad_guard`, for formatters that write JSON.
     """
 
@@ -49,7 +55,8 @@ class UncertaintyEventHandler(BaseEventHandler):
             return
         record = event.record
         level = logging.INFO if record["action"] == "answer" else logging.WARNING
-        numbers = ", ".join(f"{name} {_shown(record[name])}" for name in ("uncertainty", "threshold", "confidence"))
+        names = ("uncertainty", "threshold", "confidence")
+        numbers = ", ".join(f"{name} {'none' if record[name] is None else f'{record[name]:.4g}'}" for name in names)
         advice = "" if record["enforced"] else " (not enforced)"
         message = f"{event.source}: {record['action']}{advice}; {numbers}; {record['reason'] or record['status']}"
         _log.log(level, message, extra={"semgrad_guard": record})
@@ -60,5 +67,67 @@ def report(verdict: Verdict, source: Source, *, keep_draft: bool = False) -> Non
     _dispatcher.event(UncertaintyEvent(source=source, record=verdict.metadata(keep_draft=keep_draft)))
 
 
-def _shown(value: float | None) -> str:
-    return "none" if value is None else f"{value:.4g}"
+class UncertaintyRouterCallback(BaseCallbackHandler):
+    """Judges every answer of the LLMs it is attached to.
+
+        Settings.callback_manager = CallbackManager([UncertaintyRouterCallback(Policy(threshold=0.004))])
+
+    or `SemGradLLM(callback_manager=...)` for an LLM that is called directly: LlamaIndex's query engines put the global
+    manager in place of their LLM's own.
+
+    A callback can neither replace an answer nor escalate it: `GuardedQueryEngine` and `GuardedChatEngine` do. It judges
+    each call of the model by itself, those that condense questions or choose tools too, so attach it to an LLM that
+    only answers. A stream has been delivered when it is judged. Within a guarded engine it does nothing.
+
+    Args:
+        policy: which scores to let through. Answers of other LLMs are unscored: `on_unscored` decides.
+        mode: "raise" (a `LowConfidenceError` from the LLM's method, for a stream after its last piece) or "observe"
+            (an `UncertaintyEvent` for the event handlers).
+
+    Raises:
+        InputError: a mode that a callback cannot carry out.
+        LowConfidenceError, BindingMismatchError: at an answer; see above.
+    """
+
+    def __init__(self, policy: Policy, *, mode: Mode = "raise") -> None:
+        super().__init__(event_starts_to_ignore=[], event_ends_to_ignore=[])
+        if mode not in ("raise", "observe"):
+            raise InputError(
+                f"a LlamaIndex callback can 'raise' or 'observe', not {mode!r}; "
+                "put a GuardedQueryEngine or a GuardedChatEngine around the engine instead"
+            )
+        self._policy, self._mode = require_policy(policy), mode
+
+    def on_event_end(
+        self, event_type: CBEventType, payload: dict[str, Any] | None = None, event_id: str = "", **kwargs: Any
+    ) -> None:
+        """Judge an answer; failed calls have none."""
+        payload = payload or {}
+        response = payload.get(EventPayload.RESPONSE) or payload.get(EventPayload.COMPLETION)
+        if event_type != CBEventType.LLM or response is None or current_turn() is not None:
+            return
+        answer = completed(response)
+        draft = answer if isinstance(answer, Verdict) else unscored(answer, reason="the answer carries no score")
+        verdict = settle(draft, self._policy, "enforce", can_escalate=False).verdict
+        if self._mode == "observe":
+            report(verdict.model_copy(update={"enforced": False}), "callback")
+        elif verdict.action != "answer":
+            report(verdict, "callback")
+            raise LowConfidenceError(verdict, draft=None)
+
+    def on_event_start(
+        self,
+        event_type: CBEventType,
+        payload: dict[str, Any] | None = None,
+        event_id: str = "",
+        parent_id: str = "",
+        **kwargs: Any,
+    ) -> str:
+        """Do nothing: there is no answer yet."""
+        return event_id
+
+    def start_trace(self, trace_id: str | None = None) -> None:
+        """Do nothing."""
+
+    def end_trace(self, trace_id: str | None = None, trace_map: dict[str, list[str]] | None = None) -> None:
+        """Do nothing."""

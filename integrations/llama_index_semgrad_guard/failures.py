@@ -1,13 +1,12 @@
-"""What becomes of an inner engine's error where answers may be withheld.
+"""An inner engine's error where answers may be withheld.
 
 LlamaIndex's parsers put the model's words into their errors, an agent shows the error of a tool to its model, and
-loggers write down a whole chain of errors: an error is a way out like any other. What is raised instead is a verdict to
-`on_error`, and holds nothing that the model wrote.
+loggers write down a whole chain of errors: an error is a way out like any other. The error that is raised instead holds
+no text of the model's, and `on_error` decides about it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 from llama_index_semgrad_guard.calls import Turn
@@ -19,43 +18,29 @@ from semgrad_guard.errors import (
     SemGradGuardError,
 )
 from semgrad_guard.guard import Terms, current_recorder
+from semgrad_guard.guard.steps import Steps
 
 T = TypeVar("T")
 
 
-def sealed(work: Callable[[], T], turn: Turn, terms: Terms) -> T:
-    """What `work` returns.
+def sealed(steps: Steps[T], turn: Turn, terms: Terms) -> Steps[T]:
+    """The steps, whose errors hold nothing that a model wrote.
 
     Raises:
-        AnswerFailedError: it failed, and its error may hold what the model wrote, or `on_error` is to abstain.
+        AnswerFailedError: they failed, and their error may hold a model's text, or `on_error` is to abstain.
         Exception: the error itself, where it holds nothing of that, or nothing is withheld.
     """
     try:
-        return work()
+        return (yield from steps)
     except BaseException as error:
-        if not _seals(terms):
+        if not terms.withholds or current_recorder() is not None:
             raise
         failure = _harmless(error, turn, terms)
     raise failure  # outside of the handler: an error that is raised within it keeps the other one as its context
 
 
-async def asealed(work: Awaitable[T], turn: Turn, terms: Terms) -> T:
-    """As `sealed`, for what can be awaited."""
-    try:
-        return await work
-    except BaseException as error:
-        if not _seals(terms):
-            raise
-        failure = _harmless(error, turn, terms)
-    raise failure
-
-
-def _seals(terms: Terms) -> bool:
-    return terms.withholds and current_recorder() is None
-
-
 def _harmless(error: BaseException, turn: Turn, terms: Terms) -> BaseException:
-    """The error without what led to it, if it is ours or no model has said anything yet; another one otherwise.
+    """The error without its causes, if it is ours or no model has run yet; another one otherwise.
 
     An interruption (Ctrl-C, a cancelled task) stays what it is.
     """
@@ -79,10 +64,5 @@ def _is_ours(error: Exception) -> bool:
     while trace and trace.tb_next:
         trace = trace.tb_next
     raised_in = str(trace.tb_frame.f_globals.get("__name__")) if trace else ""
-    return isinstance(error, SemGradGuardError) and all(
-        _is_in_ours(name) for name in (raised_in, type(error).__module__)
-    )
-
-
-def _is_in_ours(module: str) -> bool:
-    return module.partition(".")[0] in ("semgrad_guard", "llama_index_semgrad_guard")
+    packages = {module.partition(".")[0] for module in (raised_in, type(error).__module__)}
+    return isinstance(error, SemGradGuardError) and packages <= {"semgrad_guard", "llama_index_semgrad_guard"}

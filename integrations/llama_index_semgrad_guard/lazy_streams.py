@@ -1,4 +1,4 @@
-"""Lazy streams, which are read later and elsewhere: their calls belong to the turn, and to the step, that asked."""
+"""Lazy streams, which are read later and elsewhere: their calls belong to the turn and to the step that began them."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ _bound = WeakSet[Any]()
 
 
 class Opens(Protocol):
-    """A turn: what is done while it is open is part of it."""
+    """A turn: all that happens while it is open is part of it."""
 
     def open(self) -> AbstractContextManager[Any]: ...
 
 
 def resumed(pieces: Generator[T], turn: Opens) -> Generator[T]:
-    """The pieces of a lazy stream, whose calls belong to `turn` in whatever context they are asked for."""
+    """The pieces of a lazy stream, whose calls belong to `turn` in whatever context they are read."""
     return _read_in(pieces, _opening(turn))
 
 
@@ -35,14 +35,28 @@ def aresumed(pieces: AsyncGenerator[T], turn: Opens) -> AsyncGenerator[T]:
     return _aread_in(pieces, _opening(turn))
 
 
-def asked_here(pieces: Generator[T]) -> Generator[T]:
-    """The pieces of a lazy stream, whose call belongs to the step that asks for it now, whoever reads it."""
+def begun_here(pieces: Generator[T]) -> Generator[T]:
+    """The pieces of a lazy stream, whose call belongs to the current step, in whatever context they are read."""
     return _read_in(pieces, partial(_within, active_span_id.get()))
 
 
-def aasked_here(pieces: AsyncGenerator[T]) -> AsyncGenerator[T]:
-    """As `asked_here`, for an async stream."""
+def abegun_here(pieces: AsyncGenerator[T]) -> AsyncGenerator[T]:
+    """As `begun_here`, for an async stream."""
     return _aread_in(pieces, partial(_within, active_span_id.get()))
+
+
+def bound_to(pieces: Any, span: str) -> Any:
+    """A stream whose calls belong to the step that returned it: engines run their model when it is first read."""
+    if pieces in _bound:
+        return pieces
+    if isgenerator(pieces):
+        bound: Any = _read_in(cast("Generator[Any]", pieces), partial(_within, span))
+    elif isasyncgen(pieces):
+        bound = _aread_in(cast("AsyncGenerator[Any]", pieces), partial(_within, span))
+    else:
+        return pieces
+    _bound.add(bound)
+    return bound
 
 
 def _read_in(pieces: Generator[T], context: Context) -> Generator[T]:
@@ -82,20 +96,6 @@ def _opening(turn: Opens) -> Context:
             yield
 
     return opened
-
-
-def bound_to(pieces: Any, span: str) -> Any:
-    """A stream whose calls belong to the step that returned it: engines ask their model when it is first read."""
-    if pieces in _bound:
-        return pieces
-    bound: Any = pieces
-    if isgenerator(pieces):
-        bound = _read_in(cast("Generator[Any]", pieces), partial(_within, span))
-    elif isasyncgen(pieces):
-        bound = _aread_in(cast("AsyncGenerator[Any]", pieces), partial(_within, span))
-    if bound is not pieces:
-        _bound.add(bound)
-    return bound
 
 
 @contextmanager

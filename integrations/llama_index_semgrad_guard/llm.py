@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, Self, TypeVar, cast
+from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
+from typing import Annotated, Any, Self, TypeVar, cast
 
+from llama_index.core.base.llms.generic_utils import messages_to_prompt as generic_messages_to_prompt
 from llama_index.core.base.llms.types import (
     ChatMessage,
     ChatResponse,
@@ -16,16 +17,39 @@ from llama_index.core.base.llms.types import (
     LLMMetadata,
 )
 from llama_index.core.llms import callbacks
+from llama_index.core.llms.llm import LLM, default_completion_to_prompt
+from pydantic import BeforeValidator, Field, PrivateAttr, SkipValidation
 
-from llama_index_semgrad_guard.answering import AnsweringLLM
-from llama_index_semgrad_guard.lazy_streams import aasked_here, asked_here
-from llama_index_semgrad_guard.records import calls_tools, chat_response, completion, to_conversation, without_calls
-from semgrad_guard import LanguageModel, Verdict
-from semgrad_guard.adapters.settings import loaded_weights, require_loaded
-from semgrad_guard.errors import InputError, UnsupportedToolsError
-from semgrad_guard.guard import assess, off_loop
+from llama_index_semgrad_guard.calls import ModelCall, current_turn, stray
+from llama_index_semgrad_guard.events import report
+from llama_index_semgrad_guard.lazy_streams import abegun_here, begun_here
+from llama_index_semgrad_guard.records import (
+    REASONING,
+    calls_tools,
+    chat_response,
+    completion,
+    raw_record,
+    to_conversation,
+    without_calls,
+)
+from semgrad_guard import METADATA_KEY, Estimator, Generation, GenerationOptions, HybridGrad, LanguageModel, Verdict
+from semgrad_guard.adapters.settings import call_options, loaded_weights, require_loaded, weights_of
+from semgrad_guard.adapters.weights import Weights
+from semgrad_guard.errors import InputError, UnsupportedToolsError, require_known
+from semgrad_guard.guard import Answerer, LiveAnswer, as_estimator, assess, off_loop, record_draft
 from semgrad_guard.named import reading_prompt
 from semgrad_guard.records import Conversation
+
+_PROMPT_FUNCTIONS: Mapping[str, Any] = {
+    "messages_to_prompt": generic_messages_to_prompt,
+    "completion_to_prompt": default_completion_to_prompt,
+    "query_wrapper_prompt": None,
+}
+"""Fields by which LlamaIndex's LLMs without a chat template make prompts, and their defaults."""
+
+Piece = tuple[str, str, dict[str, Any] | None]
+"""A piece of an answer, the answer so far, and the record: None in all pieces but the last."""
+
 
 _TAKEN_OVER = {
     "max_tokens": "max_new_tokens",
@@ -34,7 +58,7 @@ _TAKEN_OVER = {
     "callback_manager": "callback_manager",
 }
 _SMALLEST_WINDOW = 1024
-"""LlamaIndex's own prompts leave no room for a passage in less; a prompt that is really too long raises."""
+"""LlamaIndex's own prompts leave no room for a passage in less; a prompt that is too long for the model raises."""
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -49,24 +73,70 @@ def _traced_completion(method: F) -> F:
     return cast("F", callbacks.llm_completion_callback()(method))  # pyright: ignore[reportUnknownMemberType]
 
 
-class SemGradLLM(AnsweringLLM):
+class SemGradLLM(LLM):
     """A Hugging Face causal LM, run here, whose answers carry an uncertainty.
 
         llm = SemGradLLM(model="pocket")
         llm.complete("What is the capital of France?").raw["semgrad_guard"]["uncertainty"]
 
-    The record stands in `raw` and in `additional_kwargs` of the response, never in its message, which may become part
-    of the next prompt. Within a `GuardedQueryEngine` the engine scores and decides, and `raw` holds no score. Weights
+    The record is in `raw` and in `additional_kwargs` of the response, never in its message, which may become part of
+    the next prompt. Within a `GuardedQueryEngine` the engine scores and decides, and `raw` holds no score. Weights
     load at the first answer (or when LlamaIndex asks for the context window); equal instances share them. The async
     methods leave the event loop free, and a cancelled one stops generating at the next token.
     """
 
+    model: str = "pocket"
+    """"pocket" (the embedded model), a folder, or a hub id."""
+    revision: str | None = None
+    dtype: Any = None
+    """As in transformers ("bfloat16", torch.float32); default: the checkpoint's own, float32 for the pocket model."""
+    device_map: Any = None
+    quantization_config: Any = None
+    """As in transformers: the weights are quantized while they are loaded."""
+    attn_implementation: str | None = None
+    template_options: Mapping[str, Any] | None = None
+    """Given to the chat template with every prompt, e.g. {"enable_thinking": False}."""
+
+    max_tokens: int = Field(default=256, ge=1)
+    """Longest answer in tokens."""
+    temperature: float = 0.0
+    """0 is greedy, and the default: scores are made for greedy answers."""
+    top_p: float = 1.0
+    top_k: int = 0
+    seed: int | None = None
+    stop: list[str] | None = None
+    """Strings that end an answer; those of a call replace them."""
+    context_window: int | None = None
+    """The window that LlamaIndex packs prompts for; default: the model's own, but at least 1024."""
+
+    estimator: Annotated[Estimator, SkipValidation, BeforeValidator(as_estimator)] = Field(
+        default_factory=HybridGrad, exclude=True
+    )
+    """An estimator; or a calibration or a policy, for the one that it was made with."""
+    prompt_template: str = "chat"
+    """A name for the form of the prompts; a calibration for another form is refused."""
+
+    _weights: Weights | None = PrivateAttr(default=None)
+
+    def __init__(self, **fields: Any) -> None:
+        require_known(type(self).__name__, fields, type(self).model_fields)
+        super().__init__(**fields)
+        self._options({})
+
+    @property
+    def language_model(self) -> LanguageModel:
+        """The model itself, loaded now if it was not."""
+        weights = weights_of(self, self._weights)
+        if weights is not self._weights:  # assigning a private attribute costs more than the comparison
+            self._weights = weights
+        return weights.get()
+
     @classmethod
     def from_model(cls, language_model: LanguageModel, /, **fields: Any) -> Self:
-        """An LLM for weights that are loaded already; `fields` are the constructor's, but those for loading.
+        """An LLM for weights that are loaded already; `fields` are the constructor's, except those for loading.
 
         Raises:
-            InputError: a field that only loading could honour.
+            InputError: a field for loading.
         """
         require_loaded(fields)
         llm = cls(model=language_model.name, revision=language_model.revision, **fields)
@@ -77,7 +147,7 @@ class SemGradLLM(AnsweringLLM):
     def from_huggingface_llm(cls, huggingface_llm: Any, /, **fields: Any) -> Self:
         """An LLM on the model and tokenizer that LlamaIndex's `HuggingFaceLLM` has loaded; it stays as it is.
 
-        Its context window, longest answer, system prompt and callbacks are taken over where `fields` say nothing else.
+        Its context window, longest answer, system prompt and callbacks are taken over where `fields` have no others.
         Its prompt functions, stopping ids and sampling options are not: prompts go through the tokenizer's chat
         template, and answers are greedy.
 
@@ -105,25 +175,25 @@ class SemGradLLM(AnsweringLLM):
 
     @property
     def metadata(self) -> LLMMetadata:
-        """What LlamaIndex plans prompts with; loads the weights unless `context_window` is set."""
+        """The limits for which LlamaIndex plans prompts; loads the weights unless `context_window` is set."""
         window = self.context_window or max(_SMALLEST_WINDOW, self.language_model.context_window or 2**20)
         return LLMMetadata(context_window=window, num_output=self.max_tokens, is_chat_model=True, model_name=self.model)
 
     def to_payload(self) -> dict[str, Any]:
-        """What traces say of this LLM. The default asks for `metadata`, which would load weights on the event loop."""
+        """This LLM in traces. LlamaIndex's own reads `metadata`, which would load weights on the event loop."""
         return {"class_name": self.class_name(), "model_name": self.model, "num_output": self.max_tokens}
 
     def score(self, prompt: str | Sequence[ChatMessage], response: str) -> Verdict:
-        """Score a text as this model's answer to a prompt, whoever wrote it; nothing is decided about it.
+        """Score a text of any author as this model's answer to a prompt, without a decision about it.
 
         Raises:
-            EmptyResponseError: there is nothing to score.
-            UnsupportedToolsError: the prompt holds calls of tools, and the model's chat template knows none.
+            EmptyResponseError: the response holds no token.
+            UnsupportedToolsError: the prompt holds calls of tools, and the model's chat template has no tools.
             PromptTooLongError: prompt and text do not fit the context window.
         """
         conversation = prompt if isinstance(prompt, str) else to_conversation(prompt)
         if not isinstance(conversation, str) and calls_tools(conversation):
-            _ = self.language_model.tool_format  # a template that knows no tools would leave the calls out
+            _ = self.language_model.tool_format  # a template without tools would leave the calls out
         evidence = self.language_model.evidence(conversation, response)
         answerer = self._answerer(self._options({}))
         return assess(
@@ -136,10 +206,10 @@ class SemGradLLM(AnsweringLLM):
         )
 
     def _shown(self, messages: Sequence[ChatMessage]) -> Conversation:
-        """A conversation as this model is shown it.
+        """A conversation as this model reads it.
 
-        Where agents share a memory, it holds calls of tools that another model made. A chat template that knows no
-        tools is not shown them; what the tools have said stays.
+        Where agents share a memory, it holds calls of tools that another model made. For a chat template without tools
+        they are left out; the tools' results stay.
         """
         conversation = to_conversation(messages)
         if not calls_tools(conversation):
@@ -155,7 +225,86 @@ class SemGradLLM(AnsweringLLM):
         conversation = to_conversation(messages)
         return await off_loop(lambda: self._shown(messages)) if calls_tools(conversation) else conversation
 
-    # The eight methods. None calls another, so that each makes one pair of events.
+    def _answerer(self, options: GenerationOptions) -> Answerer:
+        return Answerer(self.language_model, self.estimator, options, self.prompt_template)
+
+    def _answer(self, conversation: Conversation, options: GenerationOptions) -> tuple[Generation, dict[str, Any]]:
+        generation = self.language_model.generate(conversation, options, objective=self.estimator.objective)
+        return generation, self._record(generation, options)
+
+    def _live(self, conversation: Conversation, options: GenerationOptions) -> LiveAnswer:
+        live, turn = self._answerer(options).live(conversation), current_turn()
+        if turn is not None:
+            turn.opened(live.close)
+        return live
+
+    def _pieces(self, conversation: Conversation, options: GenerationOptions) -> Generator[Piece]:
+        text, pieces, live = "", list[str](), self._live(conversation, options)
+        try:
+            for piece in live:
+                pieces.append(piece)
+                text += piece
+                yield piece, text, None
+            record = self._record(live.stream.generation, options, text=text, pieces=pieces)
+        finally:
+            live.close()
+        yield "", text, record
+
+    async def _apieces(self, conversation: Conversation, options: GenerationOptions) -> AsyncGenerator[Piece]:
+        text, pieces, live = "", list[str](), await off_loop(lambda: self._live(conversation, options))
+        try:
+            while piece := await off_loop(lambda: next(live.stream, "")):
+                pieces.append(piece)
+                text += piece
+                yield piece, text, None
+            whole = text
+            record = await off_loop(lambda: self._record(live.stream.generation, options, text=whole, pieces=pieces))
+        finally:
+            live.close()
+        yield "", text, record
+
+    def _record(
+        self,
+        generation: Generation,
+        options: GenerationOptions,
+        *,
+        text: str | None = None,
+        pieces: Sequence[str] = (),
+    ) -> dict[str, Any]:
+        """Model, usage and, unless a guard records the calls and scores those that it needs, the score.
+
+        `text` and `pieces` are the objects that go out, where they are not the generation's own.
+        """
+        record = raw_record(generation, self.model)
+        call = ModelCall(generation, lambda made: self._assess(made, options), text=text, pieces=pieces)
+        turn = current_turn()
+        if turn is not None:
+            turn.add(call)
+            return record
+        stray(call.text, call)
+        record_draft(call.verdict, call.prompt)
+        report(call.verdict, "llm")
+        thought = {REASONING: call.verdict.reasoning} if call.verdict.reasoning else {}
+        return {**record, **thought, METADATA_KEY: call.verdict.metadata()}
+
+    def _assess(self, generation: Generation, options: GenerationOptions) -> Verdict:
+        return self._answerer(options).draft(generation).verdict
+
+    def _options(self, kwargs: Mapping[str, Any]) -> GenerationOptions:
+        """The options of one call: the fields, replaced by the call's own.
+
+        Raises:
+            InputError: an unknown option, or a prompt function, which would be ignored in silence.
+        """
+        for name, default in _PROMPT_FUNCTIONS.items():
+            if getattr(self, name) is not default:
+                raise InputError(
+                    f"{type(self).__name__} makes its prompts by the model's chat template and leaves {name} out; give "
+                    'a template of your own as template_options={"chat_template": ...}'
+                )
+        return call_options(self, kwargs, also=frozenset({"formatted"}))
+
+    # LlamaIndex's eight methods. None calls another, so that each makes one pair of events.
 
     @_traced_chat
     def chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
@@ -172,35 +321,37 @@ class SemGradLLM(AnsweringLLM):
     @_traced_chat
     def stream_chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponseGen:
         """Answer a conversation piece by piece; the last piece is empty and carries the record."""
-        pieces = asked_here(self._pieces(self._shown(messages), self._options(kwargs)))
+        pieces = begun_here(self._pieces(self._shown(messages), self._options(kwargs)))
         return (chat_response(text, record, delta=delta) for delta, text, record in pieces)
 
     @_traced_completion
     def stream_complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponseGen:
         """Answer a text piece by piece; the last piece is empty and carries the record."""
-        pieces = asked_here(self._pieces(prompt, self._options(kwargs)))
+        pieces = begun_here(self._pieces(prompt, self._options(kwargs)))
         return (completion(text, record, delta=delta) for delta, text, record in pieces)
 
     @_traced_chat
     async def achat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
         """As `chat`, in a thread."""
-        generation, record = await self._aanswer(await self._ashown(messages), self._options(kwargs))
+        conversation, options = await self._ashown(messages), self._options(kwargs)
+        generation, record = await off_loop(lambda: self._answer(conversation, options))
         return chat_response(generation.text, record)
 
     @_traced_completion
     async def acomplete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponse:
         """As `complete`, in a thread."""
-        generation, record = await self._aanswer(prompt, self._options(kwargs))
+        options = self._options(kwargs)
+        generation, record = await off_loop(lambda: self._answer(prompt, options))
         return completion(generation.text, record)
 
     @_traced_chat
     async def astream_chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponseAsyncGen:
         """As `stream_chat`, in a thread."""
-        pieces = aasked_here(self._apieces(await self._ashown(messages), self._options(kwargs)))
+        pieces = abegun_here(self._apieces(await self._ashown(messages), self._options(kwargs)))
         return (chat_response(text, record, delta=delta) async for delta, text, record in pieces)
 
     @_traced_completion
     async def astream_complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponseAsyncGen:
         """As `stream_complete`, in a thread."""
-        pieces = aasked_here(self._apieces(prompt, self._options(kwargs)))
+        pieces = abegun_here(self._apieces(prompt, self._options(kwargs)))
         return (completion(text, record, delta=delta) async for delta, text, record in pieces)

@@ -1,8 +1,8 @@
-"""A conversation's memory, and an agent's notes, in which what a model writes waits until it has been decided about."""
+"""A conversation's memory, and an agent's notes, in which a model's texts wait until they have been decided about."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from llama_index.core.base.llms.types import ChatMessage, MessageRole
@@ -10,19 +10,19 @@ from llama_index.core.memory import BaseMemory
 
 from llama_index_semgrad_guard.calls import Turn
 from semgrad_guard.errors import InputError
+from semgrad_guard.guard.steps import Steps, Work, adrive, drive
 
 
 class StagedMemory:
-    """Stands in for a chat engine's memory during one turn; what the model may have written waits in it.
+    """Replaces a chat engine's memory during one exchange; texts that the model may have written wait in it.
 
-    That is every answer and, once a model was asked, every text but the user's question and what was stored before.
-
-    Replacing a stored draft afterwards would come too late: memories may summarise, embed or persist what they get.
+    These are all answers and, once a model has run, all texts but the user's question and those stored before.
+    Replacing a stored draft afterwards would come too late: memories may summarise, embed or persist their messages.
     """
 
     def __init__(self, memory: BaseMemory, turn: Turn) -> None:
         self._memory, self._turn, self._held = memory, turn, list[ChatMessage]()
-        self._asked = False
+        self._has_question = False
 
     def __getattr__(self, name: str) -> Any:
         if name in _STORES and self._turn.has_begun:
@@ -30,71 +30,58 @@ class StagedMemory:
         return getattr(self._memory, name)
 
     def put(self, message: ChatMessage) -> None:
-        """Store what the user said; hold what the engine answered."""
-        if self._is_answer(message):
-            self._held.append(message)
-        else:
-            self._memory.put(message)
-            self._asked = True
+        """Store the user's message; hold the engine's."""
+        drive(self._put([message]))
 
     async def aput(self, message: ChatMessage) -> None:
         """As `put`."""
-        if self._is_answer(message):
-            self._held.append(message)
-        else:
-            await self._memory.aput(message)
-            self._asked = True
+        await adrive(self._put([message]))
 
     def put_messages(self, messages: list[ChatMessage]) -> None:
-        """As `put`, for each."""
-        for message in messages:
-            self.put(message)
+        """As `put`, for several messages."""
+        drive(self._put(messages))
 
     async def aput_messages(self, messages: list[ChatMessage]) -> None:
-        """As `put`, for each."""
-        for message in messages:
-            await self.aput(message)
+        """As `put`, for several messages."""
+        await adrive(self._put(messages))
 
     def set(self, messages: list[ChatMessage]) -> None:
-        """Store other messages in the place of all; hold what is new and may be an answer."""
-        self._memory.set(self._known(messages, self._memory.get_all()))
+        """Store other messages in the place of all; hold the new ones that may be answers."""
+        drive(self._set(messages))
 
     async def aset(self, messages: list[ChatMessage]) -> None:
         """As `set`."""
-        await self._memory.aset(self._known(messages, await self._memory.aget_all()))
+        await adrive(self._set(messages))
 
-    def _known(self, messages: list[ChatMessage], before: list[ChatMessage]) -> list[ChatMessage]:
-        if not self._turn.has_begun:
-            return messages
-        new = [message for message in messages if message not in before and self._is_answer(message)]
-        self._held = new
-        self._asked = True
-        return [message for message in messages if message not in new]
+    def settle(self, replacement: str | None) -> Steps[None]:
+        """Store the held answer, or the text that was delivered in its place."""
+        replaced = [ChatMessage(role=MessageRole.ASSISTANT, content=replacement)]
+        for message in self._held if replacement is None else replaced:
+            yield self._storing(message)
 
-    def settle(self, replacement: str | None) -> None:
-        """Store the held answer, or what was delivered in its place."""
-        for message in self._settled(replacement):
-            self._memory.put(message)
+    def abandon(self, replacement: str) -> Steps[None]:
+        """End an exchange that failed: a question that was stored is not left without an answer."""
+        if self._has_question:
+            yield from self.settle(replacement)
 
-    async def asettle(self, replacement: str | None) -> None:
-        """As `settle`."""
-        for message in self._settled(replacement):
-            await self._memory.aput(message)
+    def _put(self, messages: Sequence[ChatMessage]) -> Steps[None]:
+        for message in messages:
+            if self._is_answer(message):
+                self._held.append(message)
+            else:
+                yield self._storing(message)
+                self._has_question = True
 
-    def abandon(self, replacement: str) -> None:
-        """End a turn that failed: a question that was stored is not left without an answer."""
-        if self._asked:
-            self.settle(replacement)
+    def _set(self, messages: list[ChatMessage]) -> Steps[None]:
+        before = yield Work(self._memory.get_all, self._memory.aget_all)
+        if self._turn.has_begun:
+            self._held = [message for message in messages if message not in before and self._is_answer(message)]
+            self._has_question = True
+            messages = [message for message in messages if message not in self._held]
+        yield Work(lambda: self._memory.set(messages), lambda: self._memory.aset(messages))
 
-    async def aabandon(self, replacement: str) -> None:
-        """As `abandon`."""
-        if self._asked:
-            await self.asettle(replacement)
-
-    def _settled(self, replacement: str | None) -> list[ChatMessage]:
-        if replacement is None:
-            return self._held
-        return [ChatMessage(role=MessageRole.ASSISTANT, content=replacement)]
+    def _storing(self, message: ChatMessage) -> Work:
+        return Work(lambda: self._memory.put(message), lambda: self._memory.aput(message))
 
     def _is_answer(self, message: ChatMessage) -> bool:
         if message.role not in (MessageRole.USER, MessageRole.SYSTEM):
@@ -103,11 +90,11 @@ class StagedMemory:
 
 
 _STORES = frozenset({"chat_store", "sql_store"})
-"""Where memories keep their messages: what is written there is not held."""
+"""Where memories keep their messages: texts that are written there are not held."""
 
 
 class StagedContext:
-    """Stands in for an agent's context during one step; what the agent notes under `key`, a list, waits.
+    """Replaces an agent's context during one step; the agent's notes under `key`, a list, wait.
 
     A context can be saved at any time, also while a step is judged.
     """
@@ -124,7 +111,7 @@ class StagedContext:
         return self.store.held[-1] if self.store.held else None
 
     async def keep(self, changed: Callable[[Any], Any] = lambda note: note) -> None:
-        """Store what was noted, the last note changed."""
+        """Store the notes, the last one changed."""
         notes = self.store.held
         if notes:
             await self._ctx.store.set(self.store.key, [*notes[:-1], changed(notes[-1])])
@@ -139,7 +126,7 @@ class _StagedStore:
         return getattr(self._store, name)
 
     async def get(self, path: str, *default: Any, **named: Any) -> Any:
-        """What is stored; of the notes a copy, since agents add to what they get."""
+        """The stored value; of the notes a copy, since agents add to the list."""
         if path != self.key:
             return await self._store.get(path, *default, **named)
         return list(await self._store.get(path, *default, **named) if self.held is None else self.held)

@@ -36,38 +36,38 @@ _ROLES: Mapping[MessageRole, str] = {
 
 
 def to_conversation(messages: Sequence[ChatMessage]) -> tuple[Message, ...]:
-    """LlamaIndex's messages as roles, plain text and tool calls; earlier thoughts are no part of the next prompt.
+    """LlamaIndex's messages as roles, plain text and tool calls, without earlier thoughts.
 
     Raises:
         InputError: a message that a text model cannot be shown (images, audio), named by number.
     """
-    return tuple(_turn(message, number) for number, message in enumerate(messages, start=1))
+    return tuple(_message(message, number) for number, message in enumerate(messages, start=1))
 
 
 def calls_tools(conversation: Sequence[Message]) -> bool:
-    """Whether somebody has called tools in a conversation."""
+    """Whether a conversation holds calls of tools."""
     return any(message.tool_calls for message in conversation)
 
 
 def without_calls(conversation: Sequence[Message]) -> tuple[Message, ...]:
-    """The conversation without calls of tools, and without the turns that hold nothing else."""
+    """The conversation without calls of tools, and without the messages that hold nothing else."""
     kept = [message for message in conversation if message.content.strip() or not message.tool_calls]
     return tuple(replace(message, tool_calls=()) for message in kept)
 
 
 def raw_record(generation: Generation, model: str) -> dict[str, Any]:
-    """What stands in `raw`, whether or not the answer has been scored: plain JSON types."""
+    """The content of `raw`, whether or not the answer has been scored: plain JSON types."""
     read, produced = len(generation.prompt.ids), generation.completion_tokens
     usage = {"prompt_tokens": read, "completion_tokens": produced, "total_tokens": read + produced}
     return {"model": model, "finish_reason": generation.finish_reason, "usage": usage}
 
 
 def get_verdict(response: Any) -> Verdict | None:
-    """The verdict on what a response delivers, None if it carries none; its text is the response's own.
+    """The verdict on a delivered response, None if it carries none; its text is the response's own.
 
-    After an escalation it is the target's own verdict, with the draft's as `escalated_from`. Reads what guarded query
-    engines, chat engines and agents deliver, and what `SemGradLLM` answers by itself. A response that streams carries
-    its record once the stream has ended.
+    After an escalation it is the target's own verdict, with the draft's as `escalated_from`. Reads the responses of
+    guarded query engines, chat engines and agents, and those of a `SemGradLLM` without a guard. A response that streams
+    carries its record once the stream has ended.
 
     Raises:
         InputError: there is a record, but of another schema, or damaged.
@@ -77,7 +77,7 @@ def get_verdict(response: Any) -> Verdict | None:
 
 
 def decided_of(response: Any) -> Verdict | None:
-    """The verdict of whoever decided about a response, None if nobody did."""
+    """The verdict of the guard that decided about a response, None without one."""
     for name in ("metadata", "raw"):
         place: Any = getattr(response, name, None)
         if isinstance(place, Mapping) and METADATA_KEY in place:
@@ -86,16 +86,16 @@ def decided_of(response: Any) -> Verdict | None:
 
 
 def chat_response(text: str, record: dict[str, Any] | None, *, delta: str | None = None) -> ChatResponse:
-    """An answer as LlamaIndex's chat methods return it; the record stands beside the message, never in it."""
+    """An answer as LlamaIndex's chat methods return it; the record is next to the message, never in it."""
     thought = None if record is None else record.get(REASONING)
     blocks = [*([ThinkingBlock(content=thought)] if thought else []), TextBlock(text=text)]
     message = ChatMessage(role=MessageRole.ASSISTANT, blocks=blocks)
-    return ChatResponse(message=message, raw=record, delta=delta, additional_kwargs=_beside(record))
+    return ChatResponse(message=message, raw=record, delta=delta, additional_kwargs=_verdict_record(record))
 
 
 def completion(text: str, record: dict[str, Any] | None, *, delta: str | None = None) -> CompletionResponse:
     """An answer as LlamaIndex's completion methods return it."""
-    return CompletionResponse(text=text, raw=record, delta=delta, additional_kwargs=_beside(record))
+    return CompletionResponse(text=text, raw=record, delta=delta, additional_kwargs=_verdict_record(record))
 
 
 def completed(response: ChatResponse | CompletionResponse) -> str | Verdict:
@@ -104,7 +104,7 @@ def completed(response: ChatResponse | CompletionResponse) -> str | Verdict:
 
 
 def text_of(response: Any) -> str:
-    """What a response delivers. An async stream's `str` would start an event loop, and that of no text says "None"."""
+    """A response's text. An async stream's `str` would start an event loop, and that of a missing text is "None"."""
     if isinstance(response, Response):
         return response.response or ""
     if isinstance(response, AsyncStreamingResponse):
@@ -112,14 +112,14 @@ def text_of(response: Any) -> str:
     return (response.message.content or "") if isinstance(response, ChatResponse) else str(response)
 
 
-def _turn(message: ChatMessage, number: int) -> Message:
+def _message(message: ChatMessage, number: int) -> Message:
     role = _ROLES.get(message.role, message.role.value)
-    own = _LEFT_OUT if role == "assistant" else (CachePoint, ThinkingBlock)
+    left_out = (CachePoint, ThinkingBlock, ToolCallBlock) if role == "assistant" else (CachePoint, ThinkingBlock)
     texts: list[str] = []
     for block in message.blocks:
         if isinstance(block, TextBlock):
             texts.append(block.text)
-        elif not isinstance(block, own):
+        elif not isinstance(block, left_out):
             raise InputError(f"message {number} holds a {type(block).__name__}; this model reads text only")
     text = "\n".join(texts)
     if role == "assistant":
@@ -127,31 +127,28 @@ def _turn(message: ChatMessage, number: int) -> Message:
     return Message(role, text, tool_call_id=short_id(message.additional_kwargs.get("tool_call_id")))
 
 
-_LEFT_OUT = (CachePoint, ThinkingBlock, ToolCallBlock)
-"""Blocks of an assistant's turn that are no part of its text."""
-
-
 def _calls(message: ChatMessage, number: int) -> tuple[ToolCall, ...]:
-    """The calls in a message's blocks, or beside it, as older integrations have them."""
+    """The calls in a message's blocks; or in its further fields, in OpenAI's form, as older integrations have them."""
     blocks = [block for block in message.blocks if isinstance(block, ToolCallBlock)]
     if blocks:
         return tuple(ToolCall(b.tool_name, _arguments(b.tool_kwargs), short_id(b.tool_call_id)) for b in blocks)
-    beside: Sequence[Any] = message.additional_kwargs.get("tool_calls") or ()
-    return tuple(_call_beside(call, number) for call in beside)
+    calls: list[ToolCall] = []
+    for given in message.additional_kwargs.get("tool_calls") or ():
+        fields = _fields(given)
+        function = _fields(fields.get("function"))
+        if not isinstance(function.get("name"), str):
+            raise InputError(f"message {number} holds a tool call in an unknown form; use ToolCallBlock")
+        calls.append(ToolCall(function["name"], _arguments(function.get("arguments")), short_id(fields.get("id"))))
+    return tuple(calls)
 
 
-def _call_beside(call: Any, number: int) -> ToolCall:
-    """A call in OpenAI's form, as an object or as a mapping."""
-    fields = cast("Mapping[str, Any]", call if isinstance(call, Mapping) else getattr(call, "__dict__", {}))
-    function: Any = fields.get("function")
-    said = cast("Mapping[str, Any]", function if isinstance(function, Mapping) else getattr(function, "__dict__", {}))
-    if not isinstance(said.get("name"), str):
-        raise InputError(f"message {number} holds a tool call in an unknown form; use ToolCallBlock")
-    return ToolCall(said["name"], _arguments(said.get("arguments")), short_id(fields.get("id")))
+def _fields(given: Any) -> Mapping[str, Any]:
+    """The fields of an object or a mapping."""
+    return cast("Mapping[str, Any]", given if isinstance(given, Mapping) else getattr(given, "__dict__", {}))
 
 
 def _arguments(given: Any) -> Mapping[str, Any]:
-    """A call's arguments; those that a model has torn stay a text."""
+    """A call's arguments; those that cannot be read stay a text."""
     if isinstance(given, Mapping):
         return cast("Mapping[str, Any]", given)
     try:
@@ -161,6 +158,6 @@ def _arguments(given: Any) -> Mapping[str, Any]:
     return cast("Mapping[str, Any]", read) if isinstance(read, dict) else {"input": given}
 
 
-def _beside(record: dict[str, Any] | None) -> dict[str, Any]:
+def _verdict_record(record: dict[str, Any] | None) -> dict[str, Any]:
     """`additional_kwargs` of a response: the verdict's record alone."""
     return {METADATA_KEY: record[METADATA_KEY]} if record and METADATA_KEY in record else {}

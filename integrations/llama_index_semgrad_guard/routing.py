@@ -1,17 +1,17 @@
-"""What guarded engines and agents share: their settings, the records that they attach, and how to find them inside."""
+"""The common part of guarded engines and agents: settings, the records that they attach, and the search for them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, TypedDict, cast
 
 from llama_index.core.base.base_query_engine import BaseQueryEngine
 from llama_index.core.chat_engine.types import BaseChatEngine
 from llama_index.core.postprocessor.types import BaseNodePostprocessor
 from llama_index.core.prompts.mixin import PromptMixin
 from llama_index.core.query_engine import MultiStepQueryEngine, SubQuestionQueryEngine
-from llama_index.core.response_synthesizers import BaseSynthesizer, Refine
+from llama_index.core.response_synthesizers import Refine
 from llama_index.core.tools import BaseTool
 
 from llama_index_semgrad_guard.authorship import Aggregate, Answering, Counting, Delivery
@@ -19,7 +19,7 @@ from llama_index_semgrad_guard.calls import Turn
 from llama_index_semgrad_guard.events import Source, report
 from semgrad_guard import METADATA_KEY, Policy, Promise, Verdict
 from semgrad_guard.calibration import DriftMonitor
-from semgrad_guard.errors import InputError
+from semgrad_guard.errors import InputError, require_known
 from semgrad_guard.guard import (
     AbstainMessage,
     DecisionSink,
@@ -34,54 +34,69 @@ from semgrad_guard.guard import (
 from semgrad_guard.records import digest_of
 
 QUESTION_KEY = "question"
-"""In a record: the digest of what was asked."""
+"""In a record: the digest of the question."""
 
-_STRUCTURE = "Text cannot stand in for a structured answer."
+_STRUCTURE = "Text cannot replace a structured answer."
+
+
+class GuardOptions(TypedDict, total=False):
+    """The settings that guarded query engines and chat engines have in common."""
+
+    abstain_message: AbstainMessage
+    """Delivered in the place of an answer that is neither let through nor escalated; a text, or a function of the
+    verdict."""
+    mode: Mode
+    keep_draft: bool
+    """Keep withheld answers in the metadata."""
+    on_error: OnError
+    """Where an engine or a target fails or is late: "raise" or "abstain"."""
+    timeout: float | None
+    """Seconds for retrieving, generating, scoring and escalating together."""
+    monitor: DriftMonitor | None
+    """Watches the scores for drift, and the share of unscored answers."""
+    log: DecisionSink | None
+    """A `DecisionLog`, which every decision is written to."""
+    aggregate: Aggregate | None
+    """The "max" or "mean" of the scores of all the model's calls; default: those that wrote the answer count."""
+    answering: Answering | None
+    """The calls that answer, where they are unknown: the name of a component or method within which the model runs
+    ("MyEngine", "Refine.get_response"), or a function of a `ModelCall`. You vouch for it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Routing:
-    """The terms of a guard, and which of the model's calls count."""
+    """The terms of a guard, and the model's calls that count."""
 
     terms: Terms
     counting: Counting
 
     @classmethod
-    def of(  # noqa: PLR0913 - engines and agents hand everything over here
+    def of(
         cls,
         policy: Policy,
         *,
         source: Source,
-        mode: Mode,
         can_escalate: bool,
-        abstain_message: AbstainMessage,
-        keep_draft: bool,
-        on_error: OnError,
-        timeout: float | None,
-        monitor: DriftMonitor | None,
-        log: DecisionSink | None = None,
+        whole: bool = False,
         aggregate: Aggregate | None = None,
         answering: Answering | None = None,
-        whole: bool = False,
+        **terms: Any,
     ) -> Routing:
-        """Settings as engines and agents take them.
+        """The settings of engines and agents (`GuardOptions`), and where their verdicts are reported.
 
         Raises:
-            InputError: one of them is none.
+            InputError: an unknown setting, or a value out of its range.
         """
-        terms = Terms(
-            policy=policy,
-            mode=mode,
-            can_escalate=can_escalate,
-            abstain_message=abstain_message,
-            keep_draft=keep_draft,
-            on_error=on_error,
-            timeout=timeout,
-            monitor=monitor,
-            log=log,
-            notify=lambda verdict: report(verdict, source, keep_draft=keep_draft),
+        require_known(f"a guarded {source.replace('_', ' ')}", terms, GuardOptions.__annotations__)
+        keep_draft = bool(terms.get("keep_draft"))
+
+        def notify(verdict: Verdict) -> None:
+            report(verdict, source, keep_draft=keep_draft)
+
+        return cls(
+            terms=Terms(policy=policy, can_escalate=can_escalate, notify=notify, **terms),
+            counting=Counting(aggregate=aggregate, answering=answering, whole=whole),
         )
-        return cls(terms=terms, counting=Counting(aggregate=aggregate, answering=answering, whole=whole))
 
     def draft(self, turn: Turn, delivery: Delivery) -> Draft[Any]:
         """The scored draft of an answer that was made in a turn.
@@ -95,12 +110,12 @@ class Routing:
         return self.counting.draft(turn, delivery, self.terms.policy, irreplaceable=advice)
 
     def attached(self, metadata: Mapping[str, Any] | None, verdict: Verdict, turn: Turn) -> dict[str, Any]:
-        """Metadata with the verdict's record, and in that a name for the question; without, where the mode observes."""
+        """Metadata with the verdict's record and the question's digest in it; without them in mode "observe"."""
         if self.terms.mode == "observe":
             return dict(metadata or {})
-        asked = {} if turn.question is None else {QUESTION_KEY: digest_of(turn.question)}
+        question = {} if turn.question is None else {QUESTION_KEY: digest_of(turn.question)}
         record = verdict.metadata(keep_draft=self.terms.keep_draft)
-        return {**(metadata or {}), METADATA_KEY: {**record, **asked}}
+        return {**(metadata or {}), METADATA_KEY: {**record, **question}}
 
 
 class Guarded:
@@ -111,56 +126,55 @@ class Guarded:
 
     @property
     def policy(self) -> Policy:
-        """What is let through."""
+        """Which scores are let through."""
         return self.routing.terms.policy
 
     @property
     def mode(self) -> Mode:
-        """What is done with the decision."""
+        """How the decision is carried out."""
         return self.routing.terms.mode
 
     @property
     def promise(self) -> Promise | None:
-        """What holds for what this engine and its targets deliver, or for the promised answers among it (`covers`);
+        """The promise for all answers that this engine and its targets deliver, or for the promised ones (`covers`).
+
         None where a stage is uncalibrated or unscored, or found no threshold.
         """
         return promise_along(self, Guarded)
 
 
 def require_target(target: Any, policy: Policy, *, kinds: tuple[type, ...], remedy: str) -> None:
-    """Refuse what cannot be asked in an answer's place.
+    """Refuse a target that cannot answer.
 
     Raises:
-        InputError: it is of the wrong kind, or keeps its verdicts to itself.
+        InputError: it is of the wrong kind, or does not show its verdicts.
         BindingMismatchError: its calibration does not follow this one's.
     """
     if target is None:
         return
-    if isinstance(target, type) or not (isinstance(target, kinds) or _is_function(target)):
+    function = callable(target) and not isinstance(target, (BaseQueryEngine, BaseChatEngine, BaseTool))
+    if isinstance(target, type) or not (isinstance(target, kinds) or function):
         name = target.__name__ if isinstance(target, type) else type(target).__name__
         raise InputError(f"escalate_to cannot be a {name}: {remedy}")
     if isinstance(target, Guarded):
         if target.routing.terms.mode == "observe":
-            raise InputError("escalate_to only observes, so that nobody can know what its own policy rejects")
+            raise InputError("escalate_to only observes, so that it is unknown which answers its own policy rejects")
         require_sequel(require_policy(policy), target.policy)
 
 
 def require_guardable(engine: Any, terms: Terms) -> None:
-    """Refuse an engine that no guard can stand around, and silence one that prints what its models say.
+    """Refuse an engine that cannot be guarded, and silence one that prints its models' texts.
 
     Raises:
-        InputError: there is a guarded engine in it, and nothing that writes a new answer of what that one says; or it
-            streams structures.
+        InputError: there is a guarded engine in it, whose answer it does not write anew; or it streams structures.
     """
     parts = list(_parts(engine, set()))
     if any(isinstance(part, Guarded) for part in parts):
         raise InputError(
-            f"the {type(engine).__name__} is guarded already, by itself or by an engine in it whose answers it hands "
-            "on; guard one of them, and use escalate_to to chain guarded engines"
+            f"the {type(engine).__name__} is guarded already, by itself or by an engine in it whose answers it "
+            "passes on; guard one of them, and use escalate_to to chain guarded engines"
         )
-    held = [each for part in parts for each in cast("dict[str, Any]", vars(part)).values()]
-    synthesizers = [each for each in held if isinstance(each, BaseSynthesizer)]
-    if any(streams_structures(each) for each in synthesizers):
+    if any(streams_structures(field) for part in parts for field in cast("dict[str, Any]", vars(part)).values()):
         raise InputError(STREAMED_STRUCTURE)
     if terms.withholds:
         _silence(engine, set())
@@ -190,13 +204,13 @@ STREAMED_STRUCTURE = (
 
 
 def streams_structures(component: Any) -> bool:
-    """Whether a synthesizer is to stream what it can only read as a whole."""
+    """Whether a synthesizer is to stream structures, which it can only read as a whole."""
     held: Any = component
     return isinstance(component, Refine) and bool(held._streaming) and held._output_cls is not None
 
 
 def _parts(value: Any, seen: set[int]) -> Iterator[Any]:
-    """Whatever may answer in an engine's name, the engine itself first."""
+    """The engine, and the engines and tools in it whose answers may be its own."""
     if id(value) in seen:
         return
     seen.add(id(value))
@@ -210,7 +224,3 @@ def _parts(value: Any, seen: set[int]) -> Iterator[Any]:
         writes_anew = isinstance(value, (SubQuestionQueryEngine, MultiStepQueryEngine))
         if not isinstance(value, Guarded) and not writes_anew:
             yield from _parts([*vars(value).values()], seen)
-
-
-def _is_function(target: Any) -> bool:
-    return callable(target) and not isinstance(target, (BaseQueryEngine, BaseChatEngine, BaseTool))

@@ -20,20 +20,21 @@ from llama_index_semgrad_guard.lazy_streams import aresumed, resumed
 from llama_index_semgrad_guard.routing import Routing
 from semgrad_guard.errors import InputError
 from semgrad_guard.guard import Draft, Outcome, arun_stream, off_loop, run_stream
+from semgrad_guard.guard.steps import Steps, Work
 
 Whole = Response | PydanticResponse
 
 
 @dataclass
-class Said(Response):
-    """A response whose text may be empty: LlamaIndex's own would say "None"."""
+class TextResponse(Response):
+    """A response whose text may be empty: the `str` of LlamaIndex's own would be "None"."""
 
     def __str__(self) -> str:
         return self.response or ""
 
 
 @dataclass
-class SaidInPieces(StreamingResponse):
+class TextStream(StreamingResponse):
     """The same, as a stream."""
 
     def __str__(self) -> str:
@@ -42,7 +43,7 @@ class SaidInPieces(StreamingResponse):
 
 
 @dataclass
-class SaidInAsyncPieces(AsyncStreamingResponse):
+class AsyncTextStream(AsyncStreamingResponse):
     """The same, as an async stream."""
 
     async def _async_str(self) -> str:
@@ -65,7 +66,7 @@ class LivePieces:
 
     def draft(self) -> Draft[Any]:
         """The scored draft."""
-        return self._routing.draft(self._turn, _said(self._seen, self._source))
+        return self._routing.draft(self._turn, _streamed(self._seen, self._source))
 
     def close(self) -> None:
         """Stop the model; harmless at any time."""
@@ -88,8 +89,7 @@ class AsyncLivePieces:
 
     async def draft(self) -> Draft[Any]:
         """The scored draft."""
-        delivery = _said(self._seen, self._source)
-        return await off_loop(lambda: self._routing.draft(self._turn, delivery))
+        return await off_loop(lambda: self._routing.draft(self._turn, _streamed(self._seen, self._source)))
 
     async def aclose(self) -> None:
         """Stop the model; harmless at any time."""
@@ -97,8 +97,8 @@ class AsyncLivePieces:
         await self._inner.aclose()
 
 
-def _said(seen: Sequence[str], source: Any) -> Delivery:
-    """What came in pieces; empty ones, as some models' last ones, say nothing."""
+def _streamed(seen: Sequence[str], source: Any) -> Delivery:
+    """A streamed answer, without empty pieces, such as some models' last ones."""
     return Delivery("".join(seen), pieces=tuple(filter(None, seen)), stream=source)
 
 
@@ -106,7 +106,8 @@ def live(
     pieces: Generator[str], turn: Turn, routing: Routing, metadata: dict[str, Any], *, stop: Any
 ) -> Generator[str]:
     """The pieces as they come; once they have ended, `metadata` holds the record. Closing them stops the model."""
-    steps = run_stream(routing.terms, lambda: LivePieces(pieces, turn, routing), _nobody, stop=stop)
+    # A live stream is delivered: it is never escalated.
+    steps = run_stream(routing.terms, lambda: LivePieces(pieces, turn, routing), lambda _waiting: [], stop=stop)
     try:
         for step in steps:
             if isinstance(step, Outcome):
@@ -125,7 +126,10 @@ async def alive(
     async def start() -> AsyncLivePieces:
         return AsyncLivePieces(pieces, turn, routing)
 
-    steps = arun_stream(routing.terms, start, _anobody, stop=stop)
+    async def ask(_waiting: object) -> list[Any]:
+        return []
+
+    steps = arun_stream(routing.terms, start, ask, stop=stop)
     try:
         async for step in steps:
             if isinstance(step, Outcome):
@@ -136,27 +140,18 @@ async def alive(
         await steps.aclose()
 
 
-def _nobody(waiting: object) -> list[Any]:
-    """A live stream is delivered: there is nobody to ask."""
-    return []
-
-
-async def _anobody(waiting: object) -> list[Any]:
-    return []
+_DUE = "a text or a Response is due (of an LLM's answer, its text: llm.complete(...).text)"
 
 
 def require_response(response: Any) -> RESPONSE_TYPE:
-    """What an engine returned, if it is a response.
+    """An engine's result, if it is a response.
 
     Raises:
-        InputError: it is none; engines of one's own return whatever they like.
+        InputError: it is something else; engines of the user's return any object.
     """
     if not isinstance(response, get_args(RESPONSE_TYPE)):
         raise InputError(f"the engine returned a {type(response).__name__}; {_DUE}")
     return response
-
-
-_DUE = "a text or a Response is due (of what an LLM returns, its text: llm.complete(...).text)"
 
 
 def _text(value: Any) -> str:
@@ -165,38 +160,33 @@ def _text(value: Any) -> str:
     return value
 
 
-def whole(response: RESPONSE_TYPE) -> tuple[Whole, Delivery]:
-    """A response with its stream, if it has one, read to the end; and what it delivers.
+def whole(response: RESPONSE_TYPE) -> Steps[tuple[Whole, Delivery]]:
+    """A response with its stream, if it has one, read to the end; and its delivery.
 
     Raises:
-        InputError: its stream is async, or it holds no text.
+        InputError: it holds no text, or its stream is async and the reader is not.
     """
-    if isinstance(response, AsyncStreamingResponse):
-        raise InputError("the engine answered a sync query with an async stream; use aquery")
-    if isinstance(response, StreamingResponse):
-        pieces = list(response.response_gen) if response.response_txt is None else None
-        return _read(response, pieces)
-    return _handed(response)
-
-
-async def awhole(response: RESPONSE_TYPE) -> tuple[Whole, Delivery]:
-    """As `whole`, without blocking the event loop."""
-    if isinstance(response, AsyncStreamingResponse):
-        pieces = [piece async for piece in response.response_gen] if response.response_txt is None else None
-        return _read(response, pieces)
-    return await off_loop(lambda: whole(response))
-
-
-def _read(response: StreamingResponse | AsyncStreamingResponse, pieces: list[str] | None) -> tuple[Whole, Delivery]:
-    text = _text(response.response_txt or "") if pieces is None else "".join(map(_text, pieces))
-    read = Response(text, response.source_nodes, response.metadata)
-    return read, replace(_said(pieces or (), response.response_gen), text=text, holder=read)
-
-
-def _handed(response: Response | PydanticResponse) -> tuple[Whole, Delivery]:
+    if isinstance(response, (StreamingResponse, AsyncStreamingResponse)):
+        live, stream = is_live(response), response.response_gen
+        pieces = (yield Work(lambda: _read(stream), lambda: _aread(stream))) if live else None
+        text = _text(response.response_txt or "") if pieces is None else "".join(map(_text, pieces))
+        read = Response(text, response.source_nodes, response.metadata)
+        return read, replace(_streamed(pieces or (), stream), text=text, holder=read)
     if isinstance(response, PydanticResponse):
         return response, Delivery(str(response), response)
     return response, Delivery("" if response.response is None else _text(response.response), response)
+
+
+def _read(stream: Any) -> list[str]:
+    if hasattr(stream, "__aiter__"):
+        raise InputError("the engine answered a sync query with an async stream; use aquery")
+    return list(stream)
+
+
+async def _aread(stream: Any) -> list[str]:
+    if hasattr(stream, "__aiter__"):
+        return [piece async for piece in stream]
+    return await off_loop(lambda: list(stream))
 
 
 def is_live(response: RESPONSE_TYPE) -> bool:
@@ -204,18 +194,14 @@ def is_live(response: RESPONSE_TYPE) -> bool:
     return isinstance(response, (StreamingResponse, AsyncStreamingResponse)) and response.response_txt is None
 
 
-def deliver(response: Whole, streamed: bool) -> RESPONSE_TYPE:
+def deliver(response: Whole, *, streamed: bool) -> RESPONSE_TYPE:
     """The response in the form in which the inner engine gave it: a stream becomes a stream of one piece."""
     if not streamed or isinstance(response, PydanticResponse):
         return response
-
-    def pieces() -> Generator[str]:
-        yield response.response or ""
-
-    return SaidInPieces(pieces(), response.source_nodes, response.metadata)
+    return TextStream((text for text in [response.response or ""]), response.source_nodes, response.metadata)
 
 
-def adeliver(response: Whole, streamed: bool) -> RESPONSE_TYPE:
+def adeliver(response: Whole, *, streamed: bool) -> RESPONSE_TYPE:
     """As `deliver`, for the async methods."""
     if not streamed or isinstance(response, PydanticResponse):
         return response
@@ -223,4 +209,4 @@ def adeliver(response: Whole, streamed: bool) -> RESPONSE_TYPE:
     async def pieces() -> AsyncGenerator[str]:
         yield response.response or ""
 
-    return SaidInAsyncPieces(pieces(), response.source_nodes, response.metadata)
+    return AsyncTextStream(pieces(), response.source_nodes, response.metadata)

@@ -15,13 +15,13 @@ from semgrad_guard.adapters.telemetry import EvaluationLog
 
 
 class UncertaintyTracer(BaseEventHandler):
-    """Writes every verdict into the span of whoever decided: the engine, the chat engine, the agent's step, or the LLM.
+    """Writes every verdict into the span of the guard that decided (engine, chat engine, agent's step), or of the LLM.
 
         get_dispatcher().add_event_handler(UncertaintyTracer())
 
-    The span is the current one: OpenInference's, if its LlamaIndex instrumentor (4.6.1 or later) is on, or whichever is
-    open around the call. Its attributes are the verdict's fields (`semgrad_guard.uncertainty`, `semgrad_guard.action`,
-    ...); a log event `gen_ai.evaluation.result` is tied to it. No text is written.
+    The span is the current one: OpenInference's, if its LlamaIndex instrumentor (4.6.1 or later) is on, or the one
+    around the call. Its attributes are the verdict's fields (`semgrad_guard.uncertainty`, `semgrad_guard.action`, ...);
+    a log event `gen_ai.evaluation.result` is tied to it. No text is written.
 
     Args:
         logger_provider: where events go; default: OpenTelemetry's global one.

@@ -14,15 +14,15 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar, cast
 
-from semgrad_guard.calibration import DriftMonitor
 from semgrad_guard.calibration.prompt_shape import PromptForm
 from semgrad_guard.engine.interruption import Stop, current_stop, stopping
 from semgrad_guard.errors import AnswerFailedError, DeadlineExceededError, InputError, LowConfidenceError, UpstreamError
 from semgrad_guard.guard.modes import Mode, withholds
 from semgrad_guard.guard.policy import Policy
 from semgrad_guard.guard.recorder import current_recorder
+from semgrad_guard.guard.steps import Steps, Work, adrive, drive
 from semgrad_guard.guard.terms import Terms
-from semgrad_guard.guard.timing import ain_time, cancelling, in_time, off_loop
+from semgrad_guard.guard.timing import cancelling
 from semgrad_guard.guard.verdicts import (
     abstained,
     decide,
@@ -37,20 +37,20 @@ from semgrad_guard.guard.verdicts import (
 from semgrad_guard.records import METADATA_KEY, Verdict
 
 A = TypeVar("A")
-"""What a frontend delivers: a message, a response, or nothing beside the text."""
+"""The frontend's object: a message, a response, or nothing but the text."""
 
 logger = logging.getLogger(METADATA_KEY)
 
 
 @dataclass(frozen=True)
 class Draft(Generic[A]):
-    """A scored draft: its undecided verdict, what the frontend would deliver, and what its prompt looked like.
+    """A scored draft: its undecided verdict, the object that the frontend would deliver, and the form of its prompt.
 
-    `trusted` drafts are delivered whatever their score; `can_escalate` set to False holds this one back from the
-    target (it *is* the target's). `irreplaceable` says why no text can stand in this answer's place (it is a
-    structure): where it would be withheld, and no target answers instead, a `LowConfidenceError` goes out. `strange`
-    says in what the question is none of those that the policy was calibrated on, as far as the frontend knows. `source`
-    names the call that made it, for whoever records.
+    `trusted` drafts are delivered whatever their score; `can_escalate` set to False keeps this one from the target (it
+    *is* the target's). `irreplaceable` is the reason why no text can replace this answer (it is a structure): where it
+    would be withheld, and no target answers instead, a `LowConfidenceError` goes out. `strange` are the reasons known
+    to the frontend why the question is unlike those of the calibration. `source` names the call that made it, for
+    recorders.
     """
 
     verdict: Verdict
@@ -65,7 +65,7 @@ class Draft(Generic[A]):
 
 @dataclass(frozen=True)
 class Waiting(Generic[A]):
-    """A draft that a target must be asked about: its place among the drafts, its verdict, and what would go out."""
+    """A draft that must be escalated: its place among the drafts, its verdict, and the object that would go out."""
 
     index: int
     verdict: Verdict
@@ -74,7 +74,7 @@ class Waiting(Generic[A]):
 
 @dataclass(frozen=True)
 class Reply(Generic[A]):
-    """What a target said: its own verdict, or its text where it is not scored; and what the frontend would deliver."""
+    """A target's reply: its own verdict, or its text without a score; and the frontend's object."""
 
     said: Verdict | str
     answer: A | None = None
@@ -90,7 +90,7 @@ class Refusal:
 
 @dataclass(frozen=True)
 class HandedOn:
-    """Somebody else answers, later and under their own guard: nothing is delivered in this draft's place now."""
+    """Another agent answers, later and under a guard of its own: nothing is delivered in this draft's place now."""
 
 
 Said = Reply[A] | Refusal | HandedOn | Exception
@@ -98,8 +98,8 @@ Said = Reply[A] | Refusal | HandedOn | Exception
 
 @dataclass(frozen=True)
 class Outcome(Generic[A]):
-    """What goes out. `verdict.text` is the delivered text; `answer` the draft's or the target's object, None where an
-    abstention stands in its place, which the frontend words from the verdict."""
+    """The decided answer: `verdict.text` is the delivered text, `answer` the draft's or the target's object. It is None
+    for an abstention, whose object the frontend makes from the verdict."""
 
     verdict: Verdict
     answer: A | None
@@ -146,17 +146,17 @@ def settle(
     trusted: bool = False,
     strange: tuple[str, ...] = (),
 ) -> Settlement:
-    """What becomes of a draft. Pure: records in, a record out.
+    """The decision about a draft. Pure: records in, a record out.
 
     Args:
         draft: the scored draft, undecided; its `text` is the answer.
-        policy: what to let through.
-        mode: what to do with the decision.
-        can_escalate: whether there is a target to ask.
-        prompt: what the prompt looked like; without it nothing is promised.
-        trusted: what the draft does may go out whatever its score (an agent's calls of harmless tools): the decision
-            about that is advice. Text that stands beside it is let through only by its score.
-        strange: why the question is unlike those of the calibration, beside what its prompt shows.
+        policy: which scores to let through.
+        mode: how the decision is carried out.
+        can_escalate: whether there is a target.
+        prompt: the form of the prompt; without it nothing is promised.
+        trusted: the draft's actions may go out whatever its score (an agent's calls of harmless tools): the decision
+            about them is advice. Text next to them is let through only by its score.
+        strange: why the question is unlike those of the calibration, in addition to the form of its prompt.
 
     Raises:
         BindingMismatchError: the policy was calibrated for another model, estimator, setting or template.
@@ -179,7 +179,7 @@ def settle(
 
 
 class Pending(Generic[A]):
-    """Drafts that have been settled, some of which wait for a target; or the errors that stand in drafts' places."""
+    """Drafts that have been settled, some of which wait for a target; or errors in drafts' places."""
 
     def __init__(self, drafts: Sequence[Draft[A] | Exception], terms: Terms) -> None:
         self._drafts, self._terms = drafts, terms
@@ -195,16 +195,24 @@ class Pending(Generic[A]):
         ]
 
     def outcomes(self, replies: Sequence[Said[A]] = ()) -> list[Outcome[A] | Exception]:
-        """What goes out, in the drafts' order; an error in the place of what must be raised."""
+        """The outcomes in the drafts' order; an error in the place of one that must be raised."""
         waiting = iter(replies)
         return [
             self._outcome(draft, settled, next(waiting) if isinstance(settled, Escalate) else None)
             for draft, settled in zip(self._drafts, self._settled, strict=True)
         ]
 
-    async def aoutcomes(self, replies: Sequence[Said[A]] = ()) -> list[Outcome[A] | Exception]:
-        """Like `outcomes`, on the event loop: writing decisions down waits for a disk."""
-        return self.outcomes(replies) if self._terms.log is None else await off_loop(lambda: self.outcomes(replies))
+    def concluded(self, ask: AskWork[A]) -> Steps[list[Outcome[A] | Exception]]:
+        """The outcomes, after the target's replies; where decisions are logged, off the event loop."""
+        waiting, replies = self.waiting, list[Said[A]]()
+        if waiting:
+            try:
+                replies = yield ask(waiting).in_time()
+            except Exception as error:  # noqa: BLE001 - the target's; `on_error` decides
+                replies = [error] * len(waiting)
+        if self._terms.log is None:
+            return self.outcomes(replies)
+        return (yield Work(lambda: self.outcomes(replies)))
 
     def _settle(self, draft: Draft[A] | Exception) -> Settlement | Exception:
         if isinstance(draft, Exception):
@@ -223,9 +231,12 @@ class Pending(Generic[A]):
                 trusted=draft.trusted,
                 strange=draft.strange,
             )
-        except Exception as error:  # noqa: BLE001 - raised in this draft's place, once the others have had their turn
+        except Exception as error:  # noqa: BLE001 - raised in this draft's place, after the others are settled
             return error
-        return watched(settled, terms.monitor)
+        if terms.monitor is None:
+            return settled
+        drift = terms.monitor.add(settled.verdict.uncertainty).alarm
+        return type(settled)(settled.verdict.model_copy(update={"drift": drift}))
 
     def _outcome(
         self, draft: Draft[A] | Exception, settled: Settlement | Exception, said: Said[A] | None
@@ -240,95 +251,103 @@ class Pending(Generic[A]):
             return error
 
 
-def watched(settled: Settlement, monitor: DriftMonitor | None) -> Settlement:
-    """The settlement with what the monitor says after this score."""
-    if monitor is None:
-        return settled
-    moved = monitor.add(settled.verdict.uncertainty).alarm
-    return type(settled)(settled.verdict.model_copy(update={"drift": moved}))
-
-
 def conclude(
     settled: Settlement, answer: A, terms: Terms, *, said: Said[A] | None = None, irreplaceable: str = ""
 ) -> Outcome[A]:
-    """What goes out for one settled draft; `said` is the target's, where the settlement is to escalate.
+    """The outcome for one settled draft; `said` is the target's, where the settlement is to escalate.
 
     Raises:
-        LowConfidenceError: the settlement is to raise, or to withhold what is irreplaceable.
+        LowConfidenceError: the settlement is to raise, or to withhold an irreplaceable answer.
         Exception: the target's own, where `on_error` is to raise.
     """
     if isinstance(settled, Deliver):
         verdict, left = (settled.verdict, answer) if terms.trim is None else terms.trim(settled.verdict, answer)
-        return _told(Outcome(verdict, left), terms)
+        return _recorded(Outcome(verdict, left), terms)
     if isinstance(settled, Raise):
         raise _refused(settled.verdict, terms)
     withheld, message = settled.verdict, None
     if isinstance(settled, Escalate):
-        if isinstance(said, Reply) and not _annotated(said.said) and not _is_empty(said.said):
-            return _told(Outcome(escalated(settled.verdict, said.said), said.answer), terms)
+        if isinstance(said, Reply) and not _is_rejected(said.said):
+            return _recorded(Outcome(escalated(settled.verdict, said.said), said.answer), terms)
         if isinstance(said, HandedOn):
             return Outcome(handed_on(settled.verdict), None)
-        withheld, message = _rejection(settled.verdict, said, terms)
+        reason, message = _rejection(said, terms)
+        withheld = rejected(settled.verdict, reason)
     if irreplaceable:
         raise _refused(withheld, terms, advice=irreplaceable)
     words = terms.words(withheld) if message is None else message
-    return _told(Outcome(abstained(withheld, words), None), terms)
+    return _recorded(Outcome(abstained(withheld, words), None), terms)
 
 
-def _annotated(said: Verdict | str) -> bool:
-    """Whether a target delivered what its own policy rejects, because its mode only writes that down."""
-    return isinstance(said, Verdict) and said.action != "answer" and not said.enforced
+def _is_rejected(said: Verdict | str) -> str:
+    """Why a target's reply is not delivered: it is empty, or its own policy rejects it and its mode only notes that."""
+    if says_nothing(said) if isinstance(said, Verdict) else not said.strip():
+        return "the escalation target's answer is empty"
+    if isinstance(said, Verdict) and said.action != "answer" and not said.enforced:
+        return "the escalation target's own guard does not let its answer through"
+    return ""
 
 
-def _is_empty(said: Verdict | str) -> bool:
-    return says_nothing(said) if isinstance(said, Verdict) else not said.strip()
-
-
-def _rejection(verdict: Verdict, said: Said[A] | None, terms: Terms) -> tuple[Verdict, str | None]:
-    """The verdict on an answer whose target delivers nothing, and the target's words for it if it has some.
+def _rejection(said: Said[A] | None, terms: Terms) -> tuple[str, str | None]:
+    """Why a target delivers nothing, and the target's words for it if it has some.
 
     Raises:
         Exception: the target's own, where `on_error` is to raise.
     """
     if isinstance(said, Refusal):
-        return rejected(verdict, said.reason), said.message
-    if isinstance(said, Reply) and _is_empty(said.said):
-        return rejected(verdict, "the escalation target's answer is empty"), None
+        return said.reason, said.message
     if isinstance(said, Reply):
-        return rejected(verdict, "the escalation target's own guard does not let its answer through"), None
+        return _is_rejected(said.said), None
     if not isinstance(said, Exception):
-        raise InputError("an answer was to be escalated and no target has said anything")
+        raise InputError("an answer was to be escalated and the target has not replied")
     if terms.on_error == "raise":
         raise said
     logger.error("the escalation target failed; the answer is withheld", exc_info=said)
-    return rejected(verdict, f"the escalation target failed ({type(said).__name__})"), None
+    return f"the escalation target failed ({type(said).__name__})", None
 
 
 def _refused(verdict: Verdict, terms: Terms, *, advice: str = "") -> LowConfidenceError:
     refused = LowConfidenceError(verdict, draft=verdict.text if terms.keep_draft else None, advice=advice)
-    refused.verdict = _recorded(refused.verdict, terms)
+    written: Outcome[Any] = _recorded(Outcome(refused.verdict, None), terms)
+    refused.verdict = written.verdict
     return refused
 
 
-def _told(outcome: Outcome[A], terms: Terms) -> Outcome[A]:
-    verdict = _recorded(outcome.verdict, terms)
-    return outcome if verdict is outcome.verdict else replace(outcome, verdict=verdict)
-
-
-def _recorded(verdict: Verdict, terms: Terms) -> Verdict:
-    """The verdict, written down and told to whoever wants to hear it."""
+def _recorded(outcome: Outcome[A], terms: Terms) -> Outcome[A]:
+    """The outcome, its decision logged and notified."""
     if terms.log is not None:
-        taken = current_stop().elapsed
-        verdict = verdict.model_copy(update={"decision_id": terms.log.write(verdict, seconds=taken)})
+        decision_id = terms.log.write(outcome.verdict, seconds=current_stop().elapsed)
+        outcome = replace(outcome, verdict=outcome.verdict.model_copy(update={"decision_id": decision_id}))
     if terms.notify is not None:
-        terms.notify(verdict)
-    return verdict
+        terms.notify(outcome.verdict)
+    return outcome
 
 
 # Drivers: the same steps for calls and for coroutines.
 
 Ask = Callable[[Sequence[Waiting[A]]], Sequence[Said[A]]]
 AsyncAsk = Callable[[Sequence[Waiting[A]]], Awaitable[Sequence[Said[A]]]]
+AskWork = Callable[[Sequence[Waiting[A]]], Work]
+"""The work of asking the target about these drafts; it comes to a `Said` for each."""
+
+
+def answers(
+    terms: Terms, draft: Work, ask: AskWork[A], *, count: int = 1, stop: Stop | None = None
+) -> Steps[list[Outcome[A] | Exception]]:
+    """Draft, settle, ask the target about the drafts that must be escalated, and conclude; `count` answers are due.
+
+    `stop` is the deadline, where it has begun before (`terms.stop()`). A cancelled task stops the model.
+
+    Raises:
+        Exception: whatever drafting raises.
+    """
+    stop = terms.stop() if stop is None else stop
+    with stopping(stop), cancelling(stop):
+        try:
+            drafts = yield draft
+        except UNWRITTEN as error:
+            return [not_written(error, terms) for _ in range(count)]
+        return (yield from Pending[A](drafts, terms).concluded(ask))
 
 
 def run(
@@ -339,20 +358,8 @@ def run(
     count: int = 1,
     stop: Stop | None = None,
 ) -> list[Outcome[A] | Exception]:
-    """Draft, settle, ask the target about what must be escalated, and conclude; `count` answers are due.
-
-    `stop` is the deadline, where it has begun before (`terms.stop()`).
-
-    Raises:
-        Exception: whatever drafting raises.
-    """
-    stop = terms.stop() if stop is None else stop
-    with stopping(stop):
-        try:
-            pending = Pending(draft(), terms)
-        except UNWRITTEN as error:
-            return [not_written(error, terms) for _ in range(count)]
-        return finished(pending, ask)
+    """The outcomes of `answers`, by calls."""
+    return drive(answers(terms, Work(draft), asking(ask), count=count, stop=stop))
 
 
 async def arun(
@@ -363,21 +370,25 @@ async def arun(
     count: int = 1,
     stop: Stop | None = None,
 ) -> list[Outcome[A] | Exception]:
-    """Like `run`, without blocking the event loop; a cancelled task stops the model."""
-    stop = terms.stop() if stop is None else stop
-    with stopping(stop), cancelling(stop):
-        try:
-            pending = Pending(await draft(), terms)
-        except UNWRITTEN as error:
-            return [not_written(error, terms) for _ in range(count)]
-        return await afinished(pending, ask)
+    """The outcomes of `answers`, by coroutines."""
+    return await adrive(answers(terms, Work.awaited(draft), aasking(ask), count=count, stop=stop))
+
+
+def asking(ask: Ask[A]) -> AskWork[A]:
+    """A function that asks the target, as work."""
+    return lambda waiting: Work(lambda: ask(waiting))
+
+
+def aasking(ask: AsyncAsk[A]) -> AskWork[A]:
+    """A coroutine function that asks the target, as work."""
+    return lambda waiting: Work.awaited(lambda: ask(waiting))
 
 
 def one(outcomes: Sequence[Outcome[A] | Exception]) -> Outcome[A]:
     """The only outcome.
 
     Raises:
-        Exception: the one that stands in its place.
+        Exception: the one in its place.
     """
     (outcome,) = outcomes
     if isinstance(outcome, Exception):
@@ -385,33 +396,12 @@ def one(outcomes: Sequence[Outcome[A] | Exception]) -> Outcome[A]:
     return outcome
 
 
-def finished(pending: Pending[A], ask: Ask[A]) -> list[Outcome[A] | Exception]:
-    waiting = pending.waiting
-    if not waiting:
-        return pending.outcomes()
-    try:
-        return pending.outcomes(in_time(lambda: ask(waiting)))
-    except Exception as error:  # noqa: BLE001 - the target's; `on_error` decides
-        return pending.outcomes([error] * len(waiting))
-
-
-async def afinished(pending: Pending[A], ask: AsyncAsk[A]) -> list[Outcome[A] | Exception]:
-    waiting = pending.waiting
-    if not waiting:
-        return await pending.aoutcomes()
-    try:
-        replies = await ain_time(ask(waiting))
-    except Exception as error:  # noqa: BLE001 - as above
-        replies = [error] * len(waiting)
-    return await pending.aoutcomes(replies)
-
-
 UNWRITTEN = (AnswerFailedError, DeadlineExceededError, UpstreamError)
-"""Why there is no draft: who was to write it failed, or did not meet the deadline."""
+"""Why there is no draft: its author failed, or did not meet the deadline."""
 
 
 def not_written(error: AnswerFailedError | DeadlineExceededError | UpstreamError, terms: Terms) -> Outcome[Any]:
-    """What goes out where there is no draft.
+    """The abstention that goes out where there is no draft.
 
     Raises:
         AnswerFailedError, DeadlineExceededError, UpstreamError: `on_error` is to raise, or the mode puts nothing in an
@@ -420,5 +410,5 @@ def not_written(error: AnswerFailedError | DeadlineExceededError | UpstreamError
     if terms.on_error == "raise" or terms.mode != "enforce":
         raise error
     verdict = late(terms.policy, error.reason if isinstance(error, AnswerFailedError) else str(error))
-    withheld: Outcome[Any] = Outcome(abstained(verdict, terms.words(verdict)), None)
-    return _told(withheld, terms)
+    abstention: Outcome[Any] = Outcome(abstained(verdict, terms.words(verdict)), None)
+    return _recorded(abstention, terms)

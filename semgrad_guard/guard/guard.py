@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Generator, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, cast
 
 from semgrad_guard.calibration import Binding, DriftMonitor
@@ -16,10 +17,11 @@ from semgrad_guard.errors import InputError
 from semgrad_guard.estimators import Estimator
 from semgrad_guard.guard.answering import Answerer
 from semgrad_guard.guard.calibrated_estimator import estimator_of
-from semgrad_guard.guard.flow import Draft, Outcome, Reply, Said, Waiting, arun, one, run
+from semgrad_guard.guard.flow import Draft, Outcome, Reply, Said, Waiting, answers, one
 from semgrad_guard.guard.modes import ABSTAIN_MESSAGE, Mode
 from semgrad_guard.guard.policy import Policy, require_policy
 from semgrad_guard.guard.promise import Promise, promise_along
+from semgrad_guard.guard.steps import Steps, Work, adrive, drive
 from semgrad_guard.guard.streams import arun_stream, run_stream
 from semgrad_guard.guard.terms import AbstainMessage, OnError, Terms
 from semgrad_guard.guard.timing import off_loop
@@ -28,11 +30,10 @@ from semgrad_guard.records import Conversation, Verdict
 
 Answer = str | Verdict
 Target = Callable[[Conversation], Answer | Awaitable[Answer]]
-"""Somewhere to escalate to: another guard, or anything that answers a conversation, as a function or a coroutine."""
+"""Answers escalated conversations: another guard, a function or a coroutine function."""
 Tools = Sequence[Mapping[str, Any]]
 """Descriptions of tools, as chat templates take them (OpenAI's form)."""
 
-_Outcome = Outcome[Generation] | Exception
 _Said = Said[Generation]
 
 
@@ -42,22 +43,22 @@ class Guard:
 
     Args:
         model: the language model that answers.
-        policy: what to let through. Every answer's own record is checked against a calibrated policy's binding.
+        policy: which scores to let through. Every answer's own record is checked against a calibrated policy's binding.
         estimator: default: the one that the policy was calibrated with, or else HybridGrad.
-        escalate_to: asked, with the original conversation, for what is not let through. Another `Guard` is scored and
-            decides for itself: its calibration must have been made on what this one did not let through. Any other
-            callable is passed on unscored, outside the promise.
+        escalate_to: gets the original conversation of an answer that is not let through. Another `Guard` scores and
+            decides for itself: its calibration must have been made on the questions that this one did not let through.
+            The answers of any other callable are unscored and outside the promise.
         mode: "enforce"; "annotate" or "observe": every answer is delivered, streams are live, and the verdict's action
-            is advice (`enforced` is False); "raise": a `LowConfidenceError` for what is not let through.
-        prepare: turns the conversation into the one the model sees (puts retrieved passages in, say).
+            is advice (`enforced` is False); "raise": a `LowConfidenceError` where an answer is not let through.
+        prepare: turns the conversation into the one the model sees (puts retrieved passages in, for example).
         prompt_template: a name for that form of prompt; a calibration for another form is refused.
         options: how to generate; greedy by default.
-        abstain_message: delivered instead of an answer that is neither let through nor escalated; a text, or a
+        abstain_message: delivered in the place of an answer that is neither let through nor escalated; a text, or a
             function of the verdict.
-        on_error: what becomes of an answer whose target fails or is late: "raise" or "abstain".
+        on_error: where a target fails or is late: "raise" or "abstain".
         timeout: seconds for generating, scoring and escalating together.
-        monitor: watches the scores for drift; `verdict.drift` then says whether they have moved.
-        notify: called with the verdict on everything that is delivered.
+        monitor: watches the scores for drift; `verdict.drift` then tells whether they have moved.
+        notify: called with the verdict on every delivered answer.
         log: a `DecisionLog`, which every decision is written to; `verdict.decision_id` then names its row.
 
     Raises:
@@ -67,7 +68,7 @@ class Guard:
         DeadlineExceededError: at an answer that takes longer than `timeout`, where `on_error` is "raise".
     """
 
-    def __init__(  # noqa: PLR0913 - a guard is told everything here
+    def __init__(  # noqa: PLR0913 - all settings of a guard are given here
         self,
         model: LanguageModel,
         policy: Policy | None = None,
@@ -119,7 +120,7 @@ class Guard:
 
     @property
     def estimator(self) -> Estimator:
-        """What scores its answers."""
+        """The estimator that scores its answers."""
         return self._answerer.estimator
 
     @property
@@ -129,28 +130,29 @@ class Guard:
 
     @property
     def policy(self) -> Policy:
-        """What is let through."""
+        """Which scores are let through."""
         return self.terms.policy
 
     @property
     def mode(self) -> Mode:
-        """What is done with the decision."""
+        """How the decision is carried out."""
         return self.terms.mode
 
     @property
     def promise(self) -> Promise | None:
-        """What holds for what this guard and its targets deliver, or for the promised answers among it (`covers`); None
-        where a stage is uncalibrated or unscored, or found no threshold.
+        """The promise for all answers that this guard and its targets deliver, or for the promised ones (`covers`).
+
+        None where a stage is uncalibrated or unscored, or found no threshold.
         """
         return promise_along(self, Guard)
 
     @property
     def binding(self) -> Binding:
-        """What a calibration for this guard must be bound to (pass it to `calibrate`, with a grader)."""
+        """The binding for a calibration of this guard (pass it to `calibrate`, with a grader)."""
         return self._answerer.binding()
 
     def __call__(self, conversation: Conversation, *, tools: Tools | None = None) -> Verdict:
-        """Answer one conversation and decide. What the model calls of `tools` stands in `verdict.tool_calls`."""
+        """Answer one conversation and decide. The model's calls of `tools` are in `verdict.tool_calls`."""
         return self.batch([conversation], tools=tools)[0]
 
     async def acall(self, conversation: Conversation, *, tools: Tools | None = None) -> Verdict:
@@ -161,13 +163,13 @@ class Guard:
         """Answer several conversations at once: one generation, one backward pass, then one batch of escalations.
 
         Raises:
-            Exception: the first that stands in an answer's place, once all of them have had their turn.
+            Exception: the first in an answer's place, after all conversations have been answered.
         """
-        return [one([outcome]).verdict for outcome in self._outcomes(conversations, tools)]
+        return [one([outcome]).verdict for outcome in drive(self._answers(conversations, tools))]
 
     async def abatch(self, conversations: Sequence[Conversation], *, tools: Tools | None = None) -> list[Verdict]:
         """Like `batch`, without blocking the event loop."""
-        return [one([outcome]).verdict for outcome in await self._aoutcomes(conversations, tools)]
+        return [one([outcome]).verdict for outcome in await adrive(self._answers(conversations, tools))]
 
     def stream(self, conversation: Conversation, *, tools: Tools | None = None) -> GuardedStream:
         """Answer piece by piece, the verdict at the end; in one piece where the answer may be withheld."""
@@ -175,7 +177,7 @@ class Guard:
             run_stream(
                 self.terms,
                 lambda: self._answerer.live(self._seen(conversation), template_options=_template_options(tools)),
-                lambda waiting: self._ask(waiting, [conversation], tools),
+                lambda waiting: self._asking(waiting, [conversation], tools).call(),
             )
         )
 
@@ -185,29 +187,21 @@ class Guard:
             arun_stream(
                 self.terms,
                 lambda: self._answerer.alive(self._seen(conversation), template_options=_template_options(tools)),
-                lambda waiting: self._aask(waiting, [conversation], tools),
+                lambda waiting: self._asking(waiting, [conversation], tools).begin(),
             )
         )
 
     def drafts(self, conversations: Sequence[Conversation], *, tools: Tools | None = None) -> list[Verdict]:
-        """Answers with their scores and no decision: what calibration grades."""
+        """Answers with their scores and without a decision, for a calibration to grade."""
         return [draft.verdict for draft in self._drafts(conversations, tools)]
 
-    # The model's part.
-
-    def _outcomes(self, conversations: Sequence[Conversation], tools: Tools | None) -> Sequence[_Outcome]:
-        return run(
+    def _answers(
+        self, conversations: Sequence[Conversation], tools: Tools | None
+    ) -> Steps[list[Outcome[Generation] | Exception]]:
+        return answers(
             self.terms,
-            lambda: self._drafts(conversations, tools),
-            lambda waiting: self._ask(waiting, conversations, tools),
-            count=len(conversations),
-        )
-
-    async def _aoutcomes(self, conversations: Sequence[Conversation], tools: Tools | None) -> Sequence[_Outcome]:
-        return await arun(
-            self.terms,
-            lambda: off_loop(lambda: self._drafts(conversations, tools)),
-            lambda waiting: self._aask(waiting, conversations, tools),
+            Work(lambda: self._drafts(conversations, tools)),
+            lambda waiting: self._asking(waiting, conversations, tools),
             count=len(conversations),
         )
 
@@ -218,24 +212,22 @@ class Guard:
     def _seen(self, conversation: Conversation) -> Conversation:
         return self._prepare(conversation) if self._prepare else conversation
 
-    # The target's part.
-
-    def _ask(
+    def _asking(
         self, waiting: Sequence[Waiting[Any]], conversations: Sequence[Conversation], tools: Tools | None
-    ) -> Sequence[_Said]:
-        target, asked = self.escalate_to, [conversations[each.index] for each in waiting]
+    ) -> Work:
+        """The work of asking the target about these drafts."""
+        target, escalated = self.escalate_to, [conversations[draft.index] for draft in waiting]
         if isinstance(target, Guard):
-            return [_said(outcome) for outcome in target._outcomes(asked, tools)]
-        return [_tried(lambda each=each: _called(target, each)) for each in asked]
+            return Work.of(lambda: target._replies(escalated, tools))
+        return Work(
+            lambda: [_tried(partial(_called, target, conversation)) for conversation in escalated],
+            lambda: _acalled_together(target, escalated),
+        )
 
-    async def _aask(
-        self, waiting: Sequence[Waiting[Any]], conversations: Sequence[Conversation], tools: Tools | None
-    ) -> Sequence[_Said]:
-        target, asked = self.escalate_to, [conversations[each.index] for each in waiting]
-        if isinstance(target, Guard):
-            return [_said(outcome) for outcome in await target._aoutcomes(asked, tools)]
-        answers = await asyncio.gather(*(_acalled(target, each) for each in asked), return_exceptions=True)
-        return [_replied(answer) for answer in answers]
+    def _replies(self, conversations: Sequence[Conversation], tools: Tools | None) -> Steps[list[_Said]]:
+        """The outcomes of this guard as replies to the one that escalates to it."""
+        outcomes = yield from self._answers(conversations, tools)
+        return [outcome if isinstance(outcome, Exception) else Reply(outcome.verdict) for outcome in outcomes]
 
 
 class GuardedStream(Iterator[str]):
@@ -321,10 +313,6 @@ def _of_the_whole(verdict: Verdict | None) -> Verdict:
     return verdict
 
 
-def _said(outcome: _Outcome) -> _Said:
-    return outcome if isinstance(outcome, Exception) else Reply(outcome.verdict)
-
-
 def _tried(ask: Callable[[], Any]) -> _Said:
     try:
         return _replied(ask())
@@ -349,6 +337,11 @@ def _called(target: Target | None, conversation: Conversation) -> Any:
             answer.close()
         raise InputError("the escalation target is a coroutine function; use acall, abatch or astream")
     return answer
+
+
+async def _acalled_together(target: Target | None, conversations: Sequence[Conversation]) -> list[_Said]:
+    answers = (_acalled(target, conversation) for conversation in conversations)
+    return [_replied(answer) for answer in await asyncio.gather(*answers, return_exceptions=True)]
 
 
 async def _acalled(target: Target | None, conversation: Conversation) -> Any:

@@ -13,18 +13,19 @@ from semgrad_guard.guard.flow import (
     Draft,
     Outcome,
     Pending,
-    afinished,
-    finished,
+    aasking,
+    asking,
     not_written,
     one,
 )
+from semgrad_guard.guard.steps import adrive, drive
 from semgrad_guard.guard.terms import Terms
 from semgrad_guard.guard.timing import cancelling
 
 A = TypeVar("A")
-"""What a frontend delivers."""
+"""The frontend's object."""
 P = TypeVar("P")
-"""What a frontend streams."""
+"""A piece of a stream."""
 P_co = TypeVar("P_co", covariant=True)
 
 
@@ -54,7 +55,7 @@ def run_stream(
     """The pieces as they come, where nothing may be withheld, and the outcome last; else the outcome alone.
 
     Raises:
-        Exception: whatever drafting raises; what the outcome is, where it is to be raised.
+        Exception: whatever drafting raises; the one in the outcome's place.
     """
     stop = terms.stop() if stop is None else stop
     with stopping(stop):
@@ -64,7 +65,7 @@ def run_stream(
             if not terms.withholds:
                 yield piece
         with stopping(stop):
-            outcome = one(finished(Pending([live.draft()], terms), ask))
+            outcome = one(drive(Pending([live.draft()], terms).concluded(asking(ask))))
     except UNWRITTEN as error:
         outcome = not_written(error, terms)
     finally:
@@ -85,7 +86,7 @@ async def arun_stream(
                 if not terms.withholds:
                     yield piece
             with stopping(stop):
-                outcome = one(await afinished(Pending([await live.draft()], terms), ask))
+                outcome = one(await adrive(Pending([await live.draft()], terms).concluded(aasking(ask))))
         except UNWRITTEN as error:
             outcome = not_written(error, terms)
         finally:

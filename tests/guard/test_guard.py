@@ -252,8 +252,9 @@ def test_drift_shows_in_the_verdict(language_model: LanguageModel) -> None:
 
 
 def test_a_guard_needs_a_policy(language_model: LanguageModel) -> None:
-    with pytest.raises(InputError, match="Policy"):
-        Guard(language_model)
+    for wrong in (None, "policy", 0.5, object()):
+        with pytest.raises(InputError, match="Policy"):
+            Guard(language_model, wrong)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
