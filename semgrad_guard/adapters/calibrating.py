@@ -1,7 +1,7 @@
-"""A user's own chain or engine over graded examples, every scored draft taken down: what a calibration is made from.
+"""A user's own chain or engine over graded examples, every scored draft recorded: the data of a calibration.
 
-An integration says how its chain runs inputs (`RunAll`); what is kept of them, and how a run goes on where it stopped,
-is said here. Grading and calibrating come after it (`semgrad_guard.adapters.examples`).
+An integration runs the inputs (`RunAll`); their answers are kept here, and an interrupted run resumes here. Grading and
+calibrating come after it (`semgrad_guard.adapters.examples`).
 """
 
 from __future__ import annotations
@@ -24,18 +24,17 @@ from semgrad_guard.errors import BindingMismatchError, CalibrationError, InputEr
 from semgrad_guard.evaluation.job_record import JobRecord, Progress
 from semgrad_guard.guard.recorder import RecordedDraft
 from semgrad_guard.guard.verdicts import UNSCORED, binding_of
-from semgrad_guard.records import PromptForm
+from semgrad_guard.records import PromptForm, Verdict
 
 Aggregate = Literal["one", "max"]
-"""What several drafts of one example come to: "one" is an error, "max" the least certain of them."""
+"""The draft that counts where one example has several: "one" is an error, "max" the least certain."""
 _TRIED = 3
 """Recorded inputs that are run again before a record is believed."""
 
 
 @dataclass(frozen=True)
 class Example:
-    """What a chain is asked, and the answers that would be right: none where only an abstention is. `key` follows the
-    input."""
+    """A chain's input and its right answers: none where only an abstention is right. `key` follows the input."""
 
     input: Any
     answers: tuple[str, ...]
@@ -57,21 +56,21 @@ class LabelledDraft:
 
 @dataclass(frozen=True)
 class Ran:
-    """What one run delivered, and the drafts that were scored on the way."""
+    """The text that one run delivered, and the drafts that were scored on the way."""
 
     text: str
     drafts: Sequence[LabelledDraft]
 
 
 RunAll = Callable[[Sequence[Any]], Sequence[Ran | Exception]]
-"""Runs inputs, as many at once as it is given; an error stands in the place of what failed."""
+"""Runs inputs, all of them at once; an error takes the place of a result."""
 AsyncRunAll = Callable[[Sequence[Any]], Awaitable[Sequence[Ran | Exception]]]
 
 
 class AnsweredExample(BaseModel):
-    """One example, answered: the text that was delivered and the draft that counts. A line of a record.
+    """One example, answered: the delivered text and the draft that counts. A line of a record.
 
-    It has no binding where no model was asked.
+    It has no binding where no model ran.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -91,12 +90,12 @@ class Collecting:
     """How examples are answered.
 
     Args:
-        chain: names what is run; a record of another chain is refused.
-        at_once: how many inputs are handed over together.
-        aggregate: what several drafts of one example come to.
+        chain: the identity of the chain; a record of another one is refused.
+        at_once: how many inputs are passed on together.
+        aggregate: the draft that counts where one example has several.
         answering: counts only the drafts of calls with this label.
-        record: a JSON Lines file that keeps every answer with its prompt; an interrupted run goes on from there, once
-            some of its inputs were answered again as they were before.
+        record: a JSON Lines file that keeps every answer with its prompt; an interrupted run resumes from it, once some
+            of its inputs were answered again as they were before.
         progress: True: a line on stderr; a function is called with (done, in all); False: silence.
     """
 
@@ -119,15 +118,19 @@ class Collecting:
         Raises:
             CalibrationError: there is none, or one cannot be chosen.
         """
-        distinct = list({_identity(each.draft): each for each in drafts}.values())
+        # A model and its guard may record one draft twice: the same text with the same score.
+        distinct = list({_recorded_as(labelled.draft.verdict): labelled for labelled in drafts}.values())
         if not distinct:
             raise CalibrationError(
                 f"Example {number} made no scored call, so there is no score to calibrate. The answering model must be "
                 "one that semgrad-guard scores (and its answer must not come from a cache)."
             )
-        labels = ", ".join(sorted(frozenset[str]().union(*(each.labels for each in distinct)))) or "they have no labels"
+        labels = (
+            ", ".join(sorted(frozenset[str]().union(*(labelled.labels for labelled in distinct))))
+            or "they have no labels"
+        )
         if self.answering is not None:
-            distinct = [each for each in distinct if self.answering in each.labels]
+            distinct = [labelled for labelled in distinct if self.answering in labelled.labels]
             if not distinct:
                 raise CalibrationError(
                     f"No scored call of example {number} has the label {self.answering!r}; there are: {labels}."
@@ -138,10 +141,12 @@ class Collecting:
                 f"the call that writes the answer (answering=...; labels: {labels}), or let the least certain count "
                 "(aggregate='max')."
             )
-        return max((each.draft for each in distinct), key=_uncertain)
+        uncertainties = [labelled.draft.verdict.uncertainty for labelled in distinct]
+        ranks = [float("inf") if uncertainty is None else uncertainty for uncertainty in uncertainties]
+        return distinct[ranks.index(max(ranks))].draft
 
     def bound(self, binding: Binding) -> Binding:
-        """What a draft's binding becomes: the worst of several scores is another number than the score of one."""
+        """The binding for a draft's: the worst of several scores is another number than the score of one."""
         if self.aggregate == "one":
             return binding
         return binding.model_copy(update={"settings": {**(binding.settings or {}), "aggregate": self.aggregate}})
@@ -179,10 +184,10 @@ def read_examples(examples: Iterable[Any]) -> list[Example]:
     Raises:
         InputError: an entry is neither, or there are none.
     """
-    found = [_example(each, number) for number, each in enumerate(examples, start=1)]
-    if not found:
+    read = [_example(given, number) for number, given in enumerate(examples, start=1)]
+    if not read:
         raise InputError("there are no examples to calibrate on")
-    return found
+    return read
 
 
 def collect(examples: Sequence[Example], run: RunAll, how: Collecting) -> list[AnsweredExample]:
@@ -191,12 +196,12 @@ def collect(examples: Sequence[Example], run: RunAll, how: Collecting) -> list[A
     Raises:
         CalibrationError: an example made no scored call, or several; drafts of different models or settings.
         InputError: the record is of another chain or of other examples, or its inputs are answered otherwise now.
-        Exception: whatever the chain raises, noted with its example; what was answered is in the record.
+        Exception: the chain's own, noted with its example; the answers so far are in the record.
     """
     with how.opened(examples) as record:
         work = _Work(examples, how, record)
         if work.tried:
-            work.retry([each for example in work.tried for each in run([example.input])])
+            work.retry([result for example in work.tried for result in run([example.input])])
         while batch := work.next():
             work.keep(batch, run([example.input for example in batch]))
         return work.answers()
@@ -207,14 +212,14 @@ async def acollect(examples: Sequence[Example], run: AsyncRunAll, how: Collectin
     with how.opened(examples) as record:
         work = _Work(examples, how, record)
         if work.tried:
-            work.retry([each for example in work.tried for each in await run([example.input])])
+            work.retry([result for example in work.tried for result in await run([example.input])])
         while batch := work.next():
             work.keep(batch, await run([example.input for example in batch]))
         return work.answers()
 
 
 class _Work:
-    """What is still to be answered, and what has been; `tried` are recorded inputs that are to be run again first."""
+    """The examples with and without an answer; `tried` are recorded inputs that are to be run again first."""
 
     def __init__(self, examples: Sequence[Example], how: Collecting, record: JobRecord[AnsweredExample] | None) -> None:
         self._examples, self._how, self._record = examples, how, record
@@ -222,11 +227,16 @@ class _Work:
         recorded = {} if record is None else record.rows
         self._done = {key: row.model_copy(update={"recorded": True}) for key, row in recorded.items()}
         distinct = {example.key: example for example in examples}
-        self.tried = _some_of([example for key, example in distinct.items() if key in self._done])
+        known = self.tried = [example for key, example in distinct.items() if key in self._done]
+        if len(known) > _TRIED:  # the first, the last and one in between
+            between = random.Random(len(known)).randrange(1, len(known) - 1)
+            self.tried = [known[0], known[between], known[-1]]
         self._waiting = [example for key, example in distinct.items() if key not in self._done]
         self._in_all = len(distinct)
-        self._tell: Progress = _progress(how.progress)
-        self._tell(len(self._done), self._in_all)
+        self._report: Progress = (
+            ProgressLine() if how.progress is True else how.progress or (lambda _done, _total: None)
+        )
+        self._report(len(self._done), self._in_all)
 
     def next(self) -> list[Example]:
         """The next inputs to run; none when all are answered."""
@@ -234,14 +244,14 @@ class _Work:
         return batch
 
     def keep(self, batch: Sequence[Example], ran: Sequence[Ran | Exception]) -> None:
-        """Write down what was answered, and raise what was not."""
+        """Record the answers, and raise the first error."""
         failed: list[Exception] = []
-        for example, found in zip(batch, ran, strict=True):
+        for example, result in zip(batch, ran, strict=True):
             number = self._numbers[example.key]
             try:
-                if isinstance(found, Exception):
-                    raise found
-                answered = self._answered(example, found, number)
+                if isinstance(result, Exception):
+                    raise result
+                answered = self._answered(example, result, number)
             except Exception as error:  # noqa: BLE001 - raised once the others of the batch are kept
                 error.add_note(f"This was example {number} of {len(self._examples)}.")
                 failed.append(error)
@@ -251,27 +261,27 @@ class _Work:
             self._done[example.key] = answered
         if failed:
             raise failed[0]
-        self._tell(len(self._done), self._in_all)
+        self._report(len(self._done), self._in_all)
 
     def retry(self, ran: Sequence[Ran | Exception]) -> None:
-        """Compare what recorded inputs are answered with now with the record.
+        """Compare the new answers to recorded inputs with the record.
 
-        A sampled answer is another one each time, and in half precision an answer may depend on those beside it: then
-        the prompts must be the same, and in half precision one of the answers.
+        A sampled answer is another one each time, and in half precision an answer may depend on its batch: then the
+        prompts must be the same, and in half precision one of the answers.
 
         Raises:
-            InputError: they are answered otherwise.
+            InputError: the answers differ.
         """
         same: list[bool] = []
-        for example, found in zip(self.tried, ran, strict=True):
-            if isinstance(found, Exception):
-                raise found
-            now, before = self._answered(example, found, self._numbers[example.key]), self._done[example.key]
+        for example, result in zip(self.tried, ran, strict=True):
+            if isinstance(result, Exception):
+                raise result
+            now, before = self._answered(example, result, self._numbers[example.key]), self._done[example.key]
             if now.prompt != before.prompt:
                 raise self._changed(example, "its prompt is another one")
             same.append(now.text == before.text)
-        bindings = [found for example in self.tried if (found := self._done[example.key].binding) is not None]
-        settings = (bindings[0].settings if bindings else None) or {}
+        bindings = (self._done[example.key].binding for example in self.tried)
+        settings = next((binding.settings for binding in bindings if binding is not None), None) or {}
         half = settings.get("dtype") not in (None, "float32")
         if "temperature" in settings or (any(same) if half else all(same)):
             return
@@ -291,7 +301,7 @@ class _Work:
     def _answered(self, example: Example, ran: Ran, number: int) -> AnsweredExample:
         draft = self._how.chosen(ran.drafts, number)
         bound = None if draft.verdict.estimator == UNSCORED else self._how.bound(binding_of(draft.verdict))
-        before = next((each.binding for each in self._done.values() if each.binding is not None), bound)
+        before = next((answer.binding for answer in self._done.values() if answer.binding is not None), bound)
         if bound is not None and before is not None and before != bound:
             raise CalibrationError(
                 f"Example {number} was answered by another model, or scored in another way, than those before it "
@@ -317,38 +327,16 @@ class ProgressLine:
     def __call__(self, done: int, total: int) -> None:
         if self._first < 0:
             self._began, self._first = time.monotonic(), done
+        seconds, fresh, pace = time.monotonic() - self._began, done - self._first, ""
+        if fresh > 0 and seconds > 0:
+            left = round(seconds / fresh * (total - done))
+            pace = f", {fresh / seconds:.1f} a second, {left // 60}:{left % 60:02} left   "
         end = "\n" if done == total else ""
-        print(f"\r{self._what}: {done} of {total}{self._pace(done, total)}", end=end, file=self._stream, flush=True)
-
-    def _pace(self, done: int, total: int) -> str:
-        seconds, fresh = time.monotonic() - self._began, done - self._first
-        if fresh < 1 or seconds <= 0:
-            return ""
-        left = round(seconds / fresh * (total - done))
-        return f", {fresh / seconds:.1f} a second, {left // 60}:{left % 60:02} left   "
+        print(f"\r{self._what}: {done} of {total}{pace}", end=end, file=self._stream, flush=True)
 
 
-def _progress(chosen: Progress | bool) -> Progress:
-    if chosen is True:
-        return ProgressLine()
-    return chosen or (lambda _done, _total: None)
-
-
-def _some_of(recorded: Sequence[Example]) -> list[Example]:
-    """The first, the last and one in between; all where they are few."""
-    if len(recorded) <= _TRIED:
-        return list(recorded)
-    between = random.Random(len(recorded)).randrange(1, len(recorded) - 1)
-    return [recorded[0], recorded[between], recorded[-1]]
-
-
-def _identity(draft: RecordedDraft) -> tuple[Any, ...]:
-    """One draft may be taken down twice, by a model and by who guards it: the same text with the same score."""
-    return draft.verdict.text, draft.verdict.uncertainty, draft.verdict.model, draft.verdict.estimator
-
-
-def _uncertain(draft: RecordedDraft) -> float:
-    return float("inf") if draft.verdict.uncertainty is None else draft.verdict.uncertainty
+def _recorded_as(verdict: Verdict) -> tuple[Any, ...]:
+    return verdict.text, verdict.uncertainty, verdict.model, verdict.estimator
 
 
 def _example(given: Any, number: int) -> Example:
@@ -356,9 +344,9 @@ def _example(given: Any, number: int) -> Example:
         fields = cast("Mapping[str, Any]", given)
         if not {"input", "answers"} <= fields.keys():
             raise InputError(f'example {number} needs the keys "input" and "answers"; it has {", ".join(fields)}')
-        asked, right = fields["input"], fields["answers"]
+        question, right = fields["input"], fields["answers"]
     elif isinstance(given, (tuple, list)) and len(cast("Sequence[Any]", given)) == 2:
-        asked, right = cast("tuple[Any, Any]", given)
+        question, right = cast("tuple[Any, Any]", given)
     else:
         raise InputError(f'example {number} is neither (input, answers) nor {{"input": ..., "answers": [...]}}')
     several = cast("Iterable[Any]", right) if isinstance(right, Iterable) else (right,)
@@ -368,5 +356,5 @@ def _example(given: Any, number: int) -> Example:
             f"example {number} needs a right answer as text, or several; None or [] where no answer is right but an "
             "abstention"
         )
-    digest = hashlib.sha256(json.dumps(asked, sort_keys=True, default=repr).encode("utf-8", "surrogatepass"))
-    return Example(asked, answers, digest.hexdigest()[:16])
+    digest = hashlib.sha256(json.dumps(question, sort_keys=True, default=repr).encode("utf-8", "surrogatepass"))
+    return Example(question, answers, digest.hexdigest()[:16])
