@@ -38,6 +38,8 @@ from semgrad_guard.guard import (
     OnError,
     Reply,
     Waiting,
+    Work,
+    adrive,
     ain_time,
     arun,
     cancelling,
@@ -49,7 +51,6 @@ from semgrad_guard.guard import (
     stopping,
     unscored,
 )
-from semgrad_guard.guard.steps import Work, adrive
 
 Reviewer = Callable[[Context, str, Verdict], Awaitable[str | Verdict]]
 """Answers in the agent's place: given the workflow's context, the question and the verdict, which holds the draft."""

@@ -261,9 +261,9 @@ def _named(turn: Turn, answering: Answering) -> Authors:
         chosen = [call for call in turn.calls if answering(call)]
         return Authors.of(chosen, "none of the model's calls is one that answers")
     if any(_is_within(step, answering) for step in turn.outsiders):
-        return Authors([], f"another LLM ran within {answering}")
+        return Authors([], f"another LLM was asked within {answering}")
     named = [call for call in turn.calls if call.step and _is_within(call.step, answering)]
-    return Authors.of(named, f"the model did not run within {answering}")
+    return Authors.of(named, f"the model was not asked within {answering}")
 
 
 def returned(turn: Turn, delivery: Delivery) -> Sequence[ModelCall]:

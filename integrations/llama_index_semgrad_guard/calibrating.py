@@ -29,8 +29,7 @@ from semgrad_guard.adapters.chain_identity import chain_identity
 from semgrad_guard.adapters.examples import AnyGrader, ExampleCalibration
 from semgrad_guard.calibration import Calibration
 from semgrad_guard.errors import CalibrationError, InputError
-from semgrad_guard.guard import recording
-from semgrad_guard.guard.steps import Steps, Work, adrive, drive
+from semgrad_guard.guard import Steps, Work, adrive, drive, recording
 
 Engine = BaseQueryEngine | BaseChatEngine
 

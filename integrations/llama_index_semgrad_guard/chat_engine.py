@@ -22,9 +22,20 @@ from llama_index_semgrad_guard.streams import alive, live
 from llama_index_semgrad_guard.targets import ChatTarget, ask_chat
 from semgrad_guard import Policy
 from semgrad_guard.errors import InputError
-from semgrad_guard.guard import Draft, Outcome, Waiting, cancelling, one, stopping, unscored
-from semgrad_guard.guard.flow import answers
-from semgrad_guard.guard.steps import Steps, Work, adrive, drive
+from semgrad_guard.guard import (
+    Draft,
+    Outcome,
+    Steps,
+    Waiting,
+    Work,
+    adrive,
+    answers,
+    cancelling,
+    drive,
+    one,
+    stopping,
+    unscored,
+)
 
 
 @dataclass
@@ -72,7 +83,7 @@ class GuardedChatEngine(Guarded, BaseChatEngine):
         **options: Unpack[GuardOptions],
     ) -> None:
         if not isinstance(engine, BaseChatEngine):  # pyright: ignore[reportUnnecessaryIsInstance] - callers may have no type checker
-            raise InputError(f"a {type(engine).__name__} is not a chat engine; GuardedQueryEngine guards query engines")
+            raise InputError(f"a {type(engine).__name__} is no chat engine; GuardedQueryEngine guards query engines")
         remedy = "a chat engine, an LLM or a function of the messages is due"
         require_target(escalate_to, policy, kinds=(BaseChatEngine, LLM), remedy=remedy)
         memory: BaseMemory | None = getattr(engine, "_memory", None)

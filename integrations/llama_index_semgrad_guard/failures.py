@@ -17,8 +17,7 @@ from semgrad_guard.errors import (
     PromptTooLongError,
     SemGradGuardError,
 )
-from semgrad_guard.guard import Terms, current_recorder
-from semgrad_guard.guard.steps import Steps
+from semgrad_guard.guard import Steps, Terms, current_recorder
 
 T = TypeVar("T")
 

@@ -10,7 +10,7 @@ from llama_index.core.memory import BaseMemory
 
 from llama_index_semgrad_guard.calls import Turn
 from semgrad_guard.errors import InputError
-from semgrad_guard.guard.steps import Steps, Work, adrive, drive
+from semgrad_guard.guard import Steps, Work, adrive, drive
 
 
 class StagedMemory:

@@ -36,9 +36,20 @@ from llama_index_semgrad_guard.streams import (
 from llama_index_semgrad_guard.targets import Target, ask
 from semgrad_guard import METADATA_KEY, Policy
 from semgrad_guard.errors import InputError
-from semgrad_guard.guard import Draft, Outcome, Stop, Waiting, cancelling, one, stopping
-from semgrad_guard.guard.flow import answers
-from semgrad_guard.guard.steps import Steps, Work, adrive, drive
+from semgrad_guard.guard import (
+    Draft,
+    Outcome,
+    Steps,
+    Stop,
+    Waiting,
+    Work,
+    adrive,
+    answers,
+    cancelling,
+    drive,
+    one,
+    stopping,
+)
 
 
 class GuardedQueryEngine(Guarded, BaseQueryEngine):
@@ -83,7 +94,7 @@ class GuardedQueryEngine(Guarded, BaseQueryEngine):
         **options: Unpack[GuardOptions],
     ) -> None:
         if not isinstance(engine, BaseQueryEngine):  # pyright: ignore[reportUnnecessaryIsInstance] - callers may have no type checker
-            raise InputError(f"a {type(engine).__name__} is not a query engine; GuardedChatEngine guards chat engines")
+            raise InputError(f"a {type(engine).__name__} is no query engine; GuardedChatEngine guards chat engines")
         remedy = "a query engine, an LLM or a function of the query is due"
         require_target(escalate_to, policy, kinds=(BaseQueryEngine, LLM), remedy=remedy)
         super().__init__(engine.callback_manager)

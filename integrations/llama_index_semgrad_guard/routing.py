@@ -36,7 +36,7 @@ from semgrad_guard.records import digest_of
 QUESTION_KEY = "question"
 """In a record: the digest of the question."""
 
-_STRUCTURE = "Text cannot replace a structured answer."
+_STRUCTURE = "Text cannot stand in for a structured answer."
 
 
 class GuardOptions(TypedDict, total=False):

@@ -19,8 +19,7 @@ from llama_index_semgrad_guard.calls import Turn
 from llama_index_semgrad_guard.lazy_streams import aresumed, resumed
 from llama_index_semgrad_guard.routing import Routing
 from semgrad_guard.errors import InputError
-from semgrad_guard.guard import Draft, Outcome, arun_stream, off_loop, run_stream
-from semgrad_guard.guard.steps import Steps, Work
+from semgrad_guard.guard import Draft, Outcome, Steps, Work, arun_stream, off_loop, run_stream
 
 Whole = Response | PydanticResponse
 

@@ -18,8 +18,7 @@ from llama_index_semgrad_guard.records import completed, decided_of, text_of
 from llama_index_semgrad_guard.streams import require_response, whole
 from semgrad_guard import Verdict
 from semgrad_guard.errors import InputError
-from semgrad_guard.guard import Refusal, Reply, off_loop
-from semgrad_guard.guard.steps import Steps, Work
+from semgrad_guard.guard import Refusal, Reply, Steps, Work, off_loop
 
 Answer = str | Verdict | Response | PydanticResponse
 Target = BaseQueryEngine | LLM | Callable[[str], Answer | Awaitable[Answer]]

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from semgrad_guard.guard.flow import Reply as Reply
     from semgrad_guard.guard.flow import Settlement as Settlement
     from semgrad_guard.guard.flow import Waiting as Waiting
+    from semgrad_guard.guard.flow import answers as answers
     from semgrad_guard.guard.flow import arun as arun
     from semgrad_guard.guard.flow import conclude as conclude
     from semgrad_guard.guard.flow import one as one
@@ -58,6 +59,10 @@ if TYPE_CHECKING:
     from semgrad_guard.guard.recorder import current_recorder as current_recorder
     from semgrad_guard.guard.recorder import record_draft as record_draft
     from semgrad_guard.guard.recorder import recording as recording
+    from semgrad_guard.guard.steps import Steps as Steps
+    from semgrad_guard.guard.steps import Work as Work
+    from semgrad_guard.guard.steps import adrive as adrive
+    from semgrad_guard.guard.steps import drive as drive
     from semgrad_guard.guard.streams import AsyncLiveDraft as AsyncLiveDraft
     from semgrad_guard.guard.streams import LiveDraft as LiveDraft
     from semgrad_guard.guard.streams import arun_stream as arun_stream
