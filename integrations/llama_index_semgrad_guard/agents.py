@@ -63,7 +63,7 @@ _FORM = (
     "1. To call a tool:\nThought: <thought>\nAction: <action>\nAction Input: <action_input>\n"
     "2. To answer the question:\nThought: <thought>\nAnswer: <answer>"
 )
-_OF_ANOTHER_GUARD = "another guard has escalated the question, and the calibration was made on other questions"
+_OF_ANOTHER_GUARD = "another guard has handed the question on, and the calibration was made on other questions"
 _PAST_THE_GUARD = (
     "output_cls (the agent's or its AgentWorkflow's) and early_stopping_method='generate' make answers that nobody "
     "scores; use structured_output_fn and early_stopping_method='force', or mode='annotate'"

@@ -26,10 +26,10 @@ TemplateOptions = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Answerer:
-    """Asks one model, in one way, and scores what it says.
+    """Runs one model with one set of options, and scores its answers.
 
     `prompt_template` is a name for the form of the prompts; a calibration for another form is refused. `served` answers
-    come from elsewhere, decoded nobody knows how: a calibration for the model's own is refused as well.
+    come from another server, whose decoding is unknown: a calibration for the model's own is refused as well.
     """
 
     model: LanguageModel
@@ -52,7 +52,7 @@ class Answerer:
             raise InputError(f"prompt_template is a name, not {_shown(template)}")
 
     def binding(self, template_options: TemplateOptions | None = None) -> Binding:
-        """What a calibration for these answers must be bound to (pass it to `calibrate`, with a grader)."""
+        """The binding for a calibration of these answers (pass it to `calibrate`, with a grader)."""
         with self.model.turn:
             identity = self.model.identity
             settings = scoring_settings(self.model, self.estimator, self.options, served=self.served)
@@ -72,7 +72,7 @@ class Answerer:
         self, conversations: Sequence[Conversation], *, template_options: TemplateOptions | None = None
     ) -> list[Draft[Generation]]:
         """Answer several conversations in one generation, and score them in one backward pass."""
-        with self.model.turn:  # in which the model is looked at once, for the answers and for their scores
+        with self.model.turn:  # one look at the model, for the answers and for their scores
             generations = self.model.generate_batch(
                 conversations, self.options, objective=self.estimator.objective, template_options=template_options
             )
@@ -118,14 +118,14 @@ class Answerer:
         cut: bool = False,
         reasoned: bool = False,
     ) -> Draft[None]:
-        """A text from anywhere as this model's answer to a conversation; unscored, with the reason, if it has none.
+        """A text from elsewhere as this model's answer to a conversation; or unscored, with the reason.
 
-        `cut` says that a limit stopped its author, `reasoned` that its author reasoned before it. Reasoning that the
-        text holds by the template's marks goes from `verdict.text` into `verdict.reasoning`.
+        `cut`: a limit stopped its author; `reasoned`: its author reasoned before it. Reasoning between the template's
+        marks goes from `verdict.text` into `verdict.reasoning`.
         """
         try:
             if template_options and template_options.get("tools"):
-                _ = self.model.tool_format  # a template that knows no tools would leave them out in silence
+                _ = self.model.tool_format  # a template without tools would leave them out in silence
             evidence = self.model.evidence(
                 conversation, text, template_options=template_options, cut=cut, reasoned=reasoned
             )
@@ -207,10 +207,10 @@ def assess(
     tool_calls: Sequence[ToolCall] = (),
     served: bool = False,
 ) -> Verdict:
-    """Score an answer: a verdict that answers whatever the score, for `decide` to judge.
+    """Score an answer: an undecided verdict, for `decide` to judge.
 
-    `options` and `template_options` (tools, say) are those the answer was made with: calibrations are bound to them.
-    `served` says that somebody else's model wrote it.
+    `options` and `template_options` (tools, for example) are those the answer was made with: calibrations are bound to
+    them. `served`: another server's model wrote it.
     """
     with model.turn:  # the score and the identity beside it are of one state of the model
         score, identity = _score(estimator, evidence), model.identity

@@ -1,4 +1,4 @@
-"""What a guard does with its decision."""
+"""The modes of a guard: how its decision is carried out."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from typing import Literal, cast, get_args
 from semgrad_guard.errors import InputError
 
 Mode = Literal["enforce", "annotate", "observe", "raise"]
-"""What a router does with its decision: carry it out; write it on the answer; only report it; raise an error."""
+"""How a decision is carried out: enforced; written on the answer; only reported; or raised as an error."""
 
 OnUnscored = Literal["abstain", "answer", "escalate"]
-"""What becomes of an answer without a finite score."""
+"""The action for an answer without a finite score."""
 
 OnUnfamiliar = Literal["threshold", "abstain", "escalate", "raise"]
-"""What becomes of an answer to a prompt unlike those that a policy was calibrated on."""
+"""The action for an answer to a prompt unlike those that a policy was calibrated on."""
 
 ABSTAIN_MESSAGE = "I don't know."
-"""What is said where an answer is withheld, unless somebody says otherwise."""
+"""The default text in the place of a withheld answer."""
 
 
 def withholds(mode: Mode) -> bool:
@@ -28,7 +28,7 @@ def require_mode(mode: object) -> Mode:
     """The mode itself.
 
     Raises:
-        InputError: there is no such mode.
+        InputError: an unknown mode.
     """
     if mode not in get_args(Mode):
         raise InputError(f"mode must be one of {', '.join(map(repr, get_args(Mode)))}, not {mode!r}")

@@ -1,4 +1,4 @@
-"""`Policy`: what to do with an answer, given how uncertain it is: answer, escalate or abstain."""
+"""`Policy`: the action for an answer, by its uncertainty: answer, escalate or abstain."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ class Policy:
 
     `Policy(threshold=x)` is bare: no promise, no confidence. `Policy.from_calibration(calibration)` carries the
     calibration's threshold (None lets nothing through), its id, its P(correct) and the binding to check answers
-    against. `on_unscored` says what happens to an answer without a finite score: "answer" lets it through *outside*
-    any promise.
+    against. `on_unscored` is the action for an answer without a finite score: "answer" lets it through *outside* any
+    promise.
 
-    `on_unfamiliar` says what happens when a calibrated policy meets a prompt unlike those that it was calibrated on (or
-    one that nobody has seen): "threshold" decides by the score as usual, outside any promise; "abstain" and "escalate"
-    let nothing through; "raise" raises `UnfamiliarPromptError`.
+    `on_unfamiliar` is for an answer to a prompt that is unknown, or unlike those that the policy was calibrated on:
+    "threshold" decides by the score as usual, outside any promise; "abstain" and "escalate" let nothing through;
+    "raise" raises `UnfamiliarPromptError`.
 
     Raises:
         InputError: an argument is not as described, or `on_unfamiliar` needs a shape that the calibration lacks.
-        CalibrationError: the calibration is not what it was when it was made.
+        CalibrationError: the calibration was changed after it was made.
     """
 
     threshold: float | None = None
@@ -67,7 +67,7 @@ class Policy:
         """A policy that keeps the calibration's promise.
 
         Raises:
-            InputError: it is no calibration.
+            InputError: it is not a calibration.
         """
         given: Any = calibration
         if not isinstance(given, Calibration):
@@ -86,11 +86,11 @@ class Policy:
 
     @property
     def binding(self) -> Binding | None:
-        """What the calibration was made for; None for a bare policy or an unbound calibration."""
+        """The calibration's binding; None for a bare policy or an unbound calibration."""
         return None if self.calibration is None else self.calibration.binding
 
     def decide(self, uncertainty: float | None, *, can_escalate: bool) -> Action:
-        """The action for one answer; `can_escalate` says whether there is somewhere to escalate to."""
+        """The action for one answer; `can_escalate` tells whether there is a target."""
         elsewhere: Action = "escalate" if can_escalate else "abstain"
         if not is_score(uncertainty):
             return elsewhere if self.on_unscored == "escalate" else self.on_unscored
@@ -105,8 +105,8 @@ class Policy:
         text: str = "",
         options: Mapping[str, Any] | None = None,
     ) -> tuple[str, ...]:
-        """In what a prompt, where its answer ends (see `Binding.cut_elsewhere`), or how another server was asked (see
-        `unlike_calls`), differs from the calibration's, in words; empty if in nothing, or without a calibration."""
+        """The differences from the calibration, in words: of the prompt, of the place where the answer ends (see
+        `Binding.cut_elsewhere`), and of a call to another server (see `unlike_calls`). Empty without a calibration."""
         if self.calibration is None:
             return ()
         elsewhere = None if self.binding is None else self.binding.cut_elsewhere(cut, tokens=tokens, text=text)
@@ -125,7 +125,7 @@ class Policy:
         return None if self.calibration is None else self.calibration.confidence(uncertainty)
 
     def check(self, binding: Binding) -> None:
-        """Raise `BindingMismatchError` unless the calibration was made for what `binding`, an answer's record, says.
+        """Raise `BindingMismatchError` unless the calibration was made for `binding`, an answer's record.
 
         A name for the prompts ("chat" in "chat@8924c11b89e2") binds only where the shape of the prompts is not known.
         """
@@ -138,10 +138,10 @@ class Policy:
 
 
 def require_policy(policy: object) -> Policy:
-    """The policy itself; whoever hands one in may have no type checker.
+    """The policy itself; callers may have no type checker.
 
     Raises:
-        InputError: it is none.
+        InputError: it is not a policy.
     """
     if not isinstance(policy, Policy):
         raise InputError("a guard needs a policy: Policy(threshold=...) or Policy.from_calibration(calibration)")
@@ -149,7 +149,7 @@ def require_policy(policy: object) -> Policy:
 
 
 def lets_every_score_through(on_unscored: OnUnscored) -> Policy:
-    """The policy of whoever was given none: only answers without a score are decided about."""
+    """The policy where none is given: only answers without a score are decided about."""
     return Policy(threshold=sys.float_info.max, on_unscored=on_unscored)
 
 

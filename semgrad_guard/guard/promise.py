@@ -1,4 +1,4 @@
-"""The promise of a chain of stages: what holds for everything delivered, whichever stage delivered it.
+"""The promise of a chain of stages: the error rate among all delivered answers, whichever stage delivered them.
 
 Stage 1 delivers what its threshold lets through and hands the rest to stage 2, and so on. Let stage i be calibrated at
 (alpha_i, delta_i) on questions that reach stage i.
@@ -15,7 +15,7 @@ max alpha_i.
 
 Assumption. The questions that calibrate stage i are drawn from the same population as later questions, independently of
 the earlier calibration sets, and passed through the earlier stages as they will run: every question that those hand on,
-and no other. Prompts that do not look like those of the calibration are no such draws: each answer's verdict says so.
+and no other. Prompts unlike those of the calibration are not such draws: each answer's verdict tells.
 Calibrating stage 2 on *all* questions breaks the promise, because the ones handed on are harder. Answers
 delivered without a score are outside it.
 
@@ -30,8 +30,6 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from semgrad_guard.calibration.binding import Binding
-from semgrad_guard.calibration.calibration_record import Calibration
 from semgrad_guard.calibration.calibration_set import read_rate
 from semgrad_guard.errors import BindingMismatchError, InputError
 from semgrad_guard.guard.modes import withholds
@@ -41,8 +39,8 @@ from semgrad_guard.guard.policy import Policy
 class Promise(BaseModel):
     """The error rate among the answers that it covers is at most `alpha`, with probability at least 1 - `delta`.
 
-    It covers everything that is delivered where nothing unfamiliar or doubtful is; else the answers whose verdict has
-    `promised` True, and no other.
+    It covers all delivered answers where nothing unfamiliar or doubtful is delivered; else the answers whose verdict
+    has `promised` True, and no other.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -61,13 +59,13 @@ def split_delta(delta: float, stages: int) -> tuple[float, ...]:
 
 
 def combined_promise(policies: Sequence[Policy], *, enforced: bool = True) -> Promise | None:
-    """The promise for what a chain delivers, its policies given in order; None where there is none.
+    """The promise for a chain's delivered answers, its policies given in order; None where there is none.
 
-    There is none where a stage is uncalibrated, or its calibration found no threshold or does not know the shape of its
-    prompts, or where it lets answers without a score through. A stage that was not calibrated on what the stage before
-    it hands on is an error, not a weaker promise. `enforced` says that every stage withholds what it does not let
-    through; without that, or where a policy decides about unfamiliar prompts by the threshold, more is delivered than
-    the promise covers.
+    There is none where a stage is uncalibrated, or its calibration found no threshold or has no shape of its prompts,
+    or where it lets answers without a score through. A stage that was not calibrated on the questions that the stage
+    before it hands on is an error, not a weaker promise. `enforced`: every stage withholds the answers that it does not
+    let through; without that, or where a policy decides about unfamiliar prompts by the threshold, more is delivered
+    than the promise covers.
     """
     if not policies:
         raise InputError("A chain has at least one stage: pass its policies in order.")
@@ -75,8 +73,15 @@ def combined_promise(policies: Sequence[Policy], *, enforced: bool = True) -> Pr
     stages = [calibration for calibration in calibrations if calibration is not None]
     if len(stages) < len(policies) or any(policy.on_unscored == "answer" for policy in policies):
         return None
-    for position, stage in enumerate(stages):
-        _require_upstream(stage, before=stages[position - 1] if position else None, position=position + 1)
+    for position, stage in enumerate(stages, start=1):
+        made_after = None if stage.binding is None else stage.binding.upstream
+        needed = None if position == 1 else stages[position - 2].id
+        if made_after != needed:
+            follows = "no other stage" if needed is None else f"calibration {needed}"
+            raise BindingMismatchError(
+                f"Stage {position} ({stage.id}) follows {follows} but was calibrated on {_questions(made_after)}. "
+                f"Calibrate it again on {_questions(needed)}, with Binding(upstream={needed!r})."
+            )
     if any(stage.shape is None or stage.threshold is None for stage in stages):
         return None
     total = math.fsum(stage.delta for stage in stages)
@@ -95,30 +100,13 @@ def promise_along(first: Any, kind: type[Any]) -> Promise | None:
     and so answers without a policy of its own; else as `combined_promise`.
     """
     stages: list[Any] = []
-    stage = first
-    while isinstance(stage, kind):
-        stages.append(stage)
-        stage = stages[-1].escalate_to
-    if stage is not None:
+    target: Any = first
+    while isinstance(target, kind):
+        stages.append(target)
+        target = stages[-1].escalate_to
+    if target is not None:
         return None
-    return combined_promise([each.policy for each in stages], enforced=all(withholds(each.mode) for each in stages))
-
-
-def _require_upstream(stage: Calibration, *, before: Calibration | None, position: int) -> None:
-    """Raise unless `stage` was calibrated on what the stage `before` it did not let through."""
-    binding: Binding | None = stage.binding
-    made_after = None if binding is None else binding.upstream
-    needed = None if before is None else before.id
-    if made_after == needed:
-        return
-    raise BindingMismatchError(
-        f"Stage {position} ({stage.id}) follows {_name(needed)} but was calibrated on {_questions(made_after)}. "
-        f"Calibrate it again on {_questions(needed)}, with Binding(upstream={needed!r})."
-    )
-
-
-def _name(calibration_id: str | None) -> str:
-    return "no other stage" if calibration_id is None else f"calibration {calibration_id}"
+    return combined_promise([stage.policy for stage in stages], enforced=all(withholds(stage.mode) for stage in stages))
 
 
 def _questions(calibration_id: str | None) -> str:

@@ -1,4 +1,4 @@
-"""Drafts as they are made, for whoever calibrates a chain or an engine on the prompts that it really sends."""
+"""Drafts as they are made, for calibrating a chain or an engine on its real prompts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from semgrad_guard.records import Verdict
 
 @dataclass(frozen=True)
 class RecordedDraft:
-    """One scored draft, and what its prompt looked like. `source` is its frontend's name for the call."""
+    """One scored draft, and the form of its prompt. `source` is its frontend's name for the call."""
 
     verdict: Verdict
     prompt: PromptForm | None
@@ -27,11 +27,11 @@ class Recorder:
 
     drafts: list[RecordedDraft] = field(default_factory=list[RecordedDraft])
     closed: bool = False
-    """Whether its run is over. Tasks that the run has left behind keep its context, and record nothing more."""
+    """Whether its run is over. Tasks that are still running keep its context, and record nothing more."""
     _lock: Lock = field(default_factory=Lock, repr=False)
 
     def add(self, verdict: Verdict, prompt: PromptForm | None, *, source: str | None = None) -> None:
-        """Take a draft down."""
+        """Record a draft."""
         with self._lock:
             self.drafts.append(RecordedDraft(verdict, prompt, source))
 
@@ -41,7 +41,7 @@ _recorder: ContextVar[Recorder | None] = ContextVar("semgrad_guard_recorder", de
 
 @contextmanager
 def recording() -> Generator[Recorder]:
-    """While this lasts, every draft is delivered as it is and taken down: nothing is decided, withheld or escalated."""
+    """While this lasts, every draft is recorded and delivered: nothing is decided, withheld or escalated."""
     recorder = Recorder()
     token = _recorder.set(recorder)
     try:
@@ -58,7 +58,7 @@ def current_recorder() -> Recorder | None:
 
 
 def record_draft(verdict: Verdict, prompt: PromptForm | None, *, source: str | None = None) -> None:
-    """Take down a draft that no guard sees (a scored model's answer without a router), if anyone records."""
+    """Record a draft that no guard sees (a scored model's answer without a router), within `recording`."""
     recorder = current_recorder()
     if recorder is not None:
         recorder.add(verdict, prompt, source=source)

@@ -1,4 +1,4 @@
-"""`Terms`: how a guard decides about one call, and what it does then."""
+"""`Terms`: how a guard decides about one call, and how it carries the decision out."""
 
 from __future__ import annotations
 
@@ -22,25 +22,25 @@ AbstainMessage = str | Callable[[Verdict], str]
 
 @dataclass(frozen=True, kw_only=True)
 class Terms:
-    """How a guard decides, and what it does then.
+    """How a guard decides, and how it carries the decision out.
 
     Args:
-        policy: what to let through.
+        policy: which scores to let through.
         mode: "enforce", "annotate", "observe" or "raise".
         can_escalate: whether there is a target.
-        abstain_message: delivered for what is neither let through nor escalated; a function is given the verdict,
-            without the withheld text unless drafts are kept.
-        keep_draft: whether withheld text may stand in metadata.
-        on_error: what a target that fails or is late leads to; "abstain" also answers a deadline that the model
-            itself does not meet, and an inner engine that fails.
+        abstain_message: delivered in the place of an answer that is neither let through nor escalated; a function gets
+            the verdict, without the withheld text unless drafts are kept.
+        keep_draft: whether metadata may hold withheld text.
+        on_error: where a target fails or is late; "abstain" also for a deadline that the model itself does not meet,
+            and for an inner engine that fails.
         timeout: seconds for generating, scoring and escalating together; None: no limit.
         monitor: watches the scores for drift.
-        notify: hears the verdict on everything delivered.
-        log: writes every decision down; the verdict then carries its `decision_id`.
-        trim: makes of an answer that is let through, and of its verdict, what goes out.
+        notify: called with every verdict.
+        log: records every decision; the verdict then carries its `decision_id`.
+        trim: changes an answer that is let through, and its verdict, before they go out.
 
     Raises:
-        InputError: no policy, or an unknown mode or `on_error`.
+        InputError: an argument is not as described.
     """
 
     policy: Policy
@@ -64,7 +64,10 @@ class Terms:
             raise InputError("abstain_message is a text, or a function of the verdict")
         if not isinstance(cast("Any", self.keep_draft), bool):
             raise InputError(f"keep_draft is True or False, not {self.keep_draft!r}")
-        if self.timeout is not None and not _is_a_time(self.timeout):
+        seconds: Any = self.timeout
+        if seconds is not None and (
+            not isinstance(seconds, (int, float)) or isinstance(seconds, bool) or not 0 < seconds < math.inf
+        ):
             raise InputError(f"timeout is a number of seconds above 0, or None for no limit, not {self.timeout!r}")
         if self.monitor is not None and not callable(getattr(self.monitor, "add", None)):
             raise InputError(f"monitor must be a DriftMonitor, not a {type(self.monitor).__name__}")
@@ -83,19 +86,14 @@ class Terms:
         return Stop(self.timeout)
 
     def words(self, verdict: Verdict) -> str:
-        """The abstain message for a verdict. A function is given it without the withheld text, but for a kept draft.
+        """The abstain message for a verdict. A function gets it without the withheld text, unless drafts are kept.
 
         Raises:
             InputError: a function returned something else than a text.
         """
         withheld = abstained(verdict, "")
-        told = withheld if self.keep_draft else withheld.model_copy(update={"draft": None})
-        text = self.abstain_message if isinstance(self.abstain_message, str) else self.abstain_message(told)
+        shown = withheld if self.keep_draft else withheld.model_copy(update={"draft": None})
+        text = self.abstain_message if isinstance(self.abstain_message, str) else self.abstain_message(shown)
         if not isinstance(text, str):  # pyright: ignore[reportUnnecessaryIsInstance] - callers may have no type checker
             raise InputError(f"abstain_message must return a text, not a {type(text).__name__}")
         return text
-
-
-def _is_a_time(value: Any) -> bool:
-    """Whether it is a finite number above 0, and not True."""
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value < math.inf

@@ -1,4 +1,4 @@
-"""Work within a deadline, and off the event loop: what is late or cancelled is left behind and told to stop."""
+"""Work within a deadline, and off the event loop: late or cancelled work is left behind and stopped."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 @contextmanager
 def cancelling(stop: Stop) -> Generator[None]:
-    """While this lasts, leaving by a cancelled task or a closed generator tells the work to stop."""
+    """While this lasts, leaving by a cancelled task or a closed generator stops the work."""
     try:
         yield
     except (asyncio.CancelledError, GeneratorExit):
@@ -28,10 +28,10 @@ def cancelling(stop: Stop) -> Generator[None]:
 
 
 def in_time(work: Callable[[], T]) -> T:
-    """What `work` returns, if it does so before the current deadline; work that may be late runs in a thread.
+    """The result of `work`, if it ends before the current deadline; work that may be late runs in a thread.
 
     Raises:
-        DeadlineExceededError: it is late; it is told to stop, and left behind.
+        DeadlineExceededError: it is late; it is stopped, and left behind.
     """
     stop = current_stop()
     if stop.remaining is None:
@@ -47,7 +47,7 @@ def in_time(work: Callable[[], T]) -> T:
 
 
 async def ain_time(work: Awaitable[T]) -> T:
-    """Like `in_time`, for what can be awaited.
+    """Like `in_time`, for an awaitable.
 
     Raises:
         DeadlineExceededError: it is late; it is cancelled.
@@ -60,14 +60,14 @@ async def ain_time(work: Awaitable[T]) -> T:
         async with limit:
             return await work
     except TimeoutError:
-        if limit.expired():  # work off the loop has been cancelled by now; what ended it is the deadline
+        if limit.expired():  # work off the loop has been cancelled by now; the deadline has ended it
             stop.check()
             raise stop.overdue from None  # the loop's clock is a little ahead
         raise
 
 
 async def off_loop(work: Callable[[], T]) -> T:
-    """What `work` returns, from a thread of its own; a task that is cancelled meanwhile tells the work to stop."""
+    """The result of `work`, from a thread of its own; a task that is cancelled meanwhile stops the work."""
     stop = Stop()
     with stopping(stop), cancelling(stop):
         return await asyncio.wrap_future(_future_of(work))
@@ -80,7 +80,7 @@ def _future_of(work: Callable[[], T]) -> Future[T]:
     def run() -> None:
         try:
             result = work()
-        except BaseException as error:  # noqa: BLE001 - raised by whoever waits
+        except BaseException as error:  # noqa: BLE001 - raised where it is awaited
             _settle(partial(future.set_exception, error))
         else:
             _settle(partial(future.set_result, result))
@@ -98,4 +98,4 @@ def _settle(put: Callable[[], None]) -> None:
     try:
         put()
     except InvalidStateError:
-        return  # nobody waits any more: the future was cancelled
+        return  # the future was cancelled

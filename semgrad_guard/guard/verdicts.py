@@ -1,4 +1,4 @@
-"""From a scored draft to what the user gets: a policy applied to verdicts, and what becomes of those it holds back."""
+"""From a scored draft to the delivered answer: a policy applied to verdicts, and the verdicts on withheld answers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from semgrad_guard.guard.policy import Policy
 from semgrad_guard.records import OWN_CODE, Action, PromptForm, ToolCall, Verdict, digest_of
 
 UNSCORED = "none"
-"""The estimator of an answer that nobody has scored."""
+"""The estimator of an answer without a score."""
 
 _OWN_CODE = "the model runs code that cannot be compared with that of the calibration (a hook, a replaced method)"
 _OTHER_PROMPT = "the answer was given to another prompt (it comes from a cache, say)"
@@ -26,14 +26,14 @@ def decide(
 ) -> Verdict:
     """Apply a policy to a scored draft: action, confidence, threshold, and the reason if it is not let through.
 
-    It is promised if a calibrated threshold lets it through and `prompt`, what the answer was given to, looks like
-    those of the calibration. A prompt that is not known looks like none. `strange` says what else is unlike them.
+    It is promised if a calibrated threshold lets it through and its prompt's form, `prompt`, is like those of the
+    calibration. An unknown prompt is unlike them. `strange` are further differences.
 
     Raises:
         BindingMismatchError: the policy was calibrated for another model, estimator, setting or template.
         UnfamiliarPromptError: the prompt is unlike those calibrated on, and the policy is to raise.
     """
-    if draft.estimator != UNSCORED:  # nobody scored it: there is nothing to bind to, and `on_unscored` decides
+    if draft.estimator != UNSCORED:  # else there is nothing to bind to, and `on_unscored` decides
         policy.check(binding_of(draft))
     calibrated = policy.calibration is not None
     unfamiliar = tuple(dict.fromkeys((*unlike(draft, policy, prompt), *strange))) if calibrated else ()
@@ -53,10 +53,10 @@ def decide(
 
 
 def unlike(draft: Verdict, policy: Policy, prompt: PromptForm | None) -> tuple[str, ...]:
-    """In what an answer and its prompt differ from those that the policy was calibrated on, in words.
+    """The differences of an answer and its prompt from those of the calibration, in words.
 
-    Of several answers in one verdict only the prompt, and where it was cut, is looked at here: whoever joined them
-    looks at each.
+    Of several answers in one verdict only the prompt, and the place of the cut, is compared here: the code that joins
+    them compares each.
     """
     joined = "aggregate" in (draft.settings or {})
     tokens, text = (0, "") if joined else (draft.scored_tokens, draft.text)
@@ -69,7 +69,7 @@ def unlike(draft: Verdict, policy: Policy, prompt: PromptForm | None) -> tuple[s
 
 
 def _action(draft: Verdict, policy: Policy, *, can_escalate: bool, unfamiliar: tuple[str, ...]) -> Action:
-    """What the policy says, to an unfamiliar prompt by `on_unfamiliar`. An empty answer answers nothing."""
+    """The policy's action, for an unfamiliar prompt by `on_unfamiliar`. An empty answer is not let through."""
     if says_nothing(draft):
         return "escalate" if can_escalate else "abstain"
     if not unfamiliar or policy.on_unfamiliar == "threshold":
@@ -93,20 +93,13 @@ def decide_unscored(
     reason: str = "the answer carries no score",
 ) -> Verdict:
     """Apply a policy to an answer that came without a score: there is nothing to bind to, `on_unscored` decides."""
-    return Verdict(
-        status="unscored",
-        action=policy.decide(None, can_escalate=can_escalate),
-        text=text,
-        estimator=UNSCORED,
-        model=model,
-        threshold=policy.threshold,
-        calibration_id=policy.calibration_id,
-        reason=reason,
-    )
+    facts: dict[str, Any] = {"threshold": policy.threshold, "calibration_id": policy.calibration_id}
+    action = policy.decide(None, can_escalate=can_escalate)
+    return unscored(text, reason=reason, model=model, **facts).model_copy(update={"action": action})
 
 
 def undecided(verdict: Verdict) -> Verdict:
-    """A verdict without what an earlier decision wrote on it (an annotated answer may come back from a cache)."""
+    """A verdict without the fields of an earlier decision (an annotated answer may come back from a cache)."""
     changes: dict[str, Any] = {
         "action": "answer",
         "threshold": None,
@@ -126,9 +119,9 @@ def undecided(verdict: Verdict) -> Verdict:
 
 
 def as_draft(verdict: Verdict) -> Verdict:
-    """A verdict that comes with a message, as that of a draft: who wrote the delivered text, and nothing decided.
+    """The verdict of a message as that of a draft: the delivered text's own, undecided.
 
-    What another guard has withheld stays withheld.
+    An answer that another guard has withheld stays withheld.
     """
     return verdict if is_withheld(verdict) else undecided(verdict.delivered)
 
@@ -156,10 +149,8 @@ def rejected(decided: Verdict, reason: str) -> Verdict:
 
 
 def by_a_person(decided: Verdict, text: str, reason: str) -> Verdict:
-    """What a person said in an answer's place: their word carries no score and is outside any promise."""
-    return Verdict(
-        status="unscored", action="answer", text=text, estimator=decided.estimator, model="person", reason=reason
-    )
+    """The verdict on a person's text in an answer's place, without a score and outside any promise."""
+    return unscored(text, reason=reason, model="person", estimator=decided.estimator)
 
 
 def unscored(text: str, *, reason: str, model: str = "unknown", estimator: str = UNSCORED, **facts: Any) -> Verdict:
@@ -209,16 +200,16 @@ def external(text: str, *, tool_calls: tuple[ToolCall, ...] = (), estimator: str
 
 
 def _with_promise(verdict: Verdict) -> Verdict:
-    """The verdict with its promise: that of all stages, whichever wrote the text and whatever stands around them.
+    """The verdict with its promise: that of all stages, whichever wrote the text.
 
-    What was calibrated after another stage promises something only behind that one.
+    A calibration made after another stage promises something only after that one.
     """
     return verdict.model_copy(update={"promised": verdict.upstream is None and _keeps(verdict)})
 
 
 def _keeps(verdict: Verdict) -> bool:
     """Whether a stage lets the delivered text through, or hands its question on to one that was calibrated for that."""
-    if not verdict.familiar:  # what is handed on must be what the target expects, too
+    if not verdict.familiar:  # the target expects familiar questions, too
         return False
     if verdict.escalated is not None:
         return verdict.escalated.upstream == verdict.calibration_id and _keeps(verdict.escalated)
@@ -228,13 +219,13 @@ def _keeps(verdict: Verdict) -> bool:
 
 
 def handed_on(decided: Verdict) -> Verdict:
-    """The verdict with its answer withheld and no other in its place: somebody else answers, later."""
+    """The verdict with its answer withheld and no other in its place: another agent answers, later."""
     changes: dict[str, Any] = {"text": "", "reasoning": None, "tool_calls": (), "draft": decided.text or None}
     return decided.model_copy(update={**changes, "promised": False})
 
 
 def binding_of(verdict: Verdict) -> Binding:
-    """What an answer's own record says it came from."""
+    """The binding in an answer's own record."""
     return Binding(
         model=verdict.model,
         revision=verdict.revision,
@@ -247,7 +238,7 @@ def binding_of(verdict: Verdict) -> Binding:
 
 
 def require_sequel(policy: Policy, target: Policy) -> None:
-    """A calibrated target must have been calibrated on what this stage does not let through."""
+    """Refuse a calibrated target that was not calibrated on the questions that this stage does not let through."""
     if policy.calibration_id is None or target.calibration_id is None:
         return
     upstream = None if target.binding is None else target.binding.upstream
