@@ -1,4 +1,4 @@
-"""What a calibration belongs to: a threshold means nothing for another model, estimator, template or grader."""
+"""The conditions of a calibration: its threshold means nothing for another model, estimator, template or grader."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ SettingScalar = str | int | float | bool | None
 Setting = SettingScalar | list[SettingScalar] | dict[str, SettingScalar]
 
 ANSWER_TIME_FIELDS = ("model", "revision", "fingerprint", "estimator", "settings", "prompt_template", "options")
-"""What is known while answering, and so what an answer's own record should carry."""
+"""The fields that are known while answering, and so belong in an answer's own record."""
 
 _OF_ESTIMATORS = frozenset({"estimator", "settings"})
 
 CALIBRATION_TIME_FIELDS = ("grader", "upstream", "max_tokens", "stop", "also")
-"""What only a calibration knows: an answer's record leaves them None."""
+"""The fields that only a calibration knows: an answer's record leaves them None."""
 
 _NOT_COMPARED = frozenset({"max_tokens", "stop", "also", "options"})
 """Where answers could be cut off is compared with the answers that were (`Binding.cut_elsewhere`), `also` with the
@@ -26,7 +26,7 @@ engine that gave them, and `options` with those of each call (`call_options.unli
 
 
 class EngineIdentity(BaseModel):
-    """In what the same model differs where another engine runs it, or runs it in another number format."""
+    """The differences of the same model in another engine, or in another number format."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -37,13 +37,13 @@ class EngineIdentity(BaseModel):
 class Binding(BaseModel):
     """The model, estimator and conditions that a calibration was made with. None means "not stated".
 
-    `revision` names the model's version, `fingerprint` its weights and what is switched, patched or hooked in it;
+    `revision` names the model's version, `fingerprint` its weights and everything switched, patched or hooked in it;
     `settings` are the estimator's (JSON scalars, lists and tables of them); `prompt_template` is a name or hash;
-    `grader` decided what was correct. `upstream` is the id of the calibration of the stage before, when this one was
-    made on the questions that that stage did not let through. `max_tokens` and `stop` are where answers were cut off:
-    after so many tokens (0: none was), at these strings. `also` are the same model in other engines or number formats,
-    whose answers the calibration was made with as well. `options` are those with which another server was asked, where
-    it wrote the answers (see `call_options`).
+    `grader` graded the answers. `upstream` is the id of the calibration of the stage before, when this one was made on
+    the questions that that stage did not let through. `max_tokens` and `stop` are where answers were cut off: after so
+    many tokens (0: none was), at these strings. `also` are the same model in other engines or number formats, whose
+    answers the calibration was made with as well. `options` are those of the calls to another server, where it wrote
+    the answers (see `call_options`).
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, protected_namespaces=())
@@ -63,7 +63,7 @@ class Binding(BaseModel):
 
     @property
     def engine(self) -> EngineIdentity | None:
-        """What gave the answers; None where that is not stated."""
+        """The engine of the answers; None where it is not stated."""
         if self.fingerprint is None:
             return None
         dtype = (self.settings or {}).get("dtype")
@@ -81,7 +81,7 @@ class Binding(BaseModel):
         `other` is usually an answer's own record, whose grader and upstream are None: these are then not compared.
         Of two fingerprints with a mark for code that cannot be compared, the marks are not: nothing is promised then.
         """
-        mine = next((self.in_engine(each) for each in self.also if each == other.engine), self)
+        mine = next((self.in_engine(engine) for engine in self.also if engine == other.engine), self)
         pairs = {
             name: (getattr(mine, name), getattr(other, name))
             for name in Binding.model_fields
@@ -94,16 +94,16 @@ class Binding(BaseModel):
 
     def cut_elsewhere(self, cut: int | str | None, *, tokens: int = 0, text: str = "") -> str | None:
         """In words, that an answer was cut off where those of the calibration were not, or was not where they would
-        have been; None where that is not so.
+        have been; None where it was not so.
 
-        What a model says in one token is not what it says in two hundred, and an answer that ended by itself is the
-        same whatever the limit, as long as it keeps within it. `tokens` and `text` are the answer's, where known.
+        An answer of one token is another one than that of two hundred, and an answer that ended by itself is the same
+        with any limit that it keeps. `tokens` and `text` are the answer's, where known.
         """
         if self.max_tokens is None:
             return None
         if 0 < self.max_tokens < tokens:
             return f"the answer has {tokens} tokens; those of the calibration were cut off after {self.max_tokens}"
-        if (stop := next((each for each in self.stop if each in text), None)) is not None:
+        if (stop := next((end for end in self.stop if end in text), None)) is not None:
             return f"the answer goes on behind {stop!r}, where those of the calibration were cut off"
         if cut is None or cut == self.max_tokens or cut in self.stop:
             return None
@@ -119,18 +119,22 @@ class Binding(BaseModel):
         return self.model_copy(update={"prompt_template": fingerprint}) if at and name else self
 
     def require(self, other: Binding) -> None:
-        """Raise `BindingMismatchError`, naming each difference, unless `other` is what this binding was made for."""
-        found = self.differences(other)
-        if not found:
+        """Raise `BindingMismatchError`, naming each difference, unless this binding was made for `other`."""
+        fields = self.differences(other)
+        if not fields:
             return
-        differences = {field: _named(field, mine, theirs) for field, (mine, theirs) in found.items()}
-        if "model" in found and self.fingerprint is not None and self.fingerprint == other.fingerprint:
+        differences = {field: _named(field, mine, theirs) for field, (mine, theirs) in fields.items()}
+        if "model" in fields and self.fingerprint is not None and self.fingerprint == other.fingerprint:
             differences["model"] += " (the weights are the same: a folder has moved; give it its name again)"
         named = "; ".join(differences.values())
         error = BindingMismatchError(
             f"The calibration was made for something else: {named}. "
             "Calibrate again with what answers now, or answer with what was calibrated"
-            + (" (semgrad_guard.estimator_of(calibration) scores as it did)." if _OF_ESTIMATORS & found.keys() else ".")
+            + (
+                " (semgrad_guard.estimator_of(calibration) scores as it did)."
+                if _OF_ESTIMATORS & fields.keys()
+                else "."
+            )
         )
         error.differences = named
         raise error
@@ -143,5 +147,5 @@ def _named(field: str, mine: Any, theirs: Any) -> str:
         mine = {key: mine[key] for key in keys if key in mine}
         theirs = {key: theirs[key] for key in keys if key in theirs}
     follows = " (it follows the weights and what is switched, patched or hooked in the model)"
-    now, then = (repr(each) if each != {} else "not set" for each in (theirs, mine))
+    now, then = (repr(value) if value != {} else "not set" for value in (theirs, mine))
     return f"{field} is {now} and was {then} at calibration{follows if field == 'fingerprint' else ''}"

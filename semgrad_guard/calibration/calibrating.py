@@ -50,7 +50,7 @@ class EngineAnswers:
     binding: Binding
 
 
-def calibrate(  # noqa: PLR0913  # a promise has these conditions, and each has its default
+def calibrate(  # noqa: PLR0913  # a promise has these conditions, and every one has its default
     uncertainties: Iterable[float | None],
     correct: Iterable[Any],
     *,
@@ -77,19 +77,19 @@ def calibrate(  # noqa: PLR0913  # a promise has these conditions, and each has 
     `groups` names each answer's question. Copies of one question are not independent draws: they make the set look
     larger than it is, so only the first answer of each group is used, and the others are counted.
 
-    `choice` says how the estimator was learned from other answers, and is kept. If `groups` name a question among
+    `choice` tells how the estimator was learned from other answers, and is kept. If `groups` name a question among
     those that it was learned from, the set is refused.
 
-    `prompts` says what each answer's prompt looked like (`model.render(conversation).form`; None: none was sent). Their
+    `prompts` are the forms of the answers' prompts (`model.render(conversation).form`; None: none was sent). Their
     common shape is kept, and the promise is about prompts of that shape. Without them the calibration gives a threshold
     and promises nothing.
 
     `also` are answers of other engines, for which the promise is to hold as well: with probability at least 1 - delta,
-    the error rate among what is let through is at most alpha for each of them. Then `groups` and `binding` are needed.
+    the error rate among the answers let through is at most alpha for each of them. This needs `groups` and `binding`.
 
-    `n_recorded` answers were read from a record; the calibration says so.
+    `n_recorded` answers were read from a record; the calibration keeps their number.
 
-    Where no threshold keeps the promise, `threshold` is None and `reason` says why: nothing is then let through.
+    Where no threshold keeps the promise, `threshold` is None, with a `reason`: nothing is then let through.
     """
     alpha, delta = read_rate(alpha, "alpha"), read_rate(delta, "delta")
     if confidence not in ("isotonic", "platt"):
@@ -98,8 +98,8 @@ def calibrate(  # noqa: PLR0913  # a promise has these conditions, and each has 
     own = _Engine.read(uncertainties, correct, groups=groups, binding=binding)
     engines = [own, *_others(own, also)]
     if choice is not None:
-        for each in engines:
-            choice.require_others(map(str, each.questions or ()))
+        for engine in engines:
+            choice.require_others(map(str, engine.questions or ()))
     outside = None if grid is None else read_grid(grid)
     tested, thresholds, first = _prepare(engines, outside, alpha=alpha, delta=delta, seed=seed)
     hardest, outcome = _outcome(engines, tested, thresholds, first=first, alpha=alpha, delta=delta)
@@ -128,12 +128,12 @@ def calibrate(  # noqa: PLR0913  # a promise has these conditions, and each has 
 def _whole(seed: SupportsIndex) -> int:
     """A seed as an int, numpy's whole numbers included."""
     try:
-        found = operator.index(seed)
+        number = operator.index(seed)
     except TypeError:
-        found = -1
-    if found < 0 or isinstance(seed, bool):
+        number = -1
+    if number < 0 or isinstance(seed, bool):
         raise CalibrationError(f"seed must be a whole number that is not negative; it is {seed!r}.")
-    return found
+    return number
 
 
 @dataclass(frozen=True)
@@ -159,28 +159,31 @@ class _Engine:
 
     @property
     def scored(self) -> Sequence[Hashable]:
-        """What names the questions that have a score."""
+        """The names of the questions that have a score."""
         rows = self.answers.scored
         return rows if self.questions is None else [self.questions[row] for row in rows]
 
 
 def _others(own: _Engine, also: Sequence[EngineAnswers]) -> list[_Engine]:
-    """The further engines: the same as the first in all that a binding says, but for the engine."""
-    found: list[_Engine] = []
-    for each in also:
+    """The further engines: their bindings are the first one's, except for the engine."""
+    others: list[_Engine] = []
+    for answers in also:
         if own.binding is None or own.questions is None:
             raise CalibrationError(
                 "Answers of several engines need a binding for each, and groups: which engine, and which question."
             )
-        engine, taken = each.binding.engine, [own.binding.engine, *(x.binding.engine for x in also[: len(found)])]
+        engine = answers.binding.engine
+        taken = [own.binding.engine, *(before.binding.engine for before in also[: len(others)])]
         if engine is None or engine in taken or None in taken:
             raise CalibrationError(
                 "The bindings of several engines must name a fingerprint each, by which answers are told apart; "
-                f"{own.binding.fingerprint!r} and {each.binding.fingerprint!r} do not."
+                f"{own.binding.fingerprint!r} and {answers.binding.fingerprint!r} do not."
             )
-        own.binding.in_engine(engine).require(each.binding)
-        found.append(_Engine.read(each.uncertainties, each.correct, groups=each.groups, binding=each.binding))
-    return found
+        own.binding.in_engine(engine).require(answers.binding)
+        others.append(
+            _Engine.read(answers.uncertainties, answers.correct, groups=answers.groups, binding=answers.binding)
+        )
+    return others
 
 
 def _bound(engines: Sequence[_Engine], at: int) -> Binding | None:
@@ -195,17 +198,17 @@ def _prepare(
 ) -> tuple[list[NDArray[np.intp]], NDArray[np.float64], int]:
     """(each engine's rows to test, rising thresholds, index of the first one to test); no label is looked at.
 
-    What is spent on the grid is questions: none of them is tested, whichever engine answered it.
+    Questions are spent on the grid: none of them is tested, whichever engine answered it.
     """
-    columns = [each.answers.scores for each in engines]
+    columns = [engine.answers.scores for engine in engines]
     if outside is not None:
         firsts = [fixed_sequence.first_testable(scores, outside, alpha=alpha, delta=delta) for scores in columns]
         return [np.arange(len(scores)) for scores in columns], outside, max(firsts)
-    questions = list(dict.fromkeys(question for each in engines for question in each.scored))
+    questions = list(dict.fromkeys(question for engine in engines for question in engine.scored))
     for_grid, _ = fixed_sequence.split(len(questions), seed=seed)
     spent: set[Hashable] = {questions[int(i)] for i in for_grid}
-    is_spent = [np.array([question in spent for question in each.scored], dtype=np.bool_) for each in engines]
-    tested = [np.flatnonzero(~each) for each in is_spent]
+    is_spent = [np.array([question in spent for question in engine.scored], dtype=np.bool_) for engine in engines]
+    tested = [np.flatnonzero(~rows) for rows in is_spent]
     if not spent:
         return tested, np.empty(0), 0
     seen = np.concatenate([scores[rows] for scores, rows in zip(columns, is_spent, strict=True)])
@@ -222,7 +225,7 @@ def _outcome(
     alpha: float,
     delta: float,
 ) -> tuple[int, dict[str, Any]]:
-    """Which engine makes the threshold what it is, and the fields of a `Calibration` that depend on its walk.
+    """The engine that sets the threshold, and the fields of a `Calibration` that depend on its walk.
 
     Every engine walks the same thresholds, each at level delta, and all stop where the first of them stops. That the
     promise then fails for any one of them has probability at most delta, not delta for each: to go past the first
@@ -232,12 +235,12 @@ def _outcome(
 
     def walked(until: NDArray[np.float64]) -> list[dict[str, Any]]:
         return [
-            _walked(each.answers, rows, until, first=first, alpha=alpha, delta=delta)
-            for each, rows in zip(engines, tested, strict=True)
+            _walked(engine.answers, rows, until, first=first, alpha=alpha, delta=delta)
+            for engine, rows in zip(engines, tested, strict=True)
         ]
 
     alone = walked(grid)
-    thresholds = [each["threshold"] for each in alone]
+    thresholds = [fields["threshold"] for fields in alone]
     if None in thresholds:
         return (at := thresholds.index(None)), alone[at]
     together = walked(grid[grid <= min(thresholds)])

@@ -1,12 +1,15 @@
-"""The record that a calibration leaves: frozen, saved as JSON, and refused when its content is not what it was."""
+"""The record of a calibration: frozen, saved as JSON, and refused when its content was changed."""
 
 from __future__ import annotations
 
+import base64
 import datetime
 import hashlib
 import json
 import math
 import os
+import zlib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, Self, TypeGuard, cast
 
@@ -15,7 +18,6 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from semgrad_guard.calibration.binding import Binding
 from semgrad_guard.calibration.choice import EstimatorChoice
 from semgrad_guard.calibration.confidence import ConfidenceMap
-from semgrad_guard.calibration.packing import packed, spelled_out
 from semgrad_guard.calibration.prompt_shape import PromptShape
 from semgrad_guard.errors import CalibrationError, InputError
 from semgrad_guard.files import atomic_write
@@ -31,9 +33,9 @@ class Calibration(BaseModel):
     `n_answered_wrong` were wrong; it never exceeds alpha, and alpha is what is promised. `n` counts distinct questions,
     `n_wrong` the errors among them, `n_unscored` those without a finite score, `n_duplicates` repeats that were left
     out, `n_tested` the scored ones that were not spent on the grid. `split_seed` is None where the grid came from
-    outside. `scores` are the calibration scores, rising, kept for `drift`. `choice` says how the estimator was
-    chosen or fitted, where that was learned from labels (not those of the threshold). `shape` says what the prompts
-    looked like; a calibration without one gives a threshold and promises nothing.
+    outside. `scores` are the calibration scores, rising, kept for `drift`. `choice` tells how the estimator was
+    chosen or fitted, where that was learned from labels (not those of the threshold). `shape` is that of the prompts;
+    a calibration without one gives a threshold and promises nothing.
     Where the answers of several engines were tested (`binding.also`), the promise holds for each of them, and all of
     this is about the engine whose `risk_bound` is the largest. `n_recorded` counts the questions whose answers were
     read from a record and not given anew. `id` is a hash over all of it.
@@ -86,9 +88,9 @@ class Calibration(BaseModel):
         return self.confidence_map(float(uncertainty))
 
     def unfamiliar(self, prompt: PromptForm | None) -> tuple[str, ...]:
-        """Why nothing is promised about an answer to this prompt, in plain words; empty where something is.
+        """Why nothing is promised about an answer to this prompt, in plain words; empty for a familiar one.
 
-        None stands for a prompt that nobody has seen.
+        None is an unknown prompt.
         """
         if self.shape is None:
             return (
@@ -104,10 +106,14 @@ class Calibration(BaseModel):
             CalibrationError: nothing can be written there.
         """
         try:
-            return atomic_write(Path(path), _to_text(self))
+            fields = _packed(
+                _content(self)
+            ).items()  # a line for each: readable, and small where a field is a long list
+            lines = ",\n".join(f"  {json.dumps(name)}: {json.dumps(value)}" for name, value in fields)
+            return atomic_write(Path(path), f"{{\n{lines}\n}}\n")
         except InputError as error:
-            said = str(error).removeprefix("Cannot write ")
-            raise CalibrationError(f"Cannot write the calibration to {said}") from error
+            reason = str(error).removeprefix("Cannot write ")
+            raise CalibrationError(f"Cannot write the calibration to {reason}") from error
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Self:
@@ -211,13 +217,13 @@ def _content(calibration: Calibration) -> dict[str, Any]:
     for place in ("binding", "shape"):
         if isinstance(content.get(place), dict):
             fields = cast("dict[str, Any]", content[place])
-            content[place] = {name: x for name, x in fields.items() if name not in _OPTIONAL or not _is_nothing(x)}
+            content[place] = {
+                # A limit of 0 states something.
+                name: value
+                for name, value in fields.items()
+                if name not in _OPTIONAL or not (value is None or value is False or value == [])
+            }
     return content
-
-
-def _is_nothing(value: Any) -> bool:
-    """Whether a field states nothing; a limit of 0 does."""
-    return value is None or value is False or value == []
 
 
 def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -230,28 +236,73 @@ def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _spelled_out(text: str) -> str:
-    """The text of a file, with what was packed in it; text that is no JSON as it is, for pydantic says where.
+    """The text of a file, its packed weights spelled out; text that is not JSON as it is, as pydantic names the place.
 
     Raises:
-        ValueError: an object says something twice, or what is packed cannot be read.
+        ValueError: an object has a name twice, or its weights cannot be read.
     """
     try:
         json.loads(text)
     except (ValueError, RecursionError):
         return text
     content = json.loads(text, object_pairs_hook=_distinct)
-    found = spelled_out(content)
-    return text if found is content else json.dumps(found)
-
-
-def _to_text(calibration: Calibration) -> str:
-    """JSON with one line per field: readable, and small where a field is a long list."""
-    lines = [f"  {json.dumps(name)}: {json.dumps(value)}" for name, value in packed(_content(calibration)).items()]
-    return "{\n" + ",\n".join(lines) + "\n}\n"
+    spelled = _with_plain_weights(content)
+    return text if spelled is content else json.dumps(spelled)
 
 
 def _first_fault(error: ValidationError) -> str:
-    """What is wrong, in one line, of possibly many faults."""
+    """The first fault, in one line."""
     fault = error.errors(include_url=False, include_context=False)[0]
     where = ".".join(str(part) for part in fault["loc"])
     return f"{where + ': ' if where else ''}{fault['msg'].removeprefix('Value error, ')}."
+
+
+# Where an estimator has learned many numbers, they are compressed in the file: `{"packed": TEXT}` are the weights, and
+# `zlib.decompress(base64.b64decode(TEXT))` is their JSON.
+
+_PACKED = "packed"
+_MOST_PLAIN = 64
+"""Columns that are written as plain numbers, five to a column."""
+_LARGEST = 256 * 2**20
+"""Bytes that a file's weights may have when they are spelled out: no estimator learns as many."""
+
+
+def _packed(content: Mapping[str, Any]) -> dict[str, Any]:
+    """The content of a calibration as its file holds it."""
+    choice = _object(content.get("choice"))
+    weights = _object(choice.get("weights"))
+    if len(weights.get("columns", ())) <= _MOST_PLAIN:
+        return dict(content)
+    spelled = json.dumps(weights, separators=(",", ":")).encode()
+    text = base64.b64encode(zlib.compress(spelled, 9)).decode("ascii")
+    return {**content, "choice": {**choice, "weights": {_PACKED: text}}}
+
+
+def _with_plain_weights(content: Any) -> Any:
+    """The content before `_packed`; any other value as it is.
+
+    Raises:
+        ValueError: the packed weights are cut short, or are something else.
+    """
+    whole = _object(content)
+    choice = _object(whole.get("choice"))
+    weights = _object(choice.get("weights"))
+    if set(weights) != {_PACKED}:
+        return content
+    return {**whole, "choice": {**choice, "weights": _weights(weights[_PACKED])}}
+
+
+def _object(value: Any) -> dict[str, Any]:
+    """An object of JSON; an empty one where there is none."""
+    return cast("dict[str, Any]", value) if isinstance(value, dict) else {}
+
+
+def _weights(text: Any) -> Any:
+    try:
+        opened = zlib.decompressobj()
+        spelled = opened.decompress(base64.b64decode(text, validate=True), _LARGEST)
+    except (TypeError, ValueError, zlib.error):
+        raise ValueError("its packed weights cannot be read") from None
+    if not opened.eof:
+        raise ValueError("its packed weights are cut short")
+    return json.loads(spelled)

@@ -1,4 +1,4 @@
-"""Reading a calibration set: what callers pass, checked and turned into arrays, with errors that say what to mend."""
+"""Reading a calibration set: the callers' columns, checked and turned into arrays, with errors that name the remedy."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def read_set(
     _same_length("uncertainties", len(scores), "correct", len(labels))
     if not len(scores):
         raise CalibrationError("The calibration set is empty. Pass one uncertainty and one correct/wrong per answer.")
-    first = _first_of_each(groups, len(scores))
+    first = list(range(len(scores))) if groups is None else _first_of_each(groups, len(scores))
     kept_scores, kept_labels = scores[first], labels[first]
     scored = np.isfinite(kept_scores)
     return CalibrationSet(
@@ -64,7 +64,7 @@ def read_set(
 
 
 def read_prompts(prompts: Iterable[PromptForm | None], answers: CalibrationSet) -> list[PromptForm]:
-    """The prompts of the distinct questions, checked: one was given for each answer, or None where none was sent."""
+    """The prompts of the distinct questions, checked: one for each answer, or None where none was sent."""
     given = _column(prompts, "prompts")
     _same_length("uncertainties", answers.n + answers.n_duplicates, "prompts", len(given))
     known = any(isinstance(prompt, PromptForm) for prompt in given)
@@ -104,20 +104,28 @@ def _column(values: Any, name: str) -> list[Any]:
         raise CalibrationError(f"{name} is {values!r}. Pass a list with one entry per answer.") from None
 
 
-def _first_of_each(groups: Iterable[Hashable] | None, n: int) -> list[int]:
-    """Rows to keep: the first of each group, in order."""
-    if groups is None:
-        return list(range(n))
+def _first_of_each(groups: Iterable[Hashable], n: int) -> list[int]:
+    """Rows to keep: the first of each group, in order. A group is a question's name, which None is not."""
     names = _column(groups, "groups")
     _same_length("uncertainties", n, "groups", len(names))
     firsts: dict[Hashable, int] = {}
     for row, name in enumerate(names):
-        firsts.setdefault(_hashable(name, row), row)
+        if name is None or not _is_hashable(name):
+            raise CalibrationError(f"groups[{row}] is {name!r}. Name each question by its text or an id.")
+        firsts.setdefault(name, row)
     return list(firsts.values())
 
 
+def _is_hashable(value: Any) -> bool:
+    try:
+        hash(value)
+    except TypeError:
+        return False
+    return True
+
+
 def _score(value: Any, row: int | None, *, column: str = "uncertainties") -> float:
-    """A float; NaN for None. Text and anything else that is no number is refused."""
+    """A float; NaN for None. Text and other values that are not numbers are refused."""
     if type(value) is float:
         return value
     if value is None:
@@ -138,17 +146,6 @@ def _label(value: Any, row: int) -> bool:
     if isinstance(value, Real | np.bool_) and value in (0, 1):
         return bool(cast(Any, value))
     raise CalibrationError(f"correct[{row}] is {value!r}. Each label must be True or False (or 1 or 0): grade first.")
-
-
-def _hashable(name: Any, row: int) -> Hashable:
-    """A question's name; None names none, and would make strangers look like copies."""
-    try:
-        hash(name)
-        if name is None:
-            raise TypeError
-    except TypeError:
-        raise CalibrationError(f"groups[{row}] is {name!r}. Name each question by its text or an id.") from None
-    return name
 
 
 def _same_length(one: str, n_one: int, other: str, n_other: int) -> None:

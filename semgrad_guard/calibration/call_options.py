@@ -1,9 +1,8 @@
 """The options of a call to another server: which of them can change its answers.
 
-An answer of another server is scored by its text. How it was decoded cannot be seen in the text, but in the call: a
-calibration of served answers is about calls with the options that its own answers were made with. Where a calibration
-does not state them, it is about greedy answers, and every option must be neutral. An option that is not known here is
-not neutral.
+An answer of another server is scored by its text. Its decoding is not in the text, but in the call: a calibration of
+served answers is about calls with the options that its own answers were made with. Where a calibration does not state
+them, it is about greedy answers, and every option must be neutral. An unknown option is not neutral.
 
 A temperature that a call leaves out is the server's own default. That is not known to be greedy, but it is the same
 for all calls that leave it out: it fits a calibration whose calls left it out as well, and one that states no options,
@@ -37,8 +36,8 @@ _AROUND = HARMLESS | frozenset(
         *("priority", "strict", "keep_alive"),
     )
 )
-"""What a call says beside its options: the conversation (tools included, which are part of the prompt), how it is
-handed over, how many answers are drawn, and by which random numbers."""
+"""A call's other fields: the conversation (with its tools, which are part of the prompt), how it is sent, how many
+answers are drawn, and by which random numbers."""
 
 NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "frequency_penalty": (0,),
@@ -47,7 +46,7 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "modalities": (["text"],),
     "best_of": (1,),
 }
-"""OpenAI's fields with which a call asks for nothing if they have one of these values."""
+"""OpenAI's fields that change nothing if they have one of these values."""
 
 _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     **NEUTRAL,
@@ -91,8 +90,8 @@ _EMPTY = frozenset(
         *("chat_template_kwargs", "mm_processor_kwargs", "vllm_xargs", "extra_headers", "extra_query"),
     )
 )
-"""What asks for nothing where it is empty. Others do: an empty `web_search_options` searches, an empty schema is met by
-every JSON, an empty list of adapters turns all of them off."""
+"""Fields that change nothing where they are empty. Others do: an empty `web_search_options` searches, every JSON
+meets an empty schema, an empty list of adapters turns all of them off."""
 _CUTTING = re.compile(
     r"stop|eos_token|max_\w*token|max_(\w+_)?(len|length|time)$|predict$|predict_ms|n_indent|repetition_detection",
     re.IGNORECASE,
@@ -109,9 +108,9 @@ FIELDS = (*_STEERING, *_NEUTRAL, *LIMITS, *STOPS, *_NESTED)
 
 
 def call_options(*layers: Mapping[str, Any]) -> dict[str, Setting]:
-    """The options of a call that may change its answers, by name; later layers replace what earlier ones say.
+    """The options of a call that may change its answers, by name; later layers replace earlier ones.
 
-    `max_tokens` is the smallest limit, `stop` a list of strings. Values that are no scalars are named by a digest.
+    `max_tokens` is the smallest limit, `stop` a list of strings. Values that are not scalars are named by a digest.
     """
     given: dict[str, Any] = {}
     for layer in layers:
@@ -124,7 +123,7 @@ def call_options(*layers: Mapping[str, Any]) -> dict[str, Setting]:
         found["stop"] = [*dict.fromkeys(stops)]
     for name in sorted(given.keys() - _AROUND):
         value = given[name]
-        if _asks_nothing(name, value) or value in _NEUTRAL.get(name, ()) or name.startswith("ls_"):
+        if _changes_nothing(name, value) or value in _NEUTRAL.get(name, ()) or name.startswith("ls_"):
             continue
         if (name in LIMITS and _is_a_limit(value)) or (name in STOPS and _are_strings(value)):
             continue
@@ -135,17 +134,17 @@ def call_options(*layers: Mapping[str, Any]) -> dict[str, Setting]:
 
 def cutting_options(call: Mapping[str, Any]) -> list[str]:
     """The names of a call's options, those in tables of further options too, that can end an answer early."""
-    given = {name for name, value in _spread(call).items() if not _asks_nothing(name, value)}
+    given = {name for name, value in _spread(call).items() if not _changes_nothing(name, value)}
     return sorted(name for name in given - _NO_CUT if _CUTTING.search(name))
 
 
 def unlike_calls(
     options: Mapping[str, Any] | None, binding: Binding | None, *, tokens: int = 0, text: str = ""
 ) -> tuple[str, ...]:
-    """In what a call's options differ from those that a calibration's answers were made with, in words.
+    """The differences of a call's options from those that a calibration's answers were made with, in words.
 
-    `options` None: the answer is no other server's. `tokens` and `text` are the answer's, where known: one that ended
-    by itself is the same whatever the limit, as long as it keeps within it.
+    `options` None: the answer is not another server's. `tokens` and `text` are the answer's, where known: one that
+    ended by itself is the same with any limit that it keeps.
     """
     if options is None:
         return ()
@@ -153,7 +152,10 @@ def unlike_calls(
     known = _unstated(options, binding) if stated is None else stated
     names = sorted((options.keys() | known.keys()) - {"max_tokens", "stop"})
     found = [_difference(name, options, known) for name in names if options.get(name) != known.get(name)]
-    found += _of_limits(options.get("max_tokens"), known.get("max_tokens"), tokens)
+    limit, known_limit = options.get("max_tokens"), known.get("max_tokens")
+    reached = (limit is not None and tokens >= limit) or (known_limit is not None and tokens > known_limit)
+    if limit != known_limit and tokens and reached:
+        found.append(_difference("max_tokens", options, known))
     stops, ends = options.get("stop", ()), known.get("stop", ())
     if any(stop not in ends for stop in stops) or any(stop not in stops and stop in text for stop in ends):
         found.append(_difference("stop", options, known))
@@ -168,20 +170,9 @@ def _unstated(options: Mapping[str, Any], binding: Binding | None) -> Mapping[st
     return {**neutral, **limits, **stops}
 
 
-def _of_limits(limit: int | None, known: int | None, tokens: int) -> list[str]:
-    if limit == known or not tokens:
-        return []
-    reached = limit is not None and tokens >= limit
-    beyond = known is not None and tokens > known
-    if not (reached or beyond):
-        return []
-    return [_difference("max_tokens", {"max_tokens": limit}, {"max_tokens": known})]
-
-
 def _difference(name: str, options: Mapping[str, Any], known: Mapping[str, Any]) -> str:
-    now, then = (
-        "left to the server" if each.get(name) in (None, []) else f"{each[name]!r}" for each in (options, known)
-    )
+    given = (options.get(name), known.get(name))
+    now, then = ("left to the server" if value in (None, []) else repr(value) for value in given)
     return f"the option {name} of the call is {now}, and in calls of the calibration it was {then}"
 
 
@@ -199,7 +190,7 @@ def _spread(layer: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _asks_nothing(name: str, value: Any) -> bool:
+def _changes_nothing(name: str, value: Any) -> bool:
     return value is None or (name in _EMPTY and value in ([], {}, ()))
 
 
@@ -209,7 +200,7 @@ def _is_a_limit(value: Any) -> bool:
 
 def _are_strings(value: Any) -> bool:
     several = cast("Sequence[Any]", value) if isinstance(value, (list, tuple)) else [value]
-    return all(isinstance(each, str) for each in several)
+    return all(isinstance(text, str) for text in several)
 
 
 def _strings(value: Any) -> list[str]:
@@ -219,7 +210,7 @@ def _strings(value: Any) -> list[str]:
 
 
 def _scalar(value: Any) -> str | int | float | bool:
-    """A value that can be kept in a record: long and nested ones by a digest, which shows nothing of them."""
+    """A value that can be kept in a record: long and nested ones by a digest, which shows no part of them."""
     if isinstance(value, (bool, int)) or (isinstance(value, float) and math.isfinite(value)):
         return value
     if isinstance(value, str) and len(value) <= _SHOWN:

@@ -14,7 +14,7 @@ Asked = Literal["fused", "states", "auto"]
 
 
 class EstimatorChoice(BaseModel):
-    """What was asked for, what it came to, and why.
+    """The requested estimator, the chosen one, and why.
 
     `asked` is a learned estimator, or the best one ("auto"); `estimator` the name of the one that the threshold belongs
     to, and `reason` why it is that one. `weights` are the numbers of a fitted one. `aurocs` compares the candidates on

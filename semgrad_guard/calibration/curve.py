@@ -11,10 +11,10 @@ from semgrad_guard.calibration.calibration_record import Calibration
 
 @dataclass(frozen=True)
 class CurvePoint:
-    """What a threshold lets through of a calibration's answers.
+    """The share of a calibration's answers that a threshold lets through, and their risk.
 
     `coverage` is their share among all its questions, `risk` the error rate among them as its confidence map has it;
-    both in [0, 1]. They describe these answers and promise nothing: that does the calibration's own threshold.
+    both in [0, 1]. They describe these answers and promise nothing; the calibration's own threshold does.
     """
 
     threshold: float

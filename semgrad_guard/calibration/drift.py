@@ -3,7 +3,7 @@
 `drift` is one two-sample Kolmogorov-Smirnov test. `DriftMonitor` looks again and again without crying wolf: scores
 fall into blocks that do not overlap, each block is tested once, when it is full, and the k-th test is made at
 level / (k (k + 1)). These levels add up to `level`, so the chance that a monitor *ever* raises a false alarm, however
-long it runs and however often it is asked, is at most `level` (union bound; it needs no independence between the tests,
+long it runs and however often it reports, is at most `level` (union bound; it needs no independence between the tests,
 which share the calibration scores). The price is that a late change must be larger to be seen than an early one.
 
 A model that stops giving scores moves none, so answers without one are watched as well: blocks of answers, scored or
@@ -32,11 +32,11 @@ class Drift(BaseModel):
     """The outcome of a drift test.
 
     `p_value` in [0, 1] is how likely so large a `statistic` (the largest gap between the two distribution functions) is
-    without drift; `moved` says whether it is at most `level`, the level of this very test. `n` recent scores were
+    without drift; `moved` tells whether it is at most `level`, the level of this very test. `n` recent scores were
     compared. For a monitor, `looks` counts the tests made so far, and the figures are those of the test that raised
     the alarm, or else of the latest; with no test yet, `n` is 0 and `p_value` 1.
 
-    `answers` and `unscored` count what a monitor was told, with and without a score. `unscored_moved` says whether the
+    `answers` and `unscored` count a monitor's answers, with and without a score. `unscored_moved` tells whether the
     share of the unscored has risen, and `unscored_p_value` is that test's, like `p_value`.
     """
 
@@ -62,7 +62,7 @@ class Drift(BaseModel):
 def drift(recent: Iterable[float | None], calibration_scores: Iterable[float], *, level: float = 0.01) -> Drift:
     """Compare recent uncertainties with the calibration's; those without a finite score are left out.
 
-    One look: asking repeatedly about overlapping scores raises the false-alarm rate, which `DriftMonitor` does not.
+    One look: repeated tests of overlapping scores raises the false-alarm rate, which `DriftMonitor` does not.
     """
     _check_level(level)
     return _compared(_finite(recent), np.sort(_finite(calibration_scores)), level=level)
@@ -136,7 +136,7 @@ class DriftMonitor:
         """Take in one answer's uncertainty (None, NaN or infinite: it has no score) and report.
 
         Raises:
-            InputError: it is no number.
+            InputError: it is not a number.
         """
         scored = is_score(uncertainty)
         with self._lock:
@@ -151,7 +151,7 @@ class DriftMonitor:
             return self._report()
 
     def report(self) -> Drift:
-        """What is known so far; asking changes nothing."""
+        """The state so far; reading it changes nothing."""
         with self._lock:
             return self._report()
 
@@ -173,8 +173,10 @@ class DriftMonitor:
         """Test the full block, at its share of the level, and begin the next."""
         self._looks += 1
         found = _compared(np.array(self._block), self._scores, level=self._share(self._looks))
-        shown = self._latest if self._latest.moved else self._with_unscored_of(found)
-        self._latest = shown.model_copy(update={"looks": self._looks})
+        if not self._latest.moved:
+            share = {name: getattr(self._latest, name) for name in ("unscored_p_value", "unscored_moved")}
+            self._latest = found.model_copy(update=share)
+        self._latest = self._latest.model_copy(update={"looks": self._looks})
         self._block = []
 
     def _look_at_unscored(self) -> None:
@@ -188,10 +190,6 @@ class DriftMonitor:
         p_value = min(1.0, max(0.0, float(_stats().hypergeom.sf(unscored - 1, both, without, answers))))
         moved = p_value <= self._share(self._unscored_looks)
         self._latest = self._latest.model_copy(update={"unscored_p_value": p_value, "unscored_moved": moved})
-
-    def _with_unscored_of(self, found: Drift) -> Drift:
-        names = ("unscored_p_value", "unscored_moved")
-        return found.model_copy(update={name: getattr(self._latest, name) for name in names})
 
     def _share(self, look: int) -> float:
         return self._level / (look * (look + 1))

@@ -1,7 +1,7 @@
-"""What rendered prompts have in common, and what stands between: a prompt as static text and gaps.
+"""The common text of rendered prompts, and the text between: a prompt as static text and gaps.
 
 Static text is the opening and the closing that all calibration prompts share, word for word, and the lines between
-them that all share, in order: whole ones, or their labels ("Context:"). What stands between two static pieces is a gap,
+them that all share, in order: whole ones, or their labels ("Context:"). The text between two static pieces is a gap,
 where prompts differ: a question, or a passage. Static text is kept as digests, so that a record of it shows no text.
 """
 
@@ -79,7 +79,7 @@ class Words:
     @property
     def vocabulary(self) -> set[str]:
         """The different words and marks, in lower case; numbers are all alike."""
-        return {_folded(word) for word in self.words if word != "\n"}
+        return {"0" if word.isdigit() else word.lower() for word in self.words if word != "\n"}
 
 
 class StaticText(BaseModel):
@@ -107,7 +107,7 @@ class Skeleton(BaseModel):
 
     @classmethod
     def of(cls, texts: Sequence[Words]) -> Self:
-        """What these texts, at least one, have in common."""
+        """The common text of these texts, at least one."""
         plain = [[_static(word) for word in text.words] for text in texts]
         shortest = min(map(len, plain))
         begin = _shared(plain)
@@ -123,7 +123,7 @@ class Skeleton(BaseModel):
         )
 
     def gaps(self, text: Words) -> list[Words] | None:
-        """What stands between the static pieces, in order; None where a piece is missing.
+        """The texts between the static pieces, in order; None where a piece is missing.
 
         There is one gap more than there are lines, but four at most: those in the middle of many count as one, since
         every gap that is measured by itself is one more chance that a familiar prompt looks strange.
@@ -220,10 +220,6 @@ def _common_subsequence(left: list[str], right: list[str]) -> list[str]:
 def _static(word: str) -> str:
     """A word as static text is compared: numbers, months and weekdays are all alike, as templates print the date."""
     return "0" if word.isdigit() or _CALENDAR.fullmatch(word) else word
-
-
-def _folded(word: str) -> str:
-    return "0" if word.isdigit() else word.lower()
 
 
 def _digest(words: Iterable[str]) -> str:

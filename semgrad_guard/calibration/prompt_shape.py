@@ -1,11 +1,11 @@
-"""`PromptShape`: what the prompts of a calibration look like, and in what another prompt differs from them.
+"""`PromptShape`: the form of a calibration's prompts, and the differences of another prompt from them.
 
 A promise is about prompts like those of the calibration. Which these are is read off the rendered prompts, never taken
 from a name: the roles of the turns, the static text that all prompts share (`prompt_parts.py`), the tools, and how long
 and how new to the calibration the text between is.
 
-Every measure has a range: what the calibration prompts show, and slack beyond it, so that prompts drawn like theirs
-stay inside. A measure of a new prompt lies beyond those of all n calibration prompts with probability 1 / (n + 1) at
+Every measure has a range: that of the calibration prompts, and slack beyond it, so that prompts drawn like theirs stay
+inside. A measure of a new prompt lies beyond those of all n calibration prompts with probability 1 / (n + 1) at
 most on each side; the slack is the distance from the outer quarter of them to the outermost, times min(1, 100 / n).
 What all calibration prompts share by accident costs the same: a new prompt breaks it with probability 1 / (n + 1) at
 most. With 150 calibration prompts at least .99 of new ones are familiar in every family that the tests simulate.
@@ -13,10 +13,10 @@ most. With 150 calibration prompts at least .99 of new ones are familiar in ever
 Small sets: with fewer than about 30 prompts ranges are narrow and accidents look static, so that many prompts of the
 same kind count as unfamiliar, and with one prompt all but its like. A shape errs towards promising less.
 
-What it cannot see: text in a gap that has the length and the words of what stood there at calibration. An instruction
+What it cannot see: text in a gap that has the length and the words of the texts there at calibration. An instruction
 inside a retrieved passage is a passage; where questions of many kinds and lengths were calibrated on, one more
-sentence, or a short question in a related language, may look like another question. What a single calibration prompt
-looks like is familiar, however rare: a shape tells strange prompts, and `DriftMonitor` tells when familiar ones come
+sentence, or a short question in a related language, may look like another question. The form of a single calibration
+prompt is familiar, however rare: a shape tells strange prompts, and `DriftMonitor` tells when familiar ones come
 more often.
 
 Why: docs/adr/0083-shape-of-prompts.md
@@ -94,7 +94,7 @@ class TextRange(BaseModel):
         return cls(**{name: Range.of(column) for name, column in zip(rows[0], columns, strict=True)})
 
     def differences(self, found: _Measured, part: str) -> list[str]:
-        """What of the measures lies outside, in words."""
+        """The measures that lie outside, in words."""
         return [
             f"{part} has {value} {_NAMES[name]}; in calibration prompts it has {known}"
             for name, value in found.items()
@@ -117,13 +117,13 @@ _NAMES = {
 
 
 class PromptShape(BaseModel):
-    """What all prompts of a calibration have in common; made by `PromptShape.of`, kept in the calibration's file.
+    """The common form of all prompts of a calibration; made by `PromptShape.of`, kept in the calibration's file.
 
-    `n` prompts were seen. `steps` are the pairs of roles that follow each other ("" stands for the beginning and the
+    `n` prompts were seen. `steps` are the pairs of roles that follow each other ("" is the beginning and the
     end), `turns` and `tokens` the ranges of their numbers, `tools` the fingerprints of the tools handed over (None:
-    no tools), `rewritten` whether there were questions among them that a user had not asked so, and `control` the
-    control tokens that stood in their turns' texts. `static` is the
-    text that all share. `gaps` are the ranges of what stands between the static pieces (None where nothing does), and
+    no tools), `rewritten` whether there were questions among them that were not in the user's words, and `control`
+    the control tokens in their turns' texts. `static` is the text that all share. `gaps` are the ranges of the texts
+    between the static pieces (None where there is none), and
     `user_text` those of the last user turn. `vocabulary` holds all words. No text of a prompt is kept, only digests
     and a bitmap: words can be tried on them, not read out.
     """
@@ -153,8 +153,8 @@ class PromptShape(BaseModel):
         seen = list(forms)
         if not seen:
             raise InputError("a shape is computed from the prompts of a calibration, and there are none")
-        texts, asked = [Words.of(form.text) for form in seen], [Words.of(form.user_text) for form in seen]
-        own = [text.vocabulary | turn.vocabulary for text, turn in zip(texts, asked, strict=True)]
+        texts, questions = [Words.of(form.text) for form in seen], [Words.of(form.user_text) for form in seen]
+        own = [text.vocabulary | turn.vocabulary for text, turn in zip(texts, questions, strict=True)]
         counts = Counter(word for words in own for word in words)
         only_here = {word for word, count in counts.items() if count == 1}
         static = Skeleton.of(texts)
@@ -167,14 +167,14 @@ class PromptShape(BaseModel):
             tokens=Range.of([form.tokens for form in seen]),
             static=static,
             gaps=tuple(_gap_range(gap, only_here) for gap in gaps),
-            user_text=TextRange.of([_measured(turn, turn.vocabulary & only_here) for turn in asked]),
+            user_text=TextRange.of([_measured(turn, turn.vocabulary & only_here) for turn in questions]),
             vocabulary=Vocabulary.of(counts),
             rewritten=any(form.rewritten for form in seen),
             control=tuple(sorted({token for form in seen for token in form.control})),
         )
 
     def differences(self, form: PromptForm) -> tuple[str, ...]:
-        """In what a prompt differs from those of the calibration, in plain words; empty for a familiar one."""
+        """The differences of a prompt from those of the calibration, in plain words; empty for a familiar one."""
         return (
             *self._of_turns(form.roles),
             *([] if form.tools in self.tools else ["it comes with other tools than the calibration prompts"]),
