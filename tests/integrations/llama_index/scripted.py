@@ -9,6 +9,10 @@ from typing import Any
 from llama_index_semgrad_guard import SemGradLLM
 from semgrad_guard import GenerationOptions, LanguageModel, Verdict
 
+WAY = {(False, False): "sync", (True, False): "async", (False, True): "stream", (True, True): "async stream"}
+"""How an engine is called, by (asynchronous, streaming): two factors, so that matrices can be covered by pairs."""
+BOTH = (False, True)
+
 Script = Callable[[str], tuple[str, float]]
 """What is said to a prompt, given as one text, and how uncertain it is."""
 

@@ -34,9 +34,10 @@ from pydantic import BaseModel
 
 from llama_index_semgrad_guard import GuardedChatEngine, GuardedQueryEngine
 from semgrad_guard import LanguageModel, Policy
+from tests.pairwise import pairwise
 
 from .conftest import PASSAGES, Passages
-from .scripted import Script, Scripted
+from .scripted import BOTH, WAY, Script, Scripted
 from .test_chat_engine import WAYS, say
 from .test_query_engine import ask
 
@@ -132,9 +133,9 @@ def test_wherever_answers_are_put_side_by_side_the_worst_counts(wrapper: str, wa
     assert (found["uncertainty"], found["settings"]["aggregate"]) == (0.9, "max")
 
 
-@pytest.mark.parametrize("wrapper", WRAPPERS)
-@pytest.mark.parametrize("way", WIDER)
-def test_a_wrapped_answer_scores_as_itself(wrapper: str, way: str, saying: Make) -> None:
+@pairwise(wrapper=WRAPPERS, asynchronous=BOTH, streaming=BOTH)
+def test_a_wrapped_answer_scores_as_itself(wrapper: str, asynchronous: bool, streaming: bool, saying: Make) -> None:
+    way = WAY[asynchronous, streaming]
     llm = saying(by_prompt(*OTHERS, otherwise=("It is Paris", 0.5)))
     found = record(WRAPPERS[wrapper](llm, engine(llm, streaming="stream" in way)), way)
     assert (found["uncertainty"], "aggregate" in found["settings"]) == (0.5, False)

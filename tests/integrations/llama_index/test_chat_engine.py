@@ -28,8 +28,10 @@ from llama_index_semgrad_guard import (
 )
 from semgrad_guard import Policy
 from semgrad_guard.errors import InputError
+from tests.pairwise import pairwise
 
 from .conftest import PASSAGES, Passages
+from .scripted import BOTH, WAY
 
 PASS, STOP = Policy(threshold=1e308), Policy(threshold=-1e308)
 FIRST, SECOND = "Where is Paris?", "And Oslo?"
@@ -75,9 +77,11 @@ def texts(engine: BaseChatEngine) -> list[str]:
 WHOLE = {"sync": "sync", "async": "async", "stream": "sync", "async stream": "async"}
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("kind", KINDS)
-async def test_two_turns_are_remembered_as_the_user_saw_them(kind: str, way: str, make_chat: Maker) -> None:
+@pairwise(kind=KINDS, asynchronous=BOTH, streaming=BOTH)
+async def test_two_turns_are_remembered_as_the_user_saw_them(
+    kind: str, asynchronous: bool, streaming: bool, make_chat: Maker
+) -> None:
+    way = WAY[asynchronous, streaming]
     plain = make_chat(kind)
     # LlamaIndex strips what it streams before it remembers it; a guarded stream is a turn of `chat`.
     bare = [(await say(plain, WHOLE[way], message))[0] for message in (FIRST, SECOND)]
@@ -133,9 +137,11 @@ async def test_escalation_to_an_llm_an_engine_and_a_guarded_engine(way: str, mak
         assert texts(guarded) == ["Hello", "Good day.", FIRST, expected]
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("kind", KINDS)
-async def test_annotated_turns_are_live_and_remembered_whole(kind: str, way: str, make_chat: Maker) -> None:
+@pairwise(kind=KINDS, asynchronous=BOTH, streaming=BOTH)
+async def test_annotated_turns_are_live_and_remembered_whole(
+    kind: str, asynchronous: bool, streaming: bool, make_chat: Maker
+) -> None:
+    way = WAY[asynchronous, streaming]
     plain, guarded = make_chat(kind), GuardedChatEngine(make_chat(kind), STOP, mode="annotate")
     for message in (FIRST, SECOND):
         expected, _ = await say(plain, way, message)
@@ -175,10 +181,12 @@ async def test_observing_leaves_no_trace_in_the_response(make_chat: Maker) -> No
         assert response.metadata == {}
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("kind", ["context", "condense question", "condense plus context"])
-async def test_the_condensed_question_is_not_taken_for_the_answer(kind: str, way: str, make_chat: Maker) -> None:
+@pairwise(kind=["context", "condense question", "condense plus context"], asynchronous=BOTH, streaming=BOTH)
+async def test_the_condensed_question_is_not_taken_for_the_answer(
+    kind: str, asynchronous: bool, streaming: bool, make_chat: Maker
+) -> None:
     """Nothing retrieved: the only call of the second turn condenses the question, and its score is not the answer's."""
+    way = WAY[asynchronous, streaming]
     guarded = GuardedChatEngine(make_chat(kind, passages=()), PASS)
     for message in (FIRST, SECOND):
         text, response = await say(guarded, way, message)

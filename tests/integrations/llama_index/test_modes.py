@@ -15,16 +15,21 @@ from llama_index.core.query_engine import TransformQueryEngine
 from llama_index_semgrad_guard import GuardedQueryEngine, LowConfidenceError, SemGradLLM, get_verdict
 from semgrad_guard import Policy
 from semgrad_guard.errors import InputError
+from tests.pairwise import pairwise
 
 from .conftest import Heard
-from .test_query_engine import CELLS, PASS, QUERY, STOP, Structured, ask
+from .scripted import BOTH, WAY
+from .test_query_engine import MODES, PASS, QUERY, STOP, Structured, ask, streams
 
 Maker = Callable[..., BaseQueryEngine]
 WAYS = ("sync", "async", "stream", "async stream")
 
 
-@pytest.mark.parametrize(("mode", "way"), CELLS)
-def test_annotating_changes_nothing_but_the_metadata(mode: str, way: str, make_engine: Maker) -> None:
+@pairwise(where=streams, mode=MODES, asynchronous=BOTH, streaming=BOTH)
+def test_annotating_changes_nothing_but_the_metadata(
+    mode: str, asynchronous: bool, streaming: bool, make_engine: Maker
+) -> None:
+    way = WAY[asynchronous, streaming]
     inner = make_engine(response_mode=mode, streaming="stream" in way)
     guarded = GuardedQueryEngine(inner, STOP, mode="annotate", escalate_to=lambda _: "elsewhere")
     response = ask(guarded, way)

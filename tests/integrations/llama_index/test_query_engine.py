@@ -17,6 +17,9 @@ from llama_index_semgrad_guard import GuardedQueryEngine, SemGradLLM, get_verdic
 from llama_index_semgrad_guard.calls import Turn
 from semgrad_guard import Policy
 from semgrad_guard.errors import InputError, LowConfidenceError
+from tests.pairwise import pairwise
+
+from .scripted import BOTH, WAY
 
 MODES = ("compact", "refine", "tree_summarize", "simple_summarize", "generation", "accumulate", "compact_accumulate")
 PASS, STOP = Policy(threshold=1e308), Policy(threshold=-1e308)
@@ -38,12 +41,13 @@ async def _aask(engine: BaseQueryEngine) -> Response:
     return await response.get_response() if isinstance(response, AsyncStreamingResponse) else response
 
 
-CELLS = [(mode, way) for mode in MODES for way in ("sync", "async", "stream", "async stream")]
-CELLS = [(m, w) for m, w in CELLS if not ("accumulate" in m and "stream" in w)]  # LlamaIndex cannot stream these
+def streams(mode: str, asynchronous: bool, streaming: bool) -> bool:
+    return not ("accumulate" in mode and streaming)  # LlamaIndex cannot stream these
 
 
-@pytest.mark.parametrize(("mode", "way"), CELLS)
-def test_every_mode_in_every_way(mode: str, way: str, make_engine: Maker) -> None:
+@pairwise(where=streams, mode=MODES, asynchronous=BOTH, streaming=BOTH)
+def test_every_mode_in_every_way(mode: str, asynchronous: bool, streaming: bool, make_engine: Maker) -> None:
+    way = WAY[asynchronous, streaming]
     inner = make_engine(response_mode=mode, streaming="stream" in way)
     plain = ask(inner, way)
     passed, stopped = ask(GuardedQueryEngine(inner, PASS), way), ask(GuardedQueryEngine(inner, STOP), way)

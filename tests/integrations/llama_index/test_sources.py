@@ -18,6 +18,7 @@ from llama_index.core.schema import NodeWithScore, QueryBundle, TextNode
 from llama_index_semgrad_guard import GuardedQueryEngine, GuardedReActAgent
 from semgrad_guard import GenerationOptions, Policy
 from semgrad_guard.guard import ABSTAIN_MESSAGE
+from tests.pairwise import pairwise
 
 from .conftest import PASSAGES, Passages
 from .test_authorship import LOOSE, WIDER, Make, Own, acc, by_prompt, engine, record, saying, sub_questions
@@ -49,9 +50,7 @@ def delegated(llm: Any, inner: BaseQueryEngine) -> BaseQueryEngine:
     return Own(do=lambda query: engine(llm).query(f"Rephrase: {inner.query(query)}"))
 
 
-@pytest.mark.parametrize("way", ["sync", "async"])
-@pytest.mark.parametrize("kind", GUARDS)
-@pytest.mark.parametrize("composing", [sub_questions, rephrased])
+@pairwise(composing=[sub_questions, rephrased], kind=GUARDS, way=["sync", "async"])
 def test_answers_behind_a_guard_count(composing: Any, kind: str, way: str, saying: Make) -> None:
     llm = saying(DOUBTFUL)
     outer = composing(llm, guarded(kind, engine(llm)))
@@ -158,9 +157,9 @@ SECRET = "Zanzibar is the one in doubt"
 WRITES = by_prompt(("write a passage", (SECRET, 0.9)), otherwise=("It is X", 0.01))
 
 
-@pytest.mark.parametrize("change", [str, str.upper, lambda text: f"Summary: {text}.", lambda text: text[:21]])
-@pytest.mark.parametrize("pool", [False, True])
-@pytest.mark.parametrize("way", WIDER)
+@pairwise(
+    change=[str, str.upper, lambda text: f"Summary: {text}.", lambda text: text[:21]], pool=[False, True], way=WIDER
+)
 def test_passages_that_a_retriever_has_written_count(way: str, pool: bool, change: Any, saying: Make) -> None:
     llm = saying(WRITES)
     inner: Any = engine(llm, streaming="stream" in way)

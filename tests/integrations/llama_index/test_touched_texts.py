@@ -19,9 +19,10 @@ from llama_index.core.types import BaseOutputParser
 from pydantic import BaseModel, computed_field, field_serializer, field_validator
 
 from llama_index_semgrad_guard import GuardedChatEngine, GuardedQueryEngine
+from tests.pairwise import pairwise
 
 from .conftest import PASSAGES, Passages
-from .scripted import Scripted
+from .scripted import BOTH, WAY, Scripted
 from .test_authorship import LOOSE, WIDER, Make, Own, by_prompt, engine, record, router, saying
 from .test_chat_engine import say
 
@@ -228,10 +229,12 @@ def test_a_structure_that_was_changed_later_is_nobodys(saying: Make) -> None:
     assert response.metadata["semgrad_guard"]["status"] == "unscored"
 
 
-@pytest.mark.parametrize("way", WIDER)
-@pytest.mark.parametrize("wrapper", ["hyde", "router", "none"])
-def test_digits_one_by_one_beside_another_call(wrapper: str, way: str, saying: Make) -> None:
+@pairwise(wrapper=["hyde", "router", "none"], asynchronous=BOTH, streaming=BOTH)
+def test_digits_one_by_one_next_to_another_call(
+    wrapper: str, asynchronous: bool, streaming: bool, saying: Make
+) -> None:
     """Python has texts of one character once; the stream that they came from is an object of its own."""
+    way = WAY[asynchronous, streaming]
 
     class ByDigit(Scripted):
         def _pieces(self, conversation: Any, options: Any) -> Any:
