@@ -81,7 +81,7 @@ class HumanReview:
             InputError: the answer has another shape, or a decision that is not allowed.
         """
         reply = _reply(draft, verdict, self._decisions(answer, len(_actions(draft))))
-        return rules.delivered(conclude(Escalate(verdict), draft, rules.terms, said=reply), draft)
+        return rules.delivered(conclude(Escalate(verdict), draft, rules.terms, reply=reply), draft)
 
     def _decisions(self, answer: Any, count: int) -> Sequence[_Decision]:
         try:

@@ -239,7 +239,7 @@ class GuardedSteps(BaseWorkflowAgent):
             decided = Verdict.model_validate(pending)
             reply = await self._reviewed(ctx, decided)
             await ctx.store.set(_PENDING, None)
-            outcome = conclude(Escalate(decided), output, self._routing.terms, said=reply)
+            outcome = conclude(Escalate(decided), output, self._routing.terms, reply=reply)
             await self._note(ctx, outcome.verdict)
             output = self._output(output, outcome.verdict, _message(outcome.verdict.text))
         return await super().finalize(ctx, output, memory)
@@ -284,7 +284,7 @@ class GuardedSteps(BaseWorkflowAgent):
         return () if before is None or before == after else (_OF_ANOTHER_GUARD,)
 
     async def _handoff(self, ctx: AgentContext, output: AgentOutput, verdict: Verdict, to_agent: str) -> AgentOutput:
-        """Ask LlamaIndex's own handoff tool to make `to_agent` the current agent."""
+        """Call LlamaIndex's own handoff tool, which makes `to_agent` the current agent."""
         agents: list[str] = await ctx.store.get("agents", default=[])
         if to_agent not in agents or to_agent == self.name or to_agent not in (self.can_handoff_to or [to_agent]):
             raise InputError(

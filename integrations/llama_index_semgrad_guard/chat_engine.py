@@ -188,9 +188,9 @@ class _Exchange:
         return [(yield Work(lambda: self._routing.draft(self._turn, Delivery(response.response, response))))]
 
     def _ask(self, waiting: Sequence[Waiting[AgentChatResponse]]) -> Work:
-        """The work of asking the target about the conversation, whose last question is in the memory by now."""
+        """The work of the target on the conversation, whose last question is in the memory by now."""
 
-        def asked() -> Steps[list[Any]]:
+        def steps() -> Steps[list[Any]]:
             if self._history is not None:
                 messages = [*self._history, ChatMessage(role=MessageRole.USER, content=self._message)]
             else:
@@ -199,7 +199,7 @@ class _Exchange:
                 messages = yield kept
             return (yield from ask_chat(self._target, messages))
 
-        return Work.of(asked)
+        return Work.of(steps)
 
     def _reply(self, outcome: Outcome[AgentChatResponse]) -> AgentChatResponse:
         """The reply for an outcome; a text in the draft's place comes with the draft's passages alone."""

@@ -81,7 +81,7 @@ class SemGradLLM(LLM):
 
     The record is in `raw` and in `additional_kwargs` of the response, never in its message, which may become part of
     the next prompt. Within a `GuardedQueryEngine` the engine scores and decides, and `raw` holds no score. Weights
-    load at the first answer (or when LlamaIndex asks for the context window); equal instances share them. The async
+    load at the first answer (or when LlamaIndex reads the context window); equal instances share them. The async
     methods leave the event loop free, and a cancelled one stops generating at the next token.
     """
 

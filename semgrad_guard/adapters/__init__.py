@@ -1,1 +1,1 @@
-"""What the integrations share: loading a model by its settings, call options, records in traces."""
+"""The common part of the integrations: loading a model by its settings, call options, records in traces."""

@@ -1,4 +1,4 @@
-"""What one call asks of its answer's form: tools it may or must call, JSON it must be. OpenAI's words for both."""
+"""The form that a call wants its answer in: tools it may or must call, JSON it must be, in OpenAI's words."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from semgrad_guard.errors import InputError
 from semgrad_guard.records import Message
 
 FORM_OPTIONS = frozenset({"tools", "tool_choice", "response_format"})
-"""The options of a call that are about its answer's form."""
+"""The options of a call for its answer's form."""
 
 
 def knows_tools(template: str) -> bool:
@@ -25,7 +25,7 @@ def knows_tools(template: str) -> bool:
 
 @dataclass(frozen=True)
 class AnswerForm:
-    """The form of one answer. `forced` are the tools of which it must call one, `schema` what its JSON must follow.
+    """The form of one answer. It must call one of the `forced` tools, and its JSON must follow `schema`.
 
     With tools and a schema, an answer is either a call or JSON.
     """
@@ -37,7 +37,7 @@ class AnswerForm:
 
     @classmethod
     def of(cls, options: Mapping[str, Any]) -> AnswerForm:
-        """The form that a call's options ask for.
+        """The form in a call's options.
 
         Raises:
             InputError: a `tool_choice` that names no tool at hand, or a `response_format` of an unknown type.
@@ -51,27 +51,27 @@ class AnswerForm:
 
     @property
     def template_options(self) -> dict[str, Any]:
-        """What the chat template is to be told."""
+        """The options for the chat template."""
         return {"tools": list(self.tools)} if self.tools else {}
 
     def taken_apart(self, model: LanguageModel, generation: Generation) -> ToolAnswer:
-        """An answer in this form: its text, its calls, and what was meant as a call and cannot be read."""
+        """An answer in this form: its text, its calls, and calls that cannot be read."""
         return model.tool_answer(generation) if self.tools else ToolAnswer(generation.text)
 
     def instructed(self, conversation: tuple[Message, ...]) -> tuple[Message, ...]:
-        """The conversation with the schema behind the last thing the user said (not every template knows a system)."""
+        """The conversation with the schema after the user's last message (not every template has a system message)."""
         if not self.instruction or not conversation:
             return conversation
         users = [i for i, message in enumerate(conversation) if message.role == "user"]
         target = users[-1] if users else len(conversation) - 1
-        asked = replace(conversation[target], content=f"{conversation[target].content}\n\n{self.instruction}")
-        return (*conversation[:target], asked, *conversation[target + 1 :])
+        message = replace(conversation[target], content=f"{conversation[target].content}\n\n{self.instruction}")
+        return (*conversation[:target], message, *conversation[target + 1 :])
 
     def grammar(self, model: LanguageModel) -> str | None:
         """The grammar of the answer; None where it is free, free to call a tool included.
 
         Raises:
-            UnsupportedToolsError: the model's chat template knows no tools.
+            UnsupportedToolsError: the model's chat template has no tools.
         """
         if self.tools:
             _ = model.tool_format
@@ -102,7 +102,7 @@ def _forced(choice: Any, tools: tuple[Tool, ...]) -> tuple[Tool, ...]:
 
 
 def _response_schema(response_format: Any) -> tuple[Mapping[str, Any] | None, str]:
-    """The schema an answer must follow, and the words that tell the model so."""
+    """The schema an answer must follow, and the instruction to the model."""
     if response_format is None:
         return None, ""
     given = cast("Mapping[str, Any]", response_format if isinstance(response_format, Mapping) else {})

@@ -1,7 +1,7 @@
-"""What a chain or an engine is made of: a digest of the user's code in it, and of the settings of its parts.
+"""The identity of a chain or an engine: a digest of the user's code in it, and of the settings of its parts.
 
-What a run may change (histories, caches, counters, documents) is not part of it, and neither are weights: a record is
-also tried out on some of its inputs before it is believed.
+Values that a run may change (histories, caches, counters, documents) are not part of it, and neither are weights: a
+record is also tried out on some of its inputs before it is used.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def chain_identity(parts: Iterable[Any], *, models: tuple[type, ...]) -> str:
 
 
 def _inner(value: Any, facts: set[str], models: tuple[type, ...]) -> list[Any]:
-    """Note what a value itself adds, and return the values in it."""
+    """Add the value's own facts, and return the values in it."""
     if isinstance(value, FunctionType):
         return _in_function(value, facts)
     if isinstance(value, type):
@@ -110,7 +110,7 @@ def _plain(value: Any) -> str:
 
 
 def _setting(value: Any) -> str:
-    """A setting as text; empty for what is not a setting by itself."""
+    """A setting as text; empty for a value that is not a setting by itself."""
     if isinstance(value, _SCALARS):
         return repr(value)
     if isinstance(value, (list, tuple)):

@@ -1,4 +1,4 @@
-"""A function by its content: what it does is bound to a calibration, and a name does not tell that.
+"""A function by its content: a calibration is bound to its code and its values, not to its name.
 
 Known are functions that work with plain values, with other such functions, and with a few modules of the standard
 library. All others are refused: a `Versioned` function has the name and the version that its user gives it.
@@ -27,7 +27,7 @@ _LIBRARIES = frozenset(
         *("re", "statistics", "string", "textwrap", "typing", "unicodedata"),
     )
 )
-"""Modules that count by their names, as what is in them does: no state of theirs changes a result."""
+"""Modules that count by their names, and so does their content: no state of theirs changes a result."""
 _OUTSIDE = frozenset(
     (
         *("open", "eval", "exec", "compile", "globals", "locals", "vars", "input", "__import__"),
@@ -39,7 +39,7 @@ _OUTSIDE = frozenset(
 
 @dataclass(frozen=True)
 class Versioned(Generic[T]):
-    """A function with a name and a version of the user's own, who changes the version with what the function does.
+    """A function with a name and a version of the user's, who changes the version together with the function.
 
     Versioned(first_call, name="first-call", version="1")
     """
@@ -173,7 +173,7 @@ def nested_code(code: CodeType) -> list[CodeType]:
 
 
 def code_text(code: CodeType) -> str:
-    """What code does, without where it is: a file's name or a line's number changes nothing."""
+    """The instructions of code, without its place: a file's name or a line's number changes nothing."""
     names = (code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars)
     counts = (code.co_flags, code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount)
     constants = [code_text(const) if isinstance(const, CodeType) else _constant(const) for const in code.co_consts]

@@ -1,4 +1,4 @@
-"""From a chain's answers to examples to a calibration: graded, and bound to what made them and to their prompts."""
+"""From a chain's answers to examples to a calibration: graded, and bound to their model and to their prompts."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ logger = logging.getLogger("semgrad_guard")
 
 
 def as_grader(grader: AnyGrader) -> AnswerGrader:
-    """The grader that is meant.
+    """The grader itself, or the one of this name or function.
 
     Raises:
         InputError: no such name, or neither a grader nor a function.
@@ -43,23 +43,23 @@ def as_grader(grader: AnyGrader) -> AnswerGrader:
 
 
 class ExampleCalibration:
-    """What a chain's answers to examples are to become; all that can be refused is refused before the chain runs.
+    """The calibration of a chain's answers to examples; bad arguments are refused before the chain runs.
 
     The promise is about prompts of the shape that the chain's own had. An answer without text is wrong, and so is one
-    on which the grader came to no verdict. With a file of labels people decide, and answers without a label are left
+    on which the grader came to no verdict. With a file of labels people grade, and answers without a label are left
     out. Ten answers with their grades are shown first, and a warning says where hardly any is right, or nearly all
-    are. The effect is said at the end: the error rate without the guard and with it, and what is withheld.
+    are. The effect is reported at the end: the error rate without the guard and with it, and the share withheld.
 
     Args:
         examples: pairs of (input, right answer or answers), or {"input": ..., "answers": [...]}; None or no answer
             where abstaining is right.
-        grader: says what is right; its name becomes part of the binding.
+        grader: grades the answers; its name becomes part of the binding.
         alpha: the largest error rate among the answers that are let through, in (0, 1).
         delta: the largest probability of breaking that promise, in (0, 1).
         show: whether the ten answers are printed on stderr.
         **options: `labels` (a CSV file for people's grades, begun or extended by the answers that it lacks, never
-            overwritten), `upstream` (the id of the calibration of the stage before, where these examples are what it
-            does not let through), and `grid`, `confidence`, `seed` and `created`, as in `calibrate`.
+            overwritten), `upstream` (the id of the calibration of the stage before, where these examples are the
+            questions that it does not let through), and `grid`, `confidence`, `seed` and `created`, as in `calibrate`.
 
     Raises:
         InputError: bad examples, an unknown grader or an unknown option.
@@ -85,13 +85,13 @@ class ExampleCalibration:
         self.grader, self.examples = as_grader(grader), read_examples(examples)
 
     def __call__(self, answered: Sequence[AnsweredExample]) -> Calibration:
-        """Grade what was delivered, in the examples' order, and calibrate on it.
+        """Grade the delivered texts, in the examples' order, and calibrate on them.
 
         Raises:
             CalibrationError: the prompt of an answer is not known, or no answer has a score.
             GradingError: the grader cannot do its work.
         """
-        unknown = [number for number, each in enumerate(answered, start=1) if each.binding and each.prompt is None]
+        unknown = [number for number, one in enumerate(answered, start=1) if one.binding and one.prompt is None]
         if unknown:
             raise CalibrationError(
                 f"The prompt of example {unknown[0]} is not known, so a promise could not say which prompts it is for."
@@ -103,41 +103,39 @@ class ExampleCalibration:
         self._look([(self.examples[i], answered[i].text) for i in rows], [verdicts[i] for i in rows], name)
         if not people and (count := verdicts.count(None)):
             logger.warning("semgrad-guard: %s", no_verdict(count, len(verdicts), name))
-        recorded = len({each.key for each in answered if each.recorded})
+        recorded = len({one.key for one in answered if one.recorded})
         if self._show and recorded:
-            in_all = len({each.key for each in answered})
+            in_all = len({one.key for one in answered})
             print(f"{recorded} of {in_all} answers were read from the record.", file=sys.stderr, flush=True)
         kept = [answered[i] for i in rows]
-        binding = next((each.binding for each in kept if each.binding is not None), None)
+        binding = next((one.binding for one in kept if one.binding is not None), None)
         if binding is None:
             raise CalibrationError("No model was asked for any example (nothing was retrieved), so there is no score.")
-        named = {"grader": name, "upstream": self._upstream, **_ends([each.cut for each in answered])}
+        named = {"grader": name, "upstream": self._upstream, **_ends([one.cut for one in answered])}
         made = calibrate(
-            [each.uncertainty for each in kept],
+            [one.uncertainty for one in kept],
             correct,
             **self._rates,
             binding=binding.model_copy(update=named),
             groups=[self.examples[i].key for i in rows],
-            prompts=[each.prompt for each in kept],
-            n_recorded=len({each.key for each in kept if each.recorded}),
+            prompts=[one.prompt for one in kept],
+            n_recorded=len({one.key for one in kept if one.recorded}),
             **self._options,
         )
-        self._tell(Effect.of(zip([each.uncertainty for each in kept], correct, strict=True), made.lets_through))
-        return made
-
-    def _tell(self, effect: Effect) -> None:
+        effect = Effect.of(zip([one.uncertainty for one in kept], correct, strict=True), made.lets_through)
         if self._show:
             print(f"On these examples: {effect}.", file=sys.stderr, flush=True)
-        if (found := effect.doubt(self._rates["alpha"])) is not None:
-            logger.warning("semgrad-guard: %s", found)
+        if (remark := effect.doubt(self._rates["alpha"])) is not None:
+            logger.warning("semgrad-guard: %s", remark)
+        return made
 
     def _grades(self, answered: Sequence[AnsweredExample]) -> tuple[Verdicts, str]:
         """The grades in order, None where there is no label or no verdict, and whose they are."""
         pairs = list(zip(self.examples, answered, strict=True))
         if self._labels is not None:
-            sheet = [SheetAnswer(one.key, one.question, one.answers, each.text) for one, each in pairs]
+            sheet = [SheetAnswer(one.key, one.question, one.answers, answer.text) for one, answer in pairs]
             return labels_for(self._labels, sheet), NAME
-        items = [AnswerToGrade(example.question, each.text, example.answers) for example, each in pairs]
+        items = [AnswerToGrade(example.question, answer.text, example.answers) for example, answer in pairs]
         verdicts = iter(self.grader.grade([item for item in items if item.text.strip()]))
         return [next(verdicts) if item.text.strip() else False for item in items], self.grader.name
 
@@ -154,7 +152,7 @@ class ExampleCalibration:
 
 
 def _ends(cuts: Sequence[int | str | None]) -> dict[str, Any]:
-    """Where answers were cut off, as a binding says it: after so many tokens (0: none was), and at these strings."""
+    """Where answers were cut off, in a binding's fields: after so many tokens (0: none was), and at these strings."""
     limits, stops = [cut for cut in cuts if isinstance(cut, int)], {cut for cut in cuts if isinstance(cut, str)}
     return {"max_tokens": max(limits, default=0), "stop": tuple(sorted(stops))}
 
@@ -173,4 +171,4 @@ class _Function:
 
     def grade(self, answers: Sequence[AnswerToGrade]) -> Verdicts:
         """A verdict for each answer, in order."""
-        return settling(answers, lambda unsettled: [self(each.text, each.references) for each in unsettled])
+        return settling(answers, lambda unsettled: [self(answer.text, answer.references) for answer in unsettled])

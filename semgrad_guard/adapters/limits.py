@@ -19,7 +19,7 @@ class Limit:
         """While this lasts, a model that works here stops once the time is over.
 
         Raises:
-            DeadlineExceededError: whatever works here raises it at its next check.
+            DeadlineExceededError: the model raises it at its next check.
         """
         if self._stop is None:
             yield

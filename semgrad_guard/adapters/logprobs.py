@@ -1,4 +1,4 @@
-"""Log-probabilities in OpenAI's shape, read off the score that was made anyway."""
+"""Log-probabilities in OpenAI's form, from the passes of the score."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from semgrad_guard import Estimator, LanguageModel
 from semgrad_guard.engine.generation.evidence import Evidence
 
 _WINDOW = 8
-"""Tokens decoded together to see what the last of them adds: decoders treat the first word of a text apart."""
+"""Tokens decoded together for the text of the last one: decoders treat the first word of a text apart."""
 
 
 def openai_logprobs(
@@ -43,7 +43,7 @@ def _entry(token: str, logprob: float) -> dict[str, Any]:
 
 
 def token_texts(model: LanguageModel, ids: Sequence[int], *, special: bool = True) -> list[str]:
-    """What each token adds to the text; special tokens nothing, unless they are asked for."""
+    """The part of each token in the text; special tokens have one only where `special` is True."""
     texts: list[str] = []
     start = whole = 0  # tokens from `start` on are decoded together; those before `whole` ended with a whole character
     for end in range(1, len(ids) + 1):

@@ -1,4 +1,4 @@
-"""Whether what came with an answer says that reasoning stood before it: the names that servers and frameworks use."""
+"""Whether an answer's fields hold reasoning before it, by the names that servers and frameworks use."""
 
 from __future__ import annotations
 
@@ -35,22 +35,20 @@ _USAGE = (
 
 
 def tells_reasoning(*records: object) -> bool:
-    """Whether one of the records (fields beside a message, its metadata, its usage) tells of reasoning."""
-    return any(_tells(cast("Mapping[str, Any]", each)) for each in records if isinstance(each, Mapping))
-
-
-def _tells(record: Mapping[str, Any]) -> bool:
-    named = (record.get(name) for name in _NAMES)
-    counts = (record.get(name) for name in _COUNTS)
-    return (
-        any(_holds(value) for value in named)
-        or any(isinstance(count, int | float) and count > 0 for count in counts)
-        or tells_reasoning(*(record.get(name) for name in _USAGE))
-    )
+    """Whether one of the records (a message's further fields, its metadata, its usage) holds reasoning."""
+    for record in (cast("Mapping[str, Any]", given) for given in records if isinstance(given, Mapping)):
+        counts = (record.get(name) for name in _COUNTS)
+        if (
+            any(_holds(record.get(name)) for name in _NAMES)
+            or any(isinstance(count, int | float) and count > 0 for count in counts)
+            or tells_reasoning(*(record.get(name) for name in _USAGE))
+        ):
+            return True
+    return False
 
 
 def _holds(value: object) -> bool:
-    """Whether a field holds reasoning: text, parts, or an item of OpenAI's; settings of reasoning are none."""
+    """Whether a field holds reasoning: text, parts, or an item of OpenAI's; settings of reasoning are not."""
     if isinstance(value, Mapping):
         item = cast("Mapping[str, Any]", value)
         return item.get("type") == "reasoning" or any(item.get(name) for name in ("content", "text"))

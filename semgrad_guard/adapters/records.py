@@ -15,7 +15,7 @@ from semgrad_guard.records import METADATA_KEY, Verdict, digest_of
 def verdict_of_record(record: Any, text: str, *, whole: bool = True) -> Verdict:
     """The verdict that `Verdict.metadata()` was made from; `text` is the delivered text, which the record leaves out.
 
-    A record that was made for another text says nothing about this one: the answer is then unscored. Where `whole` is
+    A record that was made for another text does not count: the answer is then unscored. Where `whole` is
     False, the text is a piece of a stream, whose last one carries the record of all of it.
 
     Raises:
@@ -33,7 +33,7 @@ def verdict_of_record(record: Any, text: str, *, whole: bool = True) -> Verdict:
 
 
 def _with_text(record: Mapping[str, Any], text: str) -> dict[str, Any]:
-    """A record with what `Verdict.metadata()` left out."""
+    """A record with the text that `Verdict.metadata()` left out."""
     fields = dict(record)
     fields["schema_version"] = fields.pop("schema", None)
     fields.pop("digest", None)

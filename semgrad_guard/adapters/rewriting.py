@@ -1,4 +1,4 @@
-"""Whether a prompt asks what the user asked."""
+"""Whether a prompt holds the user's question."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from semgrad_guard.records import PromptForm
 
 
 def as_asked(form: PromptForm, question: str | None, *, prepared: bool) -> PromptForm:
-    """A prompt's form, and whether it may ask something else than the user.
+    """A prompt's form, and whether its question may differ from the user's.
 
-    So it is where the user's words (`question`, None where they are not known) are not in it, and where another call of
-    a model came before in the same run (`prepared`): what that one said may stand in the prompt, in whatever words.
+    It may where the user's words (`question`, None where they are unknown) are not in it, and where another call of a
+    model came before in the same run (`prepared`): its text may be in the prompt, in any words.
     """
-    asked = question is None or _plain(question) in _plain(form.text)
-    return replace(form, rewritten=not asked or prepared)
+    literal = question is None or _plain(question) in _plain(form.text)
+    return replace(form, rewritten=not literal or prepared)
 
 
 def _plain(text: str) -> str:

@@ -1,4 +1,4 @@
-"""The options with which a framework's client asks a server: those in its own fields, then those of one call."""
+"""The options of a framework's client in calls to a server: those in its own fields, then those of one call."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ def served_options(client: Any, call: Mapping[str, Any]) -> dict[str, Any]:
     `client` may be a chat model around another client of its own (`llm`), which then holds options as well.
     """
     own = [getattr(client, name, None) for name in _MODEL_NAMES]
-    said = {name: value for name, value in call.items() if name not in _MODEL_NAMES or value not in own}
-    return call_options(_held(getattr(client, "llm", None)), _held(client), said)
+    given = {name: value for name, value in call.items() if name not in _MODEL_NAMES or value not in own}
+    return call_options(_held(getattr(client, "llm", None)), _held(client), given)
 
 
 def _held(client: Any) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What model classes of the frameworks share: their fields' words for loading weights and for decoding an answer.
+"""The common fields of the frameworks' model classes: for loading weights and for decoding an answer.
 
 Field classes differ from framework to framework, so these functions read the fields off any object that has them.
 """
@@ -18,18 +18,18 @@ _DECODING = frozenset({"max_tokens", "temperature", "top_p", "top_k", "seed", "s
 
 
 def weights_of(fields: Any, held: Weights | None) -> Weights:
-    """The weights that the fields ask for: those already held, if the fields still say the same."""
+    """The weights for these fields: those already held, if the fields are still the same."""
     loading = _loading(fields)
     return held if held is not None and held.key == key_of(loading) else Weights.shared(**loading)
 
 
 def loaded_weights(fields: Any, model: LanguageModel) -> Weights:
-    """A model that is loaded already, as the weights that the fields ask for."""
+    """A model that is loaded already, as the weights for these fields."""
     return Weights.of(model, key_of(_loading(fields)))
 
 
 def require_loaded(given: Iterable[str]) -> None:
-    """Refuse the names of fields that only loading could honour, where a loaded model is handed in.
+    """Refuse the names of fields for loading, where the model is loaded already.
 
     Raises:
         InputError: there are some.
@@ -40,12 +40,12 @@ def require_loaded(given: Iterable[str]) -> None:
 
 
 def call_options(fields: Any, call: Mapping[str, Any], *, also: frozenset[str] = frozenset()) -> GenerationOptions:
-    """How to generate one answer: the fields, and what the call says otherwise; `also` are other things it may say.
+    """How to generate one answer: the fields, replaced by the call's own options; `also` are further names it may have.
 
-    A `max_tokens` of None stands for `GenerationOptions`' own limit.
+    A `max_tokens` of None means `GenerationOptions`' own limit.
 
     Raises:
-        InputError: the call says something unknown, or a value is out of range.
+        InputError: the call has an unknown option, or a value is out of range.
     """
     require_known(f"a call of {type(fields).__name__}", call, _DECODING | also)
     chosen = {name: call.get(name, getattr(fields, name)) for name in _DECODING}

@@ -18,7 +18,7 @@ class EvaluationLog:
     """Writes records of verdicts (`Verdict.metadata()`) to spans and to a logger; no text of an answer.
 
     Args:
-        name: of the instrumentation, in what is exported.
+        name: of the instrumentation, in exported events.
         logger_provider: where events go; default: OpenTelemetry's global one.
     """
 

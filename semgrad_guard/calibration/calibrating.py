@@ -176,7 +176,7 @@ def _others(own: _Engine, also: Sequence[EngineAnswers]) -> list[_Engine]:
         taken = [own.binding.engine, *(before.binding.engine for before in also[: len(others)])]
         if engine is None or engine in taken or None in taken:
             raise CalibrationError(
-                "The bindings of several engines must name a fingerprint each, by which answers are told apart; "
+                "The bindings of several engines must name a fingerprint each, by which answers are distinguished; "
                 f"{own.binding.fingerprint!r} and {answers.binding.fingerprint!r} do not."
             )
         own.binding.in_engine(engine).require(answers.binding)

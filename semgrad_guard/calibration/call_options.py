@@ -177,7 +177,7 @@ def _difference(name: str, options: Mapping[str, Any], known: Mapping[str, Any])
 
 
 def _spread(layer: Mapping[str, Any]) -> dict[str, Any]:
-    """The options of a layer; those that stand in a table of further options too.
+    """The options of a layer; those in a table of further options too.
 
     Servers differ in which of two values they heed: where a table says otherwise than the layer, both are kept.
     """

@@ -71,7 +71,7 @@ class Vocabulary(BaseModel):
 
 
 def _places(word: str, hashes: int, size: int) -> list[int]:
-    """The bits that stand for a word: as many as there are hashes, made from two (Kirsch and Mitzenmacher, 2006)."""
+    """The bits of a word: as many as there are hashes, made from two (Kirsch and Mitzenmacher, 2006)."""
     found = int.from_bytes(hashlib.blake2b(word.encode("utf-8", "surrogatepass"), digest_size=8).digest(), "big")
     first, step = found >> 32, (found & 0xFFFFFFFF) | 1
     return [(first + i * step) % size for i in range(hashes)]

@@ -212,7 +212,7 @@ def assess(
     `options` and `template_options` (tools, for example) are those the answer was made with: calibrations are bound to
     them. `served`: another server's model wrote it.
     """
-    with model.turn:  # the score and the identity beside it are of one state of the model
+    with model.turn:  # the score and the identity with it are of one state of the model
         score, identity = _score(estimator, evidence), model.identity
         settings = scoring_settings(model, estimator, options or GenerationOptions(), served=served)
         template = template_name(model, prompt_template, template_options)

@@ -1,7 +1,7 @@
-"""The flow, once: draft, settle, ask the target, settle again, record; and its drivers for calls and coroutines.
+"""The flow, once: draft, settle, escalate, settle again, record; and its drivers for calls and coroutines.
 
-A frontend (a framework, the command line, a server) says how the model is asked and how the target is asked; what is
-delivered is said here. Its own objects (messages, responses) travel beside the records as `answer`. Streams are in
+A frontend (a framework, the command line, a server) gives the drafts and calls the target; the decision about delivery
+is made here. The frontend's own objects (messages, responses) travel next to the records as `answer`. Streams are in
 `streams.py`.
 
 Why: docs/adr/0084-one-flow.md
@@ -76,7 +76,7 @@ class Waiting(Generic[A]):
 class Reply(Generic[A]):
     """A target's reply: its own verdict, or its text without a score; and the frontend's object."""
 
-    said: Verdict | str
+    content: Verdict | str
     answer: A | None = None
 
 
@@ -93,7 +93,7 @@ class HandedOn:
     """Another agent answers, later and under a guard of its own: nothing is delivered in this draft's place now."""
 
 
-Said = Reply[A] | Refusal | HandedOn | Exception
+TargetReply = Reply[A] | Refusal | HandedOn | Exception
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,7 @@ class Deliver:
 
 @dataclass(frozen=True)
 class Escalate:
-    """The target is asked; nothing of the draft goes out."""
+    """The target answers; nothing of the draft goes out."""
 
     verdict: Verdict
 
@@ -187,14 +187,14 @@ class Pending(Generic[A]):
 
     @property
     def waiting(self) -> list[Waiting[A]]:
-        """The drafts whose target must be asked."""
+        """The drafts that must be escalated."""
         return [
             Waiting(index, settled.verdict, draft.answer)
             for index, (draft, settled) in enumerate(zip(self._drafts, self._settled, strict=True))
             if isinstance(settled, Escalate) and isinstance(draft, Draft)
         ]
 
-    def outcomes(self, replies: Sequence[Said[A]] = ()) -> list[Outcome[A] | Exception]:
+    def outcomes(self, replies: Sequence[TargetReply[A]] = ()) -> list[Outcome[A] | Exception]:
         """The outcomes in the drafts' order; an error in the place of one that must be raised."""
         waiting = iter(replies)
         return [
@@ -204,7 +204,7 @@ class Pending(Generic[A]):
 
     def concluded(self, ask: AskWork[A]) -> Steps[list[Outcome[A] | Exception]]:
         """The outcomes, after the target's replies; where decisions are logged, off the event loop."""
-        waiting, replies = self.waiting, list[Said[A]]()
+        waiting, replies = self.waiting, list[TargetReply[A]]()
         if waiting:
             try:
                 replies = yield ask(waiting).in_time()
@@ -239,22 +239,22 @@ class Pending(Generic[A]):
         return type(settled)(settled.verdict.model_copy(update={"drift": drift}))
 
     def _outcome(
-        self, draft: Draft[A] | Exception, settled: Settlement | Exception, said: Said[A] | None
+        self, draft: Draft[A] | Exception, settled: Settlement | Exception, reply: TargetReply[A] | None
     ) -> Outcome[A] | Exception:
         try:
             if isinstance(settled, UNWRITTEN):
                 return not_written(settled, self._terms)
             if isinstance(settled, Exception) or isinstance(draft, Exception):
                 return cast("Exception", settled)
-            return conclude(settled, draft.answer, self._terms, said=said, irreplaceable=draft.irreplaceable)
+            return conclude(settled, draft.answer, self._terms, reply=reply, irreplaceable=draft.irreplaceable)
         except Exception as error:  # noqa: BLE001 - as above
             return error
 
 
 def conclude(
-    settled: Settlement, answer: A, terms: Terms, *, said: Said[A] | None = None, irreplaceable: str = ""
+    settled: Settlement, answer: A, terms: Terms, *, reply: TargetReply[A] | None = None, irreplaceable: str = ""
 ) -> Outcome[A]:
-    """The outcome for one settled draft; `said` is the target's, where the settlement is to escalate.
+    """The outcome for one settled draft; `reply` is the target's, where the settlement is to escalate.
 
     Raises:
         LowConfidenceError: the settlement is to raise, or to withhold an irreplaceable answer.
@@ -267,11 +267,11 @@ def conclude(
         raise _refused(settled.verdict, terms)
     withheld, message = settled.verdict, None
     if isinstance(settled, Escalate):
-        if isinstance(said, Reply) and not _is_rejected(said.said):
-            return _recorded(Outcome(escalated(settled.verdict, said.said), said.answer), terms)
-        if isinstance(said, HandedOn):
+        if isinstance(reply, Reply) and not _is_rejected(reply.content):
+            return _recorded(Outcome(escalated(settled.verdict, reply.content), reply.answer), terms)
+        if isinstance(reply, HandedOn):
             return Outcome(handed_on(settled.verdict), None)
-        reason, message = _rejection(said, terms)
+        reason, message = _rejection(reply, terms)
         withheld = rejected(settled.verdict, reason)
     if irreplaceable:
         raise _refused(withheld, terms, advice=irreplaceable)
@@ -279,31 +279,31 @@ def conclude(
     return _recorded(Outcome(abstained(withheld, words), None), terms)
 
 
-def _is_rejected(said: Verdict | str) -> str:
+def _is_rejected(content: Verdict | str) -> str:
     """Why a target's reply is not delivered: it is empty, or its own policy rejects it and its mode only notes that."""
-    if says_nothing(said) if isinstance(said, Verdict) else not said.strip():
+    if says_nothing(content) if isinstance(content, Verdict) else not content.strip():
         return "the escalation target's answer is empty"
-    if isinstance(said, Verdict) and said.action != "answer" and not said.enforced:
+    if isinstance(content, Verdict) and content.action != "answer" and not content.enforced:
         return "the escalation target's own guard does not let its answer through"
     return ""
 
 
-def _rejection(said: Said[A] | None, terms: Terms) -> tuple[str, str | None]:
+def _rejection(reply: TargetReply[A] | None, terms: Terms) -> tuple[str, str | None]:
     """Why a target delivers nothing, and the target's words for it if it has some.
 
     Raises:
         Exception: the target's own, where `on_error` is to raise.
     """
-    if isinstance(said, Refusal):
-        return said.reason, said.message
-    if isinstance(said, Reply):
-        return _is_rejected(said.said), None
-    if not isinstance(said, Exception):
+    if isinstance(reply, Refusal):
+        return reply.reason, reply.message
+    if isinstance(reply, Reply):
+        return _is_rejected(reply.content), None
+    if not isinstance(reply, Exception):
         raise InputError("an answer was to be escalated and the target has not replied")
     if terms.on_error == "raise":
-        raise said
-    logger.error("the escalation target failed; the answer is withheld", exc_info=said)
-    return f"the escalation target failed ({type(said).__name__})", None
+        raise reply
+    logger.error("the escalation target failed; the answer is withheld", exc_info=reply)
+    return f"the escalation target failed ({type(reply).__name__})", None
 
 
 def _refused(verdict: Verdict, terms: Terms, *, advice: str = "") -> LowConfidenceError:
@@ -325,16 +325,16 @@ def _recorded(outcome: Outcome[A], terms: Terms) -> Outcome[A]:
 
 # Drivers: the same steps for calls and for coroutines.
 
-Ask = Callable[[Sequence[Waiting[A]]], Sequence[Said[A]]]
-AsyncAsk = Callable[[Sequence[Waiting[A]]], Awaitable[Sequence[Said[A]]]]
+Ask = Callable[[Sequence[Waiting[A]]], Sequence[TargetReply[A]]]
+AsyncAsk = Callable[[Sequence[Waiting[A]]], Awaitable[Sequence[TargetReply[A]]]]
 AskWork = Callable[[Sequence[Waiting[A]]], Work]
-"""The work of asking the target about these drafts; it comes to a `Said` for each."""
+"""The work of the target on these drafts, which returns a `TargetReply` for each."""
 
 
 def answers(
     terms: Terms, draft: Work, ask: AskWork[A], *, count: int = 1, stop: Stop | None = None
 ) -> Steps[list[Outcome[A] | Exception]]:
-    """Draft, settle, ask the target about the drafts that must be escalated, and conclude; `count` answers are due.
+    """Draft, settle, escalate where that is due, and conclude; `count` answers are due.
 
     `stop` is the deadline, where it has begun before (`terms.stop()`). A cancelled task stops the model.
 
@@ -375,12 +375,12 @@ async def arun(
 
 
 def asking(ask: Ask[A]) -> AskWork[A]:
-    """A function that asks the target, as work."""
+    """A call of the target as work."""
     return lambda waiting: Work(lambda: ask(waiting))
 
 
 def aasking(ask: AsyncAsk[A]) -> AskWork[A]:
-    """A coroutine function that asks the target, as work."""
+    """A coroutine of the target as work."""
     return lambda waiting: Work.awaited(lambda: ask(waiting))
 
 
@@ -397,7 +397,7 @@ def one(outcomes: Sequence[Outcome[A] | Exception]) -> Outcome[A]:
 
 
 UNWRITTEN = (AnswerFailedError, DeadlineExceededError, UpstreamError)
-"""Why there is no draft: its author failed, or did not meet the deadline."""
+"""Why a draft is missing: its author failed, or did not meet the deadline."""
 
 
 def not_written(error: AnswerFailedError | DeadlineExceededError | UpstreamError, terms: Terms) -> Outcome[Any]:

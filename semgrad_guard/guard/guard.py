@@ -17,7 +17,7 @@ from semgrad_guard.errors import InputError
 from semgrad_guard.estimators import Estimator
 from semgrad_guard.guard.answering import Answerer
 from semgrad_guard.guard.calibrated_estimator import estimator_of
-from semgrad_guard.guard.flow import Draft, Outcome, Reply, Said, Waiting, answers, one
+from semgrad_guard.guard.flow import Draft, Outcome, Reply, TargetReply, Waiting, answers, one
 from semgrad_guard.guard.modes import ABSTAIN_MESSAGE, Mode
 from semgrad_guard.guard.policy import Policy, require_policy
 from semgrad_guard.guard.promise import Promise, promise_along
@@ -34,7 +34,7 @@ Target = Callable[[Conversation], Answer | Awaitable[Answer]]
 Tools = Sequence[Mapping[str, Any]]
 """Descriptions of tools, as chat templates take them (OpenAI's form)."""
 
-_Said = Said[Generation]
+_Reply = TargetReply[Generation]
 
 
 @knows_its_options
@@ -215,7 +215,7 @@ class Guard:
     def _asking(
         self, waiting: Sequence[Waiting[Any]], conversations: Sequence[Conversation], tools: Tools | None
     ) -> Work:
-        """The work of asking the target about these drafts."""
+        """The work of the target on these drafts."""
         target, escalated = self.escalate_to, [conversations[draft.index] for draft in waiting]
         if isinstance(target, Guard):
             return Work.of(lambda: target._replies(escalated, tools))
@@ -224,7 +224,7 @@ class Guard:
             lambda: _acalled_together(target, escalated),
         )
 
-    def _replies(self, conversations: Sequence[Conversation], tools: Tools | None) -> Steps[list[_Said]]:
+    def _replies(self, conversations: Sequence[Conversation], tools: Tools | None) -> Steps[list[_Reply]]:
         """The outcomes of this guard as replies to the one that escalates to it."""
         outcomes = yield from self._answers(conversations, tools)
         return [outcome if isinstance(outcome, Exception) else Reply(outcome.verdict) for outcome in outcomes]
@@ -313,14 +313,14 @@ def _of_the_whole(verdict: Verdict | None) -> Verdict:
     return verdict
 
 
-def _tried(ask: Callable[[], Any]) -> _Said:
+def _tried(ask: Callable[[], Any]) -> _Reply:
     try:
         return _replied(ask())
     except Exception as error:  # noqa: BLE001 - the target's; `on_error` decides
         return error
 
 
-def _replied(answer: Any) -> _Said:
+def _replied(answer: Any) -> _Reply:
     if isinstance(answer, BaseException) and not isinstance(answer, Exception):
         raise answer
     if isinstance(answer, Exception):
@@ -339,7 +339,7 @@ def _called(target: Target | None, conversation: Conversation) -> Any:
     return answer
 
 
-async def _acalled_together(target: Target | None, conversations: Sequence[Conversation]) -> list[_Said]:
+async def _acalled_together(target: Target | None, conversations: Sequence[Conversation]) -> list[_Reply]:
     answers = (_acalled(target, conversation) for conversation in conversations)
     return [_replied(answer) for answer in await asyncio.gather(*answers, return_exceptions=True)]
 

@@ -96,7 +96,7 @@ def combined_promise(policies: Sequence[Policy], *, enforced: bool = True) -> Pr
 def promise_along(first: Any, kind: type[Any]) -> Promise | None:
     """The promise of a stage of this kind and of those that it escalates to, one after the other.
 
-    A stage has a `policy`, a `mode` and an `escalate_to`. There is no promise where the last target is of another kind,
+    A stage has a `policy`, a `mode` and an `escalate_to`. There is none where the last target is of another kind,
     and so answers without a policy of its own; else as `combined_promise`.
     """
     stages: list[Any] = []

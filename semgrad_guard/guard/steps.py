@@ -34,7 +34,7 @@ class Work:
         return (yield self)
 
     def begin(self) -> Awaitable[Any]:
-        """The work under way, for whoever awaits it."""
+        """The work under way, to be awaited."""
         return off_loop(self.call) if self.coroutine is None else self.coroutine()
 
     def in_time(self) -> Work:
