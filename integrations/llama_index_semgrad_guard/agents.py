@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Annotated, Any, Self, cast
 
 from llama_index.core.agent.react.types import ActionReasoningStep, BaseReasoningStep, ResponseReasoningStep
-from llama_index.core.agent.workflow import AgentOutput, BaseWorkflowAgent, ReActAgent
+from llama_index.core.agent.workflow import AgentOutput, ReActAgent
 from llama_index.core.agent.workflow.agent_context import AgentContext
 from llama_index.core.base.llms.types import ChatMessage, MessageRole
 from llama_index.core.llms.llm import ToolSelection
@@ -85,8 +85,18 @@ async def ask_person(ctx: Context, question: str, verdict: Verdict) -> str:
     return str(answer.get("response"))
 
 
-class GuardedSteps(BaseWorkflowAgent):
-    """The common part of guarded agents: a step's answer is decided about before anything else sees it."""
+class GuardedReActAgent(ReActAgent):
+    """A ReAct agent whose final answers are scored, and delivered only if the policy lets them through.
+
+        agent = GuardedReActAgent(llm=SemGradLLM(), policy=Policy(threshold=0.004), escalate_to=ask_person)
+        str(await agent.run("What is the capital of France?"))
+
+    Calls of tools go out whatever the score. The model's text next to them (thoughts, observations that it makes up,
+    text that cannot be parsed) is let through by its score only, as an answer is. The record is in
+    `raw["semgrad_guard"]` of the `AgentOutput`. A withheld text reaches neither the memory nor the event stream nor the
+    next prompt: where answers may be withheld, nothing is streamed. The workflow's context holds the draft only while
+    the run waits for a reviewer.
+    """
 
     policy: Annotated[Policy, SkipValidation]
     """Which scores to let through."""
@@ -161,7 +171,7 @@ class GuardedSteps(BaseWorkflowAgent):
         routing, turn = self._routing, Turn()
         await self._require_guarded(ctx, tools)
         await ctx.store.set(_PENDING, None)
-        staged, stop, waiting = StagedContext(ctx, self._notes_key), routing.terms.stop(), list[Verdict]()
+        staged, stop, waiting = StagedContext(ctx, self.reasoning_key), routing.terms.stop(), list[Verdict]()
         with stopping(stop), cancelling(stop), turn.open():
             try:
                 stepping = ain_time(super().take_step(cast("AgentContext", staged), llm_input, tools, memory))
@@ -202,16 +212,17 @@ class GuardedSteps(BaseWorkflowAgent):
         if not self._routing.terms.withholds or await self._is_certain(staged, output, turn):
             await staged.keep()
             return output
-        await staged.keep(self._without_thought)
+        await staged.keep(_without_thought)
         retry = (
             [_message(_WITHHELD), ChatMessage(role=MessageRole.USER, content=_FORM)] if output.retry_messages else []
         )
         return output.model_copy(update={"response": _message(""), "raw": self._facts(output), "retry_messages": retry})
 
     async def _drafted(self, output: AgentOutput, turn: Turn, noted: Any = None) -> Draft[AgentOutput]:
-        if self._changes(noted, output.response.content or ""):
+        text = output.response.content or ""
+        if isinstance(noted, ResponseReasoningStep) and noted.response.strip() not in text:  # it will be remembered
             return _unscored(output, "the agent's output parser has changed the answer")
-        routing, delivery = self._routing, Delivery(output.response.content or "", output)
+        routing, delivery = self._routing, Delivery(text, output)
         work = Work(lambda: routing.draft(turn, delivery))
         return await adrive(sealed(work.alone(), turn, routing.terms))
 
@@ -297,22 +308,12 @@ class GuardedSteps(BaseWorkflowAgent):
         report(verdict, "agent", keep_draft=self.keep_draft)
         return self._output(output, verdict, _message("")).model_copy(update={"tool_calls": [call]})
 
-    @property
-    def _notes_key(self) -> str:
-        """Where in its context the agent notes its steps."""
-        raise NotImplementedError
-
-    def _without_thought(self, step: Any) -> Any:
-        """A noted step that calls tools, without the model's text next to the calls."""
-        raise NotImplementedError
-
-    def _changes(self, step: Any, text: str) -> bool:
-        """Whether a noted step, which will be remembered as the answer, differs from the model's text."""
-        raise NotImplementedError
-
     async def _note(self, ctx: AgentContext | Context, verdict: Verdict) -> None:
         """Note the text that is delivered in a draft's place, as the agent would note an answer."""
-        raise NotImplementedError
+        steps: list[BaseReasoningStep] = await ctx.store.get(self.reasoning_key, default=[])
+        thought = verdict.reason or "The answer is not certain enough."
+        delivered = ResponseReasoningStep(thought=thought, response=verdict.text)
+        await ctx.store.set(self.reasoning_key, [*steps, delivered])
 
     def _facts(self, output: AgentOutput) -> dict[str, Any]:
         """The `raw` record next to a withheld text. That of other LLMs may hold the text itself."""
@@ -326,34 +327,9 @@ class GuardedSteps(BaseWorkflowAgent):
         return output.model_copy(update={"response": response, "raw": self._routing.attached(known, verdict, Turn())})
 
 
-class GuardedReActAgent(GuardedSteps, ReActAgent):
-    """A ReAct agent whose final answers are scored, and delivered only if the policy lets them through.
-
-        agent = GuardedReActAgent(llm=SemGradLLM(), policy=Policy(threshold=0.004), escalate_to=ask_person)
-        str(await agent.run("What is the capital of France?"))
-
-    Calls of tools go out whatever the score. The model's text next to them (thoughts, observations that it makes up,
-    text that cannot be parsed) is let through by its score only, as an answer is. The record is in
-    `raw["semgrad_guard"]` of the `AgentOutput`. A withheld text reaches neither the memory nor the event stream nor the
-    next prompt: where answers may be withheld, nothing is streamed. The workflow's context holds the draft only while
-    the run waits for a reviewer.
-    """
-
-    @property
-    def _notes_key(self) -> str:
-        return self.reasoning_key
-
-    def _without_thought(self, step: Any) -> Any:
-        return step.model_copy(update={"thought": ""}) if isinstance(step, ActionReasoningStep) else step
-
-    def _changes(self, step: Any, text: str) -> bool:
-        return isinstance(step, ResponseReasoningStep) and step.response.strip() not in text
-
-    async def _note(self, ctx: AgentContext | Context, verdict: Verdict) -> None:
-        steps: list[BaseReasoningStep] = await ctx.store.get(self.reasoning_key, default=[])
-        thought = verdict.reason or "The answer is not certain enough."
-        delivered = ResponseReasoningStep(thought=thought, response=verdict.text)
-        await ctx.store.set(self.reasoning_key, [*steps, delivered])
+def _without_thought(step: Any) -> Any:
+    """A noted step that calls tools, without the model's text next to the calls."""
+    return step.model_copy(update={"thought": ""}) if isinstance(step, ActionReasoningStep) else step
 
 
 def _unscored(output: AgentOutput, reason: str) -> Draft[AgentOutput]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypedDict, cast
 
@@ -168,7 +168,7 @@ def require_guardable(engine: Any, terms: Terms) -> None:
     Raises:
         InputError: there is a guarded engine in it, whose answer it does not write anew; or it streams structures.
     """
-    parts = list(_parts(engine, set()))
+    parts = list(_within(engine, _ANSWERING, _passes_answers_on, {}))
     if any(isinstance(part, Guarded) for part in parts):
         raise InputError(
             f"the {type(engine).__name__} is guarded already, by itself or by an engine in it whose answers it "
@@ -176,25 +176,39 @@ def require_guardable(engine: Any, terms: Terms) -> None:
         )
     if any(streams_structures(field) for part in parts for field in cast("dict[str, Any]", vars(part)).values()):
         raise InputError(STREAMED_STRUCTURE)
-    if terms.withholds:
-        _silence(engine, set())
+    # A guard in the engine silences its own parts, by its own mode.
+    for part in _within(engine, _PRINTING, lambda _part: True, {}) if terms.withholds else ():
+        for name in ("_verbose", "verbose"):
+            if getattr(part, name, False) is True:
+                setattr(part, name, False)
 
 
-def _silence(value: Any, seen: set[int]) -> None:
-    """Have no part of an engine print; a guard in it sees to its own parts by its own mode."""
+_ANSWERING = (BaseQueryEngine, BaseChatEngine, BaseTool)
+_PRINTING = (PromptMixin, BaseNodePostprocessor, BaseChatEngine, BaseTool)
+
+
+def _passes_answers_on(part: Any) -> bool:
+    """Whether the answers of the engines in a part may be its own."""
+    return not isinstance(part, (Guarded, SubQuestionQueryEngine, MultiStepQueryEngine))
+
+
+def _within(value: Any, kinds: tuple[type, ...], into: Callable[[Any], bool], seen: dict[int, Any]) -> Iterator[Any]:
+    """The objects of these kinds in a value, itself first; `into`: whether one's own fields are searched.
+
+    `seen` keeps what was searched alive: the id of an object that is gone may be another one's.
+    """
     if id(value) in seen:
         return
-    seen.add(id(value))
+    seen[id(value)] = value
     if isinstance(value, Mapping):
         value = list(cast("Mapping[Any, Any]", value).values())
     if isinstance(value, (list, tuple)):
         for inner in cast("list[Any]", value):
-            _silence(inner, seen)
-    elif isinstance(value, (PromptMixin, BaseNodePostprocessor, BaseChatEngine, BaseTool)):
-        for name in ("_verbose", "verbose"):
-            if getattr(value, name, False) is True:
-                setattr(value, name, False)
-        _silence([*vars(value).values()], seen)
+            yield from _within(inner, kinds, into, seen)
+    elif isinstance(value, kinds):
+        yield value
+        if into(value):
+            yield from _within(cast("dict[str, Any]", vars(value)), kinds, into, seen)
 
 
 STREAMED_STRUCTURE = (
@@ -207,20 +221,3 @@ def streams_structures(component: Any) -> bool:
     """Whether a synthesizer is to stream structures, which it can only read as a whole."""
     held: Any = component
     return isinstance(component, Refine) and bool(held._streaming) and held._output_cls is not None
-
-
-def _parts(value: Any, seen: set[int]) -> Iterator[Any]:
-    """The engine, and the engines and tools in it whose answers may be its own."""
-    if id(value) in seen:
-        return
-    seen.add(id(value))
-    if isinstance(value, Mapping):
-        value = list(cast("Mapping[Any, Any]", value).values())
-    if isinstance(value, (list, tuple)):
-        for inner in cast("list[Any]", value):
-            yield from _parts(inner, seen)
-    elif isinstance(value, (BaseQueryEngine, BaseChatEngine, BaseTool)):
-        yield value
-        writes_anew = isinstance(value, (SubQuestionQueryEngine, MultiStepQueryEngine))
-        if not isinstance(value, Guarded) and not writes_anew:
-            yield from _parts([*vars(value).values()], seen)

@@ -16,7 +16,7 @@ from llama_index.core.base.response.schema import (
 
 from llama_index_semgrad_guard.authorship import Delivery
 from llama_index_semgrad_guard.calls import Turn
-from llama_index_semgrad_guard.lazy_streams import aresumed, resumed
+from llama_index_semgrad_guard.lazy_streams import resumed
 from llama_index_semgrad_guard.routing import Routing
 from semgrad_guard.errors import InputError
 from semgrad_guard.guard import Draft, Outcome, Steps, Work, arun_stream, off_loop, run_stream
@@ -77,7 +77,7 @@ class AsyncLivePieces:
     """As `LivePieces`, on the event loop."""
 
     def __init__(self, pieces: AsyncGenerator[str], turn: Turn, routing: Routing) -> None:
-        self._inner, self._turn, self._routing = aresumed(pieces, turn), turn, routing
+        self._inner, self._turn, self._routing = resumed(pieces, turn), turn, routing
         self._source = pieces
         self._seen = list[str]()
 

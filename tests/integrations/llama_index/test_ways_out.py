@@ -149,6 +149,28 @@ def test_no_part_of_an_engine_prints(llm: Scripted, capsys: pytest.CaptureFixtur
     assert "ZANZIBAR" not in capsys.readouterr().out
 
 
+class _Holding(CustomQueryEngine):
+    """Holds other engines, which it may ask."""
+
+    inner: Any
+
+    def custom_query(self, query_str: str) -> str:
+        return "nothing"
+
+
+@pytest.mark.parametrize("before", [1, 2, 5])
+def test_every_engine_in_an_engine_is_looked_at(llm: Scripted, before: int) -> None:
+    """Also those next to others, whose lists of fields are gone by then."""
+    printing = StepDecomposeQueryTransform(llm=llm, verbose=True)
+    stepping = MultiStepQueryEngine(_Holding(inner=None), printing, get_response_synthesizer(llm=llm))
+    others = [_Holding(inner=_Holding(inner=None)) for _ in range(before)]
+    GuardedQueryEngine(_Holding(inner=[*others, _Holding(inner=stepping)]), POLICY)
+    assert not printing.verbose
+    guarded = GuardedQueryEngine(_Holding(inner=None), POLICY)
+    with pytest.raises(InputError, match="guarded already"):
+        GuardedQueryEngine(_Holding(inner=[*others, _Holding(inner=guarded)]), POLICY)
+
+
 class _Setting(SimpleChatEngine):
     """Replaces the whole conversation."""
 
