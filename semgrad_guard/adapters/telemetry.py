@@ -29,16 +29,11 @@ class EvaluationLog:
         """Write one verdict. A span that has ended takes no attributes; the event is tied to it all the same."""
         if span.is_recording():
             span.set_attributes(trace_fields(record))
-        context = set_span_in_context(span)
-        self._logger.emit(LogRecord(context=context, event_name=EVENT, attributes=_evaluation(record)))
-
-
-def _evaluation(record: Mapping[str, Any]) -> dict[str, str | float]:
-    """The event's attributes: the estimator is the metric, the action is the label."""
-    fields = {
-        "gen_ai.evaluation.name": record["estimator"],
-        "gen_ai.evaluation.score.value": record["uncertainty"],
-        "gen_ai.evaluation.score.label": record["action"],
-        "gen_ai.evaluation.explanation": record["reason"],
-    }
-    return {name: value for name, value in fields.items() if value is not None}
+        fields = {  # the estimator is the metric, the action is the label
+            "gen_ai.evaluation.name": record["estimator"],
+            "gen_ai.evaluation.score.value": record["uncertainty"],
+            "gen_ai.evaluation.score.label": record["action"],
+            "gen_ai.evaluation.explanation": record["reason"],
+        }
+        attributes = {name: value for name, value in fields.items() if value is not None}
+        self._logger.emit(LogRecord(context=set_span_in_context(span), event_name=EVENT, attributes=attributes))

@@ -166,7 +166,12 @@ class PromptShape(BaseModel):
             tools=tuple(sorted({form.tools for form in seen}, key=lambda tools: tools or "")),
             tokens=Range.of([form.tokens for form in seen]),
             static=static,
-            gaps=tuple(_gap_range(gap, only_here) for gap in gaps),
+            gaps=tuple(
+                TextRange.of([_measured(text, text.vocabulary & only_here) for text in gap])
+                if any(map(len, gap))
+                else None
+                for gap in gaps
+            ),
             user_text=TextRange.of([_measured(turn, turn.vocabulary & only_here) for turn in questions]),
             vocabulary=Vocabulary.of(counts),
             rewritten=any(form.rewritten for form in seen),
@@ -205,10 +210,6 @@ class PromptShape(BaseModel):
 
     def _measured_against(self, known: TextRange, text: Words, part: str) -> list[str]:
         return known.differences(_measured(text, self.vocabulary.unknown(text.vocabulary)), part)
-
-
-def _gap_range(gap: Sequence[Words], only_here: set[str]) -> TextRange | None:
-    return TextRange.of([_measured(text, text.vocabulary & only_here) for text in gap]) if any(map(len, gap)) else None
 
 
 def _measured(text: Words, new: set[str]) -> _Measured:

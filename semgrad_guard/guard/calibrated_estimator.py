@@ -59,14 +59,14 @@ def as_estimator(given: Estimator | Calibration | Policy) -> Estimator:
 def _made(kind: Any, settings: Mapping[str, Any], calibration: Calibration) -> Estimator:
     """An estimator of that kind: those of a replay with the settings of the file, others with their defaults."""
     names = {field.name for field in fields(kind)}
-    own: dict[str, Any] = {key: _as_field(value) for key, value in settings.items() if key in names}
+    own: dict[str, Any] = {
+        key: tuple(cast("list[Any]", value)) if isinstance(value, list) else value
+        for key, value in settings.items()
+        if key in names
+    }
     if issubclass(kind, LearnedEstimator):
         if calibration.choice is None or calibration.choice.weights is None:
             raise CalibrationError(f"The calibration was made for {kind.title} and holds no weights. Calibrate again.")
         own["weights"] = calibration.choice.weights
         return cast(Estimator, kind(**own))
     return cast(Estimator, kind(**own) if issubclass(kind, ReplayEstimator) else kind())
-
-
-def _as_field(value: Any) -> Any:
-    return tuple(cast("list[Any]", value)) if isinstance(value, list) else value
