@@ -13,7 +13,6 @@ from llama_index_instrumentation.span import active_span_id
 
 from semgrad_guard.guard import current_stop, stopping
 
-S = TypeVar("S")
 T = TypeVar("T")
 Context = Callable[[], AbstractContextManager[None]]
 _bound = WeakSet[Any]()
@@ -26,35 +25,38 @@ class Opens(Protocol):
     def open(self) -> AbstractContextManager[Any]: ...
 
 
-def resumed(pieces: S, turn: Opens) -> S:
-    """The pieces of a lazy stream, sync or async, whose calls belong to `turn` in whatever context they are read."""
-    stop = current_stop()  # those that count now count later as well
-
-    @contextmanager
-    def opened() -> Generator[None]:
-        with turn.open(), stopping(stop):
-            yield
-
-    return _read(pieces, opened)
+def resumed(pieces: Generator[T], turn: Opens) -> Generator[T]:
+    """The pieces of a lazy stream, whose calls belong to `turn` in whatever context they are read."""
+    return _read_in(pieces, _opening(turn))
 
 
-def begun_here(pieces: S) -> S:
+def aresumed(pieces: AsyncGenerator[T], turn: Opens) -> AsyncGenerator[T]:
+    """As `resumed`, for an async stream."""
+    return _aread_in(pieces, _opening(turn))
+
+
+def begun_here(pieces: Generator[T]) -> Generator[T]:
     """The pieces of a lazy stream, whose call belongs to the current step, in whatever context they are read."""
-    return _read(pieces, partial(_within, active_span_id.get()))
+    return _read_in(pieces, partial(_within, active_span_id.get()))
+
+
+def abegun_here(pieces: AsyncGenerator[T]) -> AsyncGenerator[T]:
+    """As `begun_here`, for an async stream."""
+    return _aread_in(pieces, partial(_within, active_span_id.get()))
 
 
 def bound_to(pieces: Any, span: str) -> Any:
     """A stream whose calls belong to the step that returned it: engines run their model when it is first read."""
-    if pieces in _bound or not (isgenerator(pieces) or isasyncgen(pieces)):
+    if pieces in _bound:
         return pieces
-    bound: Any = _read(pieces, partial(_within, span))
+    if isgenerator(pieces):
+        bound: Any = _read_in(cast("Generator[Any]", pieces), partial(_within, span))
+    elif isasyncgen(pieces):
+        bound = _aread_in(cast("AsyncGenerator[Any]", pieces), partial(_within, span))
+    else:
+        return pieces
     _bound.add(bound)
     return bound
-
-
-def _read(pieces: S, context: Context) -> S:
-    given: Any = pieces
-    return cast("S", _aread_in(given, context) if hasattr(given, "__anext__") else _read_in(given, context))
 
 
 def _read_in(pieces: Generator[T], context: Context) -> Generator[T]:
@@ -82,6 +84,18 @@ async def _aread_in(pieces: AsyncGenerator[T], context: Context) -> AsyncGenerat
             yield piece
     finally:
         await pieces.aclose()
+
+
+def _opening(turn: Opens) -> Context:
+    """The turn, under the stops that count now."""
+    stop = current_stop()
+
+    @contextmanager
+    def opened() -> Generator[None]:
+        with turn.open(), stopping(stop):
+            yield
+
+    return opened
 
 
 @contextmanager

@@ -22,7 +22,7 @@ from pydantic import BeforeValidator, Field, PrivateAttr, SkipValidation
 
 from llama_index_semgrad_guard.calls import ModelCall, current_turn, stray
 from llama_index_semgrad_guard.events import report
-from llama_index_semgrad_guard.lazy_streams import begun_here
+from llama_index_semgrad_guard.lazy_streams import abegun_here, begun_here
 from llama_index_semgrad_guard.records import (
     REASONING,
     calls_tools,
@@ -347,11 +347,11 @@ class SemGradLLM(LLM):
     @_traced_chat
     async def astream_chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponseAsyncGen:
         """As `stream_chat`, in a thread."""
-        pieces = begun_here(self._apieces(await self._ashown(messages), self._options(kwargs)))
+        pieces = abegun_here(self._apieces(await self._ashown(messages), self._options(kwargs)))
         return (chat_response(text, record, delta=delta) async for delta, text, record in pieces)
 
     @_traced_completion
     async def astream_complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponseAsyncGen:
         """As `stream_complete`, in a thread."""
-        pieces = begun_here(self._apieces(prompt, self._options(kwargs)))
+        pieces = abegun_here(self._apieces(prompt, self._options(kwargs)))
         return (completion(text, record, delta=delta) async for delta, text, record in pieces)

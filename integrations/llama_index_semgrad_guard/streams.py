@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator, Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, get_args
+from typing import Any, NoReturn, get_args
 
 from llama_index.core.base.response.schema import (
     RESPONSE_TYPE,
@@ -16,7 +16,7 @@ from llama_index.core.base.response.schema import (
 
 from llama_index_semgrad_guard.authorship import Delivery
 from llama_index_semgrad_guard.calls import Turn
-from llama_index_semgrad_guard.lazy_streams import resumed
+from llama_index_semgrad_guard.lazy_streams import aresumed, resumed
 from llama_index_semgrad_guard.routing import Routing
 from semgrad_guard.errors import InputError
 from semgrad_guard.guard import Draft, Outcome, Steps, Work, arun_stream, off_loop, run_stream
@@ -77,7 +77,7 @@ class AsyncLivePieces:
     """As `LivePieces`, on the event loop."""
 
     def __init__(self, pieces: AsyncGenerator[str], turn: Turn, routing: Routing) -> None:
-        self._inner, self._turn, self._routing = resumed(pieces, turn), turn, routing
+        self._inner, self._turn, self._routing = aresumed(pieces, turn), turn, routing
         self._source = pieces
         self._seen = list[str]()
 
@@ -166,8 +166,10 @@ def whole(response: RESPONSE_TYPE) -> Steps[tuple[Whole, Delivery]]:
         InputError: it holds no text, or its stream is async and the reader is not.
     """
     if isinstance(response, (StreamingResponse, AsyncStreamingResponse)):
-        live, stream = is_live(response), response.response_gen
-        pieces = (yield Work(lambda: _read(stream), lambda: _aread(stream))) if live else None
+        pieces, stream = None, response.response_gen
+        if is_live(response):
+            asynchronous = isinstance(response, AsyncStreamingResponse)
+            pieces = yield Work(_not_async, lambda: _aread(stream)) if asynchronous else Work(lambda: list(stream))
         text = _text(response.response_txt or "") if pieces is None else "".join(map(_text, pieces))
         read = Response(text, response.source_nodes, response.metadata)
         return read, replace(_streamed(pieces or (), stream), text=text, holder=read)
@@ -176,16 +178,12 @@ def whole(response: RESPONSE_TYPE) -> Steps[tuple[Whole, Delivery]]:
     return response, Delivery("" if response.response is None else _text(response.response), response)
 
 
-def _read(stream: Any) -> list[str]:
-    if hasattr(stream, "__aiter__"):
-        raise InputError("the engine answered a sync query with an async stream; use aquery")
-    return list(stream)
+def _not_async() -> NoReturn:
+    raise InputError("the engine answered a sync query with an async stream; use aquery")
 
 
 async def _aread(stream: Any) -> list[str]:
-    if hasattr(stream, "__aiter__"):
-        return [piece async for piece in stream]
-    return await off_loop(lambda: list(stream))
+    return [piece async for piece in stream]
 
 
 def is_live(response: RESPONSE_TYPE) -> bool:
