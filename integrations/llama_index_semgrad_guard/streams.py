@@ -166,7 +166,8 @@ def whole(response: RESPONSE_TYPE) -> Steps[tuple[Whole, Delivery]]:
         InputError: it holds no text, or its stream is async and the reader is not.
     """
     if isinstance(response, (StreamingResponse, AsyncStreamingResponse)):
-        pieces, stream = None, response.response_gen
+        pieces: list[str] | None = None
+        stream: Any = response.response_gen
         if is_live(response):
             asynchronous = isinstance(response, AsyncStreamingResponse)
             pieces = yield Work(_not_async, lambda: _aread(stream)) if asynchronous else Work(lambda: list(stream))
