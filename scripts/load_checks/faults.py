@@ -204,6 +204,7 @@ async def _upstream(folder: Path, scorer: object) -> Check:
     async with Scripted(b"faults") as upstream:
         for on_error, url in (("raise", upstream.url), ("abstain", upstream.url), ("raise", "http://127.0.0.1:9/v1")):
             given = ("--upstream", url, "--model", NAME, "--scorer", scorer, "--threshold", "1e9", "--timeout", PATIENT)
+            given += ("--on-unscored", "answer")  # the upstream reasons, so that its answers have no score
             with serving(folder, *given, "--on-error", on_error) as server:
                 async with connected(server.url) as http:
                     faults = [(number, FAULTS[number % 6] if number % 6 < 5 else "") for number in range(60)]
@@ -226,7 +227,9 @@ def _as_agreed(reply: Reply, expected: str | None, *, abstains: bool) -> bool:
         return False
     if expected is not None or abstains:
         return reply.status == 200 and [text for text, _ in reply.choices] == [expected or "I don't know."]
-    return (reply.status, reply.error) in ((502, "upstream_failed"), (504, "deadline_exceeded"))
+    errors = {(502, "upstream_failed"), (504, "deadline_exceeded")}
+    errors |= {(200, error) for _, error in errors}  # in a stream that was kept alive meanwhile
+    return (reply.status, reply.error) in errors
 
 
 @dataclass(frozen=True)

@@ -70,7 +70,7 @@ E = TypeVar("E", bound=Entry)
 class Database:
     """The tables of a log, in SQLite or another database.
 
-    SQLite is in WAL mode with `synchronous=FULL`: a row is on the disk once `add` returns, and readers wait for nobody.
+    SQLite is in WAL mode with `synchronous=FULL`: a row is on the disk once `add` returns, and readers never wait.
 
     Args:
         url: as SQLAlchemy takes it, or the path of an SQLite file.
@@ -90,7 +90,8 @@ class Database:
                 "a URL such as postgresql+psycopg://user@host/name"
             ) from error
         if self.url.get_backend_name() == "sqlite":
-            settings = (f"busy_timeout={patience * 1000:.0f}", "journal_mode=WAL", "synchronous=FULL")
+            wait = f"busy_timeout={patience * 1000:.0f}"
+            settings = (wait, "journal_mode=WAL", "synchronous=FULL", "secure_delete=ON")  # no text stays in free pages
             sa_event.listen(self._engine, "do_connect", _protect_sqlite)
             sa_event.listen(self._engine, "connect", partial(_set_up_sqlite, settings))
         self._ready, self._preparing = False, threading.Lock()

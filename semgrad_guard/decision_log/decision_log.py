@@ -104,7 +104,8 @@ class DecisionLog:
             InputError: there is no such decision.
             DecisionLogError: the decision cannot be looked up, or the feedback cannot be written.
         """
-        waits = self._pending > 0 and self._journal.has(decision_id)  # first: entries go from there to the database
+        # The journal first: entries go from there to the database.
+        waits = self._store is self._journal and self._journal.has(decision_id)
         if not waits and not self.database.has(decision_id):
             raise InputError("there is no decision of this id in the log")
         entry = Feedback.of(decision_id, right=right, sampling=sampling, grader=grader)

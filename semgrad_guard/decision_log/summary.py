@@ -1,4 +1,4 @@
-"""What a decision log comes to: counts, rates and coverage, by day and in all."""
+"""Summaries of a decision log: counts, rates and coverage, by day and in all."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Row = tuple[Decision, Feedback | None]
 
 
 class Graded(BaseModel):
-    """What was said of delivered answers that were graded in one way."""
+    """The grades of delivered answers that were graded for one reason."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -29,10 +29,10 @@ class Graded(BaseModel):
 
 
 class Summary(BaseModel):
-    """Decisions of one time, by what became of the answers. `coverage` is the share whose own answer went out.
+    """Decisions of one time, by delivery. `coverage` is the share whose own answer was delivered.
 
-    `flagged` are those among them that went out because nothing was enforced (`annotate`, `observe`): the advice was to
-    withhold or to escalate them. `feedback` is by way of sampling.
+    `flagged` are those among them that were delivered because nothing was enforced (`annotate`, `observe`): the advice
+    was to withhold or to escalate them. `feedback` is by the reason of grading.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -53,9 +53,9 @@ class Summary(BaseModel):
 
     @classmethod
     def of(cls, label: str, rows: Sequence[Row], *, withheld: bool = True) -> Summary:
-        """Of these decisions; without `withheld`, what scores and times come to is that of delivered answers."""
+        """Of these decisions; without `withheld`, scores and times are those of delivered answers."""
         made = [decision for decision, _ in rows]
-        told = [decision for decision in made if withheld or decision.shows_draft]
+        shown = [decision for decision in made if withheld or decision.shows_draft]
         actions = Counter(decision.delivery for decision in made)
         return cls(
             label=label,
@@ -64,13 +64,13 @@ class Summary(BaseModel):
             escalate=actions["escalate"],
             abstain=actions["abstain"],
             flagged=sum(decision.action != decision.delivery for decision in made),
-            unscored=sum(decision.uncertainty is None for decision in told),
+            unscored=sum(decision.uncertainty is None for decision in shown),
             promised=sum(decision.promised for decision in made),
-            drifted=sum(bool(decision.drift) for decision in told),
+            drifted=sum(bool(decision.drift) for decision in shown),
             coverage=actions["answer"] / len(made) if made else None,
-            median_uncertainty=_median(decision.uncertainty for decision in told),
-            median_seconds=_median(decision.seconds for decision in told),
-            feedback=_graded(said for _, said in rows if said is not None),
+            median_uncertainty=_median(decision.uncertainty for decision in shown),
+            median_seconds=_median(decision.seconds for decision in shown),
+            feedback=_graded(feedback for _, feedback in rows if feedback is not None),
         )
 
 
@@ -95,7 +95,7 @@ def parse_since(text: str, *, now: datetime | None = None) -> datetime:
         moment = datetime.fromisoformat(text.strip())
         return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).astimezone(UTC)
     except (ValueError, OverflowError) as error:
-        raise InputError(f"{text[:40]!r} is no time: say 7d, 12h, 30m or 2026-01-31") from error
+        raise InputError(f"{text[:40]!r} is not a time: write 7d, 12h, 30m or 2026-01-31") from error
 
 
 def _median(values: Iterable[float | None]) -> float | None:
@@ -103,8 +103,8 @@ def _median(values: Iterable[float | None]) -> float | None:
     return median(known) if known else None
 
 
-def _graded(said: Iterable[Feedback]) -> dict[str, Graded]:
+def _graded(entries: Iterable[Feedback]) -> dict[str, Graded]:
     counts: dict[str, Counter[bool]] = {}
-    for each in said:
-        counts.setdefault(each.sampling, Counter())[each.right] += 1
+    for entry in entries:
+        counts.setdefault(entry.sampling, Counter())[entry.right] += 1
     return {way: Graded(right=count[True], wrong=count[False]) for way, count in sorted(counts.items())}

@@ -1,13 +1,22 @@
 """The guard as a server with OpenAI's protocol. Needs the extra `serve`.
 
-scheduler     one thread owns a model; requests queue for it
-protocol      what clients send, checked; translated into the records of the house
-completions   what clients get: whole answers and streams, each with its verdict
-service       models, policies and targets: drafts are made, the guard decides
-gateway       LiteLLM's generic guardrail API
-tracing       verdicts as OpenTelemetry's evaluation events
-unguarded     routes of an upstream that the operator lets through as they are
-app           routes, errors, keys and limits
-settings      what a server is told, whoever starts it
+settings      the settings of a server, however it is started
 assembly      from settings to a server: models, policies, log, application
+hosting       where it listens, and for how long a client may keep it waiting
+gate          keys, hosts and the number of requests
+app           routes and errors
+streaming     answers as server-sent events
+protocol      requests, checked, and translated into the records of the engine
+forwarded     requests for another server, as far as they are read here
+service       models, policies and targets: drafts are made, the guard decides
+writing       one model's prompts and scored drafts
+batching      requests that share a model
+scheduler     one thread owns a model; requests queue for it
+remote, sent  another server, and the form of its answers
+upstream      another server that writes drafts, or answers instead
+cuts          a client's cuts of a delivered answer
+completions   answers in OpenAI's form, each with its verdict
+gateway       LiteLLM's generic guardrail API
+unguarded     routes of an upstream that the operator lets through
+in_vllm       the guard inside `vllm serve`
 """

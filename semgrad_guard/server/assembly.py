@@ -29,9 +29,8 @@ from semgrad_guard.loading import ModelSource, load_estimator, load_policy, pock
 from semgrad_guard.named import POCKET
 from semgrad_guard.server.app import Limits, make_app
 from semgrad_guard.server.batching import MEMORY
-from semgrad_guard.server.keys import Keys
-from semgrad_guard.server.model_queue import ModelQueue
-from semgrad_guard.server.scheduler import Scheduler
+from semgrad_guard.server.gate import Keys
+from semgrad_guard.server.scheduler import ModelQueue, Scheduler
 from semgrad_guard.server.service import ServedModel, Service
 from semgrad_guard.server.settings import API_KEY, TARGET_KEY, UPSTREAM_KEY, ServerSettings
 from semgrad_guard.server.unguarded import Unguarded
@@ -45,14 +44,14 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Server:
-    """An application, and what answers in it."""
+    """An application, and the service behind it."""
 
     app: FastAPI
     service: Service
 
 
 def keys_of(settings: ServerSettings, *, of_host: Iterable[str] = ()) -> Keys:
-    """Who may come in: the key in the environment, those in the file, and those of the server that hosts our routes.
+    """The keys that open the server: in the environment, in the file, and of the server that hosts our routes.
 
     Raises:
         InputError: the file cannot be read, or holds no key.
@@ -73,11 +72,11 @@ def assemble(
     """Load the models, open the log, and make the application.
 
     Args:
-        settings: what the server is told.
-        keys: who may come in.
+        settings: the server's.
+        keys: the keys that open it.
         hosts: the names under which it may be called; see `allowed_hosts`.
-        load: brings a model.
-        queue: the model's owner, where it was loaded by somebody else.
+        load: loads a model.
+        queue: the model's owner, where another program has loaded it.
 
     Raises:
         SemGradGuardError: a model, a calibration, a log or another server cannot be had.
@@ -91,10 +90,10 @@ def assemble(
 
 
 def _aside(work: Callable[[], T]) -> T:
-    """What `work` returns, done in a thread that ends with it.
+    """The result of `work`, done in a thread that ends with it.
 
     OpenMP keeps the threads that compute for a thread as long as that one lives, and the more it keeps, the sooner they
-    go to sleep between two products. Those of whoever loaded the models would cost the models' own threads a quarter of
+    go to sleep between two products. Those of the loading thread would cost the models' own threads a quarter of
     their speed (with two of them).
     """
     future = Future[T]()
@@ -102,7 +101,7 @@ def _aside(work: Callable[[], T]) -> T:
     def run() -> None:
         try:
             future.set_result(work())
-        except BaseException as error:  # noqa: BLE001 - raised by whoever waits
+        except BaseException as error:  # noqa: BLE001 - raised by the caller
             future.set_exception(error)
 
     model_threads.start(run, name="semgrad-guard-loading")
@@ -111,7 +110,7 @@ def _aside(work: Callable[[], T]) -> T:
 
 @dataclass(frozen=True)
 class _Maker:
-    """Makes each model of what all of them have in common."""
+    """Makes each model with the settings that all of them share."""
 
     settings: ServerSettings
     load: Callable[[ModelSource], LanguageModel]
@@ -127,7 +126,7 @@ class _Maker:
 
     @cached_property
     def target(self) -> RemoteTarget | None:
-        """Where answers that are not let through are asked for once more."""
+        """The server that answers in the place of answers that are not let through."""
         if self.settings.escalate_to is None:
             return None
         url, _, model = self.settings.escalate_to.partition("#")
@@ -190,20 +189,20 @@ class _Maker:
 
 
 def options_of(settings: ServerSettings) -> GenerationOptions:
-    """How answers are written, unless a request says otherwise."""
+    """How answers are written, unless a request changes it."""
     return GenerationOptions(max_tokens=settings.max_tokens, seed=0)
 
 
 def policy_of(settings: ServerSettings, name: str) -> Policy:
-    """What decides about the answers of the model of that name.
+    """The policy for the answers of the model of that name.
 
     Raises:
-        InputError: nothing does.
+        InputError: there is none.
         CalibrationError: a calibration's file cannot be read as one.
     """
     policy = load_policy(settings.calibrations.get(name), settings.threshold, settings.on_unscored)
     own = (settings.estimator, settings.dtype, settings.quantization_config, settings.engine)
-    changed = settings.template_option or any(each is not None for each in own)
+    changed = settings.template_option or any(setting is not None for setting in own)
     if policy is None and name == POCKET and settings.upstream is None and not changed:
         policy = pocket_policy(settings.on_unscored)
     if policy is not None:
@@ -211,13 +210,13 @@ def policy_of(settings: ServerSettings, name: str) -> Policy:
     if settings.mode in ("annotate", "observe"):
         return lets_every_score_through(settings.on_unscored)
     raise InputError(
-        f"nothing says which answers of {name} are let through: give --calibration or --threshold, or --mode "
+        f"no setting decides which answers of {name} are let through: give --calibration or --threshold, or --mode "
         "annotate to deliver every answer with its uncertainty"
     )
 
 
 def _evaluations() -> Evaluations | None:
-    """Where OpenTelemetry is installed, events go to it; whether they leave the process is its settings' to say."""
+    """Where OpenTelemetry is installed, events go to it; its settings decide whether they leave the process."""
     if find_spec("opentelemetry") is None or find_spec("opentelemetry._logs") is None:
         return None
     from semgrad_guard.server.tracing import Evaluations

@@ -1,20 +1,21 @@
-"""Requests that are written together: at every step some may join and leave; where a model cannot, those that wait."""
+"""Requests that are answered together: they join and leave at every step, or where a model cannot, in whole runs."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
+from contextvars import Context
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol, TypeVar
 
 from semgrad_guard.engine.generation.running_batch import BatchRequest, RunningAnswer
-from semgrad_guard.engine.interruption import Stops, current_stop
+from semgrad_guard.engine.interruption import Stops, current_stop, stopping
 from semgrad_guard.engine.replay.memory_budget import Memory
-from semgrad_guard.errors import AnswerInterruptedError
-from semgrad_guard.guard import Draft
-from semgrad_guard.server.answers import Answer
-from semgrad_guard.server.turns import Turn
-from semgrad_guard.server.writing import Assignment, Writer
+from semgrad_guard.errors import AnswerInterruptedError, SemGradGuardError
+from semgrad_guard.server.writing import AnswerRequest, Assignment, Writer
 
+R = TypeVar("R")
 Batching = Literal["steps", "together", "equal_lengths", "none"]
 """How requests share a model: they join and leave at any step; those that wait and are alike run together, whatever the
 lengths of their prompts, or with prompts of equal length; not at all.
@@ -23,21 +24,71 @@ lengths of their prompts, or with prompts of equal length; not at all.
 ROWS = 32
 """Answers that are written at once."""
 MEMORY = Memory(logits=256 << 20, activations=1 << 30, outputs=512 << 20)
-"""What a batch of so many answers may hold for their scores."""
-_CELLS = 1 << 16  # tokens of a batch, padding counted: what bounds its memory
-_READ = 2048  # tokens of prompts that are read between two steps of those that are being written
-_LINGER = 4  # steps that an answer which is done waits for others to be scored with
+"""The most that a batch of so many answers may hold for their scores."""
+_CELLS = 1 << 16  # tokens of a batch, padding counted: they bound its memory
+_READ = 2048  # tokens of prompts that are read between two steps of the answers that are being written
+_LINGER = 4  # steps that a finished answer waits for others to be scored with
 
 
-Order = tuple[Turn[list[Draft[Answer]]], Assignment]
-"""A request that shall be written, and who waits for it."""
+@dataclass(eq=False)
+class Job:
+    """Work for a model's thread: a request to answer, or other `work`. Its future is settled once.
+
+    It runs in the caller's context, and so under the caller's stops. `assignment` is the request, once it was read.
+    """
+
+    context: Context
+    request: AnswerRequest | None = None
+    work: Callable[[], Any] | None = None
+    assignment: Assignment | None = None
+    future: Future[Any] = field(default_factory=Future[Any])
+
+    @property
+    def assigned(self) -> Assignment:
+        """The request as it was read.
+
+        Raises:
+            RuntimeError: it was not read.
+        """
+        if self.assignment is None:
+            raise RuntimeError("the request of this job was not read")
+        return self.assignment
+
+    def begin(self) -> bool:
+        """Whether a caller still waits; from then on, the thread has to settle it."""
+        return self.future.set_running_or_notify_cancel()
+
+    def run(self, work: Callable[[], R]) -> R:
+        """The result of `work` in the caller's context, under the stops of the running thread as well."""
+        stops = current_stop()
+
+        def under_both() -> R:
+            with stopping(stops):
+                current_stop().check()
+                return work()
+
+        return self.context.run(under_both)
+
+    def settle(self, work: Callable[[], Any]) -> None:
+        """Give the caller the result of `work`, or its error."""
+        try:
+            result = self.run(work)
+        except BaseException as error:  # noqa: BLE001 - raised by the caller
+            self.fail(error)
+        else:
+            self.future.set_result(result)
+
+    def fail(self, error: BaseException) -> None:
+        """Give the caller this error."""
+        # The frames of our own errors hold the states of the model.
+        self.future.set_exception(error.with_traceback(None) if isinstance(error, SemGradGuardError) else error)
 
 
 class Batcher(Protocol):
-    """Writes requests with one model, in the model's thread.
+    """Answers requests with one model, in the model's thread.
 
-    Nobody's error is anybody else's: a request that fails is told why, and the others go on. `looks_behind`: a request
-    may begin with the one at the head of the queue past others, which cannot.
+    The error of one request is not another's: its caller gets it, and the other requests continue. `looks_behind`: a
+    request may begin together with the first of the queue, before others between them, which cannot.
     """
 
     @property
@@ -48,21 +99,21 @@ class Batcher(Protocol):
         """Whether nothing is being written."""
         ...
 
-    def has_room(self, orders: Sequence[Assignment]) -> bool:
-        """Whether these can begin now, all of them; where nothing is being written, one always can."""
+    def has_room(self, assignments: Sequence[Assignment]) -> bool:
+        """Whether all of these can begin now; where nothing is being written, one always can."""
         ...
 
-    def begin(self, orders: Sequence[Order]) -> None:
-        """Begin to write some requests."""
+    def begin(self, jobs: Sequence[Job]) -> None:
+        """Begin to answer requests, which have been read."""
         ...
 
     def step(self) -> None:
-        """Go on with what is being written."""
+        """Continue the answers that are being written."""
         ...
 
 
 def batcher_of(writer: Writer) -> tuple[Batching, Batcher]:
-    """How requests share a model, as far as it can, and what does it. The first call makes the model's self-check."""
+    """How requests can share a model, and their batcher. The first call makes the model's self-check."""
     rows = min(ROWS, writer.model.max_batch or ROWS)
     if rows > 1 and writer.model.joins:
         return "steps", RunningRequests(writer, rows=rows)
@@ -84,49 +135,49 @@ class WholeRuns:
     def __init__(self, writer: Writer, *, rows: int = ROWS, pads: bool = True) -> None:
         self._writer, self._most, self._pads = writer, rows, pads
 
-    def has_room(self, orders: Sequence[Assignment]) -> bool:
-        """Whether these can be one run."""
-        first, *others = orders
-        rows = sum(len(each.options) for each in orders)
-        longest = max(len(each.prompt.ids) + each.options[0].max_tokens for each in orders)
+    def has_room(self, assignments: Sequence[Assignment]) -> bool:
+        """Whether these can be one run: of the same options and form, with no client that listens."""
+        first, *others = assignments
+        rows = sum(len(one.options) for one in assignments)
+        longest = max(len(one.prompt.ids) + one.options[0].max_tokens for one in assignments)
         limit = self._writer.model.fixed_positions
         fit = rows <= self._most and rows * longest <= _CELLS and (limit is None or longest <= limit)
-        level = self._pads or len({len(each.prompt.ids) for each in orders}) == 1
-        return not others or (fit and level and all(_alike(first, each) for each in others))
+        level = self._pads or len({len(one.prompt.ids) for one in assignments}) == 1
+        return not others or (fit and level and all(_alike(first, other) for other in others))
 
-    def begin(self, orders: Sequence[Order]) -> None:
+    def begin(self, jobs: Sequence[Job]) -> None:
         """Answer them, one alone under its stops; where several fail, each by itself."""
-        assignments = [assignment for _, assignment in orders]
         if self._most == 1:  # nor do the answers to one request share a run
-            for turn, assignment in orders:
-                turn.settle(lambda own=assignment: self._writer.written_singly(own))
+            for job in jobs:
+                job.settle(lambda job=job: self._writer.written_singly(job.assigned))
             return
-        if len(orders) == 1:
-            _write_alone(self._writer, orders[0])
-            return
-        try:
-            drafts = self._writer.written(assignments)
-        except BaseException:  # noqa: BLE001 - raised again by that one whose error it is
-            drafts = None
-        if drafts is None:
-            for order in orders:
-                _write_alone(self._writer, order)
-            return
-        for (turn, _), own in zip(orders, drafts, strict=True):
-            turn.settle(lambda own=own: own)
+        drafts = None
+        if len(jobs) > 1:
+            with suppress(BaseException):  # raised again by the request that causes it
+                drafts = self._writer.written([job.assigned for job in jobs])
+        for index, job in enumerate(jobs):
+            if drafts is None:
+                _write_alone(self._writer, job)
+            else:
+                job.settle(lambda own=drafts[index]: own)
 
     def step(self) -> None:
-        """Nothing is left to go on with."""
+        """Nothing is left to continue."""
+
+
+def _alike(first: Assignment, other: Assignment) -> bool:
+    one, two = first.request, other.request
+    same = one.options == two.options and one.form == two.form and first.options[0] == other.options[0]
+    return same and one.options.seed is None and one.on_piece is None and two.on_piece is None
 
 
 @dataclass(eq=False)
 class _Writing:
-    """A request that is being written."""
+    """A request that is being written, its answers in rows of the batch; `waited` counts the steps since its end."""
 
-    turn: Turn[list[Draft[Answer]]]
-    assignment: Assignment
+    job: Job
+    rows: Sequence[RunningAnswer]
     stops: Stops
-    rows: list[RunningAnswer] = field(default_factory=list[RunningAnswer])
     waited: int = 0
 
     @property
@@ -136,7 +187,7 @@ class _Writing:
 
     @property
     def error(self) -> Exception | None:
-        """What ended one of its answers before it was written."""
+        """The error that ended one of its answers early."""
         return next((row.error for row in self.rows if row.error), None)
 
 
@@ -155,131 +206,112 @@ class RunningRequests:
         """Whether nothing is being written."""
         return not self._writing
 
-    def has_room(self, orders: Sequence[Assignment]) -> bool:
-        """Whether these can join now, all of them."""
-        new = [(each.prompt, options) for each in orders for options in each.options]
-        if self.is_idle and len(orders) == 1:
+    def has_room(self, assignments: Sequence[Assignment]) -> bool:
+        """Whether all of these can join now."""
+        new = [(one.prompt, options) for one in assignments for options in one.options]
+        if self.is_idle and len(assignments) == 1:
             return True
-        read = sum(len(each.prompt.ids) for each in orders)
+        read = sum(len(one.prompt.ids) for one in assignments)
         rows = len(self._batch.rows) + len(new)
         return rows <= self._most and read <= _READ and self._batch.has_room(new, cells=_CELLS)
 
-    def begin(self, orders: Sequence[Order]) -> None:
-        """Read the prompts of some requests, beside those that are being written.
+    def begin(self, jobs: Sequence[Job]) -> None:
+        """Read the prompts of requests, next to those that are being written.
 
         A request that cannot join is written by itself, between two steps of the others.
         """
-        joining: list[Order] = []
-        for order in orders:
-            if self._can_join(order):
-                joining.append(order)
+        joining: list[Job] = []
+        for job in jobs:
+            if self._can_join(job.assigned):
+                joining.append(job)
             else:
-                _write_alone(self._writer, order)
+                _write_alone(self._writer, job)
         if joining:
-            self._end_what_cannot_go_on()
+            try:
+                self._batch.require_the_same_model()
+            except AnswerInterruptedError as error:  # the model was changed: this ends old answers, and no new ones
+                self._end([writing for writing in self._writing if not writing.done], error)
             self._join(joining)
 
-    def _can_join(self, order: Order) -> bool:
-        _, assignment = order
+    def _can_join(self, assignment: Assignment) -> bool:
         try:
             fits = len(assignment.options) <= self._most
             return fits and all(self._batch.takes(assignment.prompt, options) for options in assignment.options)
         except Exception:  # noqa: BLE001 - raised again where it is written
             return False
 
-    def _join(self, orders: Sequence[Order]) -> None:
+    def _join(self, jobs: Sequence[Job]) -> None:
         """Read prompts in one pass, or where that fails one by one.
 
-        The pass that reads one prompt ends when its client goes away; one that reads several, only with the server.
+        The pass that reads one prompt ends when its client leaves; one that reads several, only with the server.
         """
-        joined = [_Writing(turn, assignment, turn.context.run(current_stop)) for turn, assignment in orders]
-        asked = [
-            [BatchRequest(work.prompt, options, work.hearing()) for options in work.options]
-            for work in (writing.assignment for writing in joined)
+        requests = [
+            BatchRequest(job.assigned.prompt, options, job.assigned.on_piece())
+            for job in jobs
+            for options in job.assigned.options
         ]
-        every = [one for each in asked for one in each]
-        rows: Sequence[RunningAnswer] = ()
+        alone = jobs[0] if len(jobs) == 1 else None
         try:
-            rows = joined[0].turn.run(lambda: self._batch.join(every)) if len(joined) == 1 else self._batch.join(every)
-        except BaseException as error:  # noqa: BLE001 - raised by whoever waits
-            if len(joined) == 1:
-                joined[0].turn.fail(error)
-        if not rows:
-            for order in orders if len(orders) > 1 else ():
-                self._join([order])
+            rows = iter(alone.run(lambda: self._batch.join(requests)) if alone else self._batch.join(requests))
+        except BaseException as error:  # noqa: BLE001 - raised by the caller
+            if alone:
+                alone.fail(error)
+            else:
+                for job in jobs:
+                    self._join([job])
             return
-        left = iter(rows)
-        for each, own in zip(joined, asked, strict=True):
-            each.rows = [next(left) for _ in own]
-        self._writing += joined
+        for job in jobs:
+            own = [next(rows) for _ in job.assigned.options]
+            self._writing.append(_Writing(job, own, job.context.run(current_stop)))
 
     def step(self) -> None:
         """One more token of every answer, and the scores of those that are done."""
-        self._let_go()
+        for writing in list(self._writing):
+            try:
+                writing.stops.check()
+            except AnswerInterruptedError as error:  # its client has left, or its time is over
+                self._end([writing], error)
         try:
             self._batch.step()
-        except BaseException as error:  # noqa: BLE001 - raised by whoever waits
-            self._end([each for each in self._writing if not each.done], error)
+        except BaseException as error:  # noqa: BLE001 - raised by the callers
+            self._end([writing for writing in self._writing if not writing.done], error)
         self._settle()
 
-    def _end_what_cannot_go_on(self) -> None:
-        """Where the model was changed, those that it was writing end, and not those that come now."""
-        try:
-            self._batch.require_the_same_model()
-        except AnswerInterruptedError as error:
-            self._end([each for each in self._writing if not each.done], error)
-
-    def _let_go(self) -> None:
-        """Requests that nobody waits for any more, or that are out of time, give up their rows."""
-        for each in list(self._writing):
-            try:
-                each.stops.check()
-            except AnswerInterruptedError as error:
-                self._end([each], error)
-
     def _settle(self) -> None:
-        """Score answers that are done: together with others that soon will be, as long as that is a matter of steps."""
-        for each in [each for each in self._writing if each.done]:
-            if error := each.error:
-                self._end([each], error)
-        done = [each for each in self._writing if each.done]
-        for each in done:
-            each.waited += 1
+        """Score finished answers: together with others that soon will be, as long as that is a matter of steps."""
+        for writing in [writing for writing in self._writing if writing.done]:
+            if error := writing.error:
+                self._end([writing], error)
+        done = [writing for writing in self._writing if writing.done]
+        for writing in done:
+            writing.waited += 1
         enough = max(1, len(self._batch.rows) // 4)
-        if done and (not self._batch.rows or len(done) >= enough or max(each.waited for each in done) > _LINGER):
-            self._writing = [each for each in self._writing if not each.done]
+        if done and (not self._batch.rows or len(done) >= enough or max(one.waited for one in done) > _LINGER):
+            self._writing = [writing for writing in self._writing if not writing.done]
             self._deliver(done)
 
     def _deliver(self, done: Sequence[_Writing]) -> None:
         try:
-            generations = iter(self._batch.generations([row for each in done for row in each.rows]))
-        except BaseException as error:  # noqa: BLE001 - raised by whoever waits
-            for each in done:
-                each.turn.fail(error)
+            generations = iter(self._batch.generations([row for writing in done for row in writing.rows]))
+        except BaseException as error:  # noqa: BLE001 - raised by the callers
+            for writing in done:
+                writing.job.fail(error)
             return
         with self._writer.model.turn:  # in which the model is looked at once
-            for each in done:
-                own = [next(generations) for _ in each.rows]
-                if error := each.error:  # somebody who does not hear the end of an answer
-                    each.turn.fail(error)
+            for writing in done:
+                own, job = [next(generations) for _ in writing.rows], writing.job
+                if error := writing.error:  # a client did not take the last piece
+                    job.fail(error)
                 else:
-                    each.turn.settle(lambda each=each, own=own: self._writer.drafts(each.assignment, own))
+                    job.settle(lambda job=job, own=own: self._writer.drafts(job.assigned, own))
 
     def _end(self, ended: Sequence[_Writing], error: BaseException) -> None:
-        self._writing = [each for each in self._writing if each not in ended]
-        self._batch.drop(row for each in ended for row in each.rows)
-        for each in ended:
-            each.turn.fail(error)
+        self._writing = [writing for writing in self._writing if writing not in ended]
+        self._batch.drop(row for writing in ended for row in writing.rows)
+        for writing in ended:
+            writing.job.fail(error)
 
 
-def _write_alone(writer: Writer, order: Order) -> None:
+def _write_alone(writer: Writer, job: Job) -> None:
     """Write a request in a run of its own, under its stops."""
-    turn, assignment = order
-    turn.settle(lambda: writer.written([assignment])[0])
-
-
-def _alike(first: Assignment, other: Assignment) -> bool:
-    """Whether two requests can be written in one run: the same options and form, and nobody listens."""
-    one, two = first.request, other.request
-    same = one.options == two.options and one.form == two.form and first.options[0] == other.options[0]
-    return same and one.options.seed is None and one.heard is None and two.heard is None
+    job.settle(lambda: writer.written([job.assigned])[0])

@@ -1,8 +1,8 @@
-"""What clients get: chat completions, whole or as a stream of chunks, each answer with its verdict.
+"""Chat completions, whole or as a stream of chunks, each answer with its verdict.
 
-The verdict stands in `choices[i].logprobs.semgrad_guard`, which every client lets through, and at the top level as
-`semgrad_guard` (a list where there are several answers). An answer that stands in for a withheld one has no
-log-probabilities and no tokens; where JSON was asked for it is a `refusal`, as OpenAI's own models give one.
+The verdict is in `choices[i].logprobs.semgrad_guard`, which every client lets through, and at the top level as
+`semgrad_guard` (a list where there are several answers). The text that replaces a withheld answer has no
+log-probabilities and no tokens; where the answer was to be JSON it is a `refusal`, as in OpenAI's own answers.
 
 Why: docs/adr/0141-verdict-in-logprobs.md
 """
@@ -15,8 +15,15 @@ from typing import Any
 
 from semgrad_guard.guard import Outcome
 from semgrad_guard.records import Verdict
-from semgrad_guard.server.answers import Answer, tool_call_fields
-from semgrad_guard.server.records import ACTION_HEADER, ENFORCED_HEADER, ID_HEADER, KEY, public_record
+from semgrad_guard.server.answers import (
+    ACTION_HEADER,
+    ENFORCED_HEADER,
+    ID_HEADER,
+    KEY,
+    Answer,
+    public_record,
+    tool_call_fields,
+)
 from semgrad_guard.server.service import Call
 
 Json = dict[str, Any]
@@ -43,11 +50,11 @@ def completion(call: Call, outcomes: Sequence[Outcome[Answer]], *, request_id: s
 
 def headers(outcomes: Sequence[Outcome[Answer]]) -> dict[str, str]:
     """The headers of an answer that is complete before it is sent."""
-    found = {ACTION_HEADER: ",".join(outcome.verdict.action for outcome in outcomes)}
+    fields = {ACTION_HEADER: ",".join(outcome.verdict.action for outcome in outcomes)}
     if not all(outcome.verdict.enforced for outcome in outcomes):
-        found[ENFORCED_HEADER] = "false"
+        fields[ENFORCED_HEADER] = "false"
     ids = [outcome.verdict.decision_id for outcome in outcomes if outcome.verdict.decision_id is not None]
-    return {**found, ID_HEADER: ",".join(ids)} if ids else found
+    return {**fields, ID_HEADER: ",".join(ids)} if ids else fields
 
 
 async def chunks(call: Call, steps: AsyncIterator[str | Outcome[Answer]], *, request_id: str) -> AsyncIterator[Json]:
@@ -72,11 +79,10 @@ async def chunks(call: Call, steps: AsyncIterator[str | Outcome[Answer]], *, req
 
 
 def usage(call: Call, outcomes: Sequence[Outcome[Answer]]) -> Json:
-    """Tokens of the prompt, and of what was delivered.
+    """The tokens of the prompt, and of the delivered answers.
 
-    Where another server counts several answers together, and some were withheld, or does not count, it is the scored
-    tokens that are counted. Of what it says about the prompt of a withheld answer nothing is told: it need not be about
-    the prompt alone.
+    Where another server counts several answers together, and some were withheld, or does not count, the scored tokens
+    are counted. Its count of a withheld answer's prompt is left out: it need not be about the prompt alone.
     """
     delivered = [(outcome.answer, outcome.verdict) for outcome in outcomes if outcome.answer is not None]
     together = {answer.together for answer, _ in delivered}
@@ -119,12 +125,12 @@ def _message(call: Call, outcome: Outcome[Answer]) -> Json:
 
 
 def _rest(call: Call, outcome: Outcome[Answer], sent: str) -> list[Json]:
-    """What of an outcome has not been sent in pieces."""
+    """The parts of an outcome that have not been sent in pieces."""
     if outcome.answer is None and call.request.wants_json:
         return [{"refusal": outcome.verdict.text}]
     text = outcome.verdict.text
     rest = text.removeprefix(sent) if text.startswith(sent) else ""  # another server's reasoning went out before it
-    calls = [{"index": index, **each} for index, each in enumerate(_calls(outcome))]
+    calls = [{"index": index, **call} for index, call in enumerate(_calls(outcome))]
     thought = _reasoning(outcome)
     return [
         *([thought] if thought else []),

@@ -1,4 +1,4 @@
-"""`Cuts`: what a client's `stop` and `max_tokens` leave of an answer that was let through.
+"""`Cuts`: the part of a delivered answer that a client's `stop` and `max_tokens` leave.
 
 Where answers may be withheld, the draft ends by the server's own limits, and the decision is about all of it. If a
 client's cut changed the draft, it would change the decision: the beginning of a withheld answer may score lower than
@@ -20,7 +20,7 @@ from semgrad_guard.records import Verdict
 from semgrad_guard.server.answers import Answer
 
 CUT = "the delivered text ends where the client's stop or max_tokens cut it; the decision is about the whole answer"
-"""Why nothing is promised of what is left of an answer."""
+"""Why the rest of an answer is not promised."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +42,7 @@ class Cuts:
         return self.max_tokens is not None or bool(self.stop)
 
     def delivered(self, verdict: Verdict, answer: Answer) -> tuple[Verdict, Answer]:
-        """What goes out of an answer that is let through, and its verdict.
+        """The part of an answer that is delivered, and its verdict.
 
         A tool call goes out whole or not at all. `finish_reason` is OpenAI's: "length" where the limit ended the
         answer, and "stop" where a string did.

@@ -1,6 +1,6 @@
-"""Requests for another server, which may do more than our engine: what it is asked is its own to check.
+"""Requests for another server, which may do more than our engine and checks them itself.
 
-Of such a request we read what we need. What the scorer cannot read is passed on, and its answer has no score.
+Only the fields that we need are read. A request that the scorer cannot read is passed on, and its answer has no score.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from semgrad_guard.records import Message
 from semgrad_guard.server.protocol import CUTS, ChatRequest
 
 _OURS = frozenset({"model", "messages", "stream", "n", "semgrad_guard"})
-"""What decides how we answer, so that it must be right."""
+"""The fields that decide how we answer: they must be valid."""
 _SCORED = frozenset({"tools", "tool_choice", "response_format"})
-"""What changes the prompt, beside the messages."""
+"""The fields that change the prompt, next to the messages."""
 
 
 @dataclass(frozen=True)
 class Forwarded:
-    """A request as far as we read it; `unread` says why its answer cannot be scored, `left` which of its fields are
-    not in the `request`, and why."""
+    """A request as far as we read it. `unread` is the reason why its answer cannot be scored; `left` has the fields
+    that are not in the `request`, each with the reason."""
 
     request: ChatRequest
     conversation: tuple[Message, ...] = ()
-    form: AnswerForm | None = None
+    form: AnswerForm = field(default_factory=AnswerForm)
     unread: str | None = None
     left: Mapping[str, str] = field(default_factory=dict[str, str])
 
@@ -37,9 +37,9 @@ class Forwarded:
         """Refuse cuts that this server is to make and cannot read, or that lie beyond its own limit.
 
         Raises:
-            InputError: there are some.
+            InputError: the request has such cuts.
         """
-        if unread := [said for name, said in self.left.items() if name in CUTS]:
+        if unread := [problem for name, problem in self.left.items() if name in CUTS]:
             raise InputError(unread[0])
         self.request.require_within(limit)
 
@@ -48,16 +48,18 @@ def forwarded(body: Mapping[str, Any]) -> Forwarded:
     """Read a request that another server answers.
 
     Raises:
-        ValidationError: what decides how we answer is wrong.
+        ValidationError: a field that decides how we answer is wrong.
     """
-    kept, unread = {**body, "stream_options": _stream_options(body.get("stream_options"))}, list[str]()
-    left: dict[str, str] = {}
+    kept, unread, left = dict(body), list[str](), dict[str, str]()
+    if isinstance(options := body.get("stream_options"), dict):  # other servers know further ones
+        known = cast("dict[str, Any]", options)
+        kept["stream_options"] = {name: value for name, value in known.items() if name == "include_usage"}
     while True:
         try:
             request = ChatRequest.model_validate(kept)
             break
         except ValidationError as error:
-            place, said = problem_of(error)
+            place, problem = problem_of(error)
             name = place.partition(".")[0]
             if name == "messages" and (question := _question(body.get("messages"))) is not None:
                 kept["messages"] = [{"role": "user", "content": question}]
@@ -65,37 +67,30 @@ def forwarded(body: Mapping[str, Any]) -> Forwarded:
                 raise
             else:
                 del kept[name]
-                left[name] = f"{place}: {said}"
+                left[name] = f"{place}: {problem}"
             if name in ("messages", *_SCORED):
-                unread.append(f"{place}: {said}")
+                unread.append(f"{place}: {problem}")
     try:
         conversation, form = request.conversation(), request.form()
     except InputError as error:
         unread.append(str(error))
-        conversation, form = (), None
+        conversation, form = (), AnswerForm()
     if unread:
-        said = f"the scorer cannot read the request ({'; '.join(unread)})"
-        return Forwarded(request, unread=said, left=left)
+        reason = f"the scorer cannot read the request ({'; '.join(unread)})"
+        return Forwarded(request, unread=reason, left=left)
     return Forwarded(request, conversation, form, left=left)
 
 
 def problem_of(error: ValidationError) -> tuple[str, str]:
-    """Where a body is wrong, and in what. What was sent is not repeated."""
+    """The place and the kind of an error in a body, without the client's own text."""
     first = error.errors(include_input=False, include_url=False, include_context=False)[0]
     return ".".join(str(part) for part in first["loc"])[:200], first["msg"]
 
 
-def _stream_options(sent: Any) -> Any:
-    """What of them is ours to heed; other servers know further ones."""
-    if not isinstance(sent, dict):
-        return sent
-    return {name: value for name, value in cast("dict[str, Any]", sent).items() if name == "include_usage"}
-
-
 def _question(messages: Any) -> str | None:
-    """The user's last words, as far as they are text; None where these are no messages at all."""
-    turns = cast("list[Any]", messages) if isinstance(messages, list) else []
-    if not turns or not all(isinstance(turn, dict) for turn in turns):
+    """The user's last message as far as it is text; None where these are not messages at all."""
+    listed = cast("list[Any]", messages) if isinstance(messages, list) else []
+    if not listed or not all(isinstance(message, dict) for message in listed):
         return None
-    said = [turn.get("content") for turn in turns if turn.get("role") == "user"]
-    return said[-1] if said and isinstance(said[-1], str) else ""
+    texts = [message.get("content") for message in listed if message.get("role") == "user"]
+    return texts[-1] if texts and isinstance(texts[-1], str) else ""

@@ -1,28 +1,87 @@
-"""What every request passes before it reaches a route: how many there are, whom it calls, and who sends it."""
+"""The checks that every request passes before it reaches a route: how many there are, the host's name, and the key."""
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import hmac
 import ipaddress
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from semgrad_guard.errors import InputError
 from semgrad_guard.server.http_errors import ENDING, HttpError
-from semgrad_guard.server.keys import Keys
 from semgrad_guard.server.pages import PATHS
 
 _HEALTH = frozenset({"/healthz", "/readyz"})
 _PROBES = _HEALTH | {"/metrics"}
-"""What kubelet, HAProxy and Prometheus ask for by address, and HTTP/1.0 without a Host header."""
+"""The routes that kubelet, HAProxy and Prometheus request by address, and HTTP/1.0 without a Host header."""
 _OPEN = _HEALTH | PATHS
+_SHORTEST_KEY = 16
+
+
+class Keys:
+    """The API keys that open a server; without any, it is open. They are held as hashes.
+
+    Args:
+        keys: the server's own.
+        of_host: those of the server that hosts our routes; their length is that server's choice.
+
+    Raises:
+        InputError: one of the server's own is shorter than 16 characters.
+    """
+
+    def __init__(self, keys: Iterable[str] = (), *, of_host: Iterable[str] = ()) -> None:
+        own = [key.strip() for key in keys if key.strip()]
+        if any(len(key) < _SHORTEST_KEY for key in own):
+            raise InputError(f"an API key has at least {_SHORTEST_KEY} characters; make one with: openssl rand -hex 32")
+        self._hashes = tuple(_hash(key) for key in (*own, *(key.strip() for key in of_host if key.strip())))
+
+    def __bool__(self) -> bool:
+        return bool(self._hashes)
+
+    def open_to(self, authorization: str | None) -> bool:
+        """Whether a request with this Authorization header may come in. Keys are compared in constant time."""
+        if not self._hashes:
+            return True
+        scheme, _, key = (authorization or "").partition(" ")
+        given = _hash(key.strip())
+        matches = [hmac.compare_digest(given, known) for known in self._hashes]  # all of them: no early end
+        return scheme.lower() == "bearer" and any(matches)
+
+    @classmethod
+    def from_file(cls, path: Path) -> list[str]:
+        """The keys in a file, one in each line; lines that begin with "#" are comments.
+
+        Raises:
+            InputError: the file cannot be read, or holds no key.
+        """
+        try:
+            lines = path.read_text(encoding="utf-8").splitlines()
+        except (OSError, UnicodeError) as error:
+            raise InputError(f"the API keys in {path} cannot be read: {error}") from error
+        keys = [line.strip() for line in lines if line.strip() and not line.lstrip().startswith("#")]
+        if not keys:
+            raise InputError(f"{path} holds no API key; write one a line")
+        return keys
+
+
+def _hash(key: str) -> bytes:
+    return hashlib.sha256(key.encode("utf-8", "surrogatepass")).digest()
 
 
 class Gate:
-    """ASGI middleware: refuses what is too much, comes under a foreign name, or has no key."""
+    """ASGI middleware: refuses a request that is one too many, comes under a foreign name, or has no key.
+
+    A request counts once it is whole, so that half-sent ones lock out no client.
+    """
 
     def __init__(
         self,
@@ -42,21 +101,45 @@ class Gate:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        problem = self._refusal(scope)
-        if problem is not None:
+        try:
+            entry = self._checked(scope, receive)
+        except HttpError as problem:
             await _response(problem)(scope, receive, send)
             return
-        self._inside += 1
         try:
-            await self._answered(scope, receive, send)
+            await self._answered(scope, entry, send)
         finally:
-            self._inside -= 1
+            self._inside -= entry.counted
+
+    def _checked(self, scope: Scope, receive: Receive) -> _Entry:
+        headers, path = Headers(scope=scope), scope["path"].removeprefix(scope.get("root_path", ""))  # as routed
+        self._check_host(scope["method"], headers, path)
+        key = headers.get("x-api-key")  # as LiteLLM's guardrails send it
+        authorization = headers.get("authorization") or (None if key is None else f"Bearer {key}")
+        if path not in _OPEN and not self._keys.open_to(authorization):
+            challenge = {"www-authenticate": "Bearer"}
+            raise HttpError(401, "invalid_api_key", "send the header Authorization: Bearer KEY", headers=challenge)
+        entry = _Entry(receive, partial(self.enter, limited=path not in _HEALTH))
+        if headers.get("content-length", "0") == "0" and "transfer-encoding" not in headers:
+            entry.enter()  # a route need not read such a body
+        return entry
+
+    def enter(self, *, limited: bool) -> None:
+        """Count one more whole request.
+
+        Raises:
+            HttpError: it is one too many.
+        """
+        if limited and self._inside >= self._connections:
+            text = f"{self._inside} requests are being answered, which is the limit; try again later"
+            raise HttpError(503, "too_many_connections", text, headers={"retry-after": "1"})
+        self._inside += 1
 
     async def _answered(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass the request on.
 
-        A bug ends here: servers would log it with its words, which may be a client's. So does a cancellation, which
-        comes when the time to finish what had begun is over: servers would answer it as if it were a bug.
+        A bug ends here: servers would log it with its text, which may be a client's. So does a cancellation, which
+        comes when the time to finish running requests is over: servers would answer it as if it were a bug.
         """
         begun = False
 
@@ -72,43 +155,47 @@ class Gate:
             if not begun:
                 await _response(problem)(scope, receive, send)
 
-    def _refusal(self, scope: Scope) -> HttpError | None:
-        headers = Headers(scope=scope)
-        path = scope["path"].removeprefix(scope.get("root_path", ""))  # as the router reads it
-        if self._inside >= self._connections and path not in _HEALTH:
-            said = f"{self._inside} requests are being answered, which is the limit; ask again"
-            return HttpError(503, "too_many_connections", said, headers={"retry-after": "1"})
-        if problem := self._foreign(scope["method"], headers, path):
-            return problem
-        if path not in _OPEN and not self._keys.open_to(_authorization(headers)):
-            challenge = {"www-authenticate": "Bearer"}
-            return HttpError(401, "invalid_api_key", "send the header Authorization: Bearer KEY", headers=challenge)
-        return None
+    def _check_host(self, method: str, headers: Headers, path: str) -> None:
+        """Refuse foreign names.
 
-    def _foreign(self, method: str, headers: Headers, path: str) -> HttpError | None:
-        """Refuse other names: a page in a browser may point a name of its own at this machine.
+        A page in a browser may point a name of its own at this machine. Its requests name a host, never an address, and
+        have no key, so that probes by address cannot be such requests. Where vLLM hosts our routes, it allows every
+        origin; a preflight alone gets nothing.
 
-        Its requests name a host, never an address, and it has no key: so probes by address are no such requests. Where
-        vLLM hosts our routes, it allows every origin; a preflight alone gets nothing.
+        Raises:
+            HttpError: the request is refused.
         """
         if self._hosts is None:
-            return None
+            return
         name, origin = _name(headers.get("host", "")), headers.get("origin")
         if name not in self._hosts and not (path in _PROBES and (self._keys or _is_address(name))):
-            return HttpError(421, "unknown_host", "this server is not called by that name; see --allow-host")
+            raise HttpError(421, "unknown_host", "this server does not have that name; see --allow-host")
         if origin is not None and method != "OPTIONS" and _host_of(origin) not in self._hosts:
-            return HttpError(403, "foreign_origin", "pages from elsewhere may not ask this server; see --allow-host")
-        return None
+            raise HttpError(403, "foreign_origin", "pages from elsewhere may not use this server; see --allow-host")
+
+
+class _Entry:
+    """The messages of one request, which is counted when its last one has come; `counted` is 1 from then on."""
+
+    def __init__(self, receive: Receive, count: Callable[[], None]) -> None:
+        self._receive, self._count = receive, count
+        self.counted = 0
+
+    async def __call__(self) -> Message:
+        message = await self._receive()
+        if message["type"] == "http.request" and not message.get("more_body", False):
+            self.enter()
+        return message
+
+    def enter(self) -> None:
+        """Count the request, once."""
+        if not self.counted:
+            self._count()
+            self.counted = 1
 
 
 def _response(problem: HttpError) -> JSONResponse:
     return JSONResponse(problem.body, status_code=problem.status, headers=problem.headers)
-
-
-def _authorization(headers: Headers) -> str | None:
-    """The Authorization header; LiteLLM's guardrails send their key as x-api-key."""
-    key = headers.get("x-api-key")
-    return headers.get("authorization") or (None if key is None else f"Bearer {key}")
 
 
 def _name(host: str) -> str:
@@ -126,7 +213,6 @@ def _is_address(name: str) -> bool:
 
 
 def _host_of(origin: str) -> str | None:
-    try:
+    with suppress(ValueError):
         return urlsplit(origin).hostname
-    except ValueError:
-        return None
+    return None

@@ -1,8 +1,8 @@
-"""LiteLLM's generic guardrail API: a gateway sends what its models wrote, and is told whether to let it through.
+"""LiteLLM's generic guardrail API: a gateway sends its models' answers, and learns whether to let them through.
 
-LiteLLM sends the conversation before the call and the answer after it, under one call id. What was asked is therefore
+LiteLLM sends the conversation before the call and the answer after it, under one call id. Conversations are therefore
 kept for a while, in memory. A withheld answer is blocked and not replaced: LiteLLM replaces the text alone, and would
-deliver the log-probabilities of the draft beside the new words.
+deliver the log-probabilities of the draft next to the new text.
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ from semgrad_guard.decision_log.entries import Facts
 from semgrad_guard.errors import InputError, LowConfidenceError
 from semgrad_guard.guard import Draft, Outcome, arun
 from semgrad_guard.records import Message, Verdict
-from semgrad_guard.server.answers import Answer
+from semgrad_guard.server.answers import WITHHELD, Answer, public_record
 from semgrad_guard.server.protocol import ChatMessage
-from semgrad_guard.server.records import WITHHELD, public_record
 from semgrad_guard.server.service import ServedModel, Service
+from semgrad_guard.server.writing import ForeignText
 
 PATH = "/beta/litellm_basic_guardrail_api"
-_UNASKED = (
+_NO_CONVERSATION = (
     "LiteLLM did not send the conversation of this answer; set mode: [pre_call, post_call] for this guardrail, so that "
     "it does"
 )
-_ASKED_TWICE = "LiteLLM sent two conversations under one call id"
+_TWO_CONVERSATIONS = "LiteLLM sent two conversations under one call id"
 _ELSEWHERE = ("the answer was written elsewhere",)
-_OPTIONS_UNKNOWN = ("LiteLLM does not tell the options of the call (its temperature, say)",)
+_OPTIONS_UNKNOWN = ("LiteLLM does not send the options of the call (its temperature, for instance)",)
 Rows = list[dict[str, Any]]
 
 
 class GuardrailRequest(BaseModel):
-    """The body of POST /beta/litellm_basic_guardrail_api. LiteLLM adds fields; some of them may tell of reasoning."""
+    """The body of POST /beta/litellm_basic_guardrail_api. LiteLLM adds fields; some of them may show reasoning."""
 
     model_config = ConfigDict(frozen=True, extra="allow", protected_namespaces=())
 
@@ -51,23 +51,23 @@ class GuardrailRequest(BaseModel):
     model: StrictStr | None = None
     litellm_call_id: StrictStr | None = Field(default=None, max_length=256)
 
-    def asked(self) -> Asked | None:
-        """The conversation, where it was sent; the reason why it cannot be read, where it cannot."""
+    def conversation(self) -> Conversation | None:
+        """The conversation, where it was sent; with a reason, where it cannot be read."""
         if not self.structured_messages:
             return None
         try:
             rows = [ChatMessage.model_validate(row) for row in self.structured_messages]
             form = AnswerForm.of({"tools": self.tools or []})
-            turns = tuple(row.as_message(number) for number, row in enumerate(rows, start=1))
+            messages = tuple(row.as_message(number) for number, row in enumerate(rows, start=1))
         except ValidationError:
-            return Asked(reason="the conversation holds a turn that cannot be read")
+            return Conversation(reason="the conversation holds a message that cannot be read")
         except InputError as error:
-            return Asked(reason=str(error))
-        return Asked(turns, form, size=sum(len(str(row)) for row in self.structured_messages))
+            return Conversation(reason=str(error))
+        return Conversation(messages, form, size=sum(len(str(row)) for row in self.structured_messages))
 
 
 class GuardrailAnswer(BaseModel):
-    """What LiteLLM is told. `stream_holdback_chars` are the characters of each text that it may not deliver yet."""
+    """The answer to LiteLLM. `stream_holdback_chars` are the characters of each text that it may not deliver yet."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -77,49 +77,50 @@ class GuardrailAnswer(BaseModel):
     stream_holdback_chars: list[int] | None = None
 
     def as_json(self) -> dict[str, Any]:
-        """Without the fields that say nothing."""
+        """Without the fields that are None."""
         return self.model_dump(exclude={name for name, value in self if value is None})
 
 
 @dataclass(frozen=True)
-class Asked:
-    """What a model was asked; `reason` says why it is not known. `size` is in characters."""
+class Conversation:
+    """A conversation with a model; `reason` where it is not known. `size` is in characters."""
 
-    conversation: tuple[Message, ...] = ()
+    messages: tuple[Message, ...] = ()
     form: AnswerForm = field(default_factory=AnswerForm)
     reason: str | None = None
     size: int = 0
 
     @property
     def question(self) -> str | None:
-        """The user's last words."""
-        return next((turn.content for turn in reversed(self.conversation) if turn.role == "user"), None)
+        """The user's last message."""
+        return next((message.content for message in reversed(self.messages) if message.role == "user"), None)
 
 
 class Conversations:
-    """What was asked under the latest call ids; the oldest go first. One id stands for one conversation."""
+    """The conversations of the latest call ids; the oldest are dropped first. One id is for one conversation."""
 
     def __init__(self, *, most: int = 10_000, characters: int = 50_000_000) -> None:
         self._most, self._characters = most, characters
-        self._asked: OrderedDict[str, Asked] = OrderedDict()
+        self._known: OrderedDict[str, Conversation] = OrderedDict()
         self._size, self._lock = 0, threading.Lock()
 
-    def remember(self, call_id: str, asked: Asked) -> None:
-        """Keep what was asked. A client can choose its call id: another conversation under it makes it worth nothing,
-        or answers could be judged by a question that they do not answer."""
+    def remember(self, call_id: str, conversation: Conversation) -> None:
+        """Keep a conversation. A client can choose its call id: a second conversation under it invalidates both, or
+        answers could be judged by a question that they do not answer."""
         with self._lock:
-            known = self._asked.pop(call_id, asked)
-            self._size -= known.size if known is not asked else 0
-            kept = asked if known == asked else Asked(reason=_ASKED_TWICE)
-            self._asked[call_id] = kept
+            earlier = self._known.pop(call_id, None)
+            self._size -= 0 if earlier is None else earlier.size
+            same = earlier is None or earlier == conversation
+            kept = conversation if same else Conversation(reason=_TWO_CONVERSATIONS)
+            self._known[call_id] = kept
             self._size += kept.size
-            while len(self._asked) > self._most or self._size > self._characters:
-                self._size -= self._asked.popitem(last=False)[1].size
+            while len(self._known) > self._most or self._size > self._characters:
+                self._size -= self._known.popitem(last=False)[1].size
 
-    def of(self, call_id: str | None) -> Asked:
-        """What was asked under an id, as far as it is known."""
+    def of(self, call_id: str | None) -> Conversation:
+        """The conversation of a call id, as far as it is known."""
         with self._lock:
-            return self._asked.get(call_id or "", Asked(reason=_UNASKED))
+            return self._known.get(call_id or "", Conversation(reason=_NO_CONVERSATION))
 
 
 class LiteLLMGuardrail:
@@ -129,75 +130,70 @@ class LiteLLMGuardrail:
         self._service, self._conversations = service, Conversations()
 
     async def answer(self, request: GuardrailRequest) -> GuardrailAnswer:
-        """What LiteLLM is to do.
+        """Whether LiteLLM is to let the answer through.
 
         Raises:
             HttpError: there are several models, and none of the name.
-            SemGradGuardError: whatever scoring raises.
+            SemGradGuardError: any error of scoring.
         """
-        asked = request.asked()
+        conversation = request.conversation()
         if request.input_type == "response":
-            return await self._judged(request, asked or self._conversations.of(request.litellm_call_id))
-        if asked is not None and request.litellm_call_id is not None:
-            self._conversations.remember(request.litellm_call_id, asked)
+            return await self._judged(request, conversation or self._conversations.of(request.litellm_call_id))
+        if conversation is not None and request.litellm_call_id is not None:
+            self._conversations.remember(request.litellm_call_id, conversation)
         return GuardrailAnswer()
 
-    async def _judged(self, request: GuardrailRequest, asked: Asked) -> GuardrailAnswer:
-        served = self._served(request.model)
-        facts = Facts(request_id=request.litellm_call_id, served=served.name, question=asked.question)
+    async def _judged(self, request: GuardrailRequest, conversation: Conversation) -> GuardrailAnswer:
+        models, name = self._service.models, request.model  # LiteLLM's names are its own
+        served = self._service.model(name if name in models or len(models) > 1 else None)
+        facts = Facts(request_id=request.litellm_call_id, served=served.name, question=conversation.question)
         terms = replace(self._service.terms(served, facts), can_escalate=False)
-        found = await arun(terms, lambda: _drafts(served, request, asked), _nobody, stop=terms.stop())
-        verdicts = [_verdict(each) for each in found]
+        outcomes = await arun(terms, lambda: _drafts(served, request, conversation), _no_target, stop=terms.stop())
+        verdicts = [_verdict(outcome) for outcome in outcomes]
         records = [public_record(verdict, scores=served.scores) for verdict in verdicts]
-        if withheld := [verdict for verdict, out in zip(verdicts, found, strict=True) if _is_withheld(out)]:
-            return GuardrailAnswer(action="BLOCKED", blocked_reason=_reason(withheld[0], asked), semgrad_guard=records)
+        for verdict, outcome in zip(verdicts, outcomes, strict=True):
+            if isinstance(outcome, Exception) or outcome.answer is None:
+                reason = _reason(verdict, conversation)
+                return GuardrailAnswer(action="BLOCKED", blocked_reason=reason, semgrad_guard=records)
         held = [len(text) for text in request.texts or ()] if terms.withholds else None
         return GuardrailAnswer(semgrad_guard=records, stream_holdback_chars=held or None)
 
-    def _served(self, name: str | None) -> ServedModel:
-        """The model of that name, or the only one: LiteLLM's names are its own."""
-        models = self._service.models
-        return self._service.model(name if name in models or len(models) > 1 else None)
 
-
-async def _drafts(served: ServedModel, request: GuardrailRequest, asked: Asked) -> Sequence[Draft[Answer]]:
-    """Every text with its score; what else there is cannot have one, and is named where a text would stand."""
-    drafts = [await _draft(served, text, request, asked) for text in request.texts or ()]
-    for there, said in ((request.tool_calls, "a tool call"), (request.images, "an image")):
+async def _drafts(
+    served: ServedModel, request: GuardrailRequest, conversation: Conversation
+) -> Sequence[Draft[Answer]]:
+    """Every text with its score; calls and images cannot have one, and are named in the place of a text."""
+    scheduler, drafts = served.scheduler, list[Draft[Answer]]()
+    strange = _OPTIONS_UNKNOWN if scheduler.served else _ELSEWHERE
+    for text in request.texts or ():
+        foreign = ForeignText(
+            text=text,
+            conversation=conversation.messages,
+            form=conversation.form,
+            reasoned=tells_reasoning(request.model_extra),
+            reason=conversation.reason,
+        )
+        scored = await scheduler.judged(foreign)
+        drafts.append(Draft(scored.verdict, Answer(text=text), scored.prompt, strange=strange))
+    for there, name in ((request.tool_calls, "a tool call"), (request.images, "an image")):
         if there:
-            scored = await served.scheduler.unscored(said, f"{said} from elsewhere cannot be scored", asked.form)
+            reason = f"{name} from elsewhere cannot be scored"
+            scored = await scheduler.judged(ForeignText(text=name, form=conversation.form, reason=reason))
             drafts.append(Draft(scored.verdict, Answer(text="")))
     return drafts
 
 
-async def _draft(served: ServedModel, text: str, request: GuardrailRequest, asked: Asked) -> Draft[Answer]:
-    scheduler = served.scheduler
-    if asked.reason is not None:
-        scored = await scheduler.unscored(text, asked.reason, asked.form)
-    else:
-        reasoned = tells_reasoning(request.model_extra)
-        scored = await scheduler.scored(asked.conversation, text, form=asked.form, reasoned=reasoned)
-    strange = _OPTIONS_UNKNOWN if scheduler.served else _ELSEWHERE
-    return Draft(scored.verdict, Answer(text=text), scored.prompt, strange=strange)
+async def _no_target(_: Sequence[Any]) -> Sequence[Any]:
+    return ()  # these terms escalate nothing
 
 
-async def _nobody(_: Sequence[Any]) -> Sequence[Any]:
-    return ()  # nothing waits: these terms escalate nothing
+def _verdict(outcome: Outcome[Answer] | Exception) -> Verdict:
+    if isinstance(outcome, (Outcome, LowConfidenceError)):
+        return outcome.verdict
+    raise outcome
 
 
-def _verdict(found: Outcome[Answer] | Exception) -> Verdict:
-    if isinstance(found, Outcome):
-        return found.verdict
-    if isinstance(found, LowConfidenceError):
-        return found.verdict
-    raise found
-
-
-def _is_withheld(found: Outcome[Answer] | Exception) -> bool:
-    return isinstance(found, Exception) or found.answer is None
-
-
-def _reason(verdict: Verdict, asked: Asked) -> str:
-    """Why an answer is blocked, in words that a gateway shows to its clients: nothing of them depends on the answer."""
+def _reason(verdict: Verdict, conversation: Conversation) -> str:
+    """The reason of a blocked answer, which a gateway shows to its clients: it does not depend on the answer."""
     decision = "" if verdict.decision_id is None else f" (decision {verdict.decision_id})"
-    return f"{WITHHELD}{'' if asked.reason is None else f': {asked.reason}'}{decision}"
+    return f"{WITHHELD}{'' if conversation.reason is None else f': {conversation.reason}'}{decision}"

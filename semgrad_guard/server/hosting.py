@@ -1,25 +1,27 @@
-"""Where a server listens, who may call it there, and how it ends."""
+"""Where a server listens, who may call it there, how long a client may keep it waiting, and how it ends."""
 
 from __future__ import annotations
 
+import asyncio
 import ipaddress
 import os
 import socket
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import uvicorn
 from fastapi import FastAPI
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from semgrad_guard.errors import InputError
-from semgrad_guard.server.connections import Connection, ConnectionLimits, Waiting
 
 _LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 _REMEDY = "set SEMGRAD_GUARD_API_KEY, or give --api-key-file. Without one it listens on 127.0.0.1"
 _DRAIN = 30
 """Seconds that running requests have to finish once the server is to end."""
-_OPEN_FOR_EACH = 4
+_OPEN_FOR_ONE = 4
 _MANY = 65_536
 
 
@@ -39,12 +41,12 @@ def allowed_hosts(
     """The names under which a server may be called; None: any.
 
     A server without keys is called by the names of this machine only: a page in a browser may point a name of its own
-    at it. `remedy` says how this server gets a key.
+    at it. `remedy` explains how this server gets a key.
 
     Raises:
-        InputError: others could reach the server, and it has no key.
+        InputError: other machines could reach the server, and it has no key.
     """
-    own = frozenset(each.lower() for each in named)
+    own = frozenset(name.lower() for name in named)
     if has_keys:
         return own | _LOOPBACK | {host.strip("[]").lower()} if own else None
     if not is_loopback(host):
@@ -56,28 +58,132 @@ def listen(host: str, port: int) -> socket.socket:
     """A socket that listens; port 0 takes any that is free.
 
     Raises:
-        InputError: the address cannot be had.
+        InputError: the address is not available.
     """
     host = host.strip("[]")
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    # asyncio sends small packets at once (TCP_NODELAY) where a socket says that it speaks TCP. Else a stream's first
-    # piece would wait 40 ms for the client's word that it has the head.
-    found = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    # asyncio sends small packets at once (TCP_NODELAY) where a socket names TCP as its protocol. Otherwise a stream's
+    # first piece would wait 40 ms for the client's acknowledgement of the head.
+    bound = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         if os.name == "posix":
-            found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        found.bind((host, port))
-        found.listen(2048)
+            bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.bind((host, port))
+        bound.listen(2048)
     except OSError as error:
-        found.close()
+        bound.close()
         raise InputError(f"nothing can listen at {host}:{port}: {error.strerror}. Choose another --port") from error
-    return found
+    return bound
 
 
 def url_of(bound: socket.socket) -> str:
     """The URL that clients take as their base_url."""
     host, port = bound.getsockname()[:2]
     return f"http://[{host}]:{port}/v1" if ":" in host else f"http://{host}:{port}/v1"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConnectionLimits:
+    """How much one connection may take.
+
+    Args:
+        most: connections that are open at once. For a further one, the one that has waited longest for the end of its
+            request is closed, so that half-sent requests lock out no client.
+        head_bytes: the length of a request's head, up to which the server waits for its end.
+        head_seconds: in which a request's head must arrive; bytes that drip in do not extend it.
+        idle_seconds: between an answer and the next request.
+        taking_seconds: in which a client must read something of its answer.
+    """
+
+    most: int = 1024
+    head_bytes: int = 65_536
+    head_seconds: float = 10.0
+    idle_seconds: int = 30
+    taking_seconds: float = 60.0
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """The connections of one server without a whole request, in the order in which they began to wait."""
+
+    limits: ConnectionLimits
+    connections: dict[Connection, None] = field(default_factory=dict["Connection", None])
+
+
+class Connection(H11Protocol):
+    """HTTP/1.1 with limits of time; uvicorn has one for idle connections alone, which each byte extends."""
+
+    def __init__(self, waiting: Waiting, **arguments: Any) -> None:
+        super().__init__(**arguments)
+        self._limits, self._waiting = waiting.limits, waiting.connections
+        self._head: asyncio.TimerHandle | None = None
+        self._taking: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Begin to wait for a request, in the place of another connection if need be."""
+        super().connection_made(transport)
+        if len(self.connections) > self._limits.most and self._waiting:
+            next(iter(self._waiting)).hang_up()
+        self._wait()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Forget it."""
+        self._stop_waiting()
+        self.resume_writing()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Read the data, and wait for more where the request is not whole."""
+        super().data_received(data)
+        self._wait()
+
+    def on_response_complete(self) -> None:
+        """Wait for the next request; uvicorn limits the time until its first byte."""
+        super().on_response_complete()
+        if not self._is_answering:
+            self._waiting[self] = None
+
+    def pause_writing(self) -> None:
+        """The client reads less than it is sent."""
+        super().pause_writing()
+        self._taking = self.loop.call_later(self._limits.taking_seconds, self.hang_up)
+
+    def resume_writing(self) -> None:
+        """The client has read something."""
+        super().resume_writing()
+        if self._taking is not None:
+            self._taking.cancel()
+            self._taking = None
+
+    def hang_up(self) -> None:
+        """Close it at once: the client will not read the rest."""
+        self._stop_waiting()
+        self.transport.abort()
+
+    @property
+    def _is_answering(self) -> bool:
+        cycle = cast("Any", self.cycle)  # None before the first request
+        return cycle is not None and not cycle.response_complete
+
+    def _wait(self) -> None:
+        if self._is_answering:
+            self._stop_timer()  # the application limits the time of a body
+            if cast("Any", self.cycle).more_body:
+                self._waiting.setdefault(self)
+            else:
+                self._waiting.pop(self, None)
+        elif self._head is None and not self.transport.is_closing():
+            self._waiting.setdefault(self)
+            self._head = self.loop.call_later(self._limits.head_seconds, self.hang_up)
+
+    def _stop_waiting(self) -> None:
+        self._waiting.pop(self, None)
+        self._stop_timer()
+
+    def _stop_timer(self) -> None:
+        if self._head is not None:
+            self._head.cancel()
+            self._head = None
 
 
 class _Announced(uvicorn.Server):
@@ -95,7 +201,7 @@ class _Announced(uvicorn.Server):
 
 
 def server_of(app: FastAPI, limits: ConnectionLimits, *, started: Callable[[], None] = lambda: None) -> uvicorn.Server:
-    """What serves an application. `started` is called when it has begun."""
+    """A server of an application. `started` is called when it has begun."""
     http: Any = partial(Connection, Waiting(limits))
     config = uvicorn.Config(
         app,
@@ -116,17 +222,14 @@ def server_of(app: FastAPI, limits: ConnectionLimits, *, started: Callable[[], N
 def run(app: FastAPI, bound: socket.socket, *, connections: int, started: Callable[[], None] = lambda: None) -> None:
     """Serve until a signal comes; requests that run then are finished first. `started` is called when it has begun.
 
-    So many connections may be open as the process has files for, up to four for each request that is answered.
+    Up to four connections may be open for each request that is answered, and as many as half of the files that the
+    process may open; models and logs take some of them.
     """
-    limits = ConnectionLimits(most=min(_OPEN_FOR_EACH * connections, _most_files() // 2))
-    server_of(app, limits, started=started).run(sockets=[bound])
-
-
-def _most_files() -> int:
-    """How many files the process may open; models and logs take some of them."""
+    files = _MANY
     if os.name == "posix":
         import resource
 
         soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        return _MANY if soft == resource.RLIM_INFINITY else soft
-    return _MANY
+        files = _MANY if soft == resource.RLIM_INFINITY else soft
+    limits = ConnectionLimits(most=min(_OPEN_FOR_ONE * connections, files // 2))
+    server_of(app, limits, started=started).run(sockets=[bound])

@@ -20,7 +20,7 @@ from semgrad_guard.errors import (
     UnsupportedToolsError,
     UpstreamError,
 )
-from semgrad_guard.server.records import ACTION_HEADER, ID_HEADER, WITHHELD, public_record
+from semgrad_guard.server.answers import ACTION_HEADER, ID_HEADER, WITHHELD, public_record
 
 _NO_RETRY = {"x-should-retry": "false"}
 """The same request would fail again; OpenAI's clients heed it."""
@@ -32,7 +32,7 @@ _LATER = {"retry-after": "5"}
 
 
 class HttpError(Exception):
-    """What a request is answered with in place of an answer."""
+    """The error that a request gets in place of an answer."""
 
     def __init__(
         self,
@@ -50,7 +50,7 @@ class HttpError(Exception):
 
     @property
     def body(self) -> dict[str, Any]:
-        """What a client reads."""
+        """The body of the response."""
         error = {"message": self.message, "type": self._type, "param": self.param, "code": self.code}
         return {"error": error, **self.more}
 
@@ -60,12 +60,12 @@ class HttpError(Exception):
         return kinds.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
 
 
-ENDING = HttpError(503, "shutting_down", "the server is shutting down; ask again later", headers=_LATER)
-"""What those are told who are still waiting when the server ends."""
+ENDING = HttpError(503, "shutting_down", "the server is shutting down; try again later", headers=_LATER)
+"""The error of requests that still wait when the server ends."""
 
 
 def http_error_of(error: BaseException) -> HttpError:
-    """What to answer where an error was raised. Of an error that is not ours, nothing is said: it is a bug."""
+    """The response to an error. One that is not ours is a bug, and its text stays here."""
     if isinstance(error, HttpError):
         return error
     if isinstance(error, LowConfidenceError):
@@ -77,8 +77,8 @@ def http_error_of(error: BaseException) -> HttpError:
     if isinstance(error, UnfamiliarPromptError):  # its differences may be the answer's
         return HttpError(422, "unfamiliar_prompt", "the prompt is unlike those that the calibration was made on")
     if isinstance(error, BindingMismatchError) and error.differences is not None:
-        said = f"this model's calibration was made for other options: {error.differences}. {_LEAVE_OUT}"
-        return HttpError(422, "calibration_mismatch", said)
+        text = f"this model's calibration was made for other options: {error.differences}. {_LEAVE_OUT}"
+        return HttpError(422, "calibration_mismatch", text)
     if isinstance(error, UnsupportedToolsError):
         why = str(error).partition(";")[0]
         return HttpError(400, "unsupported_tools", f"{why}; send no tools and no tool calls")
@@ -102,13 +102,13 @@ _CODES: tuple[tuple[type[SemGradGuardError], int, str], ...] = (
 
 
 def _low_confidence(error: LowConfidenceError) -> HttpError:
-    """An answer that is not let through, where no text may stand in its place. Its verdict goes out, it does not."""
+    """An answer that is not let through, and that no text may replace. Only its verdict is sent."""
     verdict = error.verdict
     headers = {ACTION_HEADER: verdict.action, **_NO_RETRY}
     if verdict.decision_id is not None:
         headers[ID_HEADER] = verdict.decision_id
-    said = f"{WITHHELD} (decision: {verdict.action})"
-    return HttpError(422, "low_confidence", said, headers=headers, more={"semgrad_guard": public_record(verdict)})
+    text = f"{WITHHELD} (decision: {verdict.action})"
+    return HttpError(422, "low_confidence", text, headers=headers, more={"semgrad_guard": public_record(verdict)})
 
 
 def _upstream(error: UpstreamError) -> HttpError:

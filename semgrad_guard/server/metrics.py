@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import partial
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, Metric
@@ -21,54 +22,30 @@ class Metrics:
 
     def __init__(self) -> None:
         self._registry = CollectorRegistry()
+        counter, gauge = partial(Counter, registry=self._registry), partial(Gauge, registry=self._registry)
+        histogram = partial(Histogram, registry=self._registry)
         model = ["model"]
-        self._requests = Counter(
-            "semgrad_guard_requests", "Answers by what became of them.", ["model", "action"], registry=self._registry
-        )
-        self._flagged = Counter(
-            "semgrad_guard_flagged",
-            "Answers delivered against the advice, as nothing is enforced.",
-            model,
-            registry=self._registry,
-        )
-        self._uncertainty = Histogram(
-            "semgrad_guard_uncertainty",
-            "Uncertainty of delivered answers.",
-            model,
-            buckets=_SCORES,
-            registry=self._registry,
-        )
-        self._seconds = Histogram(
-            "semgrad_guard_score_seconds",
-            "Time of scoring delivered answers.",
-            model,
-            buckets=_SECONDS,
-            registry=self._registry,
-        )
-        self._unscored = Counter("semgrad_guard_unscored", "Answers without a score.", model, registry=self._registry)
-        self._errors = Counter(
-            "semgrad_guard_errors", "Requests that were answered with an error.", ["code"], registry=self._registry
-        )
-        self._unguarded = Counter(
-            "semgrad_guard_unguarded", "Requests passed on without a verdict.", ["route"], registry=self._registry
-        )
-        self._drift = Gauge("semgrad_guard_drift", "1 where scores have moved.", model, registry=self._registry)
-        self._depth = Gauge("semgrad_guard_queue_depth", "Requests that wait.", model, registry=self._registry)
+        self._requests = counter("semgrad_guard_requests", "Answers by delivery.", ["model", "action"])
+        against = "Answers delivered against the advice, as nothing is enforced."
+        self._flagged = counter("semgrad_guard_flagged", against, model)
+        delivered = "Uncertainty of delivered answers."
+        self._uncertainty = histogram("semgrad_guard_uncertainty", delivered, model, buckets=_SCORES)
+        scoring = "Time of scoring delivered answers."
+        self._seconds = histogram("semgrad_guard_score_seconds", scoring, model, buckets=_SECONDS)
+        self._unscored = counter("semgrad_guard_unscored", "Answers without a score.", model)
+        self._errors = counter("semgrad_guard_errors", "Requests that were answered with an error.", ["code"])
+        self._unguarded = counter("semgrad_guard_unguarded", "Requests passed on without a verdict.", ["route"])
+        self._drift = gauge("semgrad_guard_drift", "1 where scores have moved.", model)
+        self._depth = gauge("semgrad_guard_queue_depth", "Requests that wait.", model)
         self._log_failures = _Watched("semgrad_guard_log_failures", "Decisions that could not be written down.")
         self._registry.register(self._log_failures)
-        self._log_pending = Gauge(
-            "semgrad_guard_log_pending",
-            "Decisions not yet in the database.",
-            registry=self._registry,
-        )
+        self._log_pending = gauge("semgrad_guard_log_pending", "Decisions not yet in the database.")
 
     def decided(self, model: str, verdict: Verdict) -> None:
         """One answer was delivered, or withheld; a histogram's sum would tell the score of one that was withheld."""
         self._requests.labels(model, verdict.delivery).inc()
         if verdict.delivery != verdict.action:
             self._flagged.labels(model).inc()
-        if verdict.drift is not None:
-            self._drift.labels(model).set(verdict.drift)
         if verdict.uncertainty is None:
             self._unscored.labels(model).inc()
         if not verdict.shows_draft:
@@ -83,15 +60,19 @@ class Metrics:
         self._errors.labels(code).inc()
 
     def passed_on(self, route: str) -> None:
-        """One request went to the upstream, and nobody judges what it answers."""
+        """One request went to the upstream, whose answer is not judged."""
         self._unguarded.labels(route).inc()
 
     def watch_queue(self, model: str, depth: Callable[[], int]) -> None:
-        """Read the depth of a model's queue whenever somebody asks."""
+        """Read the depth of a model's queue at every scrape."""
         self._depth.labels(model).set_function(depth)
 
+    def watch_drift(self, model: str, alarm: Callable[[], bool]) -> None:
+        """Read a model's drift alarm at every scrape: verdicts arrive in another order than their scores."""
+        self._drift.labels(model).set_function(alarm)
+
     def watch_log(self, failures: Callable[[], int], pending: Callable[[], int]) -> None:
-        """Read how the decision log does whenever somebody asks."""
+        """Read the decision log's counts at every scrape."""
         self._log_failures.count = failures
         self._log_pending.set_function(pending)
 
@@ -101,7 +82,7 @@ class Metrics:
 
 
 class _Watched(Collector):
-    """A counter that somebody else counts."""
+    """A counter whose value is kept elsewhere."""
 
     def __init__(self, name: str, documentation: str) -> None:
         self._name, self._documentation = name, documentation

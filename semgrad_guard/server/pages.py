@@ -20,7 +20,7 @@ _FILES: Mapping[str, tuple[str, str]] = {
     "/static/icon.svg": ("icon.svg", "image/svg+xml"),
 }
 PATHS = frozenset(_FILES)
-"""Where pages are. They hold no data, so they need no key: what they show, they ask the routes for."""
+"""The paths of the pages. They hold no data, so they need no key: they get their data from the routes."""
 
 HEADERS: Mapping[str, str] = {
     "content-security-policy": (
@@ -43,7 +43,7 @@ class Pages:
         self._content = {path: (folder / name).read_bytes() for path, (name, _) in _FILES.items()}
 
     def response(self, path: str, request: Request) -> Response:
-        """What stands at one of `PATHS`; a page that is mounted below a path names its files there."""
+        """The file at one of `PATHS`; a page that is mounted below a path names its files there."""
         content, kind = self._content[path], _FILES[path][1]
         if kind == _HTML:
             content = content.replace(b'="/', f'="{escape(request.scope.get("root_path", ""))}/'.encode())

@@ -1,6 +1,6 @@
-"""What clients send: OpenAI's requests, checked, and translated into the records of the house.
+"""The requests of OpenAI's protocol, checked, and translated into the records of the engine.
 
-A field that this server does not know, or cannot honour, is refused. What changes no answer is accepted.
+A field that this server does not know, or cannot honour, is refused. A field that changes no answer is accepted.
 
 Why: docs/adr/0143-unknown-fields-are-refused.md
 """
@@ -27,9 +27,9 @@ from semgrad_guard.server.cuts import Cuts
 DEPTH = 64
 """How deeply a body may be nested."""
 LONGEST_STOP = 256
-"""Characters of a stop string: the model waits while it is spelled in every way that the vocabulary can."""
+"""Characters of a stop string: the model waits while all its spellings in the vocabulary are found."""
 CUTS = ("max_completion_tokens", "max_tokens", "stop")
-"""Where a client may have an answer cut off."""
+"""The fields by which a client cuts an answer off."""
 _SEEDS = 2**62
 
 
@@ -53,20 +53,20 @@ class Tool(_Sent):
     function: Function
 
 
-class _Said(BaseModel):
-    """Of an earlier turn. Fields that other servers or clients have added are left out of the prompt."""
+class _Earlier(BaseModel):
+    """A part of an earlier message. Fields that other servers or clients have added are left out of the prompt."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
 
-class CalledFunction(_Said):
-    """Which function an earlier answer called; `arguments` are JSON in a text."""
+class CalledFunction(_Earlier):
+    """The function that an earlier answer called; `arguments` are JSON in a text."""
 
     name: StrictStr
     arguments: StrictStr
 
 
-class Call(_Said):
+class Call(_Earlier):
     """An earlier answer's call."""
 
     id: StrictStr | None = None
@@ -74,8 +74,8 @@ class Call(_Said):
     function: CalledFunction
 
 
-class ChatMessage(_Said):
-    """One turn."""
+class ChatMessage(_Earlier):
+    """One message of a conversation."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: StrictStr | list[dict[str, Any]] | None = None
@@ -85,7 +85,7 @@ class ChatMessage(_Said):
     refusal: StrictStr | None = None
 
     def as_message(self, number: int) -> Message:
-        """The turn as the engine reads it.
+        """The message as the engine reads it.
 
         Raises:
             InputError: it holds something other than text.
@@ -97,23 +97,18 @@ class ChatMessage(_Said):
 
 
 class StreamOptions(_Sent):
-    """What a stream holds beside the answer."""
+    """The parts of a stream next to the answer."""
 
     include_usage: StrictBool = False
     include_obfuscation: StrictBool | None = None
 
 
 class Overrides(_Sent):
-    """What one request asks of the guard; only what the operator allows."""
+    """The guard's settings for one request, as far as the operator allows them."""
 
     mode: Mode | None = None
     threshold: Annotated[float, Field(allow_inf_nan=False)] | None = None
     timeout: Annotated[float, Field(gt=0, le=86_400)] | None = None
-
-    @property
-    def given(self) -> dict[str, Any]:
-        """What is asked for, by name."""
-        return self.model_dump(exclude_none=True)
 
 
 class ChatRequest(BaseModel):
@@ -142,18 +137,18 @@ class ChatRequest(BaseModel):
 
     @property
     def count(self) -> int:
-        """How many answers are asked for."""
+        """How many answers the client wants."""
         return self.n or 1
 
     @property
     def is_continued(self) -> bool:
-        """Whether the last turn is the assistant's, so that the answer may be steered by its beginning."""
+        """Whether the last message is the assistant's, so that the answer may be steered by its beginning."""
         return self.messages[-1].role == "assistant"
 
     @property
     def overrides(self) -> dict[str, Any]:
-        """What it asks of the guard."""
-        return {} if self.semgrad_guard is None else self.semgrad_guard.given
+        """The guard's settings for this request, by name."""
+        return {} if self.semgrad_guard is None else self.semgrad_guard.model_dump(exclude_none=True)
 
     @property
     def with_usage(self) -> bool:
@@ -164,7 +159,7 @@ class ChatRequest(BaseModel):
         """Refuse fields that our own engine does not honour.
 
         Raises:
-            InputError: there are some.
+            InputError: the request has such fields.
         """
         given = {name: value for name, value in (self.model_extra or {}).items() if value is not None}
         for name, neutral in NEUTRAL.items():
@@ -174,7 +169,7 @@ class ChatRequest(BaseModel):
             raise InputError(f"unknown field: {', '.join(repr(name[:64]) for name in unknown[:8])}; leave it out")
 
     def conversation(self) -> tuple[Message, ...]:
-        """The turns as the engine reads them.
+        """The messages as the engine reads them.
 
         Raises:
             InputError: one holds something other than text.
@@ -208,7 +203,7 @@ class ChatRequest(BaseModel):
         return Cuts(max_tokens=self.max_completion_tokens or self.max_tokens, stop=tuple(stop or ()))
 
     def options(self, usual: GenerationOptions, *, uncut: bool = False) -> GenerationOptions:
-        """How to generate: the operator's options, and what the request says otherwise; not its cuts, if `uncut`.
+        """How to generate: the operator's options, changed by those of the request; without its cuts, if `uncut`.
 
         Raises:
             InputError: more tokens than the operator allows, or too many stop strings.
@@ -219,28 +214,28 @@ class ChatRequest(BaseModel):
         if max(map(len, cuts.stop), default=0) > LONGEST_STOP:
             raise InputError(f"a stop string has up to {LONGEST_STOP} characters")
         self.require_within(usual.max_tokens)
-        asked: dict[str, Any] = {
+        options: dict[str, Any] = {
             "temperature": self.temperature,
             "top_p": self.top_p,
             "top_k": self.top_k,
             "seed": None if self.seed is None else self.seed % _SEEDS,
         }
         if not uncut:
-            asked |= {"max_tokens": cuts.max_tokens, "stop": None if self.stop is None else cuts.stop}
-        return replace(usual, **{name: value for name, value in asked.items() if value is not None})
+            options |= {"max_tokens": cuts.max_tokens, "stop": None if self.stop is None else cuts.stop}
+        return replace(usual, **{name: value for name, value in options.items() if value is not None})
 
     def require_within(self, limit: int) -> None:
         """Refuse to write more tokens than the operator allows.
 
         Raises:
-            InputError: the request asks for more.
+            InputError: the request sets more.
         """
         if (longest := self.cuts.max_tokens or 0) > limit:
             raise InputError(f"max_tokens is {longest}, and this server writes up to {limit} tokens")
 
     @property
     def wants_json(self) -> bool:
-        """Whether the answer is to be JSON, in whose place no text can stand."""
+        """Whether the answer is to be JSON, which no text can replace."""
         return self.response_format is not None and self.response_format.get("type") in ("json_schema", "json_object")
 
 
@@ -264,7 +259,7 @@ class FeedbackRequest(_Sent):
 
 
 class DecisionsRequest(_Sent):
-    """The query of GET /v1/decisions. `since` and `until` are as for the command; `after` goes on behind a decision."""
+    """The query of GET /v1/decisions. `since` and `until` are as for the command; `after` names a decision."""
 
     since: str | None = Field(default=None, max_length=64)
     until: str | None = Field(default=None, max_length=64)
@@ -283,27 +278,23 @@ def parse_json(body: bytes) -> dict[str, Any]:
     """A body as plain data.
 
     Raises:
-        InputError: it is no JSON object, holds numbers or texts that JSON or UTF-8 cannot write, or is nested too
+        InputError: it is not a JSON object, holds numbers or texts that JSON or UTF-8 cannot write, or is nested too
             deeply.
     """
     try:
-        found: Any = json.loads(body.decode(), parse_constant=_no_number)
-        json.dumps(found, ensure_ascii=False, allow_nan=False).encode()  # no half of a character, no 1e999
+        value: Any = json.loads(body.decode())
+        json.dumps(value, ensure_ascii=False, allow_nan=False).encode()  # no NaN, no 1e999, no half of a character
     except RecursionError as error:
         raise InputError("the body is nested too deeply") from error
     except UnicodeError as error:
         raise InputError("the body holds text that is not UTF-8") from error
     except ValueError as error:
         raise InputError("the body is not JSON") from error
-    if not isinstance(found, dict):
+    if not isinstance(value, dict):
         raise InputError("the body is a JSON object")
-    if _depth(found) > DEPTH:
+    if _depth(value) > DEPTH:
         raise InputError(f"the body is nested more than {DEPTH} levels deep")
-    return cast("dict[str, Any]", found)
-
-
-def _no_number(name: str) -> Any:
-    raise ValueError(f"{name} is no number")
+    return cast("dict[str, Any]", value)
 
 
 def _depth(value: Any) -> int:
@@ -312,29 +303,28 @@ def _depth(value: Any) -> int:
     while level:
         depth += 1
         below: list[Any] = []
-        for each in level:
-            below += each.values() if isinstance(each, dict) else each if isinstance(each, list) else ()
+        for one in level:
+            below += one.values() if isinstance(one, dict) else one if isinstance(one, list) else ()
         level = below
     return depth
 
 
 def _text(content: str | Sequence[Mapping[str, Any]] | None, number: int) -> str:
-    """The text of a turn's content.
+    """The text of a message's content.
 
     Raises:
-        InputError: a part of it is none.
+        InputError: a part of it is not text.
     """
     if content is None or isinstance(content, str):
         return content or ""
-    return "".join(_part(part, number) for part in content)
-
-
-def _part(part: Mapping[str, Any], number: int) -> str:
-    kind = part.get("type")
-    text = part.get("refusal" if kind == "refusal" else "text")
-    if kind not in ("text", "refusal") or not isinstance(text, str):
-        raise InputError(f"message {number} holds a part that is no text; this model reads text only")
-    return text
+    texts: list[str] = []
+    for part in content:
+        kind = part.get("type")
+        text = part.get("refusal" if kind == "refusal" else "text")
+        if kind not in ("text", "refusal") or not isinstance(text, str):
+            raise InputError(f"message {number} holds a part with no text; this model reads text only")
+        texts.append(text)
+    return "".join(texts)
 
 
 def _call(call: Call, number: int) -> ToolCall:
@@ -343,5 +333,5 @@ def _call(call: Call, number: int) -> ToolCall:
     except (ValueError, RecursionError):
         arguments = None
     if not isinstance(arguments, dict):
-        raise InputError(f"message {number} holds a tool call whose arguments are no JSON object")
+        raise InputError(f"message {number} holds a tool call whose arguments are not a JSON object")
     return ToolCall(call.function.name, cast("dict[str, Any]", arguments), short_id(call.id))

@@ -1,22 +1,27 @@
-"""What other servers send: as much of OpenAI's protocol as is read here."""
+"""The answers of other servers: as much of OpenAI's protocol as is read here."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+import json
+from collections.abc import Mapping
+from typing import Annotated, Any, TypeVar, cast
 
 from pydantic import BaseModel, ConfigDict, Field, StrictInt, StrictStr
 
 from semgrad_guard.adapters.reasoning import tells_reasoning
+from semgrad_guard.errors import UpstreamError
+from semgrad_guard.records import ToolCall
+from semgrad_guard.server.answers import Answer
 
 
 class Sent(BaseModel):
-    """What another server sends; what is not read here is left out."""
+    """A part of another server's answer; fields that are not read here are left out."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
 
 class SentFunction(Sent):
-    """A call, or what is known of it so far."""
+    """A call, or its part that has come so far."""
 
     id: StrictStr = ""
     name: StrictStr = ""
@@ -24,7 +29,7 @@ class SentFunction(Sent):
 
 
 class SentNames(Sent):
-    """What is called, and with what; pieces of it in a stream."""
+    """A function's name and arguments; pieces of them in a stream."""
 
     name: StrictStr | None = None
     arguments: StrictStr | None = None
@@ -56,8 +61,8 @@ class SentMessage(Sent):
 
     @property
     def thought(self) -> str | None:
-        """Its reasoning; "" where it is known that there was some, None where nothing says so."""
-        texts = (each for each in (self.reasoning_content, self.reasoning, self.thinking) if isinstance(each, str))
+        """Its reasoning; "" where only its existence is known, None where there is no sign of it."""
+        texts = (text for text in (self.reasoning_content, self.reasoning, self.thinking) if isinstance(text, str))
         return next(filter(None, texts), None) or ("" if tells_reasoning(dict(self)) else None)
 
 
@@ -68,7 +73,7 @@ class SentLogprobs(Sent):
 
 
 class SentUsage(Sent):
-    """How many tokens were read and written, by the other server's own account."""
+    """How many tokens were read and written, as the other server counts."""
 
     model_config = ConfigDict(frozen=True, extra="allow")
 
@@ -110,3 +115,64 @@ class SentChunk(Sent):
 
     choices: list[SentDelta] | None = None
     usage: SentUsage | None = None
+
+
+S = TypeVar("S", bound=Sent)
+
+
+def answers_in(body: Mapping[str, Any], count: int, url: str) -> list[Answer]:
+    """The answers in a completion.
+
+    Raises:
+        UpstreamError: it holds another number of them, or cannot be read.
+    """
+    sent = read(SentCompletion, body, url)
+    if len(sent.choices) != count:
+        raise UpstreamError(f"{url} sent {len(sent.choices)} answers, and {count} were requested")
+    usage = sent.usage or SentUsage()
+    return [_answer(choice, usage, alone=count == 1) for choice in sent.choices]
+
+
+def _answer(choice: SentChoice, usage: SentUsage, *, alone: bool) -> Answer:
+    message = choice.message
+    sent = [(call.id, call.function or SentNames()) for call in message.tool_calls or ()]
+    calls = [SentFunction(id=id or "", name=of.name or "", arguments=of.arguments or "") for id, of in sent]
+    return Answer(
+        text=message.content or message.refusal or "",
+        tool_calls=tuple(map(call_of, calls)),
+        finish_reason=choice.finish_reason or "stop",
+        logprobs=None if choice.logprobs is None else choice.logprobs.content,
+        prompt_tokens=usage.prompt_tokens,
+        completion_tokens=usage.completion_tokens if alone else None,
+        together=None if alone else usage.completion_tokens,
+        reasoning="" if message.thought is None and usage.reasoned else message.thought,
+    )
+
+
+def call_of(sent: SentFunction) -> ToolCall:
+    """A call that is complete.
+
+    Raises:
+        UpstreamError: it cannot be read.
+    """
+    try:
+        arguments: Any = json.loads(sent.arguments or "{}")
+    except (ValueError, RecursionError) as error:
+        raise UpstreamError("the upstream sent a tool call whose arguments are not JSON") from error
+    if not isinstance(arguments, dict) or not sent.name:
+        raise UpstreamError("the upstream sent a tool call that cannot be read")
+    return ToolCall(sent.name, cast("dict[str, Any]", arguments), sent.id or None)
+
+
+def read(kind: type[S], body: Mapping[str, Any], url: str) -> S:
+    """A body as one of the records above.
+
+    Raises:
+        UpstreamError: it cannot be read.
+    """
+    try:
+        sent = kind.model_validate(body)
+        sent.model_dump_json()  # half a character is not text
+    except (ValueError, RecursionError) as error:
+        raise UpstreamError(f"{url} sent an answer that cannot be read") from error
+    return sent

@@ -1,4 +1,4 @@
-"""`ServerSettings`: what a server is told, whoever starts it."""
+"""`ServerSettings`: the settings of a server, however it is started."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ API_KEY, UPSTREAM_KEY, TARGET_KEY = (
     "SEMGRAD_GUARD_UPSTREAM_API_KEY",
     "SEMGRAD_GUARD_ESCALATION_API_KEY",
 )
-"""Where keys stand in the environment: for clients, for the upstream, for the server that is escalated to."""
+"""The environment variables with keys: for clients, for the upstream, for the server that is escalated to."""
 
 Overridable = Literal["mode", "threshold", "timeout"]
 
@@ -24,7 +24,7 @@ class ServerSettings(BaseModel):
     """The options of `semgrad-guard serve` by name, without where it listens; `semgrad-guard serve -h` explains them.
 
     `model` and `calibration` may be one or several: NAME=FILE for each calibration where there are several models. API
-    keys stand in a file or in the environment, never here.
+    keys are in a file or in the environment, never here.
 
     Raises:
         ValidationError: one is out of its range, or two contradict each other.
@@ -92,12 +92,12 @@ class ServerSettings(BaseModel):
         """Whose calibration each file is; with an upstream, by its name for the model."""
         given = (self.calibration,) if isinstance(self.calibration, str) else self.calibration
         found: dict[str, Path] = {}
-        for each in given:
-            name, named, path = each.partition("=")
+        for setting in given:
+            name, named, path = setting.partition("=")
             if named and name in self.names:
                 found[name] = Path(path)
             elif len(self.names) == 1:
-                found[self.names[0]] = Path(each)
+                found[self.names[0]] = Path(setting)
             else:
                 raise ValueError("with several models, --calibration is NAME=FILE, NAME being one of them")
         return found

@@ -7,14 +7,14 @@ from opentelemetry.trace import get_current_span
 
 from semgrad_guard.adapters.telemetry import EvaluationLog
 from semgrad_guard.records import Verdict
-from semgrad_guard.server.records import public_record
+from semgrad_guard.server.answers import public_record
 
 
 class Evaluations:
     """Writes every verdict of a server as a `gen_ai.evaluation.result`, tied to the request's span if there is one.
 
-    No text is written. Of a withheld answer it is what its client gets, with the score and the reason: events go to
-    whoever runs the system.
+    No text is written. The event of a withheld answer is the client's record with the score and the reason: events go
+    to the operator.
 
     Args:
         logger_provider: where events go; default: OpenTelemetry's global one, which `opentelemetry-instrument` sets.

@@ -1,7 +1,7 @@
-"""Routes of an upstream whose answers nobody judges: refused with words, unless the operator lets one through by name.
+"""Routes of an upstream whose answers are not judged: refused, unless the operator lets one through by name.
 
-A request chooses among the named routes and makes none: it is matched as a whole, and what the upstream is asked for is
-the operator's own spelling. So no other spelling of a path leads anywhere.
+A request chooses among the named routes and makes none: it is matched as a whole, and the upstream gets the operator's
+own spelling. So no other spelling of a path leads anywhere.
 
 Why: docs/adr/0155-unguarded-routes-by-name.md
 """
@@ -18,14 +18,14 @@ from starlette.background import BackgroundTask
 from starlette.responses import StreamingResponse
 
 from semgrad_guard.errors import InputError
+from semgrad_guard.server.answers import ACTION_HEADER
 from semgrad_guard.server.http_errors import HttpError
-from semgrad_guard.server.records import ACTION_HEADER
 from semgrad_guard.server.upstream import RemoteServer
 
 _PREFIX = "/v1/"
 _FORM = re.compile(r"[a-z0-9_-]+(/[a-z0-9_-]+)*")
 _KINDS = frozenset({"application/json", "text/event-stream", "text/plain"})
-"""What is passed on as what it is; a browser must not take an upstream's answer for a page."""
+"""The content types that are passed on; a browser must not take an upstream's answer for a page."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,7 +33,7 @@ class Unguarded:
     """The upstream, and those of its routes that are passed on without a verdict (`embeddings`, `audio/speech`).
 
     Raises:
-        InputError: a name that is no route.
+        InputError: a name is not a route.
     """
 
     server: RemoteServer
@@ -43,7 +43,7 @@ class Unguarded:
         for route in sorted(self.routes):
             if not _FORM.fullmatch(route):
                 raise InputError(
-                    f"{route[:60]!r} is no route such as embeddings or audio/speech; it stands behind /v1/, in small "
+                    f"{route[:60]!r} is not a route such as embeddings or audio/speech; it follows /v1/, in small "
                     "letters, without a slash at either end"
                 )
 
@@ -62,13 +62,13 @@ class Unguarded:
         return {_PREFIX + route: route for route in sorted(self.routes)}
 
     async def passed_on(self, route: str, body: Mapping[str, Any]) -> StreamingResponse:
-        """What the upstream says, as it comes. Neither the client's headers nor its key are sent.
+        """The upstream's answer, as it comes. Neither the client's headers nor its key are sent.
 
         Raises:
             UpstreamError: it refuses, or cannot be reached.
         """
         stack = AsyncExitStack()
-        response = await stack.enter_async_context(self.server.asked(route, body))
+        response = await stack.enter_async_context(self.server.open(route, body))
         kind = response.headers.get("content-type", "").partition(";")[0].strip().lower()
         return StreamingResponse(
             _closing(response.aiter_bytes(), stack),
@@ -85,12 +85,12 @@ async def _closing(pieces: AsyncIterator[bytes], stack: AsyncExitStack) -> Async
 
 
 def refusal(path: str) -> HttpError | None:
-    """What to say of a path that this server does not know, in front of an upstream that may know it."""
+    """The error for a path that this server does not know, in front of an upstream that may know it."""
     if "v1" not in path.lower().split("/"):
         return None
     return HttpError(
         403,
         "route_not_guarded",
-        "what this route answers is not judged here, so it is not passed on; ask POST /v1/chat/completions, or have "
+        "the answers of this route are not judged here, so it is not passed on; use POST /v1/chat/completions, or have "
         "the operator name the route with --allow-unguarded",
     )

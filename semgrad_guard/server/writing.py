@@ -1,10 +1,12 @@
-"""How one model answers requests: prompts before, scored drafts in the clients' form after."""
+"""How one model answers requests: prompts first, then scored drafts in the clients' form."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import Field
 
 from semgrad_guard.adapters.answer_form import AnswerForm
 from semgrad_guard.adapters.call_ids import new_id
@@ -13,20 +15,22 @@ from semgrad_guard.engine.generation.generation import Generation
 from semgrad_guard.engine.generation.options import GenerationOptions
 from semgrad_guard.engine.language_model import LanguageModel
 from semgrad_guard.engine.prompts.prompt import Prompt
-from semgrad_guard.errors import PromptTooLongError
+from semgrad_guard.engine.scoring.segments import By, Segment
+from semgrad_guard.errors import InputError, PromptTooLongError
 from semgrad_guard.estimators import Estimator
+from semgrad_guard.estimators.base import ReplayEstimator
 from semgrad_guard.guard import Answerer, Draft
-from semgrad_guard.records import Message, ToolCall
+from semgrad_guard.records import Message
 from semgrad_guard.server.answers import Answer
 
 
 @dataclass(frozen=True, kw_only=True)
 class AnswerRequest:
-    """What a client asks of a model: `count` answers to one conversation, in one form.
+    """A client's request to a model: `count` answers to one conversation, in one form.
 
-    `logprobs` asks for the tokens' log-probabilities, `top_logprobs` for those of so many others beside each token.
-    `prompt_limit` is how many tokens the prompt may have. `pieces` asks for what each token adds to the text. `heard`
-    is called, in the model's thread, with each piece of text as it is written.
+    With `logprobs` the answers have the tokens' log-probabilities, with `top_logprobs` those of so many alternatives to
+    each token, and with `pieces` the text that each token adds. `prompt_limit` is how many tokens the prompt may have.
+    `on_piece` is called, in the model's thread, with each piece of text as it is written; it stays in this process.
     """
 
     conversation: tuple[Message, ...]
@@ -37,7 +41,22 @@ class AnswerRequest:
     top_logprobs: int = 0
     pieces: bool = False
     prompt_limit: int | None = None
-    heard: Callable[[str], None] | None = None
+    on_piece: Annotated[Callable[[str], None] | None, Field(exclude=True)] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ForeignText:
+    """A text that the model did not write, as the answer to a conversation. With a `reason` it cannot be scored.
+
+    `cut` and `reasoned` are true where the text was cut off, and where it was written after reasoning.
+    """
+
+    text: str
+    conversation: tuple[Message, ...] = ()
+    form: AnswerForm = field(default_factory=AnswerForm)
+    cut: bool = False
+    reasoned: bool = False
+    reason: str | None = None
 
 
 @dataclass(frozen=True)
@@ -50,33 +69,27 @@ class Assignment:
     answerer: Answerer
     options: tuple[GenerationOptions, ...]
 
-    def hearing(self) -> Callable[[str], None] | None:
-        """Who hears the pieces of the answer; text that may turn out to be a call is held back."""
-        heard = self.request.heard
-        if heard is None or self.request.count > 1:
-            return None
-        return _Hearing(heard, self.answerer.model).hear if self.request.form.tools else heard
+    def on_piece(self) -> Callable[[str], None] | None:
+        """The listener to the answer's pieces, if there is one; text that may turn out to be a call is held back."""
+        listener, model = self.request.on_piece, self.answerer.model
+        if listener is None or self.request.count > 1 or not self.request.form.tools:
+            return None if self.request.count > 1 else listener
+        written, shown = "", 0
 
+        def without_calls(piece: str) -> None:
+            nonlocal written, shown
+            written += piece
+            if (end := model.tool_format.shown(written)) > shown:
+                listener(written[shown:end])
+                shown = end
 
-class _Hearing:
-    """Hands on what of a text is certainly no call."""
-
-    def __init__(self, heard: Callable[[str], None], model: LanguageModel) -> None:
-        self._heard, self._model = heard, model
-        self._written, self._shown = "", 0
-
-    def hear(self, piece: str) -> None:
-        self._written += piece
-        end = self._model.tool_format.shown(self._written)
-        if end > self._shown:
-            self._heard(self._written[self._shown : end])
-            self._shown = end
+        return without_calls
 
 
 class Writer:
-    """Reads requests to one model, and makes scored drafts of what it writes. For the model's thread.
+    """Reads requests to one model, and makes scored drafts of its texts. For the model's thread.
 
-    `prompt_template` is the name for the form of the prompts; `served` says that the model scores what others wrote.
+    `prompt_template` is the name for the form of the prompts; with `served` the model scores another server's texts.
     """
 
     def __init__(
@@ -104,52 +117,72 @@ class Writer:
         form = request.form
         conversation = form.instructed(request.conversation)
         prompt, limit = self.model.render(conversation, **form.template_options), request.prompt_limit
-        if limit is not None and (found := len(prompt.ids)) > limit:
-            raise PromptTooLongError(f"the prompt has {found} tokens, and this server takes {limit}; shorten it")
+        if limit is not None and (length := len(prompt.ids)) > limit:
+            raise PromptTooLongError(f"the prompt has {length} tokens, and this server takes {limit}; shorten it")
         options = replace(request.options, grammar=form.grammar(self.model))
         fitted, seed = self.model.fitted(prompt, options), options.seed
         seeds = [None if seed is None else seed + number for number in range(request.count)]
-        each = tuple(replace(fitted, seed=seed) for seed in seeds)
-        return Assignment(request, conversation, prompt, self.answerer(options), each)
+        seeded = tuple(replace(fitted, seed=seed) for seed in seeds)
+        return Assignment(request, conversation, prompt, self.answerer(options), seeded)
 
     def written(self, assignments: Sequence[Assignment]) -> list[list[Draft[Answer]]]:
-        """The scored drafts of requests that are alike but for what they ask, written together in one run."""
+        """The scored drafts of requests that differ in their conversations alone, written together in one run."""
         first = assignments[0]
         template_options = first.request.form.template_options
-        heard = first.hearing()
-        if heard is not None:
-            drafts = [self._heard(first, heard)]
+        if (on_piece := first.on_piece()) is not None:
+            drafts = [self._live(first, on_piece)]
         else:
-            every = [each.conversation for each in assignments for _ in range(each.request.count)]
-            drafts = first.answerer.drafts(every, template_options=template_options)
+            conversations = [one.conversation for one in assignments for _ in range(one.request.count)]
+            drafts = first.answerer.drafts(conversations, template_options=template_options)
         left = iter(drafts)
-        return [[self._as_answer(next(left), each.request) for _ in each.options] for each in assignments]
+        return [[self._as_answer(next(left), one.request) for _ in one.options] for one in assignments]
 
     def written_singly(self, assignment: Assignment) -> list[Draft[Answer]]:
         """The scored drafts of a request, each answer written in a run of its own."""
         if len(assignment.options) == 1:
             return self.written([assignment])[0]
-        answerer, found = assignment.answerer, list[Draft[Answer]]()
-        for each in assignment.options:
-            one = replace(answerer, options=replace(answerer.options, seed=each.seed))
+        answerer, drafts = assignment.answerer, list[Draft[Answer]]()
+        for options in assignment.options:
+            seeded = replace(answerer, options=replace(answerer.options, seed=options.seed))
             template_options = assignment.request.form.template_options
-            [draft] = one.drafts([assignment.conversation], template_options=template_options)
-            found.append(self._as_answer(draft, assignment.request))
-        return found
+            [draft] = seeded.drafts([assignment.conversation], template_options=template_options)
+            drafts.append(self._as_answer(draft, assignment.request))
+        return drafts
 
     def drafts(self, assignment: Assignment, generations: Sequence[Generation]) -> list[Draft[Answer]]:
-        """What was written for a request, scored."""
+        """The texts that were written for a request, scored."""
         options = assignment.request.form.template_options
-        drafts = [assignment.answerer.draft(each, template_options=options) for each in generations]
+        drafts = [assignment.answerer.draft(generation, template_options=options) for generation in generations]
         return [self._as_answer(draft, assignment.request) for draft in drafts]
 
-    def _heard(self, assignment: Assignment, heard: Callable[[str], None]) -> Draft[Generation]:
-        """The draft of an answer that is heard while it is written."""
+    def judged(self, text: ForeignText) -> Draft[None]:
+        """A text from elsewhere with its score, or without one; the record has the same form."""
+        answerer, options = self.answerer(), text.form.template_options
+        if text.reason is not None:
+            return Draft(answerer.unscored(text.text, text.reason, options), None)
+        return answerer.scored(
+            text.conversation, text.text, template_options=options, cut=text.cut, reasoned=text.reasoned
+        )
+
+    def segments(self, text: ForeignText, by: By) -> list[tuple[Segment, float | None]]:
+        """A text's sentences or clauses, each with an uncertainty of its own; None where none of its tokens has one.
+
+        Raises:
+            InputError: the estimator compares whole answers.
+        """
+        estimator = self.estimator
+        if not isinstance(estimator, ReplayEstimator):
+            raise InputError(f"{estimator.name} compares whole answers; leave 'by' out, or serve with hybridgrad")
+        segments = self.model.score(text.conversation, text.text, by=by, objective=estimator.objective)
+        return [(one, None if one.scores is None else estimator.value(one.scores)) for one in segments]
+
+    def _live(self, assignment: Assignment, on_piece: Callable[[str], None]) -> Draft[Generation]:
+        """The draft of an answer whose pieces are handed on while it is written."""
         options = assignment.request.form.template_options
         live = assignment.answerer.live(assignment.conversation, template_options=options)
         try:
             for piece in live:
-                heard(piece)
+                on_piece(piece)
             return live.draft()
         finally:
             live.close()
@@ -157,12 +190,13 @@ class Writer:
     def _as_answer(self, draft: Draft[Generation], request: AnswerRequest) -> Draft[Answer]:
         generation, verdict = draft.answer, draft.verdict
         if broken := request.form.taken_apart(self.model, generation).broken:
-            # OpenAI's form has no place for a call that nobody can read: it is delivered as the text that it is.
+            # OpenAI's form has no place for a call that cannot be read: it is delivered as text.
             verdict = verdict.model_copy(update={"text": "\n".join((verdict.text, *broken)).lstrip("\n")})
         logprobs = self._logprobs(generation, request) if request.logprobs else None
         answer = Answer(
             text=verdict.text,
-            tool_calls=tuple(_identified(call) for call in verdict.tool_calls),
+            # Clients join a tool's answer to its call by its id, and templates may write none.
+            tool_calls=tuple(call if call.id else replace(call, id=new_id()) for call in verdict.tool_calls),
             finish_reason="tool_calls" if verdict.tool_calls else generation.finish_reason,
             logprobs=logprobs,
             prompt_tokens=len(generation.prompt.ids),
@@ -172,18 +206,13 @@ class Writer:
         return Draft(verdict, answer, draft.prompt)
 
     def pieces(self, text: str, ids: Sequence[int] = ()) -> tuple[str, ...]:
-        """What each token adds to a text: these tokens, where they spell it, else the text's own."""
-        found = token_texts(self.model, ids, special=False)
-        if "".join(found) == text:
-            return tuple(found)
+        """The text that each token adds: of these tokens, where they spell the text, else of the text's own."""
+        texts = token_texts(self.model, ids, special=False)
+        if "".join(texts) == text:
+            return tuple(texts)
         tokenizer: Any = self.model.tokenizer
         return tuple(token_texts(self.model, tokenizer(text, add_special_tokens=False)["input_ids"]))
 
     def _logprobs(self, generation: Generation, request: AnswerRequest) -> list[dict[str, Any]]:
-        found = openai_logprobs(self.model, self.estimator, generation.evidence, top=request.top_logprobs)
-        return [] if found is None else found["content"]
-
-
-def _identified(call: ToolCall) -> ToolCall:
-    """The call with an id: clients join a tool's answer to its call by it, and templates may write none."""
-    return call if call.id else replace(call, id=new_id())
+        logprobs = openai_logprobs(self.model, self.estimator, generation.evidence, top=request.top_logprobs)
+        return [] if logprobs is None else logprobs["content"]

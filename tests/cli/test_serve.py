@@ -94,11 +94,11 @@ def test_decisions_are_shown(tmp_path: Path, run: Run) -> None:
         (("serve", "--allow-unguarded", "embeddings"), "--allow-unguarded goes with --upstream"),
         (("serve", "--upstream", "http://localhost/v1"), "--upstream needs --scorer"),
         (("serve", "--escalate-to", "http://localhost/v1"), "names a model"),
-        (("serve", "--escalate-to", "ftp://localhost#x"), "is no URL"),
+        (("serve", "--escalate-to", "ftp://localhost#x"), "is not a URL"),
         (("serve", "--model", "MODEL"), "give --calibration or --threshold"),
         (("serve", "--model", "a", "--model", "b", "--calibration", "c"), "NAME=FILE"),
         (("decisions", "--log", "nowhere.db"), "there is no decision log"),
-        (("decisions", "--since", "yesterday"), "is no time"),
+        (("decisions", "--since", "yesterday"), "is not a time"),
         (("decisions", "--csv", "--json"), "not both"),
     ],
 )

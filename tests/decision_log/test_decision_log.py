@@ -296,7 +296,7 @@ def test_times() -> None:
     assert parse_since("30m", now=now) == now - timedelta(minutes=30)
     assert parse_since("2026-11-01") == datetime(2026, 11, 1, tzinfo=UTC)
     for bad in ("", "7", "yesterday", "999999w", "-1d"):
-        with pytest.raises(InputError, match="is no time"):
+        with pytest.raises(InputError, match="is not a time"):
             parse_since(bad, now=now)
 
 

@@ -69,7 +69,7 @@ SERVED = (
     SCHEDULER
     + """
 heard = threading.Event()
-request = AnswerRequest(conversation=(Message("user", "What is tea?"),), options=LONG, heard=lambda _: heard.set())
+request = AnswerRequest(conversation=(Message("user", "What is tea?"),), options=LONG, on_piece=lambda _: heard.set())
 async def main():
     left(scheduler.answer(request))
     while not heard.is_set():

@@ -68,7 +68,7 @@ def expected(**changes: Any) -> dict[str, Answered]:
     from starlette.testclient import TestClient
 
     from semgrad_guard.server.assembly import assemble
-    from semgrad_guard.server.keys import Keys
+    from semgrad_guard.server.gate import Keys
     from semgrad_guard.server.settings import ServerSettings
 
     plain = {name: value for name, value in PLAIN.items() if name != "cpus"}

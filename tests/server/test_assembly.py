@@ -21,7 +21,7 @@ from semgrad_guard.guard import Answerer
 from semgrad_guard.loading import ModelSource
 from semgrad_guard.server.assembly import Server, assemble
 from semgrad_guard.server.batching import MEMORY
-from semgrad_guard.server.keys import Keys
+from semgrad_guard.server.gate import Keys
 from semgrad_guard.server.scheduler import Scheduler
 from semgrad_guard.server.settings import ServerSettings
 from tests.steps import LIMIT

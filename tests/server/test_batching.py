@@ -60,7 +60,7 @@ def start(language_model: LanguageModel) -> Iterator[Start]:
 
 def request(text: str, **given: Any) -> AnswerRequest:
     """A request; what is no field of it is an option of its answers."""
-    own = {name: given.pop(name) for name in ("count", "heard", "form", "prompt_limit") if name in given}
+    own = {name: given.pop(name) for name in ("count", "on_piece", "form", "prompt_limit") if name in given}
     return AnswerRequest(conversation=(Message("user", text),), options=Options(**{"max_tokens": 8, **given}), **own)
 
 
@@ -141,14 +141,14 @@ async def test_everybody_gets_what_a_single_request_gets(
 async def test_a_request_joins_one_that_is_being_written(start: Start, language_model: LanguageModel) -> None:
     scheduler, loop, log = start(), asyncio.get_running_loop(), list[str]()
     came = list[asyncio.Task[Any]]()
-    late = request("late", heard=Listener("late", log), max_tokens=6)
+    late = request("late", on_piece=Listener("late", log), max_tokens=6)
 
     def another_comes() -> None:
         loop.call_soon_threadsafe(lambda: came.append(asyncio.ensure_future(scheduler.answer(late))))
         while scheduler.depth == 0:
             threading.Event().wait(0.001)
 
-    early = request("early", heard=Listener("early", log, at=2, then=another_comes), max_tokens=30)
+    early = request("early", on_piece=Listener("early", log, at=2, then=another_comes), max_tokens=30)
     require_alone(language_model, early, await scheduler.answer(early))
     require_alone(language_model, late, await came[0])
     assert log.index("late") < len(log) - 1 - log[::-1].index("early"), "they were written side by side"
@@ -191,7 +191,7 @@ async def test_one_that_is_cancelled_leaves_the_others(start: Start, language_mo
     heard = Listener("gone", log, at=3, then=leaves)
     _, ended = watched(scheduler)
     async with all_at_once(scheduler, 3):
-        tasks += [asyncio.ensure_future(scheduler.answer(request("gone", max_tokens=150, heard=heard)))]
+        tasks += [asyncio.ensure_future(scheduler.answer(request("gone", max_tokens=150, on_piece=heard)))]
         tasks[0].add_done_callback(lambda _: told.set())
         tasks += [asyncio.ensure_future(scheduler.answer(each)) for each in others]
     with pytest.raises(asyncio.CancelledError):
@@ -211,7 +211,7 @@ async def test_one_whose_time_is_over_leaves_the_others(start: Start, language_m
     def time_passes() -> None:
         stop._deadline = 0.0
 
-    asked = request("slow", max_tokens=150, heard=Listener("slow", log, at=2, then=time_passes))
+    asked = request("slow", max_tokens=150, on_piece=Listener("slow", log, at=2, then=time_passes))
     other = request("other", max_tokens=20)
     async with all_at_once(scheduler, 2):
         with stopping(stop):
@@ -231,10 +231,10 @@ FAILING: list[tuple[AnswerRequest, type[Exception], str]] = [
     (request("a", form=AnswerForm(schema={"$ref": "#/nowhere"})), InputError, "schema"),
     (request("b", prompt_limit=3), PromptTooLongError, "takes 3"),
     (request("c" * 400), PromptTooLongError, "context window"),
-    (request("d", heard=Listener("d", [], at=1, then=fails)), RuntimeError, "gone"),
+    (request("d", on_piece=Listener("d", [], at=1, then=fails)), RuntimeError, "gone"),
     # The last letter may begin the stop string, and is held back until the end.
-    (request("e", form=AnswerForm(schema={"const": "abcd"}), stop=('"x',), heard=Listener("e", [], at=5, then=fails)),
-     RuntimeError, "gone"),
+    (request("e", form=AnswerForm(schema={"const": "abcd"}), stop=('"x',),
+             on_piece=Listener("e", [], at=5, then=fails)), RuntimeError, "gone"),
 ]  # fmt: skip
 
 
@@ -409,7 +409,7 @@ async def test_a_model_that_changes_ends_what_it_was_writing_and_not_what_comes(
         while scheduler.depth == 0:
             threading.Event().wait(0.001)
 
-    early = request("early", max_tokens=50, heard=Listener("early", log, at=2, then=changes))
+    early = request("early", max_tokens=50, on_piece=Listener("early", log, at=2, then=changes))
     with pytest.raises(AnswerInterruptedError, match="changed while it wrote"):
         await scheduler.answer(early)
     require_alone(model, late, await came[0])

@@ -13,14 +13,13 @@ from fastapi import FastAPI
 from starlette.background import BackgroundTask
 from starlette.responses import StreamingResponse
 
-from semgrad_guard.server.app import make_app
-from semgrad_guard.server.connections import ConnectionLimits
-from semgrad_guard.server.hosting import allowed_hosts, listen, server_of
-from semgrad_guard.server.keys import Keys
+from semgrad_guard.server.app import Limits, make_app
+from semgrad_guard.server.gate import Keys
+from semgrad_guard.server.hosting import ConnectionLimits, allowed_hosts, listen, server_of
 from semgrad_guard.server.service import ServedModel, Service
 from tests.steps import LIMIT, until
 
-from .conftest import ALL
+from .conftest import ALL, asking
 
 Address = tuple[str, int]
 HALF = b"POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nX-A: "
@@ -110,6 +109,27 @@ def test_half_sent_requests_give_way(make_served: Callable[..., ServedModel]) ->
                 for path in ("/healthz", "/readyz", "/v1/models"):
                     assert httpx.get(url + path, timeout=LIMIT).status_code == 200
         assert all(map(ends, slow[:20]))
+
+
+BODY = b"POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
+
+
+@pytest.mark.parametrize("form", [b"Content-Length: 999\r\n\r\n{", b"Transfer-Encoding: chunked\r\n\r\n1\r\n{\r\n"])
+def test_half_sent_bodies_give_way(make_served: Callable[..., ServedModel], form: bytes) -> None:
+    """They neither fill the server's places for requests, nor hold all of its connections."""
+    app = make_app(Service([make_served(ALL)]), limits=Limits(connections=2, body_seconds=LONG))
+    with listening(app, most=10, head_seconds=0.2, idle_seconds=LONG) as address, ExitStack() as opened:
+        url = f"http://{address[0]}:{address[1]}"
+        slow = list[socket.socket]()
+        for _ in range(30):
+            slow.append(opened.enter_context(socket.create_connection(address, timeout=LIMIT)))
+            slow[-1].sendall(BODY + form)
+            if len(slow) % 10 == 5:
+                for path in ("/healthz", "/v1/models"):
+                    assert httpx.get(url + path, timeout=LIMIT).status_code == 200
+                answer = httpx.post(f"{url}/v1/chat/completions", json=asking(), timeout=LIMIT)
+                assert answer.status_code == 200
+        assert all(map(ends, slow[:15]))
 
 
 def test_a_client_that_takes_nothing_is_hung_up_on() -> None:

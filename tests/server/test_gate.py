@@ -19,10 +19,9 @@ import pytest
 from semgrad_guard import GenerationOptions, HybridGrad, LanguageModel
 from semgrad_guard.errors import EmptyLayerSpanError, InputError
 from semgrad_guard.server import batching
-from semgrad_guard.server import keys as keys_module
 from semgrad_guard.server.app import Limits
+from semgrad_guard.server.gate import Keys
 from semgrad_guard.server.hosting import allowed_hosts, is_loopback, listen
-from semgrad_guard.server.keys import Keys
 from semgrad_guard.server.protocol import parse_json
 from semgrad_guard.server.scheduler import Scheduler
 from tests.steps import LIMIT
@@ -65,9 +64,9 @@ def test_a_key_is_compared_in_constant_time(monkeypatch: pytest.MonkeyPatch) -> 
     assert [keys.open_to(each) for each in (None, f"Basic {KEY}", KEY)] == [False] * 3
     assert len(compared) == 3 * (len(said) + 3)
     assert {len(each) for pair in compared for each in pair} == {32}
-    tree = ast.parse(inspect.getsource(keys_module))
+    tree = ast.parse(inspect.getsource(Keys))
     others = {ast.unparse(node) for node in ast.walk(tree) if isinstance(node, ast.Compare)}
-    assert others == {"len(key) < _SHORTEST", "scheme.lower() == 'bearer'"}
+    assert others == {"len(key) < _SHORTEST_KEY", "scheme.lower() == 'bearer'"}
 
 
 async def test_a_prompt_may_not_have_more_tokens_than_the_operator_allows(

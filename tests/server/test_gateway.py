@@ -14,7 +14,7 @@ from semgrad_guard.decision_log.decision_log import DecisionLog
 from semgrad_guard.pocket import CALIBRATION_PATH
 from semgrad_guard.records import Message
 from semgrad_guard.server.app import make_app
-from semgrad_guard.server.gateway import Asked, Conversations, GuardrailRequest
+from semgrad_guard.server.gateway import Conversation, Conversations, GuardrailRequest
 from semgrad_guard.server.service import Service
 from tests.thinking import ANSWERS, thinking_model, written
 
@@ -168,7 +168,7 @@ async def test_two_conversations_under_one_id_judge_nothing(serve: Serve) -> Non
 
 
 async def test_its_key_comes_as_litellm_sends_it(serve: Serve) -> None:
-    from semgrad_guard.server.keys import Keys
+    from semgrad_guard.server.gate import Keys
 
     async with serve(ALL, app={"keys": Keys(["a-key-of-sixteen-letters"])}) as client:
         for headers, status in (
@@ -206,9 +206,9 @@ async def test_several_models_are_told_apart_by_name(make_served: Any) -> None:
 
 
 def test_old_conversations_make_room() -> None:
-    def asked(text: str) -> Asked:
+    def asked(text: str) -> Conversation:
         row = {"role": "user", "content": text}
-        found = GuardrailRequest(input_type="request", structured_messages=[row]).asked()
+        found = GuardrailRequest(input_type="request", structured_messages=[row]).conversation()
         assert found is not None
         return found
 

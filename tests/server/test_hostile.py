@@ -283,8 +283,8 @@ def test_who_still_waits_when_the_server_ends_is_told_so(make_served: Make, capl
     begun, ends = threading.Event(), threading.Event()
 
     def never(request: Any) -> Any:
-        if request.heard is not None:
-            request.heard("a piece")
+        if request.on_piece is not None:
+            request.on_piece("a piece")
         begun.set()
         while True:
             current_stop().check()

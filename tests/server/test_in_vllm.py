@@ -36,9 +36,7 @@ from semgrad_guard.server.in_vllm.messages import (
     READ,
     SCORE,
     SEGMENTS,
-    Asked,
     Call,
-    Elsewhere,
     Opening,
     ToRead,
     Written,
@@ -48,6 +46,7 @@ from semgrad_guard.server.in_vllm.worker import Scoring
 from semgrad_guard.server.pages import PATHS
 from semgrad_guard.server.service import Service
 from semgrad_guard.server.settings import ServerSettings
+from semgrad_guard.server.writing import AnswerRequest, ForeignText
 from semgrad_guard.vllm.language_model import TwinLanguageModel
 from tests.conftest import byte_tokenizer, random_llama
 from tests.thinking import ANSWERS, THOUGHTS, thinking_model
@@ -75,21 +74,20 @@ def say(twin: TwinLanguageModel) -> Callable[..., Any]:
     return ask
 
 
-def asked(text: str, **given: Any) -> Asked:
-    plain = {"form": AnswerForm(), "count": 1, "logprobs": False, "top_logprobs": 0, "prompt_limit": None}
-    options = GenerationOptions(max_tokens=12, stop=given.pop("stop", ()), seed=3)
-    return Asked(conversation=(Message(role="user", content=text),), options=options, **{**plain, **given})
+def request_of(text: str, **fields: Any) -> AnswerRequest:
+    options = GenerationOptions(max_tokens=12, stop=fields.pop("stop", ()), seed=3)
+    return AnswerRequest(conversation=(Message(role="user", content=text),), options=options, **fields)
 
 
-def to_read(request: Asked) -> ToRead:
-    return ToRead(asked=request, names=("0",))
+def to_read(request: AnswerRequest) -> ToRead:
+    return ToRead(request=request, names=("0",))
 
 
-def written_by_vllm(request: Asked, tokens: tuple[int, ...]) -> Written:
-    return Written(asked=request, names=("0",), answers=(tokens,))
+def written_by_vllm(request: AnswerRequest, tokens: tuple[int, ...]) -> Written:
+    return Written(request=request, names=("0",), answers=(tokens,))
 
 
-def tokens(model: LanguageModel, request: Asked) -> tuple[int, ...]:
+def tokens(model: LanguageModel, request: AnswerRequest) -> tuple[int, ...]:
     """The tokens of an answer as an engine hands them over: past a stop string's beginning, with the end token."""
     options = GenerationOptions(max_tokens=12)
     return tuple(model.generate(request.conversation, options).response_ids)
@@ -97,13 +95,13 @@ def tokens(model: LanguageModel, request: Asked) -> tuple[int, ...]:
 
 def test_tokens_are_scored_as_one_process_scores_them(twin: TwinLanguageModel, say: Callable[..., Any]) -> None:
     """Several requests in one message: each draft is that of the whole answer, generated and scored here."""
-    requests = [asked(text) for text in QUESTIONS]
+    requests = [request_of(text) for text in QUESTIONS]
     for request, read in ((each, say(READ, to_read(each))) for each in requests):
         assert read.ids == tuple(twin.render(request.conversation).ids)
         assert read.end_tokens == twin.end_tokens
     whole = twin.generate(QUESTIONS[0], GenerationOptions(max_tokens=12))
     stop = whole.text[len(whole.text) // 2 :][:1]
-    requests.append(asked(QUESTIONS[0], stop=(stop,)))
+    requests.append(request_of(QUESTIONS[0], stop=(stop,)))
     found = say(SCORE, [written_by_vllm(each, tokens(twin, each)) for each in requests])
     for request, [draft] in zip(requests, found, strict=True):
         alone = twin.generate(request.conversation, request.options)
@@ -114,25 +112,30 @@ def test_tokens_are_scored_as_one_process_scores_them(twin: TwinLanguageModel, s
         assert draft.verdict.fingerprint.startswith("vllm-")
 
 
+def test_a_listener_stays_in_its_process() -> None:
+    request = request_of("hello", on_piece=print)
+    assert READ.sent.validate_json(READ.sent.dump_json(to_read(request))).request == request_of("hello")
+
+
 def test_one_request_that_fails_is_nobody_elses(twin: TwinLanguageModel, say: Callable[..., Any]) -> None:
-    long = asked("word " * 30, prompt_limit=5)
+    long = request_of("word " * 30, prompt_limit=5)
     with pytest.raises(PromptTooLongError, match="this server takes 5"):
         say(READ, to_read(long))
     form = AnswerForm.of({"response_format": {"type": "json_object"}})
     with pytest.raises(InputError, match="backend guidance"):
-        say(READ, to_read(asked("hello", form=form)))
-    good = asked(QUESTIONS[0])
+        say(READ, to_read(request_of("hello", form=form)))
+    good = request_of(QUESTIONS[0])
     bad, [draft] = say(SCORE, [written_by_vllm(long, (1, 2)), written_by_vllm(good, (5, 6))])
     assert isinstance(bad.error(), PromptTooLongError)
     assert draft.verdict.uncertainty is not None
 
 
 def test_texts_from_elsewhere(twin: TwinLanguageModel, say: Callable[..., Any]) -> None:
-    said = Elsewhere(conversation=(Message(role="user", content="hello"),), text="So it is. Or not.")
+    said = ForeignText(conversation=(Message(role="user", content="hello"),), text="So it is. Or not.")
     assert say(ELSEWHERE, said).verdict.uncertainty == pytest.approx(twin.score("hello", said.text).hybridgrad)
-    reason = say(ELSEWHERE, Elsewhere(text="x", reason="because")).verdict
+    reason = say(ELSEWHERE, ForeignText(text="x", reason="because")).verdict
     assert (reason.status, reason.reason) == ("unscored", "because")
-    parts = say(SEGMENTS, Elsewhere(conversation=said.conversation, text=said.text, by="sentence"))
+    parts = say(SEGMENTS, (said, "sentence"))
     assert [part[0] for part in parts] == ["So it is. ", "Or not."]
 
 
@@ -150,7 +153,7 @@ def test_errors_keep_their_kind(error: Exception, kind: type[Exception], says: s
     def work(_: ToRead) -> Any:
         raise error
 
-    answer = READ.answered(READ.sent.dump_json(to_read(asked("x"))).decode(), work)
+    answer = READ.answered(READ.sent.dump_json(to_read(request_of("x"))).decode(), work)
     with pytest.raises(kind, match=says):
         READ.read(answer)
     assert "secret" not in answer
@@ -308,7 +311,7 @@ def test_reasoning_is_told_apart_where_vllm_writes() -> None:
     twin = TwinLanguageModel.from_transformers(thinker._model, thinker.tokenizer, name="thinker")
     opening = Opening(settings=ServerSettings(mode="annotate"), name="thinker")
     scoring = Scoring(twin, opening, SimpleNamespace(), None)
-    request = replace(asked(question), options=GenerationOptions(max_tokens=64))
+    request = replace(request_of(question), options=GenerationOptions(max_tokens=64))
     read = READ.read(scoring.answered(READ.name, READ.sent.dump_json(to_read(request)).decode()))
     assert read.thinks
     (ids,) = thinker.tokenizer([f"{thought_through(question)}<|im_end|>"], add_special_tokens=False)["input_ids"]

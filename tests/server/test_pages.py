@@ -18,7 +18,7 @@ from starlette.routing import Mount
 from semgrad_guard import Calibration, LanguageModel, Policy, calibrate
 from semgrad_guard.calibration.curve import risk_curve
 from semgrad_guard.decision_log.decision_log import DecisionLog
-from semgrad_guard.server.keys import Keys
+from semgrad_guard.server.gate import Keys
 from semgrad_guard.server.pages import PATHS
 
 from .conftest import NONE, OPTIONS, Serve, asking

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from semgrad_guard import LanguageModel
+from semgrad_guard import LanguageModel, calibrate
+from semgrad_guard.calibration import DriftMonitor
 from semgrad_guard.decision_log.decision_log import DecisionLog
 from tests.steps import LIMIT
 
@@ -110,6 +111,19 @@ async def test_metrics_and_health(serve: Serve, tmp_path: Path) -> None:
 async def test_the_names_of_metrics(serve: Serve, name: str) -> None:
     async with serve(ALL) as client:
         assert f"# HELP {name} " in (await client.get("/metrics")).text
+
+
+async def test_the_drift_gauge_is_the_monitors_own(serve: Serve) -> None:
+    """Whatever the order in which verdicts arrive, and before there is one."""
+    monitor = DriftMonitor(calibrate([0.1 + 1e-3 * n for n in range(60)], [True] * 60, alpha=0.5, delta=0.5))
+    async with serve(ALL, monitor=monitor) as client:
+        gauge = 'semgrad_guard_drift{model="tiny"}'
+        assert f"{gauge} 0.0" in (await client.get("/metrics")).text
+        for _ in range(30):
+            monitor.add(9.0)
+        assert f"{gauge} 1.0" in (await client.get("/metrics")).text
+        monitor.reset()
+        assert f"{gauge} 0.0" in (await client.get("/metrics")).text
 
 
 @pytest.mark.parametrize("mode", ["annotate", "observe"])

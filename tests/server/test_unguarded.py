@@ -184,7 +184,7 @@ NO_ROUTES = ["", "/a", "a/", "a//b", "../x", "a/../b", "Embeddings", "a?b", "a b
 
 @pytest.mark.parametrize("route", NO_ROUTES)
 def test_names_that_are_no_route(route: str) -> None:
-    with pytest.raises(InputError, match="is no route"):
+    with pytest.raises(InputError, match="is not a route"):
         Unguarded(RemoteServer("http://other/v1"), frozenset({route}))
 
 

@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from semgrad_guard import HybridGrad, LanguageModel, Message, Policy
-from semgrad_guard.server.event_stream import events as events_of
+from semgrad_guard.server.remote import events as events_of
 from semgrad_guard.server.scheduler import Scheduler
 from semgrad_guard.server.upstream import RemoteServer, Upstream
 from tests.ports import free_port

@@ -270,7 +270,7 @@ def test_what_is_withheld_is_nowhere(folder: Path, own: LanguageModel, tmp_path:
     [
         ('{"threshold": "much"}', (), "threshold"),
         ({"threshold": 1.0, "model": "other"}, (), "leave model out"),
-        ({}, (), "nothing says which answers"),
+        ({}, (), "no setting decides which answers"),
         ({"threshold": 1.0}, ("--seed", "0"), "--worker-extension-cls"),
     ],
 )

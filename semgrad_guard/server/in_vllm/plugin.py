@@ -1,7 +1,7 @@
 """`GuardPlugin`: `vllm serve` answers with our routes. An endpoint plugin of vLLM's, which VLLM_PLUGINS has to name.
 
-vLLM goes on, unguarded, where a plugin cannot be imported or made. So this module imports next to nothing, and what can
-fail is done once vLLM has the plugin: from then on an error ends the server.
+vLLM continues, unguarded, where a plugin cannot be imported or made. So this module imports next to nothing, and steps
+that can fail come once vLLM has the plugin: from then on an error ends the server.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from semgrad_guard.errors import InputError
 
 if TYPE_CHECKING:
     from semgrad_guard.server.assembly import Server
-    from semgrad_guard.server.keys import Keys
+    from semgrad_guard.server.gate import Keys
     from semgrad_guard.server.settings import ServerSettings
 
 SETTINGS = "SEMGRAD_GUARD_SETTINGS"
@@ -26,14 +26,14 @@ _KEPT = frozenset({"/health", "/ping", "/version", "/load", "/metrics", "/tokeni
 """Routes of vLLM's that stay: none of them writes text."""
 _V1 = "/v1"
 _ALL = "/v1/semgrad-guard"
-"""Every route of ours is there, and those below /v1 also in their usual place. vLLM asks for its key below /v1 in every
+"""Every route of ours is there, and those below /v1 also in their usual place. vLLM checks its key below /v1 in every
 version; a mount at the root, or under a name of our own, is outside its authentication in some of them."""
-_VLLM_S = ("model", "dtype", "device", "quantization_config", "engine", "upstream", "scorer")
-"""Settings that are said to `vllm serve` itself, or make no sense in it."""
+_OF_VLLM = ("model", "dtype", "device", "quantization_config", "engine", "upstream", "scorer")
+"""Settings that `vllm serve` itself has, or that make no sense in it."""
 
 
 def register() -> None:
-    """What vLLM calls in each of its processes before it loads a model: keep what scoring will need.
+    """vLLM calls this in each of its processes before it loads a model: keep the weights for scoring.
 
     vLLM does so whether VLLM_PLUGINS names the plugin or nothing; where it does not, nothing is changed.
     """
@@ -44,9 +44,9 @@ def register() -> None:
 
 
 class GuardPlugin:
-    """Our routes in the place of vLLM's; those of its own that write text and that nobody judges are gone.
+    """Our routes in the place of vLLM's; its own routes that write text without a judgement are gone.
 
-    `allow_unguarded` in the settings names what of them stays (`embeddings`).
+    `allow_unguarded` in the settings names the ones that stay (`embeddings`).
     """
 
     name = "semgrad_guard"
@@ -65,7 +65,7 @@ class GuardPlugin:
 
         self._settings = settings_in(os.environ.get(SETTINGS))
         kept = _KEPT | {f"/v1/{route}" for route in self._settings.allow_unguarded}
-        app.router.routes[:] = [each for each in app.router.routes if _path(each) in kept]
+        app.router.routes[:] = [route for route in app.router.routes if str(getattr(route, "path", "")) in kept]
         app.router.routes += [Mount(_ALL, self._answer), Mount(_V1, self._answer_below_v1)]
         inner = app.router.lifespan_context
 
@@ -79,7 +79,7 @@ class GuardPlugin:
         app.router.lifespan_context = lifespan
 
     async def init_state(self, engine_client: Any, state: Any, args: Any) -> None:
-        """Make the scoring model in the worker, and the application that asks it.
+        """Make the scoring model in the worker, and the application in front of it.
 
         Raises:
             SemGradGuardError: it cannot be made; `vllm serve` does not start.
@@ -110,7 +110,7 @@ class GuardPlugin:
 
 
 def admission(settings: ServerSettings, args: Any) -> tuple[Keys, frozenset[str] | None]:
-    """Who may come in, and under which names: by vLLM's keys and ours, and by the address at which vLLM listens.
+    """The keys that open the server, vLLM's and ours, and its names by the address at which vLLM listens.
 
     Args:
         settings: ours.
@@ -137,7 +137,7 @@ def settings_in(path: str | None) -> ServerSettings:
     """The settings in a file.
 
     Raises:
-        InputError: it is not named, cannot be read, or says what is said to `vllm serve`.
+        InputError: it is not named, cannot be read, or holds options of `vllm serve`.
     """
     from pydantic import ValidationError
 
@@ -156,10 +156,6 @@ def settings_in(path: str | None) -> ServerSettings:
         first = error.errors(include_url=False)[0]
         place = ".".join(map(str, first["loc"]))
         raise InputError(f"{path}: {place or 'settings'}: {first['msg']}") from error
-    if said := sorted(settings.model_fields_set & set(_VLLM_S)):
-        raise InputError(f"{path}: leave {', '.join(said)} out; `vllm serve` says that")
+    if foreign := sorted(settings.model_fields_set & set(_OF_VLLM)):
+        raise InputError(f"{path}: leave {', '.join(foreign)} out; they are options of `vllm serve`")
     return settings
-
-
-def _path(route: Any) -> str:
-    return str(getattr(route, "path", ""))

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable
-from contextlib import asynccontextmanager
-from dataclasses import fields
+from collections.abc import Callable
 from secrets import token_hex
 from typing import Any, TypeVar
 
-from semgrad_guard.adapters.answer_form import AnswerForm
 from semgrad_guard.engine.generation.options import GenerationOptions
 from semgrad_guard.engine.prompts.reasoning import HeldText
 from semgrad_guard.engine.scoring.segments import By, Segment
 from semgrad_guard.errors import InputError, QueueFullError, ScoringError
 from semgrad_guard.estimators import Estimator
 from semgrad_guard.guard import Draft, ain_time
-from semgrad_guard.records import Message
 from semgrad_guard.server.answers import Answer
 from semgrad_guard.server.batching import Batching
 from semgrad_guard.server.in_vllm.messages import (
@@ -26,9 +22,7 @@ from semgrad_guard.server.in_vllm.messages import (
     READ,
     SCORE,
     SEGMENTS,
-    Asked,
     Call,
-    Elsewhere,
     Failed,
     Opening,
     Read,
@@ -37,19 +31,19 @@ from semgrad_guard.server.in_vllm.messages import (
     Written,
 )
 from semgrad_guard.server.settings import ServerSettings
-from semgrad_guard.server.writing import AnswerRequest
+from semgrad_guard.server.writing import AnswerRequest, ForeignText
 from semgrad_guard.vllm.sampling import sampling_of
 from semgrad_guard.vllm.shared_weights import library
 
 A = TypeVar("A")
 R = TypeVar("R")
 _RETRY = 5
-"""Seconds after which a client that was sent away may ask again."""
-_ENDED = "vLLM's engine has ended; nothing is answered any more. Start it again"
+"""Seconds after which a refused client may try again."""
+_ENDED = "vLLM's engine has ended; no request can be answered. Start it again"
 
 
 class WorkerQueue:
-    """A `ModelQueue` in vLLM's server. Whoever is cancelled has vLLM write no further.
+    """A `ModelQueue` in vLLM's server. A cancelled request has vLLM write no further.
 
     Args:
         client: vLLM's engine client.
@@ -65,7 +59,7 @@ class WorkerQueue:
         self._client, self._running = client, 0
         self._waiting: list[tuple[Written, asyncio.Future[list[ScoredDraft] | Failed]]] = []
         self._scoring: asyncio.Task[None] | None = None
-        self._let_go: list[str] = []  # names of answers that nobody waits for any more
+        self._abandoned: list[str] = []  # names of answers whose callers have left
 
     @property
     def batching(self) -> Batching:
@@ -74,7 +68,7 @@ class WorkerQueue:
 
     @property
     def depth(self) -> int:
-        """Requests that are written and wait for their scores; which prompts wait is vLLM's to know."""
+        """Requests that are written and wait for their scores; vLLM alone knows which prompts wait."""
         return len(self._waiting)
 
     @property
@@ -92,55 +86,31 @@ class WorkerQueue:
 
         Raises:
             SemGradGuardError: it cannot be made, or a calibration is not of it.
-            InputError: the worker knows nothing of scoring.
+            InputError: the worker cannot score.
         """
-        await self._ask(OPEN, Opening(settings=settings, name=self.name))
+        await self._call(OPEN, Opening(settings=settings, name=self.name))
 
     async def answer(self, request: AnswerRequest) -> list[Draft[Answer]]:
-        """The scored drafts of a request.
-
-        Raises:
-            QueueFullError: too many are here already.
-            SemGradGuardError: whatever answering raises.
-        """
+        """As `ModelQueue.answer`."""
         if self.is_full:
-            said = f"{self._running} requests are with {self.name} already, which is the limit. Ask again in {_RETRY} s"
-            raise QueueFullError(said, retry_after=_RETRY)
+            raise QueueFullError(
+                f"{self._running} requests are with {self.name} already, which is the limit. Try again in {_RETRY} s",
+                retry_after=_RETRY,
+            )
         self._running += 1
         try:
             return await ain_time(self._answered(request))
         finally:
             self._running -= 1
 
-    async def scored(
-        self,
-        conversation: tuple[Message, ...],
-        text: str,
-        *,
-        form: AnswerForm | None = None,
-        cut: bool = False,
-        reasoned: bool = False,
-    ) -> Draft[None]:
-        """A text from elsewhere as the answer to a conversation, with its score."""
-        asked = Elsewhere(conversation=conversation, text=text, form=form or AnswerForm(), cut=cut, reasoned=reasoned)
-        return _draft(await ain_time(self._ask(ELSEWHERE, asked)))
+    async def judged(self, text: ForeignText) -> Draft[None]:
+        """As `ModelQueue.judged`."""
+        return _draft(await ain_time(self._call(ELSEWHERE, text)))
 
-    async def segments(
-        self, conversation: tuple[Message, ...], text: str, *, by: By
-    ) -> list[tuple[Segment, float | None]]:
-        """A text's sentences or clauses, each with an uncertainty of its own; None where it has none.
-
-        Raises:
-            InputError: the estimator compares whole answers.
-        """
-        asked = Elsewhere(conversation=conversation, text=text, by=by)
-        found = await ain_time(self._ask(SEGMENTS, asked))
-        return [(Segment(piece, start, end, None), value) for piece, start, end, value in found]
-
-    async def unscored(self, text: str, reason: str, form: AnswerForm | None = None) -> Draft[None]:
-        """A text from elsewhere that cannot be scored, with the reason."""
-        asked = Elsewhere(text=text, reason=reason, form=form or AnswerForm())
-        return _draft(await ain_time(self._ask(ELSEWHERE, asked)))
+    async def segments(self, text: ForeignText, by: By) -> list[tuple[Segment, float | None]]:
+        """As `ModelQueue.segments`."""
+        segments = await ain_time(self._call(SEGMENTS, (text, by)))
+        return [(Segment(piece, start, end, None), value) for piece, start, end, value in segments]
 
     def close(self) -> None:
         """Nothing is held here: vLLM ends its requests itself."""
@@ -148,27 +118,29 @@ class WorkerQueue:
     # One request.
 
     async def _answered(self, request: AnswerRequest) -> list[Draft[Answer]]:
-        asked = Asked(**{each.name: getattr(request, each.name) for each in fields(Asked)})
         names = tuple(f"semgrad-guard-{token_hex(8)}" for _ in range(request.count))
         try:
-            let_go, self._let_go = tuple(self._let_go), []
-            read = await self._ask(READ, ToRead(asked=asked, names=names, let_go=let_go))
-            # Text that may turn out to be a call, or reasoning, is not shown before it is known to be none.
-            heard = None if request.form.tools or request.count > 1 or read.thinks else request.heard
-            async with _first_error(), asyncio.TaskGroup() as group:
-                each = zip(names, read.options, strict=True)
-                tasks = [group.create_task(self._written(name, read, options, heard)) for name, options in each]
+            abandoned, self._abandoned = tuple(self._abandoned), []
+            read = await self._call(READ, ToRead(request=request, names=names, abandoned=abandoned))
+            # Text that may turn out to be a call, or reasoning, is not shown before it is known to be neither.
+            on_piece = None if request.form.tools or request.count > 1 or read.thinks else request.on_piece
+            async with asyncio.TaskGroup() as group:
+                named = zip(names, read.options, strict=True)
+                tasks = [group.create_task(self._written(name, read, options, on_piece)) for name, options in named]
             answers = tuple(task.result() for task in tasks)
-            scored = await self._scored(Written(asked=asked, names=names, answers=answers))
-        except BaseException:
-            self._let_go += names  # the worker is told with the next request
+            scored = await self._scored(Written(request=request, names=names, answers=answers))
+        except BaseException as error:
+            self._abandoned += names  # the worker learns it with the next request
+            together: tuple[BaseException, ...] = getattr(error, "exceptions", ())  # of tasks that failed together
+            if together:
+                raise together[0] from None
             raise
-        return [_draft(each) for each in scored]
+        return [_draft(draft) for draft in scored]
 
     async def _written(
-        self, name: str, read: Read, options: GenerationOptions, heard: Callable[[str], None] | None
+        self, name: str, read: Read, options: GenerationOptions, on_piece: Callable[[str], None] | None
     ) -> tuple[int, ...]:
-        """The tokens of one answer; leaving early has vLLM let go of it."""
+        """The tokens of one answer; leaving early has vLLM end it."""
         vllm, ids, held = library("vllm.sampling_params"), list[int](), HeldText()
         sampling = sampling_of(  # where an answer ends is seen once more where it is scored
             options,
@@ -182,8 +154,8 @@ class WorkerQueue:
             async for output in outputs:
                 (completion,) = output.outputs
                 ids += completion.token_ids
-                if heard is not None and (shown := held.add(completion.text)):
-                    heard(shown)
+                if on_piece is not None and (shown := held.add(completion.text)):
+                    on_piece(shown)
         except (ValueError, library("vllm.exceptions").VLLMClientError) as error:
             raise InputError(f"vLLM does not take this request: {error}") from error
         except library("vllm.v1.engine.exceptions").EngineDeadError as error:
@@ -193,37 +165,37 @@ class WorkerQueue:
         return tuple(ids)
 
     async def _scored(self, written: Written) -> list[ScoredDraft]:
-        """The drafts, scored together with others that were done meanwhile."""
+        """The drafts, scored together with others that were finished meanwhile."""
         future = asyncio.get_running_loop().create_future()
         self._waiting.append((written, future))
         if self._scoring is None:
             self._scoring = asyncio.ensure_future(self._score_all())
-        found = await future
-        if isinstance(found, Failed):
-            raise found.error()
-        return found
+        drafts = await future
+        if isinstance(drafts, Failed):
+            raise drafts.error()
+        return drafts
 
     async def _score_all(self) -> None:
-        """Score what waits, as long as there is something; what is done meanwhile waits for the next time."""
+        """Score the answers that wait, until there are none; those that come meanwhile wait for the next round."""
         try:
             while self._waiting:
                 await asyncio.sleep(0)  # those that are done in the same step of the engine
                 taken, self._waiting = self._waiting, []
-                taken = [each for each in taken if not each[1].done()]  # somebody may have gone
+                taken = [one for one in taken if not one[1].done()]  # a caller may have left
                 try:
-                    found = await self._ask(SCORE, [written for written, _ in taken]) if taken else []
-                except Exception as error:  # noqa: BLE001 - raised by whoever waits
-                    found = [Failed.of(error)] * len(taken)
-                for (_, future), each in zip(taken, found, strict=True):
+                    results = await self._call(SCORE, [written for written, _ in taken]) if taken else []
+                except Exception as error:  # noqa: BLE001 - raised by the callers
+                    results = [Failed.of(error)] * len(taken)
+                for (_, future), result in zip(taken, results, strict=True):
                     if not future.done():
-                        future.set_result(each)
+                        future.set_result(result)
         finally:
             self._scoring = None
 
-    async def _ask(self, call: Call[A, R], sent: A) -> R:
+    async def _call(self, call: Call[A, R], sent: A) -> R:
         payload = call.sent.dump_json(sent).decode()
         try:
-            (said,) = await self._client.collective_rpc(METHOD, args=(call.name, payload))
+            (reply,) = await self._client.collective_rpc(METHOD, args=(call.name, payload))
         except Exception as error:
             if self._client.errored:
                 raise ScoringError(_ENDED) from error
@@ -231,17 +203,8 @@ class WorkerQueue:
                 "vLLM's worker cannot score: start `vllm serve` with --worker-extension-cls "
                 f"semgrad_guard.server.in_vllm.worker.ScoringWorker ({type(error).__name__})"
             ) from error
-        return call.read(said)
+        return call.read(reply)
 
 
-@asynccontextmanager
-async def _first_error() -> AsyncGenerator[None]:
-    """Of several tasks that failed together, the first error."""
-    try:
-        yield
-    except BaseExceptionGroup as error:
-        raise error.exceptions[0] from None
-
-
-def _draft(found: ScoredDraft) -> Draft[Any]:
-    return Draft(found.verdict, found.answer, found.prompt)
+def _draft(scored: ScoredDraft) -> Draft[Any]:
+    return Draft(scored.verdict, scored.answer, scored.prompt)

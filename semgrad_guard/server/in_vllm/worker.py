@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from semgrad_guard.engine.generation.running_batch import BatchRequest
-from semgrad_guard.errors import InputError, UnsupportedModelError
-from semgrad_guard.estimators.base import ReplayEstimator
+from semgrad_guard.engine.scoring.segments import By
+from semgrad_guard.errors import UnsupportedModelError
 from semgrad_guard.guard import Draft
 from semgrad_guard.loading import load_estimator
 from semgrad_guard.server.assembly import options_of, policy_of
@@ -19,8 +19,6 @@ from semgrad_guard.server.in_vllm.messages import (
     READ,
     SCORE,
     SEGMENTS,
-    Asked,
-    Elsewhere,
     Failed,
     Opening,
     Read,
@@ -29,7 +27,7 @@ from semgrad_guard.server.in_vllm.messages import (
     ToRead,
     Written,
 )
-from semgrad_guard.server.writing import AnswerRequest, Assignment, Writer
+from semgrad_guard.server.writing import ForeignText, Writer
 from semgrad_guard.vllm.language_model import TwinLanguageModel
 from semgrad_guard.vllm.recorder import Record, Recorder
 from semgrad_guard.vllm.sampling import require_grammars
@@ -39,7 +37,7 @@ class ScoringWorker:
     """`vllm serve --worker-extension-cls semgrad_guard.server.in_vllm.worker.ScoringWorker`: one method more."""
 
     def semgrad_guard(self, name: str, payload: str) -> str:
-        """Answer a message of the server's (see `messages`)."""
+        """Answer a message of the server (see `messages`)."""
         worker: Any = self
         if name == OPEN.name:
             return OPEN.answered(payload, lambda opening: _open(worker, opening))
@@ -48,7 +46,7 @@ class ScoringWorker:
 
 
 def _open(worker: Any, opening: Opening) -> str:
-    """Make the scoring model; what it writes with has been loaded."""
+    """Make the scoring model; the writing model has been loaded."""
     if (size := worker.parallel_config.world_size) > 1:
         raise UnsupportedModelError(
             f"vLLM spreads this model over {size} processes, and scoring takes whole weights: serve it with "
@@ -57,17 +55,17 @@ def _open(worker: Any, opening: Opening) -> str:
     model = TwinLanguageModel.on(
         worker.model_runner.model, worker.model_config, template_options=opening.settings.template_option
     )
-    # In compiled graphs there is nothing to listen to.
+    # Compiled graphs cannot be recorded.
     recorder = model.listening(worker.model_runner) if worker.model_config.enforce_eager else None
     worker.semgrad_guard_scoring = Scoring(model, opening, worker.vllm_config, recorder)
     return model.identity.fingerprint
 
 
 class Scoring:
-    """One model, and everything that the server asks about it; `config` is vLLM's `VllmConfig`.
+    """One model, and the replies to all messages about it; `config` is vLLM's `VllmConfig`.
 
-    `recorder` keeps what vLLM's passes leave of the answers, from the moment that a request is read until its answers
-    are scored, or are let go.
+    `recorder` keeps the states of vLLM's passes over the answers, from the moment that a request is read until its
+    answers are scored, or abandoned.
 
     Raises:
         BindingMismatchError: the calibration is not of this model, engine and estimator.
@@ -92,12 +90,12 @@ class Scoring:
             case SEGMENTS.name:
                 return SEGMENTS.answered(payload, self._segments)
             case _:
-                return ELSEWHERE.answered(payload, self._elsewhere)
+                return ELSEWHERE.answered(payload, lambda text: _scored(self._writer.judged(text)))
 
     def _read(self, request: ToRead) -> Read:
-        for name in request.let_go:
+        for name in request.abandoned:
             self._record(name)
-        assignment = self._assigned(request.asked)
+        assignment = self._writer.assigned(request.request)
         if self._recorder is not None:
             for name in request.names:
                 record = Record.for_scoring(assignment.prompt, self._estimator.objective)
@@ -113,53 +111,35 @@ class Scoring:
         )
 
     def _record(self, name: str) -> Record | None:
-        """What passes left of an answer; it is kept here no longer."""
+        """The states that passes left of an answer; they are removed here."""
         return None if self._recorder is None else self._recorder.records.pop(name, None)
 
-    def _assigned(self, asked: Asked) -> Assignment:
-        return self._writer.assigned(AnswerRequest(**vars(asked)))
-
     def _score(self, written: list[Written]) -> list[list[ScoredDraft] | Failed]:
-        """Those that can be in one backward pass; where that fails, each request by itself, and read again."""
-        records = {name: self._record(name) for each in written for name in each.names}
+        """All requests in one backward pass; where that fails, each by itself, and read again."""
+        records = {name: self._record(name) for one in written for name in one.names}
         try:
             return list(self._drafts(written, records))
-        except Exception as error:  # noqa: BLE001 - told to whose it is
-            return [Failed.of(error)] if len(written) == 1 else [self._score([each])[0] for each in written]
+        except Exception as error:  # noqa: BLE001 - raised by the caller
+            return [Failed.of(error)] if len(written) == 1 else [self._score([one])[0] for one in written]
 
     def _drafts(self, written: Sequence[Written], records: Mapping[str, Record | None]) -> Sequence[list[ScoredDraft]]:
         with self._model.turn:  # in which the model is looked at once
-            assignments = [self._assigned(each.asked) for each in written]
+            assignments = [self._writer.assigned(one.request) for one in written]
             answers = [
                 (BatchRequest(assignment.prompt, options), tokens, records[name] or Record(len(assignment.prompt.ids)))
-                for assignment, each in zip(assignments, written, strict=True)
-                for options, tokens, name in zip(assignment.options, each.answers, each.names, strict=True)
+                for assignment, one in zip(assignments, written, strict=True)
+                for options, tokens, name in zip(assignment.options, one.answers, one.names, strict=True)
             ]
             generations = iter(self._model.written(answers, self._recorder))
             return [
-                [_record(each) for each in self._writer.drafts(one, [next(generations) for _ in one.options])]
+                [_scored(draft) for draft in self._writer.drafts(one, [next(generations) for _ in one.options])]
                 for one in assignments
             ]
 
-    def _elsewhere(self, text: Elsewhere) -> ScoredDraft:
-        answerer, options = self._writer.answerer(), text.form.template_options
-        if text.reason is not None:
-            return _record(Draft(answerer.unscored(text.text, text.reason, options), None))
-        found = answerer.scored(
-            text.conversation, text.text, template_options=options, cut=text.cut, reasoned=text.reasoned
-        )
-        return _record(found)
-
-    def _segments(self, text: Elsewhere) -> Segments:
-        estimator = self._estimator
-        if not isinstance(estimator, ReplayEstimator) or text.by is None:
-            raise InputError(f"{estimator.name} compares whole answers; leave 'by' out, or serve with hybridgrad")
-        found = self._model.score(text.conversation, text.text, by=text.by, objective=estimator.objective)
-        return [
-            (each.text, each.start, each.end, None if each.scores is None else estimator.value(each.scores))
-            for each in found
-        ]
+    def _segments(self, text_and_kind: tuple[ForeignText, By]) -> Segments:
+        segments = self._writer.segments(*text_and_kind)
+        return [(segment.text, segment.start, segment.end, value) for segment, value in segments]
 
 
-def _record(draft: Draft[Any]) -> ScoredDraft:
+def _scored(draft: Draft[Any]) -> ScoredDraft:
     return ScoredDraft(verdict=draft.verdict, answer=draft.answer, prompt=draft.prompt)

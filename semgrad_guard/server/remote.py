@@ -1,0 +1,216 @@
+"""`RemoteServer`: another server with OpenAI's protocol.
+
+Its answers are not trusted: statuses, lengths, forms and streams are checked, and each fault is an `UpstreamError`. A
+client's Authorization never reaches it; its key is the operator's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import re
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from contextlib import asynccontextmanager, suppress
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+from typing import Any, cast
+
+import httpx
+
+from semgrad_guard.errors import InputError, UpstreamError
+
+_LARGEST = 16 * 2**20
+"""Bytes of an answer."""
+_MESSAGE = 300
+_PASSING = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 520, 521, 522, 523, 524, 529})
+"""Statuses of servers that are busy or restart, and of the proxies in front of them."""
+_LONGEST_WAIT = 3600
+_CHAT = "chat/completions"
+_LINE_END = re.compile(rb"\r\n|\n|\r")
+_BOM = b"\xef\xbb\xbf"
+
+
+class RemoteServer:
+    """Another server. `timeout` are the seconds in which it must send something.
+
+    Raises:
+        InputError: the URL is invalid.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        api_key: str | None = None,
+        timeout: float = 120.0,
+        transport: httpx.AsyncBaseTransport | None = None,
+    ) -> None:
+        try:
+            parsed = httpx.URL(url)
+        except (httpx.InvalidURL, TypeError) as error:
+            raise InputError(f"{url!r} is not a URL such as http://localhost:8000/v1") from error
+        if parsed.scheme not in ("http", "https") or not parsed.host:
+            raise InputError(f"{url!r} is not a URL such as http://localhost:8000/v1")
+        self.url = str(parsed).rstrip("/")
+        self._headers = {} if api_key is None else {"authorization": f"Bearer {api_key}"}
+        self._timeout, self._transport = timeout, transport
+        self._client: httpx.AsyncClient | None = None
+
+    async def chat(self, body: Mapping[str, Any], *, words: bool = True) -> dict[str, Any]:
+        """The answer to a chat completion; `words` as for `open`.
+
+        Raises:
+            UpstreamError: there is no answer that can be read.
+        """
+        async with self.open(_CHAT, body, words=words) as response:
+            return _json(await _limited(response))
+
+    async def chat_stream(self, body: Mapping[str, Any], *, words: bool = True) -> AsyncIterator[dict[str, Any]]:
+        """The chunks of a streamed chat completion, to its proper end: [DONE], or a reason why the answer has ended
+        (`transformers serve` sends no more than that). `words` as for `open`.
+
+        Raises:
+            UpstreamError: it failed, or broke off.
+        """
+        async with self.open(_CHAT, body, words=words) as response:
+            finished = False
+            async for kind, data in events(_pieces(response)):
+                if data == b"[DONE]":
+                    return
+                chunk = _json(data)
+                if kind == b"error" or chunk.get("error") is not None or chunk.get("object") == "error":
+                    raise UpstreamError(f"{self.url} failed while it answered", passing=True)
+                finished = finished or _finishes(chunk)
+                yield chunk
+        if not finished:
+            raise UpstreamError(f"{self.url} broke its stream off before the end", passing=True)
+
+    async def close(self) -> None:
+        """Close its connections."""
+        if self._client is not None:
+            await self._client.aclose()
+
+    @asynccontextmanager
+    async def open(self, route: str, body: Mapping[str, Any], *, words: bool = True) -> AsyncGenerator[httpx.Response]:
+        """The answer of one of its routes, which has begun with status 200.
+
+        An error holds the server's own message, if `words`. That may quote the model's text: a call that the server
+        could not read, JSON that follows no schema.
+
+        Raises:
+            UpstreamError: it refuses, cannot be reached, or breaks off.
+        """
+        if self._client is None:
+            self._client = httpx.AsyncClient(
+                timeout=self._timeout, transport=self._transport, follow_redirects=False, trust_env=False
+            )
+        request = self._client.build_request("POST", f"{self.url}/{route}", json=dict(body), headers=self._headers)
+        try:
+            response = await self._client.send(request, stream=True)
+            try:
+                if response.status_code != 200:
+                    raise await _refusal(self.url, response, words=words)
+                yield response
+            finally:
+                await asyncio.shield(response.aclose())
+        except httpx.TimeoutException as error:
+            raise UpstreamError(f"{self.url} sent nothing for {self._timeout:g} s", passing=True) from error
+        except (httpx.HTTPError, httpx.StreamError) as error:
+            problem = f"{self.url} cannot be reached, or broke off ({type(error).__name__})"
+            raise UpstreamError(problem, passing=True) from error
+
+
+def _finishes(chunk: Mapping[str, Any]) -> bool:
+    """Whether a chunk holds the reason why its answer has ended."""
+    choices: Any = chunk.get("choices")
+    listed = cast("list[Any]", choices) if isinstance(choices, list) else []
+    return any(isinstance(choice, dict) and cast("Any", choice).get("finish_reason") for choice in listed)
+
+
+async def events(pieces: AsyncIterator[bytes]) -> AsyncIterator[tuple[bytes, bytes]]:
+    """The kind (empty where it has none) and the data of each server-sent event that has data.
+
+    These are events of the WHATWG's HTML standard, section 9.2: UTF-8 whatever a header names, with lines that end in
+    LF, CR LF or CR alone. JSON may hold other line ends (U+2028, U+0085), at which readers of text would break it.
+    """
+    kind, data, first = b"", list[bytes](), True
+    async for line in _lines(pieces):
+        name, _, value = (line.removeprefix(_BOM) if first else line).partition(b":")
+        value, first = value.removeprefix(b" "), False
+        if name == b"data":
+            data.append(value)
+        elif name == b"event":
+            kind = value
+        elif not line:
+            if found := b"\n".join(data).strip():
+                yield kind, found
+            kind, data = b"", []
+    if found := b"\n".join(data).strip():  # not every server ends its last event
+        yield kind, found
+
+
+async def _lines(pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    """Lines without their ends; each byte is read once, however long a line is."""
+    rest, returned = list[bytes](), False
+    async for piece in pieces:
+        if not piece:
+            continue
+        *ended, last = _LINE_END.split(piece.removeprefix(b"\n") if returned else piece)
+        returned = piece.endswith(b"\r")
+        for line in ended:
+            yield b"".join((*rest, line))
+            rest = []
+        rest.append(last)
+    yield b"".join(rest)
+
+
+async def _pieces(response: httpx.Response) -> AsyncIterator[bytes]:
+    size = 0
+    async for piece in response.aiter_bytes():
+        size += len(piece)
+        if size > _LARGEST:
+            raise UpstreamError(f"{response.url.host} sent more than {_LARGEST} bytes")
+        yield piece
+
+
+async def _limited(response: httpx.Response) -> bytes:
+    return b"".join([piece async for piece in _pieces(response)])
+
+
+def _json(data: bytes) -> dict[str, Any]:
+    try:
+        found = json.loads(data)
+        json.dumps(found, allow_nan=False)  # only valid JSON can be passed on
+    except (ValueError, RecursionError) as error:
+        raise UpstreamError("the upstream sent invalid JSON") from error
+    if not isinstance(found, dict):
+        raise UpstreamError("the upstream sent JSON that is not an object")
+    return cast("dict[str, Any]", found)
+
+
+async def _refusal(url: str, response: httpx.Response, *, words: bool) -> UpstreamError:
+    """The error for a status. The messages of other statuses than these may hold secrets such as keys."""
+    status, message = response.status_code, ""
+    if words and status in (400, 404, 413, 422):
+        with suppress(UpstreamError, KeyError, TypeError):
+            body: Any = _json(await _limited(response))
+            message = f": {body['error']['message']}"[:_MESSAGE]
+    return UpstreamError(
+        f"{url} answered with status {status}{message}",
+        status=status,
+        passing=status in _PASSING,
+        retry_after=_retry_after(response.headers),
+    )
+
+
+def _retry_after(headers: httpx.Headers) -> int | None:
+    """The seconds of a Retry-After header, which holds a number or a date; None without one."""
+    value = headers.get("retry-after", "").strip()
+    if value.isascii() and value.isdigit():
+        return min(int(value[:6]), _LONGEST_WAIT)
+    try:
+        seconds = (parsedate_to_datetime(value) - datetime.now(UTC)).total_seconds()
+    except (TypeError, ValueError, OverflowError):
+        return None
+    return max(1, min(math.ceil(seconds), _LONGEST_WAIT))
