@@ -208,7 +208,8 @@ class Routes:
 
     async def feedback(self, request: Request) -> Mapping[str, Any]:
         """Whether a delivered answer was right."""
-        return await asyncio.to_thread(decisions.feedback, self._log, await self._read(request, FeedbackRequest))
+        body = await self._read(request, FeedbackRequest)
+        return await asyncio.to_thread(decisions.feedback, self._log, body)
 
     async def guardrail(self, request: Request) -> Mapping[str, Any]:
         """LiteLLM's generic guardrail API: whether a gateway may let an answer through."""

@@ -145,8 +145,8 @@ CHUNK = "data: " + json.dumps({"choices": [{"index": 0, "delta": {"content": "pa
 _CALLED = {"tool_calls": [{"function": {"name": "f", "arguments": "{"}}]}
 BAD_CALL = json.dumps({"choices": [{"message": _CALLED}]})
 FAULTS: list[tuple[str, Any, bool, str]] = [
-    ("no json", sends("nonsense"), False, "no JSON"),
-    ("no object", sends("[]"), False, "no object"),
+    ("no json", sends("nonsense"), False, "invalid JSON"),
+    ("no object", sends("[]"), False, "not an object"),
     ("no choices", sends("{}"), False, "cannot be read"),
     ("too many", sends(json.dumps({"choices": [json.loads(said())["choices"][0]] * 2})), False, "2 answers"),
     ("no text", sends(said({"a": 1})), False, "cannot be read"),
@@ -154,9 +154,9 @@ FAULTS: list[tuple[str, Any, bool, str]] = [
     ("lying about its length", sends(said(), length=10_000), False, "broke off"),
     ("an error", sends("{}", status="500 Oops"), False, "status 500"),
     ("another place", sends("", status="302 Found"), False, "status 302"),
-    ("slow", hangs, False, "said nothing"),
+    ("slow", hangs, False, "sent nothing"),
     ("hanging up", sends(b"", status=""), False, "broke off"),
-    ("bad call", sends(BAD_CALL), False, "no JSON"),
+    ("bad call", sends(BAD_CALL), False, "not JSON"),
     ("breaking off in mid-stream", sends(CHUNK, kind="text/event-stream"), True, "broke its stream off"),
     ("breaking off in mid-chunk", sends(CHUNK, length=9999, kind="text/event-stream"), True, "broke off"),
     ("an error in mid-stream", sends(CHUNK + 'data: {"error": {}}\n\n', kind="text/event-stream"), True, "failed"),

@@ -84,4 +84,4 @@ async def test_a_gateway_does_not_tell_its_options_and_nothing_is_promised(make_
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://127.0.0.1") as client:
         (record,) = (await client.post(PATH, json=body)).json()["semgrad_guard"]
     assert not record["promised"]
-    assert record["unfamiliar"] == ["LiteLLM does not tell the options of the call (its temperature, say)"]
+    assert record["unfamiliar"] == ["LiteLLM does not send the options of the call (its temperature, for instance)"]

@@ -94,13 +94,13 @@ INFINITE = said("text", logprobs={"content": [{"token": "t", "logprob": 0}]}).re
 BEGUN = event(piece(content="part of a secret"))
 REFUSED: dict[str, tuple[str | bytes, bool, str]] = {
     "two answers": (stream(piece(content="A"), piece(1, content="B")), True, "several answers"),
-    "bytes that are no text": (stream(piece(content="XX")).encode().replace(b"XX", b"\xff\xfe"), True, "no JSON"),
+    "bytes that are no text": (stream(piece(content="XX")).encode().replace(b"XX", b"\xff\xfe"), True, "invalid JSON"),
     "vLLM's error": (BEGUN + event({"object": "error", "message": "a secret"}) + DONE, True, "failed"),
     "an event that is an error": (BEGUN + 'event: error\ndata: {"message": "a secret"}\n\n' + DONE, True, "failed"),
     "a call of old": (stream(piece(**OLD_CALL)), True, "cannot be read"),
     "a whole call of old": (json.dumps({"choices": [{"message": OLD_CALL}]}), False, "cannot be read"),
-    "a number without end": (INFINITE, False, "no JSON"),
-    "no number": (INFINITE.replace("1e999", "NaN"), False, "no JSON"),
+    "a number without end": (INFINITE, False, "invalid JSON"),
+    "no number": (INFINITE.replace("1e999", "NaN"), False, "invalid JSON"),
 }
 
 
