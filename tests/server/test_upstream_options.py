@@ -16,6 +16,7 @@ from semgrad_guard.server.gateway import PATH
 from semgrad_guard.server.scheduler import Scheduler
 from semgrad_guard.server.service import ServedModel, Service
 from semgrad_guard.server.upstream import RemoteServer, Upstream
+from semgrad_guard.server.writing import ForeignText
 
 from .conftest import Serve, asking, events
 
@@ -41,7 +42,7 @@ def scorer(language_model: LanguageModel) -> Iterator[Scheduler]:
 
 
 async def served_policy(scorer: Scheduler) -> Policy:
-    draft = await scorer.scored((Message("user", "hello"),), SAID)
+    draft = await scorer.judged(ForeignText(text=SAID, conversation=(Message("user", "hello"),)))
     assert draft.prompt is not None
     scores, right = range(60), [True] * 60
     binding, prompts = binding_of(draft.verdict), [draft.prompt] * 60

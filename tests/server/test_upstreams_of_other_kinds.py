@@ -13,6 +13,7 @@ from semgrad_guard import HybridGrad, LanguageModel, Message, Policy
 from semgrad_guard.server.remote import events as events_of
 from semgrad_guard.server.scheduler import Scheduler
 from semgrad_guard.server.upstream import RemoteServer, Upstream
+from semgrad_guard.server.writing import ForeignText
 from tests.ports import free_port
 
 from .conftest import ALL, NONE, Serve, asking, events
@@ -214,7 +215,8 @@ async def test_an_upstream_that_is_away_may_be_asked_again(serve: Serve, scorer:
 async def test_the_tokens_of_several_answers(serve: Serve, scorer: Scheduler, usage: Any, counted: int | None) -> None:
     """As the upstream counts them; without its count, or where some are withheld, as far as they were scored."""
     texts = ["It is so.", "It is not so."]
-    verdicts = [(await scorer.scored((Message("user", "hello"),), text)).verdict for text in texts]
+    hello = (Message("user", "hello"),)
+    verdicts = [(await scorer.judged(ForeignText(text=text, conversation=hello))).verdict for text in texts]
     scored = [verdict.scored_tokens for verdict in verdicts]
     between = sum(verdict.uncertainty or 0.0 for verdict in verdicts) / 2
     choices = [{"index": i, "message": {"role": "assistant", "content": text}} for i, text in enumerate(texts)]
