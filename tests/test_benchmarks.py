@@ -1,4 +1,4 @@
-"""The benchmarks' own arithmetic: the floor, what is left out, ratios, complaints, and the picture."""
+"""The benchmarks' own arithmetic: the floor, left-out cases, ratios, complaints, and the picture."""
 
 from __future__ import annotations
 

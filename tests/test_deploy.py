@@ -1,4 +1,4 @@
-"""What operators are given: the container's steps run as commands, the unit is verified, the page's names are real."""
+"""The operators' files: the container's steps run as commands, the unit is verified, the page's names are real."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ STATE = "/var/lib/semgrad-guard"
 
 
 def instructions() -> list[tuple[str, str]]:
-    """What the Dockerfile says, one instruction after the other."""
+    """The Dockerfile's instructions, one after the other."""
     lines = [line for line in (DEPLOY / "Dockerfile").read_text().splitlines() if not line.startswith("#")]
     whole = "\n".join(lines).replace("\\\n", " ").splitlines()
     return [(line.partition(" ")[0], " ".join(line.split()[1:])) for line in whole if line.strip()]
@@ -51,7 +51,7 @@ def unit() -> list[tuple[str, str]]:
 
 
 def accepted(arguments: list[str]) -> dict[str, Any]:
-    """What the command reads out of arguments; it refuses unknown ones."""
+    """The settings that the command reads from arguments; it refuses unknown ones."""
     return SERVE.make_context("serve", arguments).params
 
 
@@ -66,7 +66,7 @@ def test_the_container_runs_as_nobody_in_particular_on_a_cpu() -> None:
     assert torch.endswith(pin)
     assert instruction("VOLUME") == instruction("WORKDIR") == STATE
     assert instruction("STOPSIGNAL") == "SIGTERM"
-    homes = dict(each.split("=", 1) for each in instruction("ENV").split())
+    homes = dict(pair.split("=", 1) for pair in instruction("ENV").split())
     assert {homes[name].startswith(STATE) for name in ("HOME", "XDG_STATE_HOME", "XDG_CACHE_HOME")} == {True}
     assert not [name for name in names if name == "ADD"]
     assert "KEY" not in str([text for name, text in instructions() if name in ("ENV", "ARG")])
@@ -86,7 +86,7 @@ def copied_to(source: Path) -> None:
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What the image's COPY and RUN steps install, without what it depends on, which the index would bring."""
+    """The packages of the image's COPY and RUN steps, without dependencies, which the index would bring."""
     source, built, site = (tmp_path_factory.mktemp(name) for name in ("src", "built", "site"))
     copied_to(source)
     step = next(text for name, text in instructions() if name == "RUN" and "pip install -c" in text)
@@ -107,10 +107,10 @@ def container(installed: Path, tmp_path: Path) -> Iterator[Callable[..., tuple[s
 
     def start(*more: str, key: str | None = KEY) -> tuple[subprocess.Popen[str], int]:
         port = free_port()
-        entry = [each.replace("8000", str(port)) for each in json.loads(instruction("ENTRYPOINT"))]
+        entry = [part.replace("8000", str(port)) for part in json.loads(instruction("ENTRYPOINT"))]
         assert entry[0] == "semgrad-guard"
         command = [sys.executable, "-m", "semgrad_guard.cli", *entry[1:], *json.loads(instruction("CMD")), *more]
-        settings = dict(each.split("=", 1) for each in instruction("ENV").split())
+        settings = dict(pair.split("=", 1) for pair in instruction("ENV").split())
         homes = {name: value.replace(STATE, str(tmp_path)) for name, value in settings.items()}
         environment = {**os.environ, **homes, "PYTHONPATH": str(installed), "OMP_NUM_THREADS": "1"}
         environment.pop("SEMGRAD_GUARD_API_KEY", None)
@@ -135,10 +135,10 @@ def test_the_container_answers_is_healthy_and_drains(container: Any, tmp_path: P
     assert "Serving pocket" in process.stdout.readline()
     check = json.loads(instruction("HEALTHCHECK").partition("CMD ")[2])
     assert check[0] == "python"
-    healthy = [sys.executable, *[each.replace("8000", str(port)) for each in check[1:]]]
+    healthy = [sys.executable, *[part.replace("8000", str(port)) for part in check[1:]]]
     assert subprocess.run(healthy, check=False).returncode == 0
-    assert asked(port, None)[0] == 401
-    status, answer = asked(port, KEY)
+    assert reply_of(port, None)[0] == 401
+    status, answer = reply_of(port, KEY)
     assert (status, answer["choices"][0]["message"]["content"]) == (200, "Tokyo")
     late = http.client.HTTPConnection("127.0.0.1", port)
     body = question()
@@ -146,7 +146,7 @@ def test_the_container_answers_is_healthy_and_drains(container: Any, tmp_path: P
     for name, value in {**headers(KEY), "content-length": str(len(body))}.items():
         late.putheader(name, value)
     late.endheaders(body[:10])
-    assert asked(port, KEY)[0] == 200  # so that the first one has begun
+    assert reply_of(port, KEY)[0] == 200  # so that the first one has begun
     process.terminate()
     while subprocess.run(healthy, check=False, capture_output=True).returncode == 0:
         time.sleep(0.05)
@@ -167,7 +167,7 @@ def headers(key: str | None) -> dict[str, str]:
     return {"content-type": "application/json", **({} if key is None else {"authorization": f"Bearer {key}"})}
 
 
-def asked(port: int, key: str | None) -> tuple[int, Any]:
+def reply_of(port: int, key: str | None) -> tuple[int, Any]:
     connection = http.client.HTTPConnection("127.0.0.1", port)
     connection.request("POST", "/v1/chat/completions", question(), headers(key))
     response = connection.getresponse()
@@ -179,7 +179,7 @@ def asked(port: int, key: str | None) -> tuple[int, Any]:
 @pytest.mark.heavy
 @pytest.mark.skipif(os.name == "nt", reason="containers of Linux")
 def test_the_images_steps_run_as_a_script(tmp_path: Path) -> None:
-    """What the Dockerfile installs, in an environment of its own (minutes); the index is this machine's."""
+    """The Dockerfile's packages, in an environment of its own (minutes); the index is this machine's."""
     source, environment, answers = tmp_path / "src", tmp_path / "venv", tmp_path / "state"
     answers.mkdir()
     copied_to(source)
@@ -194,14 +194,14 @@ def test_the_images_steps_run_as_a_script(tmp_path: Path) -> None:
         found = subprocess.run(command, cwd=source, env=own, capture_output=True, text=True, check=False)
         assert found.returncode == 0, (step, found.stdout[-2000:], found.stderr[-2000:])
     port = free_port()
-    entry = [each.replace("8000", str(port)) for each in json.loads(instruction("ENTRYPOINT"))]
+    entry = [part.replace("8000", str(port)) for part in json.loads(instruction("ENTRYPOINT"))]
     program = [str(environment / "bin" / entry[0]), *entry[1:], *json.loads(instruction("CMD"))]
     served = {**own, **homes, "HF_HUB_OFFLINE": "1", "SEMGRAD_GUARD_API_KEY": KEY, "OMP_NUM_THREADS": "1"}
     with subprocess.Popen(program, env=served, cwd=answers, stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None
             assert "Serving pocket" in process.stdout.readline()
-            status, answer = asked(port, KEY)
+            status, answer = reply_of(port, KEY)
             assert (status, answer["choices"][0]["message"]["content"]) == (200, "Tokyo")
         finally:
             process.terminate()
@@ -211,9 +211,9 @@ def test_the_images_steps_run_as_a_script(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_the_container_wants_a_key(container: Any) -> None:
     process, _ = container(key=None)
-    said, _ = process.communicate(timeout=120)
+    output, _ = process.communicate(timeout=120)
     assert process.returncode != 0
-    assert "SEMGRAD_GUARD_API_KEY" in said
+    assert "SEMGRAD_GUARD_API_KEY" in output
 
 
 def test_the_units_command_is_one_that_is_accepted() -> None:
@@ -277,7 +277,7 @@ def test_the_pages_samples_are_yaml_and_every_alarm_can_be_raised() -> None:
 
     codes = {code for _, _, code in _CODES} | {"internal_error", "upstream_failed"}
     named = {
-        code for rule in rules for each in re.findall(r'code=~"([^"]+)"', rule["expr"]) for code in each.split("|")
+        code for rule in rules for codes in re.findall(r'code=~"([^"]+)"', rule["expr"]) for code in codes.split("|")
     }
     assert named <= codes
 

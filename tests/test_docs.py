@@ -77,10 +77,10 @@ def test_every_estimator_is_explained() -> None:
 
 def test_the_page_names_what_auto_compares() -> None:
     page = (DOCS / "estimators.md").read_text(encoding="utf-8")
-    told = re.search(r"`auto` compares (.+?) on a quarter", page, re.DOTALL)
-    assert told is not None
-    assert re.findall(r"`(\w+)`", told[1]) == [candidate.name for candidate in CANDIDATES]
-    assert len(CANDIDATES) == 8  # as the help of --estimator says
+    found = re.search(r"`auto` compares (.+?) on a quarter", page, re.DOTALL)
+    assert found is not None
+    assert re.findall(r"`(\w+)`", found[1]) == [candidate.name for candidate in CANDIDATES]
+    assert len(CANDIDATES) == 8  # as in the help of --estimator
 
 
 def test_troubleshooting_names_every_error() -> None:
@@ -91,12 +91,12 @@ def test_troubleshooting_names_every_error() -> None:
 REFUSALS = (
     "UnsupportedModelError",
     "ModelNotFoundError",
-    *(each.__name__ for each in errors.UnsupportedModelError.__subclasses__()),
+    *(kind.__name__ for kind in errors.UnsupportedModelError.__subclasses__()),
 )
 
 
 def template(message: ast.expr) -> str:
-    """The words of a message; what is filled in is a NUL."""
+    """The words of a message; a filled-in value is a NUL."""
     if isinstance(message, ast.Constant) and isinstance(message.value, str):
         return message.value
     if isinstance(message, ast.JoinedStr):
@@ -105,7 +105,7 @@ def template(message: ast.expr) -> str:
 
 
 def refusals() -> list[tuple[str, str]]:
-    """Where the engine refuses a model, and in what words."""
+    """The engine's refusals of models: their places and words."""
     found: list[tuple[str, str]] = []
     for path in sorted((ROOT / "semgrad_guard" / "engine").rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
@@ -121,11 +121,11 @@ def refusals() -> list[tuple[str, str]]:
 
 def test_troubleshooting_names_every_refusal_of_a_model() -> None:
     page = (DOCS / "troubleshooting.md").read_text(encoding="utf-8")
-    quoted = [".*".join(map(re.escape, said.split(" ... "))) for said in re.findall(r'"([^"\n]{8,})"', page)]
+    quoted = [".*".join(map(re.escape, quote.split(" ... "))) for quote in re.findall(r'"([^"\n]{8,})"', page)]
     known = refusals()
     assert len(known) > 40
     worded = [(place, words) for place, words in known if words.strip("\0: ")]
-    assert not [each for each in worded if not any(re.search(said, each[1], re.DOTALL) for said in quoted)]
+    assert not [refusal for refusal in worded if not any(re.search(quote, refusal[1], re.DOTALL) for quote in quoted)]
 
 
 def test_pages_for_users_name_no_tests() -> None:

@@ -34,7 +34,7 @@ PRINTED = {
 
 
 def printed(python: WarmPython, example: Path, folder: Path, *options: str) -> list[str]:
-    """What an example prints, line by line."""
+    """The output of an example, line by line."""
     found = python.run([str(example), *options], folder=folder)
     assert found.returncode == 0, found.stderr
     return [line.strip() for line in found.stdout.splitlines()]
@@ -106,7 +106,7 @@ def test_the_demo_answers_escalates_and_abstains(
 @pytest.mark.parametrize("stages", [1, 2])
 def test_the_demos_table_is_a_line_a_question_at_80_columns(stages: int) -> None:
     shown = [question for question in questions() if question.question in SHOWN]
-    said = "The answer to this question is a sentence of many words."
+    draft = "The answer to this question is a sentence of many words."
     record = Verdict(
         status="scored",
         action="abstain",
@@ -114,17 +114,17 @@ def test_the_demos_table_is_a_line_a_question_at_80_columns(stages: int) -> None
         estimator="hybridgrad",
         model="pocket",
         uncertainty=0.25,
-        draft=said,
+        draft=draft,
     )
-    answered = record.model_copy(update={"action": "answer", "text": said, "draft": None})
+    answered = record.model_copy(update={"action": "answer", "text": draft, "draft": None})
     messages = [
-        AIMessage(content=each.text, response_metadata={METADATA_KEY: each.metadata(keep_draft=True)})
-        for each in (record, *[answered] * 7)
+        AIMessage(content=verdict.text, response_metadata={METADATA_KEY: verdict.metadata(keep_draft=True)})
+        for verdict in (record, *[answered] * 7)
     ]
     written = io.StringIO()
     report.table(Console(width=80, file=written), shown, messages, stages=stages)
     lines = written.getvalue().splitlines()
     assert len(lines) == 1 + len(shown) + 3
     assert max(map(len, lines)) <= 80
-    texts = [*(each.question for each in shown), said, "… 0.25 - answer abstain memory I don't know."]
+    texts = [*(row.question for row in shown), draft, "… 0.25 - answer abstain memory I don't know."]
     assert set(" ".join(lines[1:9]).split()) <= {word for text in texts for word in text.split()}

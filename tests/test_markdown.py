@@ -1,4 +1,4 @@
-"""Every Python block and every command of the README and the docs runs, and prints what the page says it prints."""
+"""Every Python block and every command of the README and the docs runs, and prints the output that the page shows."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_the_page_on_smollm2_runs_from_top_to_bottom(
 
 
 def semgrad_guard(python: WarmPython, line: str, folder: Path) -> str:
-    """What a command of a page prints."""
+    """The output of a command of a page."""
     arguments = shlex.split(line.removeprefix("$ semgrad-guard"), comments=True)
     found = python.run(["-c", "from semgrad_guard.cli import app; app()", *arguments], folder=folder)
     assert found.returncode in (0, 3), (line, found.stderr)  # 3: abstained

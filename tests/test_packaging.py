@@ -1,4 +1,4 @@
-"""The built distributions, not the editable install: what is in them, and that the wheel works on its own."""
+"""The built distributions, not the editable install: their contents, and that the wheel works on its own."""
 
 from __future__ import annotations
 
