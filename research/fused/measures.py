@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 
 from research.fused.fits import FITS, Answers, Scores
 from semgrad_guard.calibration import calibrate
-from semgrad_guard.calibration.fixed_sequence import GRID_SIZE
 
 LABELS = (30, 50, 100, 400, 700)
 SPLITS, TESTED, REPLICATES = 20, 500, 400
@@ -118,12 +117,11 @@ def weighted_auroc(scores: Scores, wrong: NDArray[np.bool_], weights: Floats) ->
 def _promise(
     answers: Answers, way: str, rows: Rows, test: Rows, *, share: float
 ) -> Iterator[tuple[float, tuple[float, float]]]:
-    """(alpha, (coverage, error rate)); the part that is learned from also gives the grid of thresholds."""
+    """(alpha, (coverage, error rate)), on answers that were not learned from."""
     fit_on, rest = rows[: int(len(rows) * share)], rows[int(len(rows) * share) :]
     values = FITS[way](answers, fit_on if share else rest, np.concatenate([fit_on, rest, test]))
-    learned, tested, new = np.split(values, [len(fit_on), len(rows)])
-    grid = np.quantile(learned, np.linspace(0, 1, GRID_SIZE)) if share else None
+    _, tested, new = np.split(values, [len(fit_on), len(rows)])
     for alpha in ALPHAS:
-        found = calibrate(tested, ~answers.wrong[rest], alpha=alpha, delta=DELTA, grid=grid)
+        found = calibrate(tested, ~answers.wrong[rest], alpha=alpha, delta=DELTA)
         let = new <= (-np.inf if found.threshold is None else found.threshold)
         yield alpha, (float(let.mean()), float(answers.wrong[test][let].mean()) if let.any() else 0.0)

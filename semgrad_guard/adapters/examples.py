@@ -23,7 +23,7 @@ from semgrad_guard.evaluation.metrics.guarantee import Effect
 AnyGrader = str | Grader | AnswerGrader | Callable[[str, Sequence[str]], bool]
 """A grader, its name (as on the command line), or a function of the delivered text and the right answers."""
 
-_OPTIONS = frozenset({"upstream", "labels", "grid", "confidence", "seed", "created"})
+_OPTIONS = frozenset({"upstream", "labels", "grid", "robust", "confidence", "created"})
 logger = logging.getLogger("semgrad_guard")
 
 
@@ -59,7 +59,8 @@ class ExampleCalibration:
         show: whether the ten answers are printed on stderr.
         **options: `labels` (a CSV file for people's grades, begun or extended by the answers that it lacks, never
             overwritten), `upstream` (the id of the calibration of the stage before, where these examples are the
-            questions that it does not let through), and `grid`, `confidence`, `seed` and `created`, as in `calibrate`.
+            questions that it does not let through), and `grid`, `robust`, `confidence` and `created`, as in
+            `calibrate`.
 
     Raises:
         InputError: bad examples, an unknown grader or an unknown option.

@@ -42,7 +42,15 @@ def fewest_answers(*, alpha: float, delta: float) -> int:
     return max(1, math.ceil(min(1e18, math.log(delta) / math.log1p(-alpha)) - 1e-9))
 
 
-def most_errors(answered: int, *, alpha: float, delta: float) -> int:
-    """How many errors among `answered` answers still keep the promise; -1 where not even none would."""
-    errors = np.arange(-1, answered + 1)
-    return int(errors[p_values(errors, answered, alpha=alpha) <= delta].max())
+def most_errors(answered: ArrayLike, *, alpha: float, delta: float) -> NDArray[np.intp]:
+    """How many errors among `answered` answers still keep the promise; -1 where not even none would. Of any shape."""
+    counts = np.asarray(answered, dtype=np.intp)
+    low, high = (
+        np.full_like(counts, -1),
+        counts.copy(),
+    )  # the ends: always passes, never passes
+    while (high - low > 1).any():
+        middle = (low + high) // 2
+        passes = p_values(middle, counts, alpha=alpha) <= delta
+        low, high = np.where(passes, middle, low), np.where(passes, high, middle)
+    return low

@@ -10,15 +10,15 @@ Why: docs/adr/0180-one-threshold-for-several-engines.md
 from __future__ import annotations
 
 import datetime
-import operator
-from collections.abc import Hashable, Iterable, Sequence
+import math
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, SupportsIndex
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from semgrad_guard.calibration import binomial, fixed_sequence
+from semgrad_guard.calibration import binomial, fixed_sequence, gates
 from semgrad_guard.calibration.binding import Binding
 from semgrad_guard.calibration.calibration_record import Calibration
 from semgrad_guard.calibration.calibration_set import CalibrationSet, read_grid, read_prompts, read_rate, read_set
@@ -59,7 +59,7 @@ def calibrate(  # noqa: PLR0913  # a promise has these conditions, and every one
     grid: Iterable[float] | None = None,
     binding: Binding | None = None,
     confidence: ConfidenceMethod = "isotonic",
-    seed: SupportsIndex = 0,
+    robust: bool = False,
     groups: Iterable[Hashable] | None = None,
     created: str | None = None,
     choice: EstimatorChoice | None = None,
@@ -70,9 +70,10 @@ def calibrate(  # noqa: PLR0913  # a promise has these conditions, and every one
     """Find the largest threshold whose error rate is at most alpha, with probability at least 1 - delta.
 
     `uncertainties` (higher = less certain) and `correct` (True or False) describe one answer each. An answer whose
-    score is None, NaN or infinite is never let through, and counted. `grid` holds thresholds fixed *without* these
-    answers' labels, best from unlabelled scores of other questions; without it, a fifth of the answers (at most 300,
-    chosen by `seed`) supplies about 30 quantiles and the rest is tested.
+    score is None, NaN or infinite is never let through, and counted. All scored answers are tested at gates (see
+    `gates`); `robust` takes the variant for scores with confident mistakes, and has to be chosen before labels are
+    seen. `grid` holds thresholds fixed *without* these answers' labels, from unlabelled scores of other questions: they
+    are tested instead, and nothing is assumed about how risk varies with the score.
 
     `groups` names each answer's question. Copies of one question are not independent draws: they make the set look
     larger than it is, so only the first answer of each group is used, and the others are counted.
@@ -94,16 +95,19 @@ def calibrate(  # noqa: PLR0913  # a promise has these conditions, and every one
     alpha, delta = read_rate(alpha, "alpha"), read_rate(delta, "delta")
     if confidence not in ("isotonic", "platt"):
         raise CalibrationError(f"confidence must be 'isotonic' or 'platt', not {confidence!r}.")
-    seed = _whole(seed)
     own = _Engine.read(uncertainties, correct, groups=groups, binding=binding)
     engines = [own, *_others(own, also)]
     if choice is not None:
         for engine in engines:
             choice.require_others(map(str, engine.questions or ()))
     outside = None if grid is None else read_grid(grid)
-    tested, thresholds, first = _prepare(engines, outside, alpha=alpha, delta=delta, seed=seed)
-    hardest, outcome = _outcome(engines, tested, thresholds, first=first, alpha=alpha, delta=delta)
-    answers = engines[hardest].answers
+    if robust and outside is not None:
+        raise CalibrationError("`robust` is about gates, which a `grid` replaces. Give one of them.")
+    if outside is None:
+        at, outcome = _at_gates(engines, robust=robust, alpha=alpha, delta=delta)
+    else:
+        at, outcome = _on_grid(engines, outside, alpha=alpha, delta=delta)
+    answers = engines[at].answers
     return Calibration.seal(
         created=created or datetime.datetime.now(datetime.UTC).date().isoformat(),
         alpha=alpha,
@@ -112,28 +116,16 @@ def calibrate(  # noqa: PLR0913  # a promise has these conditions, and every one
         n_wrong=int((~answers.correct).sum()) + answers.n_unscored_wrong,
         n_unscored=answers.n_unscored,
         n_duplicates=answers.n_duplicates,
-        n_tested=len(tested[hardest]),
-        split_seed=seed if outside is None else None,
-        grid=tuple(thresholds.tolist()),
+        n_tested=len(answers.scores),
+        split_seed=None,
         scores=tuple(np.sort(answers.scores).tolist()),
         confidence_map=fit(answers.scores, answers.correct, confidence) if len(answers.scores) else None,
-        binding=_bound(engines, hardest),
+        binding=_bound(engines, at),
         choice=choice,
         n_recorded=n_recorded,
         shape=None if prompts is None else PromptShape.of(read_prompts(prompts, own.answers)),
         **outcome,
     )
-
-
-def _whole(seed: SupportsIndex) -> int:
-    """A seed as an int, numpy's whole numbers included."""
-    try:
-        number = operator.index(seed)
-    except TypeError:
-        number = -1
-    if number < 0 or isinstance(seed, bool):
-        raise CalibrationError(f"seed must be a whole number that is not negative; it is {seed!r}.")
-    return number
 
 
 @dataclass(frozen=True)
@@ -156,12 +148,6 @@ class _Engine:
         """The columns, checked."""
         named = list(groups) if isinstance(groups, Iterable) else groups
         return cls(read_set(uncertainties, correct, groups=named), named, binding)
-
-    @property
-    def scored(self) -> Sequence[Hashable]:
-        """The names of the questions that have a score."""
-        rows = self.answers.scored
-        return rows if self.questions is None else [self.questions[row] for row in rows]
 
 
 def _others(own: _Engine, also: Sequence[EngineAnswers]) -> list[_Engine]:
@@ -193,79 +179,70 @@ def _bound(engines: Sequence[_Engine], at: int) -> Binding | None:
     return own.model_copy(update={"also": others}) if own is not None and others else own
 
 
-def _prepare(
-    engines: Sequence[_Engine], outside: NDArray[np.float64] | None, *, alpha: float, delta: float, seed: int
-) -> tuple[list[NDArray[np.intp]], NDArray[np.float64], int]:
-    """(each engine's rows to test, rising thresholds, index of the first one to test); no label is looked at.
-
-    Questions are spent on the grid: none of them is tested, whichever engine answered it.
-    """
-    columns = [engine.answers.scores for engine in engines]
-    if outside is not None:
-        firsts = [fixed_sequence.first_testable(scores, outside, alpha=alpha, delta=delta) for scores in columns]
-        return [np.arange(len(scores)) for scores in columns], outside, max(firsts)
-    questions = list(dict.fromkeys(question for engine in engines for question in engine.scored))
-    for_grid, _ = fixed_sequence.split(len(questions), seed=seed)
-    spent: set[Hashable] = {questions[int(i)] for i in for_grid}
-    is_spent = [np.array([question in spent for question in engine.scored], dtype=np.bool_) for engine in engines]
-    tested = [np.flatnonzero(~rows) for rows in is_spent]
-    if not spent:
-        return tested, np.empty(0), 0
-    seen = np.concatenate([scores[rows] for scores, rows in zip(columns, is_spent, strict=True)])
-    grid = fixed_sequence.split_grid(seen, n_tested=min(map(len, tested)), alpha=alpha, delta=delta)
-    return tested, grid, 0
-
-
-def _outcome(
-    engines: Sequence[_Engine],
-    tested: Sequence[NDArray[np.intp]],
-    grid: NDArray[np.float64],
-    *,
-    first: int,
-    alpha: float,
-    delta: float,
-) -> tuple[int, dict[str, Any]]:
+def _at_gates(engines: Sequence[_Engine], *, robust: bool, alpha: float, delta: float) -> tuple[int, dict[str, Any]]:
     """The engine that sets the threshold, and the fields of a `Calibration` that depend on its walk.
+
+    Every engine walks its own gates at level delta, and the smallest threshold is delivered: the promise fails for any
+    of them with probability at most delta (see `gates`).
+    """
+    outcomes: list[dict[str, Any]] = []
+    for engine in engines:
+        answers = engine.answers
+        walk = gates.walk(answers.scores, ~answers.correct, robust=robust, alpha=alpha, delta=delta)
+        outcome = _outcome(answers, walk, walk.threshold, alpha=alpha, delta=delta)
+        outcomes.append({"procedure": walk.procedure, "grid": walk.thresholds, **outcome})
+    return min(enumerate(outcomes), key=lambda numbered: _order(numbered[1]))
+
+
+def _order(outcome: Mapping[str, Any]) -> tuple[float, float]:
+    """Engines without a threshold come first, then those with the smallest; of equal ones that of the largest bound."""
+    threshold = outcome["threshold"]
+    return (-math.inf if threshold is None else threshold, -(outcome["risk_bound"] or 0.0))
+
+
+def _on_grid(
+    engines: Sequence[_Engine], grid: NDArray[np.float64], *, alpha: float, delta: float
+) -> tuple[int, dict[str, Any]]:
+    """The same for thresholds from outside.
 
     Every engine walks the same thresholds, each at level delta, and all stop where the first of them stops. That the
     promise then fails for any one of them has probability at most delta, not delta for each: to go past the first
     threshold whose risk exceeds alpha for some engine, that engine's own test must fail (an intersection-union test:
     Berger, Technometrics 24, 1982).
     """
+    firsts = [fixed_sequence.first_testable(e.answers.scores, grid, alpha=alpha, delta=delta) for e in engines]
 
     def walked(until: NDArray[np.float64]) -> list[dict[str, Any]]:
-        return [
-            _walked(engine.answers, rows, until, first=first, alpha=alpha, delta=delta)
-            for engine, rows in zip(engines, tested, strict=True)
-        ]
+        outcomes: list[dict[str, Any]] = []
+        for answers in (engine.answers for engine in engines):
+            walk = fixed_sequence.walk(
+                answers.scores, ~answers.correct, until, first=max(firsts), alpha=alpha, delta=delta
+            )
+            at = None if walk.accepted is None else float(until[walk.accepted])
+            outcomes.append({"grid": tuple(grid.tolist()), **_outcome(answers, walk, at, alpha=alpha, delta=delta)})
+        return outcomes
 
     alone = walked(grid)
-    thresholds = [fields["threshold"] for fields in alone]
+    thresholds = [outcome["threshold"] for outcome in alone]
     if None in thresholds:
         return (at := thresholds.index(None)), alone[at]
     together = walked(grid[grid <= min(thresholds)])
-    hardest = max(range(len(engines)), key=lambda i: together[i]["risk_bound"])
-    return hardest, together[hardest]
+    return min(enumerate(together), key=lambda numbered: _order(numbered[1]))
 
 
-def _walked(
+def _outcome(
     answers: CalibrationSet,
-    tested: NDArray[np.intp],
-    grid: NDArray[np.float64],
+    walk: gates.Walk | fixed_sequence.Walk,
+    threshold: float | None,
     *,
-    first: int,
     alpha: float,
     delta: float,
 ) -> dict[str, Any]:
-    """What comes of one engine's walk over the grid."""
-    scores, wrong = answers.scores[tested], ~answers.correct[tested]
+    """The fields of a `Calibration` that depend on one engine's walk and the threshold that it ended at."""
     fewest = binomial.fewest_answers(alpha=alpha, delta=delta)
-    if len(scores) < fewest or not len(grid):
-        return {**_NOTHING, "reason": _too_few(answers, len(scores), fewest, alpha=alpha, delta=delta)}
-    walk = fixed_sequence.walk(scores, wrong, grid, first=first, alpha=alpha, delta=delta)
-    if walk.accepted is None:
-        return {**_NOTHING, "reason": _not_kept(walk, float(grid[first]), fewest, alpha=alpha, delta=delta)}
-    threshold = float(grid[walk.accepted])
+    if threshold is None:
+        tell = _too_few(answers, fewest, alpha=alpha, delta=delta) if len(answers.scores) < fewest else None
+        return {**_NOTHING, "reason": tell or _not_kept(walk, fewest, alpha=alpha, delta=delta)}
     return {
         "threshold": threshold,
         "reason": None,
@@ -276,35 +253,32 @@ def _walked(
     }
 
 
-def _too_few(answers: CalibrationSet, n_tested: int, fewest: int, *, alpha: float, delta: float) -> str:
+def _too_few(answers: CalibrationSet, fewest: int, *, alpha: float, delta: float) -> str:
     """Why a set is too small, whatever its labels."""
     if not len(answers.scores):
         return (
             f"None of the {answers.n} answers has a finite score, so none could be let through. "
             "Look at why: an empty answer has none."
         )
-    counts = f"{answers.n} answers, {len(answers.scores)} of them scored, {n_tested} left to test"
     return (
-        f"Too few answers ({counts}): even without a single error, an error rate of at most {alpha:g} with probability "
-        f"{1 - delta:g} takes {fewest} tested answers, and about three times as many to allow for errors. "
-        "Label more answers, or promise less (a larger alpha or delta). In Python, a grid made from unlabelled scores "
-        "(calibrate(..., grid=...)) spends none on it."
+        f"Too few answers ({answers.n} answers, {len(answers.scores)} of them scored): even without a single error, an "
+        f"error rate of at most {alpha:g} with probability {1 - delta:g} takes {fewest} scored answers, and about "
+        "three times as many to allow for errors. Label more answers, or promise less (a larger alpha or delta)."
     )
 
 
-def _not_kept(walk: fixed_sequence.Walk, threshold: float, fewest: int, *, alpha: float, delta: float) -> str:
+def _not_kept(walk: gates.Walk | fixed_sequence.Walk, fewest: int, *, alpha: float, delta: float) -> str:
     """Why even the most certain answers fail the promise, and what would help."""
     if walk.answered < fewest:
         return (
-            f"Only {walk.answered} tested answers are at or below the threshold to begin with ({threshold:g}); "
-            f"{fewest} without an error are the fewest that could show an error rate of at most {alpha:g} with "
-            f"probability {1 - delta:g}. Label more answers. In Python, calibrate(..., grid=...) takes a grid that "
-            "reaches higher uncertainties."
+            f"Only {walk.answered} answers are at or below the first threshold of the grid; {fewest} without an error "
+            f"are the fewest that could show an error rate of at most {alpha:g} with probability {1 - delta:g}. Give "
+            "a grid that reaches higher uncertainties, or none."
         )
-    allowed = binomial.most_errors(walk.answered, alpha=alpha, delta=delta)
+    allowed = int(binomial.most_errors(walk.answered, alpha=alpha, delta=delta))
     seen = (
-        f"Of the {walk.answered} most certain answers tested (uncertainty at most {threshold:g}), {walk.wrong} were "
-        f"wrong; at most {allowed} may be, for an error rate of at most {alpha:g} with probability {1 - delta:g}. "
+        f"Of the {walk.answered} most certain answers, {walk.wrong} were wrong; at most {allowed} may be, for an error "
+        f"rate of at most {alpha:g} with probability {1 - delta:g}. "
     )
     if walk.wrong <= alpha * walk.answered:
         return seen + "Their error rate is within alpha but not surely so: label more answers, or promise less."

@@ -18,6 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from semgrad_guard.calibration.binding import Binding
 from semgrad_guard.calibration.choice import EstimatorChoice
 from semgrad_guard.calibration.confidence import ConfidenceMap
+from semgrad_guard.calibration.gates import ASSUMPTIONS, NO_ASSUMPTION, Procedure
 from semgrad_guard.calibration.prompt_shape import PromptShape
 from semgrad_guard.errors import CalibrationError, InputError
 from semgrad_guard.files import atomic_write
@@ -28,17 +29,18 @@ class Calibration(BaseModel):
     """A threshold, the promise it keeps, and everything needed to check it. Made by `calibrate`, or `load`ed.
 
     `threshold` lets through uncertainties at or below it; None, with a `reason`, lets nothing through. `coverage` is
-    the share of the calibration questions at or below it, in [0, 1]. `risk_bound` is the exact upper bound (level
-    1 - delta) on the error rate at the threshold, from the `n_answered` tested answers there, of which
-    `n_answered_wrong` were wrong; it never exceeds alpha, and alpha is what is promised. `n` counts distinct questions,
-    `n_wrong` the errors among them, `n_unscored` those without a finite score, `n_duplicates` repeats that were left
-    out, `n_tested` the scored ones that were not spent on the grid. `split_seed` is None where the grid came from
-    outside. `scores` are the calibration scores, rising, kept for `drift`. `choice` tells how the estimator was
-    chosen or fitted, where that was learned from labels (not those of the threshold). `shape` is that of the prompts;
-    a calibration without one gives a threshold and promises nothing.
-    Where the answers of several engines were tested (`binding.also`), the promise holds for each of them, and all of
-    this is about the engine whose `risk_bound` is the largest. `n_recorded` counts the questions whose answers were
-    read from a record and not given anew. `id` is a hash over all of it.
+    the share of the calibration questions at or below it, in [0, 1]. Of the `n_answered` tested answers there,
+    `n_answered_wrong` were wrong. `risk_bound` is the exact upper bound (level 1 - delta) on their error rate, for a
+    threshold fixed beforehand: this one was selected, so alpha is the promise, and not `risk_bound`. `n` counts
+    distinct questions, `n_wrong` the errors among them, `n_unscored` those without a finite score, `n_duplicates`
+    repeats that were left out, `n_tested` the scored ones that were tested. `procedure` names the tests (see
+    `gates.Procedure`), at the thresholds `grid`; None: a grid that came from outside, or from a part of the answers
+    (`split_seed`), as in older calibrations. `scores` are the calibration scores, rising, kept for `drift`. `choice`
+    tells how the estimator was chosen or fitted, where that was learned from labels (not those of the threshold).
+    `shape` is that of the prompts; a calibration without one gives a threshold and promises nothing. Where
+    the answers of several engines were tested (`binding.also`), the promise holds for each of them, and all of this is
+    about the engine that set the threshold. `n_recorded` counts the questions whose answers were read from a record
+    and not given anew. `id` is a hash over all of it.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
@@ -67,6 +69,7 @@ class Calibration(BaseModel):
     choice: EstimatorChoice | None = None
     shape: PromptShape | None = None
     n_recorded: int = Field(default=0, ge=0)
+    procedure: Procedure | None = None
 
     @classmethod
     def seal(cls, **content: Any) -> Self:
@@ -76,6 +79,11 @@ class Calibration(BaseModel):
             return cls(id=_content_id(cls.model_construct(id="", **content)), **content)
         except ValidationError as error:
             raise CalibrationError(f"The calibration cannot be recorded: {_first_fault(error)}") from error
+
+    @property
+    def assumption(self) -> str:
+        """The assumption of the promise on how the error rate varies with the score."""
+        return ASSUMPTIONS[self.procedure] if self.procedure else NO_ASSUMPTION
 
     def lets_through(self, uncertainty: float | None) -> bool:
         """Whether an answer is at or below the threshold; never without a finite score or without a threshold."""
@@ -212,7 +220,7 @@ _OPTIONAL = frozenset({"max_tokens", "stop", "also", "options", "rewritten", "co
 
 def _content(calibration: Calibration) -> dict[str, Any]:
     """The fields as plain JSON, without the optional ones that state nothing."""
-    absent = {name for name in ("choice", "shape", "n_recorded") if not getattr(calibration, name)}
+    absent = {name for name in ("choice", "shape", "n_recorded", "procedure") if not getattr(calibration, name)}
     content = calibration.model_dump(mode="json", exclude=absent, warnings=False)
     for place in ("binding", "shape"):
         if isinstance(content.get(place), dict):

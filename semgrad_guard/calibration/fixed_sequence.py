@@ -7,19 +7,14 @@ a threshold whose risk exceeds alpha, the walk must reject the *first* such thre
 probability at most delta, however many thresholds there are (Bauer, Statistics in Medicine 10, 1991; Angelopoulos et
 al., "Learn then Test", arXiv:2110.01052).
 
-Which thresholds are skipped at the beginning never depends on a label:
-
-- a grid made here (`split_grid`) begins where enough answers are expected, judged by the grid's own part of the data
-  alone, and is walked from its first point: valid without any assumption on how risk varies with the score;
-- a grid from outside is walked from the first point that lets through enough of the calibration answers. That looks at
-  scores, never at labels. It is valid where risk does not fall along the grid: every answer behind the first
-  threshold tested is then at least as risky as those behind the one before it. (Where the score points the wrong way,
-  the excess is of the order of one grid cell; the tests measure it.)
+The grid comes from outside. It is walked from the first point that lets through enough of the calibration answers.
+That looks at scores, never at labels. It is valid where risk does not fall along the grid: every answer after the
+first threshold tested is then at least as risky as those up to it. (Where the score points the wrong way, the excess
+is of the order of one grid cell; the tests measure it.)
 """
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -27,17 +22,8 @@ from numpy.typing import NDArray
 
 from semgrad_guard.calibration import binomial
 
-GRID_SIZE = 30
-"""Thresholds in a grid made here: finer grids cost validity margin and gain little coverage (design/calibration.md)."""
-
 _MARGIN = 3
 """The first threshold should let through this many times the fewest answers that could keep the promise."""
-
-_GRID_PART = 300
-"""At most this many scored answers are spent on a grid; a fifth of them in a smaller set."""
-
-_GRID_START = 5
-"""At least this many of the grid's own scores lie at or below its lowest threshold: lower quantiles are too unsure."""
 
 
 @dataclass(frozen=True)
@@ -62,20 +48,6 @@ def start_count(n: int, *, alpha: float, delta: float) -> int:
     """
     fewest = binomial.fewest_answers(alpha=alpha, delta=delta)
     return max(fewest, min(_MARGIN * fewest, n // 2))
-
-
-def split_grid(scores: NDArray[np.float64], *, n_tested: int, alpha: float, delta: float) -> NDArray[np.float64]:
-    """About 30 quantiles of `scores`, a part that is not tested; the lowest should let enough answers through."""
-    enough = start_count(n_tested, alpha=alpha, delta=delta) / max(1, n_tested)
-    levels = np.linspace(min(1.0, max(enough, _GRID_START / len(scores))), 1.0, GRID_SIZE)
-    return np.unique(np.quantile(scores, levels, method="inverted_cdf"))
-
-
-def split(n: int, *, seed: int) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-    """Rows of the grid's part (a fifth, at most 300) and of the tested part of n scored answers; the seed decides."""
-    order = np.random.default_rng(seed).permutation(n)
-    size = min(_GRID_PART, math.ceil(n / 5)) if n > 1 else 0
-    return np.sort(order[:size]), np.sort(order[size:])
 
 
 def first_testable(scores: NDArray[np.float64], grid: NDArray[np.float64], *, alpha: float, delta: float) -> int:

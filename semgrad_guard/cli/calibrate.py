@@ -296,15 +296,14 @@ class _Run:
 
 def _read(data: Path, columns: Mapping[str, str | None], *, strict: bool, alpha: float, delta: float) -> QuestionFile:
     """The questions, with a warning if they are too few for the promise whatever the answers."""
-    from semgrad_guard.calibration import binomial, fixed_sequence
+    from semgrad_guard.calibration import binomial
 
     questions = loading.read_data(data, columns, strict=strict)
-    tested = len(fixed_sequence.split(len(questions.rows), seed=0)[1])
     fewest = binomial.fewest_answers(alpha=alpha, delta=delta)
-    if tested < fewest:
+    if len(questions.rows) < fewest:
         say(
-            f"{len(questions.rows)} questions cannot keep this promise, whatever the answers: {tested} of them would "
-            f"be tested, and it takes at least {fewest}.",
+            f"{len(questions.rows)} questions cannot keep this promise, whatever the answers: it takes at least "
+            f"{fewest}.",
             label="Warning",
         )
     return questions

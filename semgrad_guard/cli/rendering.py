@@ -179,6 +179,7 @@ def _promise(calibration: Calibration) -> Panel:
         f"with {100 * (1 - calibration.delta):g}% probability."
     )
     if calibration.threshold is not None:
+        text += f" This assumes: {calibration.assumption}."
         return Panel(text, title="The promise holds", title_align="left", border_style="green", box=box.ROUNDED)
     body = Text(f"{text}\n\nNothing will be let through. {calibration.reason}")
     return Panel(
@@ -190,10 +191,11 @@ def _outcome(calibration: Calibration) -> list[tuple[str, str]]:
     if calibration.threshold is None:
         return [("threshold", "none")]
     seen = f"{calibration.n_answered_wrong} of {calibration.n_answered} tested answers were wrong"
+    bound = f"were the threshold fixed beforehand, at most {percent(calibration.risk_bound)}"
     return [
         ("threshold", f"uncertainty at most {figure(calibration.threshold)}"),
         ("coverage", f"{percent(calibration.coverage)} of the questions are answered"),
-        ("upper bound", f"{percent(calibration.risk_bound)} of those are wrong at most ({seen})"),
+        ("wrong", f"{seen} ({bound})"),
         *_engines(calibration.binding),
     ]
 

@@ -17,7 +17,6 @@ import numpy as np
 
 from semgrad_guard.calibration import Binding, Calibration, EngineAnswers, EstimatorChoice, calibrate
 from semgrad_guard.calibration.choice import Asked
-from semgrad_guard.calibration.fixed_sequence import GRID_SIZE
 from semgrad_guard.errors import FitError, MissingExtraError
 from semgrad_guard.estimators import (
     NEEDS_LABELS,
@@ -128,11 +127,10 @@ def calibrate_learned(
             asked=cast(Asked, estimator.name), estimator=HybridGrad.name, reason=reason, questions=seen, split_seed=seed
         )
         rows = rest if seen else range(len(graded.questions))
-        learned = part if seen else None
         found = instead or HybridGrad()
-        return _calibrated(graded.part(rows), found, choice, learned, bind=bind, alpha=alpha, delta=delta)
+        return _calibrated(graded.part(rows), found, choice, bind=bind, alpha=alpha, delta=delta)
     choice = _choice(estimator.name, found, f"Fitted on {len(learn)} answers.", part, seed=seed)
-    return _calibrated(graded.part(rest), found, choice, part, bind=bind, alpha=alpha, delta=delta)
+    return _calibrated(graded.part(rest), found, choice, bind=bind, alpha=alpha, delta=delta)
 
 
 def calibrate_best(
@@ -161,7 +159,7 @@ def calibrate_best(
             f"{kept.name} is kept: comparing takes {needed} graded answers, and there are {n}. No label is spent on it."
         )
         choice = EstimatorChoice(asked="auto", estimator=kept.name, reason=reason, questions=(), split_seed=seed)
-        return _calibrated(graded, kept, choice, None, bind=bind, alpha=alpha, delta=delta)
+        return _calibrated(graded, kept, choice, bind=bind, alpha=alpha, delta=delta)
     part = graded.part(learn)
     compared, refused = _compared(part, candidates, seed=seed)
     aurocs = {
@@ -173,7 +171,7 @@ def calibrate_best(
     reason = f"{gradients}, by the AUROC on {len(learn)} answers: {figures}.{refused}"
     found = best.fitted(part.features[best.name], part.correct) if isinstance(best, LearnedEstimator) else best
     choice = _choice("auto", found, reason, part, seed=seed, aurocs=aurocs)
-    return _calibrated(graded.part(rest), found, choice, part, bind=bind, alpha=alpha, delta=delta)
+    return _calibrated(graded.part(rest), found, choice, bind=bind, alpha=alpha, delta=delta)
 
 
 Columns = Mapping[str, Sequence[float | None]]
@@ -302,21 +300,18 @@ def _calibrated(
     rest: LearningSet,
     estimator: Estimator,
     choice: EstimatorChoice,
-    learned: LearningSet | None,
     *,
     bind: Callable[[Estimator], Binding],
     alpha: float,
     delta: float,
 ) -> Outcome:
-    """The threshold on the rest. The answers of the first part give the thresholds to try, which spares the rest."""
+    """The threshold, on the answers that were not learned from."""
     scores = rest.scores(estimator)
-    seen = [] if learned is None else [score for score in learned.scores(estimator) if score is not None]
     found = calibrate(
         scores,
         rest.correct,
         alpha=alpha,
         delta=delta,
-        grid=np.quantile(seen, np.linspace(0, 1, GRID_SIZE)) if seen else None,
         binding=bind(estimator),
         groups=rest.questions,
         choice=choice,

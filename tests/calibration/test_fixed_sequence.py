@@ -132,25 +132,3 @@ def test_first_testable_is_the_first_with_enough_answers_or_the_last() -> None:
     grid = np.array([10.0, 64.0, 65.0, 900.0])
     assert fixed_sequence.first_testable(scores, grid, alpha=0.1, delta=0.1) == 2
     assert fixed_sequence.first_testable(scores, grid[:2], alpha=0.1, delta=0.1) == 1
-
-
-def test_split_is_a_partition_that_the_seed_decides() -> None:
-    for n in (2, 3, 10, 1000, 5000):
-        for_grid, tested = fixed_sequence.split(n, seed=3)
-        assert sorted([*for_grid, *tested]) == list(range(n))
-        assert len(for_grid) == min(300, ceil(n / 5))
-    again, other = fixed_sequence.split(1000, seed=3)[0], fixed_sequence.split(1000, seed=4)[0]
-    assert (again == fixed_sequence.split(1000, seed=3)[0]).all()
-    assert (again != other).any()
-    assert len(fixed_sequence.split(1, seed=0)[0]) == 0
-
-
-def test_split_grid_rises_through_scores_from_where_the_walk_can_begin() -> None:
-    scores = np.random.default_rng(0).normal(size=200)
-    grid = fixed_sequence.split_grid(scores, n_tested=800, alpha=0.1, delta=0.1)
-    assert (np.diff(grid) > 0).all()
-    assert set(grid) <= set(scores)
-    assert grid[-1] == scores.max()
-    assert (scores <= grid[0]).mean() == pytest.approx(66 / 800, abs=0.01)
-    coarse = fixed_sequence.split_grid(scores[:20], n_tested=8000, alpha=0.1, delta=0.1)
-    assert (scores[:20] <= coarse[0]).sum() == 5

@@ -37,9 +37,9 @@ def test_the_promise_is_told_and_saved(calibrate: Run, right: Path, tmp_path: Pa
     assert "The promise holds Among the answers let through, at most 10% are wrong, with 90% probability." in shown
     assert f"threshold uncertainty at most {made.threshold:.4g}" in shown
     assert f"{made.coverage:.1%} of the questions are answered" in shown
-    assert (
-        f"{made.risk_bound:.1%} of those are wrong at most (0 of {made.n_answered} tested answers were wrong)" in shown
-    )
+    assert f"This assumes: {made.assumption}." in shown
+    assert f"0 of {made.n_answered} tested answers were wrong" in shown
+    assert f"were the threshold fixed beforehand, at most {made.risk_bound:.1%}" in shown
     assert "0 of 60 answers wrong" in shown
     assert "AUROC undefined: all answers are right AURC" in shown
     assert "P(correct)" in shown
@@ -151,7 +151,7 @@ def test_too_few_questions_are_told_before_any_work(calibrate: Run, right: Path,
     few.write_text("\n".join(right.read_text().splitlines()[:10]))
     result = calibrate(few)
     assert result.exit_code == 4
-    assert "10 questions cannot keep this promise, whatever the answers: 8 of them would be tested" in result.stderr
+    assert "10 questions cannot keep this promise, whatever the answers: it takes at least 22." in result.stderr
 
 
 def test_a_prompt_over_the_window_counts_as_unscored(calibrate: Run, right: Path, tmp_path: Path) -> None:
@@ -252,7 +252,7 @@ def test_the_effect_is_said_and_an_alpha_without_one_is_warned_of(calibrate: Run
     assert "Warning: alpha is 50.0%, and without a guard" in flat(result.stderr)
     assert "effect error" in flat(result.stdout)
     found = json.loads(calibrate(right, "--alpha", 0.5, "--json").stdout)["effect"]
-    assert found["answers"] == 60 > found["delivered"] >= found["delivered_wrong"]
+    assert found["answers"] == 60 >= found["delivered"] >= found["delivered_wrong"]
     assert json.loads(calibrate(right, "--alpha", 0.5, "--json").stdout)["no_verdict"] == 0
     by_sentence = flat(calibrate(right, "--alpha", 0.5, "--grader", "contains").stdout)
     assert "one sentence asserts a reference; what else the answer says is not checked" in by_sentence

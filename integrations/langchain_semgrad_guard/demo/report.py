@@ -41,7 +41,7 @@ def stage(console: Console, name: str, calibration: Calibration) -> None:
         return
     console.print(
         f"Stage {name}: {calibration.n} questions, {calibration.n_wrong} wrong; threshold {calibration.threshold:.3g} "
-        f"lets {calibration.coverage:.0%} through, error rate at most {calibration.risk_bound:.1%}."
+        f"lets {calibration.coverage:.0%} through, {calibration.n_answered_wrong} wrong of {calibration.n_answered}."
     )
 
 

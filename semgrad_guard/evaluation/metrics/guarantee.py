@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from semgrad_guard.calibration import binomial, fixed_sequence
+from semgrad_guard.calibration import binomial, gates
 from semgrad_guard.evaluation.metrics.ranking import Floats, as_arrays
 
 ALPHAS = (0.05, 0.1, 0.2)
@@ -109,21 +109,12 @@ def threshold(scores: Floats, correct: NDArray[np.bool_], *, alpha: float, delta
     """The threshold that `decision.calibrate` would choose from these answers, without the rest of its record."""
     finite = np.isfinite(scores)
     scores, wrong = scores[finite], ~correct[finite]
-    for_grid, tested = fixed_sequence.split(len(scores), seed=0)
-    if not len(for_grid) or len(tested) < binomial.fewest_answers(alpha=alpha, delta=delta):
-        return None
-    grid = fixed_sequence.split_grid(scores[for_grid], n_tested=len(tested), alpha=alpha, delta=delta)
-    walk = fixed_sequence.walk(scores[tested], wrong[tested], grid, first=0, alpha=alpha, delta=delta)
-    return None if walk.accepted is None else float(grid[walk.accepted])
+    return gates.walk(scores, wrong, alpha=alpha, delta=delta).threshold if len(scores) else None
 
 
 def fewest_questions(*, alpha: float, delta: float = DELTA) -> int:
     """How many scored questions it takes before half of them could show an error rate of at most alpha at all."""
-    needed = binomial.fewest_answers(alpha=alpha, delta=delta)
-    half = needed
-    while len(fixed_sequence.split(half, seed=0)[1]) < needed:
-        half += 1
-    return 2 * half
+    return 2 * binomial.fewest_answers(alpha=alpha, delta=delta)
 
 
 def _share(part: float, whole: float) -> float:
