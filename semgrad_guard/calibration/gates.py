@@ -115,7 +115,7 @@ def walk(
 ) -> Walk:
     """Walk the gates of scored answers, `wrong` or not; `robust` takes two walks that share delta."""
     order = np.argsort(scores, kind="stable")
-    scores, errors = scores[order], np.cumsum(wrong[order])
+    scores, errors = scores[order], np.cumsum(wrong[order], dtype=np.intp)
     n = len(scores)
     ends = np.append(np.flatnonzero(scores[1:] != scores[:-1]), n - 1) + 1
 

@@ -206,21 +206,19 @@ def draw_risk_coverage(
 
 def _draw_promise(axes: Any, calibration: Calibration, *, risk: float, top: float) -> None:
     """The promised rate, and the operating point in words: left of it and above the rate, where no curve is."""
-    alpha, coverage, bound = calibration.alpha, calibration.coverage, calibration.risk_bound
+    alpha, coverage = calibration.alpha, calibration.coverage
     axes.axhline(alpha, color=PROMISE, linewidth=1.3, zorder=3, label=f"promised: at most {alpha:.0%}")
-    if calibration.threshold is None or bound is None:
+    if calibration.threshold is None:
         axes.text(0.99, alpha + 0.015 * top, "no threshold keeps it", color=PROMISE, ha="right", fontsize=9)
         return
     axes.axvspan(0, coverage, color=POINT, alpha=0.06, linewidth=0, zorder=0)
-    axes.plot([coverage, coverage], [risk, bound], color=POINT, linewidth=2.4, solid_capstyle="butt", zorder=5)
-    axes.plot([coverage], [bound], marker="_", color=POINT, markersize=12, markeredgewidth=2.4, zorder=5)
     axes.plot(
         [coverage], [risk], marker="o", color=POINT, markersize=8, markeredgecolor="white", clip_on=False, zorder=6
     )
     from_left = coverage < 0.42
     axes.annotate(
         f"{coverage:.0%} answered, {risk:.1%} of them wrong\n"
-        f"at most {bound:.1%}, with {1 - calibration.delta:.0%} probability",
+        f"promised: at most {alpha:.0%}, with {1 - calibration.delta:.0%} probability",
         (0.0 if from_left else coverage, alpha + 0.035 * top),
         xytext=(6 if from_left else -6, 0),
         textcoords="offset points",
