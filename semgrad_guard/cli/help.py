@@ -76,7 +76,7 @@ semgrad-guard calibrate --data questions.jsonl --output calibration.json --alpha
 [bold]A line of the file[/] (and "context": "...", to answer from a passage)
 {"question": "Who wrote Emma?", "answers": ["Jane Austen", "Austen"]}
 
-With alpha = delta = 0.1 you need at least 28 questions; a few hundred are usually enough. Every answer is kept as it comes: after Ctrl-C, run the same command again.
+With alpha = delta = 0.1 you need at least 22 questions; a few hundred are usually enough. Every answer is kept as it comes: after Ctrl-C, run the same command again.
 
 [bold]Exit codes[/]
 0 done, 4 no threshold keeps the promise, 5 some lines were broken, 6 no answer could be scored, 1 error, 2 wrong usage, 130 interrupted
