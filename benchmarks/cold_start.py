@@ -2,8 +2,8 @@
 
     python benchmarks/cold_start.py [--rounds 5]
 
-Wall-clock seconds, median (least-greatest), next to `import torch` and `import torch, transformers`, which nobody who
-runs a model can avoid; the commands take turns.
+Wall-clock seconds, median (least-greatest), next to `import torch` and `import torch, transformers`, which every
+program that runs a model needs; the commands take turns.
 """
 
 from __future__ import annotations

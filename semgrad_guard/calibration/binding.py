@@ -87,7 +87,9 @@ class Binding(BaseModel):
             for name in Binding.model_fields
             if name not in _NOT_COMPARED
         }
-        fingerprints = [each.partition(OWN_CODE)[:2] for each in pairs["fingerprint"] if each is not None]
+        fingerprints = [
+            fingerprint.partition(OWN_CODE)[:2] for fingerprint in pairs["fingerprint"] if fingerprint is not None
+        ]
         if fingerprints[1:] == fingerprints[:1]:
             del pairs["fingerprint"]
         return {name: (a, b) for name, (a, b) in pairs.items() if a is not None and b is not None and a != b}
@@ -104,7 +106,7 @@ class Binding(BaseModel):
         if 0 < self.max_tokens < tokens:
             return f"the answer has {tokens} tokens; those of the calibration were cut off after {self.max_tokens}"
         if (stop := next((end for end in self.stop if end in text), None)) is not None:
-            return f"the answer goes on behind {stop!r}, where those of the calibration were cut off"
+            return f"the answer continues behind {stop!r}, where those of the calibration were cut off"
         if cut is None or cut == self.max_tokens or cut in self.stop:
             return None
         where = f"after {cut} tokens" if isinstance(cut, int) else f"at {cut!r}"

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from semgrad_guard.errors import CalibrationError
 from semgrad_guard.records import FusedWeights
 
-Asked = Literal["fused", "states", "auto"]
+EstimatorName = Literal["fused", "states", "auto"]
 
 
 class EstimatorChoice(BaseModel):
@@ -24,7 +24,7 @@ class EstimatorChoice(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
-    asked: Asked
+    asked: EstimatorName  # a field of files
     estimator: str
     reason: str
     weights: FusedWeights | None = None

@@ -28,7 +28,7 @@ every answer beyond t* is wrong at a rate of at least alpha.
 
 **Robust: two walks that share delta**, for scores with confident mistakes, chosen before labels are seen. The lower
 walk takes gates at level delta / 2 up to a middle gate, which is tested at delta / 2, or at delta if all lower gates
-passed. Where the middle gate passes, the upper walk goes on at level delta. The last passed gate counts. *Proof*, for
+passed. Where the middle gate passes, the upper walk continues at level delta. The last passed gate counts. *Proof*, for
 one crossing: if the middle gate is bad, either a lower gate is bad, and the first such gate or the middle one has to
 pass at delta / 2 each, or none is, and the middle one has to pass at delta. If it is good, so are the lower gates, and
 only the upper walk's first bad gate is left, at delta.

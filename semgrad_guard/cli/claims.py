@@ -60,7 +60,7 @@ def score_claims(
     say_problems(failed)
     if not scored:
         raise InputError("none of the texts could be scored")
-    scores_file.deliver([_record(each, estimator, by) for each in scored], output, as_json=as_json)
+    scores_file.deliver([_record(text, estimator, by) for text in scored], output, as_json=as_json)
     if not as_json:
         _show(scored, estimator)
     unscored = [
@@ -103,8 +103,8 @@ def _claims(segments: Sequence[Segment], estimator: ReplayEstimator) -> list[Cla
 def _record(scored: Scored, estimator: ReplayEstimator, by: By) -> dict[str, Any]:
     row, segments = scored
     parts = [
-        {"text": text, "start": each.start, "end": each.end, "uncertainty": uncertainty}
-        for each, (text, uncertainty) in zip(segments, _claims(segments, estimator), strict=True)
+        {"text": text, "start": segment.start, "end": segment.end, "uncertainty": uncertainty}
+        for segment, (text, uncertainty) in zip(segments, _claims(segments, estimator), strict=True)
     ]
     text = {"id": row.id, "question": row.question, "response": row.response}
     return {**text, "estimator": estimator.name, "by": by, "segments": parts}

@@ -57,8 +57,8 @@ class Command(TyperCommand):
             return
         parser: Any = self.make_parser(ctx)
         order: list[Any] = parser.parse_args(args=list(args))[2]
-        single = [each for each in order if not getattr(each, "multiple", False) and not each.is_eager]
-        if twice := [each for each in single if single.count(each) > 1]:
+        single = [option for option in order if not getattr(option, "multiple", False) and not option.is_eager]
+        if twice := [option for option in single if single.count(option) > 1]:
             names = " or ".join([*twice[0].opts, *twice[0].secondary_opts])
             raise _UsageError(f"{names} is given {single.count(twice[0])} times; give it once.")
 

@@ -175,7 +175,7 @@ def kept(files: Files, questions: QuestionFile | None) -> Run:
 
     settings, answers = read_record(files.answers, EvaluatedAnswer)
     if questions is not None:
-        known = {each.key: each for each in answers}
+        known = {answer.key: answer for answer in answers}
         answers = [known[row.key] for row in questions.rows if row.key in known]
         if missing := len(questions.rows) - len(answers):
             note(f"{missing} of {len(questions.rows)} questions have no answer yet; without --regrade they get one.")

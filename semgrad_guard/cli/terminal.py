@@ -182,8 +182,8 @@ def show_grades(answers: Sequence[GradedAnswer], grader: str) -> None:
 
     some = some_of(answers)
     note(f"{len(some)} of {len(answers)} answers, graded by {grader}. Question [reference] answer:", label="Look")
-    for each in some:
-        note(str(each), label=None)
+    for answer in some:
+        note(str(answer), label=None)
     if (found := doubt([bool(answer.correct) for answer in answers], grader)) is not None:
         say(found, label="Warning")
 

@@ -16,7 +16,7 @@ from typing import cast
 import numpy as np
 
 from semgrad_guard.calibration import Binding, Calibration, EngineAnswers, EstimatorChoice, calibrate
-from semgrad_guard.calibration.choice import Asked
+from semgrad_guard.calibration.choice import EstimatorName
 from semgrad_guard.errors import FitError, MissingExtraError
 from semgrad_guard.estimators import (
     NEEDS_LABELS,
@@ -124,7 +124,11 @@ def calibrate_learned(
         seen = tuple(part.questions) if len(learn) >= MIN_ANSWERS else ()
         reason = f"HybridGrad takes the place of {estimator.title}. {error}"
         choice = EstimatorChoice(
-            asked=cast(Asked, estimator.name), estimator=HybridGrad.name, reason=reason, questions=seen, split_seed=seed
+            asked=cast(EstimatorName, estimator.name),
+            estimator=HybridGrad.name,
+            reason=reason,
+            questions=seen,
+            split_seed=seed,
         )
         rows = rest if seen else range(len(graded.questions))
         found = instead or HybridGrad()
@@ -210,17 +214,19 @@ def _chosen(
     known = {candidate.name: value for candidate in candidates if (value := aurocs[candidate.name]) is not None}
     if not known:
         return _default(candidates)
-    ranked = sorted((each for each in candidates if each.name in known), key=lambda each: -known[each.name])
+    ranked = sorted(
+        (candidate for candidate in candidates if candidate.name in known), key=lambda candidate: -known[candidate.name]
+    )
     best = ranked[0]
-    free = [each for each in ranked if not each.objective.gradients]
-    preferred = [*(each for each in free if isinstance(each, LearnedEstimator)), *free[:1]]
+    free = [candidate for candidate in ranked if not candidate.objective.gradients]
+    preferred = [*(candidate for candidate in free if isinstance(candidate, LearnedEstimator)), *free[:1]]
 
     def is_behind(one: Estimator) -> bool:
         """Whether its AUROC is lower than the best by more than the standard error of the difference."""
         error = _standard_error(columns[best.name], columns[one.name], part.correct, seed=seed)
         return error is None or known[best.name] - known[one.name] > _MARGIN * error
 
-    return next((each for each in preferred if each is best or not is_behind(each)), best)
+    return next((candidate for candidate in preferred if candidate is best or not is_behind(candidate)), best)
 
 
 def _standard_error(
@@ -275,7 +281,7 @@ def _folds(correct: Sequence[bool], *, seed: int) -> list[list[int]]:
 
 
 def _choice(
-    asked: str,
+    request: str,
     found: Estimator,
     reason: str,
     part: LearningSet,
@@ -285,7 +291,7 @@ def _choice(
 ) -> EstimatorChoice:
     return EstimatorChoice.model_validate(
         {
-            "asked": asked,
+            "asked": request,
             "estimator": found.name,
             "reason": reason,
             "weights": found.weights if isinstance(found, LearnedEstimator) else None,
@@ -403,5 +409,5 @@ def calibrate_answers(
         also=also,
     )
     named = None if found.binding is None else found.binding.engine
-    shown = next((each for each in also if each.binding.engine == named), own)
+    shown = next((engine for engine in also if engine.binding.engine == named), own)
     return Outcome(found, list(shown.uncertainties), list(shown.correct))

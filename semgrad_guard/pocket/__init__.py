@@ -14,8 +14,8 @@ CALIBRATION_PATH = Path(__file__).parent / "calibration.json"
 """A calibration for closed-book questions about the model's own world (`calibrate.py`)."""
 _PACKAGED = Path(__file__).parent / "questions.jsonl"
 QUESTIONS_PATH = _PACKAGED if _PACKAGED.is_file() else Path(__file__).parents[2] / "examples" / "questions.jsonl"
-"""Questions about that world, with their answers: what commands read for `--data pocket`. A wheel carries them beside
-this file; a checkout has them in `examples/`."""
+"""Questions about that world, with their answers: what commands read for `--data pocket`. A wheel carries them next
+to this file; a checkout has them in `examples/`."""
 
 
 def path() -> Path:

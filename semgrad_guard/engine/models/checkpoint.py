@@ -130,7 +130,7 @@ def _load_adapted(folder: Path, **options: Any) -> tuple[PreTrainedModel, PreTra
 
 
 _SAVE_TOKENIZER = (
-    "Its files (tokenizer.json, tokenizer_config.json) are missing or broken; save them beside the weights: "
+    "Its files (tokenizer.json, tokenizer_config.json) are missing or broken; save them next to the weights: "
     "tokenizer.save_pretrained(folder)."
 )
 

@@ -25,7 +25,7 @@ def _found(tokenizer: Any, vocabulary: int, end_tokens: Sequence[int], has_templ
     size, end = len(tokenizer), tokenizer.eos_token_id
     if not has_template:
         yield (
-            "The model has no chat template: it is shown the bare text and may go on writing instead of answering. "
+            "The model has no chat template: it is shown the bare text and may continue it instead of answering. "
             "Use an instruction-tuned model, or save the tokenizer with its chat_template."
         )
     if size > vocabulary or size < _HALF * vocabulary:

@@ -47,7 +47,7 @@ class AttentionWeights:
     @property
     def found(self) -> Mapping[int, Neighbours]:
         """The layers that attended once, and how."""
-        return {layer: each[0] for layer, each in self._found.items() if len(each) == 1 and each[0] is not None}
+        return {layer: passes[0] for layer, passes in self._found.items() if len(passes) == 1 and passes[0] is not None}
 
     @contextmanager
     def watching(self) -> Iterator[None]:

@@ -200,10 +200,13 @@ class _Layout:
                 to += capture.positions
         self._moves = [
             tuple(
-                torch.cat([torch.arange(first, first + each.positions) for first in firsts])
-                for firsts in ([own * each.positions for own, _ in moves[id(each)]], [to for _, to in moves[id(each)]])
+                torch.cat([torch.arange(first, first + capture.positions) for first in firsts])
+                for firsts in (
+                    [own * capture.positions for own, _ in moves[id(capture)]],
+                    [to for _, to in moves[id(capture)]],
+                )
             )
-            for each in self.captures
+            for capture in self.captures
         ]
 
     def laid_out(self, sources: Sequence[torch.Tensor]) -> torch.Tensor:
@@ -266,7 +269,7 @@ class CapturedStates:
             cache.get_seq_length(),
             layout.laid_out([capture.states() for capture in captures])[:, padding:],
             logits,
-            {place: layout.laid_out([each[place] for each in outputs])[:, padding:] for place in places},
+            {place: layout.laid_out([output[place] for output in outputs])[:, padding:] for place in places},
             epoch,
             by_step([row.finals() for row in rows]),
             surveys,

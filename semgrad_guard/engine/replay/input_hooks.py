@@ -55,7 +55,7 @@ def stoppable(modules: Iterable[nn.Module]) -> Iterator[None]:
 def _check(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     stop = current_stop()  # the one of the running thread: another may use the same module
     stop.check()
-    states = next((each for each in (*args, *kwargs.values()) if isinstance(each, torch.Tensor)), None)
+    states = next((argument for argument in (*args, *kwargs.values()) if isinstance(argument, torch.Tensor)), None)
     if stop and states is not None and states.requires_grad:
         states.register_hook(lambda _: stop.check())  # a backward pass may run in a thread without this context
 
@@ -112,7 +112,7 @@ class LayerInputs:
             UnsupportedModelError: which recorded state belongs to which layer or token is not known.
         """
         states = self._states(recorded or (), model)
-        axes = {_token_axis(each, columns) for each in states}
+        axes = {_token_axis(state, columns) for state in states}
         if len(axes) > 1 or None in axes:
             raise UnsupportedModelError(
                 f"{model} has hidden states of shape {tuple(states[0].shape)} for {min(columns)} tokens; which of them "

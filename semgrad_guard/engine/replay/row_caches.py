@@ -22,8 +22,8 @@ def stacked(caches: Sequence[Cache]) -> DynamicCache:
     """Caches of the same model below each other, the shorter ones filled up with zeros on the left."""
     longest = max(cache.get_seq_length() for cache in caches)
     below: list[list[torch.Tensor]] = []
-    for each in zip(*map(_layers, caches), strict=True):
-        below.append([torch.cat([_widened(half, longest) for half in halves]) for halves in zip(*each, strict=True)])
+    for layer in zip(*map(_layers, caches), strict=True):
+        below.append([torch.cat([_widened(half, longest) for half in halves]) for halves in zip(*layer, strict=True)])
     return _made(below)
 
 

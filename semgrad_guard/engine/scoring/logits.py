@@ -105,7 +105,7 @@ class Logits:
                 self._precise.new_empty(tokens.stop - begin, columns.stop - columns.start), self._kept[tokens], columns
             )
             if self._refined is not None:
-                places, values = (each[tokens] for each in self._refined)
+                places, values = (tensor[tokens] for tensor in self._refined)
                 inside = (places >= columns.start) & (places < columns.stop)
                 z[inside.nonzero()[:, 0], places[inside] - columns.start] = values[inside]
             yield tokens, self._transform(z)

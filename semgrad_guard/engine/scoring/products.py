@@ -39,7 +39,7 @@ class Products:
         if means is not None and states.dtype.itemsize < 4 and norm == "l1":
             self._heights = [h.abs().sum(1, keepdim=True, dtype=torch.float32).to(h.dtype).t() for h in self._states]
             mean = [float((h[0] * m).sum()) for h, m in zip(self._heights, means.split(self._lengths), strict=True)]
-            self._least = [torch.finfo(states.dtype).eps / 2 * each for each in mean]
+            self._least = [torch.finfo(states.dtype).eps / 2 * value for value in mean]
         self._bounds = self._sums.new_zeros(len(lengths), 2)  # sums of q_v: of the rows that are multiplied, and of all
         rows = max(64, _elements_at_once(states) // states.shape[1])
         self._buffer = states.new_empty(rows, states.shape[1])

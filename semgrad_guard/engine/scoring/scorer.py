@@ -269,7 +269,7 @@ class Scorer(ModelStates):
             return found
         # Padding alone makes some attention kernels answer NaN: such rows are given a second chance.
         rows = zip(found, batch.rows(), strict=True)
-        return tuple(self._together(row, work, without)[0] if each.reason else each for each, row in rows)
+        return tuple(self._together(row, work, without)[0] if result.reason else result for result, row in rows)
 
     def _left(self, captured: CapturedStates) -> bool:
         """Whether the model as it is now left these states."""
