@@ -39,7 +39,7 @@ class Results:
     def titles(self) -> dict[str, str]:
         """The methods' names and how the paper spells them."""
         named: Mapping[str, Mapping[str, Any]] = self.settings["estimators"]
-        return {name: str(each.get("title", name)) for name, each in named.items()}
+        return {name: str(estimator.get("title", name)) for name, estimator in named.items()}
 
     @property
     def ungraded(self) -> dict[str, int]:

@@ -67,8 +67,8 @@ def collect_grids(
     def answer(batch: Sequence[Question], _: int) -> list[GridAnswer]:
         turns = [phrasing.conversation(question) for question in batch]
         reasons = [why_too_long(model, turn) for turn in turns]
-        asked = [turn for turn, reason in zip(turns, reasons, strict=True) if reason is None]
-        generations = iter(model.generate_batch(asked, options, objective=objective))
+        fitting = [turn for turn, reason in zip(turns, reasons, strict=True) if reason is None]
+        generations = iter(model.generate_batch(fitting, options, objective=objective))
         return [
             _answered(question, next(generations), objective) if reason is None else _unanswered(question, reason)
             for question, reason in zip(batch, reasons, strict=True)
@@ -104,8 +104,8 @@ _SAVE_EVERY = 20.0
 
 def wordings(model: LanguageModel, question: Question, *, system: str | None = None) -> list[Prompt]:
     """The prompts of a question and of its paraphrases."""
-    asked = dict.fromkeys((question.question, *question.paraphrases))
-    rows = [question.model_copy(update={"question": text}) for text in asked]
+    texts = dict.fromkeys((question.question, *question.paraphrases))
+    rows = [question.model_copy(update={"question": text}) for text in texts]
     return [model.render(Phrasing(system).conversation(row)) for row in rows]
 
 

@@ -129,13 +129,13 @@ def probe(
         InputError: too few questions have paraphrases.
         EmptyLayerSpanError: the model has too few layers for SemGrad.
     """
-    asked = with_paraphrases(questions)
+    paraphrased = with_paraphrases(questions)
     upper = Objective().span(model.n_layers)
     ends = prompt_ends(model, questions, plan)
     phase = phase or _unseen
     with phase("Reading paraphrases") as tell:
         sums = measure_preservation(
-            asked,
+            paraphrased,
             states_path,
             model=model,
             tokens=ends.count,
@@ -165,7 +165,7 @@ def probe(
         recommendation = recommend(answers, correct, upper, ends)
         graded = _graded(answers, correct, scores, upper=upper, grader=grader.name, found=recommendation)
     template = template_name(model, Phrasing(plan.system).name(questions))
-    left_out = len(questions) - len(asked)
+    left_out = len(questions) - len(paraphrased)
     return _record(model, ends, sums, recommendation, graded, data=data, template=template, left_out=left_out)
 
 

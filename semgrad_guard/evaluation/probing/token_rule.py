@@ -95,8 +95,8 @@ def with_answers(
 
 def _verdict(own: int, proposal: int, difference: Estimate) -> Recommendation:
     if difference.value is None or difference.low is None or difference.high is None:
-        said = "on the other half the difference is undefined"
-        return Recommendation(None, f"the chat template's own place ({own}): {said}", proposal, difference)
+        finding = "on the other half the difference is undefined"
+        return Recommendation(None, f"the chat template's own place ({own}): {finding}", proposal, difference)
     measured = f"{difference.value:+.3f} [{difference.low:+.3f}, {difference.high:+.3f}] in AUROC"
     if difference.low > 0:
         reason = f"SemGrad is better at {proposal} than at the chat template's own place ({own}): {measured}"

@@ -91,7 +91,7 @@ class _Reading:
             self._take("question", name)
         self._read_references()
         self._read_passage()
-        for target, names in (("kind", KIND), *((each, (each,)) for each in _OTHERS)):
+        for target, names in (("kind", KIND), *((column, (column,)) for column in _OTHERS)):
             if name := self._agreed(names):
                 self._take(target, name, self._listed(self._record[name]) if target == "paraphrases" else ...)
         taken = {found.columns[name] for name in found.columns if name != "response"}
@@ -126,14 +126,14 @@ class _Reading:
         if self._given.answers is not None:
             name = self._column(self._given.answers, ())
         else:
-            beside = any(self._names.get(each) for each in REFERENCES_BESIDE_ANSWERS)
-            first = [each for each in REFERENCES if each != "answer" or not beside]
+            beside = any(self._names.get(column) for column in REFERENCES_BESIDE_ANSWERS)
+            first = [column for column in REFERENCES if column != "answer" or not beside]
             name = self._agreed((*first, *REFERENCES_BESIDE_ANSWERS))
         if name is not None:
             self._take("answers", name, self._references(name))
-        said = self._column(None, RESPONSE) or (answer if name not in (None, answer) else None)
-        if said is not None:
-            self._take("response", said)
+        response = self._column(None, RESPONSE) or (answer if name not in (None, answer) else None)
+        if response is not None:
+            self._take("response", response)
 
     def _references(self, name: str) -> Any:
         if self._is(False, "answerable") or self._is(True, "is_impossible", "unanswerable"):
@@ -150,7 +150,7 @@ class _Reading:
 
     def _is(self, value: bool, *names: str) -> bool:
         found = [self._record[self._names[name]] for name in names if name in self._names]
-        return any(str(each).strip().lower() == str(value).lower() for each in found)
+        return any(str(cell).strip().lower() == str(value).lower() for cell in found)
 
     def _require_reference(self, text: str, name: str) -> None:
         """Refuse a text that means a missing answer, or several, unless it is written as a list."""
@@ -200,8 +200,8 @@ class _Reading:
     def _lines(self, text: str) -> list[str]:
         return [line.strip() for line in text.splitlines() if line.strip()] if self._cells else [text]
 
-    def _fault(self, said: str) -> DataFileError:
-        return DataFileError(f"{self._found.place} {said}.")
+    def _fault(self, fault: str) -> DataFileError:
+        return DataFileError(f"{self._found.place} {fault}.")
 
 
 def listed(record: Iterable[str]) -> str:
@@ -229,15 +229,15 @@ def _passages(value: Any) -> Iterator[Any]:
         if {"title", "sentences"} <= held.keys():
             yield from _passages([list(pair) for pair in zip(held["title"], held["sentences"], strict=False)])
             return
-        name = next((each for each in ("passage_text", "page_content", "text", "content") if each in held), None)
+        name = next((key for key in ("passage_text", "page_content", "text", "content") if key in held), None)
         yield from _passages(held[name]) if name is not None else (None,)
     elif isinstance(value, list):
-        for each in cast("list[Any]", value):
-            if isinstance(each, list) and len(cast("list[Any]", each)) == 2 and isinstance(each[1], list):
-                title, sentences = cast("tuple[Any, list[Any]]", each)
+        for passage in cast("list[Any]", value):
+            if isinstance(passage, list) and len(cast("list[Any]", passage)) == 2 and isinstance(passage[1], list):
+                title, sentences = cast("tuple[Any, list[Any]]", passage)
                 yield f"{title}\n{''.join(map(str, sentences))}"
             else:
-                yield from _passages(each)
+                yield from _passages(passage)
     else:
         yield value
 
@@ -249,20 +249,20 @@ def _is_filled(value: Any) -> bool:
 def _unwrapped(value: Any) -> Any:
     """The texts inside the wrappings of SQuAD, TriviaQA and others; anything else as it is."""
     if isinstance(value, Mapping):
-        held = {name.lower(): each for name, each in cast("Mapping[str, Any]", value).items()}
+        held = {name.lower(): content for name, content in cast("Mapping[str, Any]", value).items()}
         known = [held[name] for name in ("value", "aliases", "text", "answer") if held.get(name) is not None]
         return _joined(known) if known else cast("Any", value)
     if isinstance(value, tuple | list):
         given = list(cast("Iterable[Any]", value))
-        return _joined(given) if any(isinstance(each, Mapping) for each in given) else given
+        return _joined(given) if any(isinstance(item, Mapping) for item in given) else given
     return value
 
 
 def _joined(values: Iterable[Any]) -> list[Any]:
     """All texts in these values, in order, once."""
     unwrapped = [_unwrapped(value) for value in values]
-    lists = [cast("list[Any]", each) if isinstance(each, list) else [each] for each in unwrapped]
-    texts = [text for each in lists for text in each]
+    lists = [cast("list[Any]", value) if isinstance(value, list) else [value] for value in unwrapped]
+    texts = [text for group in lists for text in group]
     return [text for number, text in enumerate(texts) if text not in texts[:number]]
 
 
@@ -285,7 +285,7 @@ def _python_list(text: str) -> Any:
     except (ValueError, SyntaxError, MemoryError, RecursionError, tokenize.TokenError):
         return None
     held = cast("list[Any]", found) if isinstance(found, list) else []
-    texts = [each for each in held if isinstance(each, str)]
+    texts = [item for item in held if isinstance(item, str)]
     return held if len(texts) == len(strings) else None
 
 
@@ -305,7 +305,7 @@ def records_in(document: Any) -> list[Any] | None:
         return [dict(zip(held[names["columns"]], row, strict=False)) for row in held[names["data"]]]
     for name in ("data", "rows"):
         if isinstance(found := held.get(names.get(name, "")), list):
-            return [record for each in cast("list[Any]", found) for record in _within(each)]
+            return [record for entry in cast("list[Any]", found) for record in _within(entry)]
     columns = [cast("Record", column) for column in held.values() if isinstance(column, dict)]
     if columns and len(columns) == len(held) and all(row.isdigit() for column in columns for row in column):
         return [{name: held[name].get(row) for name in held} for row in columns[0]]
@@ -320,7 +320,7 @@ def flat(record: Record) -> Record:
     if inputs is None:
         return record
     expected = _object(record.get("reference_outputs"))
-    rest = {name: each for name, each in record.items() if name not in ("inputs", "outputs", "reference_outputs")}
+    rest = {name: value for name, value in record.items() if name not in ("inputs", "outputs", "reference_outputs")}
     reference = outputs if expected is None else expected
     found: Record = {**rest, **inputs}
     if reference is not None:
@@ -340,12 +340,14 @@ def _within(entry: Any) -> list[Any]:
     if isinstance(held.get("row"), dict):
         return [held["row"]]
     paragraphs = cast("Any", held.get("paragraphs"))
-    if not isinstance(paragraphs, list) or not all("qas" in each for each in cast("list[Record]", paragraphs)):
+    if not isinstance(paragraphs, list) or not all(
+        "qas" in paragraph for paragraph in cast("list[Record]", paragraphs)
+    ):
         return [held]
     return [
-        {"context": each.get("context"), **question}
-        for each in cast("list[Record]", paragraphs)
-        for question in cast("list[Record]", each["qas"])
+        {"context": paragraph.get("context"), **question}
+        for paragraph in cast("list[Record]", paragraphs)
+        for question in cast("list[Record]", paragraph["qas"])
     ]
 
 
@@ -379,8 +381,8 @@ def _natural_questions(record: Record) -> Record:
             answers["yes" if str(row["yes_no_answer"]).lower() in ("yes", "1") else "no"] = None
         long_answers.append(cast("Record", row.get("long_answer") or {}).get("start_token", -1))
     rest = {name: value for name, value in record.items() if name != "annotations"}
-    if isinstance(asked := record.get("question"), dict):
-        rest["question"] = cast("Record", asked).get("text")
+    if isinstance(question := record.get("question"), dict):
+        rest["question"] = cast("Record", question).get("text")
     return {**rest, "answers": list(answers)} if answers or max(long_answers) < 0 else rest
 
 

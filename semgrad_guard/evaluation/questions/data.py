@@ -192,7 +192,7 @@ def _read(entry: Entry, needs: Need, given: Columns) -> tuple[Question, Sequence
 def _require_agreement(row: Question, known: Question, entry: Entry, first: Entry, needs: Need) -> None:
     """Refuse a line with the question of an earlier one that differs from it in another field."""
     for field in _COMPARED[needs]:
-        mine, theirs = ({" ".join(text.split()) for text in getattr(each, field)} for each in (row, known))
+        mine, theirs = ({" ".join(text.split()) for text in getattr(question, field)} for question in (row, known))
         if mine - theirs or (needs == "answers" and bool(mine) != bool(theirs)):
             raise DataFileError(
                 f"{entry.place} asks what {first.place_beside(entry)} asks, with other {field}: keep one of the two, "

@@ -117,8 +117,8 @@ def require_examples(examples: Sequence[Question], rows: Sequence[Question]) -> 
         InputError: one of them is among the questions, so its answer would be given away, or they have a context and
             the questions none, or the other way round.
     """
-    asked = {row.key for row in rows}
-    if shared := [example.question for example in examples if example.key in asked]:
+    keys = {row.key for row in rows}
+    if shared := [example.question for example in examples if example.key in keys]:
         raise InputError(
             f"{len(shared)} of the {len(examples)} few-shot examples are among the questions (the first: "
             f"{shared[0][:80]!r}), which gives their answers away; take other examples, or leave these questions out"

@@ -128,8 +128,8 @@ def _parquet(path: Path) -> Iterator[Entry]:
                 for record in batch.to_pylist():
                     yield Entry(str(path), "row", next(number), record)
     except (OSError, pyarrow.ArrowException) as error:
-        said = str(error).strip().partition("\n")[0].rstrip(".")
-        raise DataFileError(f"Cannot read {path}: {said}. Is it a Parquet file?") from error
+        message = str(error).strip().partition("\n")[0].rstrip(".")
+        raise DataFileError(f"Cannot read {path}: {message}. Is it a Parquet file?") from error
 
 
 def _content(path: Path) -> bytes:

@@ -90,8 +90,8 @@ def write_report(
         _write(target.parent / TABLES / f"{table.key}.csv", table.csv())
     tell(FILE)
     shown = {
-        question: Markup(highlighted_html([(_visible(t), u) for t, u in each]))  # noqa: S704
-        for question, each in (claims or {}).items()
+        question: Markup(highlighted_html([(_visible(t), u) for t, u in parts]))  # noqa: S704
+        for question, parts in (claims or {}).items()
     }
     return _write(target, _page(summaries, promised, tables, maps, shown, title=title, count=count, splits=splits))
 
@@ -99,8 +99,8 @@ def write_report(
 def _right(settings: Mapping[str, Any]) -> str:
     """What a right answer is by the run's grader, and how many answers had no verdict."""
     means, without = settings.get("right means"), settings.get("no verdict: counted as wrong")
-    told = f"Right by {settings.get('grader')} means: {means}." if means else ""
-    return f"{told} {without} answers have no verdict, and count as wrong." if without else told
+    meaning = f"Right by {settings.get('grader')} means: {means}." if means else ""
+    return f"{meaning} {without} answers have no verdict, and count as wrong." if without else meaning
 
 
 def is_report(path: Path) -> bool:
@@ -147,7 +147,7 @@ def _page(
         sections=sections,
         main=tables[0],
         tables=tables[1:],
-        probes=[_probe(each, f"probe{number}") for number, each in enumerate(maps, start=1)],
+        probes=[_probe(probe_maps, f"probe{number}") for number, probe_maps in enumerate(maps, start=1)],
         claims=claims,
         width=_WIDTH,
         narrow=_NARROW,
@@ -163,7 +163,7 @@ def _page(
 
 def _figures(summary: RunSummary, name: str) -> list[Figure]:
     run = summary.run
-    confidence = {method: each.confidence for method, each in summary.methods.items()}
+    confidence = {method: entry.confidence for method, entry in summary.methods.items()}
     drawn = [
         (
             figures.risk_coverage_figure(run),

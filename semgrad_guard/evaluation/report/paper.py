@@ -149,6 +149,6 @@ def _of_estimator(name: str, leaves: Settings, called: str) -> Iterator[str]:
             yield f"{called}: {field.removeprefix('plan.')} is {leaves[field]}, and {expected} in the paper."
     for field, (part, theirs) in MODELS.items():
         if field in leaves and part not in str(leaves[field]).lower():
-            yield f"{called}: {field} is told by {leaves[field]}; {theirs}."
+            yield f"{called}: {field} is judged by {leaves[field]}; {theirs}."
     if name == "p_true" and leaves.get("examples") == []:
         yield f"{called}: asked without examples; the paper's published code shows six."

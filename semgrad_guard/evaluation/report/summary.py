@@ -189,8 +189,8 @@ class Standing:
 def standing(summary: RunSummary) -> Standing | None:
     """Which methods beat HybridGrad's AUROC on a run, which it beats, and which are too close to tell."""
     found = Standing([], [], [])
-    for method, each in summary.methods.items():
-        difference = each.difference.get("auroc")
+    for method, entry in summary.methods.items():
+        difference = entry.difference.get("auroc")
         if method == paper.OURS or difference is None or difference.value is None or difference.low is None:
             continue
         if not difference.excludes_zero:

@@ -208,8 +208,8 @@ def run_time(summaries: Sequence[RunSummary]) -> Table | None:
     reference = Column("share", "Paper", scale=1.0, digits=2, signed=True, reference=True)
     columns.append((reference, _reference(paper.RUN_TIME_SHARES)))
     text = (
-        "Additional run time per question beside plain generation, in milliseconds and as a share of generation. The "
-        "paper's share is of Llama 3.1 8B on an A100, over its three data sets."
+        "Additional run time per question, compared with plain generation, in milliseconds and as a share of "
+        "generation. The paper's share is of Llama 3.1 8B on an A100, over its three data sets."
     )
     plain = "; ".join(
         f"{s.generation.value:,.1f} ms in {s.run.title}"
@@ -301,7 +301,7 @@ def _average(summaries: Sequence[RunSummary], pick: Pick) -> Entry:
 
     def cell(method: str) -> Cell:
         found = [pick(s.methods[method]) for s in summaries if method in s.methods]
-        if len(found) < len(summaries) or any(each.value is None for each in found):
+        if len(found) < len(summaries) or any(estimate.value is None for estimate in found):
             return Cell(note="not defined in every column")
         return Cell(mean(found))
 

@@ -145,7 +145,7 @@ class Experiment:
         found = run_settings(self.model, self._named, options=self.options, template=template)
         for name, estimator in self._named.items():
             found["estimators"][name]["title"] = estimator.title
-        asking = any(isinstance(each, AskingEstimator) for each in self.estimators)
+        asking = any(isinstance(estimator, AskingEstimator) for estimator in self.estimators)
         drawn = {"sampled_questions": self.sampled.settings} if asking and self.sampled is not None else {}
         prompt = self.phrasing.wording if self.phrasing.prompt is None else self.phrasing.prompt
         return {**found, **drawn, "prompt": prompt, "ablations": list(self.ablations)}
@@ -215,10 +215,10 @@ class Experiment:
     def _answer(
         self, batch: Sequence[Question], start: int, *, part: Part, on_step: Step | None
     ) -> list[EvaluatedAnswer]:
-        asked = [self.phrasing.conversation(question) for question in batch]
-        too_long = {i: reason for i, turns in enumerate(asked) if (reason := why_too_long(self.model, turns))}
+        conversations = [self.phrasing.conversation(question) for question in batch]
+        too_long = {i: reason for i, turns in enumerate(conversations) if (reason := why_too_long(self.model, turns))}
         fitting = [i for i in range(len(batch)) if i not in too_long]
-        questions, turns = [batch[i] for i in fitting], [asked[i] for i in fitting]
+        questions, turns = [batch[i] for i in fitting], [conversations[i] for i in fitting]
         measured = self._measure(questions, turns, start, part=part, on_step=on_step) if fitting else []
         answered = dict(zip(fitting, measured, strict=True))
         return [
@@ -229,15 +229,15 @@ class Experiment:
     def _measure(
         self,
         questions: Sequence[Question],
-        asked: Sequence[list[Message]],
+        conversations: Sequence[list[Message]],
         start: int,
         *,
         part: Part,
         on_step: Step | None,
     ) -> list[EvaluatedAnswer]:
-        generate = partial(self.model.generate_batch, asked, seeded(self.options, start), objective=Objective())
+        generate = partial(self.model.generate_batch, conversations, seeded(self.options, start), objective=Objective())
         generations, generating = with_cost(generate)
-        part.begin([question.key for question in questions], [each.response_ids for each in generations])
+        part.begin([question.key for question in questions], [generation.response_ids for generation in generations])
         answers = [generation.evidence for generation in generations]
         measured, drawn = measure(
             answers,

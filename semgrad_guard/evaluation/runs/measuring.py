@@ -154,13 +154,17 @@ def measure(
             cells = {row: known[row] or _cell(estimator, evidence) for row, evidence in group}
             plan = getattr(estimator, "plan", None)
             if None in known.values():
-                drawn = [(row, each) for row, each in group if plan in plans and part.samples(plan, row) is None]
-                sets = {row: _samples(each, plan, plans[plan]) for row, each in drawn if each.response_ids}
-                part.keep(name, cells, plan, {row: each for row, each in sets.items() if each is not None})
+                drawn = [
+                    (row, evidence) for row, evidence in group if plan in plans and part.samples(plan, row) is None
+                ]
+                sets = {row: _samples(evidence, plan, plans[plan]) for row, evidence in drawn if evidence.response_ids}
+                part.keep(
+                    name, cells, plan, {row: sample_set for row, sample_set in sets.items() if sample_set is not None}
+                )
             for row, cell in cells.items():
                 measured[row][name] = cell
     found = [[part.samples(plan, row) for plan in plans] for row in range(len(answers))]
-    samples = [tuple(each for each in row if each is not None) for row in found]
+    samples = [tuple(sample_set for sample_set in row if sample_set is not None) for row in found]
     return [{name: row[name] for name in estimators if name in row} for row in measured], samples
 
 
@@ -170,14 +174,14 @@ def price_of_samples(estimators: Sequence[Estimator], *, sampled: int, questions
     `sampled` of all `questions` take part.
     """
     asking = [estimator for estimator in estimators if isinstance(estimator, AskingEstimator)]
-    plans = {getattr(each, "plan", None) for each in asking} - {None}
+    plans = {getattr(estimator, "plan", None) for estimator in asking} - {None}
     answers = sum(int(plan.count) for plan in plans if plan is not None)
     if not answers:
         return None
-    reading = next((each for each in asking if isinstance(each, MutualInformation)), None)
+    reading = next((estimator for estimator in asking if isinstance(estimator, MutualInformation)), None)
     more = "" if reading is None else f", and {reading.title} reads each of {reading.plan.count} after each other"
     who = "every question" if sampled == questions else f"{sampled:,} of the {questions:,} questions"
-    draw = f"{', '.join(each.title for each in asking)} draw{'s' if len(asking) == 1 else ''}"
+    draw = f"{', '.join(estimator.title for estimator in asking)} draw{'s' if len(asking) == 1 else ''}"
     return (
         f"{draw} {answers} more answers to {who}{more}. Choose others with "
         "--methods, fewer questions with --sampled-questions, or --sample-batch 1 where memory is short."

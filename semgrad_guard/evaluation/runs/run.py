@@ -55,7 +55,7 @@ class Answering:
     def __call__(self, batch: Sequence[Question], start: int) -> list[Answer]:
         """The answers to a batch, in its order; those that do not fit the context window without text."""
         conversations = [self.phrasing.conversation(question) for question in batch]
-        too_long = {i: reason for i, each in enumerate(conversations) if (reason := why_too_long(self.model, each))}
+        too_long = {i: reason for i, turns in enumerate(conversations) if (reason := why_too_long(self.model, turns))}
         fitting = [i for i in range(len(batch)) if i not in too_long]
         generations = self.model.generate_batch(
             [conversations[i] for i in fitting],
@@ -182,7 +182,9 @@ def run_settings(
         "dtype": identity.dtype,
         **model.departures,
         "prompt_template": template_name(model, template),
-        "estimators": {name: {"name": each.name, **each.settings()} for name, each in estimators.items()},
+        "estimators": {
+            name: {"name": estimator.name, **estimator.settings()} for name, estimator in estimators.items()
+        },
         "generation": {
             "max_new_tokens": options.max_tokens,
             "temperature": options.temperature,
@@ -210,8 +212,8 @@ def run_binding(
 
 def shared_objective(estimators: Iterable[Estimator]) -> Objective:
     """The objective of a generation for several estimators: that of the first that differentiates, if one does."""
-    asked = [estimator.objective for estimator in estimators]
-    return next((objective for objective in asked if objective.gradients), asked[0])
+    objectives = [estimator.objective for estimator in estimators]
+    return next((objective for objective in objectives if objective.gradients), objectives[0])
 
 
 def observing_first(estimators: Mapping[str, Estimator]) -> list[str]:

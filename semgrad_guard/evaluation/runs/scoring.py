@@ -50,8 +50,8 @@ class TextScorer:
                 fitting.append((row, self.model.evidence(self.phrasing.conversation(row), row.response or "")))
             except PromptTooLongError as error:
                 too_long.append((row, error))
-        together = BatchScoring.joined([each for _, each in fitting]).evidence if fitting else ()
-        scored = [(row, self._verdict(row, each)) for (row, _), each in zip(fitting, together, strict=True)]
+        together = BatchScoring.joined([evidence for _, evidence in fitting]).evidence if fitting else ()
+        scored = [(row, self._verdict(row, evidence)) for (row, _), evidence in zip(fitting, together, strict=True)]
         return ScoredBatch(scored, too_long)
 
     def _verdict(self, row: Question, evidence: Evidence) -> Verdict:
@@ -134,8 +134,8 @@ def score_kept(
         found = complete(record, rows, spread, batch_size=batch_size, key=text_key, on_progress=on_progress)
     pairs = list(zip(rows, found, strict=True))
     return ScoredBatch(
-        [(row, each.verdict) for row, each in pairs if each.verdict is not None],
-        [(row, PromptTooLongError(each.too_long)) for row, each in pairs if each.too_long is not None],
+        [(row, result.verdict) for row, result in pairs if result.verdict is not None],
+        [(row, PromptTooLongError(result.too_long)) for row, result in pairs if result.too_long is not None],
     )
 
 
