@@ -34,9 +34,9 @@ def form(*turns: Turn, tools: str | None = None, listed: str = "") -> PromptForm
     before = f"<|im_start|>system\n{listed}<|im_end|>\n" if listed else ""
     body = "".join(f"<|im_start|>{role}\n{content}<|im_end|>\n" for role, content in turns)
     text = f"{before}{body}<|im_start|>assistant\n"
-    asked = next((content for role, content in reversed(turns) if role == "user"), turns[-1][1])
+    user_text = next((content for role, content in reversed(turns) if role == "user"), turns[-1][1])
     return PromptForm(
-        text=text, tokens=(len(text) + 3) // 4, roles=tuple(role for role, _ in turns), user_text=asked, tools=tools
+        text=text, tokens=(len(text) + 3) // 4, roles=tuple(role for role, _ in turns), user_text=user_text, tools=tools
     )
 
 
@@ -53,8 +53,8 @@ def closed_book(random: Random) -> PromptForm:
 
 
 def instructed(random: Random) -> PromptForm:
-    asked = f"Please directly answer the following question with one or few words:\n{question(random)}"
-    return form(("user", asked))
+    request = f"Please directly answer the following question with one or few words:\n{question(random)}"
+    return form(("user", request))
 
 
 def with_system(random: Random) -> PromptForm:
@@ -64,12 +64,12 @@ def with_system(random: Random) -> PromptForm:
 
 def rag(random: Random) -> PromptForm:
     """LangChain's well-known RAG prompt."""
-    asked = (
+    request = (
         "You are an assistant for question-answering tasks. Use the following pieces of retrieved context to answer "
         "the question. If you don't know the answer, just say that you don't know. Use three sentences maximum and "
         f"keep the answer concise.\nQuestion: {question(random)} \nContext: {passage(random, 4)} \nAnswer:"
     )
-    return form(("user", asked))
+    return form(("user", request))
 
 
 def rag_before(random: Random) -> PromptForm:
@@ -79,12 +79,12 @@ def rag_before(random: Random) -> PromptForm:
         "context information, and not prior knowledge.\nSome rules to follow:\n1. Never directly reference the given "
         "context in your answer.\n2. Avoid statements like 'Based on the context, ...'."
     )
-    asked = (
+    request = (
         f"Context information is below.\n---------------------\n{passage(random, 2)}\n---------------------\nGiven the "
         "context information and not prior knowledge, answer the query.\n"
         f"Query: {question(random)}\nAnswer: "
     )
-    return form(("system", system), ("user", asked))
+    return form(("system", system), ("user", request))
 
 
 def one_line_rag(random: Random) -> PromptForm:

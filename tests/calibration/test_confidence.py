@@ -78,14 +78,14 @@ def test_platt_recovers_a_logistic_population() -> None:
 
 
 @pytest.mark.parametrize("method", METHODS)
-@given(rows=scored, asked=st.lists(finite, min_size=2, max_size=10))
+@given(rows=scored, points=st.lists(finite, min_size=2, max_size=10))
 def test_confidence_never_rises_and_never_claims_certainty(
-    method: ConfidenceMethod, rows: list[tuple[float, bool]], asked: list[float]
+    method: ConfidenceMethod, rows: list[tuple[float, bool]], points: list[float]
 ) -> None:
     scores, correct = np.array([s for s, _ in rows]), np.array([c for _, c in rows])
     confidence = fit(scores, correct, method)
     n = len(rows)
-    values = [confidence(u) for u in sorted([*asked, *scores.tolist()])]
+    values = [confidence(u) for u in sorted([*points, *scores.tolist()])]
     assert all(later <= earlier for earlier, later in pairwise(values))
     assert all(1 / (n + 2) <= value <= (n + 1) / (n + 2) for value in values)
 

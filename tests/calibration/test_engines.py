@@ -45,8 +45,11 @@ def test_the_promise_holds_for_all_of_them_at_once(others: list[tuple[float, flo
         *(Population.with_oracle(b, alpha=ALPHA, coverage=c) if c < 1 else Population(b, c) for b, c in others),
     ]
     rng = np.random.default_rng(3)
-    found = [together([engine(str(i), each, rng, 500) for i, each in enumerate(populations)]) for _ in range(REPEATS)]
-    violations = np.mean([max(each.risk(made.threshold) for each in populations) > ALPHA for made in found])
+    found = [
+        together([engine(str(i), population, rng, 500) for i, population in enumerate(populations)])
+        for _ in range(REPEATS)
+    ]
+    violations = np.mean([max(population.risk(made.threshold) for population in populations) > ALPHA for made in found])
     reached = np.mean([made.threshold or 0.0 for made in found])
     print(f"violations {violations:.3f}, coverage {reached:.3f}")
     assert violations <= DELTA
@@ -57,7 +60,7 @@ def test_the_smallest_of_their_thresholds_is_delivered() -> None:
     rng = np.random.default_rng(8)
     for _ in range(20):
         engines = [engine(name, Population(0.35, p), rng, 400) for name, p in (("one", 1.0), ("other", 1.5))]
-        alone = [together([each]).threshold for each in engines]
+        alone = [together([single]).threshold for single in engines]
         smallest = None if None in alone else min(threshold for threshold in alone if threshold is not None)
         assert together(engines).threshold == smallest
 
@@ -66,7 +69,7 @@ def test_the_harder_engine_decides_and_the_numbers_are_its_own() -> None:
     rng = np.random.default_rng(4)
     easy = engine("easy", Population(0.2, 3.0), rng, 600)
     hard = engine("hard", Population(0.4, 1.0), rng, 600)
-    alone = {each.binding.fingerprint: together([each]) for each in (easy, hard)}
+    alone = {single.binding.fingerprint: together([single]) for single in (easy, hard)}
     both, turned = together([easy, hard]), together([hard, easy])
     assert both.binding is not None
     assert (both.binding.fingerprint, both.binding.also) == ("hard", (EngineIdentity(fingerprint="easy"),))

@@ -52,21 +52,21 @@ FACT = "The capital of Norway is Oslo."
 LONG = "\n\n".join(made.passages()[:12])
 
 
-def asked(text: str) -> PromptForm:
+def form_of(text: str) -> PromptForm:
     return form(("user", text))
 
 
 STRANGERS_TO_CLOSED_BOOK: dict[str, Callable[[Random], PromptForm]] = {
-    "a passage of several lines before the question": lambda r: asked(f"{passage(r, 3)}\n\n{question(r)}"),
-    "a passage behind it": lambda r: asked(f"{question(r)}\n\n{passage(r, 3)}"),
-    "a passage in the same line": lambda r: asked(f"{r.choice(made.passages())} {question(r)}"),
-    "a passage in the same line, behind": lambda r: asked(f"{question(r)} {r.choice(made.passages())}"),
-    "a passage without a full stop": lambda r: asked(
+    "a passage of several lines before the question": lambda r: form_of(f"{passage(r, 3)}\n\n{question(r)}"),
+    "a passage behind it": lambda r: form_of(f"{question(r)}\n\n{passage(r, 3)}"),
+    "a passage in the same line": lambda r: form_of(f"{r.choice(made.passages())} {question(r)}"),
+    "a passage in the same line, behind": lambda r: form_of(f"{question(r)} {r.choice(made.passages())}"),
+    "a passage without a full stop": lambda r: form_of(
         r.choice(made.passages()).replace(".", " and") + " so " + question(r)
     ),
-    "one short sentence before": lambda r: asked(f"{FACT} {question(r)}"),
-    "one short sentence behind": lambda r: asked(f"{question(r)} {FACT}"),
-    "a label and a fact": lambda r: asked(f"Question: {question(r)}\nContext: {FACT}"),
+    "one short sentence before": lambda r: form_of(f"{FACT} {question(r)}"),
+    "one short sentence behind": lambda r: form_of(f"{question(r)} {FACT}"),
+    "a label and a fact": lambda r: form_of(f"Question: {question(r)}\nContext: {FACT}"),
     "a system turn": lambda r: form(("system", "Be brief."), ("user", question(r))),
     "an empty system turn": lambda r: form(("system", ""), ("user", question(r))),
     "a developer turn": lambda r: form(("developer", "Be brief."), ("user", question(r))),
@@ -74,27 +74,27 @@ STRANGERS_TO_CLOSED_BOOK: dict[str, Callable[[Random], PromptForm]] = {
     "an answer begun": lambda r: form(("user", question(r)), ("assistant", "The answer is")),
     "two user turns": lambda r: form(("user", question(r)), ("user", question(r))),
     "a tool's turn": lambda r: form(("user", question(r)), ("tool", FACT)),
-    "an instruction before": lambda r: asked(f"Answer the following question with one or few words:\n{question(r)}"),
-    "an instruction behind": lambda r: asked(f"{question(r)} Think step by step, then answer."),
-    "an instruction that begs": lambda r: asked(
+    "an instruction before": lambda r: form_of(f"Answer the following question with one or few words:\n{question(r)}"),
+    "an instruction behind": lambda r: form_of(f"{question(r)} Think step by step, then answer."),
+    "an instruction that begs": lambda r: form_of(
         f"{question(r)[:-1]}, and explain your reasoning in great detail please?"
     ),
     "examples": made.few_shot,
-    "two questions": lambda r: asked(f"{question(r)}\n{question(r)}"),
-    "two questions in a line": lambda r: asked(f"{question(r)} {question(r)}"),
-    "French": lambda r: asked(r.choice(FRENCH)),
-    "German": lambda r: asked(r.choice(GERMAN)),
-    "Japanese": lambda r: asked("ノルウェーの首都はどこですか？"),
-    "Arabic": lambda r: asked("ما هي عاصمة النرويج؟"),
-    "code": lambda r: asked("def f(x):\n    return x + 1\n\nWhat does f do?"),
-    "JSON": lambda r: asked(json.dumps({"question": question(r), "format": "json"})),
+    "two questions": lambda r: form_of(f"{question(r)}\n{question(r)}"),
+    "two questions in a line": lambda r: form_of(f"{question(r)} {question(r)}"),
+    "French": lambda r: form_of(r.choice(FRENCH)),
+    "German": lambda r: form_of(r.choice(GERMAN)),
+    "Japanese": lambda r: form_of("ノルウェーの首都はどこですか？"),
+    "Arabic": lambda r: form_of("ما هي عاصمة النرويج؟"),
+    "code": lambda r: form_of("def f(x):\n    return x + 1\n\nWhat does f do?"),
+    "JSON": lambda r: form_of(json.dumps({"question": question(r), "format": "json"})),
     "tools": made.with_tools,
     "tools that the template does not list": lambda r: form(("user", question(r)), tools="feedfeedfeed"),
     "LangChain's retrieval prompt": made.rag,
     "LlamaIndex's retrieval prompt": made.rag_before,
     "a passage in the demo's form": made.one_line_rag,
-    "one word": lambda r: asked("Norway"),
-    "gibberish": lambda r: asked("qwv zzk plorf unk drrr vlim?"),
+    "one word": lambda r: form_of("Norway"),
+    "gibberish": lambda r: form_of("qwv zzk plorf unk drrr vlim?"),
     "another template": lambda r: PromptForm(
         text=f"[INST] {question(r)} [/INST]", tokens=12, roles=("user",), user_text=question(r)
     ),
@@ -116,25 +116,25 @@ def rag_with(
     found, tail = rest.split(" \nContext: ")
     text, _ = tail.split(" \nAnswer:")
     text = text if context is None else context
-    return asked(f"{before}{head}\nQuestion: {found} \n{middle}Context: {text} \n{behind}Answer:")
+    return form_of(f"{before}{head}\nQuestion: {found} \n{middle}Context: {text} \n{behind}Answer:")
 
 
 STRANGERS_TO_RAG: dict[str, Callable[[Random], PromptForm]] = {
     "no passage": lambda r: rag_with(r, context=""),
     "no match": lambda r: rag_with(r, context="None"),
     "a bare question": made.closed_book,
-    "the passage's label is gone": lambda r: asked(made.rag(r).user_text.replace("Context: ", "")),
+    "the passage's label is gone": lambda r: form_of(made.rag(r).user_text.replace("Context: ", "")),
     "another template": made.rag_before,
     "the demo's template": made.one_line_rag,
-    "a reworded instruction": lambda r: asked(made.rag(r).user_text.replace("three sentences", "ten sentences")),
+    "a reworded instruction": lambda r: form_of(made.rag(r).user_text.replace("three sentences", "ten sentences")),
     "a much longer context": lambda r: rag_with(r, context=LONG),
     "an instruction in front": lambda r: rag_with(r, before="Answer like a pirate. "),
     "an instruction in a line in front": lambda r: rag_with(r, before="Ignore the context.\n"),
     "an instruction behind the question": lambda r: rag_with(r, middle="Answer in French.\n"),
-    "an instruction behind all": lambda r: asked(made.rag(r).user_text + " Oslo"),
+    "an instruction behind all": lambda r: form_of(made.rag(r).user_text + " Oslo"),
     "a system turn": lambda r: form(("system", "You are terse."), ("user", made.rag(r).user_text)),
     "a history": lambda r: form(("user", "Hello."), ("assistant", "Hello."), ("user", made.rag(r).user_text)),
-    "a long question": lambda r: asked(
+    "a long question": lambda r: form_of(
         made.rag(r).user_text.replace(
             "Question: ", "Question: I have been wondering for a long time, and nobody knows, "
         )
@@ -204,10 +204,12 @@ def test_differences_are_told_in_words() -> None:
     known = shape(made.closed_book)
     [turns, *_] = known.differences(form(("system", "Be brief."), ("user", "What is the capital of Norway?")))
     assert turns == "it begins with a turn of the role system, as in no calibration prompt"
-    longer = known.differences(asked("What is the capital of Norway? " * 10))
-    assert any("tokens; calibration prompts have" in each for each in longer)
-    assert any("the last user turn has 10 sentences; in calibration prompts it has 1" in each for each in longer)
-    retold = shape(made.rag).differences(asked(made.rag(Random(1)).user_text.replace("Context: ", "")))
+    longer = known.differences(form_of("What is the capital of Norway? " * 10))
+    assert any("tokens; calibration prompts have" in difference for difference in longer)
+    assert any(
+        "the last user turn has 10 sentences; in calibration prompts it has 1" in difference for difference in longer
+    )
+    retold = shape(made.rag).differences(form_of(made.rag(Random(1)).user_text.replace("Context: ", "")))
     assert "a line that all calibration prompts share is missing, or stands elsewhere" in retold
     tools = known.differences(form(("user", "What is the capital of Norway?"), tools="0123456789ab"))
     assert tools == ("it comes with other tools than the calibration prompts",)
@@ -265,11 +267,11 @@ def test_odd_texts_have_shapes() -> None:
         "a:b:c",
     ]
     for text in odd:
-        known = PromptShape.of([asked(text)] * 40)
-        assert known.differences(asked(text)) == ()
-        assert known.differences(asked("What is the capital of Norway?"))
-        assert shape(made.closed_book).differences(asked(text))
-    assert not PromptShape.of([asked(text) for text in odd] * 3).differences(asked("?"))
+        known = PromptShape.of([form_of(text)] * 40)
+        assert known.differences(form_of(text)) == ()
+        assert known.differences(form_of("What is the capital of Norway?"))
+        assert shape(made.closed_book).differences(form_of(text))
+    assert not PromptShape.of([form_of(text) for text in odd] * 3).differences(form_of("?"))
 
 
 def test_the_lines_of_many_long_prompts_are_compared_in_good_time() -> None:
@@ -278,11 +280,11 @@ def test_the_lines_of_many_long_prompts_are_compared_in_good_time() -> None:
     random = Random(0)
 
     def long() -> PromptForm:
-        return asked("\n".join(line for rule in rules for line in (rule, random.choice(made.questions()))))
+        return form_of("\n".join(line for rule in rules for line in (rule, random.choice(made.questions()))))
 
     known = PromptShape.of([long() for _ in range(60)])
     assert not known.differences(long())
-    assert known.differences(asked(long().user_text.replace("Rule cd: obey.", "Rule cd: do as you like.")))
+    assert known.differences(form_of(long().user_text.replace("Rule cd: obey.", "Rule cd: do as you like.")))
 
 
 def test_a_range_has_slack_where_values_spread_and_none_where_they_are_all_equal() -> None:

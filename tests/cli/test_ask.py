@@ -72,7 +72,7 @@ def test_an_answer_ends_at_the_stop_strings_of_the_calibration(ask: Run) -> None
 
 
 @pytest.fixture
-def told(run: Run, model_folder: Path, tmp_path: Path) -> tuple[Path, list[str]]:
+def calibrated(run: Run, model_folder: Path, tmp_path: Path) -> tuple[Path, list[str]]:
     """A calibration on questions about passages, put in words of its own after examples, and the options for that."""
     rows = [{"question": q, "context": f"{q} It is seven.", "answers": ["x"]} for q in ASKED]
     shown = [{"question": "What is two?", "context": "Two is even.", "answers": ["even"]}, *rows[:1]]
@@ -82,17 +82,17 @@ def told(run: Run, model_folder: Path, tmp_path: Path) -> tuple[Path, list[str]]
     fixed = ["--model", model_folder, "--max-tokens", TOKENS, "--batch-size", 60, "--alpha", 0.3]
     answers, path = tmp_path / "answers.jsonl", tmp_path / "told.json"
     run("calibrate", *fixed, "--data", jsonl(tmp_path / "t.jsonl", rows), "--output", path, "--answers", answers, *way)
-    said = [json.loads(line).get("text") for line in answers.read_text().splitlines()[1:]]
-    right = [row | {"answers": [text]} for row, text in zip(rows, said, strict=True)]
+    texts = [json.loads(line).get("text") for line in answers.read_text().splitlines()[1:]]
+    right = [row | {"answers": [text]} for row, text in zip(rows, texts, strict=True)]
     result = run("calibrate", *fixed, "--data", jsonl(tmp_path / "t.jsonl", right), "--output", path, *way)
     assert result.exit_code == 0, result.output
     return path, way
 
 
 def test_a_question_is_put_as_the_calibration_put_its_own(
-    ask: Run, told: tuple[Path, list[str]], tmp_path: Path
+    ask: Run, calibrated: tuple[Path, list[str]], tmp_path: Path
 ) -> None:
-    calibration, way = told
+    calibration, way = calibrated
     (tmp_path / "passage.txt").write_text("What is item 3? It is seven.\n")
     passage = ("--context", f"@{tmp_path / 'passage.txt'}")
     record = json.loads(ask("What is item 3?", *way, *passage, "--json", "--calibration", calibration).stdout)
@@ -103,7 +103,7 @@ def test_a_question_is_put_as_the_calibration_put_its_own(
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("given", "shown"),
     [
         (("--prompt", "Say {question} of {context}"), "--context"),
         (("--prompt", "Say {question}", "--context", "Seven."), "no {context} in it"),
@@ -114,11 +114,11 @@ def test_a_question_is_put_as_the_calibration_put_its_own(
     ],
 )
 def test_ways_of_putting_a_question_that_do_not_go_together_are_refused(
-    ask: Run, given: tuple[str, ...], said: str
+    ask: Run, given: tuple[str, ...], shown: str
 ) -> None:
     result = ask("What is item 1?", *given)
     assert result.exit_code in (ExitCode.ERROR, ExitCode.USAGE)
-    assert said in flat(result.stderr)
+    assert shown in flat(result.stderr)
 
 
 @pytest.mark.parametrize(("threshold", "code", "action"), [("1e9", 0, "answer"), ("0", 3, "abstain")])

@@ -107,14 +107,14 @@ def test_bad_input(
     here.mkdir()
     monkeypatch.chdir(here)
     result = CliRunner().invoke(app, case.at({**places, "out": out}), input=case.stdin)
-    said = flat(result.stderr)
+    stderr = flat(result.stderr)
     assert result.exception is None or isinstance(result.exception, SystemExit), repr(result.exception)
-    assert result.exit_code in case.codes, (result.exit_code, said, result.stdout)
-    assert said
-    assert "Traceback" not in said
-    assert len(said) < 1200, said
+    assert result.exit_code in case.codes, (result.exit_code, stderr, result.stdout)
+    assert stderr
+    assert "Traceback" not in stderr
+    assert len(stderr) < 1200, stderr
     for part in case.says.split("@@"):
-        assert part.strip() in said, said
+        assert part.strip() in stderr, stderr
     assert states(places.values()) == untouched
     assert not list(here.iterdir())
     check_left(out, keeps=case.keeps)

@@ -195,7 +195,9 @@ def test_a_stand_in_has_the_settings_too(calibrate: Run, right: Path, tmp_path: 
 
 
 def test_auto_sets_what_each_candidate_takes() -> None:
-    found = {each.name: each.settings() for each in estimators_for(EstimatorSpec("auto", "official", tau=2.0))}
+    found = {
+        estimator.name: estimator.settings() for estimator in estimators_for(EstimatorSpec("auto", "official", tau=2.0))
+    }
     assert {name for name, settings in found.items() if settings.get("variant") == "official"} == {
         "hybridgrad", "semgrad", "paragrad", "fused",
     }  # fmt: skip
@@ -231,14 +233,14 @@ def test_a_programs_own_prompts_are_calibrated_on(
         ]
         for q, p in zip(ASKED, passages, strict=True)
     ]
-    texts = [language_model.generate(each, GenerationOptions(max_tokens=TOKENS)).text for each in turns]
+    texts = [language_model.generate(turn, GenerationOptions(max_tokens=TOKENS)).text for turn in turns]
     rows = [
         {"question": q, "passages": p, "answers": [t or "?"]} for q, p, t in zip(ASKED, passages, texts, strict=True)
     ]
     data = jsonl(tmp_path / "data.jsonl", rows)
     form = ("--system", "Be brief.", "--context-field", "passages")
     made = made_by(calibrate, data, tmp_path, *form, "--prompt", f"@{tmp_path / 'prompt.txt'}")
-    assert made.shape == PromptShape.of(language_model.render(each).form for each in turns)
+    assert made.shape == PromptShape.of(language_model.render(turn).form for turn in turns)
     assert made.binding is not None
     assert str(made.binding.prompt_template).startswith("context+system-")
     assert made_by(calibrate, data, tmp_path, *form, "--prompt", template) == made
@@ -309,14 +311,14 @@ def test_learned_estimators_keep_the_shape_of_the_part_that_they_calibrate_on(
 def test_the_papers_prompt_is_calibrated_as_evaluate_measures_it(
     calibrate: Run, run: Run, language_model: LanguageModel, model_folder: Path, tmp_path: Path
 ) -> None:
-    asked = [PAPER_PROMPT.replace("{query}", question) for question in ASKED]
-    texts = [language_model.generate(each, GenerationOptions(max_tokens=TOKENS)).text for each in asked]
+    prompts = [PAPER_PROMPT.replace("{query}", question) for question in ASKED]
+    texts = [language_model.generate(prompt, GenerationOptions(max_tokens=TOKENS)).text for prompt in prompts]
     data = jsonl(tmp_path / "data.jsonl", [{"question": q, "answers": [t]} for q, t in zip(ASKED, texts, strict=True)])
     made = made_by(calibrate, data, tmp_path, "--prompt", "paper")
     assert made.n_wrong == 0
     assert made.binding is not None
     assert str(made.binding.prompt_template).startswith("paper-chat")
-    assert made.shape == PromptShape.of(language_model.render(each).form for each in asked)
+    assert made.shape == PromptShape.of(language_model.render(prompt).form for prompt in prompts)
     common = ("--model", model_folder, "--data", data, "--max-tokens", TOKENS, "--methods", "hybridgrad")
     held = ("--no-report", "--no-ablations", "--calibration", tmp_path / "c.json", "--output", tmp_path / "e")
     result = run("evaluate", *common, *held, "--prompt", "paper", "--grader", "exact-match")

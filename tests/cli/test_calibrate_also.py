@@ -31,7 +31,7 @@ def calibrate(run: Run, model_folder: Path, tmp_path: Path, both_right: Path) ->
 def both_right(tmp_path: Path, texts: list[str], model_folder: Path) -> Path:
     """Questions whose references are what the model says, in either number format."""
     coarse = LanguageModel.from_pretrained(model_folder, dtype="bfloat16")
-    others = [each.text for each in coarse.generate_batch(ASKED, GenerationOptions(max_tokens=TOKENS))]
+    others = [answer.text for answer in coarse.generate_batch(ASKED, GenerationOptions(max_tokens=TOKENS))]
     rows = zip(ASKED, texts, others, strict=True)
     return jsonl(tmp_path / "right.jsonl", ({"question": q, "answers": [a, b]} for q, a, b in rows))
 
@@ -44,7 +44,7 @@ def test_it_holds_for_both_and_for_no_third(calibrate: Run, model_folder: Path, 
     fine = LanguageModel.from_pretrained(model_folder)
     coarse = LanguageModel.from_pretrained(model_folder, dtype="bfloat16")
     assert made.binding is not None
-    engines = {(each.fingerprint, each.dtype) for each in (made.binding.engine, *made.binding.also) if each}
+    engines = {(engine.fingerprint, engine.dtype) for engine in (made.binding.engine, *made.binding.also) if engine}
     assert engines == {(model.identity.fingerprint, model.identity.dtype) for model in (fine, coarse)}
     assert f"engines 2; these are the numbers of {made.binding.fingerprint}" in flat(result.stdout)
     for model in (fine, coarse):
@@ -86,6 +86,6 @@ def test_what_cannot_be_together_is_refused_before_any_answer(calibrate: Run, tm
     ):
         result = calibrate("both.json", *arguments)
         assert result.exit_code not in (0, 4), arguments
-        assert any(each in flat(result.stderr) for each in says.split("|")), (arguments, result.stderr)
+        assert any(part in flat(result.stderr) for part in says.split("|")), (arguments, result.stderr)
         assert not (tmp_path / "both.json").exists()
         assert "Answering: 0 of" not in result.stderr

@@ -57,11 +57,11 @@ def test_ask_and_score_use_the_fitted_estimator(fused: tuple[Result, Path], run:
     _, path = fused
     made = Calibration.load(path)
     given = ("--model", model_folder, "--calibration", path, "--json")
-    asked = json.loads(run("ask", MANY[0], "--max-tokens", TOKENS, *given).stdout)
+    answer = json.loads(run("ask", MANY[0], "--max-tokens", TOKENS, *given).stdout)
     assert made.binding is not None
-    assert asked["estimator"] == "fused"
-    assert asked["settings"] == made.binding.settings
-    assert asked["action"] == ("answer" if asked["uncertainty"] <= made.threshold else "abstain")
+    assert answer["estimator"] == "fused"
+    assert answer["settings"] == made.binding.settings
+    assert answer["action"] == ("answer" if answer["uncertainty"] <= made.threshold else "abstain")
     scored = json.loads(run("score", "--question", MANY[0], "--response", "some words", *given).stdout)
     assert (scored["estimator"], scored["threshold"]) == ("fused", made.threshold)
 
@@ -78,8 +78,8 @@ def test_too_few_questions_fall_back_in_words(
 ) -> None:
     few = jsonl(tmp_path / "few.jsonl", data.read_text().splitlines()[:60])
     result = calibrate(tmp_path / "c.json", "--estimator", "fused", "--data", few, *loudness)
-    said = flat(result.stderr)
-    assert "hybridgrad: HybridGrad takes the place of FusedGrad. FusedGrad takes at least 50 graded answers" in said
+    stderr = flat(result.stderr)
+    assert "hybridgrad: HybridGrad takes the place of FusedGrad. FusedGrad takes at least 50 graded answers" in stderr
     made = Calibration.load(tmp_path / "c.json")
     assert made.binding is not None
     assert (made.binding.estimator, made.n) == ("hybridgrad", 60)
@@ -95,8 +95,8 @@ def test_auto_names_the_best_and_its_rivals(calibrate: Run, tmp_path: Path) -> N
     assert choice["estimator"] == document["calibration"]["binding"]["estimator"]
     assert {"hybridgrad", "gnll", "fused"} <= figures.keys()
     assert "weights" not in choice
-    said = "Gradients add nothing clear" if choice["estimator"] in FREE else "Gradients are worth their price here"
-    assert f"{choice['estimator']}: {said}, by the AUROC on 51 answers" in flat(result.stderr)
+    reason = "Gradients add nothing clear" if choice["estimator"] in FREE else "Gradients are worth their price here"
+    assert f"{choice['estimator']}: {reason}, by the AUROC on 51 answers" in flat(result.stderr)
 
 
 def test_states_are_learned_without_a_replay(calibrate: Run, run: Run, model_folder: Path, tmp_path: Path) -> None:
@@ -107,11 +107,11 @@ def test_states_are_learned_without_a_replay(calibrate: Run, run: Run, model_fol
     assert made.choice is not None
     assert made.choice.weights is not None
     assert (made.choice.asked, made.binding.estimator, made.n) == ("states", "states", 153)
-    asked = json.loads(run("ask", MANY[0], "--model", model_folder, "--calibration", path, "--json").stdout)
-    assert (asked["estimator"], asked["settings"]) == ("states", made.binding.settings)
-    assert asked["uncertainty"] is not None
-    assert (asked["semgrad"], asked["paragrad"]) == (None, None)
-    assert asked["gnll"] >= 0
+    answer = json.loads(run("ask", MANY[0], "--model", model_folder, "--calibration", path, "--json").stdout)
+    assert (answer["estimator"], answer["settings"]) == ("states", made.binding.settings)
+    assert answer["uncertainty"] is not None
+    assert (answer["semgrad"], answer["paragrad"]) == (None, None)
+    assert answer["gnll"] >= 0
 
 
 def test_features_are_kept_with_the_answers_and_resumed(fused: tuple[Result, Path], calibrate: Run) -> None:

@@ -228,7 +228,7 @@ def test_what_cannot_be_is_refused_before_a_model_is_loaded(
 ) -> None:
     monkeypatch.setattr(loading, "load", lambda *_args, **_named: pytest.fail("a model was loaded"))
     (tmp_path / "file").write_text("")
-    for arguments, said in (
+    for arguments, shown in (
         (("--data", tmp_path / "none.jsonl"), "No such file"),
         (("--data", mixed, "--output", tmp_path / "file" / "out"), "Cannot make the folder"),
         (("--data", mixed, "--grader", f"bem={tmp_path}"), "holds no *.safetensors"),
@@ -239,7 +239,7 @@ def test_what_cannot_be_is_refused_before_a_model_is_loaded(
     ):
         result = evaluate(*arguments)
         assert (result.exit_code, result.stdout) == (1, ""), arguments
-        assert said in flat(result.stderr), (arguments, result.stderr)
+        assert shown in flat(result.stderr), (arguments, result.stderr)
     assert evaluate().exit_code == 2
 
 
@@ -302,7 +302,7 @@ def test_questions_are_put_as_the_program_words_them(
 
 
 @pytest.mark.parametrize(
-    ("prompt", "code", "said"),
+    ("prompt", "code", "shown"),
     [
         ("papr", 2, "'papr' is neither plain, paper, nor a template with {question} in it"),
         ("{query}", 1, "has {query} in it, which is not a place"),
@@ -310,10 +310,10 @@ def test_questions_are_put_as_the_program_words_them(
         ("@nowhere.txt", 1, "nowhere.txt"),
     ],
 )
-def test_a_prompt_that_is_none_is_refused(evaluate: Run, mixed: Path, prompt: str, code: int, said: str) -> None:
+def test_a_prompt_that_is_none_is_refused(evaluate: Run, mixed: Path, prompt: str, code: int, shown: str) -> None:
     refused = evaluate("--data", mixed, "--prompt", prompt)
     assert refused.exit_code == code
-    assert said in flat(refused.stderr)
+    assert shown in flat(refused.stderr)
 
 
 def test_fusedgrad_is_left_out_where_there_are_too_few_labels(
@@ -340,10 +340,10 @@ def test_samples_are_drawn_for_some_of_each_kind_and_what_that_costs_is_said(
     assert result.exit_code == 0, result.stderr
     assert "LN-PE draws 10 more answers to 6 of the 8 questions" in flat(result.stderr)
     answers = kept(tmp_path)
-    asked = [answer for answer in answers if answer.uncertainty("ln_pe") is not None]
-    assert sorted(answer.kind or "" for answer in asked) == ["even"] * 3 + ["odd"] * 3
+    scored = [answer for answer in answers if answer.uncertainty("ln_pe") is not None]
+    assert sorted(answer.kind or "" for answer in scored) == ["even"] * 3 + ["odd"] * 3
     assert all(answer.uncertainty("hybridgrad") is not None for answer in answers)
-    assert [row["ms: LN-PE"] == "" for row in table(tmp_path)] == [answer not in asked for answer in answers]
+    assert [row["ms: LN-PE"] == "" for row in table(tmp_path)] == [answer not in scored for answer in answers]
     refused = evaluate("--data", mixed, "--sampled-questions", 2)
     assert refused.exit_code == 1
     assert "sampled_questions" in refused.stderr

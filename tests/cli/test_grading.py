@@ -43,13 +43,13 @@ def fill(path: Path, words: list[str]) -> None:
 
 
 def test_ten_answers_are_shown_and_doubtful_grades_told(calibrate: Run, right: Path, wrong: Path) -> None:
-    said = calibrate(right).stderr
-    assert "Look: 10 of 60 answers, graded by contains. Question [reference] answer:" in said
-    assert said.count("\n  right: What is item ") == 10
-    assert "60 of 60 answers are right by contains, more than 95 %." in flat(said)
-    said = calibrate(wrong, "--grader", "exact-match").stderr
-    assert said.count("\n  wrong: What is item ") == 10
-    assert "0 of 60 answers are right by exact-match, less than 5 %." in flat(said)
+    stderr = calibrate(right).stderr
+    assert "Look: 10 of 60 answers, graded by contains. Question [reference] answer:" in stderr
+    assert stderr.count("\n  right: What is item ") == 10
+    assert "60 of 60 answers are right by contains, more than 95 %." in flat(stderr)
+    stderr = calibrate(wrong, "--grader", "exact-match").stderr
+    assert stderr.count("\n  wrong: What is item ") == 10
+    assert "0 of 60 answers are right by exact-match, less than 5 %." in flat(stderr)
     quiet = calibrate(wrong, "--quiet").stderr
     assert "wrong: What" not in quiet
     assert "less than 5 %" in quiet
@@ -98,8 +98,8 @@ def test_examples_stop_strings_and_a_system_message_are_asked_and_bound(
     calibrate: Run, right: Path, tmp_path: Path
 ) -> None:
     shown = jsonl(tmp_path / "shots.jsonl", ({"question": f"Shot {i}?", "answers": [f"s{i}"]} for i in range(3)))
-    asked = ("--few-shot", shown, "--shots", 2, "--system", "Be terse.", "--answers")
-    assert calibrate(right, *asked, tmp_path / "a.jsonl", "--stop", "\\n\\n", "--stop", "Q:").exit_code in (0, 4)
+    options = ("--few-shot", shown, "--shots", 2, "--system", "Be terse.", "--answers")
+    assert calibrate(right, *options, tmp_path / "a.jsonl", "--stop", "\\n\\n", "--stop", "Q:").exit_code in (0, 4)
     settings, answers = read_record(tmp_path / "a.jsonl", Answer)
     assert settings["generation"]["stop"] == ["\n\n", "Q:"]
     made = Calibration.load(tmp_path / "c.json")
@@ -108,14 +108,14 @@ def test_examples_stop_strings_and_a_system_message_are_asked_and_bound(
     assert "+examples-" in made.binding.prompt_template
     calibrate(right, "--answers", tmp_path / "b.jsonl")
     plain = read_record(tmp_path / "b.jsonl", Answer)[1]
-    assert [each.text for each in answers] != [each.text for each in plain]
-    other = calibrate(right, *asked[:2], "--shots", 1, *asked[4:], tmp_path / "a.jsonl")
+    assert [answer.text for answer in answers] != [answer.text for answer in plain]
+    other = calibrate(right, *options[:2], "--shots", 1, *options[4:], tmp_path / "a.jsonl")
     assert other.exit_code == 1
     assert "prompt_template is" in other.stderr
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "shown"),
     [
         (("--shots", 2), "name the file, too"),
         (("--few-shot", "shots.jsonl", "--shots", 9), "has 2 examples, and --shots asks for 9"),
@@ -127,14 +127,14 @@ def test_examples_stop_strings_and_a_system_message_are_asked_and_bound(
     ],
 )
 def test_what_cannot_be_is_refused(
-    calibrate: Run, right: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], said: str
+    calibrate: Run, right: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], shown: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
     jsonl(tmp_path / "shots.jsonl", ({"question": q, "answers": ["x"]} for q in (ASKED[3], "new?")))
     jsonl(tmp_path / "context.jsonl", [{"question": "new?", "context": "c", "answers": ["x"]}])
     result = calibrate(right, *arguments)
     assert result.exit_code in (1, 2)
-    assert said in flat(result.stderr)
+    assert shown in flat(result.stderr)
 
 
 def test_evaluate_extends_its_sheet_after_a_partial_run(
@@ -142,8 +142,8 @@ def test_evaluate_extends_its_sheet_after_a_partial_run(
 ) -> None:
     def evaluate(*arguments: object) -> Result:
         fixed = ("--output", tmp_path / "out", "--no-report", "--no-ablations", "--methods", "gnll")
-        asked = ("--model", model_folder, "--data", right, "--max-tokens", TOKENS)
-        return run("evaluate", *fixed, *asked, *arguments)
+        options = ("--model", model_folder, "--data", right, "--max-tokens", TOKENS)
+        return run("evaluate", *fixed, *options, *arguments)
 
     sheet = tmp_path / "out" / "labels.csv"
     assert "graded by contains" in evaluate("--limit", 8).stderr

@@ -50,10 +50,10 @@ def test_quiet_leaves_warnings_and_results(run: Run, jobs: dict[str, list[str]],
 
 
 def test_verbose_tells_of_the_model_and_where_an_error_began(run: Run, jobs: dict[str, list[str]]) -> None:
-    told = run(*jobs["ask"], "--verbose")
-    assert told.exit_code == 0
-    assert "tiny is loaded in " in told.stderr
-    assert "4 layers, float64, fingerprint " in told.stderr
+    loud = run(*jobs["ask"], "--verbose")
+    assert loud.exit_code == 0
+    assert "tiny is loaded in " in loud.stderr
+    assert "4 layers, float64, fingerprint " in loud.stderr
     wrong = CliRunner().invoke(app, ["ask", "What?", "--model", "./nowhere", "-v"])
     assert wrong.exit_code == 1
     assert "Traceback" in wrong.stderr
@@ -72,9 +72,9 @@ def test_verbose_tells_of_the_model_and_where_an_error_began(run: Run, jobs: dic
 )
 def test_a_shell_completes(typed: str, offered: tuple[str, ...]) -> None:
     words = typed.split(" ")
-    asked = {"_SEMGRAD_GUARD_COMPLETE": "complete_bash", "COMP_WORDS": typed, "COMP_CWORD": str(len(words) - 1)}
+    completion = {"_SEMGRAD_GUARD_COMPLETE": "complete_bash", "COMP_WORDS": typed, "COMP_CWORD": str(len(words) - 1)}
     code = "from semgrad_guard.cli import app; app(prog_name='semgrad-guard')"
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **asked}
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **completion}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
     assert set(offered) <= set(done.stdout.split()), done
 
@@ -104,6 +104,6 @@ def test_a_dtype_that_this_processor_lacks_is_named(run: Run, dtype: str) -> Non
         pytest.skip("the flags of an x86 processor are read from /proc/cpuinfo")
     flags = Path("/proc/cpuinfo").read_text().split()
     units = {"bfloat16": {"avx512_bf16", "amx_bf16"}, "float16": {"avx512_fp16", "amx_fp16"}, "float32": {"fpu"}}
-    said = run("ask", "What is the capital of Norway?", "--dtype", dtype, "--max-tokens", "3")
-    assert ("--dtype float32" in said.stderr) == units[dtype].isdisjoint(flags)
-    assert f"no instructions for {dtype}" in flat(said.stderr) or units[dtype] & set(flags)
+    result = run("ask", "What is the capital of Norway?", "--dtype", dtype, "--max-tokens", "3")
+    assert ("--dtype float32" in result.stderr) == units[dtype].isdisjoint(flags)
+    assert f"no instructions for {dtype}" in flat(result.stderr) or units[dtype] & set(flags)

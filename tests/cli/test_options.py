@@ -65,13 +65,13 @@ def test_a_wrong_value_is_named_in_our_own_words(run: Run, arguments: tuple[str,
 
 
 def test_methods_are_those_that_an_evaluation_has() -> None:
-    assert {each.name for each in (*paper_suite(), FusedGrad(), FusedStates())} == set(options.METHOD_NAMES)
+    assert {estimator.name for estimator in (*paper_suite(), FusedGrad(), FusedStates())} == set(options.METHOD_NAMES)
 
 
 @pytest.mark.parametrize(
     ("option", "value"),
     [("alpha", "1e-300"), ("alpha", "0.99999999"), ("delta", "1e-300"), ("delta", "1"), ("delta", "nan")]
-    + [("upstream", each) for each in ("x y", "abc", "0123456789ABCDEF", "0123456789abcdef0", "")],
+    + [("upstream", value) for value in ("x y", "abc", "0123456789ABCDEF", "0123456789abcdef0", "")],
 )
 def test_promises_that_make_no_sense_are_wrong_usage(run: Run, right: Path, option: str, value: str) -> None:
     result = run("calibrate", "--data", right, "--output", right.parent / "c.json", f"--{option}={value}")
@@ -133,8 +133,8 @@ def test_scores_go_to_stdout(
     data = jsonl(tmp_path / "r.jsonl", ({"question": q, "response": "This."} for q in ASKED[:2]))
     monkeypatch.chdir(tmp_path)
     given = ("score", "--model", model_folder, "--data", data, *by)
-    shown, asked = (run(*given, *how).stdout.splitlines() for how in (("--output", "-"), ("--json",)))
-    assert [list(json.loads(line)) for line in shown] == [list(json.loads(line)) for line in asked]
+    shown, as_json = (run(*given, *how).stdout.splitlines() for how in (("--output", "-"), ("--json",)))
+    assert [list(json.loads(line)) for line in shown] == [list(json.loads(line)) for line in as_json]
     assert [json.loads(line)["question"] for line in shown] == ASKED[:2]
     assert [path.name for path in tmp_path.iterdir()] == ["r.jsonl"]
     assert run(*given, "--output", "./-").exit_code == 0
@@ -166,7 +166,7 @@ FOUR_BITS = {"quant_method": "bitsandbytes", "load_in_4bit": True}
 
 @pytest.mark.parametrize("command", ["ask", "score", "calibrate", "evaluate", "probe", "serve"])
 def test_every_command_that_loads_a_model_quantizes_it(command: str) -> None:
-    assert "--quantization-config" in {name for each in PROGRAM.commands[command].params for name in each.opts}
+    assert "--quantization-config" in {name for param in PROGRAM.commands[command].params for name in param.opts}
 
 
 @pytest.mark.parametrize(
@@ -221,7 +221,7 @@ def test_a_quantization_without_its_library_says_what_to_install(
 
 @pytest.mark.parametrize("command", ["ask", "score", "calibrate", "evaluate", "probe", "serve"])
 def test_every_command_that_loads_a_model_tells_its_chat_template_options(command: str) -> None:
-    assert "--template-option" in {name for each in PROGRAM.commands[command].params for name in each.opts}
+    assert "--template-option" in {name for param in PROGRAM.commands[command].params for name in param.opts}
 
 
 @pytest.mark.parametrize("value", ["enable_thinking", "=false", "a b=1", "on=False", "on=", 'on={"a"'])

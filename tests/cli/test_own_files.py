@@ -36,8 +36,8 @@ PLACES = {
 @pytest.fixture
 def call(run: Run, model_folder: Path, tmp_path: Path) -> Callable[[str], Result]:
     """A command with all its outputs in the folder."""
-    asked = {"answers": ["seven"], "response": "This.", "paraphrases": ["Which one?"]}
-    data = jsonl(tmp_path / "data.jsonl", ({"question": q, **asked} for q in ASKED[:3]))
+    columns = {"answers": ["seven"], "response": "This.", "paraphrases": ["Which one?"]}
+    data = jsonl(tmp_path / "data.jsonl", ({"question": q, **columns} for q in ASKED[:3]))
     short = ("--max-tokens", TOKENS)
     more = {
         "score": ("--output", tmp_path / "s.jsonl"),
@@ -62,9 +62,9 @@ def test_what_is_somebodys_own_is_refused(
     before = sorted(tmp_path.rglob("*"))
     result = call(command)
     assert result.exit_code == 1, result.stdout
-    said = flat(result.stderr)
-    assert f"{path.name} is there already, and it is not a " in said
-    assert "Choose another path, or remove the file first." in said
+    stderr = flat(result.stderr)
+    assert f"{path.name} is there already, and it is not a " in stderr
+    assert "Choose another path, or remove the file first." in stderr
     assert path.read_bytes() == NOTES[name].encode("latin-1")
     assert sorted(tmp_path.rglob("*")) == before
 

@@ -39,10 +39,10 @@ def test_record_pictures_and_words(run_probe: Run, data: Path, tmp_path: Path) -
     assert (tmp_path / "p.sps.png").read_bytes().startswith(b"\x89PNG")
     assert (tmp_path / "p.auroc.png").read_bytes().startswith(b"\x89PNG")
     assert TokenChoice.load(tmp_path / "p.json").offset is None
-    said = flat(result.stdout)
-    assert "the template's" in said
-    assert "4 of 8 right (contains)" in said
-    assert "t* = -11: the chat template's own place (-11)" in said
+    stdout = flat(result.stdout)
+    assert "the template's" in stdout
+    assert "4 of 8 right (contains)" in stdout
+    assert "t* = -11: the chat template's own place (-11)" in stdout
     assert f"Pictures: {tmp_path / 'p.sps.png'}" in result.stdout
 
 
@@ -99,8 +99,8 @@ def test_other_commands_take_the_recommended_token(
     given = ("--model", model_folder, "--probe", path, "--estimator", "semgrad", "--json")
     scored = json.loads(run("score", "--question", "q", "--response", "an answer", *given).stdout)
     assert scored["uncertainty"] == pytest.approx(expected, rel=1e-4)
-    asked = json.loads(run("ask", "q", "--max-tokens", TOKENS, *given).stdout)
-    assert (asked["semantic_token"], asked["settings"]["semantic_token"]) == (-4, -4)
+    answer = json.loads(run("ask", "q", "--max-tokens", TOKENS, *given).stdout)
+    assert (answer["semantic_token"], answer["settings"]["semantic_token"]) == (-4, -4)
     data = jsonl(tmp_path / "q.jsonl", ({"question": q, "answers": ["x"]} for q in ASKED[:4]))
     made = tmp_path / "c.json"
     run("calibrate", "--data", data, "--output", made, "--max-tokens", TOKENS, *given)

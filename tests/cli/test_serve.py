@@ -103,6 +103,6 @@ def test_decisions_are_shown(tmp_path: Path, run: Run) -> None:
     ],
 )
 def test_what_cannot_be_served(given: tuple[str, ...], says: str, model_folder: Path, run: Run) -> None:
-    result = run(*(str(model_folder) if each == "MODEL" else each for each in given))
+    result = run(*(str(model_folder) if argument == "MODEL" else argument for argument in given))
     assert result.exit_code in (1, 2)
     assert says in flat(result.stderr)

@@ -25,9 +25,9 @@ SIGNALS = [name for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, n
 
 
 @pytest.mark.parametrize("name", SIGNALS)
-@pytest.mark.parametrize(("command", "said"), [("probe", "Run the same command again"), ("score", "Nothing is kept.")])
+@pytest.mark.parametrize(("command", "shown"), [("probe", "Run the same command again"), ("score", "Nothing is kept.")])
 def test_a_signal_while_a_model_loads(
-    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str, said: str, name: str
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str, shown: str, name: str
 ) -> None:
     number = getattr(signal, name)
     if signal.getsignal(number) is signal.SIG_IGN:  # as where a shell has put the tests into the background
@@ -43,7 +43,7 @@ def test_a_signal_while_a_model_loads(
     data = jsonl(tmp_path / "d.jsonl", rows)
     result = run(command, "--data", data, "--output", tmp_path / "out.json")
     assert result.exit_code == 128 + number
-    assert said in result.stderr.splitlines()[-1]
+    assert shown in result.stderr.splitlines()[-1]
     assert ("Interrupted" if name == "SIGINT" else f"Ended by {name}") in result.stderr.splitlines()[-1]
     assert [path.name for path in tmp_path.iterdir()] == ["d.jsonl"]
     assert signal.getsignal(number) is before

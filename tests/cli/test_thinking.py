@@ -23,28 +23,28 @@ def thinker(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def asked(tmp_path: Path) -> Path:
+def questions(tmp_path: Path) -> Path:
     """Questions whose references stand in every thought, and in half of the answers."""
     return jsonl(tmp_path / "asked.jsonl", ({"question": q, "answers": [right]} for q, right in QUESTIONS.items()))
 
 
-def calibrated(run: Run, thinker: Path, asked: Path, output: Path, *options: str) -> Result:
+def calibrated(run: Run, thinker: Path, questions: Path, output: Path, *options: str) -> Result:
     rates = ("--alpha", "0.9", "--delta", "0.5")
-    return run("calibrate", "--model", thinker, "--data", asked, "--output", output, *rates, *options)
+    return run("calibrate", "--model", thinker, "--data", questions, "--output", output, *rates, *options)
 
 
-def test_thoughts_are_neither_graded_nor_promised(run: Run, thinker: Path, asked: Path, tmp_path: Path) -> None:
-    result = calibrated(run, thinker, asked, tmp_path / "calibration.json")
+def test_thoughts_are_neither_graded_nor_promised(run: Run, thinker: Path, questions: Path, tmp_path: Path) -> None:
+    result = calibrated(run, thinker, questions, tmp_path / "calibration.json")
     assert "The promise holds" not in result.output
     assert "enable_thinking=false" in flat(result.output)
     assert "It is" not in result.output
 
 
 def test_thinking_is_turned_off_and_the_calibration_is_bound_to_that(
-    run: Run, thinker: Path, asked: Path, tmp_path: Path
+    run: Run, thinker: Path, questions: Path, tmp_path: Path
 ) -> None:
     output, question = tmp_path / "calibration.json", next(iter(QUESTIONS))
-    result = calibrated(run, thinker, asked, output, *OFF)
+    result = calibrated(run, thinker, questions, output, *OFF)
     assert result.exit_code == 0, result.output
     assert "2 of 4 answers wrong" in flat(result.output)
     guarded = ("ask", question, "--model", thinker, "--calibration", output, "--json")
@@ -53,7 +53,7 @@ def test_thinking_is_turned_off_and_the_calibration_is_bound_to_that(
 
 
 @pytest.mark.filterwarnings("error:No artists")
-def test_a_thought_is_no_part_of_an_answer(run: Run, thinker: Path, asked: Path, tmp_path: Path) -> None:
+def test_a_thought_is_no_part_of_an_answer(run: Run, thinker: Path, questions: Path, tmp_path: Path) -> None:
     question = next(iter(QUESTIONS))
     answer = json.loads(run("ask", question, "--model", thinker, "--on-unscored", "answer", "--json").stdout)
     assert (answer["text"], answer["status"]) == (ANSWERS[question], "unscored")
@@ -61,6 +61,6 @@ def test_a_thought_is_no_part_of_an_answer(run: Run, thinker: Path, asked: Path,
     result = run("score", "--model", thinker, "--question", question, "--response", written(question), "--json")
     assert json.loads(result.stdout)["status"] == "unscored"
     evaluated = run(
-        "evaluate", "--model", thinker, "--data", asked, "--output", tmp_path / "run", "--methods", "mean_entropy"
+        "evaluate", "--model", thinker, "--data", questions, "--output", tmp_path / "run", "--methods", "mean_entropy"
     )
     assert "enable_thinking=false" in flat(evaluated.output)

@@ -54,11 +54,11 @@ def test_a_decision_is_a_row(tmp_path: Path) -> None:
         assert log.pending == 0
         found = log.database.decisions()
     assert {decision.id for decision, _ in found} == {one, other}
-    decision, said = next(each for each in found if each[0].id == one)
+    decision, feedback = next(pair for pair in found if pair[0].id == one)
     assert (decision.action, decision.uncertainty, decision.seconds) == ("answer", 0.5, 1.5)
     assert (decision.request_id, decision.served) == ("r", "s")
-    assert said is not None
-    assert (said.right, said.sampling) == (False, "random")
+    assert feedback is not None
+    assert (feedback.right, feedback.sampling) == (False, "random")
     everything = b"".join(path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())
     assert b"secret" not in everything
     assert b"an answer" not in everything
@@ -80,10 +80,13 @@ def test_a_guard_writes_to_it(tmp_path: Path, language_model: LanguageModel) -> 
         found = [guard("question") for guard in guards]
         streamed = guards[0].stream("question").verdict
     written = rows(tmp_path / "log.db")
-    assert set(written) == {each.decision_id for each in (*found, streamed)}
-    assert [written[str(each.decision_id)].enforced for each in found] == [True, False]
-    assert all(each.seconds is not None and each.seconds > 0 for each in written.values())
-    assert [written[str(each.decision_id)].tokens for each in found] == [None, 4]  # a withheld draft's are its secret
+    assert set(written) == {result.decision_id for result in (*found, streamed)}
+    assert [written[str(result.decision_id)].enforced for result in found] == [True, False]
+    assert all(decision.seconds is not None and decision.seconds > 0 for decision in written.values())
+    assert [written[str(result.decision_id)].tokens for result in found] == [
+        None,
+        4,
+    ]  # a withheld draft's are its secret
     with pytest.raises(InputError, match="log must be a DecisionLog"):
         Guard(language_model, policy, log="log.db")  # type: ignore[arg-type]
 
@@ -94,7 +97,7 @@ async def test_on_the_event_loop_too(tmp_path: Path, language_model: LanguageMod
         found = await guard.abatch(["one", "two"])
         stream = guard.astream("three")
         last = await stream.verdict()
-    assert set(rows(tmp_path / "log.db")) == {each.decision_id for each in (*found, last)}
+    assert set(rows(tmp_path / "log.db")) == {result.decision_id for result in (*found, last)}
 
 
 KILLED = """
@@ -200,12 +203,12 @@ def test_an_unreachable_log_says_why_once(tmp_path: Path, caplog: pytest.LogCapt
     if kind == "nobody listens":
         pytest.importorskip("psycopg")
     with DecisionLog(url, journal=tmp_path / "journal") as log:
-        while not (said := [record for record in caplog.records if record.levelname == "ERROR"]):
+        while not (errors := [record for record in caplog.records if record.levelname == "ERROR"]):
             threading.Event().wait(0.01)
         assert log.write(verdict("the secret answer")) is not None
         assert log.flush(timeout=2.5) is False  # it has been tried again
-        assert [record for record in caplog.records if record.levelname == "ERROR"] == said
-        assert why in said[0].getMessage()
+        assert [record for record in caplog.records if record.levelname == "ERROR"] == errors
+        assert why in errors[0].getMessage()
         assert "a-password" not in caplog.text
         assert "secret" not in caplog.text
         if kind == "no folder":
@@ -281,7 +284,7 @@ def test_pages_and_forgetting(tmp_path: Path) -> None:
 
 def test_a_summary() -> None:
     made = [verdict(uncertainty=u, action=a) for u, a in ((0.1, "answer"), (0.3, "abstain"), (None, "abstain"))]
-    rows = [(Decision.of(each, seconds=2.0, facts=Facts(), text=False), None) for each in made]
+    rows = [(Decision.of(verdict, seconds=2.0, facts=Facts(), text=False), None) for verdict in made]
     found = Summary.of("all", rows)
     assert (found.decisions, found.answer, found.abstain, found.unscored) == (3, 1, 2, 1)
     assert found.coverage == pytest.approx(1 / 3)

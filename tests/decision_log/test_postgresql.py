@@ -36,10 +36,10 @@ def test_it_goes_away_and_comes_back(postgres: Postgres, tmp_path: Path) -> None
         assert log.flush(timeout=LIMIT)
         found = log.database.decisions()
         assert {decision.id for decision, _ in found} == set(ids)
-        first, said = found[-1]
+        first, feedback = found[-1]
         assert (first.id, first.question, first.delivered, first.uncertainty) == (ids[0], "why\ufffd?", "né", 0.1)
-        assert said is not None
-        assert said.right
+        assert feedback is not None
+        assert feedback.right
         assert [decision.id for decision, _ in log.database.decisions(before=str(ids[4]), limit=2)] == [ids[3], ids[2]]
     with DecisionLog(postgres.url, journal=tmp_path / "journal") as log:  # the tables are there already
         assert len(log.database.decisions()) == 6

@@ -76,7 +76,7 @@ def check(model_type: str) -> Verdict:
             expected = [expectation(model, case) for case in CASES]
         except Exception as error:  # noqa: BLE001
             return Verdict(model_type, "crashed", message=f"plain autograd: {_said(error)}")
-        error = max(_error(ours, theirs) for each in found for ours, theirs in zip(each, expected, strict=True))
+        error = max(_error(ours, theirs) for row in found for ours, theirs in zip(row, expected, strict=True))
         if not error < EXACT:
             return Verdict(model_type, "inexact", tier, error)
         return Verdict(model_type, "exact", tier, error, _noise_ratio(model, expected))
@@ -100,7 +100,7 @@ def scores(model: PreTrainedModel) -> tuple[list[list[Expected]], str]:
                 captured = scorer.current_replayer().record(batch, layer)
             rescored = list(scorer.score(batch, objective, captured))
             found.append([*rescored, *together[len(rows) :]])
-    return [[_plain(each) for each in row] for row in found], tiers[0]
+    return [[_plain(gradients) for gradients in row] for row in found], tiers[0]
 
 
 def _plain(found: Any) -> Expected:
@@ -159,7 +159,7 @@ def _layer_inputs(model: nn.Module) -> Any:
 
     def keep(place: int) -> Any:
         def hook(_: nn.Module, args: Any, kwargs: Any) -> None:
-            first = next((each for each in (*args, *kwargs.values()) if isinstance(each, torch.Tensor)), None)
+            first = next((value for value in (*args, *kwargs.values()) if isinstance(value, torch.Tensor)), None)
             if first is not None:
                 seen.append((place, first))
 
@@ -198,8 +198,8 @@ def _noise_ratio(model: PreTrainedModel, expected: Sequence[Expected]) -> float 
         ours, _ = scores(half)
     except Exception:  # noqa: BLE001 - some models do not run in half precision at all
         return None
-    noise = max(*(_gradients(each, exact) for each, exact in zip(own, expected, strict=True)), _LEAST_NOISE)
-    off = max(_gradients(each, exact) for row in ours for each, exact in zip(row, expected, strict=True))
+    noise = max(*(_gradients(gradients, exact) for gradients, exact in zip(own, expected, strict=True)), _LEAST_NOISE)
+    off = max(_gradients(gradients, exact) for row in ours for gradients, exact in zip(row, expected, strict=True))
     return off / noise
 
 

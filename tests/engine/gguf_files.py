@@ -125,8 +125,8 @@ def gguf_name(name: str) -> str:
 def _permuted(config: Any, name: str, weight: np.ndarray) -> np.ndarray:
     """Rotary pairs stand side by side in llama's queries and keys."""
     heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
-    for each, count in heads.items():
-        if config.model_type == "llama" and each in name:
+    for part, count in heads.items():
+        if config.model_type == "llama" and part in name:
             halves = weight.reshape(count, 2, -1, *weight.shape[1:])
             return halves.swapaxes(1, 2).reshape(weight.shape).copy()
     return weight

@@ -54,15 +54,15 @@ def of_model(model: nn.Module) -> dict[str, Any]:
 def identity(value: Any) -> Any:
     """What stays the same as long as nobody changes a value; containers by what they hold."""
     if isinstance(value, dict):
-        return {key: identity(each) for key, each in value.items()}
+        return {key: identity(item) for key, item in value.items()}
     if isinstance(value, list | tuple | set):
-        return [identity(each) for each in value]
+        return [identity(item) for item in value]
     return value if isinstance(value, bool | int | float | str | None) else (id(value), attributes_of(value))
 
 
 def attributes_of(value: Any) -> dict[str, int]:
     """The attributes of an object, by identity."""
-    return {name: id(each) for name, each in getattr(value, "__dict__", {}).items()}
+    return {name: id(item) for name, item in getattr(value, "__dict__", {}).items()}
 
 
 def of_torch() -> dict[str, Any]:

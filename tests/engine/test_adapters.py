@@ -146,12 +146,12 @@ def test_answers_and_their_scores_follow_the_switch(kind: str, tokenizer: PreTra
             do_sample=False,
             pad_token_id=257,
         )
-        for generation, each, row, said in zip(generations, timed, rows, own[:, width:].tolist(), strict=True):
+        for generation, single, row, tokens in zip(generations, timed, rows, own[:, width:].tolist(), strict=True):
             response = list(generation.response_ids)
-            assert [token for token in said if token != 257] == response
-            assert each is not None
+            assert [token for token in tokens if token != 257] == response
+            assert single is not None
             expected = plain_scores(model, Case(row, response, generation.prompt.semantic_token.offset))
-            assert (each.scores.semgrad, each.scores.paragrad) == pytest.approx(expected, rel=1e-7)
+            assert (single.scores.semgrad, single.scores.paragrad) == pytest.approx(expected, rel=1e-7)
         return generations[0].response_ids
 
     first = answer()

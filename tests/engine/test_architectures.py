@@ -59,11 +59,11 @@ def test_the_page_is_what_the_results_say(check_models: Any) -> None:
 def test_the_results_hold_no_silent_error(check_models: Any) -> None:
     """What a release of this package says about the transformers that it was checked with."""
     results = json.loads(check_models.RESULTS.read_text(encoding="utf-8"))
-    known = [each for each in results["architectures"] if "," not in each["name"]]
-    exact = [each for each in known if each["outcome"] == "exact"]
-    fast = [each for each in exact if each["tier"] != "full"]
-    quiet = [each for each in exact if each["noise_ratio"] is not None and each["noise_ratio"] < NOISE]
-    assert {each["outcome"] for each in results["architectures"]} <= {"exact", "refused", "not built"}
+    known = [result for result in results["architectures"] if "," not in result["name"]]
+    exact = [result for result in known if result["outcome"] == "exact"]
+    fast = [result for result in exact if result["tier"] != "full"]
+    quiet = [result for result in exact if result["noise_ratio"] is not None and result["noise_ratio"] < NOISE]
+    assert {result["outcome"] for result in results["architectures"]} <= {"exact", "refused", "not built"}
     assert len(exact) >= 0.95 * len(known)
     assert len(fast) >= 0.7 * len(known)
     assert len(quiet) >= 0.95 * len(exact)

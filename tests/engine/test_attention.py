@@ -129,18 +129,18 @@ def test_a_query_that_may_see_nothing_stays_a_number() -> None:
     assert all(bool(torch.isfinite(x).all()) for x in Inputs(shape).through(attend, mask))
 
 
-@pytest.mark.parametrize("asked", ["no mask", "position_bias", "no graph"])
-def test_what_is_not_a_replays_is_left_to_the_library(asked: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("case", ["no mask", "position_bias", "no graph"])
+def test_what_is_not_a_replays_is_left_to_the_library(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(attention._FewQueries, "apply", lambda *_: pytest.fail("taken"))
     shape = SHAPES["no cache"]
     inputs, mask, options = Inputs(shape), causal(shape), dict[str, Any]()
-    if asked == "no mask":
+    if case == "no mask":
         mask = None
-    elif asked == "position_bias":
+    elif case == "position_bias":
         options["position_bias"] = by_head(shape)[:1]
     query = inputs.query.transpose(1, 2)
-    with torch.set_grad_enabled(asked != "no graph"):
-        call = (inputs.module, query if asked != "no graph" else query.detach(), inputs.new_keys, inputs.new_values)
+    with torch.set_grad_enabled(case != "no graph"):
+        call = (inputs.module, query if case != "no graph" else query.detach(), inputs.new_keys, inputs.new_values)
         found, _ = attend(*call, mask, **options)
         assert torch.equal(found, sdpa_attention_forward(*call, mask, **options)[0])
 

@@ -101,10 +101,10 @@ def test_a_broken_folder_is_said_as_what_it_is(kind: str, checkpoint: Path, tmp_
     break_, error, words = BROKEN[kind]
     folder = Path(shutil.copytree(checkpoint, tmp_path / "model"))
     break_(folder)
-    with pytest.raises(error, match=words) as said:
+    with pytest.raises(error, match=words) as caught:
         LanguageModel.from_pretrained(str(folder))
-    assert str(folder) in str(said.value)
-    assert "no causal LM" not in str(said.value)
+    assert str(folder) in str(caught.value)
+    assert "no causal LM" not in str(caught.value)
 
 
 @pytest.mark.parametrize(

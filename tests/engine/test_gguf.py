@@ -136,7 +136,7 @@ def test_the_fingerprint_follows_the_weights(file: Path, tmp_path: Path) -> None
     changed = tiny()
     changed.model.layers[1].mlp.up_proj.weight.data[0, 0] += 1
     path = write(tmp_path / "m.gguf", changed)
-    found = {LanguageModel.from_pretrained(str(each)).identity.fingerprint for each in (file, file, path)}
+    found = {LanguageModel.from_pretrained(str(source)).identity.fingerprint for source in (file, file, path)}
     assert len(found) == 2
 
 
@@ -274,12 +274,12 @@ def test_a_damaged_file_is_refused_by_name_or_read(
     position = int(where * (len(content) if other is None else gguf.GGUFReader(file).data_offset))
     damaged = file.with_name("damaged.gguf")
     damaged.write_bytes(content[:position] + (b"" if other is None else other + content[position + len(other) :]))
-    header, said = None, ""
+    header, message = None, ""
     try:
         header = read_header(damaged)
     except ModelError as error:
-        said = str(error)
-    assert said if header is None else other is not None
+        message = str(error)
+    assert message if header is None else other is not None
 
 
 def test_names_are_llama_cpps() -> None:

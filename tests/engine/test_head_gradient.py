@@ -34,7 +34,7 @@ CONFIGURED = [
 def test_it_is_a_replays_number(language_model: LanguageModel, objective: Objective, kept: Objective) -> None:
     """Of answers that were generated together, and of a text from elsewhere."""
     generations = language_model.generate_batch(PROMPTS, LONG, objective=kept)
-    for evidence in (*(each.evidence for each in generations), language_model.evidence("x", "abc")):
+    for evidence in (*(generation.evidence for generation in generations), language_model.evidence("x", "abc")):
         found = evidence.head_gradient(objective)
         timed = evidence.gradients(objective)
         assert found is not None
@@ -49,7 +49,7 @@ def test_no_layer_runs_again(language_model: LanguageModel) -> None:
     layers: Any = language_model._scorer.current_replayer().layers
     handles = [layer.register_forward_hook(lambda *_: calls.append("layer")) for layer in layers]
     try:
-        assert all(each.evidence.head_gradient() for each in generations)
+        assert all(generation.evidence.head_gradient() for generation in generations)
         assert generations[0].scoring.part([0, 2]).evidence[1].head_gradient()
         assert calls == []
         assert language_model.evidence("x", "abc").head_gradient()
@@ -74,8 +74,8 @@ def test_a_part_of_a_batch_whose_cache_stays_whole() -> None:
     sizes: dict[str, Any] = {"vocab_size": 258, "eos_token_id": 257, "pad_token_id": 257, "sliding_window": 4}
     model = LanguageModel.from_transformers(build("mistral", dtype=torch.float32, **sizes), byte_tokenizer())
     generations = model.generate_batch(PROMPTS, LONG, objective=OBSERVING)
-    whole = [each.evidence.head_gradient() for each in generations]
-    part = [each.head_gradient() for each in generations[0].scoring.part([0, 2]).evidence]
+    whole = [generation.evidence.head_gradient() for generation in generations]
+    part = [evidence.head_gradient() for evidence in generations[0].scoring.part([0, 2]).evidence]
     for found, expected in zip(part, (whole[0], whole[2]), strict=True):
         assert found is not None
         assert expected is not None

@@ -86,15 +86,15 @@ def serving(folder: Path, *, delay: float = 0.0) -> Iterator[str]:
 @contextmanager
 def hanging_up() -> Iterator[tuple[str, list[object]]]:
     """A hub that ends every connection at once, and who has asked."""
-    asked: list[object] = []
+    requests: list[object] = []
 
     class HangsUp(BaseRequestHandler):
         def handle(self) -> None:
-            asked.append(self.client_address)
+            requests.append(self.client_address)
 
     with ThreadingTCPServer(("127.0.0.1", 0), HangsUp) as server:
         Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_address[1]}", asked
+        yield f"http://127.0.0.1:{server.server_address[1]}", requests
         server.shutdown()
 
 
@@ -123,11 +123,11 @@ def test_without_a_network_it_fails_and_says_what_to_do(hub_at: At) -> None:
 
 def test_a_hub_that_hangs_up_is_asked_once(hub_at: At) -> None:
     """huggingface_hub itself asks again and again, for every file."""
-    with hanging_up() as (endpoint, asked):
+    with hanging_up() as (endpoint, requests):
         hub_at(endpoint)
         with pytest.raises(ModelNotFoundError, match="does not answer"):
             LanguageModel.from_pretrained("nobody/nothing")
-    assert len(asked) == 1
+    assert len(requests) == 1
 
 
 def test_a_hub_that_keeps_silent_is_given_up(hub_at: At, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -155,10 +155,10 @@ def test_a_slow_hub_is_waited_for_and_what_is_cached_needs_none(
         fetched = LanguageModel.from_pretrained("org/tiny")
         with pytest.raises(ModelNotFoundError, match="Check the name or path"):
             LanguageModel.from_pretrained("org/other")
-    with hanging_up() as (endpoint, asked):
+    with hanging_up() as (endpoint, requests):
         hub_at(endpoint)
         cached = LanguageModel.from_pretrained("org/tiny")
-    assert len(asked) <= 1
+    assert len(requests) <= 1
     assert fetched.identity == cached.identity
     assert cached.identity.fingerprint == language_model.identity.fingerprint
 

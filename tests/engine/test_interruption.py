@@ -48,7 +48,7 @@ def copy_of(model: LanguageModel) -> Any:
     return model._scorer.current_replayer()._copy
 
 
-def told(model: LanguageModel, options: GenerationOptions) -> tuple[Any, ...]:
+def observed(model: LanguageModel, options: GenerationOptions) -> tuple[Any, ...]:
     generation = model.generate("What is tea?", options)
     return generation.text, generation.response_ids, generation.evidence.gradients()
 
@@ -58,15 +58,15 @@ def scores_of(answer: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def generated(model: LanguageModel) -> object:
-    return scores_of(told(model, GenerationOptions(max_tokens=3)))
+    return scores_of(observed(model, GenerationOptions(max_tokens=3)))
 
 
 def sampled_until_a_stop_string(model: LanguageModel) -> object:
-    return scores_of(told(model, GenerationOptions(max_tokens=3, temperature=1.0, seed=3, stop=("zq", "never"))))
+    return scores_of(observed(model, GenerationOptions(max_tokens=3, temperature=1.0, seed=3, stop=("zq", "never"))))
 
 
 def in_a_grammar(model: LanguageModel) -> object:
-    return scores_of(told(model, GenerationOptions(max_tokens=4, grammar='start: "ye" | "no"')))
+    return scores_of(observed(model, GenerationOptions(max_tokens=4, grammar='start: "ye" | "no"')))
 
 
 def a_batch(model: LanguageModel) -> object:
@@ -90,7 +90,7 @@ def with_little_memory(model: LanguageModel) -> object:
 
 def a_second_turn(model: LanguageModel) -> object:
     model.memory = Memory(prompts=1 << 20)
-    return [generated(model), scores_of(told(model, GenerationOptions(max_tokens=2)))]
+    return [generated(model), scores_of(observed(model, GenerationOptions(max_tokens=2)))]
 
 
 def samples(model: LanguageModel) -> object:

@@ -88,10 +88,10 @@ def test_a_switch_is_seen_by_the_next_answer_and_by_an_earlier_answers_score(
     switch = prepared(name, model)
     language_model = LanguageModel.from_transformers(model, tokenizer)
     language_model.memory = memory
-    early, asked = (language_model.generate(PROMPT, BRIEF) for _ in range(2))
-    first = asked.evidence.gradients()
+    early, late = (language_model.generate(PROMPT, BRIEF) for _ in range(2))
+    first = late.evidence.gradients()
     switch(model)
-    for generation in (early, asked, language_model.generate(PROMPT, BRIEF)):
+    for generation in (early, late, language_model.generate(PROMPT, BRIEF)):
         timed = generation.evidence.gradients()
         assert timed is not None
         case = Case(list(generation.prompt.ids), list(generation.response_ids), generation.prompt.semantic_token.offset)
@@ -195,8 +195,8 @@ def test_end_tokens_are_those_of_the_next_call(tokenizer: PreTrainedTokenizerFas
     for end in (whole[cut], [whole[0], whole[cut]], own):
         model._model.generation_config.eos_token_id = end
         found.append(model.stream(PROMPT, SAMPLED).generation if streamed else model.generate(PROMPT, SAMPLED))
-    assert [each.response_ids for each in found] == [whole[:cut], (), whole]
-    assert [each.finish_reason for each in found] == ["stop", "stop", "length"]
+    assert [generation.response_ids for generation in found] == [whole[:cut], (), whole]
+    assert [generation.finish_reason for generation in found] == ["stop", "stop", "length"]
 
 
 @pytest.mark.parametrize("adapted", [False, True], ids=["plain", "with an adapter"])

@@ -102,7 +102,7 @@ def test_graders_by_name(bem_folder: Path, nli_folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("specs", "said"),
+    ("specs", "message"),
     [
         ([], "at least one grader"),
         (["guess"], "there is no grader 'guess'; there are contains, exact-match, token-f1, rouge-l, nli="),
@@ -113,6 +113,6 @@ def test_graders_by_name(bem_folder: Path, nli_folder: Path) -> None:
         (["rouge-l", "rouge-l"], "the grader rouge-l>=0.3 is named twice"),
     ],
 )
-def test_names_that_are_none_are_refused_before_anything_loads(specs: list[str], said: str) -> None:
-    with pytest.raises(InputError, match=said):
+def test_names_that_are_none_are_refused_before_anything_loads(specs: list[str], message: str) -> None:
+    with pytest.raises(InputError, match=message):
         load_graders(specs)

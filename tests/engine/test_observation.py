@@ -180,7 +180,10 @@ def test_beyond_the_budget_each_step_is_surveyed(language_model: LanguageModel, 
     generations = language_model.generate_batch(PROMPTS, LONG, objective=OBSERVING)
     captured = generations[0].scoring._captured
     assert captured is not None
-    assert (len(captured.logits), len(captured.surveys)) == (0, max(len(each.response_ids) for each in generations))
+    assert (len(captured.logits), len(captured.surveys)) == (
+        0,
+        max(len(generation.response_ids) for generation in generations),
+    )
     passes = list[int]()
     head = language_model._scorer.current_replayer().head
     hook = head.register_forward_pre_hook(lambda *_: passes.append(1))

@@ -39,6 +39,6 @@ def test_files_keep_the_names_that_they_have() -> None:
     """Bindings of calibrations hold these records: another key would refuse calibrations that users have."""
     assert list(plan_record(Sampling())) == ["count", "temperature", "top_p", "top_k", "seed", "max_new_tokens"]
     assert plan_record(DiverseBeams(max_tokens=3)) == {"count": 10, "penalty": 1.0, "max_new_tokens": 3}
-    plans = [each.settings().get("plan") for each in paper_suite(max_tokens=5)]
+    plans = [method.settings().get("plan") for method in paper_suite(max_tokens=5)]
     assert all(plan["max_new_tokens"] == 5 and "max_tokens" not in plan for plan in plans if isinstance(plan, dict))
     assert any(plans)

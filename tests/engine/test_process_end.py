@@ -103,7 +103,7 @@ FORKS = pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
 
 
 @pytest.mark.parametrize(
-    ("program", "code", "told"),
+    ("program", "code", "printed"),
     [
         (STREAM, 0, ""),
         (STREAM + RAISES, 3, ""),
@@ -117,8 +117,8 @@ FORKS = pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
     ids=["stream", "raises", "forked", "off_loop", "daemon", "forked_daemon", "self_check", "served"],
 )
 def test_a_process_ends_with_its_own_code(
-    program: str, code: int, told: str, warm_python: WarmPython, tmp_path: Path
+    program: str, code: int, printed: str, warm_python: WarmPython, tmp_path: Path
 ) -> None:
     done = warm_python.run(["-c", SETTING + program], folder=tmp_path)
     assert (done.returncode, done.stderr) == (code, "")
-    assert told in done.stdout
+    assert printed in done.stdout

@@ -141,7 +141,7 @@ class Codec:
         return self.tokenizer.decode(list(ids), skip_special_tokens=not special, clean_up_tokenization_spaces=False)
 
 
-def asked(name: str, question: str = "What is it?", **how: Any) -> tuple[Prompt, Codec]:
+def rendered(name: str, question: str = "What is it?", **how: Any) -> tuple[Prompt, Codec]:
     family = FAMILIES[name]
     tokenizer = with_template(family.template, family.control)
     tokenizer.add_tokens(list(family.seen))
@@ -149,7 +149,7 @@ def asked(name: str, question: str = "What is it?", **how: Any) -> tuple[Prompt,
 
 
 def read(name: str, text: str, *, cut: bool, stop: tuple[str, ...] = ()) -> tuple[Visible, list[int], Codec]:
-    prompt, codec = asked(name)
+    prompt, codec = rendered(name)
     ids = list(codec.encode(text))
     return answered(ids, stop, codec, prompt.thinking, cut=cut), ids, codec
 
@@ -172,7 +172,7 @@ def test_an_answer_begins_behind_its_reasoning(
 
 @pytest.mark.parametrize(("name", "text", "answer", "thought", "cut"), CASES)
 def test_a_stream_shows_the_answer_alone(name: str, text: str, answer: str, thought: str | None, cut: bool) -> None:
-    prompt, codec = asked(name)
+    prompt, codec = rendered(name)
     certain = CertainText(codec.decode, GenerationOptions(), prompt.thinking)
     pieces = [certain.add(token) for token in codec.encode(text)]
     assert "".join([*pieces, certain.rest(answer)]) == answer
@@ -186,7 +186,7 @@ def test_a_stream_goes_on_behind_a_long_thought(name: str) -> None:
         "gpt-oss": ("<|channel|>analysis<|message|>", "<|end|><|start|>assistant<|channel|>final<|message|>"),
         "r1": ("", "</think>\n\n"),
     }.get(name, ("<think>", "</think>\n\n"))
-    prompt, codec = asked(name)
+    prompt, codec = rendered(name)
     certain = CertainText(codec.decode, GenerationOptions(), prompt.thinking)
     pieces = [certain.add(token) for token in codec.encode(f"{begin}{THOUGHT * 30}{end}Milan is it.")]
     assert "".join(pieces) == "Milan is it."
@@ -218,7 +218,7 @@ def test_a_header_that_opens_a_region(header: str, written: str, answer: str, th
 @pytest.mark.parametrize("how", [{}, {"semantic_token": -1}], ids=["own", "override"])
 @pytest.mark.parametrize("name", FAMILIES)
 def test_a_mark_that_the_user_writes_moves_no_border(name: str, question: str, how: dict[str, int]) -> None:
-    assert asked(name, question, **how)[0].thinking == asked(name)[0].thinking
+    assert rendered(name, question, **how)[0].thinking == rendered(name)[0].thinking
 
 
 def test_a_stop_string_ends_the_answer_and_is_no_part_of_it() -> None:
@@ -247,7 +247,7 @@ def test_a_response_template_names_the_marks() -> None:
 
 
 def test_a_text_from_elsewhere_is_taken_apart() -> None:
-    qwen, opened, channels = (asked(name)[0].thinking for name in ("qwen3", "r1", "gpt-oss"))
+    qwen, opened, channels = (rendered(name)[0].thinking for name in ("qwen3", "r1", "gpt-oss"))
     for thinking, text, reasoned, found in (
         (qwen, "<think>a</think>\n\nMilan", False, ("Milan", "a")),
         (qwen, "Milan", False, ("Milan", None)),

@@ -34,9 +34,9 @@ def test_without_a_template():
 def test_without_a_template_an_answer_begins_as_those_before_it():
     tokenizer = fresh()
     tokenizer.chat_template = None
-    asked = [Message("user", "Q: 1?\nA:"), Message("assistant", "2"), Message("user", "Q: 3?\nA:")]
-    assert render(tokenizer, asked).text == "Q: 1?\nA:\n\n2\n\nQ: 3?\nA:\n\n"
-    assert render(tokenizer, asked[:2]).text == "Q: 1?\nA:\n\n2"  # an answer that goes on
+    turns = [Message("user", "Q: 1?\nA:"), Message("assistant", "2"), Message("user", "Q: 3?\nA:")]
+    assert render(tokenizer, turns).text == "Q: 1?\nA:\n\n2\n\nQ: 3?\nA:\n\n"
+    assert render(tokenizer, turns[:2]).text == "Q: 1?\nA:\n\n2"  # an answer that goes on
 
 
 def test_without_a_template_line_breaks_are_tokens_as_before_a_word():
@@ -46,8 +46,8 @@ def test_without_a_template_line_breaks_are_tokens_as_before_a_word():
     bpe = Tokenizer(models.BPE(vocabulary, [("Ċ", "Ċ")]))
     bpe.pre_tokenizer, bpe.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=bpe)
-    asked = [Message("user", "1?"), Message("assistant", "2"), Message("user", "3?")]
-    found = render(tokenizer, asked)
+    turns = [Message("user", "1?"), Message("assistant", "2"), Message("user", "3?")]
+    found = render(tokenizer, turns)
     assert tokenizer("3?\n\n")["input_ids"][-1] == vocabulary["ĊĊ"]
     assert found.ids == tuple(tokenizer("1?\n\n2\n\n3?\n\nA")["input_ids"][:-1])
     assert tokenizer.decode(found.ids) == found.text

@@ -56,14 +56,14 @@ def pocket() -> LanguageModel:
     return LanguageModel.from_pretrained("pocket")
 
 
-def asked(model: LanguageModel, wanted: Wanted, heard: Callable[[str], None] | None = None) -> BatchRequest:
+def batch_request(model: LanguageModel, wanted: Wanted, listener: Callable[[str], None] | None = None) -> BatchRequest:
     question, options = wanted
     prompt = model.render(question)
-    return BatchRequest(prompt, model.fitted(prompt, options), heard)
+    return BatchRequest(prompt, model.fitted(prompt, options), listener)
 
 
 def joined(model: LanguageModel, batch: RunningBatch, wanted: Sequence[Wanted]) -> list[RunningAnswer]:
-    return batch.join([asked(model, each) for each in wanted])
+    return batch.join([batch_request(model, item) for item in wanted])
 
 
 def finished(batch: RunningBatch) -> None:
@@ -91,13 +91,13 @@ def numbers(evidence: Evidence, objective: Objective) -> list[float]:
     found = evidence.observed()
     if found is None:
         return []
-    told = [*found.log_probs, *found.entropies]
+    values = [*found.log_probs, *found.entropies]
     if objective.gradients:
         timed = evidence.gradients(objective)
         assert timed is not None
         scores = timed.scores
-        told += [each for each in (scores.semgrad, scores.paragrad, scores.hybridgrad) if each is not None]
-    return told
+        values += [score for score in (scores.semgrad, scores.paragrad, scores.hybridgrad) if score is not None]
+    return values
 
 
 def require_alike(one: Generation, single: Generation, objective: Objective | None = None) -> None:
@@ -246,9 +246,9 @@ def test_sampling_without_a_seed() -> None:
     model = shared("llama")
     options = Options(max_tokens=12, temperature=2.0)
     found = written(model, [("Hi", options)] * 4, Random(0))
-    assert len({each.response_ids for each in found}) > 1
-    for each in found:
-        evidence = each.evidence
+    assert len({generation.response_ids for generation in found}) > 1
+    for generation in found:
+        evidence = generation.evidence
         assert numbers(evidence, Objective()) == pytest.approx(numbers(evidence.alone(), Objective()), rel=1e-4)
 
 
@@ -263,7 +263,7 @@ def test_stop_strings_at_and_inside_tokens(pocket: LanguageModel) -> None:
     cut_at = next(len(a) + 1 for a, b in pairwise(texts) if len(b) > len(a) + 2)
     stops = [(between,), (whole.text[cut_at:],), (), ("→", "\x00"), (whole.text[cut_at:], between), (whole.text[:1],)]
     wanted = [(question, Options(max_tokens=24, stop=stop)) for stop in stops]
-    wanted += [("Who wrote Hamlet?", each) for _, each in wanted[:3]]
+    wanted += [("Who wrote Hamlet?", options) for _, options in wanted[:3]]
     cut = pocket.generate(*wanted[1]).evidence.gradients()
     assert cut is not None
     assert cut.scores.tier != "captured", "its tokens were replaced"
@@ -278,8 +278,8 @@ def test_what_the_text_does_not_hold_stops_nothing(pocket: LanguageModel) -> Non
     begins = pocket.tokenizer.convert_ids_to_tokens(list(whole.response_ids[:1]))[0]
     assert not whole.text.startswith(" ")
     assert pocket.tokenizer.convert_tokens_to_string(["x", begins]).startswith("x "), "its first token spells a space"
-    asked = pocket.tokenizer.decode(list(pocket.render(question).ids))
-    for stop in (f" {whole.text[:4]}", asked[-1] + whole.text[:2], f"{asked[-3:]} {whole.text[:3]}"):
+    prompt_text = pocket.tokenizer.decode(list(pocket.render(question).ids))
+    for stop in (f" {whole.text[:4]}", prompt_text[-1] + whole.text[:2], f"{prompt_text[-3:]} {whole.text[:3]}"):
         assert stop not in whole.text
         options = Options(max_tokens=24, stop=(stop,))
         cut = pocket.generate(question, options)
@@ -333,17 +333,17 @@ def test_a_form_that_cannot_be_followed_is_named_and_nobody_joins() -> None:
 
 @pytest.mark.parametrize("at", [0, 1, 2, 3])
 def test_somebody_who_cannot_hear_harms_nobody(at: int) -> None:
-    model, said = shared("llama"), list[str]()
+    model, pieces = shared("llama"), list[str]()
     # The last letter may begin the stop string, and is held back until the end.
     options = Options(max_tokens=4, grammar=one_of([text_rule("abcd", {})]), stop=("dx",))
 
-    def heard(piece: str) -> None:
-        if len(said) == at:
+    def listener(piece: str) -> None:
+        if len(pieces) == at:
             raise RuntimeError("gone")
-        said.append(piece)
+        pieces.append(piece)
 
     batch, other = model.running_batch(), ("you", Options(max_tokens=6))
-    rows = batch.join([asked(model, ("Hi", options), heard), asked(model, other)])
+    rows = batch.join([batch_request(model, ("Hi", options), listener), batch_request(model, other)])
     finished(batch)
     found = batch.generations(rows if at == 3 else rows[1:])[-1]
     assert str(rows[0].error) == "gone"
@@ -356,10 +356,10 @@ def test_what_is_heard_makes_the_text() -> None:
     for _ in range(3):
         wanted, batch = some(random, 4), model.running_batch()
         pieces: list[list[str]] = [[] for _ in wanted]
-        rows = batch.join([asked(model, each, own.append) for each, own in zip(wanted, pieces, strict=True)])
+        rows = batch.join([batch_request(model, item, own.append) for item, own in zip(wanted, pieces, strict=True)])
         finished(batch)
         found = batch.generations(rows)
-        assert ["".join(own) for own in pieces] == [each.text for each in found]
+        assert ["".join(own) for own in pieces] == [generation.text for generation in found]
         assert [own for own in pieces if "" in own] == []
 
 
@@ -514,7 +514,7 @@ def test_what_was_left_is_observed_without_another_pass() -> None:
 def test_small_budgets_change_no_score(memory: Memory, objective: Objective) -> None:
     model, random = wrapped("qwen2"), Random(5)
     wanted = [(question, Options(max_tokens=5 + n)) for n, (question, _) in enumerate(some(random, 6))]
-    singles = [model.generate(*each, objective=objective) for each in wanted]
+    singles = [model.generate(*item, objective=objective) for item in wanted]
     for single in singles:
         numbers(single.evidence, objective)
     model.memory = memory
@@ -530,8 +530,8 @@ def test_all_answers_together_stay_within_the_budgets() -> None:
         joined(model, batch, [(f"q{number}", Options(max_tokens=40))])
         for _ in range(3):
             batch.step()
-        captures = {id(each): each for row in batch.rows for each, _ in row.passes}.values()
-        held.append([sum(kind) for kind in zip((0, 0), *(each.held for each in captures), strict=True)])
+        captures = {id(capture): capture for row in batch.rows for capture, _ in row.passes}.values()
+        held.append([sum(kind) for kind in zip((0, 0), *(capture.held for capture in captures), strict=True)])
     assert 10_000 < max(logits for logits, _ in held) <= 20_000
     assert 10_000 < max(outputs for _, outputs in held) <= 20_000
 
@@ -548,7 +548,7 @@ def test_prompts_that_are_known_are_read_from_where_they_differ() -> None:
         rows += batch.join([BatchRequest(prompt, model.fitted(prompt, options)) for _ in range(2)])
         finished(batch)
     found = batch.generations(rows)
-    assert [each.reused_tokens > len(system) for each in found] == [False, False, True, True, True, True]
+    assert [generation.reused_tokens > len(system) for generation in found] == [False, False, True, True, True, True]
     for number, one in enumerate(found):
         single = whole.generate(questions[number // 2], options)
         assert one.response_ids == single.response_ids

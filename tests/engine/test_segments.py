@@ -110,15 +110,15 @@ def test_scores_equal_each_segments_own_objective(language_model: LanguageModel,
         "Does it?\n",
         "Yes.",
     ]
-    prompt, begin, asked = language_model.render("What is tea?"), 0, objective or Objective()
+    prompt, begin, wanted = language_model.render("What is tea?"), 0, objective or Objective()
     response = list(ANSWER.encode())
     ids = language_model.tokenizer(ANSWER, add_special_tokens=False)["input_ids"]
     for segment in found:
         end = begin + len(segment.text)
         assert (segment.start, segment.end) == (begin, end)
         expected = reference_scores(
-            language_model._model, prompt.ids, ids, prompt.semantic_token.offset, asked.variant, asked.layers,
-            norm=asked.norm, grid_tokens=asked.last_tokens, part=slice(begin, end),
+            language_model._model, prompt.ids, ids, prompt.semantic_token.offset, wanted.variant, wanted.layers,
+            norm=wanted.norm, grid_tokens=wanted.last_tokens, part=slice(begin, end),
         )  # fmt: skip
         assert segment.scores is not None
         assert worst_relative_error(segment.scores, expected) < 1e-9

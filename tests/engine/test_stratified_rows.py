@@ -70,10 +70,10 @@ def naive(a: torch.Tensor, states: torch.Tensor, limit: float, draws: int, seed:
     magnitudes = states.abs().sum(dim=1)
     bounds = [float((column.abs() * magnitudes).sum()) for column in a.t()]
     norms = [float((column @ states).abs().sum()) for column in a.t()]
-    each = min(draws, 8)
-    cells = -(-draws // each)
+    per_cell = min(draws, 8)
+    cells = -(-draws // per_cell)
     width = limit / cells
-    uniform = torch.rand(cells + 1, each, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    uniform = torch.rand(cells + 1, per_cell, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
     def share(x: float) -> float:
         for bound, norm in zip(bounds, norms, strict=True):
@@ -83,7 +83,7 @@ def naive(a: torch.Tensor, states: torch.Tensor, limit: float, draws: int, seed:
         return 0.0
 
     shares = [[share((i + float(u)) * width) for u in cell] for i, cell in enumerate(uniform)]
-    variance = sum(statistics.variance(cell) / each for cell in shares)
+    variance = sum(statistics.variance(cell) / per_cell for cell in shares)
     return width * sum(map(statistics.fmean, shares)), width * math.sqrt(variance)
 
 

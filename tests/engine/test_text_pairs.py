@@ -75,8 +75,8 @@ def test_a_pair_is_judged_once(tmp_path: Path) -> None:
 def test_long_texts_are_cut_to_what_the_model_can_read(tmp_path: Path) -> None:
     for architecture in ARCHITECTURES:
         folder = save_pair_model(tmp_path / architecture, labels=MNLI, architecture=architecture)
-        asked = "A long question? " * 10
-        pairs = [(f"{asked} Paris", f"{asked} {answer}") for answer in ("Paris", "Rome")]
+        question = "A long question? " * 10
+        pairs = [(f"{question} Paris", f"{question} {answer}") for answer in ("Paris", "Rome")]
         same, other = Entailment.from_pretrained(str(folder)).probabilities(pairs)
         assert same.entailment + same.neutral + same.contradiction == pytest.approx(1.0)
         assert same != other  # the answers at the end are read

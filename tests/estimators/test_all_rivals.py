@@ -132,11 +132,11 @@ def test_the_bare_question_is_what_is_compared_under(
     turns = Phrasing("Be brief.", wording).conversation(Question(question="Who?", context=context))
     evidence = language_model.evidence(turns, "Nobody")
     assert evidence.question == "Who?"
-    asked = "Who?" if context is None else "Question: Who?\nContext: A passage."
-    assert evidence.question_in_context == asked
+    question = "Who?" if context is None else "Question: Who?\nContext: A passage."
+    assert evidence.question_in_context == question
     bare = [Message(turn.role, turn.content) for turn in turns]
     assert language_model.render(bare).ids == evidence.prompt.ids, "the model sees the content alone"
     as_it_stands = language_model.evidence(bare, "Nobody")
     assert as_it_stands.question == as_it_stands.question_in_context == turns[-1].content
-    asked_plainly = language_model.evidence(asked, "Nobody")
+    asked_plainly = language_model.evidence(question, "Nobody")
     assert PTrue()(evidence).uncertainty == pytest.approx(PTrue()(asked_plainly).uncertainty, rel=1e-9)

@@ -97,9 +97,9 @@ def test_an_empty_answer_has_no_score(make_language_model) -> None:
 
 def test_sentences_have_scores_too(language_model: LanguageModel) -> None:
     cascade, text = Cascade(0.0, 1.0), "One. Two or three."
-    for each in language_model.score("q", text, by="sentence", objective=cascade.objective):
-        assert each.scores is not None
-        assert cascade.value(each.scores) == pytest.approx(each.scores.paragrad / (1 + each.scores.paragrad))
+    for segment in language_model.score("q", text, by="sentence", objective=cascade.objective):
+        assert segment.scores is not None
+        assert cascade.value(segment.scores) == pytest.approx(segment.scores.paragrad / (1 + segment.scores.paragrad))
 
 
 @given(st.floats(0, 1), st.floats(0, 1), st.floats(0, 1e6), st.floats(0, 1e6))
@@ -110,7 +110,7 @@ def test_what_is_placed_stays_in_the_band_and_in_order(a: float, b: float, one: 
             Cascade(low, high)
         return
     cascade = Cascade(low, high)
-    first, second = (cascade.of((low + high) / 2, each) for each in sorted((one, other)))
+    first, second = (cascade.of((low + high) / 2, value) for value in sorted((one, other)))
     assert low <= first <= second <= high
     assert cascade.of(low - 0.01, one) == low - 0.01
     assert cascade.of(high, None) is cascade.of(None, one) is None

@@ -39,7 +39,7 @@ def test_rauq_is_its_recurrence(log_probs: list[float], alpha: float, data: st.D
 def test_rauq_takes_the_layer_that_doubts_most() -> None:
     log_probs, previous = [-0.1, -3.0, -0.2], [[0.9, 0.8], [0.1, 0.0]]
     found = RAUQ(alpha=0.3).number(log_probs, previous, [-1.0, -2.0])
-    assert found == max(recurrent(log_probs, each, alpha=0.3) for each in previous)
+    assert found == max(recurrent(log_probs, start, alpha=0.3) for start in previous)
     assert found == recurrent(log_probs, previous[1], alpha=0.3)
     assert RAUQ(alpha=1).number(log_probs, previous, []) == pytest.approx(1.1)  # the mean negative log-likelihood
     assert RAUQ().number([-2.0], [[], []], [-1.0, -1.0]) == 2.0, "one token has no token before it"

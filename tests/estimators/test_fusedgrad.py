@@ -104,15 +104,17 @@ def test_the_fit_is_that_of_a_pipeline_written_out() -> None:
         for share in SHARES
     ]
     found = [fitted.weights.logit(r) for r in records]
-    assert any(found == pytest.approx(each, abs=1e-6) for each in expected), "one of the shares that may be leant by"
+    assert any(found == pytest.approx(value, abs=1e-6) for value in expected), "one of the shares that may be leant by"
     assert fitted.weights.n == 120
     assert fitted.weights.n_wrong == right.count(False)
 
 
-def other_kind(rng: np.random.Generator, n: int, *, told: bool, rises: float = 1.0) -> tuple[list[Record], list[bool]]:
+def other_kind(
+    rng: np.random.Generator, n: int, *, informative: bool, rises: float = 1.0
+) -> tuple[list[Record], list[bool]]:
     """Answers whose likelihoods say a little, and whose states say nothing, or much where they are `told`."""
     wrong = rng.random(n) < 0.5
-    states = rng.normal(size=(n, 40)) + (wrong[:, None] * rng.uniform(0.2, 0.6, 40) if told else 0)
+    states = rng.normal(size=(n, 40)) + (wrong[:, None] * rng.uniform(0.2, 0.6, 40) if informative else 0)
     likelihood = np.exp(rng.normal(size=n) + 0.8 * rises * wrong)
     rows = [
         {"mean_nll": x, **{f"{STATE}{i}": v for i, v in enumerate(s)}}
@@ -131,13 +133,13 @@ def lean(records: list[Record], wrong: list[bool], yields: float = 0.0) -> float
 
 def test_it_leans_on_likelihoods_unless_labels_speak_against_it() -> None:
     rng = np.random.default_rng(0)
-    idle, useful = other_kind(rng, 100, told=False), other_kind(rng, 300, told=True)
+    idle, useful = other_kind(rng, 100, informative=False), other_kind(rng, 300, informative=True)
     assert lean(*idle) > 0.5 > lean(*useful)
     assert lean(*useful, yields=1.0) > 2 * lean(*useful), "where it may cost anything, it leans as far as it can"
 
 
 def test_it_does_not_lean_on_likelihoods_that_mislead() -> None:
-    records, wrong = other_kind(np.random.default_rng(1), 200, told=True, rises=-1)
+    records, wrong = other_kind(np.random.default_rng(1), 200, informative=True, rises=-1)
     assert lean(records, wrong, yields=1.0) == lean(records, wrong) < 0
 
 

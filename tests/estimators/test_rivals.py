@@ -50,8 +50,8 @@ def test_meaning_methods_ask_the_nli_model(evidence, nli: Entailment) -> None:
         texts = [sample.text.strip() for sample in row.samples(SHORT)]
 
         def both_ways(first: str, second: str, question: str = row.question):
-            asked = f"{question} {first}", f"{question} {second}"
-            return nli.probabilities([asked, asked[::-1]])
+            pair = f"{question} {first}", f"{question} {second}"
+            return nli.probabilities([pair, pair[::-1]])
 
         def agrees(first: str, second: str, ask=both_ways) -> bool:
             return first == second or all(scores.entails for scores in ask(first, second))
@@ -70,8 +70,8 @@ def test_semantic_density_weighs_its_references(evidence, nli: Entailment) -> No
     for row in evidence:
         above = below = 0.0
         for text, sample in {s.text.strip(): s for s in row.samples(plan, temperature=0.1) if s.ids}.items():
-            asked = f"{row.question} {row.text.strip()}", f"{row.question} {text}"
-            there, back = nli.probabilities([asked, asked[::-1]])
+            pair = f"{row.question} {row.text.strip()}", f"{row.question} {text}"
+            there, back = nli.probabilities([pair, pair[::-1]])
             distance = sum(0.5 * (scores.contradiction + scores.neutral / 2) for scores in (there, back))
             weight = math.exp(np.mean(sample.log_probs))
             above += weight * (1.0 if text == row.text.strip() else max(0.0, 1 - distance))
@@ -83,17 +83,17 @@ def test_semantic_density_weighs_its_references(evidence, nli: Entailment) -> No
 def test_sar_leaves_each_token_out(evidence, cross_encoder: CrossEncoder, language_model: LanguageModel) -> None:
     row, g = evidence[0], cross_encoder.similarities
     samples = [sample for sample in row.samples(SHORT) if sample.ids]
-    asked = [f"{row.question} {sample.text.strip()}" for sample in samples]
+    texts = [f"{row.question} {sample.text.strip()}" for sample in samples]
     p = []
-    for sample, whole in zip(samples, asked, strict=True):
+    for sample, whole in zip(samples, texts, strict=True):
         cropped = [sample.ids[:i] + sample.ids[i + 1 :] for i in range(len(sample.ids))]
         rest = [f"{row.question} {language_model._decoder.decode(ids).strip()}" for ids in cropped]
         relevance = 1 - np.array(g([(whole, text) for text in rest]))
         p.append(math.exp((relevance / relevance.sum() * np.array(sample.log_probs)).sum()))
     energies = []
-    for j, one in enumerate(asked):
+    for j, one in enumerate(texts):
         # Asked for in one direction only: a cross-encoder is nearly symmetric.
-        alike = [1.0 if asked[k] == one else g([(asked[max(j, k)], asked[min(j, k)])])[0] for k in range(len(asked))]
+        alike = [1.0 if texts[k] == one else g([(texts[max(j, k)], texts[min(j, k)])])[0] for k in range(len(texts))]
         energies.append(-math.log(p[j] + sum(alike[k] * p[k] for k in range(len(p)) if k != j) / 1e-3))
     assert SAR(SHORT, cross_encoder)(row).uncertainty == pytest.approx(np.mean(energies), rel=1e-5)
 
@@ -120,11 +120,13 @@ def test_p_true_asks_through_the_chat_template(evidence, language_model: Languag
 def test_p_true_shows_examples_as_turns(make_language_model) -> None:
     model = make_language_model(max_position_embeddings=512)
     row = model.generate("q", GenerationOptions(max_tokens=3)).evidence
-    asked = "Question: {}\nProposed Answer: {}\nIs the proposed answer:\n (A) True\n (B) False\nThe proposed answer is:"
+    template = (
+        "Question: {}\nProposed Answer: {}\nIs the proposed answer:\n (A) True\n (B) False\nThe proposed answer is:"
+    )
     turns = [
-        Message("user", asked.format("1 + 1?", "3")),
+        Message("user", template.format("1 + 1?", "3")),
         Message("assistant", "False"),
-        Message("user", asked.format("q", row.text.strip())),
+        Message("user", template.format("q", row.text.strip())),
     ]
     ids = model.render(turns).ids
     true, false = (

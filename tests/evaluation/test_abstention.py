@@ -105,13 +105,13 @@ def test_claims_are_no_abstentions(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "grader", [*GRADERS.values(), Judge(FakeListChatModel(responses=["CORRECT"]))], ids=lambda each: each.name
+    "grader", [*GRADERS.values(), Judge(FakeListChatModel(responses=["CORRECT"]))], ids=lambda grader: grader.name
 )
 def test_every_grader_settles_abstentions_alike(grader: AnswerGrader) -> None:
-    asked = [
+    answers = [
         AnswerToGrade("Which airline?", text, references)
         for text in ("I don't know.", "Narnia Airways")
         for references in ((), ("Narnia Airways",), ("I do not know",))
     ]
-    assert grader.grade(asked)[:4] == [True, False, True, False]
-    assert grader.grade(asked)[4] is True
+    assert grader.grade(answers)[:4] == [True, False, True, False]
+    assert grader.grade(answers)[4] is True

@@ -149,7 +149,7 @@ def test_the_answer_beside_a_ground_truth_is_what_is_scored(tmp_path: Path) -> N
 )
 @pytest.mark.parametrize("name", ["q.jsonl", "q.csv"])
 def test_references_that_are_none_are_reported(tmp_path: Path, text: str, name: str) -> None:
-    lines = [json.dumps({"question": each, "answer": a}) for each, a in ((Q, text), ("Who?", "a"))]
+    lines = [json.dumps({"question": question, "answer": a}) for question, a in ((Q, text), ("Who?", "a"))]
     content = f"question,answer\n{Q},{text}\nWho?,a\n" if name == "q.csv" else "\n".join(lines)
     found = read(tmp_path, content, name)
     assert [row.question for row in found.rows] == ["Who?"]
@@ -167,7 +167,7 @@ def test_columns_can_be_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("record", "said"),
+    ("record", "message"),
     [
         ({"ground_truth": "a", "reference": "b"}, 'has "ground_truth" and "reference", which are one field'),
         (
@@ -181,7 +181,7 @@ def test_columns_can_be_named(tmp_path: Path) -> None:
         ({"answer": "['a' 'b']"}, 'has a list in "answer" that cannot be read'),  # numpy's: Python would join its texts
     ],
 )
-def test_what_contradicts_itself_is_a_broken_line(tmp_path: Path, record: dict[str, Any], said: str) -> None:
+def test_what_contradicts_itself_is_a_broken_line(tmp_path: Path, record: dict[str, Any], message: str) -> None:
     lines = [{"question": "Who?", "answers": ["a"]}, {"question": Q, **record}]
     found = read(tmp_path, "\n".join(map(json.dumps, lines)))
-    assert said in str(found.problems[0])
+    assert message in str(found.problems[0])

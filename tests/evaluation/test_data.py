@@ -56,7 +56,7 @@ def test_a_line_separator_inside_a_string_ends_no_line(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "said"),
+    ("line", "reason"),
     [
         ('{"question": "cut of', "is not valid JSON: Unterminated string"),
         ("[1, 2]", "is not a JSON object"),
@@ -72,9 +72,9 @@ def test_a_line_separator_inside_a_string_ends_no_line(tmp_path: Path) -> None:
         ("[" * 100_000, "is nested too deeply"),
     ],
 )
-def test_a_broken_line_is_named_and_the_rest_not_lost(tmp_path: Path, line: str, said: str) -> None:
+def test_a_broken_line_is_named_and_the_rest_not_lost(tmp_path: Path, line: str, reason: str) -> None:
     message = problem(tmp_path, line)
-    assert said in message
+    assert reason in message
     assert f"{tmp_path / 'questions.jsonl'}, line 2 " in message
 
 
@@ -149,7 +149,7 @@ def test_the_key_is_the_question_and_its_context() -> None:
 
 
 @pytest.mark.parametrize(
-    ("second", "said"),
+    ("second", "reason"),
     [
         ({"answers": ["Charlotte Bronte"]}, "line 2 asks what line 1 asks, with other answers: keep one of the two"),
         ({"answers": ["Jane Austen", "Austen"]}, "with other answers"),
@@ -162,9 +162,9 @@ def test_the_key_is_the_question_and_its_context() -> None:
         ({"question": "Who else?", "answer": "a", "kind": "x", "category": "y"}, '"kind" and "category"'),
     ],
 )
-def test_contradictions_are_broken_lines(tmp_path: Path, second: dict[str, object], said: str) -> None:
+def test_contradictions_are_broken_lines(tmp_path: Path, second: dict[str, object], reason: str) -> None:
     line = json.dumps({"question": "Who wrote Emma?", **second})
-    assert said in problem(tmp_path, line)
+    assert reason in problem(tmp_path, line)
     with pytest.raises(DataFileError, match="line 2"):
         read_questions(file(tmp_path, GOOD, line), strict=True)
 

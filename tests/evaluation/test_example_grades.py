@@ -40,9 +40,9 @@ def test_ten_are_shown_and_what_can_hardly_be_is_told(
 ) -> None:
     with caplog.at_level(logging.WARNING, "semgrad_guard"):
         assert calibrated("It is seven.", show=True).n_wrong == 0
-    said = capsys.readouterr().err
-    assert "graded by contains" in said
-    assert said.count("right: What is item") == 10
+    stderr = capsys.readouterr().err
+    assert "graded by contains" in stderr
+    assert stderr.count("right: What is item") == 10
     assert "60 of 60 answers are right by contains, more than 95 %" in caplog.text
     calibrated("It is not seven.")
     assert capsys.readouterr().err.count("What is item") == 0

@@ -95,7 +95,11 @@ def test_methods_pay_for_what_they_share(whole: list[EvaluatedAnswer]) -> None:
 
 @pytest.mark.parametrize("reached", [0, 2, 4])
 def test_an_interrupted_run_continues(experiment: Experiment, tmp_path: Path, reached: int) -> None:
-    few = [each for each in experiment.estimators if each.name in ("hybridgrad", "ln_pe", "semantic_entropy")]
+    few = [
+        estimator
+        for estimator in experiment.estimators
+        if estimator.name in ("hybridgrad", "ln_pe", "semantic_entropy")
+    ]
     experiment = replace(experiment, estimators=few)
     whole, path = experiment.run(QUESTIONS, tmp_path / "whole.jsonl", batch_size=2), tmp_path / "run.jsonl"
 
@@ -122,7 +126,7 @@ def test_a_batch_keeps_what_its_methods_have_measured(
 ) -> None:
     """Killed before each method in turn, a run measures every method of every batch once, and gives the same record."""
     names = ("hybridgrad", "ln_pe", "semantic_entropy", "p_true", "inside")
-    few = [each for each in experiment.estimators if each.name in names]
+    few = [estimator for estimator in experiment.estimators if estimator.name in names]
     experiment = replace(experiment, estimators=few, sample_batch=sample_batch)
     whole, path = experiment.run(QUESTIONS[:4], tmp_path / "whole.jsonl", batch_size=2), tmp_path / "run.jsonl"
     drawn: list[int] = []
@@ -149,7 +153,7 @@ def test_a_batch_keeps_what_its_methods_have_measured(
     assert timeless(again) == timeless(whole)
     # Each of the two plans once for each question; once more for a batch whose two methods of one plan were cut apart.
     assert sum(drawn) == 4 * 2 + 2
-    assert [each.name for each in tmp_path.glob("*.part")] == []
+    assert [path.name for path in tmp_path.glob("*.part")] == []
 
 
 def test_what_was_kept_of_other_answers_is_not_believed(experiment: Experiment, tmp_path: Path) -> None:
@@ -174,14 +178,14 @@ def test_other_settings_are_refused_and_named(experiment: Experiment, tmp_path: 
     before = path.read_bytes()
     other_seed = replace(experiment, estimators=paper_suite(seed=7, max_tokens=TOKENS))
     fewer = replace(experiment, estimators=experiment.estimators[:2])
-    for changed, said in (
+    for changed, reason in (
         (other_seed, r"estimators\.ln_pe\.plan\.seed is 7 and was 0"),
         (fewer, r"have scores of other estimators as well"),
         (replace(experiment, phrasing=Phrasing(wording="paper")), r"prompt_template is 'paper-chat@"),
         (replace(experiment, options=GenerationOptions(max_tokens=9)), r"max_new_tokens is 9 and was 3"),
         (replace(experiment, ablations={}), r"ablations is \[\] and was \['l2 norm'"),
     ):
-        with pytest.raises(BindingMismatchError, match=said):
+        with pytest.raises(BindingMismatchError, match=reason):
             changed.run(QUESTIONS[:1], path)
     assert path.read_bytes() == before
 
@@ -191,8 +195,8 @@ def test_the_papers_wording_is_what_the_model_sees(experiment: Experiment, tmp_p
     (answer,) = replace(experiment, estimators=free, phrasing=Phrasing(wording="paper")).run(
         QUESTIONS[:1], tmp_path / "run.jsonl"
     )
-    asked = f"Please directly answer the following question with one or few words:\n{QUESTIONS[0].question}"
-    assert answer.text == experiment.model.generate(asked, experiment.options).text
+    prompt = f"Please directly answer the following question with one or few words:\n{QUESTIONS[0].question}"
+    assert answer.text == experiment.model.generate(prompt, experiment.options).text
     assert answer.question == QUESTIONS[0].question
 
 
@@ -228,13 +232,17 @@ def test_samples_are_read_once(experiment: Experiment, tmp_path: Path, monkeypat
         return judged(self, *arguments, temperature=temperature)
 
     monkeypatch.setattr(ModelSampler, "judged", counted)
-    few = [each for each in experiment.estimators if each.name in ("semantic_density", "ln_pe", "semantic_entropy")]
+    few = [
+        estimator
+        for estimator in experiment.estimators
+        if estimator.name in ("semantic_density", "ln_pe", "semantic_entropy")
+    ]
     (answer,) = replace(experiment, estimators=few).run(QUESTIONS[:1], tmp_path / "run.jsonl")
     assert sorted(readings) == [0.1, 1.0]
     kept = {sample.plan["kind"]: sample for sample in answer.samples}
     assert (kept["DiverseBeams"].temperature, kept["Sampling"].temperature) == (0.1, 1.0)
     evidence = experiment.model.generate(QUESTIONS[0].question, experiment.options).evidence
-    density = next(each for each in few if isinstance(each, SemanticDensity))
+    density = next(estimator for estimator in few if isinstance(estimator, SemanticDensity))
     drawn = evidence.samples(density.plan, temperature=0.1)
     for tokens, sample in zip(kept["DiverseBeams"].log_probs, drawn, strict=True):
         assert tokens == pytest.approx(sample.log_probs, abs=1e-5)
@@ -250,7 +258,7 @@ def test_samples_are_drawn_for_a_seeded_choice_of_each_kind(
     assert questions[-1].key in chosen.keys
     fewer = replace(experiment, sampled=chosen)
     found = fewer.run(questions, tmp_path / "run.jsonl", batch_size=3)
-    asking = {each.name for each in experiment.estimators if isinstance(each, AskingEstimator)}
+    asking = {estimator.name for estimator in experiment.estimators if isinstance(estimator, AskingEstimator)}
     for answer in found:
         missing = {name for name, score in answer.scores.items() if score.uncertainty is None}
         assert missing == (set() if answer.key in chosen.keys else asking)

@@ -28,7 +28,7 @@ def test_columns_are_kept_in_order_as_plain_values() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "reason"),
     [
         ({"scores": {"SAR": [0.1, 0.2]}}, r"scores\['SAR'\] of example 0 has 2 entries and correct has 3"),
         ({"other_graders": {"judge": [True]}}, "has 1 entries"),
@@ -43,8 +43,8 @@ def test_columns_are_kept_in_order_as_plain_values() -> None:
         ({"title": " "}, "needs a title"),
     ],
 )
-def test_what_does_not_fit_is_refused(changes: dict[str, Any], said: str) -> None:
-    with pytest.raises(InputError, match=said):
+def test_what_does_not_fit_is_refused(changes: dict[str, Any], reason: str) -> None:
+    with pytest.raises(InputError, match=reason):
         run(**changes)
 
 
@@ -58,9 +58,11 @@ def test_runs_of_one_report_have_titles_of_their_own() -> None:
 
 def test_shares_and_run_times_are_of_the_questions_that_were_put_to_a_method() -> None:
     whole = example_run(n=60)
-    asked = range(0, 60, 2)
-    scores = {name: [each if i in asked else None for i, each in enumerate(s)] for name, s in whole.scores.items()}
-    times = {name: [each if i in asked else None for i, each in enumerate(s)] for name, s in whole.milliseconds.items()}
+    rows = range(0, 60, 2)
+    scores = {name: [value if i in rows else None for i, value in enumerate(s)] for name, s in whole.scores.items()}
+    times = {
+        name: [value if i in rows else None for i, value in enumerate(s)] for name, s in whole.milliseconds.items()
+    }
     half = replace(
         whole,
         scores={k: v[::2] for k, v in whole.scores.items()},

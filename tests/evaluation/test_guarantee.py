@@ -36,9 +36,9 @@ def test_the_threshold_is_that_of_a_calibration(n: int, alpha: float) -> None:
 def test_a_better_score_answers_more_and_a_looser_promise_too() -> None:
     good, poor = answers(600, knows=3.0), answers(600, knows=1.0)
     coverage = [
-        guaranteed_coverage(*each, alpha=alpha).mean_coverage  # type: ignore[union-attr]
+        guaranteed_coverage(*population, alpha=alpha).mean_coverage  # type: ignore[union-attr]
         for alpha in (0.05, 0.2)
-        for each in (poor, good)
+        for population in (poor, good)
     ]
     assert coverage[0] < coverage[1]
     assert coverage[0] < coverage[2]

@@ -19,10 +19,10 @@ ANSWERS = [AnswerToGrade(f"question {i}", f"answer {i} {{x}}", ("one", "two")) f
 class Heard(fakes.FakeListChatModel):  # type: ignore[misc]
     """LangChain's list of replies, by the answer they are asked about; it remembers the prompts."""
 
-    heard: list[str] = []  # noqa: RUF012 - a pydantic field
+    prompts: list[str] = []  # noqa: RUF012 - a pydantic field
 
     def _call(self, messages: list[Any], *arguments: Any, **named: Any) -> str:
-        self.heard.append(messages[-1].content)
+        self.prompts.append(messages[-1].content)
         number = next(i for i in range(len(ANSWERS)) if f"answer {i} " in messages[-1].content)
         return self.responses[number]
 
@@ -68,11 +68,11 @@ def test_other_replies_are_no_verdict_and_shown(reply: str, caplog: pytest.LogCa
 
 
 def test_a_judge_sees_question_references_and_answer() -> None:
-    chat = Heard(responses=["CORRECT", "INCORRECT", "perhaps", "correct"], heard=[])
+    chat = Heard(responses=["CORRECT", "INCORRECT", "perhaps", "correct"], prompts=[])
     judge = Judge(chat, name="fake", parallel=2)
     assert judge.grade(ANSWERS) == [True, False, None, True]
     assert judge.name == "judge(fake)"
-    prompt = next(text for text in chat.heard if "question 1" in text)
+    prompt = next(text for text in chat.prompts if "question 1" in text)
     assert all(part in prompt for part in ("question 1", "- one\n- two", "answer 1 {x}", "CORRECT or INCORRECT"))
 
 

@@ -86,7 +86,7 @@ def test_an_apostrophe_that_a_program_ate_does_no_harm(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "reason"),
     [
         (
             label("1", "maybe", "?"),
@@ -101,8 +101,8 @@ def test_an_apostrophe_that_a_program_ate_does_no_harm(tmp_path: Path) -> None:
         (lambda rows: rows[0].__setitem__(4, "right"), "has no column 'correct'; keep those of the sheet: key"),
     ],
 )
-def test_wrong_rows_are_named(tmp_path: Path, change: Callable[[Rows], object], said: str) -> None:
-    with pytest.raises(GradingError, match=said):
+def test_wrong_rows_are_named(tmp_path: Path, change: Callable[[Rows], object], reason: str) -> None:
+    with pytest.raises(GradingError, match=reason):
         read_sheet(filled(tmp_path, change), ANSWERS)
 
 

@@ -18,10 +18,10 @@ def test_ten_in_order_with_both_grades(right: int, wrong: int) -> None:
     answers = graded(right, wrong)
     some = some_of(answers)
     assert len(some) == len(set(some)) == 10
-    assert [answers.index(each) for each in some] == sorted(answers.index(each) for each in some)
+    assert [answers.index(answer) for answer in some] == sorted(answers.index(answer) for answer in some)
     assert some == some_of(answers)
-    assert sum(each.correct for each in some) >= min(3, right)
-    assert sum(not each.correct for each in some) >= min(3, wrong)
+    assert sum(answer.correct for answer in some) >= min(3, right)
+    assert sum(not answer.correct for answer in some) >= min(3, wrong)
 
 
 def test_fewer_than_ten_are_all_shown() -> None:
@@ -30,12 +30,12 @@ def test_fewer_than_ten_are_all_shown() -> None:
 
 
 @pytest.mark.parametrize(
-    ("right", "n", "said"),
+    ("right", "n", "warning"),
     [(4, 100, "less than 5 %"), (5, 100, None), (95, 100, None), (96, 100, "more than 95 %"), (0, 0, None)],
 )
-def test_a_share_that_can_hardly_be_is_doubted(right: int, n: int, said: str | None) -> None:
+def test_a_share_that_can_hardly_be_is_doubted(right: int, n: int, warning: str | None) -> None:
     found = doubt([True] * right + [False] * (n - right), "exact-match")
-    assert (found is None) if said is None else (found is not None and said in found and "exact-match" in found)
+    assert (found is None) if warning is None else (found is not None and warning in found and "exact-match" in found)
 
 
 @pytest.mark.parametrize("right", [0, 100])

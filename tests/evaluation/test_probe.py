@@ -39,9 +39,11 @@ def questions(answers: dict[str, str] | None = None) -> list[Question]:
     ]
 
 
-def run(folder: Path, model: LanguageModel, asked: list[Question], *, answers: bool = True, **changes: Any) -> Probe:
+def run(
+    folder: Path, model: LanguageModel, questions: list[Question], *, answers: bool = True, **changes: Any
+) -> Probe:
     return probe(
-        asked,
+        questions,
         model=model,
         plan=changes.pop("plan", PLAN),
         data="q.jsonl",

@@ -178,10 +178,10 @@ def test_too_few_questions_for_a_promise_are_said(tmp_path: Path) -> None:
 
 
 def test_progress_is_told(tmp_path: Path) -> None:
-    told: list[str] = []
-    write(tmp_path, example_run(n=10), tell=told.append)
-    assert told[0] == "example 0: HybridGrad"
-    assert told[-1] == "report.html"
+    steps: list[str] = []
+    write(tmp_path, example_run(n=10), tell=steps.append)
+    assert steps[0] == "example 0: HybridGrad"
+    assert steps[-1] == "report.html"
 
 
 def test_deviations_are_those_of_the_run() -> None:

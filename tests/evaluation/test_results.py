@@ -85,7 +85,7 @@ def fused_answers(n: int) -> list[EvaluatedAnswer]:
     """Answers whose features tell right (the even ones) from wrong, as FusedGrad would have kept them."""
     rng = random.Random(0)
     features = [{"semgrad": math.exp(i % 2 + rng.gauss(0, 0.5)), "length": 1.0 + i % 5} for i in range(n)]
-    scores = [{"fused": AnswerScore(uncertainty=None, reason="not fitted", features=each)} for each in features]
+    scores = [{"fused": AnswerScore(uncertainty=None, reason="not fitted", features=feature)} for feature in features]
     return [made(i).model_copy(update={"scores": {**made(i).scores, **more}}) for i, more in enumerate(scores)]
 
 

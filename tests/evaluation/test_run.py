@@ -104,12 +104,12 @@ def test_questions_may_be_added(tmp_path: Path, language_model: LanguageModel) -
     collect(path, language_model, QUESTIONS[:6])
     path.chmod(0o644)
     assert collect(path, language_model) == collect(tmp_path / "whole.jsonl", language_model)
-    for each in (path, tmp_path / "whole.jsonl"):  # answers are their owner's alone
-        assert os.name != "posix" or not each.stat().st_mode & 0o077
+    for file in (path, tmp_path / "whole.jsonl"):  # answers are their owner's alone
+        assert os.name != "posix" or not file.stat().st_mode & 0o077
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "reason"),
     [
         ({"options": GenerationOptions(max_tokens=5)}, r"generation\.max_new_tokens is 5 and was 4"),
         ({"estimators": {**BOTH, "ours": HybridGrad(tau=2)}}, r"estimators\.ours\.tau is 2 and was 1\.0"),
@@ -118,12 +118,12 @@ def test_questions_may_be_added(tmp_path: Path, language_model: LanguageModel) -
     ],
 )
 def test_other_settings_are_refused(
-    tmp_path: Path, language_model: LanguageModel, change: dict[str, Any], said: str
+    tmp_path: Path, language_model: LanguageModel, change: dict[str, Any], reason: str
 ) -> None:
     path = tmp_path / "run.jsonl"
     collect(path, language_model, QUESTIONS[:2])
     before = path.read_bytes()
-    with pytest.raises(BindingMismatchError, match=said):
+    with pytest.raises(BindingMismatchError, match=reason):
         collect(path, language_model, **change)
     assert path.read_bytes() == before
 
@@ -195,13 +195,13 @@ def test_a_batch_is_redone_as_a_whole(tmp_path: Path, language_model: LanguageMo
 def test_what_cannot_run_is_refused_before_a_file_is_made(tmp_path: Path, language_model: LanguageModel) -> None:
     mixed = [QUESTIONS[0], Question(question="q", context="c")]
     path = tmp_path / "run.jsonl"
-    for questions, changes, said in (
+    for questions, changes, reason in (
         (mixed, {}, "1 of the 2 questions have a context"),
         (QUESTIONS, {"estimators": {}}, "at least one estimator"),
         (QUESTIONS, {"batch_size": 0}, "batch_size must be at least 1"),
         (QUESTIONS, {"options": GenerationOptions(temperature=1.0)}, "needs a seed"),
     ):
-        with pytest.raises(InputError, match=said):
+        with pytest.raises(InputError, match=reason):
             collect(path, language_model, questions, **changes)
     assert not path.exists()
 

@@ -59,7 +59,7 @@ def test_broken_rows_of_a_csv_file_are_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "reason"),
     [
         ("", "is empty: its first row names the columns"),
         ("prompt,answers\nq,a\n", r'has no "question": its columns are "prompt", "answers" \(name the right one'),
@@ -67,8 +67,8 @@ def test_broken_rows_of_a_csv_file_are_named(tmp_path: Path) -> None:
         ('question,answers\n"q,a\n', "Is every quotation mark closed"),
     ],
 )
-def test_csv_files_that_are_none(tmp_path: Path, text: str, said: str) -> None:
-    with pytest.raises(DataFileError, match=said):
+def test_csv_files_that_are_none(tmp_path: Path, text: str, reason: str) -> None:
+    with pytest.raises(DataFileError, match=reason):
         read_questions(csv(tmp_path, text))
 
 

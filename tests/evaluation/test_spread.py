@@ -24,7 +24,11 @@ OPTIONS = GenerationOptions(max_tokens=4)
 
 
 def test_batches_are_cut_by_order_and_size() -> None:
-    assert [(each.start, len(each.rows)) for each in batches_of(iter(QUESTIONS), 4)] == [(0, 4), (4, 4), (8, 3)]
+    assert [(batch.start, len(batch.rows)) for batch in batches_of(iter(QUESTIONS), 4)] == [
+        (0, 4),
+        (4, 4),
+        (8, 3),
+    ]
     assert list(batches_of([], 4)) == []
 
 
@@ -71,15 +75,15 @@ def test_an_evaluation_that_is_spread(tmp_path: Path, language_model: LanguageMo
 def test_scores_that_are_kept(tmp_path: Path, language_model: LanguageModel) -> None:
     rows = [*QUESTIONS[:4], Question(question="q", response="long " * 100)]
     scorer, path = TextScorer(language_model, HybridGrad()), tmp_path / "s.jsonl.run"
-    asked: list[int] = []
+    starts: list[int] = []
 
     def spread(batches: Iterable[Batch]) -> Iterator[list[object]]:
         work = ScoringRecipe(HybridGrad(), None, Phrasing())(language_model)
         assert isinstance(work, KeptScoring)
         for batch in batches:
-            asked.append(batch.start)
+            starts.append(batch.start)
             yield work(batch.rows, batch.start)  # type: ignore[misc]
-            if len(asked) == 2:
+            if len(starts) == 2:
                 raise KeyboardInterrupt
 
     def score() -> list[tuple[str | None, float | None]]:
@@ -91,6 +95,6 @@ def test_scores_that_are_kept(tmp_path: Path, language_model: LanguageModel) -> 
     with pytest.raises(KeyboardInterrupt):
         score()
     found = score()
-    assert asked == [0, 2, 4]
+    assert starts == [0, 2, 4]
     expected = [pair for i in (0, 2) for pair in scorer(rows[i : i + 2]).scored]
     assert found == [(row.response, verdict.uncertainty) for row, verdict in expected]

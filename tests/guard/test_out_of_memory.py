@@ -45,7 +45,7 @@ def test_it_is_delivered_by_the_policy(on_unscored: str, way: str, language_mode
     expected = [generation.text for generation in language_model.generate_batch(QUESTIONS, OPTIONS)]
     guarded = guard(language_model, on_unscored)
     with no_room(language_model, lambda states: states.requires_grad):
-        verdicts = asked(guarded, way)
+        verdicts = verdicts_of(guarded, way)
     for verdict, text in zip(verdicts, expected, strict=True):
         assert verdict.text == {"answer": text, "abstain": "I don't know.", "escalate": "elsewhere"}[on_unscored]
         assert (verdict.action, verdict.status, verdict.uncertainty) == (on_unscored, "failed", None)
@@ -54,7 +54,7 @@ def test_it_is_delivered_by_the_policy(on_unscored: str, way: str, language_mode
     assert [verdict.status for verdict in guarded.batch(QUESTIONS)] == ["scored"] * 3
 
 
-def asked(guarded: Guard, way: str) -> list[Any]:
+def verdicts_of(guarded: Guard, way: str) -> list[Any]:
     if way == "batch":
         return guarded.batch(QUESTIONS)
     if way == "abatch":

@@ -64,7 +64,7 @@ def test_answers_without_a_thought_are_scored_as_before(model: LanguageModel) ->
     (first, plain, last), alone = model.generate_batch(mixed), model.generate(UNTHOUGHT)
     assert (first.reasoning is None, plain.reasoning, last.reasoning is None) == (False, None, False)
     assert plain.text == "yes"
-    scores = [HybridGrad()(each.evidence).uncertainty for each in (plain, alone)]
+    scores = [HybridGrad()(generation.evidence).uncertainty for generation in (plain, alone)]
     assert scores[0] == pytest.approx(scores[1], rel=1e-4)
     off = model.generate(QUESTIONS[1], template_options=OFF)
     assert (off.text, off.reasoning) == (ANSWERS[QUESTIONS[1]], None)
@@ -72,14 +72,14 @@ def test_answers_without_a_thought_are_scored_as_before(model: LanguageModel) ->
 
 
 def test_a_running_batch_keeps_the_rule(model: LanguageModel) -> None:
-    heard: list[str] = []
+    pieces: list[str] = []
     batch, prompt = model.running_batch(), model.render(QUESTIONS[0])
 
-    rows = batch.join([BatchRequest(prompt, GenerationOptions(), heard.append)])
+    rows = batch.join([BatchRequest(prompt, GenerationOptions(), pieces.append)])
     while batch.rows:
         batch.step()
     (generation,) = batch.generations(rows)
-    assert (generation.text, "".join(heard)) == (ANSWERS[QUESTIONS[0]], ANSWERS[QUESTIONS[0]])
+    assert (generation.text, "".join(pieces)) == (ANSWERS[QUESTIONS[0]], ANSWERS[QUESTIONS[0]])
     assert generation.evidence.gradients() is None
 
 
@@ -92,7 +92,7 @@ def test_a_call_in_a_thought_is_no_call(model: LanguageModel) -> None:
     ids = tuple(model.tokenizer(text, add_special_tokens=False)["input_ids"])
     wrote = Written(asking.render("Hi", tools=tools), GenerationOptions(), ids, ended=True)
     (generation,) = asking._decoder.generations([wrote], None)
-    assert [each.name for each in asking.tool_answer(generation).calls] == ["f"]
+    assert [call.name for call in asking.tool_answer(generation).calls] == ["f"]
 
 
 def test_a_stop_string_within_a_thought_is_named(model: LanguageModel) -> None:
@@ -112,8 +112,8 @@ def test_a_text_from_elsewhere_is_read_by_the_same_rule(model: LanguageModel) ->
     question, answerer = QUESTIONS[0], Answerer(model, HybridGrad(), served=True)
     raw = answerer.scored(question, written(question)).verdict
     assert (raw.status, raw.text, raw.reasoning) == ("unscored", ANSWERS[question], THOUGHTS[question])
-    told = answerer.scored(question, ANSWERS[question], reasoned=True).verdict
-    assert (told.status, told.text) == ("unscored", ANSWERS[question])
+    verdict = answerer.scored(question, ANSWERS[question], reasoned=True).verdict
+    assert (verdict.status, verdict.text) == ("unscored", ANSWERS[question])
     assert answerer.scored(question, ANSWERS[question]).verdict.status == "scored"
     for by in (None, "sentence"):
         with pytest.raises(InputError, match="reasoning"):
